@@ -1,0 +1,35 @@
+# `make demo` runs the main job, `make test` the tests; both build .venv first.
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.built
+
+.PHONY: env demo test check gpu-test clean
+
+env: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	python3 -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/hotset demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+# mypy needs the folder to be called like the package (docs: the root is the package).
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	mkdir -p $(VENV)/link && ln -sfn $(CURDIR) $(VENV)/link/hotset
+	cd $(VENV)/link && MYPYPATH=$$PWD $(CURDIR)/$(BIN)/mypy --config-file hotset/pyproject.toml hotset/pipeline hotset/stats hotset/train hotset/workflows hotset/tests
+
+# On a machine with a GPU, with its own torch: PYTHON=/path/to/python make gpu-test
+PYTHON ?= python3
+gpu-test:
+	rm -rf build/gpu && mkdir -p build/gpu && ln -sfn $(CURDIR) build/gpu/hotset
+	PYTHONPATH=$(CURDIR)/build/gpu $(PYTHON) -m pytest -q -m gpu tests
+
+clean:
+	rm -rf $(VENV) build demo *.egg-info

@@ -1,0 +1,1 @@
+"""Arrays in, arrays out: counting, ranking, budgets, planning, metrics. Opens no file, imports no torch."""
