@@ -1,0 +1,29 @@
+"""What every test may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import hotset
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+if Path(hotset.__file__).resolve().parent != ROOT:
+    raise RuntimeError(f"these tests belong to {ROOT}, but hotset is imported from {hotset.__file__}")
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Seeded anew for each test."""
+    return np.random.default_rng(20201103)
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder of real samples; skips where there is none."""
+    folder = os.environ.get("HOTSET_REAL_DATA")
+    if not folder:
+        pytest.skip("HOTSET_REAL_DATA names no folder of real samples")
+    return Path(folder)
