@@ -111,7 +111,7 @@ class Output:
         parts: dict[str, Any] = self._identity | {"files": files, "totals": totals}
         parts = json.loads(json.dumps(parts))
         text = json.dumps(parts | {"checksum": checksum_of(parts)}, indent=1) + "\n"
-        write_synced(self.folder / MANIFEST, text.encode(), aside=self._partial / MANIFEST, sync=True)
+        write_synced(self.folder / MANIFEST, text.encode(), aside=self._partial / "manifest.tmp", sync=True)
         shutil.rmtree(self._partial, ignore_errors=True)
         return Manifest.read(self.folder)
 

@@ -1,0 +1,184 @@
+"""Raw files as blocks of whole lines, cut where the bytes say and not where the workers are.
+
+Block k of a file holds the lines that *start* in bytes [k * block_bytes, (k + 1) * block_bytes) of its
+uncompressed text, so plain and compressed copies of a log give the same blocks. Plain files are read
+at any block, by any thread; compressed ones are decompressed once, in order, beside the parsers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from .criteo_parser import PADDING_BYTES
+from .errors import InputError
+
+MAX_LINE_BYTES = 1 << 20
+"""A longer line is refused: it is no click log, and it must not fill the memory."""
+_TAIL_BYTES = 1 << 16
+_NEWLINE = 10
+_COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+@dataclass(frozen=True, slots=True)
+class RawFile:
+    """A raw file as it was found when the run began."""
+
+    path: Path
+    num_bytes: int
+    """Bytes on disk, compressed where it is."""
+    compression: str | None
+
+    @classmethod
+    def look_at(cls, path: Path) -> RawFile:
+        """Raises InputError where ``path`` is no readable file."""
+        try:
+            with open(path, "rb") as file:
+                start = file.read(4)
+            num_bytes = path.stat().st_size
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}") from error
+        found = [name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)]
+        return cls(path, num_bytes, found[0] if found else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Whole lines of one file, ending in a newline, with PADDING_BYTES zeros behind them."""
+
+    text: NDArray[np.uint8]
+    num_bytes: int
+    """Bytes of the lines; a newline that the end of the file lacked is counted in."""
+
+    @property
+    def lines(self) -> NDArray[np.uint8]:
+        """The bytes without the padding."""
+        return self.text[: self.num_bytes]
+
+
+def iterate_blocks(raw: RawFile, block_bytes: int) -> Iterator[Callable[[], Block]]:
+    """Yield a function for each block of ``raw`` that reads it; plain files are not read before it is called.
+
+    Raises:
+        InputError: the file cannot be read or decompressed, or a line exceeds MAX_LINE_BYTES.
+    """
+    if raw.compression is None:
+        for start in range(0, raw.num_bytes, block_bytes):
+            yield lambda start=start: _read_plain(raw, start, block_bytes)  # type: ignore[misc]
+    else:
+        for block in _stream(raw, block_bytes):
+            yield lambda block=block: block  # type: ignore[misc]
+
+
+def _read_plain(raw: RawFile, start: int, block_bytes: int) -> Block:
+    """The lines that start in ``[start, start + block_bytes)``."""
+    try:
+        with open(raw.path, "rb", buffering=0) as file:
+            first = max(start - 1, 0)
+            file.seek(first)
+            wanted = start - first + block_bytes
+            text = np.empty(wanted + _TAIL_BYTES + PADDING_BYTES, np.uint8)
+            fill = _filler(raw, file.readinto)
+            filled = fill(text[:wanted])
+            skipped = 0 if start == 0 else _after_newline(text, 0, filled)
+            if skipped is None or skipped >= filled:
+                return Block(np.zeros(PADDING_BYTES, np.uint8), 0)
+            end = filled
+            if filled == wanted:
+                text, end, _ = _read_on(raw, fill, text, filled, filled)
+            return _finish(text, skipped, end)
+    except OSError as error:
+        raise InputError(f"{raw.path} cannot be read: {error.strerror}") from error
+
+
+def _stream(raw: RawFile, block_bytes: int) -> Iterator[Block]:
+    """The blocks of a compressed file, in order; bytes read past a block's last line open the next."""
+    with pa.input_stream(str(raw.path), compression=raw.compression, buffer_size=1 << 20) as stream:
+        fill = _filler(raw, stream.readinto)
+        carried, position, limit = np.empty(0, np.uint8), 0, block_bytes
+        while True:
+            wanted, have = limit - position, carried.shape[0]
+            text = np.empty(max(wanted, have) + _TAIL_BYTES + PADDING_BYTES, np.uint8)
+            text[:have] = carried
+            total = have + (fill(text[have:wanted]) if wanted > have else 0)
+            if total == 0 and wanted > 0:
+                return
+            end = min(total, max(wanted, 0))
+            if end == wanted and end > 0:
+                text, end, total = _read_on(raw, fill, text, wanted, total)
+            carried = text[end:total].copy()
+            position, limit = position + end, limit + block_bytes
+            yield _finish(text, 0, end) if end else Block(np.zeros(PADDING_BYTES, np.uint8), 0)
+
+
+def _filler(raw: RawFile, readinto: Callable[[Any], int | None]) -> Callable[[NDArray[np.uint8]], int]:
+    """A function that reads until its array is full or the file ends, and says the bytes read."""
+
+    def fill(into: NDArray[np.uint8]) -> int:
+        filled = 0
+        while filled < into.shape[0]:
+            try:
+                count = readinto(memoryview(into)[filled:])
+            except OSError as error:
+                raise InputError(
+                    f"{raw.path} cannot be read to its end: {str(error).splitlines()[0]}",
+                    hint="the file may be cut off or damaged: fetch it again",
+                ) from error
+            if not count:
+                break
+            filled += count
+        return filled
+
+    return fill
+
+
+def _read_on(
+    raw: RawFile, fill: Callable[[NDArray[np.uint8]], int], text: NDArray[np.uint8], wanted: int, total: int
+) -> tuple[NDArray[np.uint8], int, int]:
+    """Read on from ``text[:total]`` until the line of byte ``wanted - 1`` is whole.
+
+    Returns:
+        The array (perhaps a larger one), where the line ends in it, and the bytes it now holds.
+    """
+    end = _after_newline(text, wanted - 1, total)
+    while end is None:
+        if total - wanted > MAX_LINE_BYTES:
+            break
+        if text.shape[0] < total + _TAIL_BYTES + PADDING_BYTES:
+            text = np.concatenate([text[:total], np.empty(_TAIL_BYTES + PADDING_BYTES, np.uint8)])
+        count = fill(text[total : total + _TAIL_BYTES])
+        end = _after_newline(text, total, total + count)
+        total += count
+        if count < _TAIL_BYTES and end is None:
+            end = total
+    if end is not None:
+        return text, end, total
+    raise InputError(
+        f"{raw.path}: a line is longer than {MAX_LINE_BYTES} bytes", hint="is this a log of text lines?"
+    )
+
+
+def _finish(text: NDArray[np.uint8], start: int, end: int) -> Block:
+    """``text[start:end]`` as a block: with a newline at its end, and padding."""
+    if end + 1 + PADDING_BYTES > text.shape[0]:
+        text = np.concatenate([text[:end], np.empty(1 + PADDING_BYTES, np.uint8)])
+    if text[end - 1] != _NEWLINE:
+        text[end] = _NEWLINE
+        end += 1
+    text[end : end + PADDING_BYTES] = 0
+    return Block(text[start : end + PADDING_BYTES], end - start)
+
+
+def _after_newline(text: NDArray[np.uint8], start: int, stop: int) -> int | None:
+    """Position after the first newline in ``text[start:stop]``, looked for in small steps."""
+    for first in range(start, stop, 4096):
+        found = text[first : min(first + 4096, stop)].tobytes().find(b"\n")
+        if found >= 0:
+            return first + found + 1
+    return None
