@@ -18,7 +18,7 @@ def test_state_is_float32(optimizer: str) -> None:
 
 
 def test_an_unknown_optimizer_is_named() -> None:
-    with pytest.raises(ValueError, match="'momentum'.*rowwise-adagrad"):
+    with pytest.raises(ValueError, match=r"'momentum'.*rowwise-adagrad"):
         row_bytes(16, "momentum")
 
 
