@@ -1,4 +1,4 @@
-"""One block of Criteo text to Arrow columns, and in words what is wrong with a line that is not as it should be.
+"""One block of Criteo text to Arrow columns, and in words what is wrong with a bad line.
 
 Threads keep their arrays from block to block: fresh memory pages cost more than parsing.
 """

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import hotset
 import numpy as np
 import pytest
+
+import hotset
 
 ROOT = Path(__file__).resolve().parent.parent
 if Path(hotset.__file__).resolve().parent != ROOT:

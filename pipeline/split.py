@@ -1,0 +1,129 @@
+"""``split``: vocabulary/ + samples/ + a byte budget -> plan/, the hot rows and each sample's tag.
+
+The hot rows are a prefix of the order over all tables, so they are one number per table. A sample is
+hot when all of its look-ups hit hot rows.
+
+Source: FAE (Adnan et al., PVLDB 15(1), section 4), with exact counts in place of its sampling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ..stats.hot_rows import num_hot_of_tables, tag_hot_samples
+from ..stats.row_bytes import row_bytes
+from .arrow_files import fixed_lists, read_batch, values_of, write_batch
+from .encode import iterate_parts
+from .errors import ConfigError
+from .manifest import FileEntry, Manifest
+from .output import Output, input_of
+from .sizes import MIB, ByteSize
+from .tasks import ProgressCallback, run_tasks, silent
+
+VERSION = 1
+_HOT_BYTES = ByteSize(256 * MIB)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitConfig:
+    """What a run of the split stage may vary; part of its fingerprint."""
+
+    hot_bytes: ByteSize = _HOT_BYTES
+    """Fast memory for hot rows with their optimizer state, all tables together (bytes)."""
+
+    embedding_dim: int = 16
+    """Floats of a row."""
+
+    embedding_optimizer: Literal["sgd", "adagrad", "rowwise-adagrad"] = "sgd"
+    """Optimizer whose state a row carries."""
+
+    def __post_init__(self) -> None:
+        if self.embedding_dim < 1:
+            raise ConfigError(f"embedding_dim must be 1 or more, got {self.embedding_dim}")
+
+
+def split(
+    config: SplitConfig,
+    vocabulary: Manifest,
+    samples: Manifest,
+    out: Path,
+    *,
+    workers: int = 0,
+    progress: ProgressCallback = silent,
+) -> Manifest:
+    """vocabulary, samples -> plan: hot rows of each table under the budget, hot or mixed for each sample.
+
+    Reads:   ``{feature}.arrow`` of vocabulary, place; ``*.arrow`` of samples, ids
+    Writes:  the same files as samples: is_hot uint8, 1 where all look-ups hit hot rows
+    """
+    output = Output.begin("split", VERSION, config, [input_of(vocabulary), input_of(samples)], out)
+    if isinstance(output, Manifest):
+        return output
+    places = read_places(vocabulary)
+    bytes_of_row = row_bytes(config.embedding_dim, config.embedding_optimizer)
+    num_hot, num_hot_rows = num_hot_of_tables(places, [bytes_of_row] * len(places), config.hot_bytes)
+    num_train, done = vocabulary.totals["num_train_samples"], 0
+    tasks = (
+        (entry, num_train - first, np.array(num_hot, np.int64), samples, output)
+        for first, entry in iterate_parts(samples)
+    )
+    for num_samples in run_tasks(_tag_part, tasks, workers=workers):
+        done += num_samples
+        progress("split", done, samples.num_samples)
+    tables = [
+        {key: table[key] for key in ("name", "num_rows", "oov_id", "missing_id")} | {"num_hot": hot}
+        for table, hot in zip(vocabulary.totals["tables"], num_hot, strict=True)
+    ]
+    return output.seal(
+        {
+            "tables": tables,
+            "row_bytes": bytes_of_row,
+            "num_rows": vocabulary.totals["num_rows"],
+            "num_hot_rows": num_hot_rows,
+            "num_train_samples": num_train,
+            "samples": _samples_by_tag(output, samples.num_samples, num_train),
+        }
+    )
+
+
+def read_places(vocabulary: Manifest) -> list[NDArray[np.int64]]:
+    """Per table (num_rows,): each row's place in the order over all tables."""
+    entries = {entry.path: entry for entry in vocabulary.files}
+    names = [table["name"] for table in vocabulary.totals["tables"]]
+    batches = [read_batch(vocabulary, entries[f"{name}.arrow"]) for name in names]
+    return [values_of(batch.column("place"), np.int64) for batch in batches]
+
+
+def _tag_part(
+    entry: FileEntry, num_train: int, num_hot: NDArray[np.int64], samples: Manifest, output: Output
+) -> int:
+    """Tag one file, of which the first ``num_train`` samples are for training."""
+    if output.has(entry.path):
+        return entry.num_samples
+    ids = fixed_lists(read_batch(samples, entry).column("ids"), num_hot.shape[0], np.int32)
+    is_hot = np.empty(entry.num_samples, np.uint8)
+    tag_hot_samples(ids, num_hot, is_hot)
+    hot_train = int(np.count_nonzero(is_hot[: max(num_train, 0)]))
+    hot_evaluation = int(np.count_nonzero(is_hot)) - hot_train
+    tags = {"hot_train": hot_train, "hot_evaluation": hot_evaluation}
+    with output.writing(entry.path, entry.num_samples, **tags) as path:
+        write_batch(path, {"is_hot": pa.array(is_hot)})
+    return entry.num_samples
+
+
+def _samples_by_tag(output: Output, num_samples: int, num_train: int) -> dict[str, Any]:
+    facts = [entry.facts for entry in output.finished.values()]
+    hot_train, hot_evaluation = (sum(fact[key] for fact in facts) for key in ("hot_train", "hot_evaluation"))
+    num_evaluation = num_samples - num_train
+    return {
+        "hot": hot_train,
+        "mixed": num_train - hot_train,
+        "evaluation": num_evaluation,
+        "evaluation_hot": hot_evaluation,
+    }

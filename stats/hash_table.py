@@ -1,0 +1,138 @@
+"""Open-addressing hash tables from categories to counts or ids.
+
+A table is a ``(capacity, 2)`` array of uint64: the category, and its count or id + 1, where 0 marks a
+free entry. Both stand in one cache line, which is all that a look-up into a table of millions costs. The
+capacity is a power of two and the probing linear; ids are inserted hottest first, so the hot ones sit where
+their first probe looks.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+MAX_LOAD = 0.7
+
+
+def new_table(num_entries: int) -> NDArray[np.uint64]:
+    """An empty table that holds ``num_entries`` at MAX_LOAD or less."""
+    capacity = 1 << max(4, int(np.ceil(np.log2(max(num_entries, 1) / MAX_LOAD))))
+    return np.zeros((capacity, 2), np.uint64)
+
+
+@numba.njit(cache=True, nogil=True)
+def _shift_of(table: NDArray[np.uint64]) -> np.uint64:
+    bits = 0
+    while (1 << bits) < table.shape[0]:
+        bits += 1
+    return np.uint64(64 - bits)
+
+
+@numba.njit(cache=True, nogil=True)
+def _entry_of(category: np.uint64, table: NDArray[np.uint64], shift: np.uint64) -> np.uint64:
+    """The entry that holds ``category``, or the free one it would take."""
+    mask = np.uint64(table.shape[0] - 1)
+    entry = (category * _MULTIPLIER) >> shift
+    while table[entry, 1] != 0 and table[entry, 0] != category:
+        entry = (entry + np.uint64(1)) & mask
+    return entry
+
+
+@numba.njit(cache=True, nogil=True)
+def add_counts(
+    categories: NDArray[np.uint32],
+    is_valid: NDArray[np.uint8],
+    start: int,
+    table: NDArray[np.uint64],
+    num_used: int,
+    max_used: int,
+) -> tuple[int, int, int]:
+    """Count ``categories[start:]`` into ``table``, in place, until it holds ``max_used`` entries.
+
+    Args:
+        categories: (num_lookups,), uint32 or uint64.
+        is_valid: Arrow validity bitmap of ``categories``, or length 0 where none is missing.
+        start: the first look-up to count.
+        table: (capacity, 2); category and its count so far.
+        num_used: entries taken.
+        max_used: below the capacity, or probing would never end.
+
+    Returns:
+        The look-up it stopped at (num_lookups when all are counted), entries taken, missing look-ups seen.
+        Exact.
+    """
+    shift, num_missing = _shift_of(table), 0
+    has_nulls = is_valid.shape[0] > 0
+    for i in range(start, categories.shape[0]):
+        if has_nulls and not (is_valid[i >> 3] >> np.uint8(i & 7)) & 1:
+            num_missing += 1
+            continue
+        category = np.uint64(categories[i])
+        entry = _entry_of(category, table, shift)
+        if table[entry, 1] == 0:
+            if num_used == max_used:
+                return i, num_used, num_missing
+            table[entry, 0] = category
+            num_used += 1
+        table[entry, 1] += np.uint64(1)
+    return categories.shape[0], num_used, num_missing
+
+
+@numba.njit(cache=True, nogil=True)
+def copy_entries(source: NDArray[np.uint64], target: NDArray[np.uint64]) -> None:
+    """Insert every taken entry of ``source`` into the larger, empty ``target``."""
+    shift = _shift_of(target)
+    for i in range(source.shape[0]):
+        if source[i, 1] != 0:
+            entry = _entry_of(source[i, 0], target, shift)
+            target[entry, 0], target[entry, 1] = source[i, 0], source[i, 1]
+
+
+@numba.njit(cache=True, nogil=True)
+def insert_ids(
+    categories: NDArray[np.uint32], is_category: NDArray[np.bool_], table: NDArray[np.uint64]
+) -> None:
+    """Map ``categories[id]`` to ``id`` in the empty ``table``, leaving out where ``is_category`` is false.
+
+    Args:
+        categories: (num_rows,), uint32 or uint64, distinct where they count.
+        is_category: (num_rows,); false for the rows of missing and oov.
+    """
+    shift = _shift_of(table)
+    for i in range(categories.shape[0]):
+        if is_category[i]:
+            category = np.uint64(categories[i])
+            entry = _entry_of(category, table, shift)
+            table[entry, 0], table[entry, 1] = category, np.uint64(i + 1)
+
+
+@numba.njit(cache=True, nogil=True)
+def find_ids(
+    categories: NDArray[np.uint32],
+    is_valid: NDArray[np.uint8],
+    table: NDArray[np.uint64],
+    missing_id: int,
+    oov_id: int,
+    ids: NDArray[np.int32],
+) -> None:
+    """Write the id of each category to ``ids``.
+
+    Args:
+        categories: (num_lookups,), uint32 or uint64.
+        is_valid: Arrow validity bitmap of ``categories``, or length 0 where none is missing.
+        table: as `insert_ids` left it.
+        missing_id: id of a missing category.
+        oov_id: id of a category that is not in the table.
+        ids: (num_lookups,) out; may be a strided column of a matrix.
+    """
+    shift = _shift_of(table)
+    has_nulls = is_valid.shape[0] > 0
+    for i in range(categories.shape[0]):
+        if has_nulls and not (is_valid[i >> 3] >> np.uint8(i & 7)) & 1:
+            ids[i] = missing_id
+            continue
+        entry = _entry_of(np.uint64(categories[i]), table, shift)
+        number = np.int64(table[entry, 1])
+        ids[i] = number - 1 if number > 0 else oov_id

@@ -1,0 +1,86 @@
+"""Which rows are hot under a byte budget, and which samples are fully hot."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+
+def num_hot_of_tables(
+    places: list[NDArray[np.int64]], row_bytes: list[int], budget_bytes: int
+) -> tuple[list[int], int]:
+    """The longest prefix of the order over all tables whose rows fit in ``budget_bytes``.
+
+    Args:
+        places: per table (num_rows,), ascending; places over all tables, as the vocabulary stores them.
+        row_bytes: per table, bytes of a row with its optimizer state.
+        budget_bytes: bytes of all hot rows together.
+
+    Returns:
+        Hot rows of each table, and how many places the prefix takes. Exact.
+    """
+    low, high = 0, sum(place.shape[0] for place in places)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _bytes_of_prefix(places, row_bytes, middle) <= budget_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return [int(np.searchsorted(place, low)) for place in places], low
+
+
+def _bytes_of_prefix(places: list[NDArray[np.int64]], row_bytes: list[int], prefix: int) -> int:
+    rows = (int(np.searchsorted(place, prefix)) for place in places)
+    return sum(count * width for count, width in zip(rows, row_bytes, strict=True))
+
+
+@numba.njit(cache=True, nogil=True)
+def tag_hot_samples(ids: NDArray[np.int32], num_hot: NDArray[np.int64], is_hot: NDArray[np.uint8]) -> int:
+    """Write 1 for each sample all of whose look-ups hit hot rows, else 0.
+
+    Args:
+        ids: (num_samples, num_features).
+        num_hot: (num_features,); a row is hot when its id is smaller.
+        is_hot: (num_samples,) out.
+
+    Returns:
+        Fully hot samples. Exact.
+    """
+    total = 0
+    for i in range(ids.shape[0]):
+        num_cold = 0
+        for f in range(ids.shape[1]):
+            num_cold += ids[i, f] >= num_hot[f]
+        is_hot[i] = num_cold == 0
+        total += num_cold == 0
+    return total
+
+
+@numba.njit(cache=True, nogil=True)
+def count_by_prefix(
+    ids: NDArray[np.int32],
+    num_hot: NDArray[np.int64],
+    hot_lookups: NDArray[np.int64],
+    hot_samples: NDArray[np.int64],
+) -> None:
+    """Add to the hot look-ups and fully hot samples under each of several budgets.
+
+    Args:
+        ids: (num_samples, num_features).
+        num_hot: (num_budgets, num_features), not falling from budget to budget.
+        hot_lookups: (num_budgets,) out, added to.
+        hot_samples: (num_budgets,) out, added to.
+    """
+    num_budgets = num_hot.shape[0]
+    for i in range(ids.shape[0]):
+        coldest = 0
+        for f in range(ids.shape[1]):
+            budget = 0
+            while budget < num_budgets and ids[i, f] >= num_hot[budget, f]:
+                budget += 1
+            coldest = max(coldest, budget)
+            if budget < num_budgets:
+                hot_lookups[budget] += 1
+        if coldest < num_budgets:
+            hot_samples[coldest] += 1

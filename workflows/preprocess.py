@@ -1,0 +1,142 @@
+"""Raw logs to shards: the stages in order, what is sealed already being skipped."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..pipeline.count import CountConfig, count
+from ..pipeline.encode import EncodeConfig, encode
+from ..pipeline.errors import ConfigError
+from ..pipeline.ingest import IngestConfig, ingest
+from ..pipeline.manifest import MANIFEST, Manifest
+from ..pipeline.pack import PackConfig, pack
+from ..pipeline.rank import RankConfig, rank
+from ..pipeline.split import SplitConfig, split
+from ..pipeline.tasks import ProgressCallback, silent
+
+FOLDERS = {
+    "ingest": "columns",
+    "count": "counts",
+    "rank": "vocabulary",
+    "encode": "samples",
+    "split": "plan",
+    "pack": "shards",
+}
+"""Stages in order, and the folder each writes inside DIR."""
+
+INPUTS = {
+    "count": ("columns",),
+    "rank": ("counts",),
+    "encode": ("columns", "vocabulary"),
+    "split": ("vocabulary", "samples"),
+    "pack": ("columns", "samples", "plan"),
+}
+"""Folders each stage after `ingest` reads."""
+
+_STAGES: dict[str, Callable[..., Manifest]] = {
+    "count": count,
+    "rank": rank,
+    "encode": encode,
+    "split": split,
+    "pack": pack,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreprocessConfig:
+    """The configs of all stages."""
+
+    ingest: IngestConfig = field(default_factory=IngestConfig)
+    count: CountConfig = field(default_factory=CountConfig)
+    rank: RankConfig = field(default_factory=RankConfig)
+    encode: EncodeConfig = field(default_factory=EncodeConfig)
+    split: SplitConfig = field(default_factory=SplitConfig)
+    pack: PackConfig = field(default_factory=PackConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """One stage of a run."""
+
+    stage: str
+    manifest: Manifest
+    seconds: float
+    was_sealed: bool
+    """Made by an earlier run and only looked at now."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that went through the stage."""
+        totals = self.manifest.totals
+        samples = totals.get("num_samples", totals.get("samples", 0))
+        return int(sum(samples.values()) if isinstance(samples, dict) else samples)
+
+
+def preprocess(
+    raw: Sequence[Path],
+    config: PreprocessConfig,
+    out: Path,
+    *,
+    workers: int = 0,
+    memory_bytes: int | None = None,
+    progress: ProgressCallback = silent,
+    on_stage: Callable[[StageReport], None] = lambda report: None,
+) -> Manifest:
+    """Run every stage into its folder inside ``out``; returns the manifest of the shards.
+
+    Args:
+        raw: logs, in order.
+        config: a recipe, or a variant of one.
+        out: the folder that is DIR elsewhere.
+        workers: threads; 0 takes every core. Does not change a byte of the output.
+        memory_bytes: for what `pack` holds at a time; None takes a quarter of the machine's.
+        progress: told how far each stage is.
+        on_stage: told when a stage is done.
+
+    Raises:
+        HotsetError: whatever a stage refuses; ``out`` stays resumable.
+    """
+    for stage in FOLDERS:
+        started, was_sealed = time.perf_counter(), (out / FOLDERS[stage] / MANIFEST).exists()
+        if stage == "ingest":
+            made = ingest(raw, config.ingest, out / "columns", workers=workers, progress=progress)
+        else:
+            stage_config = getattr(config, stage)
+            made = run_stage(
+                stage, stage_config, out, workers=workers, memory_bytes=memory_bytes, progress=progress
+            )
+        on_stage(StageReport(stage, made, time.perf_counter() - started, was_sealed))
+    return made
+
+
+def run_stage(
+    stage: str,
+    config: object,
+    folder: Path,
+    *,
+    workers: int = 0,
+    memory_bytes: int | None = None,
+    progress: ProgressCallback = silent,
+) -> Manifest:
+    """Run one stage after `ingest` inside ``folder``, from the folders of the stages before it."""
+    inputs = [Manifest.read(folder / name) for name in INPUTS[stage]]
+    memory = {"memory_bytes": memory_bytes} if stage == "pack" else {}
+    function = _STAGES[stage]
+    return function(config, *inputs, folder / FOLDERS[stage], workers=workers, progress=progress, **memory)
+
+
+def remove_from(stage: str, folder: Path) -> list[Path]:
+    """Remove a stage's folder and those of all that follow; returns what was removed."""
+    if stage not in FOLDERS:
+        raise ConfigError(f"no stage {stage!r}", hint=f"one of {', '.join(FOLDERS)}")
+    names = list(FOLDERS)
+    doomed = [folder / FOLDERS[name] for name in names[names.index(stage) :]]
+    removed = [path for path in reversed(doomed) if path.exists()]
+    for path in removed:
+        (path / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(path)
+    return removed
