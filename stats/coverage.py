@@ -1,0 +1,32 @@
+"""How unevenly the look-ups of a table fall on its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def top_shares(counts: NDArray[np.int64], tops: Sequence[int]) -> list[float]:
+    """Share of the look-ups that the k most looked-up rows serve, for each k, in [0, 1].
+
+    Args:
+        counts: (num_rows,), look-ups, descending.
+        tops: numbers of rows; more than there are means all.
+    """
+    total = int(counts.sum())
+    return [int(counts[:top].sum()) / total if total else 0.0 for top in tops]
+
+
+def rows_for_shares(counts: NDArray[np.int64], shares: Sequence[float]) -> list[int]:
+    """The fewest rows that serve at least each share of the look-ups.
+
+    Args:
+        counts: (num_rows,), look-ups, descending.
+        shares: in [0, 1].
+    """
+    served = np.cumsum(counts)
+    total = int(served[-1]) if served.shape[0] else 0
+    wanted = [int(np.ceil(share * total)) for share in shares]
+    return [int(np.searchsorted(served, lookups)) + 1 if lookups else 0 for lookups in wanted]

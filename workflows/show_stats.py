@@ -1,0 +1,75 @@
+"""The frequency statistics as tables people read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..pipeline.sizes import format_byte_size
+
+
+def show_statistics(statistics: dict[str, Any], console: Console) -> None:
+    """Print what `frequency_statistics` returned: features, budgets, batches."""
+    _show_features(statistics, console)
+    _show_budgets(statistics, console)
+    _show_split(statistics, console)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column == "feature" else "right")
+    return table
+
+
+def _show_features(statistics: dict[str, Any], console: Console) -> None:
+    table = _table(
+        f"Look-ups of {statistics['num_train_samples']:,} training samples",
+        "feature", "rows", "top 1", "top 10", "top 100", "top 1000",
+        "rows for 80 %", "90 %", "95 %", "99 %",
+    )  # fmt: skip
+    for feature in statistics["features"]:
+        shares = [f"{share:.1%}" for share in feature["top_share"].values()]
+        rows = [f"{rows:,}" for rows in feature["rows_for_share"].values()]
+        table.add_row(feature["name"], f"{feature['num_rows']:,}", *shares, *rows)
+    console.print(table, "")
+
+
+def _show_budgets(statistics: dict[str, Any], console: Console) -> None:
+    dim, width = statistics["embedding_dim"], statistics["row_bytes"]
+    table = _table(
+        f"What fast memory buys (dim {dim}, {width} bytes a row, {statistics['num_rows']:,} rows)",
+        "hot bytes", "hot rows", "of all rows", "hot look-ups", "fully hot samples", "",
+    )  # fmt: skip
+    for budget in statistics["budgets"]:
+        share = budget["num_hot_rows"] / max(1, statistics["num_rows"])
+        table.add_row(
+            format_byte_size(budget["bytes"]),
+            f"{budget['num_hot_rows']:,}",
+            f"{share:.2%}",
+            f"{budget['hot_lookup_share']:.1%}",
+            f"{budget['hot_sample_share']:.1%}",
+            "<- chosen" if budget["is_chosen"] else "",
+            style="bold" if budget["is_chosen"] else None,
+        )
+    console.print(table, "")
+
+
+def _show_split(statistics: dict[str, Any], console: Console) -> None:
+    samples, batches = statistics["samples"], statistics["batches"]
+    line = (
+        f"Samples: {samples['hot']:,} hot, {samples['mixed']:,} mixed, "
+        f"{samples['evaluation']:,} for evaluation"
+    )
+    if batches:
+        line += (
+            f". Batches of {batches['batch_size']:,}: {batches['hot_only']:,} hot-only, "
+            f"{batches['mixed']:,} mixed, {batches['evaluation']:,} for evaluation"
+        )
+    console.print(line, soft_wrap=True)
+    num_lookups = samples["evaluation"] * len(statistics["features"])
+    if num_lookups:
+        share = statistics["oov"]["oov_evaluation"] / num_lookups
+        console.print(f"{share:.2%} of the evaluation look-ups have no id of their own.", soft_wrap=True)
