@@ -51,11 +51,17 @@ class PreprocessConfig:
     """The configs of all stages."""
 
     ingest: IngestConfig = field(default_factory=IngestConfig)
+    """Raw logs to typed columns."""
     count: CountConfig = field(default_factory=CountConfig)
+    """How often each category is looked up."""
     rank: RankConfig = field(default_factory=RankConfig)
+    """Ids in the order of importance."""
     encode: EncodeConfig = field(default_factory=EncodeConfig)
+    """Categories to ids."""
     split: SplitConfig = field(default_factory=SplitConfig)
+    """Hot rows under a byte budget."""
     pack: PackConfig = field(default_factory=PackConfig)
+    """Shuffled batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +71,10 @@ class StageReport:
     stage: str
     manifest: Manifest
     seconds: float
+    num_samples: int
+    """Samples of the log."""
     was_sealed: bool
     """Made by an earlier run and only looked at now."""
-
-    @property
-    def num_samples(self) -> int:
-        """Samples that went through the stage."""
-        totals = self.manifest.totals
-        samples = totals.get("num_samples", totals.get("samples", 0))
-        return int(sum(samples.values()) if isinstance(samples, dict) else samples)
 
 
 def preprocess(
@@ -104,12 +105,13 @@ def preprocess(
         started, was_sealed = time.perf_counter(), (out / FOLDERS[stage] / MANIFEST).exists()
         if stage == "ingest":
             made = ingest(raw, config.ingest, out / "columns", workers=workers, progress=progress)
+            num_samples = made.num_samples
         else:
             stage_config = getattr(config, stage)
             made = run_stage(
                 stage, stage_config, out, workers=workers, memory_bytes=memory_bytes, progress=progress
             )
-        on_stage(StageReport(stage, made, time.perf_counter() - started, was_sealed))
+        on_stage(StageReport(stage, made, time.perf_counter() - started, num_samples, was_sealed))
     return made
 
 

@@ -30,7 +30,7 @@ def criteo_1tb() -> PreprocessConfig:
 
 
 def small_real_sample() -> PreprocessConfig:
-    """A uniform sample of some 100,000 Criteo lines: most categories are seen once, so merge the rare ones."""
+    """A uniform sample of some 100,000 Criteo lines: most categories are seen once, so merge rare ones."""
     recipe = criteo_kaggle()
     return replace(
         recipe,
@@ -40,6 +40,7 @@ def small_real_sample() -> PreprocessConfig:
     )
 
 
+DEFAULT_SCHEMA = "criteo-kaggle"
 RECIPES = {"criteo-kaggle": criteo_kaggle, "criteo-1tb": criteo_1tb}
 
 

@@ -1,0 +1,91 @@
+"""The ``hotset`` command: finds the command, runs it, turns errors a user can mend into one line.
+
+Commands that train import torch; the others must not, so each is imported when it is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from .. import __version__
+from ..pipeline.errors import HotsetError, MissingExtraError
+from .console import say
+
+COMMANDS = {
+    "demo": ("demo", "generate a log, preprocess it, train on it two ways and compare"),
+    "generate": ("generate_command", "write a synthetic click log with the statistics of a real one"),
+    "preprocess": ("preprocess_commands", "raw logs to shards: every stage, resuming where it stopped"),
+    "ingest": ("preprocess_commands", "raw logs -> columns: parse and check"),
+    "count": ("preprocess_commands", "columns -> counts: how often each category is looked up"),
+    "rank": ("preprocess_commands", "counts -> vocabulary: ids in the order of importance"),
+    "encode": ("preprocess_commands", "vocabulary -> samples: categories to ids"),
+    "split": ("preprocess_commands", "samples -> plan: hot rows under a byte budget, hot and mixed samples"),
+    "pack": ("preprocess_commands", "plan -> shards: shuffled batches of one kind each"),
+    "stats": ("stats_command", "inspect frequency statistics"),
+    "train": ("train_commands", "train a model on shards"),
+    "evaluate": ("train_commands", "evaluate a trained run"),
+    "bench": ("bench_command", "measure against named baselines, interleaved"),
+}
+"""Each command: the module of this folder that runs it, and what it does."""
+
+
+def usage() -> str:
+    """The text of ``hotset --help``."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {description}" for name, (_, description) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: hotset COMMAND [OPTIONS]",
+            "",
+            "Prepares click logs and trains recommendation models whose tables do not fit on the GPU.",
+            "",
+            *lines,
+            "",
+            "hotset COMMAND --help explains a command's options; hotset --version prints the version.",
+        ]
+    )
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0, 1 for what a user can mend, 2 for wrong usage."""
+    words = list(sys.argv[1:] if words is None else words)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(f"hotset {__version__}")
+        return 0
+    if words[0] not in COMMANDS:
+        say(f"error: no command {words[0]!r}\nhint: one of {', '.join(COMMANDS)}")
+        return 2
+    try:
+        return _run(words[0], words[1:])
+    except HotsetError as error:
+        say(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""))
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted: what is finished is kept, the same command goes on from there")
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(command: str, words: list[str]) -> int:
+    try:
+        module = importlib.import_module(f".{COMMANDS[command][0]}", __package__)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "safetensors"):
+            raise
+        raise MissingExtraError(
+            f"hotset {command} needs {error.name}", hint="pip install 'hotset[train]'"
+        ) from error
+    status: int = module.run(command, words)
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

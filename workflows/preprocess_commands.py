@@ -1,0 +1,203 @@
+"""``hotset preprocess`` and its stages one by one."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import tyro
+
+from ..pipeline.ingest import IngestConfig, ingest
+from ..pipeline.manifest import MANIFEST, Manifest
+from ..pipeline.sizes import ByteSize, format_byte_size
+from .console import print_json, progress_bars, say
+from .options import option_value, parse_options
+from .preprocess import FOLDERS, PreprocessConfig, StageReport, preprocess, remove_from, run_stage
+from .recipes import DEFAULT_SCHEMA, recipe_for
+
+ConfigT = TypeVar("ConfigT")
+Raw = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RAW")]
+Dir = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RunOptions:
+    workers: int = 0
+    """Threads; 0 takes every core. Changes no byte of the output."""
+
+    memory: ByteSize | None = None
+    """What `pack` may hold at a time (bytes); a quarter of the machine's memory by default."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreprocessCommand(PreprocessConfig, _RunOptions):
+    """Every stage, and where to."""
+
+    raw: Raw
+    """Logs, in order: plain, gzip or zstd."""
+
+    out: Path
+    """Folder for all stages, DIR elsewhere."""
+
+    redo: str | None = None
+    """Remove this stage and all that follow, then go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestCommand(IngestConfig, _RunOptions):
+    """The first stage."""
+
+    raw: Raw
+    """Logs, in order: plain, gzip or zstd."""
+
+    out: Path
+    """Folder for all stages, DIR elsewhere."""
+
+    redo: bool = False
+    """Remove this stage and all that follow first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageCommand(_RunOptions, Generic[ConfigT]):
+    """A stage after the first."""
+
+    dir: Dir
+    """Folder of the stages, as `preprocess --out` or `ingest --out` made it."""
+
+    config: ConfigT
+    """What the stage may vary."""
+
+    redo: bool = False
+    """Remove this stage and all that follow first."""
+
+
+def run(command: str, words: list[str]) -> int:
+    """Run ``hotset preprocess`` or one stage of it."""
+    if command == "preprocess":
+        return _preprocess(words)
+    return _ingest(words) if command == "ingest" else _stage(command, words)
+
+
+def _preprocess(words: list[str]) -> int:
+    recipe = recipe_for(option_value(words, "--schema") or DEFAULT_SCHEMA)
+    stages = {name: getattr(recipe, name) for name in FOLDERS}
+    default = PreprocessCommand(raw=tyro.MISSING, out=tyro.MISSING, **stages)
+    options = parse_options(
+        PreprocessCommand,
+        words,
+        command="preprocess",
+        description="Raw logs to shards. What is finished is skipped, so the same command resumes.",
+        default=default,
+    )
+    if options.redo:
+        _say_removed(remove_from(options.redo, options.out))
+    reports: list[StageReport] = []
+
+    def report_stage(report: StageReport) -> None:
+        reports.append(report)
+        say(describe_stage(report))
+
+    with progress_bars() as progress:
+        shards = preprocess(
+            options.raw,
+            options,
+            options.out,
+            workers=options.workers,
+            memory_bytes=options.memory,
+            progress=progress,
+            on_stage=report_stage,
+        )
+    if options.json:
+        print_json(
+            {"stages": [_stage_json(report) for report in reports], "dir": str(options.out)} | shards.totals
+        )
+    else:
+        print(f"{options.out}: {_describe_shards(shards)}")
+    return 0
+
+
+def _ingest(words: list[str]) -> int:
+    options = parse_options(
+        IngestCommand,
+        words,
+        command="ingest",
+        description="Raw logs -> columns: parse and check every field.",
+    )
+    config = IngestConfig(**{field.name: getattr(options, field.name) for field in fields(IngestConfig)})
+    if options.redo:
+        _say_removed(remove_from("ingest", options.out))
+    with progress_bars() as progress:
+        started = time.perf_counter()
+        made = ingest(
+            options.raw, config, options.out / "columns", workers=options.workers, progress=progress
+        )
+    return _finish("ingest", made, time.perf_counter() - started, options.json)
+
+
+def _stage(stage: str, words: list[str]) -> int:
+    options = _parse_stage(stage, words, DEFAULT_SCHEMA)
+    columns = options.dir / "columns"
+    if (columns / MANIFEST).exists():
+        options = _parse_stage(stage, words, Manifest.read(columns).config["schema"])
+    if options.redo:
+        _say_removed(remove_from(stage, options.dir))
+    with progress_bars() as progress:
+        started = time.perf_counter()
+        made = run_stage(
+            stage,
+            options.config,
+            options.dir,
+            workers=options.workers,
+            memory_bytes=options.memory,
+            progress=progress,
+        )
+    return _finish(stage, made, time.perf_counter() - started, options.json)
+
+
+def _parse_stage(stage: str, words: list[str], schema: str) -> StageCommand[Any]:
+    config = getattr(recipe_for(schema), stage)
+    command = StageCommand[type(config)]  # type: ignore[misc]
+    description = f"Run the stage {stage} in DIR: writes DIR/{FOLDERS[stage]}."
+    default = StageCommand(dir=tyro.MISSING, config=config)
+    return parse_options(command, words, command=stage, description=description, default=default)
+
+
+def _finish(stage: str, made: Manifest, seconds: float, as_json: bool) -> int:
+    if as_json:
+        print_json({"stage": stage, "dir": str(made.folder), "seconds": seconds} | made.totals)
+    else:
+        print(f"{made.folder}: {len(made.files)} files, {sum(e.num_bytes for e in made.files):,} bytes")
+    return 0
+
+
+def describe_stage(report: StageReport) -> str:
+    """One line: the stage, its folder, how long it took and how fast that was."""
+    name = f"{report.stage:<8} {report.manifest.folder}"
+    if report.was_sealed:
+        return f"{name}: finished before"
+    rate = report.num_samples / max(report.seconds, 1e-9)
+    num_bytes = format_byte_size(sum(entry.num_bytes for entry in report.manifest.files))
+    return f"{name}: {num_bytes} in {report.seconds:.1f} s, {rate / 1e6:.2f} M samples/s"
+
+
+def _stage_json(report: StageReport) -> dict[str, Any]:
+    return {"stage": report.stage, "seconds": report.seconds, "was_finished": report.was_sealed}
+
+
+def _describe_shards(shards: Manifest) -> str:
+    samples, batches = shards.totals["samples"], shards.totals["batches"]
+    return (
+        f"{samples['hot_only']:,} samples in {batches['hot_only']:,} hot-only batches, "
+        f"{samples['mixed']:,} in {batches['mixed']:,} mixed, {samples['evaluation']:,} for evaluation; "
+        f"{shards.totals['num_hot_rows']:,} of {shards.totals['num_rows']:,} rows are hot"
+    )
+
+
+def _say_removed(removed: list[Path]) -> None:
+    for path in removed:
+        say(f"removed {path}")
