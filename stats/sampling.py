@@ -8,6 +8,8 @@ and makes no such promise.
 
 from __future__ import annotations
 
+import itertools
+
 import numba
 import numpy as np
 from numpy.typing import NDArray
@@ -137,14 +139,12 @@ def fit_latent_classes(
     for _ in range(num_rounds):
         weights = (members.sum(axis=0) + 1e-6) / num_samples
         shares = (members.T @ indicators).astype(np.float64)
-        for first, last in zip(offsets[:-1], offsets[1:], strict=True):
+        for first, last in itertools.pairwise(offsets):
             part = shares[:, first:last] + prior * overall[first:last] / overall[first:last].sum()
             shares[:, first:last] = part / part.sum(axis=1, keepdims=True)
         log_members = indicators @ np.log(shares + 1e-9).T.astype(np.float32) + np.log(weights)
         members = np.exp(log_members - log_members.max(axis=1, keepdims=True)).astype(np.float32)
         members /= members.sum(axis=1, keepdims=True)
     order = np.argsort(-weights, kind="stable")
-    parts = [
-        shares[order, first:last] for first, last in zip(offsets[:-1], offsets[1:], strict=True)
-    ]
+    parts = [shares[order, first:last] for first, last in itertools.pairwise(offsets)]
     return weights[order] / weights.sum(), parts, members[:, order]
