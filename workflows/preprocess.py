@@ -86,8 +86,9 @@ def preprocess(
     memory_bytes: int | None = None,
     progress: ProgressCallback = silent,
     on_stage: Callable[[StageReport], None] = lambda report: None,
+    until: str = "pack",
 ) -> Manifest:
-    """Run every stage into its folder inside ``out``; returns the manifest of the shards.
+    """Run every stage into its folder inside ``out``; returns the manifest of the last.
 
     Args:
         raw: logs, in order.
@@ -97,6 +98,7 @@ def preprocess(
         memory_bytes: for what `pack` holds at a time; None takes a quarter of the machine's.
         progress: told how far each stage is.
         on_stage: told when a stage is done.
+        until: the last stage to run.
 
     Raises:
         HotsetError: whatever a stage refuses; ``out`` stays resumable.
@@ -112,6 +114,8 @@ def preprocess(
                 stage, stage_config, out, workers=workers, memory_bytes=memory_bytes, progress=progress
             )
         on_stage(StageReport(stage, made, time.perf_counter() - started, num_samples, was_sealed))
+        if stage == until:
+            break
     return made
 
 
