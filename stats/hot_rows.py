@@ -64,7 +64,9 @@ def count_by_prefix(
     hot_lookups: NDArray[np.int64],
     hot_samples: NDArray[np.int64],
 ) -> None:
-    """Add to the hot look-ups and fully hot samples under each of several budgets.
+    """Count each hot look-up and fully hot sample at the smallest budget that makes it so.
+
+    The running sum over budgets is what is hot under each of them. Exact.
 
     Args:
         ids: (num_samples, num_features).
