@@ -23,7 +23,7 @@ def mix64(bits: np.uint64) -> np.uint64:
     bits = np.uint64(bits) + np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))  # type: ignore[no-any-return]
+    return bits ^ (bits >> np.uint64(31))
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
