@@ -1,0 +1,52 @@
+"""Exact counts, chunk by chunk, whatever the number of categories."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hotset.stats.counting import CategoryCounter
+
+_ALL_VALID = np.zeros(0, np.uint8)
+
+
+def counted(counter: CategoryCounter) -> dict[int, int]:
+    categories, counts = counter.result()
+    assert categories.dtype == np.uint64 and counts.dtype == np.int64
+    assert (np.diff(categories.astype(object)) > 0).all()
+    return dict(zip(categories.tolist(), counts.tolist(), strict=True))
+
+
+def skewed(num_lookups: int, rng: np.random.Generator) -> NDArray[np.uint32]:
+    return (rng.zipf(1.2, num_lookups) % 2**32).astype(np.uint32)
+
+
+@pytest.mark.parametrize("num_lookups", [0, 1, 7, 4096, 30_000])
+def test_counts_agree_with_a_counter(num_lookups: int, rng: np.random.Generator) -> None:
+    categories = skewed(num_lookups, rng)
+    counter = CategoryCounter()
+    for chunk in np.array_split(categories, 3):
+        counter.add(chunk, _ALL_VALID)
+    assert counted(counter) == dict(Counter(categories.tolist()))
+    assert counter.num_missing == 0
+
+
+def test_a_table_that_grows_within_a_chunk_loses_nothing(rng: np.random.Generator) -> None:
+    categories = rng.choice(2**32, 20_000, replace=False).astype(np.uint32)
+    is_valid = np.packbits(rng.random(20_000) < 0.9, bitorder="little")
+    counter = CategoryCounter()
+    counter.add(categories, is_valid)
+    counter.add(categories[::-1], _ALL_VALID)
+    present = np.unpackbits(is_valid, count=20_000, bitorder="little").astype(np.bool_)
+    wanted = Counter(categories[present].tolist()) + Counter(categories.tolist())
+    assert counted(counter) == dict(wanted)
+    assert counter.num_missing == 20_000 - int(present.sum())
+
+
+def test_only_missing_values_give_no_category() -> None:
+    counter = CategoryCounter()
+    counter.add(np.arange(13, dtype=np.uint32), np.zeros(2, np.uint8))
+    assert counted(counter) == {} and counter.num_missing == 13

@@ -1,0 +1,117 @@
+"""Hash tables against dictionaries: counts, growth, ids, and categories that collide."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from hotset.stats.hash_table import (
+    MAX_LOAD,
+    add_counts,
+    copy_entries,
+    find_ids,
+    insert_ids,
+    new_table,
+)
+
+_ALL_VALID = np.zeros(0, np.uint8)
+_INVERSE = pow(0x9E3779B97F4A7C15, -1, 2**64)
+COLLIDING = [(number * _INVERSE) % 2**64 for number in range(12)]
+"""64-bit categories whose first probe is the same entry."""
+
+
+def bitmap(is_valid: list[bool]) -> NDArray[np.uint8]:
+    return np.packbits(np.array(is_valid, np.bool_), bitorder="little")
+
+
+def entries_of(table: NDArray[np.uint64]) -> dict[int, int]:
+    return {int(category): int(number) for category, number in table if number != 0}
+
+
+@pytest.mark.parametrize("num_entries", [0, 1, 11, 12, 716, 717, 718, 100_000])
+def test_a_new_table_has_room(num_entries: int) -> None:
+    capacity = new_table(num_entries).shape[0]
+    assert capacity & (capacity - 1) == 0 and capacity >= 16
+    assert num_entries <= MAX_LOAD * capacity
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lookups=st.lists(
+        st.tuples(st.sampled_from([0, 1, 2**32 - 1, 2**64 - 1, *COLLIDING]), st.booleans()), max_size=60
+    ),
+    room=st.integers(0, 15),
+)
+def test_counts_agree_with_a_counter_up_to_the_room(lookups: list[tuple[int, bool]], room: int) -> None:
+    categories = np.array([category for category, _ in lookups], np.uint64)
+    is_valid = bitmap([valid for _, valid in lookups]) if lookups else _ALL_VALID
+    table = new_table(0)
+    stopped, num_used, num_missing = add_counts(categories, is_valid, 0, table, 0, room)
+    seen: Counter[int] = Counter()
+    wanted = len(lookups)
+    for i, (category, valid) in enumerate(lookups):
+        if valid and category not in seen and len(seen) == room:
+            wanted = i
+            break
+        seen.update([category] if valid else [])
+    assert stopped == wanted
+    assert entries_of(table) == dict(seen) and num_used == len(seen)
+    assert num_missing == sum(not valid for _, valid in lookups[:wanted])
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+def test_counting_goes_on_where_it_stopped(dtype: type, rng: np.random.Generator) -> None:
+    categories: NDArray[Any] = (rng.zipf(1.3, 3000) % 400).astype(dtype)
+    table, done, num_used, num_missing = new_table(0), 0, 0, 0
+    while done < categories.shape[0]:
+        max_used = int(MAX_LOAD * table.shape[0])
+        done, num_used, missing = add_counts(categories, _ALL_VALID, done, table, num_used, max_used)
+        num_missing += missing
+        larger = np.zeros((2 * table.shape[0], 2), np.uint64)
+        copy_entries(table, larger)
+        assert entries_of(larger) == entries_of(table)
+        table = larger
+    assert entries_of(table) == dict(Counter(categories.tolist()))
+    assert num_used == len(set(categories.tolist())) and num_missing == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(st.sampled_from([0, 5, 2**32 - 1, *COLLIDING]), st.booleans()),
+        max_size=14,
+        unique_by=lambda row: row[0],
+    ),
+    lookups=st.lists(
+        st.tuples(st.sampled_from([0, 5, 6, 2**32 - 1, *COLLIDING, 2**64 - 1]), st.booleans()), max_size=40
+    ),
+)
+def test_ids_agree_with_a_dictionary(rows: list[tuple[int, bool]], lookups: list[tuple[int, bool]]) -> None:
+    table = new_table(len(rows))
+    categories = np.array([category for category, _ in rows], np.uint64)
+    insert_ids(categories, np.array([own for _, own in rows], np.bool_), table)
+    ids = {category: i for i, (category, own) in enumerate(rows) if own}
+    assert entries_of(table) == {category: i + 1 for category, i in ids.items()}
+    matrix = np.full((len(lookups), 3), -7, np.int32)
+    wanted = [ids.get(category, 101) if valid else 100 for category, valid in lookups]
+    looked_up = np.array([category for category, _ in lookups], np.uint64)
+    is_valid = bitmap([valid for _, valid in lookups]) if lookups else _ALL_VALID
+    find_ids(looked_up, is_valid, table, 100, 101, matrix[:, 1])
+    assert matrix[:, 1].tolist() == wanted
+    assert (matrix[:, ::2] == -7).all()
+
+
+def test_ids_of_uint32_without_missing_values(rng: np.random.Generator) -> None:
+    categories = rng.choice(2**32, 5000, replace=False).astype(np.uint32)
+    table = new_table(categories.shape[0])
+    insert_ids(categories, np.ones(categories.shape[0], np.bool_), table)
+    order = rng.permutation(categories.shape[0])
+    ids = np.empty(categories.shape[0], np.int32)
+    find_ids(categories[order], _ALL_VALID, table, -1, -2, ids)
+    np.testing.assert_array_equal(ids, order)

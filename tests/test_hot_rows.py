@@ -1,0 +1,69 @@
+"""Hot rows under a budget and fully hot samples, against a walk row by row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from hotset.stats.hot_rows import count_by_prefix, num_hot_of_tables, tag_hot_samples
+from hotset.stats.ranking import places_over_all_tables
+
+
+def naive_num_hot(
+    places: list[NDArray[np.int64]], row_bytes: list[int], budget_bytes: int
+) -> tuple[list[int], int]:
+    table_of_place = {int(p): table for table, place in enumerate(places) for p in place}
+    num_hot, taken = [0] * len(places), 0
+    for place in range(len(table_of_place)):
+        table = table_of_place[place]
+        if taken + row_bytes[table] > budget_bytes:
+            return num_hot, place
+        taken += row_bytes[table]
+        num_hot[table] += 1
+    return num_hot, len(table_of_place)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    tables=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=12), min_size=1, max_size=4),
+    widths=st.lists(st.integers(1, 90), min_size=4, max_size=4),
+    budget_bytes=st.integers(0, 3000),
+)
+def test_hot_rows_are_the_longest_prefix_that_fits(
+    tables: list[list[int]], widths: list[int], budget_bytes: int
+) -> None:
+    places = places_over_all_tables([np.array(sorted(table, reverse=True), np.int64) for table in tables])
+    row_bytes = widths[: len(places)]
+    found = num_hot_of_tables(places, row_bytes, budget_bytes)
+    assert found == naive_num_hot(places, row_bytes, budget_bytes)
+
+
+def skewed_ids(num_samples: int, num_features: int, rng: np.random.Generator) -> NDArray[np.int32]:
+    return (rng.zipf(1.5, (num_samples, num_features)) - 1).clip(0, 500).astype(np.int32)
+
+
+@pytest.mark.parametrize(("num_samples", "num_features"), [(0, 3), (1, 1), (7, 3), (500, 26)])
+def test_tags_agree_with_a_comparison(num_samples: int, num_features: int, rng: np.random.Generator) -> None:
+    ids = skewed_ids(num_samples, num_features, rng)
+    num_hot = rng.integers(0, 400, num_features)
+    is_hot = np.full(num_samples, 9, np.uint8)
+    total = tag_hot_samples(ids, num_hot, is_hot)
+    wanted = (ids < num_hot).all(axis=1)
+    np.testing.assert_array_equal(is_hot, wanted)
+    assert total == wanted.sum()
+
+
+@pytest.mark.parametrize(("num_samples", "num_budgets"), [(0, 2), (1, 1), (7, 3), (300, 6)])
+def test_budgets_in_one_pass_agree_with_a_pass_each(
+    num_samples: int, num_budgets: int, rng: np.random.Generator
+) -> None:
+    ids = skewed_ids(num_samples, 5, rng)
+    num_hot = np.sort(rng.integers(0, 60, (num_budgets, 5)), axis=0)
+    hot_lookups, hot_samples = np.full(num_budgets, 100, np.int64), np.full(num_budgets, 200, np.int64)
+    count_by_prefix(ids, num_hot, hot_lookups, hot_samples)
+    is_hot = ids[None] < num_hot[:, None]
+    np.testing.assert_array_equal(np.cumsum(hot_lookups - 100), is_hot.sum(axis=(1, 2)))
+    np.testing.assert_array_equal(np.cumsum(hot_samples - 200), is_hot.all(axis=2).sum(axis=1))
