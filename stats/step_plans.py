@@ -49,6 +49,26 @@ def locate_rows(
 
 
 @numba.njit(cache=True, nogil=True)
+def first_stray_lookup(ids_BF: NDArray[np.int32], limit_F: NDArray[np.int64]) -> int:
+    """The position of the first look-up whose id is not in [0, limit) of its table, or -1.
+
+    Args:
+        ids_BF: (num_samples, num_features).
+        limit_F: (num_features,); one past the last id allowed.
+
+    Returns:
+        ``sample * num_features + feature``. Exact.
+    """
+    num_features = ids_BF.shape[1]
+    for sample in range(ids_BF.shape[0]):
+        for feature in range(num_features):
+            row = ids_BF[sample, feature]
+            if row < 0 or row >= limit_F[feature]:
+                return sample * num_features + feature  # type: ignore[no-any-return]
+    return -1
+
+
+@numba.njit(cache=True, nogil=True)
 def distinct_rows(
     rows_N: NDArray[np.int64],
     scratch: NDArray[np.int32],

@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hotset.stats.step_plans import epoch_order, find_distinct, locate_rows, shuffled, spread_evenly
+from hotset.stats.step_plans import (
+    epoch_order,
+    find_distinct,
+    first_stray_lookup,
+    locate_rows,
+    shuffled,
+    spread_evenly,
+)
 
 
 def naive_distinct(rows: list[int]) -> tuple[list[int], list[int]]:
@@ -46,6 +53,14 @@ def test_a_slot_is_base_plus_id() -> None:
 
 def test_rows_outside_the_tier_have_no_slot() -> None:
     assert located([[1, 2], [9, 3], [-1, 0]], [2, 0], [9, 3], [10, 20]) == (4, [-1, 22, -1, -1, -1, 20])
+
+
+@pytest.mark.parametrize(
+    ("ids", "position"), [([[0, 2], [4, 0]], -1), ([[0, 2], [5, 9]], 2), ([[0, -1]], 1), ([], -1)]
+)
+def test_the_first_stray_lookup_is_found(ids: list[list[int]], position: int) -> None:
+    ids_BF = np.array(ids, np.int32).reshape(-1, 2)
+    assert first_stray_lookup(ids_BF, np.array([5, 3], np.int64)) == position
 
 
 @pytest.mark.parametrize(("num_hot_only", "num_mixed"), [(0, 0), (0, 5), (5, 0), (3, 7), (40, 3), (8, 8)])

@@ -1,0 +1,63 @@
+"""Where the order of training batches comes from: the seed, or an earlier run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..pipeline.errors import HotsetError
+from ..stats.step_plans import epoch_order
+
+BATCH_ORDER = "batch_order.npy"
+
+
+class BatchOrder(Protocol):
+    """The batches of a run, in the order they are trained on."""
+
+    def batches(self) -> Iterator[int]:
+        """Batch numbers of the whole run."""
+
+
+class SeededOrder:
+    """Each epoch a permutation by (seed, epoch), hot-only batches spread evenly in grouped shards."""
+
+    def __init__(
+        self, is_hot_only: NDArray[np.bool_], seed: int, num_epochs: int, *, is_grouped: bool
+    ) -> None:
+        self._is_hot_only = is_hot_only
+        self._seed = seed
+        self._num_epochs = num_epochs
+        self._is_grouped = is_grouped
+
+    def batches(self) -> Iterator[int]:
+        for epoch in range(self._num_epochs):
+            yield from epoch_order(self._is_hot_only, self._seed, epoch, spread=self._is_grouped).tolist()
+
+
+class RecordedOrder:
+    """The order another run recorded."""
+
+    def __init__(self, numbers: NDArray[np.int32]) -> None:
+        self._numbers = numbers
+
+    @classmethod
+    def of_run(cls, run: Path, num_batches: int, num_epochs: int) -> RecordedOrder:
+        """Read the order of ``run``; raises HotsetError where it does not fit these shards."""
+        path = run / BATCH_ORDER
+        try:
+            numbers = np.load(path, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise HotsetError(
+                f"{path} cannot be read: {error}", hint="name the folder of a finished run"
+            ) from error
+        wanted = np.repeat(np.arange(num_batches), num_epochs)
+        if not np.array_equal(np.sort(numbers), wanted):
+            raise HotsetError(f"{path} does not visit each of {num_batches} batches {num_epochs} times")
+        return cls(numbers)
+
+    def batches(self) -> Iterator[int]:
+        yield from self._numbers.tolist()

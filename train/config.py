@@ -1,0 +1,91 @@
+"""What a training run may vary. Imports nothing heavy: the command line builds its options from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..pipeline.errors import ConfigError
+
+Placement = Literal["all-fast", "hybrid", "hybrid-dedup", "fae"]
+ModelName = Literal["auto", "kaggle", "terabyte", "small"]
+EmbeddingOptimizer = Literal["sgd", "adagrad", "rowwise-adagrad"]
+DenseOptimizer = Literal["same", "sgd", "adagrad", "adam"]
+
+USUAL_LR = {"sgd": 0.1, "adagrad": 0.02, "rowwise-adagrad": 0.02, "adam": 0.001}
+"""Learning rate of each optimizer where none is given."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """Settings of a training run; together with the shards they decide its weights."""
+
+    placement: Placement = "all-fast"
+    """Where rows live and move: all on the fast tier, all on the slow one (with or without
+    deduplication inside a batch), or as FAE does."""
+
+    model: ModelName = "auto"
+    """DLRM preset; auto takes the one that fits the shards' dim: 16 kaggle, 64 terabyte, else small."""
+
+    epochs: int = 1
+    """Passes over the training part."""
+
+    seed: int = 0
+    """Of the initial values and the order of batches."""
+
+    device: str = "cpu"
+    """Device of the fast tier and the dense layers: cpu or cuda."""
+
+    embedding_optimizer: EmbeddingOptimizer = "sgd"
+    """Optimizer of the embedding rows."""
+
+    embedding_lr: float | None = None
+    """Learning rate of the rows; default 0.1 for sgd, 0.02 for the others."""
+
+    dense_optimizer: DenseOptimizer = "same"
+    """Optimizer of the dense layers; same means the rows' one (adagrad for rowwise-adagrad)."""
+
+    dense_lr: float | None = None
+    """Learning rate of the dense layers; default 0.1 for sgd, 0.02 for adagrad, 0.001 for adam."""
+
+    fae_variant: Literal["paper", "code"] = "paper"
+    """Schedule of the fae placement: the paper's, from test loss, or that of its released code, which
+    runs all mixed batches and then all hot-only ones."""
+
+    evaluate_every: int | None = None
+    """Evaluate after every so many batches too, not at the end alone."""
+
+    log_every: int = 100
+    """Write the training loss after every so many batches."""
+
+    threads: int | None = None
+    """Threads of the dense layers; default the cores this process may use. Equal bits need equal threads."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "log_every", "evaluate_every", "threads"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise ConfigError(f"{name} must be 1 or more, got {count}")
+        for name in ("embedding_lr", "dense_lr"):
+            rate = getattr(self, name)
+            if rate is not None and not 0 < rate < float("inf"):
+                raise ConfigError(f"{name} must be above 0, got {rate}")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed must be from 0 to 2**63 - 1, got {self.seed}")
+
+    @property
+    def resolved_dense_optimizer(self) -> str:
+        """The dense optimizer with ``same`` replaced."""
+        if self.dense_optimizer != "same":
+            return self.dense_optimizer
+        return "sgd" if self.embedding_optimizer == "sgd" else "adagrad"
+
+    @property
+    def resolved_embedding_lr(self) -> float:
+        """Learning rate of the rows, given or usual."""
+        return USUAL_LR[self.embedding_optimizer] if self.embedding_lr is None else self.embedding_lr
+
+    @property
+    def resolved_dense_lr(self) -> float:
+        """Learning rate of the dense layers, given or usual."""
+        return USUAL_LR[self.resolved_dense_optimizer] if self.dense_lr is None else self.dense_lr

@@ -1,0 +1,84 @@
+"""Seconds and bytes by kind of work, counted without stopping the device.
+
+On the GPU the host runs ahead, so laps there are measured between events in the stream and read when
+they have long passed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+KINDS = ("hot_only", "mixed", "switch", "evaluation")
+TRAINING_KINDS = KINDS[:3]
+_MAX_OPEN_LAPS = 256
+
+
+class Meter:
+    """A clock that is always in one kind of work, or stopped."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds = dict.fromkeys(KINDS, 0.0)
+        self.bytes_to_fast = dict.fromkeys(KINDS, 0)
+        self.bytes_to_slow = dict.fromkeys(KINDS, 0)
+        self._on_gpu = device.type == "cuda"
+        self._kind: str | None = None
+        self._start: Any = None
+        self._laps: list[tuple[str, Any, Any]] = []
+
+    def enter(self, kind: str | None) -> None:
+        """What follows is work of ``kind``; None stops the clock."""
+        if kind == self._kind:
+            return
+        now = self._now()
+        if self._kind is not None:
+            self._laps.append((self._kind, self._start, now))
+        self._kind, self._start = kind, now
+        if len(self._laps) > _MAX_OPEN_LAPS or kind is None:
+            self._add_up()
+
+    @contextmanager
+    def during(self, kind: str) -> Iterator[None]:
+        """Work of ``kind`` inside other work."""
+        before = self._kind
+        self.enter(kind)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def moved(self, *, to_fast: int = 0, to_slow: int = 0) -> None:
+        """Count bytes that went between the tiers for the current kind of work."""
+        if self._kind is not None:
+            self.bytes_to_fast[self._kind] += to_fast
+            self.bytes_to_slow[self._kind] += to_slow
+
+    @property
+    def training_seconds(self) -> float:
+        """Of the training steps and switches, evaluation apart; the clock must be stopped."""
+        return sum(self.seconds[kind] for kind in TRAINING_KINDS)
+
+    def training_bytes(self) -> tuple[int, int]:
+        """Bytes to the fast and to the slow tier, evaluation apart."""
+        to_fast = sum(self.bytes_to_fast[kind] for kind in TRAINING_KINDS)
+        return to_fast, sum(self.bytes_to_slow[kind] for kind in TRAINING_KINDS)
+
+    def _now(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _add_up(self) -> None:
+        for kind, start, end in self._laps:
+            if self._on_gpu:
+                end.synchronize()
+                self.seconds[kind] += start.elapsed_time(end) / 1e3
+            else:
+                self.seconds[kind] += end - start
+        self._laps.clear()

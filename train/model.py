@@ -1,0 +1,177 @@
+"""DLRM without its tables: bottom MLP, dot interaction, top MLP.
+
+The embeddings come in as one tensor, so the model knows nothing of tiers and placements. Shapes:
+B samples, F tables, K dense features, D embedding_dim, V = F + 1 vectors that interact (F where K = 0),
+P = V (V - 1) / 2 pairs.
+
+Source:
+    Naumov et al., Deep Learning Recommendation Model, arXiv 1906.00091; its initial values.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..pipeline.errors import ConfigError, ShardError
+
+
+@dataclass(frozen=True, slots=True)
+class DlrmShape:
+    """Sizes of a DLRM; with a seed they decide its initial values."""
+
+    num_dense: int
+    """K; 0 leaves the bottom MLP out."""
+    num_tables: int
+    """F."""
+    embedding_dim: int
+    """D, which is also the width the bottom MLP ends in."""
+    bottom_widths: tuple[int, ...]
+    """Hidden layers between the dense features and D."""
+    top_widths: tuple[int, ...]
+    """Hidden layers between the interaction and the logit."""
+
+    @property
+    def num_vectors(self) -> int:
+        return self.num_tables + (self.num_dense > 0)
+
+    @property
+    def top_inputs(self) -> int:
+        pairs = self.num_vectors * (self.num_vectors - 1) // 2
+        return pairs + (self.embedding_dim if self.num_dense else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Preset:
+    embedding_dim: int | None
+    bottom_widths: tuple[int, ...]
+    top_widths: tuple[int, ...]
+
+
+PRESETS = {
+    "kaggle": _Preset(16, (512, 256, 64), (512, 256)),
+    "terabyte": _Preset(64, (512, 256), (512, 512, 256)),
+    "small": _Preset(None, (64,), (64,)),
+}
+
+
+def preset_name(model: str, embedding_dim: int) -> str:
+    """The preset ``model`` names; ``auto`` is the one that fits ``embedding_dim``."""
+    if model != "auto":
+        return model
+    return next((name for name, preset in PRESETS.items() if preset.embedding_dim == embedding_dim), "small")
+
+
+def dlrm_shape(model: str, num_dense: int, num_tables: int, embedding_dim: int) -> DlrmShape:
+    """The shape of preset ``model`` (or ``auto``) for shards of these sizes.
+
+    Raises:
+        ConfigError: the preset has another embedding_dim.
+        ShardError: with one table and no dense feature nothing interacts.
+    """
+    name = preset_name(model, embedding_dim)
+    preset = PRESETS[name]
+    if preset.embedding_dim not in (None, embedding_dim):
+        raise ConfigError(
+            f"model {name} has embedding_dim {preset.embedding_dim}, the shards have {embedding_dim}",
+            hint="use --model auto, or pack with that --embedding-dim",
+        )
+    shape = DlrmShape(num_dense, num_tables, embedding_dim, preset.bottom_widths, preset.top_widths)
+    if shape.num_vectors < 2:
+        raise ShardError("the shards have one table and no dense feature: nothing interacts")
+    return shape
+
+
+class PairwiseDots(torch.autograd.Function):
+    """Dot products of all pairs of vectors: the lower triangle of their Gram matrix, no diagonal.
+
+    Written out because the backward pass of indexing is a scatter with accumulation, slow on the CPU and
+    in no fixed order on the GPU; here both directions are one gather and one product.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, vectors_BVD: torch.Tensor, pairs_P: torch.Tensor, mirror_VV: torch.Tensor
+    ) -> torch.Tensor:
+        """(B, V, D) -> (B, P); ``pairs_P`` and ``mirror_VV`` are those of ``pair_positions``."""
+        ctx.save_for_backward(vectors_BVD, mirror_VV)
+        gram_BVV = torch.bmm(vectors_BVD, vectors_BVD.transpose(1, 2))
+        return gram_BVV.flatten(1).index_select(1, pairs_P)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BP: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """d(u.v) is v for u and u for v: the symmetric matrix of gradients times the vectors."""
+        vectors_BVD, mirror_VV = ctx.saved_tensors
+        padded = torch.nn.functional.pad(grad_BP, (0, 1))
+        num_samples, num_vectors, _ = vectors_BVD.shape
+        grad_BVV = padded.index_select(1, mirror_VV).view(num_samples, num_vectors, num_vectors)
+        return torch.bmm(grad_BVV, vectors_BVD), None, None
+
+
+def pair_positions(num_vectors: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the pairs stand in a flat (V, V) matrix, and the pair each of its entries belongs to.
+
+    Returns:
+        (P,) int64, the lower triangle row by row, and (V * V,) int64 in [0, P], P on the diagonal.
+    """
+    rows, columns = torch.tril_indices(num_vectors, num_vectors, offset=-1)
+    num_pairs = rows.numel()
+    mirror_VV = torch.full((num_vectors, num_vectors), num_pairs)
+    mirror_VV[rows, columns] = torch.arange(num_pairs)
+    mirror_VV[columns, rows] = torch.arange(num_pairs)
+    return rows * num_vectors + columns, mirror_VV.flatten()
+
+
+class Dlrm(nn.Module):
+    """Logits from dense features and embeddings."""
+
+    def __init__(self, shape: DlrmShape, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        bottom = (shape.num_dense, *shape.bottom_widths, shape.embedding_dim)
+        self.bottom = _mlp(bottom, generator, relu_last=True) if shape.num_dense else None
+        self.top = _mlp((shape.top_inputs, *shape.top_widths, 1), generator, relu_last=False)
+        pairs_P, mirror_VV = pair_positions(shape.num_vectors)
+        self.pairs_P: torch.Tensor
+        self.mirror_VV: torch.Tensor
+        self.register_buffer("pairs_P", pairs_P, persistent=False)
+        self.register_buffer("mirror_VV", mirror_VV, persistent=False)
+
+    def forward(self, dense_BK: torch.Tensor, emb_BFD: torch.Tensor) -> torch.Tensor:
+        """(B, K) and (B, F, D) -> (B,) logits."""
+        if self.bottom is None:
+            return self._logit(self._dots(emb_BFD))
+        bottom_BD = self.bottom(dense_BK)
+        vectors_BVD = torch.cat([bottom_BD.unsqueeze(1), emb_BFD], dim=1)
+        return self._logit(torch.cat([bottom_BD, self._dots(vectors_BVD)], dim=1))
+
+    def _dots(self, vectors_BVD: torch.Tensor) -> torch.Tensor:
+        dots_BP: torch.Tensor = PairwiseDots.apply(vectors_BVD, self.pairs_P, self.mirror_VV)  # type: ignore[no-untyped-call]
+        return dots_BP
+
+    def _logit(self, inputs: torch.Tensor) -> torch.Tensor:
+        logit_B1: torch.Tensor = self.top(inputs)
+        return logit_B1.squeeze(1)
+
+
+def _mlp(widths: tuple[int, ...], generator: torch.Generator, *, relu_last: bool) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    num_layers = len(widths) - 1
+    for i in range(num_layers):
+        layers.append(_linear(widths[i], widths[i + 1], generator))
+        if relu_last or i < num_layers - 1:
+            layers.append(nn.ReLU())
+    return nn.Sequential(*layers)
+
+
+def _linear(num_inputs: int, num_outputs: int, generator: torch.Generator) -> nn.Linear:
+    """A layer with DLRM's initial values: N(0, 2 / (m + n)) weights, N(0, 1 / m) biases."""
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, num_inputs, num_outputs)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        layer.weight.normal_(0.0, math.sqrt(2 / (num_inputs + num_outputs)), generator=generator)
+        layer.bias.normal_(0.0, math.sqrt(1 / num_outputs), generator=generator)
+    return layer

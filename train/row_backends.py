@@ -1,0 +1,210 @@
+"""Look-ups and updates of rows, once with Numba for the host and once with torch for any device.
+
+Both do the same float32 operations in the same order, so on the CPU they give the same bits (a test holds
+them against each other); the Numba one needs no sort and is several times faster there. On the GPU
+nothing waits for the host: sizes that depend on ids are never read back.
+"""
+# ruff: noqa: N815  (tensors carry shape suffixes)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..stats.step_plans import find_distinct
+from . import row_kernels
+from .row_kernels import BLOCK_SAMPLES
+from .row_optimizers import RowOptimizer
+from .tiers import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Lookups:
+    """Look-ups that one tier serves."""
+
+    positions_N: NDArray[np.int64]
+    """Position of each in the batch, sample * num_features + feature, ascending."""
+    slots_N: NDArray[np.int64]
+    """The slot each reads."""
+
+
+class RowBackend(Protocol):
+    """What the executor asks of a device."""
+
+    def look_up(self, weights_SD: torch.Tensor, lookups: Lookups, vectors_PD: torch.Tensor) -> None:
+        """Write each look-up's row of ``weights_SD`` to its position of ``vectors_PD``."""
+
+    def update(self, tier: Tier, lookups: Lookups, grad_PD: torch.Tensor, num_features: int) -> None:
+        """Sum the gradients of each row looked up and take one optimizer step on it."""
+
+    def sum_by_row(
+        self, inverse_N: NDArray[np.int32], num_distinct: int, grad_PD: torch.Tensor, num_features: int
+    ) -> torch.Tensor:
+        """(num_distinct, D): summed gradient of each distinct row, for look-ups at every position."""
+
+    def apply(self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor) -> None:
+        """Take one optimizer step on distinct rows whose gradients are summed already."""
+
+
+class NumbaRows:
+    """The host's back end: one pass over the look-ups, rows found by hashing."""
+
+    def __init__(self, optimizer: RowOptimizer) -> None:
+        self._optimizer = optimizer
+
+    def look_up(self, weights_SD: torch.Tensor, lookups: Lookups, vectors_PD: torch.Tensor) -> None:
+        slots_N, positions_N = lookups.slots_N, lookups.positions_N
+        row_kernels.look_up(weights_SD.numpy(), slots_N, positions_N, vectors_PD.numpy())
+
+    def update(self, tier: Tier, lookups: Lookups, grad_PD: torch.Tensor, num_features: int) -> None:
+        slots_U, inverse_N = find_distinct(lookups.slots_N)
+        sums_UD = self._sum(lookups.positions_N, inverse_N, slots_U.size, grad_PD, num_features)
+        self.apply(tier, slots_U, sums_UD)
+
+    def sum_by_row(
+        self, inverse_N: NDArray[np.int32], num_distinct: int, grad_PD: torch.Tensor, num_features: int
+    ) -> torch.Tensor:
+        return self._sum(np.arange(inverse_N.size), inverse_N, num_distinct, grad_PD, num_features)
+
+    def _sum(
+        self,
+        positions_N: NDArray[np.int64],
+        inverse_N: NDArray[np.int32],
+        num_distinct: int,
+        grad_PD: torch.Tensor,
+        num_features: int,
+    ) -> torch.Tensor:
+        sums_UD = torch.empty(num_distinct, grad_PD.shape[1])
+        partial_UD, block_U = torch.empty_like(sums_UD).numpy(), np.empty(num_distinct, np.int64)
+        block = BLOCK_SAMPLES * num_features
+        grad = grad_PD.numpy()
+        row_kernels.sum_gradients(grad, positions_N, inverse_N, block, partial_UD, block_U, sums_UD.numpy())
+        return sums_UD
+
+    def apply(self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor) -> None:
+        weights, state, sums = tier.weights_SD.numpy(), tier.state_SW.numpy(), sums_UD.numpy()
+        lr, eps = np.float32(self._optimizer.lr), np.float32(self._optimizer.eps)
+        if self._optimizer.name == "sgd":
+            row_kernels.apply_sgd(weights, slots_U, sums, lr)
+        elif self._optimizer.name == "adagrad":
+            row_kernels.apply_adagrad(weights, state, slots_U, sums, lr, eps)
+        else:
+            squares = np.empty(_fold_width(weights.shape[1]), np.float32)
+            row_kernels.apply_rowwise_adagrad(weights, state, slots_U, sums, lr, eps, squares)
+
+
+class TorchRows:
+    """Any device's back end: a stable sort by row, then two levels of segment sums."""
+
+    def __init__(self, optimizer: RowOptimizer) -> None:
+        self._optimizer = optimizer
+
+    def look_up(self, weights_SD: torch.Tensor, lookups: Lookups, vectors_PD: torch.Tensor) -> None:
+        slots_N, positions_N = self._on(weights_SD.device, lookups.slots_N, lookups.positions_N)
+        vectors_PD.index_copy_(0, positions_N, weights_SD.index_select(0, slots_N))
+
+    def update(self, tier: Tier, lookups: Lookups, grad_PD: torch.Tensor, num_features: int) -> None:
+        slots_N, positions_N = self._on(tier.device, lookups.slots_N, lookups.positions_N)
+        order = torch.argsort(slots_N, stable=True)
+        slots_N, positions_N = slots_N[order], positions_N[order]
+        sums_RD, rows_N = _segment_sums(slots_N, positions_N, grad_PD, BLOCK_SAMPLES * num_features)
+        # Look-ups of one row compute and write the same values, so no count of rows is needed here.
+        self._step(tier, slots_N, sums_RD.index_select(0, rows_N))
+
+    def sum_by_row(
+        self, inverse_N: NDArray[np.int32], num_distinct: int, grad_PD: torch.Tensor, num_features: int
+    ) -> torch.Tensor:
+        (inverse,) = self._on(grad_PD.device, inverse_N)
+        rows_N, positions_N = torch.sort(inverse, stable=True)
+        sums_RD, _ = _segment_sums(rows_N, positions_N, grad_PD, BLOCK_SAMPLES * num_features)
+        return sums_RD[:num_distinct]
+
+    def apply(self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor) -> None:
+        (slots,) = self._on(tier.device, slots_U)
+        self._step(tier, slots, sums_UD)
+
+    def _step(self, tier: Tier, slots_U: torch.Tensor, grad_UD: torch.Tensor) -> None:
+        """One step on the rows in ``slots_U``; a slot may occur twice with equal gradients."""
+        weights_UD = tier.weights_SD.index_select(0, slots_U)
+        scaled_UD = grad_UD * self._optimizer.lr
+        if self._optimizer.name != "sgd":
+            squares = grad_UD * grad_UD
+            if self._optimizer.name == "rowwise-adagrad":
+                squares = _folded_mean(squares)
+            state_UW = tier.state_SW.index_select(0, slots_U) + squares
+            tier.state_SW.index_copy_(0, slots_U, state_UW)
+            scaled_UD = scaled_UD / (_exact_sqrt(state_UW) + self._optimizer.eps)
+        tier.weights_SD.index_copy_(0, slots_U, weights_UD - scaled_UD)
+
+    @staticmethod
+    def _on(device: torch.device, *arrays: NDArray[np.int64] | NDArray[np.int32]) -> list[torch.Tensor]:
+        return [torch.from_numpy(array).to(device) for array in arrays]
+
+
+def backend_of(device: torch.device, optimizer: RowOptimizer) -> RowBackend:
+    """Numba on the host, torch elsewhere."""
+    return NumbaRows(optimizer) if device.type == "cpu" else TorchRows(optimizer)
+
+
+def _segment_sums(
+    rows_N: torch.Tensor, positions_N: torch.Tensor, grad_PD: torch.Tensor, block_positions: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum gradients within (row, block) and then within rows, each serially in sample order.
+
+    Args:
+        rows_N: (N,) int64 or int32, ascending.
+        positions_N: (N,) int64, ascending within a row.
+        grad_PD: (P, D) float32.
+        block_positions: positions a block of samples spans.
+
+    Returns:
+        (N, D) sums, one a distinct row, zero behind the last; (N,) the place of each look-up's row there.
+    """
+    blocks_N = positions_N // block_positions
+    starts_row = _differs_from_previous(rows_N)
+    starts_block = starts_row | _differs_from_previous(blocks_N)
+    row_of_lookup = starts_row.cumsum(0) - 1
+    block_of_lookup = starts_block.cumsum(0) - 1
+    lookups_in_block = torch.zeros_like(row_of_lookup).index_add_(
+        0, block_of_lookup, torch.ones_like(row_of_lookup)
+    )
+    blocks_in_row = torch.zeros_like(row_of_lookup).index_add_(0, row_of_lookup, starts_block.long())
+    sums_BD = _serial_sums(grad_PD.index_select(0, positions_N), lookups_in_block)
+    return _serial_sums(sums_BD, blocks_in_row), row_of_lookup
+
+
+def _serial_sums(values_ND: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    # On matrices segment_reduce adds one row after the other, on the CPU and on the GPU.
+    return torch.segment_reduce(values_ND, "sum", lengths=lengths, axis=0, unsafe=True, initial=0.0)
+
+
+def _differs_from_previous(values_N: torch.Tensor) -> torch.Tensor:
+    differs = torch.ones_like(values_N, dtype=torch.bool)
+    differs[1:] = values_N[1:] != values_N[:-1]
+    return differs
+
+
+def _folded_mean(squares_UD: torch.Tensor) -> torch.Tensor:
+    """(U, D) -> (U, 1): mean over the columns, added in halves as ``apply_rowwise_adagrad`` does."""
+    dim = squares_UD.shape[1]
+    folded = torch.nn.functional.pad(squares_UD, (0, _fold_width(dim) - dim))
+    while folded.shape[1] > 1:
+        half = folded.shape[1] // 2
+        folded = folded[:, :half] + folded[:, half:]
+    return folded / dim
+
+
+def _exact_sqrt(values: torch.Tensor) -> torch.Tensor:
+    """Float32 square roots, correctly rounded: torch's own on the CPU is off by a bit in one of six.
+
+    Through float64, whose error is too small to cross a rounding boundary of float32 here.
+    """
+    return values.double().sqrt().float()
+
+
+def _fold_width(dim: int) -> int:
+    return 1 << (dim - 1).bit_length()

@@ -1,0 +1,159 @@
+"""Train on shards: from a config to a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .batch_order import RecordedOrder
+from .config import TrainConfig
+from .loader import Batch, Shards
+from .model import preset_name
+from .predict import Scores
+from .run_folder import RunFolder
+from .trainer import Trainer, build_trainer, refuse_divergence, run_steps, set_threads
+
+ProgressCallback = Callable[[str, int, int], None]
+"""Called as ``progress("train", samples so far, samples in all)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSummary:
+    """What a run reached and what it cost."""
+
+    auc: float | None
+    log_loss: float | None
+    """Nats a sample."""
+    accuracy: float | None
+    num_samples: int
+    """Evaluation samples the three above are of."""
+    hot: dict[str, Any]
+    """The same four of the evaluation samples all of whose look-ups are hot."""
+    mixed: dict[str, Any]
+    """The same four of the others."""
+    placement: str
+    samples_per_second: float
+    """Training samples; the training steps and switches alone."""
+    bytes_to_fast: int
+    """Rows and vectors from the slow tier, evaluation apart."""
+    bytes_to_slow: int
+    """Rows and gradients to the slow tier, evaluation apart."""
+    run: str
+    num_training_samples: int
+    """All epochs together."""
+    num_steps: int
+    seconds_by_kind: dict[str, float]
+    bytes_to_fast_by_kind: dict[str, int]
+    bytes_to_slow_by_kind: dict[str, int]
+    threads: int
+    """Of the dense layers."""
+    test_losses: list[float]
+    """Of the shuffle scheduler of ``fae``, nats a sample; one a switch."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+def train(
+    shards: Path,
+    config: TrainConfig,
+    out: Path,
+    *,
+    replay: Path | None = None,
+    progress: ProgressCallback | None = None,
+) -> TrainSummary:
+    """Train on ``shards`` (a shards folder, or the folder that holds it) and write the run to ``out``.
+
+    Args:
+        replay: a finished run whose batch order is used instead of the placement's own.
+
+    Raises:
+        HotsetError: shards that cannot be used, a config that does not fit them, ``out`` not empty.
+    """
+    opened = Shards.open(shards)
+    threads = set_threads(config.threads)
+    order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None
+    trainer = build_trainer(opened, config, order)
+    folder = RunFolder.begin(out, describe(trainer, threads, is_replay=replay is not None))
+    run_steps(trainer, _Log(folder, progress))
+    predictions = trainer.predictor.predict()
+    scores, hot, mixed = predictions.scores, predictions.scores_of(hot=True), predictions.scores_of(hot=False)
+    summary = summarise(trainer, threads, out, scores, hot, mixed)
+    folder.log({"step": trainer.step, "evaluation": asdict(scores)})
+    folder.save_weights(trainer.weights())
+    folder.save_batch_order(trainer.numbers)
+    folder.finish(summary.to_dict())
+    return summary
+
+
+def describe(trainer: Trainer, threads: int, *, is_replay: bool) -> dict[str, Any]:
+    """What ``config.json`` says of a run."""
+    shards = trainer.shards
+    return {
+        "config": asdict(trainer.config),
+        "threads": threads,
+        "is_replay": is_replay,
+        "shards": shards.manifest.fingerprint,
+        "batch_size": shards.batch_size,
+        "model": preset_name(trainer.config.model, shards.embedding_dim),
+        "embedding_dim": shards.embedding_dim,
+        "num_dense": shards.num_dense,
+        "tables": [{"name": table.name, "num_rows": table.num_rows} for table in shards.tables],
+    }
+
+
+def summarise(
+    trainer: Trainer, threads: int, out: Path, scores: Scores, hot: Scores, mixed: Scores
+) -> TrainSummary:
+    """Put together what the trainer counted; its clock must be stopped."""
+    meter = trainer.meter
+    bytes_to_fast, bytes_to_slow = meter.training_bytes()
+    return TrainSummary(
+        **asdict(scores),
+        hot=asdict(hot),
+        mixed=asdict(mixed),
+        placement=trainer.config.placement,
+        samples_per_second=trainer.num_samples / max(meter.training_seconds, 1e-9),
+        bytes_to_fast=bytes_to_fast,
+        bytes_to_slow=bytes_to_slow,
+        run=str(out),
+        num_training_samples=trainer.num_samples,
+        num_steps=trainer.step,
+        seconds_by_kind=dict(meter.seconds),
+        bytes_to_fast_by_kind=dict(meter.bytes_to_fast),
+        bytes_to_slow_by_kind=dict(meter.bytes_to_slow),
+        threads=threads,
+        test_losses=list(trainer.scheduler.losses) if trainer.scheduler else [],
+    )
+
+
+class _Log:
+    """Writes the losses and evaluations of a run as it goes, and shows its progress."""
+
+    def __init__(self, folder: RunFolder, progress: ProgressCallback | None) -> None:
+        self._folder = folder
+        self._progress = progress
+
+    def __call__(self, trainer: Trainer, batch: Batch, loss_sum: torch.Tensor) -> None:
+        trainer.losses.append(loss_sum)
+        trainer.logged_samples += batch.num_samples
+        if trainer.step % trainer.config.log_every == 0:
+            self._log_loss(trainer)
+        if trainer.config.evaluate_every and trainer.step % trainer.config.evaluate_every == 0:
+            scores = trainer.predictor.predict().scores
+            self._folder.log({"step": trainer.step, "evaluation": asdict(scores)})
+        if self._progress:
+            total = trainer.shards.num_training_samples * trainer.config.epochs
+            self._progress("train", trainer.num_samples, total)
+
+    def _log_loss(self, trainer: Trainer) -> None:
+        mean_loss = float(torch.stack(trainer.losses).sum()) / trainer.logged_samples
+        refuse_divergence(mean_loss, trainer.step)
+        self._folder.log({"step": trainer.step, "samples": trainer.num_samples, "loss": mean_loss})
+        trainer.losses.clear()
+        trainer.logged_samples = 0

@@ -1,0 +1,209 @@
+"""The training loop and what it holds. The loop shows every step by name; the rest is assembly."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from ..pipeline.errors import ConfigError, HotsetError, ShardError
+from ..pipeline.sizes import format_byte_size
+from .batch_order import BatchOrder, SeededOrder
+from .config import TrainConfig
+from .executor import Executor
+from .fae import Fae, FaeOrder
+from .loader import Batch, Shards
+from .meter import Meter
+from .model import Dlrm, dlrm_shape
+from .placements import AllFast, Hybrid, HybridDedup, Placement
+from .predict import Predictor
+from .row_optimizers import RowOptimizer
+from .shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
+from .tiers import Tier
+
+_log = logging.getLogger(__name__)
+PLACEMENTS: dict[str, type[Placement]] = {kind.name: kind for kind in (AllFast, Hybrid, HybridDedup, Fae)}
+
+
+@dataclass(slots=True)
+class Trainer:
+    """Everything a run holds in memory."""
+
+    config: TrainConfig
+    shards: Shards
+    model: Dlrm
+    dense_optimizer: torch.optim.Optimizer
+    placement: Placement
+    executor: Executor
+    order: BatchOrder
+    predictor: Predictor
+    meter: Meter
+    scheduler: ShuffleScheduler | None
+    """Of the placement ``fae``."""
+    device: torch.device
+    step: int = 0
+    num_samples: int = 0
+    numbers: list[int] = field(default_factory=list)
+    """Training batch of each step so far."""
+    losses: list[torch.Tensor] = field(default_factory=list)
+    """Loss sum of each batch since the last line of the log, left on the device."""
+    logged_samples: int = 0
+
+    def batches(self) -> Iterator[Batch]:
+        """The training batches in the order of the run, each timed from here on."""
+        for number in self.order.batches():
+            batch = self.shards.training_batch(number)
+            self.meter.enter("hot_only" if batch.is_hot_only else "mixed")
+            self.numbers.append(number)
+            yield batch
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Dense layers and tables by name, on the host, views where they can be."""
+        dense = {f"dense.{name}": tensor.cpu() for name, tensor in self.model.state_dict().items()}
+        tables = {table.name: self.executor.table(i) for i, table in enumerate(self.shards.tables)}
+        return dense | tables
+
+
+def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tensor], None]) -> None:
+    """Train on every batch of the run, then bring all rows home.
+
+    The loss of a batch is summed over its samples and divided by the nominal batch size, so that a short
+    last batch takes a small step.
+    """
+    for batch in trainer.batches():
+        plan = trainer.placement.plan(batch)
+        trainer.executor.move(plan)
+        emb_BFD = trainer.executor.look_up(batch.ids_BF, plan)
+        dense_BK, label_B = batch.dense_BK.to(trainer.device), batch.label_B.to(trainer.device)
+        logit_B = trainer.model(dense_BK, emb_BFD)
+        loss_sum = binary_cross_entropy_with_logits(logit_B, label_B, reduction="sum")  # nats
+        trainer.dense_optimizer.zero_grad(set_to_none=True)
+        (loss_sum / trainer.shards.batch_size).backward()  # type: ignore[no-untyped-call]
+        trainer.dense_optimizer.step()
+        trainer.executor.update(batch.ids_BF, emb_BFD, plan)
+        trainer.step += 1
+        trainer.num_samples += batch.num_samples
+        after_step(trainer, batch, loss_sum.detach())
+    trainer.executor.move(trainer.placement.plan_finish())
+    trainer.meter.enter(None)
+
+
+def build_trainer(shards: Shards, config: TrainConfig, order: BatchOrder | None = None) -> Trainer:
+    """Make the model, the tiers with their initial rows, and the order of batches.
+
+    Args:
+        order: replayed instead of the placement's own.
+
+    Raises:
+        ConfigError: no such device, or a model that does not fit the shards.
+        ShardError: shards that cannot be trained on.
+    """
+    if shards.num_training_batches == 0:
+        raise ShardError(f"{shards.manifest.folder} has no training batch")
+    device = open_device(config.device)
+    meter = Meter(device)
+    placement = PLACEMENTS[config.placement](shards.tables)
+    optimizer = RowOptimizer(config.embedding_optimizer, config.resolved_embedding_lr)
+    if config.placement == "fae":
+        _warn_of_row_bytes(shards, optimizer)
+    shape = dlrm_shape(config.model, shards.num_dense, len(shards.tables), shards.embedding_dim)
+    model = Dlrm(shape, config.seed).to(device)
+    executor = build_executor(shards, placement, optimizer, device, meter)
+    for tier in (executor.fast, executor.slow):
+        tier.initialise(config.seed, placement.num_rows)
+    executor.warm_up()
+    predictor = Predictor(shards, model, executor, placement, meter)
+    scheduler = ShuffleScheduler.variant(config.fae_variant) if config.placement == "fae" else None
+    order = order or _own_order(shards, config, scheduler, predictor)
+    dense_optimizer = build_dense_optimizer(model, config)
+    return Trainer(
+        config,
+        shards,
+        model,
+        dense_optimizer,
+        placement,
+        executor,
+        order,
+        predictor,
+        meter,
+        scheduler,
+        device,
+    )
+
+
+def build_executor(
+    shards: Shards, placement: Placement, optimizer: RowOptimizer, device: torch.device, meter: Meter
+) -> Executor:
+    """The tiers of a placement, rows not yet set."""
+    dim, state_width = shards.embedding_dim, optimizer.state_width(shards.embedding_dim)
+    fast = Tier(placement.fast, dim, state_width, num_staging=placement.num_staging_slots, device=str(device))
+    return Executor(fast, Tier(placement.slow, dim, state_width), optimizer, shards.batch_size, meter)
+
+
+def build_dense_optimizer(model: Dlrm, config: TrainConfig) -> torch.optim.Optimizer:
+    """Torch's own optimizer of the dense layers."""
+    kinds: dict[str, Any] = {
+        "sgd": torch.optim.SGD,
+        "adagrad": torch.optim.Adagrad,
+        "adam": torch.optim.Adam,
+    }
+    made: torch.optim.Optimizer = kinds[config.resolved_dense_optimizer](
+        model.parameters(), lr=config.resolved_dense_lr
+    )
+    return made
+
+
+def open_device(name: str) -> torch.device:
+    """The torch device ``name``; raises ConfigError where this machine has none such."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"no device is called {name!r}", hint="--device is cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"training runs on cpu or cuda, not on {name!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("this machine has no CUDA device", hint="use --device cpu")
+    return device
+
+
+def set_threads(threads: int | None) -> int:
+    """Fix the threads of the dense layers for the run; returns how many."""
+    threads = threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    return threads
+
+
+def refuse_divergence(mean_loss: float, step: int) -> None:
+    """Raise HotsetError where the training loss is no number any more."""
+    if not math.isfinite(mean_loss):
+        raise HotsetError(
+            f"the training loss is {mean_loss} at step {step}",
+            hint="lower --embedding-lr or --dense-lr",
+        )
+
+
+def _own_order(
+    shards: Shards, config: TrainConfig, scheduler: ShuffleScheduler | None, predictor: Predictor
+) -> BatchOrder:
+    kinds, seed, epochs = shards.is_hot_only, config.seed, config.epochs
+    if scheduler is None:
+        return SeededOrder(kinds, seed, epochs, is_grouped=shards.is_grouped)
+    return FaeOrder(kinds, seed, epochs, scheduler, lambda: predictor.mean_loss(TEST_SAMPLES))
+
+
+def _warn_of_row_bytes(shards: Shards, optimizer: RowOptimizer) -> None:
+    real, counted = optimizer.row_bytes(shards.embedding_dim), shards.row_bytes
+    if real > counted:
+        num_hot = sum(table.num_hot for table in shards.tables)
+        _log.warning(
+            "the hot rows take %s with %s, the shards' budget counted %s without its state",
+            format_byte_size(num_hot * real),
+            optimizer.name,
+            format_byte_size(num_hot * counted),
+        )
