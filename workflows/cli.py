@@ -25,6 +25,7 @@ COMMANDS = {
     "split": ("preprocess_commands", "samples -> plan: hot rows under a byte budget, hot and mixed samples"),
     "pack": ("preprocess_commands", "plan -> shards: shuffled batches of one kind each"),
     "stats": ("stats_command", "inspect frequency statistics"),
+    "verify": ("verify_command", "check every manifest, checksum and invariant of a folder"),
     "train": ("train_commands", "train a model on shards"),
     "evaluate": ("train_commands", "evaluate a trained run"),
     "bench": ("bench_command", "measure against named baselines, interleaved"),

@@ -1,0 +1,221 @@
+"""``verify``: every manifest, checksum and invariant of a folder of stages.
+
+Three kinds of checks: the bytes (every file's checksum, no file that no manifest lists), the chain (each
+folder was made from the folders beside it), and the meaning (counts add up from stage to stage, ids are in
+range, tags agree with ids). Reads everything once, through the page cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from ..stats.hot_rows import tag_hot_samples
+from .arrow_files import fixed_lists, read_batch, values_of
+from .errors import ManifestError
+from .manifest import MANIFEST, FileEntry, Manifest
+from .output import hash_file
+from .raw import RawFile, iterate_blocks
+from .tasks import ProgressCallback, run_tasks, silent
+
+STAGE_FOLDERS = ("columns", "counts", "vocabulary", "samples", "plan", "shards")
+
+
+def verify(
+    folder: Path,
+    *,
+    raw: Sequence[Path] = (),
+    workers: int = 0,
+    progress: ProgressCallback = silent,
+) -> list[str]:
+    """Check every stage folder inside ``folder``; returns the faults found, a line each, in order.
+
+    Args:
+        folder: as `preprocess` made it, perhaps not all of it.
+        raw: the logs it was made from, to be hashed again; empty checks none.
+        workers: threads; 0 takes every core.
+        progress: told how many files are done.
+
+    Raises:
+        ManifestError: there is no stage folder at all.
+    """
+    found = {name: folder / name for name in STAGE_FOLDERS if (folder / name).is_dir()}
+    if not found:
+        raise ManifestError(f"{folder} holds no stage folder", hint="name the folder preprocess --out made")
+    faults: list[str] = []
+    manifests: dict[str, Manifest] = {}
+    for name, path in found.items():
+        try:
+            manifests[name] = Manifest.read(path)
+        except ManifestError as error:
+            faults.append(str(error))
+    faults += [fault for manifest in manifests.values() for fault in _check_chain(manifest, manifests)]
+    tasks = [(entry, manifest, manifests) for manifest in manifests.values() for entry in manifest.files]
+    for done, file_faults in enumerate(run_tasks(_check_file, tasks, workers=workers), 1):
+        faults += file_faults
+        progress("verify", done, len(tasks))
+    if not faults:
+        faults += _check_sums(manifests)
+        faults += _check_raw(manifests["columns"], raw) if raw and "columns" in manifests else []
+    return faults
+
+
+def _check_chain(manifest: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
+    """The folder holds what it lists, and its inputs are the folders beside it."""
+    listed = {entry.path for entry in manifest.files} | {MANIFEST}
+    for path in sorted(manifest.folder.iterdir()):
+        if path.name not in listed:
+            yield f"{path} is no part of the folder: its manifest does not list it"
+    for made_from in manifest.inputs:
+        other = manifests.get(made_from["name"])
+        if other is not None and other.fingerprint != made_from.get("fingerprint"):
+            yield f"{manifest.folder} was made from another {made_from['name']} than the one beside it"
+
+
+def _check_file(entry: FileEntry, manifest: Manifest, manifests: dict[str, Manifest]) -> list[str]:
+    """Bytes first; only a file whose bytes are right is looked into."""
+    try:
+        path = manifest.checked_path(entry)
+        _, checksum = hash_file(path)
+        if checksum != entry.xxh3_128:
+            return [f"{path} is damaged: its checksum is {checksum}, want {entry.xxh3_128}"]
+        return [f"{path}: {fault}" for fault in _CHECKS[manifest.stage](entry, manifest, manifests)]
+    except ManifestError as error:
+        return [str(error)]
+
+
+def _check_columns(entry: FileEntry, columns: Manifest, _: dict[str, Manifest]) -> Iterator[str]:
+    batch = read_batch(columns, entry)
+    if columns.totals["has_label"] and entry.num_samples:
+        if values_of(batch.column("label"), np.uint8).max() > 1:
+            yield "a label is neither 0 nor 1"
+
+
+def _check_counts(entry: FileEntry, counts: Manifest, _: dict[str, Manifest]) -> Iterator[str]:
+    batch = read_batch(counts, entry)
+    array = batch.column("category")
+    categories = values_of(array, array.type.to_pandas_dtype())
+    total = int(values_of(batch.column("count"), np.int64).sum()) + entry.facts["num_missing"]
+    if (categories[1:] <= categories[:-1]).any():
+        yield "its categories are not ascending"
+    if total != counts.totals["num_train_samples"]:
+        yield f"it counts {total} look-ups, want {counts.totals['num_train_samples']}"
+
+
+def _check_vocabulary(entry: FileEntry, vocabulary: Manifest, _: dict[str, Manifest]) -> Iterator[str]:
+    batch = read_batch(vocabulary, entry)
+    counts, places = (values_of(batch.column(name), np.int64) for name in ("count", "place"))
+    num_train = vocabulary.totals["num_train_samples"]
+    if (counts[1:] > counts[:-1]).any():
+        yield "its counts rise from one id to the next"
+    if int(counts.sum()) != num_train:
+        yield f"its rows have {int(counts.sum())} look-ups, want {num_train}"
+    if (places[1:] <= places[:-1]).any() or places.max() >= vocabulary.totals["num_rows"]:
+        yield "its places are no order over all tables"
+
+
+def _check_samples(entry: FileEntry, samples: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
+    tables = samples.totals["tables"]
+    ids = fixed_lists(read_batch(samples, entry).column("ids"), len(tables), np.int32)
+    yield from _ids_in_range(ids, tables)
+    if "columns" in manifests:
+        counts = {other.path: other.num_samples for other in manifests["columns"].files}
+        if counts.get(entry.path) != entry.num_samples:
+            yield f"it has {entry.num_samples} samples, columns has {counts.get(entry.path)}"
+
+
+def _check_plan(entry: FileEntry, plan: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
+    is_hot = values_of(read_batch(plan, entry).column("is_hot"), np.uint8)
+    if "samples" not in manifests:
+        return
+    samples, tables = manifests["samples"], plan.totals["tables"]
+    other = next((other for other in samples.files if other.path == entry.path), None)
+    if other is None or other.num_samples != entry.num_samples:
+        yield "samples has no such file, or one of another length"
+        return
+    ids = fixed_lists(read_batch(samples, other).column("ids"), len(tables), np.int32)
+    if (_tags(ids, tables) != is_hot).any():
+        yield "its tags do not agree with the ids"
+
+
+def _check_shards(entry: FileEntry, shards: Manifest, _: dict[str, Manifest]) -> Iterator[str]:
+    tables, kind, batch_size = shards.totals["tables"], entry.facts["kind"], shards.config["batch_size"]
+    with pa.memory_map(str(shards.folder / entry.path)) as source:
+        reader = pa.ipc.open_file(source)
+        batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        if len(batches) != entry.facts["batches"]:
+            yield f"it has {len(batches)} batches, want {entry.facts['batches']}"
+        if any(batch.num_rows != batch_size for batch in batches[:-1]):
+            yield f"a batch before the last has not {batch_size} samples"
+        if sum(batch.num_rows for batch in batches) != entry.num_samples:
+            yield f"its batches have not {entry.num_samples} samples"
+        hot_only = entry.facts.get("hot_only_batches")
+        for number, batch in enumerate(batches):
+            ids = fixed_lists(batch.column("ids"), len(tables), np.int32)
+            faults = list(_ids_in_range(ids, tables))
+            is_hot = _tags(ids, tables)
+            if kind == "evaluation" and (values_of(batch.column("is_hot"), np.uint8) != is_hot).any():
+                faults.append("its tags do not agree with the ids")
+            if kind == "hot_only" and not is_hot.all():
+                faults.append("a look-up of a hot-only batch hits a cold row")
+            if kind == "mixed" and hot_only is None and is_hot.any():
+                faults.append("a fully hot sample stands in a mixed batch")
+            if hot_only is not None and bool(is_hot.all()) != (number in hot_only):
+                faults.append("the manifest says wrongly whether it is hot-only")
+            yield from (f"batch {number}: {fault}" for fault in faults)
+
+
+def _ids_in_range(ids: Any, tables: list[dict[str, Any]]) -> Iterator[str]:
+    if ids.shape[0] == 0:
+        return
+    lowest, highest = ids.min(axis=0), ids.max(axis=0)
+    for feature, table in enumerate(tables):
+        if lowest[feature] < 0 or highest[feature] >= table["num_rows"]:
+            yield f"an id of {table['name']} is outside its {table['num_rows']} rows"
+
+
+def _tags(ids: Any, tables: list[dict[str, Any]]) -> Any:
+    is_hot = np.empty(ids.shape[0], np.uint8)
+    tag_hot_samples(ids, np.array([table["num_hot"] for table in tables], np.int64), is_hot)
+    return is_hot
+
+
+_CHECKS: dict[str, Callable[[FileEntry, Manifest, dict[str, Manifest]], Iterator[str]]] = {
+    "ingest": _check_columns,
+    "count": _check_counts,
+    "rank": _check_vocabulary,
+    "encode": _check_samples,
+    "split": _check_plan,
+    "pack": _check_shards,
+}
+
+
+def _check_sums(manifests: dict[str, Manifest]) -> Iterator[str]:
+    """The number of samples is the same from stage to stage."""
+    per_sample = [name for name in ("columns", "samples", "plan", "shards") if name in manifests]
+    for before, name in pairwise(per_sample):
+        want, have = manifests[before].num_samples, manifests[name].num_samples
+        if want != have:
+            yield f"{manifests[name].folder} has {have} samples, {before} has {want}"
+
+
+def _check_raw(columns: Manifest, raw: Sequence[Path]) -> Iterator[str]:
+    """Hash the logs again, block by block, as `ingest` did."""
+    recorded = columns.totals["raw"]
+    if len(raw) != len(recorded):
+        yield f"{len(raw)} logs were given, {columns.folder} was made from {len(recorded)}"
+        return
+    for path, log in zip(raw, recorded, strict=True):
+        digest = xxhash.xxh3_128()
+        for read in iterate_blocks(RawFile.look_at(path), columns.config["block_bytes"]):
+            block = read()
+            if block.num_bytes:
+                digest.update(xxhash.xxh3_128_digest(block.lines))
+        if digest.hexdigest() != log["xxh3_128_of_blocks"]:
+            yield f"{path} is not the log {columns.folder} was made from"
