@@ -53,7 +53,8 @@ class Output:
             inputs: ``{"name", "fingerprint"}`` of each input folder, or name and bytes of a raw file.
 
         Raises:
-            ManifestError: the folder was begun or sealed with another config, version or inputs.
+            ManifestError: the folder was begun or sealed with another config, version or inputs, or a
+                file it lists is missing or of another size.
         """
         identity = json.loads(
             json.dumps({"stage": stage, "version": version, "config": asdict(config), "inputs": list(inputs)})
@@ -63,18 +64,18 @@ class Output:
             sealed = Manifest.read(folder)
             found = {key: getattr(sealed, key) for key in identity}
             refuse_difference(folder, found, identity)
+            for entry in sealed.files:
+                sealed.checked_path(entry)
             shutil.rmtree(output._partial, ignore_errors=True)
             return sealed
-        try:
+        with _write_errors_explained(folder):
             output._resume()
-        except OSError as error:
-            raise ManifestError(f"{error.filename or folder} cannot be written: {error.strerror}") from error
         return output
 
     def _resume(self) -> None:
         begun = self._partial / _BEGUN
         if begun.exists():
-            refuse_difference(self.folder, json.loads(begun.read_bytes()), self._identity)
+            refuse_difference(self.folder, _read_begun(begun), self._identity)
         elif self.folder.exists() and any(child != self._partial for child in self.folder.iterdir()):
             raise ManifestError(
                 f"{self.folder} is not empty and was not begun by this stage",
@@ -83,12 +84,20 @@ class Output:
         self._partial.mkdir(parents=True, exist_ok=True)
         write_synced(begun, json.dumps(self._identity).encode(), sync=False)
         for record in self._partial.glob("*.json"):
-            if record.name != _BEGUN:
-                entry = FileEntry.from_json(json.loads(record.read_bytes()))
+            entry = None if record.name == _BEGUN else self._finished_file(record)
+            if entry is not None:
                 self.finished[entry.path] = entry
         for stray in [*self._partial.iterdir(), *self.folder.iterdir()]:
             if stray.is_file() and stray.suffix != ".json" and stray.name not in self.finished:
                 stray.unlink()
+
+    def _finished_file(self, record: Path) -> FileEntry | None:
+        """What ``record`` says of a file; None where a power cut left half of either."""
+        try:
+            entry = FileEntry.from_json(json.loads(record.read_bytes()))
+            return entry if (self.folder / entry.path).stat().st_size == entry.num_bytes else None
+        except (KeyError, TypeError, ValueError, AttributeError, FileNotFoundError):
+            return None
 
     def has(self, name: str) -> bool:
         """Whether ``name`` was finished, now or before an interruption."""
@@ -96,13 +105,18 @@ class Output:
 
     @contextmanager
     def writing(self, name: str, num_samples: int, **facts: Any) -> Iterator[Path]:
-        """Give a path to write ``name`` at; on leaving it is hashed, renamed and recorded."""
+        """Give a path to write ``name`` at; on leaving it is hashed, renamed and recorded.
+
+        Raises:
+            ManifestError: the device is full, or the file cannot be written for another such reason.
+        """
         aside = self._partial / name
-        yield aside
-        num_bytes, checksum = hash_file(aside)
-        entry = FileEntry(name, num_samples, num_bytes, checksum, facts)
-        os.replace(aside, self.folder / name)
-        write_synced(self._partial / f"{name}.json", json.dumps(entry.to_json()).encode(), sync=False)
+        with _write_errors_explained(self.folder / name):
+            yield aside
+            num_bytes, checksum = hash_file(aside)
+            entry = FileEntry(name, num_samples, num_bytes, checksum, facts)
+            os.replace(aside, self.folder / name)
+            write_synced(self._partial / f"{name}.json", json.dumps(entry.to_json()).encode(), sync=False)
         self.finished[name] = entry
 
     def seal(self, totals: dict[str, Any]) -> Manifest:
@@ -111,7 +125,9 @@ class Output:
         parts: dict[str, Any] = self._identity | {"files": files, "totals": totals}
         parts = json.loads(json.dumps(parts))
         text = json.dumps(parts | {"checksum": checksum_of(parts)}, indent=1) + "\n"
-        write_synced(self.folder / MANIFEST, text.encode(), aside=self._partial / "manifest.tmp", sync=True)
+        aside = self._partial / "manifest.tmp"
+        with _write_errors_explained(self.folder / MANIFEST):
+            write_synced(self.folder / MANIFEST, text.encode(), aside=aside, sync=True)
         shutil.rmtree(self._partial, ignore_errors=True)
         return Manifest.read(self.folder)
 
@@ -119,6 +135,27 @@ class Output:
 def input_of(manifest: Manifest) -> dict[str, Any]:
     """How a stage names ``manifest`` among its inputs."""
     return {"name": manifest.folder.name, "fingerprint": manifest.fingerprint}
+
+
+@contextmanager
+def _write_errors_explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ManifestError(
+            f"{path} cannot be written: {error.strerror or error}",
+            hint="make room or mend what is in the way: the same command goes on from here",
+        ) from error
+
+
+def _read_begun(path: Path) -> dict[str, Any]:
+    try:
+        identity: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ManifestError(
+            f"{path} is damaged: {error}", hint="remove the folder of this stage and run it again"
+        ) from error
+    return identity
 
 
 def refuse_difference(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
