@@ -1,10 +1,11 @@
-"""Small random logs in Criteo's text format, and a slow, obvious parser of them."""
+"""Small random logs in Criteo's text format, a slow, obvious parser of them, and trees to compare."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -80,3 +81,9 @@ def parse_naively(line: bytes, *, label: bool = True) -> Sample | None:
         tuple(int(f) if f else None for f in integers),
         tuple(int(f, 16) if f else None for f in categories),
     )
+
+
+def tree_of(folder: Path) -> dict[str, bytes]:
+    """Every file below ``folder`` by its relative path, hidden ones too: what two equal runs must share."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
