@@ -30,9 +30,8 @@ def parse_byte_size(text: str) -> ByteSize:
 
 def format_byte_size(num_bytes: float) -> str:
     """268435456 -> ``"256 MiB"``; at most one decimal, binary units."""
-    amount = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(amount) < 1024:
-            return f"{amount:.0f} {unit}" if amount == int(amount) else f"{amount:.1f} {unit}"
+    amount, units = float(num_bytes), ["TiB", "GiB", "MiB", "KiB", "B"]
+    while abs(round(amount, 1)) >= 1024 and len(units) > 1:
         amount /= 1024
-    return f"{amount:.1f} TiB"
+        units.pop()
+    return f"{amount:.1f}".removesuffix(".0") + f" {units[-1]}"
