@@ -37,7 +37,7 @@ class IngestConfig:
     """Columns of the log: criteo-kaggle or criteo-1tb."""
 
     label: bool = True
-    """Lines begin with a label. Without one the log serves statistics only."""
+    """Whether lines begin with a label. A log without labels serves statistics only."""
 
     on_bad_line: Literal["error", "skip"] = "error"
     """Stop at a line that is not as the schema says, or skip and count it."""
@@ -50,6 +50,8 @@ class IngestConfig:
 
     def __post_init__(self) -> None:
         schema_named(self.schema)
+        if self.on_bad_line not in ("error", "skip"):
+            raise ConfigError(f"on_bad_line must be error or skip, got {self.on_bad_line!r}")
         if not 0 <= self.max_bad_fraction <= 1:
             raise ConfigError(f"max_bad_fraction must be between 0 and 1, got {self.max_bad_fraction}")
         if self.block_bytes < 1:
@@ -95,7 +97,7 @@ def ingest(
         done = sum(file.num_bytes for file in files[:number])
         tallies.append(_ingest_file(file, number, config, output, workers, progress, (done, total)))
         _refuse_changed(file)
-    _refuse_too_many_bad(files, tallies, config)
+        _refuse_too_many_bad(file, tallies[-1], config)
     if not any(entry.num_samples for entry in output.finished.values()):
         raise InputError(f"{files[0].path}: the log is empty: it has no samples")
     return output.seal(_totals(files, tallies, config, output))
@@ -111,11 +113,11 @@ def _ingest_file(
     done_total: tuple[int, int],
 ) -> _Tally:
     tally, (done, total) = _Tally(), done_total
-    least_lines = 0 if file.compression else config.max_bad_fraction * file.num_bytes / _MIN_LINE_BYTES
+    end = done + file.num_bytes
 
     def tasks() -> Iterator[tuple[Any, ...]]:
         for block, read in enumerate(iterate_blocks(file, config.block_bytes)):
-            yield read, f"file{number:04}-block{block:05}.arrow", config, output
+            yield read, f"file{number:04}-block{block:07}.arrow", config, output
 
     for name, fault in run_tasks(_ingest_block, tasks(), workers=workers):
         if fault is not None:
@@ -128,8 +130,8 @@ def _ingest_file(
             tally.digest.update(bytes.fromhex(facts["raw_xxh3_128"]))
             done += facts["raw_bytes"]
             progress("ingest", done, total)
-        if not file.compression and tally.bad.total() > least_lines and tally.bad:
-            raise _too_many_bad(file.path, tally, config)
+        if not file.compression:
+            _refuse_too_many_bad(file, tally, config, bytes_left=end - done)
     return tally
 
 
@@ -150,7 +152,7 @@ def _ingest_block(
     facts: dict[str, Any] = {
         "lines": parsed.num_samples + num_bad,
         "raw_bytes": block.num_bytes,
-        "raw_xxh3_128": xxhash.xxh3_128_hexdigest(block.lines),
+        "raw_xxh3_128": xxhash.xxh3_128_hexdigest(block.lines.data),
     }
     if num_bad:
         facts["bad"] = count_reasons(block, parsed.bad_lines, schema, has_label=config.label)
@@ -172,16 +174,13 @@ def _refuse_changed(file: RawFile) -> None:
         raise InputError(f"{file.path} changed while it was read", hint="run again when it is complete")
 
 
-def _refuse_too_many_bad(files: list[RawFile], tallies: list[_Tally], config: IngestConfig) -> None:
-    for file, tally in zip(files, tallies, strict=True):
-        if tally.bad.total() > config.max_bad_fraction * tally.lines:
-            raise _too_many_bad(file.path, tally, config)
-
-
-def _too_many_bad(path: Path, tally: _Tally, config: IngestConfig) -> InputError:
+def _refuse_too_many_bad(file: RawFile, tally: _Tally, config: IngestConfig, *, bytes_left: int = 0) -> None:
+    """Raise InputError where too many lines are bad even if ``bytes_left`` hold nothing but good ones."""
+    if tally.bad.total() <= config.max_bad_fraction * (tally.lines + max(bytes_left, 0) / _MIN_LINE_BYTES):
+        return
     reasons = ", ".join(f"{count} {reason}" for reason, count in tally.bad.most_common())
-    return InputError(
-        f"{path}: {tally.bad.total()} of the first {tally.lines} lines are bad ({reasons}), "
+    raise InputError(
+        f"{file.path}: {tally.bad.total()} of the first {tally.lines} lines are bad ({reasons}), "
         f"more than the fraction {config.max_bad_fraction} that may be skipped",
         hint="look at the file, or raise --max-bad-fraction",
     )
