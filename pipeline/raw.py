@@ -124,7 +124,7 @@ def _filler(raw: RawFile, readinto: Callable[[Any], int | None]) -> Callable[[ND
         filled = 0
         while filled < into.shape[0]:
             try:
-                count = readinto(memoryview(into)[filled:])
+                count = readinto(into.data[filled:])
             except OSError as error:
                 raise InputError(
                     f"{raw.path} cannot be read to its end: {str(error).splitlines()[0]}",
