@@ -48,8 +48,10 @@ class PackConfig:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ConfigError(f"batch_size must be 1 or more, got {self.batch_size}")
-        if self.seed < 0:
-            raise ConfigError(f"seed must be 0 or more, got {self.seed}")
+        if self.order not in ("grouped", "original"):
+            raise ConfigError(f"order must be grouped or original, got {self.order!r}")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed must be in [0, 2**63), got {self.seed}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ class RankConfig:
     """Categories seen fewer times than this in the training part share the oov row (look-ups)."""
 
     def __post_init__(self) -> None:
+        if self.rank_by != "frequency":
+            raise ConfigError(f"rank_by must be frequency, got {self.rank_by!r}")
         if self.min_count < 1:
             raise ConfigError(f"min_count must be 1 or more, got {self.min_count}")
 

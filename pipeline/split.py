@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..stats.hot_rows import num_hot_of_tables, tag_hot_samples
-from ..stats.row_bytes import row_bytes
+from ..stats.row_bytes import OPTIMIZERS, row_bytes
 from .arrow_files import fixed_lists, read_batch, values_of, write_batch
 from .encode import iterate_parts
 from .errors import ConfigError
@@ -44,8 +44,15 @@ class SplitConfig:
     """Optimizer whose state a row carries."""
 
     def __post_init__(self) -> None:
+        if self.hot_bytes < 0:
+            raise ConfigError(f"hot_bytes must be 0 or more, got {self.hot_bytes}")
         if self.embedding_dim < 1:
             raise ConfigError(f"embedding_dim must be 1 or more, got {self.embedding_dim}")
+        if self.embedding_optimizer not in OPTIMIZERS:
+            wanted = ", ".join(OPTIMIZERS)
+            raise ConfigError(
+                f"embedding_optimizer must be one of {wanted}, got {self.embedding_optimizer!r}"
+            )
 
 
 def split(
