@@ -41,7 +41,7 @@ CHUNK_SAMPLES = 1 << 14
 _TASKS_A_WORKER = 2
 _MAX_SAMPLE = 1 << 62
 _GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, time 0, unknown system
-_GZIP_LEVEL = 6
+_GZIP_LEVEL = 1
 _DEFLATE_END = b"\x03\x00"
 
 

@@ -3,6 +3,15 @@
 The class shares of a profile are rounded and were fitted to a part of a log, so the marginals they imply
 are a little off. Raking each column's (class, bucket) matrix to the profile's own coverage mends that: the
 drawn marginals are those of the profile whatever the dependence, for every scale.
+
+The click model: each category has a nearly normal effect and a hidden vector, both hashed from its table and
+rank; a logit is the sum of the effects (full in the head of a table, weaker down the tail), of dot products
+of hidden vectors for a few pairs of small tables, and of a slope and a kink for each integer. Measured
+with the Kaggle profile, AUC on 150,000 further samples (the planted logit itself reaches 0.818):
+
+    training samples                    400,000    1,500,000
+    logistic regression, one-hot          0.761        0.767
+    DLRM, dim 16, one epoch, Adagrad      0.796        0.806
 """
 
 from __future__ import annotations
@@ -22,7 +31,7 @@ MIN_NUM_ROWS = 100
 """A scale never shrinks a table below this many rows."""
 
 _ONE = 1 << 32
-_NUM_RAKES = 100
+_NUM_RAKES = 500
 _LEAST_CELL = 0.1  # thousandths: raking needs positive cells to reach any marginals
 _RANKS_AN_OCTAVE = 16
 _MAX_SLOPE = (1 << 44) - 1

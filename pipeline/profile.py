@@ -8,7 +8,7 @@ A profile holds no sample and no raw value, only shares:
     classes   the dependence: a mixture of latent classes ("cold visitor", "head of everything", ...). For
               each class the shares, in thousandths, of each missing pattern and of each bucket of ranks
     coupling  columns of one group, within a class, share one uniform variable with this probability
-    click     the planted click model (``generate_click``)
+    click     the planted click model: amplitudes in nats, see ``generate_world``
 
 ``workflows/make_profile.py`` makes one from published aggregates and a rank-coded part of a log.
 """
