@@ -38,7 +38,7 @@ def draw_samples(num_samples: int, rng: np.random.Generator) -> list[Sample]:
 
     The second table has one category, the third misses values only in the last quarter, every fourth often.
     """
-    hashes = rng.integers(0, 2**32, (NUM_SPARSE, 64), dtype=np.uint64)
+    hashes = rng.integers(0, 2**32, (NUM_SPARSE, 67), dtype=np.uint64)
     hashes[:, 5] = np.where(np.arange(NUM_SPARSE) % 2, 0, 2**32 - 1)
     steps = rng.zipf(1.5 + 0.1 * np.arange(NUM_SPARSE), (num_samples, NUM_SPARSE))
     steps = np.minimum(steps - 1, 3 + 7 * (np.arange(NUM_SPARSE) % 10)) * (np.arange(NUM_SPARSE) != 1)

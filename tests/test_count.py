@@ -1,0 +1,115 @@
+"""Counts of the training part, exact and of nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.arrow_files import read_batch
+from hotset.pipeline.count import CountConfig, count, num_training_samples
+from hotset.pipeline.errors import ConfigError, ManifestError
+from hotset.pipeline.manifest import Manifest
+from hotset.tests.criteo_text import NUM_DENSE, NUM_SPARSE, SCHEMA, Sample, draw_samples
+from hotset.tests.naive_stages import columns_of
+
+
+def counted(counts: Manifest) -> list[dict[int | None, int]]:
+    """Per table, how often each category (None: missing) was seen."""
+    tables = []
+    for name, facts in zip(SCHEMA.sparse, counts.totals["tables"], strict=True):
+        entry = next(entry for entry in counts.files if entry.path == f"{name}.arrow")
+        batch = read_batch(counts, entry)
+        categories = batch.column("category").to_pylist()
+        assert str(batch.column("category").type) == "uint32" and categories == sorted(set(categories))
+        assert facts == {"name": name, "num_categories": len(categories), "num_missing": facts["num_missing"]}
+        assert entry.facts == {"num_missing": facts["num_missing"]}
+        table: dict[int | None, int] = dict(zip(categories, batch.column("count").to_pylist(), strict=True))
+        tables.append(table | ({None: facts["num_missing"]} if facts["num_missing"] else {}))
+    return tables
+
+
+def naive_counts(samples: list[Sample]) -> list[dict[int | None, int]]:
+    return [dict(Counter(sample.categories[f] for sample in samples)) for f in range(NUM_SPARSE)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("num_samples", "eval_fraction", "num_train"),
+    [(1, 0.0, 1), (1, 0.99, 1), (7, 1 / 7, 6), (90, 1 / 7, 78), (90, 0.5, 45), (90, 0.0, 90), (90, 0.98, 2)],
+)
+def test_counts_are_those_of_the_first_samples(
+    tmp_path: Path,
+    num_samples: int,
+    eval_fraction: float,
+    num_train: int,
+    workers: int,
+    rng: np.random.Generator,
+) -> None:
+    samples = draw_samples(num_samples, rng)
+    columns = columns_of(tmp_path, samples)
+    counts = count(CountConfig(eval_fraction=eval_fraction), columns, tmp_path / "counts", workers=workers)
+    assert counted(counts) == naive_counts(samples[:num_train])
+    assert (counts.totals["num_samples"], counts.totals["num_train_samples"]) == (num_samples, num_train)
+
+
+@pytest.mark.parametrize(("eval_files", "num_train"), [(1, 41), (2, 30), (3, 30)])
+def test_whole_files_can_be_kept_for_evaluation(
+    tmp_path: Path, eval_files: int, num_train: int, rng: np.random.Generator
+) -> None:
+    samples = draw_samples(60, rng)
+    columns = columns_of(tmp_path, samples[:30], [], samples[30:41], samples[41:])
+    counts = count(CountConfig(eval_files=eval_files), columns, tmp_path / "counts")
+    assert counted(counts) == naive_counts(samples[:num_train])
+    assert counts.totals["num_train_samples"] == num_train
+
+
+@pytest.mark.parametrize("eval_files", [4, 5])
+def test_no_sample_to_train_on_is_refused(tmp_path: Path, eval_files: int, rng: np.random.Generator) -> None:
+    samples = draw_samples(9, rng)
+    columns = columns_of(tmp_path, [], samples[:3], samples[3:6], samples[6:])
+    with pytest.raises(ConfigError, match=f"eval_files {eval_files} of 4 files leaves no sample to train on"):
+        num_training_samples(CountConfig(eval_files=eval_files), columns)
+    assert num_training_samples(CountConfig(eval_files=2), columns) == 3
+    with pytest.raises(ConfigError, match="leaves no sample to train on"):
+        num_training_samples(CountConfig(eval_files=3), columns)
+
+
+def test_a_table_that_only_misses_values_has_no_category(tmp_path: Path) -> None:
+    columns = columns_of(tmp_path, [Sample(0, (1,) * NUM_DENSE, (None,) * NUM_SPARSE)] * 30)
+    counts = count(CountConfig(eval_fraction=0.1), columns, tmp_path / "counts")
+    assert counted(counts) == [{None: 27}] * NUM_SPARSE
+
+
+def test_other_settings_need_another_folder(tmp_path: Path, rng: np.random.Generator) -> None:
+    columns = columns_of(tmp_path, draw_samples(9, rng))
+    made = count(CountConfig(), columns, tmp_path / "counts")
+    assert count(CountConfig(), columns, tmp_path / "counts") == made
+    with pytest.raises(ManifestError, match=r"was made with eval_fraction = 0\.142857\d+, now 0\.2"):
+        count(CountConfig(eval_fraction=0.2), columns, tmp_path / "counts")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"eval_fraction": 1.0},
+        {"eval_fraction": -0.1},
+        {"eval_fraction": float("nan")},
+        {"eval_files": -1},
+    ],
+)
+def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
+    (name,) = changes
+    with pytest.raises(ConfigError, match=name):
+        CountConfig(**changes)
+
+
+def test_progress_ends_at_the_total(tmp_path: Path, rng: np.random.Generator) -> None:
+    columns = columns_of(tmp_path, draw_samples(40, rng))
+    told: list[tuple[str, int, int]] = []
+    config = CountConfig(eval_fraction=0.5)
+    count(config, columns, tmp_path / "counts", workers=1, progress=lambda *words: told.append(words))
+    assert told[-1] == ("count", 20 * NUM_SPARSE, 20 * NUM_SPARSE)
