@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 
@@ -32,7 +32,8 @@ _SAMPLES = 300_000
 _HOT_SHARE = 0.1
 _BATCH_SIZE = 512
 _MARK = "demo.json"
-_PLACEMENTS = ("all-fast", "fae")
+_OPTIMIZER: Final = "adagrad"
+_PLACEMENTS: Final = ("all-fast", "fae")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +172,11 @@ def _preprocess(log: Path, options: DemoCommand, show: Callable[[str], None]) ->
         reports.setdefault(report.stage, report)
 
     data, recipe = options.out / "data", criteo_kaggle() if options.data is None else small_real_sample()
-    recipe = replace(recipe, pack=replace(recipe.pack, seed=options.seed, batch_size=_BATCH_SIZE))
+    recipe = replace(
+        recipe,
+        split=replace(recipe.split, embedding_optimizer=_OPTIMIZER),
+        pack=replace(recipe.pack, seed=options.seed, batch_size=_BATCH_SIZE),
+    )
     with progress_bars() as progress:
         run_stages = partial(
             preprocess, [log], out=data, workers=options.workers, progress=progress, on_stage=report_stage
@@ -182,12 +187,6 @@ def _preprocess(log: Path, options: DemoCommand, show: Callable[[str], None]) ->
         hot_bytes = options.hot_bytes or ByteSize(wanted)
         run_stages(config=replace(recipe, split=replace(recipe.split, hot_bytes=hot_bytes)))
     return [{"stage": report.stage, "seconds": report.seconds} for report in reports.values()]
-
-
-def _train_config(options: DemoCommand, placement: str) -> Any:
-    from .recipes import demo_training
-
-    return replace(demo_training(), placement=placement, seed=options.seed)
 
 
 def _explain(runs: list[dict[str, Any]], statistics: dict[str, Any], options: DemoCommand) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, cast
 
 import tyro
 
@@ -161,7 +161,7 @@ def _stage(stage: str, words: list[str]) -> int:
 
 def _parse_stage(stage: str, words: list[str], schema: str) -> StageCommand[Any]:
     config = getattr(recipe_for(schema), stage)
-    command = StageCommand[type(config)]  # type: ignore[misc]
+    command: type[StageCommand[Any]] = cast(Any, StageCommand)[type(config)]
     description = f"Run the stage {stage} in DIR: writes DIR/{FOLDERS[stage]}."
     default = StageCommand(dir=tyro.MISSING, config=config)
     return parse_options(command, words, command=stage, description=description, default=default)
