@@ -216,6 +216,6 @@ def _check_raw(columns: Manifest, raw: Sequence[Path]) -> Iterator[str]:
         for read in iterate_blocks(RawFile.look_at(path), columns.config["block_bytes"]):
             block = read()
             if block.num_bytes:
-                digest.update(xxhash.xxh3_128_digest(memoryview(block.lines)))
+                digest.update(xxhash.xxh3_128_digest(block.lines.data))
         if digest.hexdigest() != log["xxh3_128_of_blocks"]:
             yield f"{path} is not the log {columns.folder} was made from"

@@ -95,7 +95,7 @@ def demo(options: DemoCommand, console: Console) -> dict[str, Any]:
     show("\n4. Training from equal seeds: every row on the fast tier, and as FAE does")
     runs = []
     for placement in _PLACEMENTS:
-        config = _train_config(options, placement)
+        config = TrainConfig(placement=placement, seed=options.seed, embedding_optimizer=_OPTIMIZER)
         with progress_bars() as progress:
             run_folder = options.out / "runs" / placement
             runs.append(train(options.out / "data", config, run_folder, progress=progress).to_dict())
