@@ -42,7 +42,7 @@ def read_batch(manifest: Manifest, entry: FileEntry) -> Any:
     try:
         batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
         batch.validate()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: there is no batch
         raise ManifestError(
             f"{path} is damaged: {str(error).splitlines()[0]}",
             hint="remove its folder and run its stage again",
