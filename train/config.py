@@ -12,8 +12,12 @@ ModelName = Literal["auto", "kaggle", "terabyte", "small"]
 EmbeddingOptimizer = Literal["sgd", "adagrad", "rowwise-adagrad"]
 DenseOptimizer = Literal["same", "sgd", "adagrad", "adam"]
 
-USUAL_LR = {"sgd": 0.1, "adagrad": 0.02, "rowwise-adagrad": 0.02, "adam": 0.001}
-"""Learning rate of each optimizer where none is given."""
+EMBEDDING_LR = {"sgd": 10.0, "adagrad": 0.04, "rowwise-adagrad": 0.04}
+"""Usual learning rates of the rows. The gradient is a mean over the batch, and a row seen once in 2,048
+samples gets 1/2048 of one sample's: SGD at DLRM's 0.1 hardly moves rare rows (AUC 0.706 after 0.4 M
+generated samples, against 0.762 at 10 and 0.793 with Adagrad)."""
+DENSE_LR = {"sgd": 0.1, "adagrad": 0.01, "adam": 0.0005}
+"""Usual learning rates of the dense layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,13 +44,13 @@ class TrainConfig:
     """Optimizer of the embedding rows."""
 
     embedding_lr: float | None = None
-    """Learning rate of the rows; default 0.1 for sgd, 0.02 for the others."""
+    """Learning rate of the rows; default 10 for sgd, 0.04 for the others."""
 
     dense_optimizer: DenseOptimizer = "same"
     """Optimizer of the dense layers; same means the rows' one (adagrad for rowwise-adagrad)."""
 
     dense_lr: float | None = None
-    """Learning rate of the dense layers; default 0.1 for sgd, 0.02 for adagrad, 0.001 for adam."""
+    """Learning rate of the dense layers; default 0.1 for sgd, 0.01 for adagrad, 0.0005 for adam."""
 
     fae_variant: Literal["paper", "code"] = "paper"
     """Schedule of the fae placement: the paper's, from test loss, or that of its released code, which
@@ -83,9 +87,9 @@ class TrainConfig:
     @property
     def resolved_embedding_lr(self) -> float:
         """Learning rate of the rows, given or usual."""
-        return USUAL_LR[self.embedding_optimizer] if self.embedding_lr is None else self.embedding_lr
+        return EMBEDDING_LR[self.embedding_optimizer] if self.embedding_lr is None else self.embedding_lr
 
     @property
     def resolved_dense_lr(self) -> float:
         """Learning rate of the dense layers, given or usual."""
-        return USUAL_LR[self.resolved_dense_optimizer] if self.dense_lr is None else self.dense_lr
+        return DENSE_LR[self.resolved_dense_optimizer] if self.dense_lr is None else self.dense_lr

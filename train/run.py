@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..pipeline.tasks import ProgressCallback, silent
 from .batch_order import RecordedOrder
 from .config import TrainConfig
 from .loader import Batch, Shards
@@ -16,10 +16,6 @@ from .model import preset_name
 from .predict import Scores
 from .run_folder import RunFolder
 from .trainer import Trainer, build_trainer, refuse_divergence, run_steps, set_threads
-
-ProgressCallback = Callable[[str, int, int], None]
-"""Called as ``progress("train", samples so far, samples in all)``."""
-
 
 @dataclass(frozen=True, slots=True)
 class TrainSummary:
@@ -65,7 +61,7 @@ def train(
     out: Path,
     *,
     replay: Path | None = None,
-    progress: ProgressCallback | None = None,
+    progress: ProgressCallback = silent,
 ) -> TrainSummary:
     """Train on ``shards`` (a shards folder, or the folder that holds it) and write the run to ``out``.
 
@@ -135,7 +131,7 @@ def summarise(
 class _Log:
     """Writes the losses and evaluations of a run as it goes, and shows its progress."""
 
-    def __init__(self, folder: RunFolder, progress: ProgressCallback | None) -> None:
+    def __init__(self, folder: RunFolder, progress: ProgressCallback) -> None:
         self._folder = folder
         self._progress = progress
 
@@ -147,9 +143,8 @@ class _Log:
         if trainer.config.evaluate_every and trainer.step % trainer.config.evaluate_every == 0:
             scores = trainer.predictor.predict().scores
             self._folder.log({"step": trainer.step, "evaluation": asdict(scores)})
-        if self._progress:
-            total = trainer.shards.num_training_samples * trainer.config.epochs
-            self._progress("train", trainer.num_samples, total)
+        total = trainer.shards.num_training_samples * trainer.config.epochs
+        self._progress("train", trainer.num_samples, total)
 
     def _log_loss(self, trainer: Trainer) -> None:
         mean_loss = float(torch.stack(trainer.losses).sum()) / trainer.logged_samples

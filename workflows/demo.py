@@ -21,6 +21,7 @@ from ..pipeline.manifest import Manifest
 from ..pipeline.raw import RawFile, iterate_blocks
 from ..pipeline.sizes import MIB, ByteSize, format_byte_size
 from ..stats.row_bytes import row_bytes
+from ..train.config import TrainConfig
 from .console import print_json, progress_bars, say, stdout_console
 from .options import parse_options
 from .preprocess import StageReport, preprocess
