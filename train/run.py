@@ -17,6 +17,7 @@ from .predict import Scores
 from .run_folder import RunFolder
 from .trainer import Trainer, build_trainer, refuse_divergence, run_steps, set_threads
 
+
 @dataclass(frozen=True, slots=True)
 class TrainSummary:
     """What a run reached and what it cost."""

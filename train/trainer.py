@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..pipeline.errors import ConfigError, HotsetError, ShardError
 from ..pipeline.sizes import format_byte_size
+from ..pipeline.tasks import num_workers
 from .batch_order import BatchOrder, SeededOrder
 from .config import TrainConfig
 from .executor import Executor
@@ -174,7 +174,7 @@ def open_device(name: str) -> torch.device:
 
 def set_threads(threads: int | None) -> int:
     """Fix the threads of the dense layers for the run; returns how many."""
-    threads = threads or len(os.sched_getaffinity(0))
+    threads = threads or num_workers(0)
     torch.set_num_threads(threads)
     return threads
 
