@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from test_placements import TABLES, batch_of
 
+from hotset.tests.test_placements import TABLES, batch_of
 from hotset.train.fae import Fae, FaeOrder
 from hotset.train.shuffle_scheduler import ShuffleScheduler
 from hotset.train.step_plan import NOTHING_TO_MOVE

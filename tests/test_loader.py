@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from shard_factory import ShardSpec, draw_samples, training_samples, write_shards
 
 from hotset.pipeline.errors import ManifestError, ShardError
 from hotset.pipeline.manifest import checksum_of
+from hotset.tests.shard_factory import ShardSpec, draw_samples, training_samples, write_shards
 from hotset.train.loader import Shards
 
 SPEC = ShardSpec()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hotset.train import meter as meter_module
 from hotset.train.meter import Meter
 
 
@@ -13,7 +12,7 @@ from hotset.train.meter import Meter
 def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
     """A meter whose clock ticks one second a look."""
     ticks = iter(range(10_000))
-    monkeypatch.setattr(meter_module.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr("hotset.train.meter.time.perf_counter", lambda: float(next(ticks)))
     return Meter(torch.device("cpu"))
 
 

@@ -15,7 +15,7 @@ def naive_auc(logit_N: NDArray[np.float32], label_N: NDArray[np.float32]) -> flo
     clicks = logit_N[label_N == 1].tolist()
     others = logit_N[label_N == 0].tolist()
     won = sum((click > other) + 0.5 * (click == other) for click in clicks for other in others)
-    return won / (len(clicks) * len(others))
+    return float(won / (len(clicks) * len(others)))
 
 
 @pytest.mark.parametrize("num_levels", [1, 2, 7, 1000])

@@ -51,7 +51,7 @@ def test_both_back_ends_give_the_same_bits(
     rng = np.random.default_rng(seed)
     optimizer = RowOptimizer(name, 0.03)
     tiers = [make_tier(optimizer, num_tables, 40, dim) for _ in range(2)]
-    backends = (NumbaRows(optimizer), TorchRows(optimizer))
+    backends: list[RowBackend] = [NumbaRows(optimizer), TorchRows(optimizer)]
     for _ in range(3):
         lookups = draw_lookups(tiers[0], num_samples, rng)
         grad_PD = torch.from_numpy(rng.normal(size=(lookups.slots_N.size, dim)).astype(np.float32))

@@ -1,0 +1,88 @@
+"""The folder of a run: written aside, finished by its summary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hotset.pipeline.errors import HotsetError
+from hotset.train.run_folder import RunFolder, read_config, read_weights
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    folder = RunFolder.begin(tmp_path / "run", {"seed": 3})
+    weights = {"dense.top.0.bias": torch.arange(3.0), "C1": torch.arange(6.0).view(2, 3)}
+    folder.log({"step": 1})
+    folder.log({"step": 2})
+    folder.save_weights(weights)
+    folder.save_batch_order([1, 0])
+    folder.finish({"auc": 0.5})
+    assert read_config(folder.path) == {"seed": 3}
+    found = read_weights(folder.path)
+    assert found.keys() == weights.keys() and all(torch.equal(found[name], weights[name]) for name in weights)
+    assert [
+        json.loads(line)["step"] for line in (folder.path / "metrics.jsonl").read_text().splitlines()
+    ] == [1, 2]
+    assert np.load(folder.path / "batch_order.npy").tolist() == [1, 0]
+    assert {path.name for path in folder.path.iterdir()} == {
+        "config.json",
+        "metrics.jsonl",
+        "weights.safetensors",
+        "batch_order.npy",
+        "summary.json",
+    }
+
+
+def test_tables_may_be_views_of_one_tensor(tmp_path: Path) -> None:
+    tier = torch.arange(12.0).view(6, 2)
+    folder = RunFolder.begin(tmp_path / "run", {})
+    folder.save_weights({"C1": tier[:2], "C2": tier[2:]})
+    assert torch.equal(read_weights(folder.path)["C2"], tier[2:])
+
+
+def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(HotsetError, match="is not empty") as refused:
+        RunFolder.begin(tmp_path, {})
+    assert refused.value.hint is not None and "--out" in refused.value.hint
+    run = RunFolder.begin(tmp_path / "run", {})
+    run.finish({})
+    with pytest.raises(HotsetError, match="finished run"):
+        RunFolder.begin(tmp_path / "run", {})
+
+
+def test_an_empty_folder_will_do_and_a_file_will_not(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    RunFolder.begin(tmp_path / "empty", {})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HotsetError, match="cannot be written"):
+        RunFolder.begin(tmp_path / "file", {})
+
+
+def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HotsetError, match="no training run"):
+        read_config(tmp_path)
+    RunFolder.begin(tmp_path / "run", {})
+    with pytest.raises(HotsetError, match="unfinished"):
+        read_config(tmp_path / "run")
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{"])
+def test_a_damaged_config_is_refused(text: str, tmp_path: Path) -> None:
+    folder = RunFolder.begin(tmp_path / "run", {})
+    folder.finish({})
+    (folder.path / "config.json").write_text(text)
+    with pytest.raises(HotsetError, match=r"config\.json"):
+        read_config(folder.path)
+
+
+def test_damaged_weights_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(HotsetError, match="cannot be read"):
+        read_weights(tmp_path)
+    (tmp_path / "weights.safetensors").write_bytes(b"\0" * 20)
+    with pytest.raises(HotsetError, match="cannot be read"):
+        read_weights(tmp_path)

@@ -1,0 +1,195 @@
+"""Training: every placement ends with the same bits, and a model learns."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotset.pipeline.errors import ConfigError, HotsetError, ShardError
+from hotset.tests.shard_factory import ShardSpec, write_shards
+from hotset.train.batch_order import RecordedOrder
+from hotset.train.config import TrainConfig
+from hotset.train.loader import Batch, Shards
+from hotset.train.trainer import Trainer, build_trainer, open_device, refuse_divergence, run_steps
+
+STATELESS = ("hybrid", "hybrid-dedup")
+
+
+def no_log(trainer: Trainer, batch: Batch, loss_sum: torch.Tensor) -> None:
+    """Log nothing."""
+
+
+def trained(shards: Shards, order: list[int] | None = None, **fields: Any) -> Trainer:
+    torch.set_num_threads(1)
+    recorded = None if order is None else RecordedOrder(np.array(order, np.int32))
+    trainer = build_trainer(shards, TrainConfig(**fields), recorded)
+    run_steps(trainer, no_log)
+    return trainer
+
+
+def state_table(trainer: Trainer, table: int) -> torch.Tensor:
+    """Optimizer state of a table's rows in id order."""
+    tier = trainer.executor.slow if trainer.executor.slow.weights_SD.numel() else trainer.executor.fast
+    return tier.state_SW[tier.layout.slots_of_table(table)]
+
+
+def assert_equal_bits(first: Trainer, second: Trainer) -> None:
+    weights, others = first.weights(), second.weights()
+    assert weights.keys() == others.keys()
+    for name in weights:
+        assert torch.equal(weights[name], others[name]), name
+    for table in range(len(first.shards.tables)):
+        assert torch.equal(state_table(first, table), state_table(second, table))
+
+
+@st.composite
+def shard_specs(draw: st.DrawFn) -> ShardSpec:
+    num_rows = tuple(draw(st.lists(st.integers(1, 400), min_size=2, max_size=4)))
+    num_hot = tuple(draw(st.integers(1, rows)) for rows in num_rows)
+    return ShardSpec(
+        num_rows=num_rows,
+        num_hot=num_hot,
+        batch_size=draw(st.sampled_from([1, 7, 64, 300])),
+        num_hot_only=draw(st.integers(0, 40)),
+        num_mixed=draw(st.integers(1, 60)),
+        num_evaluation=draw(st.sampled_from([0, 20])),
+        num_dense=draw(st.integers(0, 2)),
+        embedding_dim=draw(st.sampled_from([1, 4, 5])),
+        skew=draw(st.sampled_from([1.1, 1.5, 3.0])),
+        order=draw(st.sampled_from(["grouped", "original"])),
+        seed=draw(st.integers(0, 1000)),
+    )
+
+
+@given(
+    spec=shard_specs(),
+    optimizer=st.sampled_from(["sgd", "adagrad", "rowwise-adagrad"]),
+    dense_optimizer=st.sampled_from(["same", "adam"]),
+    epochs=st.integers(1, 2),
+)
+@settings(max_examples=25, deadline=None)
+def test_placements_end_with_equal_bits(
+    spec: ShardSpec, optimizer: Any, dense_optimizer: Any, epochs: int
+) -> None:
+    fields = {
+        "embedding_optimizer": optimizer,
+        "dense_optimizer": dense_optimizer,
+        "epochs": epochs,
+        "embedding_lr": 0.1,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        shards = Shards.open(write_shards(Path(folder) / "shards", spec))
+        all_fast = trained(shards, placement="all-fast", **fields)
+        for placement in STATELESS:
+            assert_equal_bits(trained(shards, placement=placement, **fields), all_fast)
+        fae = trained(shards, placement="fae", **fields)
+        assert_equal_bits(trained(shards, fae.numbers, placement="all-fast", **fields), fae)
+        assert_equal_bits(trained(shards, all_fast.numbers, placement="fae", **fields), all_fast)
+
+
+def test_two_equal_runs_end_with_equal_bits_and_seeds_differ(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards"))
+    first, again, other = (trained(shards, seed=seed) for seed in (1, 1, 2))
+    assert_equal_bits(first, again)
+    assert first.numbers != other.numbers
+    assert not torch.equal(first.weights()["C3"], other.weights()["C3"])
+
+
+def test_rows_never_looked_up_keep_their_initial_values(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", skew=3.0))
+    untrained = build_trainer(shards, TrainConfig()).weights()["C3"].clone()
+    weights = trained(shards).weights()["C3"]
+    batches = [shards.training_batch(number).ids_BF[:, 2] for number in range(shards.num_training_batches)]
+    seen = np.isin(np.arange(300), np.concatenate(batches))
+    changed = (weights != untrained).any(dim=1).numpy()
+    assert not changed[~seen].any() and changed[seen].all()
+
+
+def test_a_short_batch_takes_a_small_step(tmp_path: Path) -> None:
+    """One sample in a batch of nominally 64 moves SGD's weights by a 64th of its gradient."""
+    spec = ShardSpec(batch_size=64, num_hot_only=0, num_mixed=1, num_evaluation=0)
+    alone = ShardSpec(batch_size=1, num_hot_only=0, num_mixed=1, num_evaluation=0)
+    shards, ones = (Shards.open(write_shards(tmp_path / name, s)) for name, s in (("a", spec), ("b", alone)))
+    before = build_trainer(shards, TrainConfig()).weights()["C2"]
+    rate: dict[str, Any] = {"embedding_lr": 0.5, "dense_lr": 0.5}
+    short, full = (trained(s, **rate).weights()["C2"] - before for s in (shards, ones))
+    assert short.abs().max() > 0
+    torch.testing.assert_close(short * 64, full, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise-adagrad"])
+def test_a_model_learns_what_was_planted(optimizer: Any, tmp_path: Path) -> None:
+    spec = ShardSpec(num_hot_only=3000, num_mixed=3000, num_evaluation=2000, batch_size=64)
+    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    before = build_trainer(shards, TrainConfig()).predictor.predict().scores
+    after = trained(shards, embedding_optimizer=optimizer, epochs=2).predictor.predict().scores
+    assert before.auc is not None and after.auc is not None
+    assert before.auc < 0.7 < 0.8 < after.auc
+
+
+def test_fae_counts_its_copies(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards"))
+    trainer = trained(shards, placement="fae", fae_variant="code", epochs=2)
+    hot_bytes = 35 * 4 * 4
+    assert trainer.meter.bytes_to_fast["switch"] == trainer.meter.bytes_to_slow["switch"] == 2 * hot_bytes
+    assert trainer.meter.bytes_to_fast["mixed"] == 2 * 150 * 3 * 4 * 4
+    assert trainer.meter.bytes_to_fast["hot_only"] == trainer.meter.bytes_to_fast["evaluation"] == 0
+    assert trainer.scheduler is not None and trainer.scheduler.losses == []
+
+
+def test_hybrid_moves_a_vector_a_lookup_each_way(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards"))
+    num_bytes = 220 * 3 * 4 * 4
+    assert trained(shards, placement="hybrid").meter.training_bytes() == (num_bytes, num_bytes)
+    to_fast, to_slow = trained(shards, placement="hybrid-dedup").meter.training_bytes()
+    batches = [shards.training_batch(number).ids_BF for number in range(shards.num_training_batches)]
+    distinct = sum(np.unique(ids[:, f]).size for ids in batches for f in range(3))
+    assert to_fast == to_slow == distinct * 4 * 4
+
+
+def test_too_large_hot_rows_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards"))
+    build_trainer(shards, TrainConfig(placement="fae", embedding_optimizer="adagrad"))
+    assert "the hot rows take 1.1 KiB with adagrad" in caplog.text and "560 B" in caplog.text
+
+
+def test_shards_without_training_batches_are_refused(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", num_hot_only=0, num_mixed=0))
+    with pytest.raises(ShardError, match="no training batch"):
+        build_trainer(shards, TrainConfig())
+
+
+@pytest.mark.parametrize("name", ["tpu9", "meta"])
+def test_an_unknown_device_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        open_device(name)
+
+
+def test_a_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        open_device("cuda")
+
+
+def test_a_loss_that_is_no_number_stops_the_run() -> None:
+    refuse_divergence(0.7, 3)
+    with pytest.raises(HotsetError, match="nan at step 3"):
+        refuse_divergence(float("nan"), 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("placement", ["all-fast", "hybrid", "hybrid-dedup", "fae"])
+def test_every_placement_trains_on_the_gpu(placement: Any, tmp_path: Path) -> None:
+    spec = ShardSpec(num_hot_only=3000, num_mixed=3000, num_evaluation=2000, batch_size=64)
+    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    trainer = trained(shards, placement=placement, device="cuda", embedding_optimizer="adagrad", epochs=2)
+    scores = trainer.predictor.predict().scores
+    assert scores.auc is not None and scores.auc > 0.8
+    assert trainer.meter.training_seconds > 0
