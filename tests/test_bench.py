@@ -78,6 +78,7 @@ def test_a_summary_holds_medians_and_every_round() -> None:
     summary = summarise(Contestant("a", "it", hold_memory, (), ()), rounds)
     assert (summary["wall_seconds"], summary["cpu_seconds"], summary["samples_per_second"]) == (2, 4, 3)
     assert [one["wall_seconds"] for one in summary["rounds"]] == [1, 3, 2]
+    assert summary["rounds"][0]["stages"] == {"read": {"wall_seconds": 1.0}}
     assert median_stages(rounds) == {"read": {"wall_seconds": 2.0}}
 
 
@@ -94,7 +95,8 @@ def test_preprocess_is_measured_end_to_end(tmp_path: Path) -> None:
     json.dumps(result)
     for key in ("ratio_total", "ratio_parse", "samples_per_second", "peak_rss_bytes"):
         assert result[key] > 0
-    assert result["data"]["samples"] == 700
+    assert result["data"]["num_samples"] == 700
+    assert sum(result["data"]["samples"].values()) == 700
     assert list(result["stages"]["hotset"]) == ["ingest", "count", "rank", "encode", "split", "pack"]
     assert steps[-1] == ("bench", 8, 8)
     assert not list(tmp_path.iterdir())

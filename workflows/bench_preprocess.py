@@ -40,6 +40,8 @@ from .recipes import criteo_kaggle
 _PROFILE = "criteo-kaggle"
 _WARM_UP_LINES = 2000
 _HOT_BYTES = ByteSize(4 * MIB)
+_ROOM_LOGS = 6
+"""Memory and page cache the hungriest contestant needs, in sizes of the log (Polars: four and its output)."""
 _TEXT_COLUMNS = ("contestant", "contestants", "stage", "what it does")
 _PAIRS = (
     ("polars", "hotset"),
@@ -115,7 +117,7 @@ def bench_preprocess(
         "ratios": ratios,
         "stages": {name: median_stages(measured[name]) for name in ("hotset", "polars")},
         "contestants": summaries,
-        "data": data | {"samples": measured["hotset"][0].facts["num_samples"]},
+        "data": data | {key: measured["hotset"][0].facts[key] for key in ("num_samples", "samples")},
         "settings": {"rounds": config.rounds, "workers": workers, "recipe": asdict(recipe)},
         "machine": machine,
     }
@@ -189,7 +191,7 @@ def print_bench_preprocess(result: dict[str, Any], console: Console) -> None:
     """Contestants, hotset's stages and the ratios as tables people read."""
     data = result["data"]
     kind = f"generated log ({data['profile']})" if data["source"] == "generated" else data["name"]
-    console.print(_contestants_table(result, f"{data['samples']:,} samples, {kind}"), "")
+    console.print(_contestants_table(result, f"{data['num_samples']:,} samples, {kind}"), "")
     console.print(_stages_table(result), "")
     console.print(_ratios_table(result), "")
     console.print(
