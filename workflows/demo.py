@@ -201,6 +201,10 @@ def _explain(runs: list[dict[str, Any]], statistics: dict[str, Any], options: De
         f"they serve {chosen['hot_lookup_share']:.1%} of the look-ups, "
         f"and {chosen['hot_sample_share']:.1%} of the samples need no other row.",
     ]
+    lookups = fae["num_training_samples"] * len(statistics["features"])
+    vector_bytes = 4 * statistics["embedding_dim"]
+    moved, hybrid = format_byte_size(fae["bytes_to_fast"]), format_byte_size(lookups * vector_bytes)
+    lines.append(f"fae moved {moved} each way; hybrid, with every row in host memory, would move {hybrid}.")
     if fast["auc"] is not None and fae["auc"] is not None:
         lines.append(f"AUC of fae less that of all-fast: {fae['auc'] - fast['auc']:+.4f}.")
     data, folder = (shlex.quote(str(path)) for path in (options.out / "data", options.out))
