@@ -1,7 +1,7 @@
 """Writing a stage folder so that a kill at any moment loses at most the files in flight.
 
     folder/.partial/begun.json     config and inputs of the run that began the folder
-    folder/.partial/NAME           a file being written
+    folder/.partial/NAME           a file being written; what a kill leaves of it is written over
     folder/NAME                    a finished file, renamed into place ...
     folder/.partial/NAME.json      ... and then recorded: no record, not finished
     folder/manifest.json           comes last; then .partial goes
@@ -87,9 +87,6 @@ class Output:
             entry = None if record.name == _BEGUN else self._finished_file(record)
             if entry is not None:
                 self.finished[entry.path] = entry
-        for stray in [*self._partial.iterdir(), *self.folder.iterdir()]:
-            if stray.is_file() and stray.suffix != ".json" and stray.name not in self.finished:
-                stray.unlink()
 
     def _finished_file(self, record: Path) -> FileEntry | None:
         """What ``record`` says of a file; None where a power cut left half of either."""

@@ -168,6 +168,13 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> Non
     assert tree_of(tmp_path) == {"thesis.tex": b"all of it"}
 
 
+def test_a_file_put_into_an_unfinished_folder_is_left_alone(tmp_path: Path) -> None:
+    Output.begin("stage", 2, Config(), INPUTS, tmp_path)
+    (tmp_path / "notes.txt").write_text("all of them")
+    assert [entry.path for entry in run(tmp_path).files] == sorted(NAMES)
+    assert (tmp_path / "notes.txt").read_text() == "all of them"
+
+
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     with pytest.raises(ManifestError, match="cannot be written"):
