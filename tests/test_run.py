@@ -94,6 +94,11 @@ def test_an_occupied_folder_is_refused_before_training(shards: Path, tmp_path: P
         train(shards, TrainConfig(**FIELDS), tmp_path, progress=fail)
 
 
+def test_the_last_losses_are_logged_too(shards: Path, tmp_path: Path) -> None:
+    train(shards, TrainConfig(threads=1, log_every=5), tmp_path / "run")
+    assert [line["step"] for line in lines_of(tmp_path / "run") if "loss" in line] == [5, 8]
+
+
 def test_a_diverging_run_stops_with_a_hint(shards: Path, tmp_path: Path) -> None:
     with pytest.raises(HotsetError, match="training loss") as stopped:
         train(shards, TrainConfig(embedding_lr=1e30, dense_lr=1e30, **FIELDS), tmp_path / "run")

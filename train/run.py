@@ -77,7 +77,9 @@ def train(
     order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None
     trainer = build_trainer(opened, config, order)
     folder = RunFolder.begin(out, describe(trainer, threads, is_replay=replay is not None))
-    run_steps(trainer, _Log(folder, progress))
+    log = _Log(folder, progress)
+    run_steps(trainer, log)
+    log.log_loss(trainer)
     predictions = trainer.predictor.predict()
     scores, hot, mixed = predictions.scores, predictions.scores_of(hot=True), predictions.scores_of(hot=False)
     summary = summarise(trainer, threads, out, scores, hot, mixed)
@@ -140,14 +142,17 @@ class _Log:
         trainer.losses.append(loss_sum)
         trainer.logged_samples += batch.num_samples
         if trainer.step % trainer.config.log_every == 0:
-            self._log_loss(trainer)
+            self.log_loss(trainer)
         if trainer.config.evaluate_every and trainer.step % trainer.config.evaluate_every == 0:
             scores = trainer.predictor.predict().scores
             self._folder.log({"step": trainer.step, "evaluation": asdict(scores)})
         total = trainer.shards.num_training_samples * trainer.config.epochs
         self._progress("train", trainer.num_samples, total)
 
-    def _log_loss(self, trainer: Trainer) -> None:
+    def log_loss(self, trainer: Trainer) -> None:
+        """Write the mean loss since the last line, if there were steps since."""
+        if not trainer.losses:
+            return
         mean_loss = float(torch.stack(trainer.losses).sum()) / trainer.logged_samples
         refuse_divergence(mean_loss, trainer.step)
         self._folder.log({"step": trainer.step, "samples": trainer.num_samples, "loss": mean_loss})

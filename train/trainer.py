@@ -58,10 +58,9 @@ class Trainer:
     def batches(self) -> Iterator[Batch]:
         """The training batches in the order of the run, each timed from here on."""
         for number in self.order.batches():
-            batch = self.shards.training_batch(number)
-            self.meter.enter("hot_only" if batch.is_hot_only else "mixed")
+            self.meter.enter("hot_only" if self.shards.is_hot_only[number] else "mixed")
             self.numbers.append(number)
-            yield batch
+            yield self.shards.training_batch(number)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Dense layers and tables by name, on the host, views where they can be."""
