@@ -28,3 +28,15 @@ def real_data() -> Path:
     if not folder:
         pytest.skip("HOTSET_REAL_DATA names no folder of real samples")
     return Path(folder)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where torch sees none."""
+    needing = [item for item in items if item.get_closest_marker("gpu")]
+    if not needing:
+        return
+    import torch  # only when such a test was collected: preprocessing tests do without
+
+    if not torch.cuda.is_available():
+        for item in needing:
+            item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device; make gpu-test runs it"))

@@ -87,9 +87,7 @@ def test_parts_are_numbered_by_their_first_sample(tmp_path: Path, rng: np.random
     ]
 
 
-def test_sealed_samples_are_left_as_they_are(
-    tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_sealed_samples_are_left_as_they_are(tmp_path: Path, rng: np.random.Generator) -> None:
     run_to("encode", tmp_path, draw_samples(30, rng), PreprocessConfig())
     before = tree_of(tmp_path / "samples")
     columns, vocabulary = (Manifest.read(tmp_path / name) for name in ("columns", "vocabulary"))
