@@ -80,7 +80,7 @@ def test_an_interrupted_run_is_unfinished_and_in_the_way(shards: Path, tmp_path:
     with pytest.raises(KeyboardInterrupt):
         train(shards, TrainConfig(**FIELDS), tmp_path / "run", progress=interrupt)
     assert not (tmp_path / "run" / "summary.json").exists()
-    with pytest.raises(HotsetError, match="is not empty"):
+    with pytest.raises(HotsetError, match="holds an unfinished run"):
         train(shards, TrainConfig(**FIELDS), tmp_path / "run")
 
 

@@ -28,6 +28,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
         json.loads(line)["step"] for line in (folder.path / "metrics.jsonl").read_text().splitlines()
     ] == [1, 2]
     assert np.load(folder.path / "batch_order.npy").tolist() == [1, 0]
+    assert len({path.stat().st_mode for path in folder.path.iterdir()}) == 1
     assert {path.name for path in folder.path.iterdir()} == {
         "config.json",
         "metrics.jsonl",
@@ -50,8 +51,10 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
         RunFolder.begin(tmp_path, {})
     assert refused.value.hint is not None and "--out" in refused.value.hint
     run = RunFolder.begin(tmp_path / "run", {})
+    with pytest.raises(HotsetError, match="holds an unfinished run"):
+        RunFolder.begin(tmp_path / "run", {})
     run.finish({})
-    with pytest.raises(HotsetError, match="finished run"):
+    with pytest.raises(HotsetError, match="holds a finished run"):
         RunFolder.begin(tmp_path / "run", {})
 
 

@@ -14,7 +14,7 @@ from .config import TrainConfig
 from .loader import Batch, Shards
 from .model import preset_name
 from .predict import Scores
-from .run_folder import RunFolder
+from .run_folder import RunFolder, refuse_occupied
 from .trainer import Trainer, build_trainer, refuse_divergence, run_steps, set_threads
 
 
@@ -72,6 +72,7 @@ def train(
     Raises:
         HotsetError: shards that cannot be used, a config that does not fit them, ``out`` not empty.
     """
+    refuse_occupied(out)
     opened = Shards.open(shards)
     threads = set_threads(config.threads)
     order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None

@@ -39,10 +39,8 @@ class RunFolder:
     @classmethod
     def begin(cls, path: Path, config: Mapping[str, Any]) -> RunFolder:
         """Make the folder; raises HotsetError where something is in it already."""
+        refuse_occupied(path)
         try:
-            if path.is_dir() and any(path.iterdir()):
-                state = "holds a finished run" if (path / SUMMARY).exists() else "is not empty"
-                raise HotsetError(f"{path} {state}", hint="give another --out, or remove the folder")
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise HotsetError(f"{path} cannot be written: {error.strerror}") from error
@@ -58,7 +56,12 @@ class RunFolder:
     def save_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Write all weights, host tensors none of which overlap."""
         contiguous = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
-        self._write_aside(WEIGHTS, lambda aside: save_file(contiguous, aside))
+
+        def write(aside: Path) -> None:
+            save_file(contiguous, aside)
+            aside.chmod((self.path / CONFIG).stat().st_mode)  # the library makes it private
+
+        self._write_aside(WEIGHTS, write)
 
     def save_batch_order(self, numbers: list[int]) -> None:
         """Write the training batch of each step."""
@@ -77,6 +80,19 @@ class RunFolder:
         aside = self.path / f".{name}.tmp"
         write(aside)
         os.replace(aside, self.path / name)
+
+
+def refuse_occupied(path: Path) -> None:
+    """Raise HotsetError where ``path`` is anything but absent or an empty folder."""
+    try:
+        if not path.exists() or not any(path.iterdir()):
+            return
+    except OSError as error:
+        raise HotsetError(f"{path} cannot be written: {error.strerror}") from error
+    state = "is not empty"
+    if (path / CONFIG).exists():
+        state = f"holds {'a finished' if (path / SUMMARY).exists() else 'an unfinished'} run"
+    raise HotsetError(f"{path} {state}", hint="give another --out, or remove the folder")
 
 
 def read_config(run: Path) -> dict[str, Any]:
