@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,7 @@ def test_a_compressed_log_is_one_gzip_member_with_the_same_text(tmp_path: Path) 
     packed = (tmp_path / "1.tsv.gz").read_bytes()
     assert packed == (tmp_path / "2.tsv.gz").read_bytes()
     assert packed[4:8] == bytes(4)  # no time
-    decompressor = module.zlib.decompressobj(31)
+    decompressor = zlib.decompressobj(31)
     assert decompressor.decompress(packed) == (tmp_path / "log.tsv").read_bytes()
     assert decompressor.eof and decompressor.unused_data == b""
 

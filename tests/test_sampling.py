@@ -20,7 +20,8 @@ def test_log2_is_the_logarithm_to_base_2(rng: np.random.Generator) -> None:
 
 
 def test_log2_of_powers_of_two_is_exact() -> None:
-    np.testing.assert_array_equal(log2(2.0 ** np.arange(-40, 41)), np.arange(-40, 41))
+    powers = np.float64(2) ** np.arange(-40, 41, dtype=np.float64)
+    np.testing.assert_array_equal(log2(powers), np.arange(-40, 41))
 
 
 def test_log2_of_nothing_is_nothing() -> None:
