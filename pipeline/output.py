@@ -1,13 +1,15 @@
 """Writing a stage folder so that a kill at any moment loses at most the files in flight.
 
+    folder/.partial/lock           held by the run that writes; see `lock`
     folder/.partial/begun.json     config and inputs of the run that began the folder
     folder/.partial/NAME           a file being written; what a kill leaves of it is written over
     folder/NAME                    a finished file, renamed into place ...
     folder/.partial/NAME.json      ... and then recorded: no record, not finished
     folder/manifest.json           comes last; then .partial goes
+    folder/.partial/removed.json   what the manifest is renamed to when the folder is to be removed
 
 Only manifests are synced to the device: after a SIGKILL the page cache still holds the rest, and after
-a power cut the checksums decide.
+a power cut the checksums decide. Inside `durable_files` every file is, before its record.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -24,10 +27,12 @@ from typing import Any
 import xxhash
 
 from .errors import ManifestError
+from .lock import FolderLock
 from .manifest import MANIFEST, FileEntry, Manifest, checksum_of
+from .partial import BEGUN, LOCK, REMOVED, is_durable, sync, write_errors_explained, write_synced
+from .partial import PARTIAL as PARTIAL
+from .removal import empty_folder
 
-PARTIAL = ".partial"
-_BEGUN = "begun.json"
 _HASH_BLOCK_BYTES = 1 << 20
 
 
@@ -38,6 +43,7 @@ class Output:
         self.folder = folder
         self._partial = folder / PARTIAL
         self._identity = identity
+        self._unlock: Callable[[], object] = lambda: None
         self.finished: dict[str, FileEntry] = {}
 
     @classmethod
@@ -46,45 +52,63 @@ class Output:
     ) -> Output | Manifest:
         """Open ``folder`` for this stage: fresh, or resumed where an equal run left it.
 
-        Returns the manifest itself where the folder is already sealed by an equal run.
+        Returns the manifest itself where the folder is already sealed by an equal run; such a folder is
+        only read. Any other is locked until it is sealed or the output is let go of.
 
         Args:
             config: a dataclass of plain data, part of the folder's identity.
             inputs: ``{"name", "fingerprint"}`` of each input folder, or name and bytes of a raw file.
 
         Raises:
-            ManifestError: the folder was begun or sealed with another config, version or inputs, or a
-                file it lists is missing or of another size.
+            ManifestError: the folder was begun or sealed with another config, version or inputs, a file it
+                lists is missing or of another size, another run is writing it, or it cannot be written.
         """
         identity = json.loads(
             json.dumps({"stage": stage, "version": version, "config": asdict(config), "inputs": list(inputs)})
         )
         output = cls(folder, identity)
-        if (folder / MANIFEST).exists():
-            sealed = Manifest.read(folder)
-            found = {key: getattr(sealed, key) for key in identity}
-            refuse_difference(folder, found, identity)
-            for entry in sealed.files:
-                sealed.checked_path(entry)
-            shutil.rmtree(output._partial, ignore_errors=True)
-            return sealed
-        with _write_errors_explained(folder):
-            output._resume()
-        return output
+        with write_errors_explained(folder):
+            if not (folder / MANIFEST).exists():
+                output._refuse_strangers()
+                output._lock()
+            if not (folder / MANIFEST).exists():
+                output._resume()
+                return output
+        output._unlock()  # sealed by another run while this one waited, or long ago
+        return output._sealed()
+
+    def _sealed(self) -> Manifest:
+        sealed = Manifest.read(self.folder)
+        found = {key: getattr(sealed, key) for key in self._identity}
+        refuse_difference(self.folder, found, self._identity)
+        for entry in sealed.files:
+            sealed.checked_path(entry)
+        shutil.rmtree(self._partial, ignore_errors=True)
+        return sealed
+
+    def _refuse_strangers(self) -> None:
+        """Leave a folder alone that holds files and was neither begun nor marked for removal by a run."""
+        is_ours = any((self._partial / name).exists() for name in (BEGUN, REMOVED))
+        if not is_ours and self.folder.exists():
+            if any(child != self._partial for child in self.folder.iterdir()):
+                raise ManifestError(
+                    f"{self.folder} is not empty and was not begun by this stage",
+                    hint="give another --out, or remove the folder",
+                )
+
+    def _lock(self) -> None:
+        lock = FolderLock.take(self._partial / LOCK, self.folder)
+        self._unlock = weakref.finalize(self, lock.release)
 
     def _resume(self) -> None:
-        begun = self._partial / _BEGUN
+        if (self._partial / REMOVED).exists():
+            empty_folder(self.folder)
+        begun = self._partial / BEGUN
         if begun.exists():
             refuse_difference(self.folder, _read_begun(begun), self._identity)
-        elif self.folder.exists() and any(child != self._partial for child in self.folder.iterdir()):
-            raise ManifestError(
-                f"{self.folder} is not empty and was not begun by this stage",
-                hint="give another --out, or remove the folder",
-            )
-        self._partial.mkdir(parents=True, exist_ok=True)
         write_synced(begun, json.dumps(self._identity).encode(), sync=False)
         for record in self._partial.glob("*.json"):
-            entry = None if record.name == _BEGUN else self._finished_file(record)
+            entry = None if record.name == BEGUN else self._finished_file(record)
             if entry is not None:
                 self.finished[entry.path] = entry
 
@@ -108,12 +132,15 @@ class Output:
             ManifestError: the device is full, or the file cannot be written for another such reason.
         """
         aside = self._partial / name
-        with _write_errors_explained(self.folder / name):
+        with write_errors_explained(self.folder / name):
             yield aside
             num_bytes, checksum = hash_file(aside)
             entry = FileEntry(name, num_samples, num_bytes, checksum, facts)
+            if is_durable():
+                sync(aside)
             os.replace(aside, self.folder / name)
-            write_synced(self._partial / f"{name}.json", json.dumps(entry.to_json()).encode(), sync=False)
+            record = json.dumps(entry.to_json()).encode()
+            write_synced(self._partial / f"{name}.json", record, sync=is_durable())
         self.finished[name] = entry
 
     def seal(self, totals: dict[str, Any]) -> Manifest:
@@ -123,26 +150,17 @@ class Output:
         parts = json.loads(json.dumps(parts))
         text = json.dumps(parts | {"checksum": checksum_of(parts)}, indent=1) + "\n"
         aside = self._partial / "manifest.tmp"
-        with _write_errors_explained(self.folder / MANIFEST):
+        with write_errors_explained(self.folder / MANIFEST):
             write_synced(self.folder / MANIFEST, text.encode(), aside=aside, sync=True)
+            sync(self.folder)
         shutil.rmtree(self._partial, ignore_errors=True)
+        self._unlock()
         return Manifest.read(self.folder)
 
 
 def input_of(manifest: Manifest) -> dict[str, Any]:
     """How a stage names ``manifest`` among its inputs."""
     return {"name": manifest.folder.name, "fingerprint": manifest.fingerprint}
-
-
-@contextmanager
-def _write_errors_explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ManifestError(
-            f"{path} cannot be written: {error.strerror or error}",
-            hint="make room or mend what is in the way: the same command goes on from here",
-        ) from error
 
 
 def _read_begun(path: Path) -> dict[str, Any]:
@@ -167,8 +185,22 @@ def refuse_difference(folder: Path, found: dict[str, Any], wanted: dict[str, Any
         before = found["config"].get(name)
         if before != setting:
             raise ManifestError(f"{folder} was made with {name} = {before}, now {setting}", hint=hint)
-    what = "other inputs" if found["inputs"] != wanted["inputs"] else "another version of hotset"
-    raise ManifestError(f"{folder} was made from {what}", hint=hint)
+    if found["inputs"] == wanted["inputs"]:
+        raise ManifestError(f"{folder} was made from another version of hotset", hint=hint)
+    difference = _describe_other_inputs(found["inputs"], wanted["inputs"])
+    raise ManifestError(f"{folder} was made from other inputs: {difference}", hint=hint)
+
+
+def _describe_other_inputs(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> str:
+    """The first input that is another, in words."""
+    if len(found) != len(wanted):
+        return f"{len(found)} of them, now {len(wanted)}"
+    before, now = next((a, b) for a, b in zip(found, wanted, strict=True) if a != b)
+    if before.get("name") != now.get("name"):
+        return f"{before.get('name')}, now {now.get('name')}"
+    if "bytes" in now:
+        return f"{now['name']} had {before.get('bytes')} bytes, now {now['bytes']}"
+    return f"another {now.get('name')} than the one that is there now"
 
 
 def hash_file(path: Path) -> tuple[int, str]:
@@ -180,14 +212,3 @@ def hash_file(path: Path) -> tuple[int, str]:
             digest.update(view[:count])
             num_bytes += count
     return num_bytes, str(digest.hexdigest())
-
-
-def write_synced(path: Path, text: bytes, *, aside: Path | None = None, sync: bool) -> None:
-    """Write a small file aside and rename it into place, so that no reader sees half of it."""
-    aside = aside or path.with_name(path.name + ".tmp")
-    with open(aside, "wb") as file:
-        file.write(text)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(aside, path)

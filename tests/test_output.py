@@ -13,7 +13,8 @@ import xxhash
 
 from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.manifest import MANIFEST, Manifest
-from hotset.pipeline.output import PARTIAL, Output, hash_file, input_of
+from hotset.pipeline.output import Output, hash_file, input_of
+from hotset.pipeline.partial import PARTIAL
 from hotset.tests.criteo_text import tree_of
 
 INPUTS = [{"name": "columns", "fingerprint": "ab" * 16}]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from ..pipeline.ingest import IngestConfig, ingest
 from ..pipeline.manifest import MANIFEST, Manifest
 from ..pipeline.pack import PackConfig, pack
 from ..pipeline.rank import RankConfig, rank
+from ..pipeline.removal import remove_folders
 from ..pipeline.split import SplitConfig, split
 from ..pipeline.tasks import ProgressCallback, silent
 
@@ -142,7 +142,5 @@ def remove_from(stage: str, folder: Path) -> list[Path]:
     names = list(FOLDERS)
     doomed = [folder / FOLDERS[name] for name in names[names.index(stage) :]]
     removed = [path for path in reversed(doomed) if path.exists()]
-    for path in removed:
-        (path / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(path)
+    remove_folders(removed)
     return removed
