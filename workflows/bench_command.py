@@ -1,47 +1,62 @@
-"""``hotset bench NAME``: interleaved ratios against named baselines."""
+"""``hotset bench NAME``: interleaved ratios against named baselines, and other measurements."""
 
 from __future__ import annotations
 
+import importlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from .bench_preprocess import BenchPreprocessConfig, bench_preprocess, print_bench_preprocess
 from .console import print_json, say, stdout_console
 from .options import parse_options
 
-_BENCHES = ("preprocess",)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchPreprocessCommand(BenchPreprocessConfig):
-    """What to measure, and where to write it."""
-
-    out: Path | None = None
-    """File for the result as JSON."""
-
-    json: bool = False
-    """Print one JSON object on stdout."""
+BENCHES = {
+    "preprocess": ("bench_preprocess", "raw TSV to shards, and parsing alone, against Polars and pyarrow"),
+    "quality": ("bench_quality", "AUC over seeds and placements on a small real sample"),
+}
+"""Each benchmark: the module of this folder that has its ``CONFIG``, ``measure`` and ``show``."""
 
 
 def run(command: str, words: list[str]) -> int:
     """Run one benchmark; without a name, say which there are."""
-    if not words or words[0] not in _BENCHES:
-        print("usage: hotset bench NAME [OPTIONS]\n\n  preprocess  raw TSV to shards, against Polars")
+    if not words or words[0] not in BENCHES:
+        print("usage: hotset bench NAME [OPTIONS]\n")
+        print("\n".join(f"  {name:<12}{description}" for name, (_, description) in BENCHES.items()))
         return 0 if words and words[0] in ("-h", "--help") else 2
+    name, (module_name, description) = words[0], BENCHES[words[0]]
+    module = importlib.import_module(f".{module_name}", __package__)
     options = parse_options(
-        BenchPreprocessCommand,
+        _command(module.CONFIG),
         words[1:],
-        command="bench preprocess",
-        description="Raw TSV to shards, and parsing alone, against Polars and pyarrow, interleaved.",
+        command=f"bench {name}",
+        description=description.capitalize() + ".",
     )
-    names = [field.name for field in fields(BenchPreprocessConfig)]
-    result = bench_preprocess(BenchPreprocessConfig(**{name: getattr(options, name) for name in names}))
+    config = module.CONFIG(**{field.name: getattr(options, field.name) for field in fields(module.CONFIG)})
+    result = module.measure(config)
     if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        options.out.write_text(json.dumps(result, indent=1, default=str) + "\n")
         say(f"wrote {options.out}")
     if options.json:
         print_json(result)
     else:
-        print_bench_preprocess(result, stdout_console())
+        show: Callable[[dict[str, Any], Any], None] = module.show
+        show(result, stdout_console())
     return 0
+
+
+def _command(config: type) -> type[Any]:
+    """The benchmark's config with what every benchmark has."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class BenchCommand(config):  # type: ignore[misc, valid-type]
+        """What to measure, and where to write it."""
+
+        out: Path | None = None
+        """File for the result as JSON."""
+
+        json: bool = False
+        """Print one JSON object on stdout."""
+
+    return BenchCommand

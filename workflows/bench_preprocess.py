@@ -237,3 +237,6 @@ def _ratios_table(result: dict[str, Any]) -> Table:
     for pair, ratio in result["ratios"].items():
         table.add_row(pair, *(f"{ratio[clock]:.2f}" for clock in ("wall", "cpu", "peak_rss")))
     return table
+
+
+CONFIG, measure, show = BenchPreprocessConfig, bench_preprocess, print_bench_preprocess

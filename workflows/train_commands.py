@@ -80,10 +80,8 @@ def _evaluate(words: list[str]) -> int:
     if options.json:
         print_json(result)
     else:
-        print(
-            f"AUC {result['auc']:.4f}, log loss {result['log_loss']:.4f}, accuracy {result['accuracy']:.4f} "
-            f"over {result['num_samples']:,} samples"
-        )
+        print(", ".join(f"{label} {show(result)}" for label, show in _SCORES), end=" ")
+        print(f"over {result['num_samples']:,} samples")
     return 0
 
 
@@ -102,10 +100,13 @@ def _metric(name: str) -> Any:
     return lambda summary: "-" if summary[name] is None else f"{summary[name]:.4f}"
 
 
-_ROWS: tuple[tuple[str, Any], ...] = (
+_SCORES: tuple[tuple[str, Any], ...] = (
     ("AUC", _metric("auc")),
     ("log loss", _metric("log_loss")),
     ("accuracy", _metric("accuracy")),
+)
+_ROWS: tuple[tuple[str, Any], ...] = (
+    *_SCORES,
     ("samples/s", lambda summary: f"{summary['samples_per_second']:,.0f}"),
     ("bytes to the fast tier", lambda summary: format_byte_size(summary["bytes_to_fast"])),
     ("bytes to the slow tier", lambda summary: format_byte_size(summary["bytes_to_slow"])),
