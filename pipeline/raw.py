@@ -7,6 +7,8 @@ at any block, by any thread; compressed ones are decompressed once, in order, be
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,8 @@ MAX_LINE_BYTES = 1 << 20
 """A longer line is refused: it is no click log, and it must not fill the memory."""
 _TAIL_BYTES = 1 << 16
 _NEWLINE = 10
+_Fill = Callable[[NDArray[np.uint8]], int]
+"""Reads into an array until it is full or the file ends; says the bytes read."""
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -37,11 +41,16 @@ class RawFile:
 
     @classmethod
     def look_at(cls, path: Path) -> RawFile:
-        """Raises InputError where ``path`` is no readable file."""
+        """Raises InputError where ``path`` is no readable file; a pipe, which would wait, is none."""
         try:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                raise InputError(
+                    f"{path} is not a plain file", hint="write the log to a file first: it is read in parts"
+                )
             with open(path, "rb") as file:
                 start = file.read(4)
-            num_bytes = path.stat().st_size
+            num_bytes = status.st_size
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}") from error
         found = [name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)]
@@ -84,7 +93,7 @@ def _read_plain(raw: RawFile, start: int, block_bytes: int) -> Block:
             file.seek(first)
             wanted = start - first + block_bytes
             text = np.empty(wanted + _TAIL_BYTES + PADDING_BYTES, np.uint8)
-            fill = _filler(raw, file.readinto)
+            fill = _within(raw, first, _filler(raw, file.readinto))
             filled = fill(text[:wanted])
             skipped = 0 if start == 0 else _after_newline(text, 0, filled)
             if skipped is None or skipped >= filled:
@@ -97,9 +106,28 @@ def _read_plain(raw: RawFile, start: int, block_bytes: int) -> Block:
         raise InputError(f"{raw.path} cannot be read: {error.strerror}") from error
 
 
+def _within(raw: RawFile, first: int, fill: _Fill) -> _Fill:
+    """``fill`` from byte ``first`` of the file as it was found: what was added since is not read.
+
+    Raises:
+        InputError: the file is shorter now. What it held is not parsed, or a resumed run would keep it.
+    """
+    position = first
+
+    def fill_within(into: NDArray[np.uint8]) -> int:
+        nonlocal position
+        wanted: int = min(into.shape[0], raw.num_bytes - position)
+        if fill(into[:wanted]) != wanted:
+            raise InputError(f"{raw.path} changed while it was read", hint="run again when it is complete")
+        position += wanted
+        return wanted
+
+    return fill_within
+
+
 def _stream(raw: RawFile, block_bytes: int) -> Iterator[Block]:
     """The blocks of a compressed file, in order; bytes read past a block's last line open the next."""
-    with pa.input_stream(str(raw.path), compression=raw.compression, buffer_size=1 << 20) as stream:
+    with _open_compressed(raw) as stream:
         fill = _filler(raw, stream.readinto)
         carried, position, limit = np.empty(0, np.uint8), 0, block_bytes
         while True:
@@ -117,7 +145,15 @@ def _stream(raw: RawFile, block_bytes: int) -> Iterator[Block]:
             yield _finish(text, 0, end) if end else Block(np.zeros(PADDING_BYTES, np.uint8), 0)
 
 
-def _filler(raw: RawFile, readinto: Callable[[Any], int | None]) -> Callable[[NDArray[np.uint8]], int]:
+def _open_compressed(raw: RawFile) -> Any:
+    try:
+        return pa.input_stream(str(raw.path), compression=raw.compression, buffer_size=1 << 20)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error).splitlines()[0]
+        raise InputError(f"{raw.path} cannot be read: {reason}") from error
+
+
+def _filler(raw: RawFile, readinto: Callable[[Any], int | None]) -> _Fill:
     """A function that reads until its array is full or the file ends, and says the bytes read."""
 
     def fill(into: NDArray[np.uint8]) -> int:
@@ -139,7 +175,7 @@ def _filler(raw: RawFile, readinto: Callable[[Any], int | None]) -> Callable[[ND
 
 
 def _read_on(
-    raw: RawFile, fill: Callable[[NDArray[np.uint8]], int], text: NDArray[np.uint8], wanted: int, total: int
+    raw: RawFile, fill: _Fill, text: NDArray[np.uint8], wanted: int, total: int
 ) -> tuple[NDArray[np.uint8], int, int]:
     """Read on from ``text[:total]`` until the line of byte ``wanted - 1`` is whole.
 
