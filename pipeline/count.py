@@ -1,7 +1,9 @@
 """``count``: columns/ -> counts/, how often each category is looked up in the training part.
 
-Exact. Memory holds the distinct categories, never the log. Which samples are for evaluation is decided
-here, once: the last ones in log order, so that nothing of them reaches counts, ids or the hot set.
+Exact. Memory holds the distinct categories, never the log; where even they do not fit, the largest table is
+emptied into a run on disk, and a table's runs are merged at the end: one pass over the log, whatever the
+cap. Which samples are for evaluation is decided here, once: the last ones in log order, so that nothing of
+them reaches counts, ids or the hot set.
 """
 
 from __future__ import annotations
@@ -9,18 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from ..stats.counting import CategoryCounter
+from ..stats.counting import BYTES_PER_TABLE_BYTE, SMALLEST_ENTRIES, CategoryCounter, merge_runs
 from .arrow_files import read_batch, validity_of, values_of, write_batch
 from .errors import ConfigError
 from .manifest import Manifest
-from .output import Output, input_of
+from .memory import array_in, room_for, spill_errors_explained
+from .output import PARTIAL, Output, input_of
+from .sizes import MIB
 from .tasks import ProgressCallback, num_workers, run_tasks, silent
 
 VERSION = 1
 _GROUPS_PER_WORKER = 2
+_LEAST_ROOM = 8 * MIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +54,7 @@ def count(
     out: Path,
     *,
     workers: int = 0,
+    memory_bytes: int | None = None,
     progress: ProgressCallback = silent,
 ) -> Manifest:
     """columns -> counts: occurrences of each category of each table in the training samples.
@@ -60,6 +69,8 @@ def count(
     names = [name for name in columns.totals["sparse"] if not output.has(f"{name}.arrow")]
     num_groups = _GROUPS_PER_WORKER * num_workers(workers)
     groups = [group for first in range(num_groups) if (group := names[first::num_groups])]
+    needed = needed_bytes(len(columns.totals["sparse"]), workers)
+    room = room_for("count", memory_bytes, needed) // num_workers(workers)
     total, done = num_train * len(names), 0
 
     def advance(num_lookups: int) -> None:
@@ -67,7 +78,7 @@ def count(
         done += num_lookups
         progress("count", done, total)
 
-    tasks = ((group, num_train, columns, output, advance) for group in groups)
+    tasks = ((group, num_train, columns, output, room, advance) for group in groups)
     for _ in run_tasks(_count_group, tasks, workers=workers):
         pass
     tables = [
@@ -82,14 +93,20 @@ def count(
     return output.seal(totals)
 
 
+def needed_bytes(num_features: int, workers: int) -> int:
+    """The least that `count` can do with: some room for each worker, and small tables of all features."""
+    return num_workers(workers) * _LEAST_ROOM + 16 * 5 * SMALLEST_ENTRIES * num_features
+
+
 def _count_group(
     names: list[str],
     num_train: int,
     columns: Manifest,
     output: Output,
+    room: int,
     advance: Callable[[int], None],
 ) -> None:
-    counters = {name: CategoryCounter() for name in names}
+    tables = _Tables(names, int(room / BYTES_PER_TABLE_BYTE), output)
     left, kind = num_train, pa.uint32()
     for entry in columns.files:
         num_samples = min(entry.num_samples, left)
@@ -97,18 +114,75 @@ def _count_group(
             continue
         left -= num_samples
         batch = read_batch(columns, entry)
-        for name, counter in counters.items():
+        for name in names:
             array = batch.column(name)
             kind = array.type
-            categories = values_of(array, kind.to_pandas_dtype())[:num_samples]
-            counter.add(categories, validity_of(array))
+            tables.add(name, values_of(array, kind.to_pandas_dtype())[:num_samples], validity_of(array))
         advance(num_samples * len(names))
-    for name, counter in counters.items():
-        categories, counts = counter.result()
-        written = {"category": pa.array(categories).cast(kind), "count": pa.array(counts)}
+    for name in names:
+        num_missing = tables.counters[name].num_missing
+        categories, counts = tables.result(name, kind.to_pandas_dtype())
+        written = {"category": pa.array(categories), "count": pa.array(counts)}
         name += ".arrow"
-        with output.writing(name, categories.shape[0], num_missing=counter.num_missing) as path:
+        with output.writing(name, categories.shape[0], num_missing=num_missing) as path:
             write_batch(path, written)
+
+
+class _Tables:
+    """The tables one worker counts at a time; what they hold beyond ``max_bytes`` goes to runs on disk."""
+
+    def __init__(self, names: list[str], max_bytes: int, output: Output) -> None:
+        self.counters = {name: CategoryCounter() for name in names}
+        self._max_bytes, self._output = max_bytes, output
+        self._run_lengths: dict[str, list[int]] = {name: [] for name in names}
+
+    def add(self, name: str, categories: NDArray[Any], is_valid: NDArray[np.uint8]) -> None:
+        self.counters[name].add(categories, is_valid, lambda: self._make_room(name))
+
+    def _make_room(self, name: str) -> None:
+        """Grow a full table, emptying larger ones before, or empty it."""
+        counter = self.counters[name]
+        while (
+            sum(other.num_bytes for other in self.counters.values()) + 3 * counter.num_bytes > self._max_bytes
+        ):
+            largest = max(self.counters, key=lambda other: self.counters[other].num_bytes)
+            if self.counters[largest].num_bytes == counter.num_bytes:
+                return self._spill(name)
+            self._spill(largest)
+        return counter.grow()
+
+    def _spill(self, name: str) -> None:
+        """Append what a table holds to its file of runs: categories, ascending, then their counts."""
+        categories, counts = self.counters[name].take()
+        lengths = self._run_lengths[name]
+        with (
+            spill_errors_explained(self._output),
+            self._runs_file(name).open("ab" if lengths else "wb") as file,
+        ):
+            categories.tofile(file)
+            counts.tofile(file)
+        lengths.append(categories.shape[0])
+
+    def _runs_file(self, name: str) -> Path:
+        return self._output.folder / PARTIAL / f"{name}.runs"
+
+    def result(self, name: str, dtype: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """A table's categories, ascending, and their counts; the table is gone."""
+        lengths = self._run_lengths[name]
+        if not lengths:
+            categories, counts = self.counters.pop(name).take()
+            return categories.astype(dtype), counts
+        self._spill(name)
+        del self.counters[name]
+        sizes = np.array(lengths, np.int64)
+        starts = 2 * (np.cumsum(sizes) - sizes)
+        words = np.memmap(self._runs_file(name), np.uint64, "r")
+        share = self._max_bytes // 2
+        merged = array_in(share, self._output, (int(sizes.sum()),), dtype)
+        totals = array_in(share, self._output, (int(sizes.sum()),), np.int64)
+        num_categories = merge_runs(words, starts, sizes, merged, totals)
+        self._runs_file(name).unlink()
+        return merged[:num_categories], totals[:num_categories]
 
 
 def num_training_samples(config: CountConfig, columns: Manifest) -> int:

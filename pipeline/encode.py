@@ -1,7 +1,8 @@
 """``encode``: columns/ + vocabulary/ -> samples/, every category replaced by its id.
 
 Independent of budget, batch size and seed, so it is made once. Ids of a sample stand together: later
-stages and the trainer read whole samples.
+stages and the trainer read whole samples. Tables are looked up together where they fit in memory; where
+not, in passes over the log, each with some tables or a part of one, whose ids wait on disk for the last.
 """
 
 from __future__ import annotations
@@ -14,13 +15,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..stats.hash_table import find_ids, insert_ids, new_table
+from ..stats.hash_table import (
+    MAX_LOAD,
+    capacity_for,
+    find_ids,
+    find_short_ids,
+    insert_ids,
+    insert_short_ids,
+    new_short_table,
+    new_table,
+)
 from .arrow_files import as_fixed_lists, read_batch, validity_of, values_of, write_batch
 from .manifest import FileEntry, Manifest
-from .output import Output, input_of
-from .tasks import ProgressCallback, run_tasks, silent
+from .memory import room_for, spill_errors_explained
+from .output import PARTIAL, Output, input_of
+from .sizes import MIB
+from .tasks import ProgressCallback, num_workers, run_tasks, silent
 
 VERSION = 1
+_LEAST_TABLES = 4 * MIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,13 +42,51 @@ class EncodeConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
-    """One table's categories, ready to be looked up."""
+class _Piece:
+    """Consecutive rows of one table, in most cases all of them, to be looked up in one pass."""
 
-    name: str
+    feature: int
+    """Position of the table."""
+    facts: dict[str, Any]
+    """Of the table: name, num_rows, missing_id, oov_id."""
+    first_id: int
+    stop_id: int
+    entry_bytes: int
+    """8 for categories of 32 bits, else 16."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its hash table."""
+        return self.entry_bytes * capacity_for(self.stop_id - self.first_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A piece, ready to be looked up in."""
+
+    piece: _Piece
     entries: NDArray[np.uint64]
-    missing_id: int
-    oov_id: int
+
+    def find(self, array: Any, column: NDArray[np.int32]) -> None:
+        """Write the id of each category of an Arrow array to ``column``, -1 where this piece has none."""
+        categories, facts = values_of(array, array.type.to_pandas_dtype()), self.piece.facts
+        find = find_short_ids if self.entries.ndim == 1 else find_ids
+        find(categories, validity_of(array), self.entries, facts["missing_id"], -1, column)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    """One pass over the log, and what the passes before it left."""
+
+    tables: list[_Table]
+    earlier: list[list[_Piece]]
+    columns: Manifest
+    output: Output
+    num_features: int
+
+    def spill_path(self, entry: FileEntry, number: int) -> Path:
+        """Where the ids of one file's look-ups in pass ``number`` wait."""
+        return self.output.folder / PARTIAL / f"{entry.path}.ids{number}"
 
 
 def encode(
@@ -45,6 +96,7 @@ def encode(
     out: Path,
     *,
     workers: int = 0,
+    memory_bytes: int | None = None,
     progress: ProgressCallback = silent,
 ) -> Manifest:
     """columns, vocabulary -> samples: the ids of each sample's look-ups.
@@ -55,19 +107,53 @@ def encode(
     output = Output.begin("encode", VERSION, config, [input_of(columns), input_of(vocabulary)], out)
     if isinstance(output, Manifest):
         return output
-    num_train: int = vocabulary.totals["num_train_samples"]
-    if any(not output.has(entry.path) for entry in columns.files):
-        tables = list(run_tasks(_load_table, _tables_of(vocabulary), workers=workers))
-        done = 0
-        tasks = (
-            (entry, num_train - first, tables, columns, output)
-            for first, entry in iterate_parts(columns)
-            if not output.has(entry.path)
-        )
-        for num_samples in run_tasks(_encode_part, tasks, workers=workers):
+    todo = [(entry, first) for first, entry in iterate_parts(columns) if not output.has(entry.path)]
+    num_features = len(vocabulary.totals["tables"])
+    largest = max((entry.num_samples for entry, _ in todo), default=0)
+    needed = needed_bytes(largest, num_features, workers)
+    room = room_for("encode", memory_bytes, needed) - needed + _LEAST_TABLES
+    passes = list(_passes(vocabulary, room)) if todo else []
+    done = 0
+    for number, pieces in enumerate(passes):
+        loading = ((vocabulary, piece) for piece in pieces)
+        tables = list(run_tasks(_load_table, loading, workers=workers))
+        lookup = _Lookup(tables, passes[:number], columns, output, num_features)
+        is_last = number == len(passes) - 1
+        num_train: int = vocabulary.totals["num_train_samples"]
+        tasks = ((entry, num_train - first, lookup) for entry, first in todo)
+        for num_samples in run_tasks(_encode_part if is_last else _spill_part, tasks, workers=workers):
             done += num_samples
-            progress("encode", done, columns.num_samples)
+            progress("encode", done, len(passes) * columns.num_samples)
+        del tables, lookup, tasks
     return output.seal(_totals(vocabulary, output))
+
+
+def needed_bytes(samples_of_part: int, num_features: int, workers: int) -> int:
+    """The least that `encode` can do with: ids of a part for each worker, and small tables."""
+    return num_workers(workers) * samples_of_part * (4 * num_features + 16) + _LEAST_TABLES
+
+
+def _passes(vocabulary: Manifest, room_bytes: int) -> Iterator[list[_Piece]]:
+    """All tables, in groups whose hash tables fit in ``room_bytes`` together."""
+    group: list[_Piece] = []
+    for piece in _pieces(vocabulary, room_bytes):
+        if group and sum(other.num_bytes for other in group) + piece.num_bytes > room_bytes:
+            yield group
+            group = []
+        group.append(piece)
+    yield group
+
+
+def _pieces(vocabulary: Manifest, room_bytes: int) -> Iterator[_Piece]:
+    """Each table, cut where it does not fit in ``room_bytes`` alone."""
+    entries = {entry.path: entry for entry in vocabulary.files}
+    for feature, facts in enumerate(vocabulary.totals["tables"]):
+        array = read_batch(vocabulary, entries[f"{facts['name']}.arrow"]).column("category")
+        entry_bytes = 8 if array.type.bit_width == 32 else 16
+        largest_capacity = 1 << (max(room_bytes // entry_bytes, 16).bit_length() - 1)
+        num_rows = int(largest_capacity * MAX_LOAD)
+        for first in range(0, facts["num_rows"], num_rows):
+            yield _Piece(feature, facts, first, min(first + num_rows, facts["num_rows"]), entry_bytes)
 
 
 def iterate_parts(manifest: Manifest) -> Iterator[tuple[int, FileEntry]]:
@@ -78,41 +164,73 @@ def iterate_parts(manifest: Manifest) -> Iterator[tuple[int, FileEntry]]:
         first += entry.num_samples
 
 
-def _tables_of(vocabulary: Manifest) -> Iterator[tuple[Manifest, FileEntry, dict[str, Any]]]:
-    entries = {entry.path: entry for entry in vocabulary.files}
-    for table in vocabulary.totals["tables"]:
-        yield vocabulary, entries[f"{table['name']}.arrow"], table
-
-
-def _load_table(vocabulary: Manifest, entry: FileEntry, table: dict[str, Any]) -> _Table:
+def _load_table(vocabulary: Manifest, piece: _Piece) -> _Table:
+    path = f"{piece.facts['name']}.arrow"
+    entry = next(entry for entry in vocabulary.files if entry.path == path)
     array = read_batch(vocabulary, entry).column("category")
-    is_category = np.ones(table["num_rows"], np.bool_)
-    is_category[[table["missing_id"], table["oov_id"]]] = False
-    entries = new_table(table["num_rows"])
-    insert_ids(values_of(array, array.type.to_pandas_dtype()), is_category, entries)
-    return _Table(table["name"], entries, table["missing_id"], table["oov_id"])
+    rows = values_of(array, array.type.to_pandas_dtype())[piece.first_id : piece.stop_id]
+    is_short = piece.entry_bytes == 8
+    entries = (new_short_table if is_short else new_table)(rows.shape[0])
+    insert = insert_short_ids if is_short else insert_ids
+    insert(rows, piece.first_id, piece.facts["missing_id"], piece.facts["oov_id"], entries)
+    return _Table(piece, entries)
 
 
-def _encode_part(
-    entry: FileEntry, num_train: int, tables: list[_Table], columns: Manifest, output: Output
-) -> int:
+def _spill_part(entry: FileEntry, num_train: int, lookup: _Lookup) -> int:
+    """Leave the ids of one pass for the last one: a row for each table of the pass."""
+    batch = read_batch(lookup.columns, entry)
+    ids = np.empty((len(lookup.tables), entry.num_samples), np.int32)
+    for row, table in zip(ids, lookup.tables, strict=True):
+        table.find(batch.column(table.piece.facts["name"]), row)
+    with spill_errors_explained(lookup.output):
+        ids.tofile(lookup.spill_path(entry, len(lookup.earlier)))
+    return entry.num_samples
+
+
+def _encode_part(entry: FileEntry, num_train: int, lookup: _Lookup) -> int:
     """Encode one file, of which the first ``num_train`` samples are for training."""
-    batch = read_batch(columns, entry)
-    ids = np.empty((entry.num_samples, len(tables)), np.int32)
-    num_train = min(max(num_train, 0), entry.num_samples)
+    batch = read_batch(lookup.columns, entry)
+    ids = np.full((entry.num_samples, lookup.num_features), -1, np.int32)
+    if entry.num_samples:
+        _collect_spilled(entry, lookup, ids)
+    for table in lookup.tables:
+        array, column = batch.column(table.piece.facts["name"]), ids[:, table.piece.feature]
+        if table.piece.first_id == 0:
+            table.find(array, column)
+        else:
+            found = np.empty(entry.num_samples, np.int32)
+            table.find(array, found)
+            np.maximum(column, found, out=column)
+    oov = _settle_oov(ids, min(max(num_train, 0), entry.num_samples), lookup)
+    with lookup.output.writing(entry.path, entry.num_samples, **oov) as path:
+        write_batch(path, {"ids": as_fixed_lists(ids)})
+    for number in range(len(lookup.earlier)):
+        lookup.spill_path(entry, number).unlink()
+    return entry.num_samples
+
+
+def _collect_spilled(entry: FileEntry, lookup: _Lookup, ids: NDArray[np.int32]) -> None:
+    """Add what earlier passes found; at most one piece of a table has a category, the others say -1."""
+    for number, pieces in enumerate(lookup.earlier):
+        shape = (len(pieces), entry.num_samples)
+        spilled = np.memmap(lookup.spill_path(entry, number), np.int32, "r", shape=shape)
+        for piece, found in zip(pieces, spilled, strict=True):
+            column = ids[:, piece.feature]
+            np.maximum(column, found, out=column)
+
+
+def _settle_oov(ids: NDArray[np.int32], num_train: int, lookup: _Lookup) -> dict[str, list[int]]:
+    """Give what no piece knows the oov row; how many samples have it, by feature."""
+    pieces = [piece for pieces in lookup.earlier for piece in pieces] + [t.piece for t in lookup.tables]
+    oov_ids = {piece.feature: piece.facts["oov_id"] for piece in pieces}
     oov_train, oov_evaluation = [], []
-    for feature, table in enumerate(tables):
-        array = batch.column(table.name)
-        categories = values_of(array, array.type.to_pandas_dtype())
+    for feature in range(lookup.num_features):
         column = ids[:, feature]
-        find_ids(categories, validity_of(array), table.entries, table.missing_id, table.oov_id, column)
-        is_oov = column == table.oov_id
+        column[column < 0] = oov_ids[feature]
+        is_oov = column == oov_ids[feature]
         oov_train.append(int(np.count_nonzero(is_oov[:num_train])))
         oov_evaluation.append(int(np.count_nonzero(is_oov[num_train:])))
-    oov = {"oov_train": oov_train, "oov_evaluation": oov_evaluation}
-    with output.writing(entry.path, entry.num_samples, **oov) as path:
-        write_batch(path, {"ids": as_fixed_lists(ids)})
-    return entry.num_samples
+    return {"oov_train": oov_train, "oov_evaluation": oov_evaluation}
 
 
 def _totals(vocabulary: Manifest, output: Output) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 The order of training samples is that of a hash of (seed, sample number); evaluation samples keep the
 log's order. Samples are dealt to output files in passes over the inputs, as many files a pass as the
-memory holds, so a log of any size is shuffled exactly without a spill file.
+memory holds, so a log of any size is shuffled exactly without a spill file. Within a file the key says where
+a sample goes, so parts are dealt in any order.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
 import numpy as np
@@ -20,11 +22,12 @@ from numpy.typing import NDArray
 from ..stats.shuffle import EVALUATION, HOT_ONLY, MIXED, deal_rows, gather_rows, log1p_table, transform_dense
 from .arrow_files import as_fixed_lists, fixed_lists, open_writer, read_batch, validity_of, values_of
 from .errors import ConfigError
-from .manifest import Manifest
+from .manifest import FileEntry, Manifest
+from .memory import room_for
 from .output import Output, input_of
-from .shuffle_plan import Part, Shuffle, ShuffledFile, ShufflePlan, plan_shuffle
+from .shuffle_plan import Shuffle, ShuffledFile, ShufflePlan, plan_shuffle
 from .sizes import MIB
-from .tasks import ProgressCallback, run_tasks, silent
+from .tasks import ProgressCallback, num_workers, run_tasks, silent
 
 VERSION = 1
 KINDS = {HOT_ONLY: "hot_only", MIXED: "mixed", EVALUATION: "evaluation"}
@@ -78,11 +81,6 @@ class _Inputs:
         return columns, samples
 
 
-def default_memory_bytes() -> int:
-    """A quarter of this machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-
-
 def pack(
     config: PackConfig,
     columns: Manifest,
@@ -107,20 +105,51 @@ def pack(
     facts = columns.totals
     num_features = len(plan.totals["tables"])
     inputs = _Inputs(columns, samples, plan, facts["has_label"], facts["dense"], num_features)
-    batches_per_file = max(1, _FILE_BYTES // (4 * inputs.width * config.batch_size))
-    samples_per_file = batches_per_file * config.batch_size
-    shuffle = Shuffle(plan, config.seed, config.order == "grouped", samples_per_file)
-    shuffled = plan_shuffle(shuffle, workers=workers)
+    shuffle = Shuffle(plan, config.seed, config.order == "grouped", samples_per_file(config, inputs.width))
+    largest = max((entry.num_samples for entry in columns.files), default=0)
+    scratch = _scratch_bytes(config, inputs.width, largest, workers)
+    room = room_for("pack", memory_bytes, needed_bytes(config, inputs.width, largest, workers)) - scratch
+    shuffled = plan_shuffle(shuffle, workers=workers, room_bytes=room)
     todo = [file for file in shuffled.files if not output.has(_name(file))]
-    room = (memory_bytes or default_memory_bytes()) // (2 * (4 * inputs.width + 8))
     done = sum(entry.num_samples for entry in output.finished.values())
-    for group in _groups_that_fit(todo, room):
-        rows, keys = _deal(group, shuffled, inputs, workers)
-        tasks = ((file, config, inputs, rows, keys, _start(group, file), output) for file in group)
-        for num_samples in run_tasks(_write_file, tasks, workers=workers):
+    for group in _groups_that_fit(todo, room // (4 * inputs.width + 8)):
+        for num_samples in _pack_group(group, config, shuffled, inputs, output, workers):
             done += num_samples
             progress("pack", done, columns.num_samples)
     return output.seal(_totals(config, inputs, output))
+
+
+def samples_per_file(config: PackConfig, width: int) -> int:
+    """Samples of a training file, a multiple of the batch size; ``width`` in words."""
+    return max(1, _FILE_BYTES // (4 * width * config.batch_size)) * config.batch_size
+
+
+def needed_bytes(config: PackConfig, width: int, samples_of_part: int, workers: int) -> int:
+    """The least that `pack` can do with: one output file, and what each worker holds."""
+    file_bytes = samples_per_file(config, width) * (4 * width + 8)
+    return file_bytes + _scratch_bytes(config, width, samples_of_part, workers)
+
+
+def _scratch_bytes(config: PackConfig, width: int, samples_of_part: int, workers: int) -> int:
+    """What workers hold beside the buffers: a part while dealing, an order and a batch while writing."""
+    dealing = samples_of_part * (4 * width + 17 + 8)
+    writing = samples_per_file(config, width) * 16 + 3 * config.batch_size * 4 * width
+    return num_workers(workers) * max(dealing, writing)
+
+
+def _pack_group(
+    group: list[ShuffledFile],
+    config: PackConfig,
+    shuffled: ShufflePlan,
+    inputs: _Inputs,
+    output: Output,
+    workers: int,
+) -> Iterator[int]:
+    """Write the files of one pass; yields the samples of each. Its buffers go when it ends."""
+    rows, keys = _deal(group, shuffled, inputs, workers)
+    starts = dict(zip((file.index for file in group), _starts(group), strict=True))
+    tasks = ((file, config, inputs, rows, keys, starts[file.index], output) for file in group)
+    yield from run_tasks(_write_file, tasks, workers=workers)
 
 
 def _name(file: ShuffledFile) -> str:
@@ -130,63 +159,74 @@ def _name(file: ShuffledFile) -> str:
 def _groups_that_fit(files: list[ShuffledFile], room: int) -> Iterator[list[ShuffledFile]]:
     """Consecutive files whose samples fit in ``room`` together, one file at the least."""
     group: list[ShuffledFile] = []
+    held = 0
     for file in files:
-        if group and sum(other.num_samples for other in group) + file.num_samples > room:
+        if group and held + file.num_samples > room:
             yield group
-            group = []
+            group, held = [], 0
         group.append(file)
+        held += file.num_samples
     if group:
         yield group
 
 
-def _start(group: list[ShuffledFile], file: ShuffledFile) -> int:
-    return sum(other.num_samples for other in group if other.index < file.index)
+def _starts(group: list[ShuffledFile]) -> list[int]:
+    """The row at which each file of a group begins in the buffers."""
+    return list(accumulate((file.num_samples for file in group[:-1]), initial=0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """The rows of a group of files, file by file, and how far each has been filled."""
+
+    rows: NDArray[np.int32]
+    keys: NDArray[np.uint64]
+    next_row: NDArray[np.int64]
+    """(num_files,), -1 for a file of another group."""
+    lock: Lock
+
+    def reserve(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(num_files,): where a part may put ``counts`` rows of each file."""
+        with self.lock:
+            first_rows = self.next_row.copy()
+            self.next_row[first_rows >= 0] += counts[first_rows >= 0]
+        return first_rows
 
 
 def _deal(
     group: list[ShuffledFile], shuffled: ShufflePlan, inputs: _Inputs, workers: int
 ) -> tuple[NDArray[np.int32], NDArray[np.uint64]]:
-    """Collect the rows of a group of files, file by file, in log order within a file."""
+    """Collect the rows of a group of files, file by file, in any order within a file."""
     total = sum(file.num_samples for file in group)
-    rows = np.empty((total, inputs.width), np.int32)
-    keys = np.empty(total, np.uint64)
-    is_wanted = np.zeros(len(shuffled.files), np.bool_)
-    bases = np.zeros(len(shuffled.files), np.int64)
-    for file in group:
-        is_wanted[file.index] = True
-        bases[file.index] = _start(group, file)
-    tasks = (
-        (part, shuffled, np.where(is_wanted, bases + part.rows_before, -1), inputs, rows, keys)
-        for part in shuffled.parts
-        if part.counts[is_wanted].any()
+    next_row = np.full(len(shuffled.files), -1, np.int64)
+    next_row[[file.index for file in group]] = _starts(group)
+    buffers = _Buffers(
+        np.empty((total, inputs.width), np.int32), np.empty(total, np.uint64), next_row, Lock()
     )
+    parts = shuffled.parts_for({file.kind for file in group})
+    tasks = ((entry, first, shuffled, inputs, buffers) for entry, first in parts)
     for _ in run_tasks(_deal_part, tasks, workers=workers):
         pass
-    return rows, keys
+    return buffers.rows, buffers.keys
 
 
 def _deal_part(
-    part: Part,
-    shuffled: ShufflePlan,
-    next_row: NDArray[np.int64],
-    inputs: _Inputs,
-    dealt_rows: NDArray[np.int32],
-    dealt_keys: NDArray[np.uint64],
+    entry: FileEntry, first_sample: int, shuffled: ShufflePlan, inputs: _Inputs, buffers: _Buffers
 ) -> None:
-    """Put one part's samples at their files' places in the buffers."""
-    name, num_samples = part.entry.path, part.entry.num_samples
+    """Put one part's samples into the buffers."""
+    name, num_samples = entry.path, entry.num_samples
     columns, samples = inputs.open(name)
     rows = np.empty((num_samples, inputs.width), np.int32)
     as_floats = rows.view(np.float32)
-    rows[:, 0] = values_of(read_batch(inputs.plan, part.entry).column("is_hot"), np.uint8)
+    rows[:, 0] = values_of(read_batch(inputs.plan, entry).column("is_hot"), np.uint8)
     as_floats[:, 1] = values_of(columns.column("label"), np.uint8) if inputs.has_label else 0
     for k, name in enumerate(inputs.dense):
         array = columns.column(name)
         transform_dense(values_of(array, np.int32), validity_of(array), _LOG1P, as_floats[:, 2 + k])
     ids = fixed_lists(samples.column("ids"), inputs.num_features, np.int32)
     rows[:, 2 + len(inputs.dense) :] = ids
-    keys, files = shuffled.keys_and_files(part.entry, part.first_sample)
-    deal_rows(rows, keys, files, next_row, dealt_rows, dealt_keys)
+    keys, files, counts = shuffled.keys_and_files(entry, first_sample)
+    deal_rows(rows, keys, files, buffers.reserve(counts), buffers.rows, buffers.keys)
 
 
 def _write_file(

@@ -2,6 +2,7 @@
 
 An id is the place of a category in its table's order of importance, so that hot is a comparison
 (``id < num_hot``) and a hot set a prefix. The place over all tables gives ``num_hot`` for every budget.
+Memory holds runs of equal counts, and the table being written where it fits.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..stats.ranking import RankedTable, places_over_all_tables, rank_by_frequency
+from ..stats.ranking import RankedRuns, expand_runs, first_places, place_categories, rank_by_frequency
 from .arrow_files import read_batch, values_of, write_batch
 from .errors import ConfigError
 from .manifest import FileEntry, Manifest
+from .memory import array_in, room_for
 from .output import Output, input_of
-from .tasks import ProgressCallback, run_tasks, silent
+from .sizes import MIB
+from .tasks import ProgressCallback, num_workers, run_tasks, silent
 
 VERSION = 1
 _MAX_ROWS = 2**31 - 1
+_LEAST_ROOM = 16 * MIB
+"""For each worker: chunks of counts, and runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +53,7 @@ def rank(
     out: Path,
     *,
     workers: int = 0,
+    memory_bytes: int | None = None,
     progress: ProgressCallback = silent,
 ) -> Manifest:
     """counts -> vocabulary: categories in the order of their ids.
@@ -59,51 +65,83 @@ def rank(
     output = Output.begin("rank", VERSION, config, [input_of(counts)], out)
     if isinstance(output, Manifest):
         return output
+    room = room_for("rank", memory_bytes, needed_bytes(workers)) // num_workers(workers) - _LEAST_ROOM
     entries = {entry.path: entry for entry in counts.files}
     names = [table["name"] for table in counts.totals["tables"]]
     tasks = ((config, counts, entries[f"{name}.arrow"]) for name in names)
-    ranked, kinds, done = [], [], 0
-    for table, kind in run_tasks(_rank_table, tasks, workers=workers):
+    ranked, done = [], 0
+    for table in run_tasks(_rank_table, tasks, workers=workers):
         ranked.append(table)
-        kinds.append(kind)
-        done += int(table.counts.sum())
+        done += counts.totals["num_train_samples"]
         progress("rank", done, len(names) * counts.totals["num_train_samples"])
-    places = places_over_all_tables([table.counts for table in ranked])
-    tasks_ = zip(names, ranked, places, kinds, [output] * len(names), strict=True)
+    tasks_ = (
+        (config, counts, entries[f"{name}.arrow"], table, firsts, output, room)
+        for name, table, firsts in zip(names, ranked, first_places(ranked), strict=True)
+    )
     tables = list(run_tasks(_write_table, tasks_, workers=workers))
     kept = ("num_samples", "num_train_samples")
     totals = {key: counts.totals[key] for key in kept} | {"tables": tables}
     return output.seal(totals | {"num_rows": sum(table["num_rows"] for table in tables)})
 
 
-def _rank_table(config: RankConfig, counts: Manifest, entry: FileEntry) -> tuple[RankedTable, Any]:
-    batch = read_batch(counts, entry)
-    kind = batch.schema.field("category").type
-    categories = values_of(batch.column("category"), kind.to_pandas_dtype()).astype(np.uint64)
-    occurrences = values_of(batch.column("count"), np.int64)
-    ranked = rank_by_frequency(categories, occurrences, entry.facts["num_missing"], config.min_count)
-    if ranked.counts.shape[0] > _MAX_ROWS:
+def needed_bytes(workers: int) -> int:
+    """The least that `rank` can do with."""
+    return num_workers(workers) * _LEAST_ROOM
+
+
+def _rank_table(config: RankConfig, counts: Manifest, entry: FileEntry) -> RankedRuns:
+    occurrences = values_of(read_batch(counts, entry).column("count"), np.int64)
+    ranked = rank_by_frequency(occurrences, entry.facts["num_missing"], config.min_count)
+    if ranked.num_rows > _MAX_ROWS:
         name = Path(entry.path).stem
         raise ConfigError(
-            f"table {name} has {ranked.counts.shape[0]} rows, an id goes to {_MAX_ROWS}",
+            f"table {name} has {ranked.num_rows} rows, an id goes to {_MAX_ROWS}",
             hint="raise --min-count",
         )
-    return ranked, kind
+    return ranked
 
 
 def _write_table(
-    name: str, ranked: RankedTable, places: NDArray[np.int64], kind: Any, output: Output
+    config: RankConfig,
+    counts: Manifest,
+    entry: FileEntry,
+    ranked: RankedRuns,
+    firsts: NDArray[np.int64],
+    output: Output,
+    room: int,
 ) -> dict[str, Any]:
-    num_rows = ranked.counts.shape[0]
-    is_null = np.zeros(num_rows, np.bool_)
-    is_null[[ranked.missing_id, ranked.oov_id]] = True
-    columns = {
-        "category": pa.array(ranked.categories, mask=is_null).cast(kind),
-        "count": pa.array(ranked.counts),
-        "place": pa.array(places),
-    }
-    if not output.has(f"{name}.arrow"):
-        with output.writing(f"{name}.arrow", num_rows) as path:
-            write_batch(path, columns)
+    num_rows = ranked.num_rows
+    if not output.has(entry.path):
+        with output.writing(entry.path, num_rows) as path:
+            write_batch(path, _columns(config, read_batch(counts, entry), ranked, firsts, output, room))
     ids = {"oov_id": ranked.oov_id, "missing_id": ranked.missing_id}
-    return {"name": name, "num_rows": num_rows, **ids, "oov_count": int(ranked.counts[ranked.oov_id])}
+    name = Path(entry.path).stem
+    return {"name": name, "num_rows": num_rows, **ids, "oov_count": ranked.oov_count}
+
+
+def _columns(
+    config: RankConfig, batch: Any, ranked: RankedRuns, firsts: NDArray[np.int64], output: Output, room: int
+) -> dict[str, Any]:
+    """The vocabulary of one table; a third of ``room`` for each column."""
+    kind = batch.schema.field("category").type
+    dtype, shape = kind.to_pandas_dtype(), (ranked.num_rows,)
+    rows = array_in(room // 3, output, shape, dtype)
+    totals, places = (array_in(room // 3, output, shape, np.int64) for _ in range(2))
+    categories = values_of(batch.column("category"), dtype)
+    occurrences = values_of(batch.column("count"), np.int64)
+    place_categories(categories, occurrences, config.min_count, ranked, rows)
+    expand_runs(ranked.counts, ranked.lengths, 0, totals)
+    expand_runs(firsts, ranked.lengths, 1, places)
+    nulls = [_validity(ranked), pa.py_buffer(rows)]
+    null_count = len({ranked.missing_id, ranked.oov_id})
+    category = pa.Array.from_buffers(kind, ranked.num_rows, nulls, null_count)
+    return {"category": category, "count": pa.array(totals), "place": pa.array(places)}
+
+
+def _validity(ranked: RankedRuns) -> Any:
+    """An Arrow bitmap of all rows but those of missing and oov."""
+    bitmap = np.full(-(-ranked.num_rows // 8), 255, np.uint8)
+    bitmap[-1] >>= np.uint8(-ranked.num_rows % 8)
+    for row in {ranked.missing_id, ranked.oov_id}:
+        bitmap[row // 8] &= np.uint8(255 - (1 << row % 8))
+    return pa.py_buffer(bitmap)

@@ -1,8 +1,8 @@
 """Which output file each sample goes to, found in passes over tags and hashed keys.
 
 The first pass counts keys by their top bits; the second collects only the keys of the bins where one
-file ends and the next begins, which gives the exact first key of every file; the third counts what each
-part sends to each file. Memory is a few MiB, whatever the log.
+file ends and the next begins, which gives the exact first key of every file. Memory is a few MiB; where
+bins and files are so many that their keys take more, the second pass is repeated for some files at a time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ from ..stats.shuffle import (
 from .arrow_files import read_batch, values_of
 from .encode import iterate_parts
 from .manifest import FileEntry, Manifest
+from .sizes import MIB
 from .tasks import run_tasks
 
 _LARGEST = np.uint64(2**64 - 1)
+_ROOM_BYTES = 64 * MIB
+_BYTES_PER_KEY = 24
+"""Of a key that is collected: itself in pieces, joined, and sorted."""
 _Keys = tuple[NDArray[np.uint64], NDArray[np.uint8]]
 
 
@@ -66,21 +70,8 @@ class Shuffle:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One input file's samples, and where they go."""
-
-    entry: FileEntry
-    """Of the tags; columns and samples have files of the same name."""
-    first_sample: int
-    counts: NDArray[np.int64]
-    """(num_files,), this part's samples of each output file."""
-    rows_before: NDArray[np.int64]
-    """(num_files,), samples of earlier parts in each output file."""
-
-
-@dataclass(frozen=True, slots=True)
 class ShufflePlan:
-    """Output files, the keys at which they begin, and what each part sends to each."""
+    """Output files, and the keys at which they begin."""
 
     shuffle: Shuffle
     files: list[ShuffledFile]
@@ -88,30 +79,31 @@ class ShufflePlan:
     """(3, NUM_BINS)."""
     last_keys: NDArray[np.uint64]
     """(num_files,), the largest key that belongs to each file."""
-    parts: list[Part]
+    parts: list[tuple[FileEntry, int]]
+    """Files of tags and the number of their first sample; columns and samples have files of the same name."""
 
     def keys_and_files(
         self, entry: FileEntry, first_sample: int
-    ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Of each sample of a part: its key and the index of its output file."""
-        keys, files, _ = self._files(entry, first_sample)
-        return keys, files
-
-    def count_files(self, entry: FileEntry, first_sample: int) -> NDArray[np.int64]:
-        """(num_files,): how many samples of a part go to each output file."""
-        return self._files(entry, first_sample)[2]
-
-    def _files(
-        self, entry: FileEntry, first_sample: int
     ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+        """Key and output file of each sample of a part; and (num_files,), how many go to each file."""
         keys, kinds = self.shuffle.keys_and_kinds(entry, first_sample)
         files, counts = np.empty(keys.shape[0], np.int64), np.zeros(len(self.files), np.int64)
         per_file = self.shuffle.samples_per_file
         files_of_keys(keys, kinds, self.first_file_of_bin, self.last_keys, per_file, files, counts)
         return keys, files, counts
 
+    def parts_for(self, kinds: set[int]) -> list[tuple[FileEntry, int]]:
+        """Parts that may hold samples of the kinds given."""
+        num_train = self.shuffle.plan.totals["num_train_samples"]
+        return [
+            (entry, first)
+            for entry, first in self.parts
+            if (first < num_train and kinds != {EVALUATION})
+            or (first + entry.num_samples > num_train and EVALUATION in kinds)
+        ]
 
-def plan_shuffle(shuffle: Shuffle, *, workers: int = 0) -> ShufflePlan:
+
+def plan_shuffle(shuffle: Shuffle, *, workers: int = 0, room_bytes: int = _ROOM_BYTES) -> ShufflePlan:
     """Divide all samples among output files; exact, and the same for any number of workers."""
     parts = [(entry, first) for first, entry in iterate_parts(shuffle.plan)]
     bins = np.zeros((3, NUM_BINS), np.int64)
@@ -119,14 +111,10 @@ def plan_shuffle(shuffle: Shuffle, *, workers: int = 0) -> ShufflePlan:
         count_bins(keys, kinds, bins)
     files = list(_divide(bins.sum(axis=1), shuffle.samples_per_file))
     first_files = _first_files(files, bins, shuffle.samples_per_file)
-    last_keys = _last_keys(shuffle, files, bins, parts, workers)
-    draft = ShufflePlan(shuffle, files, first_files, last_keys, [])
-    before = np.zeros(len(files), np.int64)
-    tasks = run_tasks(draft.count_files, parts, workers=workers)
-    for (entry, first), counts in zip(parts, tasks, strict=True):
-        draft.parts.append(Part(entry, first, counts, before))
-        before = before + counts
-    return draft
+    last_keys = np.full(len(files), _LARGEST, np.uint64)
+    for cuts in _groups_of_cuts(_cuts(shuffle, files, bins), bins, room_bytes):
+        _find_last_keys(shuffle, cuts, parts, workers, last_keys)
+    return ShufflePlan(shuffle, files, first_files, last_keys, parts)
 
 
 def _divide(num_samples: NDArray[np.int64], samples_per_file: int) -> Iterator[ShuffledFile]:
@@ -151,31 +139,58 @@ def _first_files(
     return first_files
 
 
-def _last_keys(
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Where a training file begins that is not the first of its kind."""
+
+    file: ShuffledFile
+    bin: int
+    """The bin its first key is in."""
+    offset: int
+    """Keys of its kind and bin before it."""
+
+
+def _cuts(shuffle: Shuffle, files: list[ShuffledFile], bins: NDArray[np.int64]) -> Iterator[_Cut]:
+    for kind in (HOT_ONLY, MIXED):
+        ends = np.cumsum(bins[kind])
+        for file in files:
+            if file.kind == kind and file.number > 0:
+                rank = file.number * shuffle.samples_per_file
+                cut_bin = int(np.searchsorted(ends, rank, side="right"))
+                yield _Cut(file, cut_bin, rank - int(ends[cut_bin] - bins[kind, cut_bin]))
+
+
+def _groups_of_cuts(cuts: Iterator[_Cut], bins: NDArray[np.int64], room_bytes: int) -> Iterator[list[_Cut]]:
+    """Cuts the keys of whose bins fit in ``room_bytes`` together, one at the least."""
+    group: list[_Cut] = []
+    held = 0
+    for cut in cuts:
+        needed = _BYTES_PER_KEY * int(bins[cut.file.kind, cut.bin])
+        if group and held + needed > room_bytes:
+            yield group
+            group, held = [], 0
+        group.append(cut)
+        held += needed
+    if group:
+        yield group
+
+
+def _find_last_keys(
     shuffle: Shuffle,
-    files: list[ShuffledFile],
-    bins: NDArray[np.int64],
+    cuts: list[_Cut],
     parts: list[tuple[FileEntry, int]],
     workers: int,
-) -> NDArray[np.uint64]:
-    """(num_files,): the key before the first of the next file of its kind, which is found exactly."""
-    last_keys = np.full(len(files), _LARGEST, np.uint64)
-    cuts = [file for file in files if file.number > 0 and file.kind != EVALUATION]
-    is_marked, bin_and_offset = np.zeros((3, NUM_BINS), np.bool_), {}
-    for file in cuts:
-        ends = np.cumsum(bins[file.kind])
-        rank = file.number * shuffle.samples_per_file
-        cut_bin = int(np.searchsorted(ends, rank, side="right"))
-        is_marked[file.kind, cut_bin] = True
-        bin_and_offset[file.index] = cut_bin, rank - int(ends[cut_bin] - bins[file.kind, cut_bin])
-    if cuts:
-        keys_of_kinds = _keys_in_bins(shuffle, is_marked, parts, workers)
-    for file in cuts:
-        cut_bin, offset = bin_and_offset[file.index]
-        keys = keys_of_kinds[file.kind]
-        first_of_bin = np.searchsorted(keys, np.uint64(cut_bin) << np.uint64(64 - BIN_BITS))
-        last_keys[file.index - 1] = keys[first_of_bin + offset] - np.uint64(1)
-    return last_keys
+    last_keys: NDArray[np.uint64],
+) -> None:
+    """Write to ``last_keys``, (num_files,), the key before the first of each cut's file."""
+    is_marked = np.zeros((3, NUM_BINS), np.bool_)
+    for cut in cuts:
+        is_marked[cut.file.kind, cut.bin] = True
+    keys_of_kinds = _keys_in_bins(shuffle, is_marked, parts, workers)
+    for cut in cuts:
+        keys = keys_of_kinds[cut.file.kind]
+        first_of_bin = np.searchsorted(keys, np.uint64(cut.bin) << np.uint64(64 - BIN_BITS))
+        last_keys[cut.file.index - 1] = keys[first_of_bin + cut.offset] - np.uint64(1)
 
 
 def _keys_in_bins(

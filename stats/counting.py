@@ -1,28 +1,53 @@
-"""Exact counts of categories, in memory proportional to the distinct ones and not to the log."""
+"""Exact counts of categories, in memory proportional to the distinct ones and not to the log.
+
+Where even those are too many, a counter is emptied into a run, ascending, as often as need be, and the
+runs are merged.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from .hash_table import MAX_LOAD, add_counts, copy_entries, new_table
+from .hash_table import MAX_LOAD, add_counts, compact_entries, copy_entries
+
+SMALLEST_ENTRIES = 1 << 12
+BYTES_PER_TABLE_BYTE = 2.25
+"""What a table and its run or its next size take at the most, in bytes of the table."""
 
 
 class CategoryCounter:
     """Counts the look-ups of one table's categories, chunk by chunk; exact."""
 
     def __init__(self) -> None:
-        self._table = new_table(1 << 12)
-        self._num_used = 0
         self.num_missing = 0
         """Look-ups without a category so far."""
+        self._begin()
 
-    def add(self, categories: NDArray[np.uint32], is_valid: NDArray[np.uint8]) -> None:
+    def _begin(self) -> None:
+        self._table = np.zeros((SMALLEST_ENTRIES, 2), np.uint64)
+        self._num_used = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the table."""
+        return self._table.nbytes
+
+    def add(
+        self,
+        categories: NDArray[np.uint32],
+        is_valid: NDArray[np.uint8],
+        make_room: Callable[[], None] | None = None,
+    ) -> None:
         """Count a chunk.
 
         Args:
             categories: (num_lookups,), uint32 or uint64.
             is_valid: Arrow validity bitmap, or length 0 where none is missing.
+            make_room: called when the table is full, to `grow` it or to `take` what it holds; None grows.
         """
         done = 0
         while True:
@@ -33,12 +58,61 @@ class CategoryCounter:
             self.num_missing += num_missing
             if done == categories.shape[0]:
                 return
-            grown = np.zeros((4 * self._table.shape[0], 2), np.uint64)
-            copy_entries(self._table, grown)
-            self._table = grown
+            (make_room or self.grow)()
 
-    def result(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Distinct categories, ascending, and how often each was looked up; missing left out."""
-        taken = self._table[self._table[:, 1] != 0]
-        taken = taken[np.argsort(taken[:, 0], kind="stable")]
-        return taken[:, 0].copy(), taken[:, 1].astype(np.int64)
+    def grow(self) -> None:
+        """Move to a table four times as large."""
+        grown = np.zeros((4 * self._table.shape[0], 2), np.uint64)
+        copy_entries(self._table, grown)
+        self._table = grown
+
+    def take(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Distinct categories, ascending, and how often each was looked up; the table begins anew.
+
+        Missing look-ups are left out, and go on being counted.
+        """
+        taken = self._table[: compact_entries(self._table)]
+        order = np.argsort(taken[:, 0])
+        categories, counts = taken[order, 0], taken[order, 1].view(np.int64)
+        self._begin()
+        return categories, counts
+
+
+@numba.njit(cache=True, nogil=True)
+def merge_runs(
+    words: NDArray[np.uint64],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    categories: NDArray[np.uint32],
+    counts: NDArray[np.int64],
+) -> int:
+    """Merge runs of ascending categories, adding the counts of equal ones.
+
+    Args:
+        words: the runs one behind the other, each its categories and then their counts.
+        starts: (num_runs,), the word at which each run begins.
+        lengths: (num_runs,), categories of each run.
+        categories: (lengths.sum(),) out, uint32 or uint64.
+        counts: (lengths.sum(),) out.
+
+    Returns:
+        Distinct categories. Exact.
+    """
+    heads = np.zeros(starts.shape[0], np.int64)
+    merged = 0
+    while True:
+        least, is_over = np.uint64(0), True
+        for run in range(starts.shape[0]):
+            if heads[run] < lengths[run]:
+                category = words[starts[run] + heads[run]]
+                if is_over or category < least:
+                    least, is_over = category, False
+        if is_over:
+            return merged
+        count = np.uint64(0)
+        for run in range(starts.shape[0]):
+            if heads[run] < lengths[run] and words[starts[run] + heads[run]] == least:
+                count += words[starts[run] + lengths[run] + heads[run]]
+                heads[run] += 1
+        categories[merged], counts[merged] = least, np.int64(count)
+        merged += 1

@@ -3,7 +3,8 @@
 A table is a ``(capacity, 2)`` array of uint64: the category, and its count or id + 1, where 0 marks a
 free entry. Both stand in one cache line, which is all that a look-up into a table of millions costs. The
 capacity is a power of two and the probing linear; ids are inserted hottest first, so the hot ones sit where
-their first probe looks.
+their first probe looks. A short table, from categories of 32 bits to ids, is ``(capacity,)``: the category
+in the upper half of a word, id + 1 in the lower, so that a line holds twice as many.
 """
 
 from __future__ import annotations
@@ -13,13 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_HALF, _LOW_HALF = np.uint64(32), np.uint64(2**32 - 1)
 MAX_LOAD = 0.7
+
+
+def capacity_for(num_entries: int) -> int:
+    """Entries of a table that holds ``num_entries`` at MAX_LOAD or less."""
+    return 1 << max(4, int(np.ceil(np.log2(max(num_entries, 1) / MAX_LOAD))))
 
 
 def new_table(num_entries: int) -> NDArray[np.uint64]:
     """An empty table that holds ``num_entries`` at MAX_LOAD or less."""
-    capacity = 1 << max(4, int(np.ceil(np.log2(max(num_entries, 1) / MAX_LOAD))))
-    return np.zeros((capacity, 2), np.uint64)
+    return np.zeros((capacity_for(num_entries), 2), np.uint64)
+
+
+def new_short_table(num_entries: int) -> NDArray[np.uint64]:
+    """An empty short table that holds ``num_entries`` at MAX_LOAD or less."""
+    return np.zeros(capacity_for(num_entries), np.uint64)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -91,21 +102,58 @@ def copy_entries(source: NDArray[np.uint64], target: NDArray[np.uint64]) -> None
 
 
 @numba.njit(cache=True, nogil=True)
+def compact_entries(table: NDArray[np.uint64]) -> int:
+    """Move the taken entries of ``table`` to its front, in place; returns how many there are."""
+    num_taken = 0
+    for i in range(table.shape[0]):
+        if table[i, 1] != 0:
+            table[num_taken, 0], table[num_taken, 1] = table[i, 0], table[i, 1]
+            num_taken += 1
+    return num_taken
+
+
+@numba.njit(cache=True, nogil=True)
 def insert_ids(
-    categories: NDArray[np.uint32], is_category: NDArray[np.bool_], table: NDArray[np.uint64]
+    categories: NDArray[np.uint32],
+    first_id: int,
+    missing_id: int,
+    oov_id: int,
+    table: NDArray[np.uint64],
 ) -> None:
-    """Map ``categories[id]`` to ``id`` in the empty ``table``, leaving out where ``is_category`` is false.
+    """Map ``categories[i]`` to ``first_id + i`` in the empty ``table``, but for the rows of missing and oov.
 
     Args:
         categories: (num_rows,), uint32 or uint64, distinct where they count.
-        is_category: (num_rows,); false for the rows of missing and oov.
+        first_id: id of the first of them.
+        missing_id: id of a missing category.
+        oov_id: id of an unknown category.
+        table: (capacity, 2).
     """
     shift = _shift_of(table)
     for i in range(categories.shape[0]):
-        if is_category[i]:
+        if first_id + i != missing_id and first_id + i != oov_id:
             category = np.uint64(categories[i])
             entry = _entry_of(category, table, shift)
-            table[entry, 0], table[entry, 1] = category, np.uint64(i + 1)
+            table[entry, 0], table[entry, 1] = category, np.uint64(first_id + i + 1)
+
+
+@numba.njit(cache=True, nogil=True)
+def insert_short_ids(
+    categories: NDArray[np.uint32],
+    first_id: int,
+    missing_id: int,
+    oov_id: int,
+    table: NDArray[np.uint64],
+) -> None:
+    """`insert_ids` for categories of 32 bits into a short table, (capacity,)."""
+    shift, mask = _shift_of(table), np.uint64(table.shape[0] - 1)
+    for i in range(categories.shape[0]):
+        if first_id + i != missing_id and first_id + i != oov_id:
+            category = np.uint64(categories[i])
+            entry = (category * _MULTIPLIER) >> shift
+            while table[entry] != 0:
+                entry = (entry + np.uint64(1)) & mask
+            table[entry] = (category << _HALF) | np.uint64(first_id + i + 1)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -136,3 +184,28 @@ def find_ids(
         entry = _entry_of(np.uint64(categories[i]), table, shift)
         number = np.int64(table[entry, 1])
         ids[i] = number - 1 if number > 0 else oov_id
+
+
+@numba.njit(cache=True, nogil=True)
+def find_short_ids(
+    categories: NDArray[np.uint32],
+    is_valid: NDArray[np.uint8],
+    table: NDArray[np.uint64],
+    missing_id: int,
+    oov_id: int,
+    ids: NDArray[np.int32],
+) -> None:
+    """`find_ids` for categories of 32 bits in a short table, (capacity,), as `insert_short_ids` left it."""
+    shift, mask = _shift_of(table), np.uint64(table.shape[0] - 1)
+    has_nulls = is_valid.shape[0] > 0
+    for i in range(categories.shape[0]):
+        if has_nulls and not (is_valid[i >> 3] >> np.uint8(i & 7)) & 1:
+            ids[i] = missing_id
+            continue
+        category = np.uint64(categories[i])
+        entry = (category * _MULTIPLIER) >> shift
+        found = table[entry]
+        while found != 0 and (found >> _HALF) != category:
+            entry = (entry + np.uint64(1)) & mask
+            found = table[entry]
+        ids[i] = np.int64(found & _LOW_HALF) - 1 if found != 0 else oov_id

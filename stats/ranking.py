@@ -1,75 +1,152 @@
-"""Counts to ids: the order of importance within a table and over all tables."""
+"""Counts to ids: the order of importance within a table and over all tables.
+
+Rows of one count stand together, and the distinct counts of a table grow like the root of its look-ups: a
+few thousand runs of equal counts say everything but which category has which row, and that is one more
+pass over the categories.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from .counting import CategoryCounter
+
+_NO_NULLS = np.zeros(0, np.uint8)
+_CHUNK = 1 << 18
+_SMALL_COUNTS = 1 << 12
+
 
 @dataclass(frozen=True, slots=True)
-class RankedTable:
-    """The rows of one table, most important first; a row's position is its id."""
+class RankedRuns:
+    """The rows of one table, most important first, in runs of one count; a row's position is its id."""
 
-    categories: NDArray[np.uint64]
-    """(num_rows,); 0 for the rows of missing and oov."""
     counts: NDArray[np.int64]
-    """(num_rows,), look-ups; descending."""
+    """(num_runs,), look-ups of each row of a run; falling."""
+    lengths: NDArray[np.int64]
+    """(num_runs,), rows."""
     missing_id: int
     """Row of missing look-ups; the oov row where they are too few to have their own."""
     oov_id: int
     """Row shared by rare and unknown categories; every table has one."""
+    oov_count: int
+    """Look-ups of the oov row."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table."""
+        return int(self.lengths.sum())
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """(num_runs,), the id of the first row of each run."""
+        return np.cumsum(self.lengths) - self.lengths
 
 
-def rank_by_frequency(
-    categories: NDArray[np.uint64], counts: NDArray[np.int64], num_missing: int, min_count: int
-) -> RankedTable:
-    """Order a table's categories by falling count; ties by category, missing first and oov last.
+def rank_by_frequency(counts: NDArray[np.int64], num_missing: int, min_count: int) -> RankedRuns:
+    """Order a table's rows by falling count; ties by category, missing first and oov last.
 
     Args:
-        categories: (num_categories,), ascending.
-        counts: (num_categories,), look-ups of each.
+        counts: (num_categories,), look-ups of each category, in the order of categories.
         num_missing: look-ups without a category; 0 means that there is no such row.
         min_count: categories with fewer look-ups share the oov row, and so do missing ones.
     """
-    has_own = counts >= min_count
     has_missing = num_missing >= max(min_count, 1)
-    missing, oov = [num_missing] if has_missing else [], [0 if has_missing else num_missing]
-    oov[0] += int(counts[~has_own].sum())
-    zero = np.zeros(1, np.uint64)
-    rows = np.concatenate([zero[: len(missing)], categories[has_own], zero])
-    totals = np.concatenate([missing, counts[has_own], oov]).astype(np.int64)
-    order = np.argsort(-totals, kind="stable")
-    oov_id = int(np.flatnonzero(order == rows.shape[0] - 1)[0])
-    missing_id = int(np.flatnonzero(order == 0)[0]) if has_missing else oov_id
-    return RankedTable(rows[order], totals[order], missing_id, oov_id)
+    oov_count, counter = 0 if has_missing else num_missing, CategoryCounter()
+    for first in range(0, counts.shape[0], _CHUNK):
+        chunk = counts[first : first + _CHUNK]
+        has_own = chunk >= min_count
+        counter.add(chunk[has_own].view(np.uint64), _NO_NULLS)
+        oov_count += int(chunk[~has_own].sum())
+    extra = [oov_count, *([num_missing] if has_missing else [])]
+    counter.add(np.array(extra, np.uint64), _NO_NULLS)
+    rising_counts, rising_lengths = counter.take()
+    run_counts, lengths = rising_counts[::-1].astype(np.int64), rising_lengths[::-1].copy()
+    starts = np.cumsum(lengths) - lengths
+    oov_run = int(np.searchsorted(-run_counts, -oov_count))
+    oov_id = int(starts[oov_run] + lengths[oov_run]) - 1
+    missing_id = int(starts[np.searchsorted(-run_counts, -num_missing)]) if has_missing else oov_id
+    return RankedRuns(run_counts, lengths, missing_id, oov_id, oov_count)
 
 
-def places_over_all_tables(counts_of_tables: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
-    """Each row's place in the order over all tables by falling count; ties by table, then id.
-
-    Rows of one count stand together in their table, so only these runs are sorted: the distinct counts
-    of a log grow like the root of its look-ups.
+def place_categories(
+    categories: NDArray[Any],
+    counts: NDArray[np.int64],
+    min_count: int,
+    ranked: RankedRuns,
+    rows: NDArray[Any],
+) -> None:
+    """Write each category that has a row of its own to its row.
 
     Args:
-        counts_of_tables: per table (num_rows,), descending.
+        categories: (num_categories,), ascending; uint32 or uint64.
+        counts: (num_categories,), look-ups of each.
+        min_count: as given to `rank_by_frequency`.
+        ranked: what that returned.
+        rows: (num_rows,) out; the rows of missing and oov are left as they are.
+    """
+    next_row = ranked.starts
+    if ranked.missing_id != ranked.oov_id:
+        next_row[np.flatnonzero(next_row == ranked.missing_id)] += 1
+    run_of_small = np.searchsorted(-ranked.counts, -np.arange(_SMALL_COUNTS))
+    _place_categories(categories, counts, min_count, ranked.counts, run_of_small, next_row, rows)
+
+
+@numba.njit(cache=True, nogil=True)
+def _place_categories(
+    categories: NDArray[np.uint32],
+    counts: NDArray[np.int64],
+    min_count: int,
+    run_counts: NDArray[np.int64],
+    run_of_small: NDArray[np.int64],
+    next_row: NDArray[np.int64],
+    rows: NDArray[np.uint32],
+) -> None:
+    """See `place_categories`; ``run_of_small`` saves small counts the search for their run."""
+    for i in range(categories.shape[0]):
+        count = counts[i]
+        if count < min_count:
+            continue
+        if count < run_of_small.shape[0]:
+            run = run_of_small[count]
+        else:
+            low, high = 0, run_counts.shape[0] - 1
+            while low < high:
+                middle = (low + high) // 2
+                if run_counts[middle] > count:
+                    low = middle + 1
+                else:
+                    high = middle
+            run = low
+        rows[next_row[run]] = categories[i]
+        next_row[run] += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def expand_runs(
+    firsts: NDArray[np.int64], lengths: NDArray[np.int64], step: int, values: NDArray[np.int64]
+) -> None:
+    """Write ``first, first + step, first + 2 * step, ...`` for each run to ``values``, (lengths.sum(),)."""
+    i = 0
+    for run in range(firsts.shape[0]):
+        for offset in range(lengths[run]):
+            values[i] = firsts[run] + step * offset
+            i += 1
+
+
+def first_places(tables: list[RankedRuns]) -> list[NDArray[np.int64]]:
+    """Places in the order over all tables by falling count; ties by table, then id.
 
     Returns:
-        Per table (num_rows,) int64, ascending; over all tables a permutation of 0 ... num_rows - 1.
+        Per table (num_runs,): the place of the first row of each run; the others follow it.
     """
-    starts = [np.flatnonzero(np.diff(counts, prepend=-1)) for counts in counts_of_tables]
-    lengths = [
-        np.diff(start, append=len(counts)) for start, counts in zip(starts, counts_of_tables, strict=True)
-    ]
-    run_counts = np.concatenate([c[s] for c, s in zip(counts_of_tables, starts, strict=True)])
-    run_lengths = np.concatenate(lengths)
-    order = np.argsort(-run_counts, kind="stable")
-    first_places = np.empty(run_lengths.shape[0], np.int64)
-    first_places[order] = np.cumsum(run_lengths[order]) - run_lengths[order]
-    places, taken = [], 0
-    for start, length in zip(starts, lengths, strict=True):
-        first = first_places[taken : taken + start.shape[0]]
-        places.append(np.repeat(first - start, length) + np.arange(length.sum()))
-        taken += start.shape[0]
-    return places
+    counts = np.concatenate([table.counts for table in tables])
+    lengths = np.concatenate([table.lengths for table in tables])
+    order = np.argsort(-counts, kind="stable")
+    firsts = np.empty(lengths.shape[0], np.int64)
+    firsts[order] = np.cumsum(lengths[order]) - lengths[order]
+    return np.split(firsts, np.cumsum([table.lengths.shape[0] for table in tables])[:-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.arrow_files import read_batch
-from hotset.pipeline.count import CountConfig, count, num_training_samples
+from hotset.pipeline.count import CountConfig, _Tables, count, needed_bytes, num_training_samples
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.manifest import Manifest
-from hotset.tests.criteo_text import NUM_DENSE, NUM_SPARSE, SCHEMA, Sample, draw_samples
+from hotset.tests.caps import count_stages_alone
+from hotset.tests.criteo_text import NUM_DENSE, NUM_SPARSE, SCHEMA, Sample, draw_samples, tree_of
 from hotset.tests.naive_stages import columns_of
 
 
@@ -113,3 +115,56 @@ def test_progress_ends_at_the_total(tmp_path: Path, rng: np.random.Generator) ->
     config = CountConfig(eval_fraction=0.5)
     count(config, columns, tmp_path / "counts", workers=1, progress=lambda *words: told.append(words))
     assert told[-1] == ("count", 20 * NUM_SPARSE, 20 * NUM_SPARSE)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("spare_bytes", [0, 2000])
+def test_tables_that_do_not_fit_are_counted_in_runs_to_the_same_bytes(
+    tmp_path: Path, workers: int, spare_bytes: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = columns_of(tmp_path, draw_samples(400, rng))
+    count(CountConfig(), columns, tmp_path / "whole", workers=1)
+    count_stages_alone(monkeypatch)
+    monkeypatch.setattr("hotset.stats.counting.SMALLEST_ENTRIES", 16)
+    monkeypatch.setattr("hotset.pipeline.count.SMALLEST_ENTRIES", 4)
+    spilled: list[str] = []
+    monkeypatch.setattr(_Tables, "_spill", recording(_Tables._spill, spilled))
+    memory_bytes = needed_bytes(NUM_SPARSE, workers) + spare_bytes
+    count(CountConfig(), columns, tmp_path / "runs", workers=workers, memory_bytes=memory_bytes)
+    assert tree_of(tmp_path / "runs") == tree_of(tmp_path / "whole")
+    assert len(spilled) > len(set(spilled)) > 0
+    assert [path for path in (tmp_path / "runs").iterdir() if path.suffix not in (".arrow", ".json")] == []
+
+
+def recording(spill: Callable[[_Tables, str], None], names: list[str]) -> Callable[[_Tables, str], None]:
+    def recorded(tables: _Tables, name: str) -> None:
+        names.append(name)
+        spill(tables, name)
+
+    return recorded
+
+
+def test_a_cap_that_cannot_be_kept_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    columns = columns_of(tmp_path, draw_samples(9, rng))
+    with pytest.raises(ConfigError, match="count cannot keep within 1 MiB of memory") as caught:
+        count(CountConfig(), columns, tmp_path / "counts", workers=1, memory_bytes=1 << 20)
+    assert "--memory 177MiB would do" in str(caught.value.hint)
+
+
+def test_a_full_disk_while_tables_are_emptied_is_one_clear_line(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = columns_of(tmp_path, draw_samples(400, rng))
+    count_stages_alone(monkeypatch)
+    monkeypatch.setattr("hotset.stats.counting.SMALLEST_ENTRIES", 16)
+    monkeypatch.setattr("hotset.pipeline.count.SMALLEST_ENTRIES", 4)
+
+    def full(*_: Any) -> Path:
+        raise OSError(28, "No space left on device")
+
+    least = needed_bytes(NUM_SPARSE, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Tables, "_runs_file", full)
+        with pytest.raises(ManifestError, match="has no room for what does not fit in memory: No space left"):
+            count(CountConfig(), columns, tmp_path / "counts", workers=1, memory_bytes=least)
+    count(CountConfig(), columns, tmp_path / "counts", workers=1, memory_bytes=least)

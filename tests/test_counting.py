@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hotset.stats.counting import CategoryCounter
+from hotset.stats.counting import CategoryCounter, merge_runs
 
 _ALL_VALID = np.zeros(0, np.uint8)
 
 
 def counted(counter: CategoryCounter) -> dict[int, int]:
-    categories, counts = counter.result()
+    categories, counts = counter.take()
     assert categories.dtype == np.uint64 and counts.dtype == np.int64
     assert (np.diff(categories.astype(object)) > 0).all()
     return dict(zip(categories.tolist(), counts.tolist(), strict=True))
@@ -50,3 +50,30 @@ def test_only_missing_values_give_no_category() -> None:
     counter = CategoryCounter()
     counter.add(np.arange(13, dtype=np.uint32), np.zeros(2, np.uint8))
     assert counted(counter) == {} and counter.num_missing == 13
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+@pytest.mark.parametrize("num_runs", [1, 2, 5])
+def test_merged_runs_agree_with_a_counter(num_runs: int, dtype: type, rng: np.random.Generator) -> None:
+    categories, counter, runs = skewed(9000, rng), CategoryCounter(), []
+    for chunk in np.array_split(categories, num_runs):
+        counter.add(chunk, _ALL_VALID)
+        runs.append(counter.take())
+    runs.insert(1, counter.take())
+    words = np.concatenate([half.view(np.uint64) for run in runs for half in run])
+    lengths = np.array([run[0].shape[0] for run in runs])
+    merged, counts = np.zeros(lengths.sum(), dtype), np.zeros(lengths.sum(), np.int64)
+    starts = 2 * (np.cumsum(lengths) - lengths)
+    num_categories = merge_runs(words, starts, lengths, merged, counts)
+    wanted = sorted(Counter(categories.tolist()).items())
+    found = zip(merged[:num_categories].tolist(), counts[:num_categories].tolist(), strict=True)
+    assert list(found) == wanted
+
+
+def test_a_counter_that_is_emptied_begins_anew() -> None:
+    counter, is_valid = CategoryCounter(), np.full(1125, 255, np.uint8)
+    is_valid[0] = 0
+    counter.add(np.arange(9000, dtype=np.uint32), is_valid)
+    num_bytes = counter.num_bytes
+    assert len(counter.take()[0]) == 8992 and counter.num_bytes < num_bytes
+    assert len(counter.take()[0]) == 0 and counter.num_missing == 8

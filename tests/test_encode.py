@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.count import CountConfig
-from hotset.pipeline.encode import EncodeConfig, encode, iterate_parts
-from hotset.pipeline.errors import ManifestError
+from hotset.pipeline.encode import EncodeConfig, encode, iterate_parts, needed_bytes
+from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.ingest import IngestConfig
 from hotset.pipeline.manifest import Manifest
 from hotset.pipeline.rank import RankConfig
+from hotset.tests.caps import count_stages_alone
 from hotset.tests.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, text_of, tree_of
 from hotset.tests.naive_stages import SMALL_BLOCKS, columns_of, ids_of, naive_log, run_to
 from hotset.workflows.preprocess import PreprocessConfig, preprocess
@@ -117,3 +118,60 @@ def test_a_damaged_input_file_is_named(tmp_path: Path, damage: str, rng: np.rand
     with pytest.raises(ManifestError, match=f"{path.name}.* {message}") as caught:
         encode(EncodeConfig(), columns, vocabulary, tmp_path / "samples")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("spare_bytes", [0, 1000, 3000])
+def test_tables_that_do_not_fit_are_looked_up_in_passes_to_the_same_bytes(
+    tmp_path: Path, workers: int, spare_bytes: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing to spare every pass has a piece of one table, of 16 entries."""
+    run_to("encode", tmp_path, draw_samples(150, rng), PreprocessConfig(count=CountConfig(eval_fraction=0.4)))
+    columns, vocabulary = (Manifest.read(tmp_path / name) for name in ("columns", "vocabulary"))
+    count_stages_alone(monkeypatch)
+    largest = max(entry.num_samples for entry in columns.files)
+    memory_bytes = needed_bytes(largest, NUM_SPARSE, workers) + spare_bytes
+    told: list[tuple[str, int, int]] = []
+    out = tmp_path / "passes" / "samples"
+    encode(
+        EncodeConfig(),
+        columns,
+        vocabulary,
+        out,
+        workers=workers,
+        memory_bytes=memory_bytes,
+        progress=lambda *words: told.append(words),
+    )
+    assert tree_of(out) == tree_of(tmp_path / "samples")
+    assert told[-1][1] == told[-1][2] >= 2 * 150
+    largest_table = max(table["num_rows"] for table in vocabulary.totals["tables"])
+    assert largest_table > 11 or spare_bytes  # it does not fit into 16 entries
+
+
+def test_stopped_between_passes_the_same_run_goes_on(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_to("encode", tmp_path, draw_samples(90, rng), PreprocessConfig())
+    columns, vocabulary = (Manifest.read(tmp_path / name) for name in ("columns", "vocabulary"))
+    count_stages_alone(monkeypatch)
+    memory_bytes = needed_bytes(max(entry.num_samples for entry in columns.files), NUM_SPARSE, 1) + 3000
+    out, num_told = tmp_path / "passes" / "samples", 0
+
+    def stop(*_: object) -> None:
+        nonlocal num_told
+        num_told += 1
+        if num_told == len(columns.files) + 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        encode(EncodeConfig(), columns, vocabulary, out, workers=1, memory_bytes=memory_bytes, progress=stop)
+    encode(EncodeConfig(), columns, vocabulary, out, workers=1, memory_bytes=memory_bytes + 2000)
+    assert tree_of(out) == tree_of(tmp_path / "samples")
+
+
+def test_a_cap_that_cannot_be_kept_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    run_to("rank", tmp_path, draw_samples(9, rng), PreprocessConfig())
+    columns, vocabulary = (Manifest.read(tmp_path / name) for name in ("columns", "vocabulary"))
+    with pytest.raises(ConfigError, match="encode cannot keep within 1 MiB of memory") as caught:
+        encode(EncodeConfig(), columns, vocabulary, tmp_path / "samples", workers=1, memory_bytes=1 << 20)
+    assert "MiB would do" in str(caught.value.hint)

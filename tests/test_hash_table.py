@@ -14,9 +14,13 @@ from numpy.typing import NDArray
 from hotset.stats.hash_table import (
     MAX_LOAD,
     add_counts,
+    compact_entries,
     copy_entries,
     find_ids,
+    find_short_ids,
     insert_ids,
+    insert_short_ids,
+    new_short_table,
     new_table,
 )
 
@@ -83,20 +87,20 @@ def test_counting_goes_on_where_it_stopped(dtype: type, rng: np.random.Generator
 
 @settings(max_examples=100, deadline=None)
 @given(
-    rows=st.lists(
-        st.tuples(st.sampled_from([0, 5, 2**32 - 1, *COLLIDING]), st.booleans()),
-        max_size=14,
-        unique_by=lambda row: row[0],
-    ),
+    rows=st.lists(st.sampled_from([0, 5, 2**32 - 1, *COLLIDING]), max_size=14, unique=True),
+    missing_id=st.integers(-1, 14),
+    oov_id=st.integers(-1, 14),
     lookups=st.lists(
         st.tuples(st.sampled_from([0, 5, 6, 2**32 - 1, *COLLIDING, 2**64 - 1]), st.booleans()), max_size=40
     ),
 )
-def test_ids_agree_with_a_dictionary(rows: list[tuple[int, bool]], lookups: list[tuple[int, bool]]) -> None:
+def test_ids_agree_with_a_dictionary(
+    rows: list[int], missing_id: int, oov_id: int, lookups: list[tuple[int, bool]]
+) -> None:
     table = new_table(len(rows))
-    categories = np.array([category for category, _ in rows], np.uint64)
-    insert_ids(categories, np.array([own for _, own in rows], np.bool_), table)
-    ids = {category: i for i, (category, own) in enumerate(rows) if own}
+    categories = np.array(rows, np.uint64)
+    insert_ids(categories, 0, missing_id, oov_id, table)
+    ids = {category: i for i, category in enumerate(rows) if i not in (missing_id, oov_id)}
     assert entries_of(table) == {category: i + 1 for category, i in ids.items()}
     matrix = np.full((len(lookups), 3), -7, np.int32)
     wanted = [ids.get(category, 101) if valid else 100 for category, valid in lookups]
@@ -107,10 +111,43 @@ def test_ids_agree_with_a_dictionary(rows: list[tuple[int, bool]], lookups: list
     assert (matrix[:, ::2] == -7).all()
 
 
+def test_taken_entries_move_to_the_front(rng: np.random.Generator) -> None:
+    table = np.zeros((500, 2), np.uint64)
+    rows = np.flatnonzero(rng.random(500) < 0.4)
+    table[rows] = rng.integers(1, 2**63, (rows.shape[0], 2)).astype(np.uint64)
+    wanted = table[rows].copy()
+    assert compact_entries(table) == rows.shape[0]
+    np.testing.assert_array_equal(table[: rows.shape[0]], wanted)
+
+
+_SHORT = st.sampled_from([0, 1, 5, 2**31, 2**32 - 1, *((number << 27) + 1 for number in range(12))])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.lists(_SHORT, max_size=14, unique=True),
+    first_id=st.sampled_from([0, 7, 2**31 - 20]),
+    missing=st.integers(-1, 14),
+    oov=st.integers(-1, 14),
+    lookups=st.lists(st.tuples(_SHORT, st.booleans()), max_size=40),
+)
+def test_short_tables_agree_with_a_dictionary(
+    rows: list[int], first_id: int, missing: int, oov: int, lookups: list[tuple[int, bool]]
+) -> None:
+    table = new_short_table(len(rows))
+    insert_short_ids(np.array(rows, np.uint32), first_id, first_id + missing, first_id + oov, table)
+    ids = {category: first_id + i for i, category in enumerate(rows) if i not in (missing, oov)}
+    looked_up = np.array([category for category, _ in lookups], np.uint32)
+    is_valid = bitmap([valid for _, valid in lookups]) if lookups else _ALL_VALID
+    found = np.empty(len(lookups), np.int32)
+    find_short_ids(looked_up, is_valid, table, 100, -1, found)
+    assert found.tolist() == [ids.get(category, -1) if valid else 100 for category, valid in lookups]
+
+
 def test_ids_of_uint32_without_missing_values(rng: np.random.Generator) -> None:
     categories = rng.choice(2**32, 5000, replace=False).astype(np.uint32)
     table = new_table(categories.shape[0])
-    insert_ids(categories, np.ones(categories.shape[0], np.bool_), table)
+    insert_ids(categories, 0, -1, -1, table)
     order = rng.permutation(categories.shape[0])
     ids = np.empty(categories.shape[0], np.int32)
     find_ids(categories[order], _ALL_VALID, table, -1, -2, ids)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hotset.stats.hot_rows import count_by_prefix, num_hot_of_tables, tag_hot_samples
-from hotset.stats.ranking import places_over_all_tables
 
 
 def naive_num_hot(
@@ -35,7 +34,12 @@ def naive_num_hot(
 def test_hot_rows_are_the_longest_prefix_that_fits(
     tables: list[list[int]], widths: list[int], budget_bytes: int
 ) -> None:
-    places = places_over_all_tables([np.array(sorted(table, reverse=True), np.int64) for table in tables])
+    order = sorted(
+        (-count, table, row)
+        for table, rows in enumerate(tables)
+        for row, count in enumerate(sorted(rows, reverse=True))
+    )
+    places = [np.flatnonzero([where == table for _, where, _ in order]) for table in range(len(tables))]
     row_bytes = widths[: len(places)]
     found = num_hot_of_tables(places, row_bytes, budget_bytes)
     assert found == naive_num_hot(places, row_bytes, budget_bytes)

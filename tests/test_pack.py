@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from hotset.pipeline.count import CountConfig
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.ingest import IngestConfig
 from hotset.pipeline.manifest import MANIFEST, Manifest
-from hotset.pipeline.pack import PackConfig, _deal, pack
+from hotset.pipeline.pack import PackConfig, _deal, needed_bytes, pack
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.split import SplitConfig
+from hotset.tests.caps import count_stages_alone
 from hotset.tests.criteo_text import SCHEMA, Sample, draw_samples, tree_of
 from hotset.tests.naive_stages import (
     NaiveLog,
@@ -180,8 +182,9 @@ def test_files_and_passes_change_nothing_but_where_batches_stand(
     config = PackConfig(batch_size=8, order=order)
     whole = pack_in(folder, tmp_path / "whole", config)
     monkeypatch.setattr("hotset.pipeline.pack._FILE_BYTES", 4 * WORDS * 8 * 2 + 5)
-    trees = []
-    for name, memory_bytes, workers in (("large", None, 1), ("tiny", 1, 2), ("small", 14_000, 2)):
+    count_stages_alone(monkeypatch)
+    trees, least = [], least_bytes(folder, config, workers=2)
+    for name, memory_bytes, workers in (("large", None, 1), ("tiny", least, 2), ("small", least + 4000, 2)):
         shards = pack_in(folder, tmp_path / name, config, memory_bytes=memory_bytes, workers=workers)
         trees.append(tree_of(tmp_path / name))
     assert trees[0] == trees[1] == trees[2]
@@ -191,10 +194,17 @@ def test_files_and_passes_change_nothing_but_where_batches_stand(
         assert list(batches_of(shards, kind)) == list(batches_of(whole, kind))
 
 
-@pytest.mark.parametrize("memory_bytes", [1, 14_000, 40_000])
+def least_bytes(folder: Path, config: PackConfig, *, workers: int = 1) -> int:
+    largest = max(entry.num_samples for entry in Manifest.read(folder / "columns").files)
+    return needed_bytes(config, WORDS, largest, workers)
+
+
+@pytest.mark.parametrize("spare_bytes", [0, 8_000, 20_000])
 def test_what_is_held_at_a_time_fits_in_the_memory_given(
-    tmp_path: Path, folder: Path, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, folder: Path, spare_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    count_stages_alone(monkeypatch)
+    config = PackConfig(batch_size=16)
     monkeypatch.setattr("hotset.pipeline.pack._FILE_BYTES", 4 * WORDS * 16)
     held: list[tuple[list[int], Any]] = []
 
@@ -203,10 +213,23 @@ def test_what_is_held_at_a_time_fits_in_the_memory_given(
         return held[-1][1]
 
     monkeypatch.setattr("hotset.pipeline.pack._deal", recording)
-    pack_in(folder, tmp_path / "shards", PackConfig(batch_size=16), memory_bytes=memory_bytes)
+    memory_bytes = least_bytes(folder, config) + spare_bytes
+    pack_in(folder, tmp_path / "shards", config, memory_bytes=memory_bytes)
     assert sum(sum(group) for group, _ in held) == NUM_SAMPLES
+    assert len(held) > 1
     for group, (rows, keys) in held:
-        assert len(group) == 1 or 2 * (rows.nbytes + keys.nbytes) <= memory_bytes
+        assert rows.nbytes + keys.nbytes <= 16 * (4 * WORDS + 8) + spare_bytes
+        assert len(group) == 1 or spare_bytes
+
+
+def test_a_cap_that_cannot_be_kept_is_refused_with_one_that_can(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"pack cannot keep within 1 MiB of memory") as caught:
+        pack_in(folder, tmp_path / "shards", PackConfig(), memory_bytes=1 << 20)
+    enough = re.match(r"--memory (\d+)MiB would do", str(caught.value.hint))
+    assert enough is not None
+    with pytest.raises(ConfigError, match="pack cannot keep within"):
+        pack_in(folder, tmp_path / "shards", PackConfig(), memory_bytes=(int(enough[1]) - 1) << 20)
+    assert pack_in(folder, tmp_path / "shards", PackConfig(), memory_bytes=int(enough[1]) << 20)
 
 
 def test_seeds_give_other_orders_and_equal_ones_equal_bytes(tmp_path: Path, folder: Path) -> None:
@@ -238,6 +261,7 @@ def interrupt_after(num_files: int, error: type[BaseException]) -> Callable[...,
 def test_an_interrupted_run_goes_on_to_the_same_bytes(
     tmp_path: Path, folder: Path, workers: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    count_stages_alone(monkeypatch)
     monkeypatch.setattr("hotset.pipeline.pack._FILE_BYTES", 4 * WORDS * 8 * 3)
     config = PackConfig(batch_size=8)
     pack_in(folder, tmp_path / "whole", config)
@@ -246,7 +270,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
         with monkeypatch.context() as patch:
             patch.setattr("hotset.pipeline.pack.open_writer", interrupt_after(num_files, error))
             with pytest.raises(error):
-                pack_in(folder, out, config, workers=workers, memory_bytes=9000)
+                least = least_bytes(folder, config, workers=workers)
+                pack_in(folder, out, config, workers=workers, memory_bytes=least)
         assert not (out / MANIFEST).exists()
         pack_in(folder, out, config, workers=3 - workers)
         assert tree_of(out) == tree_of(tmp_path / "whole")

@@ -137,7 +137,7 @@ def test_days_in_files_of_their_own_agree_with_the_naive_run(tmp_path: Path, sam
 def test_the_number_of_workers_changes_no_byte(
     tmp_path: Path, log: Path, unbroken: dict[str, bytes], workers: int
 ) -> None:
-    preprocess([log], CONFIG, tmp_path / "dir", workers=workers, memory_bytes=20_000)
+    preprocess([log], CONFIG, tmp_path / "dir", workers=workers)
     assert tree_of(tmp_path / "dir") == unbroken
 
 

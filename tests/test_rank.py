@@ -12,7 +12,8 @@ from hotset.pipeline.count import CountConfig
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.manifest import Manifest
 from hotset.pipeline.rank import RankConfig, rank
-from hotset.tests.criteo_text import NUM_SPARSE, SCHEMA, draw_samples
+from hotset.tests.caps import count_stages_alone
+from hotset.tests.criteo_text import NUM_SPARSE, SCHEMA, draw_samples, tree_of
 from hotset.tests.naive_stages import OOV, naive_log, rows_of, run_to
 from hotset.workflows.preprocess import PreprocessConfig
 
@@ -82,3 +83,21 @@ def test_nonsense_is_refused() -> None:
         RankConfig(min_count=0)
     with pytest.raises(ConfigError, match="rank_by must be frequency, got 'luck'"):
         RankConfig(rank_by="luck")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tables_that_do_not_fit_are_written_through_the_disk_to_the_same_bytes(
+    tmp_path: Path, workers: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = counts_in(tmp_path, 150, rng)
+    rank(RankConfig(min_count=2), counts, tmp_path / "whole", workers=1)
+    count_stages_alone(monkeypatch)
+    rank(RankConfig(min_count=2), counts, tmp_path / "mapped", workers=workers, memory_bytes=1)
+    assert tree_of(tmp_path / "mapped") == tree_of(tmp_path / "whole")
+
+
+def test_a_cap_that_cannot_be_kept_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    counts = counts_in(tmp_path, 9, rng)
+    with pytest.raises(ConfigError, match="rank cannot keep within 1 MiB of memory") as caught:
+        rank(RankConfig(), counts, tmp_path / "vocabulary", workers=1, memory_bytes=1 << 20)
+    assert "--memory 176MiB would do" in str(caught.value.hint)

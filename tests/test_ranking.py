@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hotset.stats.ranking import places_over_all_tables, rank_by_frequency
+from hotset.stats.ranking import (
+    RankedRuns,
+    expand_runs,
+    first_places,
+    place_categories,
+    rank_by_frequency,
+)
 
 _COUNTS = st.dictionaries(st.sampled_from([0, 1, 7, 2**32 - 1, *range(20, 40)]), st.integers(1, 9))
 
@@ -25,31 +31,54 @@ def naive_ranks(
     return sorted(rows, key=lambda row: (-row[0], row[1]))
 
 
+def ranked_rows(
+    categories: NDArray[np.uint64], counts: NDArray[np.int64], num_missing: int, min_count: int
+) -> tuple[RankedRuns, list[int], list[int]]:
+    """The runs, and the category and count of every row."""
+    ranked = rank_by_frequency(counts, num_missing, min_count)
+    rows, totals = np.zeros(ranked.num_rows, np.uint64), np.empty(ranked.num_rows, np.int64)
+    place_categories(categories, counts, min_count, ranked, rows)
+    expand_runs(ranked.counts, ranked.lengths, 0, totals)
+    return ranked, rows.tolist(), totals.tolist()
+
+
 @settings(max_examples=300, deadline=None)
 @given(counts=_COUNTS, num_missing=st.integers(0, 9), min_count=st.integers(1, 6))
 def test_ranks_agree_with_a_sorted_list(counts: dict[int, int], num_missing: int, min_count: int) -> None:
     categories = np.array(sorted(counts), np.uint64)
     occurrences = np.array([counts[int(category)] for category in categories], np.int64)
-    ranked = rank_by_frequency(categories, occurrences, num_missing, min_count)
+    ranked, rows, totals = ranked_rows(categories, occurrences, num_missing, min_count)
     wanted = naive_ranks(counts, num_missing, min_count)
-    assert ranked.counts.tolist() == [count for count, _ in wanted]
+    assert totals == [count for count, _ in wanted] and ranked.num_rows == len(wanted)
+    assert (np.diff(ranked.counts) < 0).all() and (ranked.lengths > 0).all()
     kinds = [kind for _, (kind, _) in wanted]
     assert ranked.oov_id == kinds.index(2)
     assert ranked.missing_id == (kinds.index(0) if 0 in kinds else kinds.index(2))
-    assert ranked.categories.tolist() == [category for _, (_, category) in wanted]
-    assert int(ranked.counts.sum()) == sum(counts.values()) + num_missing
+    assert rows == [category for _, (_, category) in wanted]
+    assert sum(totals) == sum(counts.values()) + num_missing
+    assert totals[ranked.oov_id] == ranked.oov_count
 
 
 def test_a_table_of_one_count_is_in_the_order_of_its_categories() -> None:
-    ranked = rank_by_frequency(np.array([3, 5, 9], np.uint64), np.full(3, 4, np.int64), 4, 1)
-    assert (ranked.missing_id, ranked.categories.tolist(), ranked.oov_id) == (0, [0, 3, 5, 9, 0], 4)
+    categories = np.array([3, 5, 9], np.uint64)
+    ranked, rows, _ = ranked_rows(categories, np.full(3, 4, np.int64), 4, 1)
+    assert (ranked.missing_id, rows, ranked.oov_id) == (0, [0, 3, 5, 9, 0], 4)
 
 
 def test_the_oov_row_comes_last_in_a_tie_and_by_its_total_otherwise() -> None:
-    categories, counts = np.array([3, 5, 9], np.uint64), np.array([2, 1, 1], np.int64)
-    assert rank_by_frequency(categories, counts, 0, 2).oov_id == 1
-    assert rank_by_frequency(categories, np.array([2, 2, 1], np.int64), 2, 2).oov_id == 3
-    assert rank_by_frequency(categories, np.array([3, 2, 2], np.int64), 0, 3).oov_id == 0
+    for counts, num_missing, min_count, oov_id in (
+        ([2, 1, 1], 0, 2, 1),
+        ([2, 2, 1], 2, 2, 3),
+        ([3, 2, 2], 0, 3, 0),
+    ):
+        assert rank_by_frequency(np.array(counts, np.int64), num_missing, min_count).oov_id == oov_id
+
+
+def test_large_counts_and_many_rows_agree_with_a_sort(rng: np.random.Generator) -> None:
+    counts = np.concatenate([rng.integers(1, 2**40, 300), rng.zipf(1.5, 300_000).clip(1, 2**50)])
+    categories = np.arange(counts.shape[0], dtype=np.uint64) + 1
+    ranked, rows, _ = ranked_rows(categories, counts, 0, 1)
+    assert rows[: ranked.oov_id] == (np.argsort(-counts, kind="stable") + 1).tolist()
 
 
 def naive_places(counts_of_tables: list[NDArray[np.int64]]) -> list[list[int]]:
@@ -64,6 +93,14 @@ def naive_places(counts_of_tables: list[NDArray[np.int64]]) -> list[list[int]]:
 @given(tables=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=20), min_size=1, max_size=5))
 def test_places_agree_with_a_sort_of_all_rows(tables: list[list[int]]) -> None:
     counts = [np.array(sorted(table, reverse=True), np.int64) for table in tables]
-    places = places_over_all_tables(counts)
+    ranked = [RankedRuns(*runs_of(each), 0, 0, 0) for each in counts]
+    places = []
+    for each, firsts in zip(ranked, first_places(ranked), strict=True):
+        places.append(np.empty(each.num_rows, np.int64))
+        expand_runs(firsts, each.lengths, 1, places[-1])
     assert [place.tolist() for place in places] == naive_places(counts)
-    assert all(place.dtype == np.int64 for place in places)
+
+
+def runs_of(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    values, lengths = np.unique(-counts, return_counts=True)
+    return -values, lengths.astype(np.int64)

@@ -78,17 +78,21 @@ def test_every_sample_goes_where_a_sort_puts_it(
     is_hot = (rng.random(num_samples) < 0.6).astype(np.uint8)
     plan = plan_of(tmp_path, is_hot, num_train, num_parts)
     found = plan_shuffle(Shuffle(plan, SEED, is_grouped, samples_per_file), workers=workers)
+    narrow = plan_shuffle(found.shuffle, workers=workers, room_bytes=50)
+    np.testing.assert_array_equal(narrow.last_keys, found.last_keys)
     wanted = naive_files(is_hot, num_train, is_grouped, samples_per_file)
     assert [(f.index, f.kind, f.number, f.num_samples) for f in found.files] == [
         (index, kind, number, len(order)) for index, (kind, number, order) in enumerate(wanted)
     ]
     members: list[list[int]] = [[] for _ in wanted]
-    for part in found.parts:
-        np.testing.assert_array_equal(part.rows_before, [len(m) for m in members])
-        _, files = found.keys_and_files(part.entry, part.first_sample)
-        for sample, file in enumerate(files.tolist(), part.first_sample):
+    for entry, first_sample in found.parts:
+        _, files, counts = found.keys_and_files(entry, first_sample)
+        for sample, file in enumerate(files.tolist(), first_sample):
             members[file].append(sample)
-        np.testing.assert_array_equal(part.counts, np.bincount(files, minlength=len(members)))
+        np.testing.assert_array_equal(counts, np.bincount(files, minlength=len(members)))
+        for kinds in ({HOT_ONLY}, {MIXED}, {EVALUATION}, {MIXED, EVALUATION}):
+            is_read = (entry, first_sample) in found.parts_for(kinds)
+            assert is_read or all(found.files[file].kind not in kinds for file in files)
     assert members == [sorted(order) for _, _, order in wanted]
 
 
@@ -114,8 +118,8 @@ def test_files_that_end_in_one_bin_are_cut_at_the_exact_key(
     plan = plan_of(tmp_path, is_hot, 250, 4)
     found = plan_shuffle(Shuffle(plan, SEED, True, 9), workers=1)
     members: list[list[int]] = [[] for _ in found.files]
-    for part in found.parts:
-        _, files = found.keys_and_files(part.entry, part.first_sample)
-        for sample, file in enumerate(files.tolist(), part.first_sample):
+    for entry, first_sample in found.parts:
+        _, files, _ = found.keys_and_files(entry, first_sample)
+        for sample, file in enumerate(files.tolist(), first_sample):
             members[file].append(sample)
     assert members == [sorted(order) for _, _, order in naive_files(is_hot, 250, True, 9)]

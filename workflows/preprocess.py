@@ -95,7 +95,8 @@ def preprocess(
         config: a recipe, or a variant of one.
         out: the folder that is DIR elsewhere.
         workers: threads; 0 takes every core. Does not change a byte of the output.
-        memory_bytes: for what `pack` holds at a time; None takes a quarter of the machine's.
+        memory_bytes: anonymous resident memory `count`, `rank`, `encode` and `pack` keep within; None takes a
+            quarter of the machine's.
         progress: told how far each stage is.
         on_stage: told when a stage is done.
         until: the last stage to run.
@@ -130,7 +131,7 @@ def run_stage(
 ) -> Manifest:
     """Run one stage after `ingest` inside ``folder``, from the folders of the stages before it."""
     inputs = [Manifest.read(folder / name) for name in INPUTS[stage]]
-    memory = {"memory_bytes": memory_bytes} if stage == "pack" else {}
+    memory = {} if stage == "split" else {"memory_bytes": memory_bytes}
     function = _STAGES[stage]
     return function(config, *inputs, folder / FOLDERS[stage], workers=workers, progress=progress, **memory)
 
