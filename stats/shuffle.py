@@ -124,13 +124,15 @@ def deal_rows(
         dealt_rows: (capacity, width) out.
         dealt_keys: (capacity,) out.
     """
+    width = np.uint64(rows.shape[1])
     for i in range(rows.shape[0]):
         row = next_row[files[i]]
         if row >= 0:
             next_row[files[i]] = row + 1
             dealt_keys[row] = keys[i]
-            for column in range(rows.shape[1]):
-                dealt_rows[row, column] = rows[i, column]
+            source, target = np.uint64(i), np.uint64(row)  # unsigned: a signed index is not vectorised
+            for column in range(width):
+                dealt_rows[target, column] = rows[source, column]
 
 
 def log1p_table(num_entries: int) -> NDArray[np.float32]:
@@ -183,12 +185,13 @@ def gather_rows(
         ids: (num_samples, num_features) out.
         is_hot: (num_samples,) out.
     """
-    num_dense, num_features = dense.shape[1], ids.shape[1]
+    num_dense, num_features = np.uint64(dense.shape[1]), np.uint64(ids.shape[1])
+    first_dense, first_id = np.uint64(2), np.uint64(2) + num_dense
     for i in range(order.shape[0]):
-        row = order[i]
+        row, sample = np.uint64(order[i]), np.uint64(i)
         is_hot[i] = rows[row, 0]
         label[i] = rows[row, 1]
         for k in range(num_dense):
-            dense[i, k] = rows[row, 2 + k]
+            dense[sample, k] = rows[row, first_dense + k]
         for f in range(num_features):
-            ids[i, f] = rows[row, 2 + num_dense + f]
+            ids[sample, f] = rows[row, first_id + f]
