@@ -14,6 +14,7 @@ from .options import parse_options
 
 BENCHES = {
     "preprocess": ("bench_preprocess", "raw TSV to shards, and parsing alone, against Polars and pyarrow"),
+    "growth": ("bench_growth", "raw TSV to shards at growing sizes: speed, memory and disk by stage"),
     "quality": ("bench_quality", "AUC over seeds and placements on a small real sample"),
 }
 """Each benchmark: the module of this folder that has its ``CONFIG``, ``measure`` and ``show``."""
