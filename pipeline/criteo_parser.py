@@ -123,15 +123,15 @@ def _integer(word: np.uint64) -> tuple[np.int32, np.uint64, np.uint64]:
 
     Source: Lemire, "Quickly parsing eight digits" (2018).
     """
-    sign = np.uint64((word & np.uint64(0xFF)) == np.uint64(_MINUS))
-    word >>= sign << np.uint64(3)
     at_tab = word ^ _EACH_09
     tabs = (at_tab - _EACH_01) & ~at_tab & _EACH_80
     if tabs == _ZERO:
         return np.int32(0), _ZERO, _LONG_FIELD
-    after_digits = (tabs & (~tabs + _ONE)) >> np.uint64(7)
-    num_digits = (after_digits * np.uint64(0x0001020304050607)) >> np.uint64(56)
-    digits = (word ^ _EACH_30) & (after_digits - _ONE)
+    after_field = (tabs & (~tabs + _ONE)) >> np.uint64(7)
+    num_bytes = (after_field * np.uint64(0x0001020304050607)) >> np.uint64(56)
+    sign = np.uint64((word & np.uint64(0xFF)) == np.uint64(_MINUS))
+    num_digits = num_bytes - sign
+    digits = ((word ^ _EACH_30) & (after_field - _ONE)) >> (sign << np.uint64(3))
     is_bad = (((digits + _EACH_76) | digits) & _EACH_80) | (sign & np.uint64(num_digits == _ZERO))
     if is_bad != _ZERO:
         return np.int32(0), _ZERO, _ZERO
@@ -139,7 +139,7 @@ def _integer(word: np.uint64) -> tuple[np.int32, np.uint64, np.uint64]:
     digits = (digits * np.uint64(10) + (digits >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
     digits = (digits * np.uint64(100) + (digits >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
     number = np.int64((digits * np.uint64(10000) + (digits >> np.uint64(32))) & _LOW_32)
-    return np.int32((number ^ -np.int64(sign)) + np.int64(sign)), num_digits, num_digits + sign + _ONE
+    return np.int32((number ^ -np.int64(sign)) + np.int64(sign)), num_digits, num_bytes + _ONE
 
 
 @numba.njit(cache=True, nogil=True)
