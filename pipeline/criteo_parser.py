@@ -235,7 +235,7 @@ def parse_lines(
             bad_lines[num_bad, 1] = position
         num_bad += 1
         position += _ONE
-    return np.int64(num_samples), num_bad
+    return int(num_samples), num_bad
 
 
 @numba.njit(cache=True, nogil=True)

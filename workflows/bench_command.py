@@ -51,7 +51,7 @@ def _command(config: type) -> type[Any]:
     """The benchmark's config with what every benchmark has."""
 
     @dataclass(frozen=True, kw_only=True)
-    class BenchCommand(config):  # type: ignore[misc, valid-type]
+    class BenchCommand(config):  # type: ignore[misc]
         """What to measure, and where to write it."""
 
         out: Path | None = None
