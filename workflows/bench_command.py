@@ -16,6 +16,7 @@ BENCHES = {
     "preprocess": ("bench_preprocess", "raw TSV to shards, and parsing alone, against Polars and pyarrow"),
     "growth": ("bench_growth", "raw TSV to shards at growing sizes: speed, memory and disk by stage"),
     "quality": ("bench_quality", "AUC over seeds and placements on a small real sample"),
+    "kills": ("bench_kills", "SIGKILL preprocessing at random moments, resume it, compare every byte"),
 }
 """Each benchmark: the module of this folder that has its ``CONFIG``, ``measure`` and ``show``."""
 
@@ -32,7 +33,7 @@ def run(command: str, words: list[str]) -> int:
         _command(module.CONFIG),
         words[1:],
         command=f"bench {name}",
-        description=description.capitalize() + ".",
+        description=description[0].upper() + description[1:] + ".",
     )
     config = module.CONFIG(**{field.name: getattr(options, field.name) for field in fields(module.CONFIG)})
     result = module.measure(config)
