@@ -1,37 +1,70 @@
-"""What a log's columns are: label, dense integers, sparse categories.
+"""What a log's columns are: label, dense integers, sparse categories, and how they are written.
 
 Both public Criteo logs have the same columns and differ in size, so their presets differ in the
-recipe, not here.
+recipe, not here. Logs that are not built in are described by a file: `schema_file`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from .errors import ConfigError
+
+FORMATS = ("criteo", "csv", "parquet")
+KINDS = ("integer", "unsigned", "text", "hex8")
+"""What a category can be: integers down to -2**63 or up to 2**64 - 1, any text, or 8 hex digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The columns of a log, in the order of its fields (label first where there is one)."""
+    """The columns of a log; in Criteo's format also the order of its fields, label first."""
 
     dense: tuple[str, ...]
     sparse: tuple[str, ...]
+    kinds: tuple[str, ...] = ()
+    """Of each sparse column one of KINDS; empty means that all are hex8."""
+    label: str | None = "label"
+    """Column of the label, None in a log without one."""
+    format: Literal["criteo", "csv", "parquet"] = "criteo"
+    separator: str = ","
+    """Between two fields of a CSV log."""
+    fields: tuple[str, ...] = ()
+    """Of a CSV log without a header line: all its columns in order."""
 
     def columns(self, *, has_label: bool) -> tuple[str, ...]:
-        """Names of the fields of a line."""
-        return (("label",) if has_label else ()) + self.dense + self.sparse
+        """Names of the columns that are read: label, dense, sparse."""
+        label = (self.label,) if has_label and self.label is not None else ()
+        return label + self.dense + self.sparse
+
+    @property
+    def kind_of(self) -> dict[str, str]:
+        """Each sparse column and what its categories are."""
+        return dict(zip(self.sparse, self.kinds or ("hex8",) * len(self.sparse), strict=True))
 
 
 _CRITEO = Schema(
     dense=tuple(f"I{number}" for number in range(1, 14)),
     sparse=tuple(f"C{number}" for number in range(1, 27)),
 )
-SCHEMAS = {"criteo-kaggle": _CRITEO, "criteo-1tb": _CRITEO}
+
+_AVAZU_TEXT = ("site_id", "site_domain", "site_category", "app_id", "app_domain", "app_category")
+_AVAZU_DEVICE = ("device_id", "device_ip", "device_model")
+_AVAZU_INTEGERS = ("device_type", "device_conn_type", *(f"C{number}" for number in range(14, 22)))
+_AVAZU = Schema(
+    label="click",
+    dense=(),
+    sparse=("hour", "C1", "banner_pos", *_AVAZU_TEXT, *_AVAZU_DEVICE, *_AVAZU_INTEGERS),
+    kinds=("integer",) * 3 + ("hex8",) * 9 + ("integer",) * 10,
+    format="csv",
+)
+"""Kaggle's Avazu log without its column ``id``, which is another in every line."""
+
+SCHEMAS = {"criteo-kaggle": _CRITEO, "criteo-1tb": _CRITEO, "avazu": _AVAZU}
 
 
 def schema_named(name: str) -> Schema:
-    """The schema called ``name``; raises ConfigError naming those there are."""
+    """The built-in schema called ``name``; raises ConfigError naming those there are."""
     if name not in SCHEMAS:
-        raise ConfigError(f"no schema {name!r}", hint=f"one of {', '.join(SCHEMAS)}")
+        raise ConfigError(f"no schema {name!r}", hint=f"one of {', '.join(SCHEMAS)}, or a .toml file")
     return SCHEMAS[name]
