@@ -1,31 +1,33 @@
 """``ingest``: raw logs -> columns/, typed and checked.
 
-Each block of whole lines becomes one Arrow file, so blocks are parsed in parallel, resumed one by one,
-and cut at the same bytes whatever the number of workers.
+Each part of a raw file, a block of whole lines or a batch of Parquet rows, becomes one Arrow file, so parts
+are parsed in parallel, resumed one by one, and cut at the same places whatever the number of workers.
+How a format is read stands in `parts`; this module keeps the account of what was read and refused.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
 
 from .arrow_files import write_batch
-from .criteo_columns import Fault, count_reasons, describe_fault, parse_block
+from .criteo_columns import Fault
 from .errors import ConfigError, InputError
 from .manifest import Manifest
 from .output import Output
-from .raw import Block, RawFile, iterate_blocks
-from .schema import schema_named
+from .parts import RawParts, open_parts
+from .raw import RawFile
+from .schema_file import identity_of, is_fingerprint, schema_of
 from .sizes import MIB, ByteSize
+from .tabular import Part
 from .tasks import ProgressCallback, run_tasks, silent
 
 VERSION = 1
-_MIN_LINE_BYTES = 39
 _BLOCK_BYTES = ByteSize(16 * MIB)
 
 
@@ -34,7 +36,7 @@ class IngestConfig:
     """What a run of the ingest stage may vary; part of its fingerprint."""
 
     schema: str = "criteo-kaggle"
-    """Columns of the log: criteo-kaggle or criteo-1tb."""
+    """Columns of the log: criteo-kaggle, criteo-1tb, avazu or a .toml file (in Python: its text)."""
 
     label: bool = True
     """Whether lines begin with a label. A log without labels serves statistics only."""
@@ -46,10 +48,11 @@ class IngestConfig:
     """Give up when more than this share of the lines was skipped, in [0, 1]."""
 
     block_bytes: ByteSize = _BLOCK_BYTES
-    """Raw text that becomes one file of columns (bytes)."""
+    """Raw text, or Parquet values at 8 bytes each, that become one file of columns (bytes)."""
 
     def __post_init__(self) -> None:
-        schema_named(self.schema)
+        if not is_fingerprint(self.schema):  # as a manifest has it
+            schema_of(self.schema)
         if self.on_bad_line not in ("error", "skip"):
             raise ConfigError(f"on_bad_line must be error or skip, got {self.on_bad_line!r}")
         if not 0 <= self.max_bad_fraction <= 1:
@@ -66,6 +69,11 @@ class _Tally:
     bad: Counter[str] = field(default_factory=Counter)
     digest: Any = field(default_factory=xxhash.xxh3_128)
 
+    @property
+    def checksum(self) -> str:
+        """Of the blocks read, hex."""
+        return str(self.digest.hexdigest())
+
 
 def ingest(
     raw: Sequence[Path],
@@ -75,27 +83,31 @@ def ingest(
     workers: int = 0,
     progress: ProgressCallback = silent,
 ) -> Manifest:
-    """raw logs -> columns: parse text to typed columns, one file for each block of lines.
+    """raw logs -> columns: read what the schema names as typed columns, one file for each part of a log.
 
-    Reads:   lines of ``label, integers, categories``, plain, gzip or zstd, several files in order
-    Writes:  ``file{f}-block{b}.arrow``: label uint8, I* int32, C* uint32, null where missing
+    Reads:   Criteo's lines of ``label, integers, categories`` or CSV, plain, gzip or zstd; Parquet;
+             several files in order
+    Writes:  ``file{f}-block{b}.arrow``, of Parquet ``file{f}-row{first}.arrow``: label uint8, dense int32,
+             sparse uint32 (Criteo) or uint64, null where missing
 
     Raises:
         InputError: a line is not as the schema says (file, line, column, found, wanted), too many
-            were skipped, a file cannot be read, or there is no line at all.
+            were skipped, a file cannot be read or lacks a column, or there is no line at all.
     """
     files = [RawFile.look_at(path) for path in raw]
     if not files:
         raise InputError("no raw file was given")
     names = [{"name": file.path.name, "bytes": file.num_bytes} for file in files]
-    output = Output.begin("ingest", VERSION, config, names, out)
+    identity = replace(config, schema=identity_of(config.schema))
+    output = Output.begin("ingest", VERSION, identity, names, out)
     if isinstance(output, Manifest):
         return output
     tallies = []
+    parts = [open_parts(file, number, config) for number, file in enumerate(files)]
     total = sum(file.num_bytes for file in files) if not any(file.compression for file in files) else 0
     for number, file in enumerate(files):
         done = sum(file.num_bytes for file in files[:number])
-        tallies.append(_ingest_file(file, number, config, output, workers, progress, (done, total)))
+        tallies.append(_ingest_file(file, parts[number], config, output, workers, progress, (done, total)))
         _refuse_changed(file)
         _refuse_too_many_bad(file, tallies[-1], config)
     if not any(entry.num_samples for entry in output.finished.values()):
@@ -105,7 +117,7 @@ def ingest(
 
 def _ingest_file(
     file: RawFile,
-    number: int,
+    parts: RawParts,
     config: IngestConfig,
     output: Output,
     workers: int,
@@ -114,50 +126,43 @@ def _ingest_file(
 ) -> _Tally:
     tally, (done, total) = _Tally(), done_total
     end = done + file.num_bytes
-
-    def tasks() -> Iterator[tuple[Any, ...]]:
-        for block, read in enumerate(iterate_blocks(file, config.block_bytes)):
-            yield read, f"file{number:04}-block{block:07}.arrow", config, output
-
-    for name, fault in run_tasks(_ingest_block, tasks(), workers=workers):
+    tasks = ((read, name, config, output) for name, read in parts.iterate(output.finished))
+    for name, fault in run_tasks(_ingest_part, tasks, workers=workers):
         if fault is not None:
-            line = tally.lines + fault.line_in_block + 1
-            raise InputError(f"{file.path}, line {line}{fault.text}", hint=_hint(fault.reason, config))
+            line = tally.lines + fault.line_in_block + 1 + parts.num_header_lines
+            raise InputError(
+                f"{file.path}, {parts.unit} {line}{fault.text}", hint=_hint(fault.reason, config)
+            )
         if name in output.finished:
             facts = output.finished[name].facts
             tally.lines += facts["lines"]
             tally.bad.update(facts.get("bad", {}))
-            tally.digest.update(bytes.fromhex(facts["raw_xxh3_128"]))
+            tally.digest.update(bytes.fromhex(facts.get("raw_xxh3_128", "")))
             done += facts["raw_bytes"]
             progress("ingest", done, total)
-        if not file.compression:
-            _refuse_too_many_bad(file, tally, config, bytes_left=end - done)
+        if parts.min_line_bytes and not file.compression:
+            max_lines_left = max(end - done, 0) / parts.min_line_bytes
+            _refuse_too_many_bad(file, tally, config, max_lines_left=max_lines_left)
+    parts.finish(tally.digest)
     return tally
 
 
-def _ingest_block(
-    read: Callable[[], Block], name: str, config: IngestConfig, output: Output
+def _ingest_part(
+    read: Callable[[], Part | None], name: str, config: IngestConfig, output: Output
 ) -> tuple[str, Fault | None]:
-    """Parse one block and write it; returns its name and, in strict mode, its first fault."""
+    """Parse one part and write it; returns its name and, in strict mode, its first fault."""
     if output.has(name):
         return name, None
-    block = read()
-    if block.num_bytes == 0:
+    part = read()
+    if part is None:
         return name, None
-    schema = schema_named(config.schema)
-    parsed = parse_block(block, schema, has_label=config.label)
-    num_bad = parsed.bad_lines.shape[0]
-    if num_bad and config.on_bad_line == "error":
-        return name, describe_fault(block, parsed.bad_lines[0], schema, has_label=config.label)
-    facts: dict[str, Any] = {
-        "lines": parsed.num_samples + num_bad,
-        "raw_bytes": block.num_bytes,
-        "raw_xxh3_128": xxhash.xxh3_128_hexdigest(block.lines.data),
-    }
-    if num_bad:
-        facts["bad"] = count_reasons(block, parsed.bad_lines, schema, has_label=config.label)
-    with output.writing(name, parsed.num_samples, **facts) as path:
-        write_batch(path, parsed.columns)
+    if part.fault is not None and config.on_bad_line == "error":
+        return name, part.fault
+    facts = {"lines": part.num_samples + part.bad.total()} | part.facts
+    if part.bad:
+        facts["bad"] = dict(sorted(part.bad.items()))
+    with output.writing(name, part.num_samples, **facts) as path:
+        write_batch(path, part.columns)
     return name, None
 
 
@@ -166,6 +171,10 @@ def _hint(reason: str, config: IngestConfig) -> str:
         without = "without --no-label" if not config.label else "with --no-label"
         other = "labels" if not config.label else "no labels"
         return f"a log that has {other} is read {without}; --on-bad-line skip counts and skips such lines"
+    if reason == "missing_label":
+        return (
+            "count and skip such lines with --on-bad-line skip; a log without labels is read with --no-label"
+        )
     return "mend the line, or count and skip such lines with --on-bad-line skip"
 
 
@@ -174,9 +183,11 @@ def _refuse_changed(file: RawFile) -> None:
         raise InputError(f"{file.path} changed while it was read", hint="run again when it is complete")
 
 
-def _refuse_too_many_bad(file: RawFile, tally: _Tally, config: IngestConfig, *, bytes_left: int = 0) -> None:
-    """Raise InputError where too many lines are bad even if ``bytes_left`` hold nothing but good ones."""
-    if tally.bad.total() <= config.max_bad_fraction * (tally.lines + max(bytes_left, 0) / _MIN_LINE_BYTES):
+def _refuse_too_many_bad(
+    file: RawFile, tally: _Tally, config: IngestConfig, *, max_lines_left: float = 0
+) -> None:
+    """Raise InputError where too many lines are bad even if ``max_lines_left`` more are all good."""
+    if tally.bad.total() <= config.max_bad_fraction * (tally.lines + max_lines_left):
         return
     reasons = ", ".join(f"{count} {reason}" for reason, count in tally.bad.most_common())
     raise InputError(
@@ -189,23 +200,26 @@ def _refuse_too_many_bad(file: RawFile, tally: _Tally, config: IngestConfig, *, 
 def _totals(
     files: list[RawFile], tallies: list[_Tally], config: IngestConfig, output: Output
 ) -> dict[str, Any]:
-    schema = schema_named(config.schema)
+    schema = schema_of(config.schema)
     raw = [
         {
             "name": file.path.name,
             "bytes": file.num_bytes,
             "lines": tally.lines,
             "samples": tally.lines - tally.bad.total(),
-            "xxh3_128_of_blocks": tally.digest.hexdigest(),
+            "xxh3_128_of_blocks": tally.checksum,
         }
         for file, tally in zip(files, tallies, strict=True)
     ]
     bad = sum((tally.bad for tally in tallies), Counter())
-    return {
+    totals = {
         "samples": sum(entry.num_samples for entry in output.finished.values()),
         "bad_lines": dict(sorted(bad.items())),
-        "has_label": config.label,
+        "has_label": config.label and schema.label is not None,
         "dense": list(schema.dense),
         "sparse": list(schema.sparse),
         "raw": raw,
     }
+    if schema.format != "criteo":
+        totals["kinds"] = schema.kind_of
+    return totals

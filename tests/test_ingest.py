@@ -329,7 +329,7 @@ def test_progress_ends_at_the_total(tmp_path: Path, rng: np.random.Generator) ->
 @pytest.mark.parametrize(
     "changes",
     [
-        {"schema": "avazu"},
+        {"schema": "movielens"},
         {"on_bad_line": "ignore"},
         {"max_bad_fraction": 1.1},
         {"max_bad_fraction": float("nan")},

@@ -1,0 +1,118 @@
+"""A Parquet file as batches of rows. Row groups are streamed: memory holds a batch a worker, not a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from .errors import InputError
+from .manifest import FileEntry
+from .output import hash_file
+from .raw import RawFile, iterate_blocks
+from .schema import Schema
+from .tabular import Part, find_fields, misfit, parse_batch
+
+if TYPE_CHECKING:
+    from .ingest import IngestConfig
+
+_VALUE_BYTES = 8
+
+
+class ParquetParts:
+    """Batches of the rows of a Parquet file, none across two row groups."""
+
+    unit = "row"
+    num_header_lines = 0
+    min_line_bytes = 0
+
+    def __init__(self, file: RawFile, number: int, config: IngestConfig, schema: Schema) -> None:
+        self._file, self._number, self._config, self._schema = file, number, config, schema
+        self._has_label = config.label and schema.label is not None
+        self._names = schema.columns(has_label=self._has_label)
+        with self._open() as parquet:
+            self._check_columns(parquet.schema_arrow)
+        self._rows_of_part = max(1, config.block_bytes // (_VALUE_BYTES * len(self._names)))
+
+    def _open(self) -> Any:
+        try:
+            return pq.ParquetFile(self._file.path, memory_map=True, page_checksum_verification=True)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(
+                f"{self._file.path} is no Parquet file: {str(error).splitlines()[0]}",
+                hint='a log of text has the format "csv" in its schema',
+            ) from error
+
+    def _check_columns(self, fields: Any) -> None:
+        find_fields(self._names, fields.names, self._file)
+        for name in self._names:
+            fault = misfit(self._schema, name, fields.field(name).type, has_label=self._has_label)
+            if fault:
+                raise InputError(f"{self._file.path}: {fault}", hint="mend the schema, or cast the column")
+
+    def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[tuple[str, Callable[[], Part | None]]]:
+        """Each batch of rows; a row group that is finished is not read again."""
+        with self._open() as parquet:
+            row, num_rows = 0, parquet.metadata.num_rows
+            for group in range(parquet.num_row_groups):
+                end = row + parquet.metadata.row_group(group).num_rows
+                names = self._finished_names(row, end, finished)
+                yield from ((name, lambda: None) for name in names)
+                if names:
+                    row = end
+                    continue
+                for batch in self._batches(parquet, group):
+                    share = [self._file.num_bytes * at // num_rows for at in (row, row + batch.num_rows)]
+                    yield self._name(row), partial(self._parse, batch, share[1] - share[0])
+                    row += batch.num_rows
+
+    def _parse(self, batch: Any, raw_bytes: int) -> Part:
+        try:
+            batch.validate(full=True)  # a damaged file may decode to offsets or indexes that point nowhere
+            part = parse_batch(batch, self._schema, has_label=self._has_label)
+        except pa.ArrowException as error:
+            raise self._damaged(error) from error
+        return replace(part, facts={"raw_bytes": raw_bytes})
+
+    def _batches(self, parquet: Any, group: int) -> Iterator[Any]:
+        try:
+            yield from parquet.iter_batches(
+                self._rows_of_part, row_groups=[group], columns=list(self._names), use_threads=False
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> InputError:
+        return InputError(
+            f"{self._file.path} cannot be read to its end: {str(error).splitlines()[0]}",
+            hint="the file may be cut off or damaged: fetch it again",
+        )
+
+    def _name(self, row: int) -> str:
+        return f"file{self._number:04}-row{row:012}.arrow"
+
+    def _finished_names(self, row: int, end: int, finished: Mapping[str, FileEntry]) -> list[str]:
+        """Names of the parts of rows ``[row, end)`` where all are finished, none otherwise."""
+        names = []
+        while row < end:
+            entry = finished.get(self._name(row))
+            if entry is None:
+                return []
+            names.append(entry.path)
+            row += entry.facts["lines"]
+        return names
+
+    def finish(self, digest: Any) -> None:
+        """Hash the file as `verify` hashes any log: by blocks, or whole where no line ends cut it."""
+        try:
+            for read in iterate_blocks(self._file, self._config.block_bytes):
+                block = read()
+                if block.num_bytes:
+                    digest.update(xxhash.xxh3_128_digest(block.lines.data))
+        except InputError:
+            digest.update(bytes.fromhex(hash_file(self._file.path)[1]))
