@@ -15,7 +15,7 @@ from ..pipeline.sizes import ByteSize, format_byte_size
 from .console import print_json, progress_bars, say
 from .options import option_value, parse_options
 from .preprocess import FOLDERS, PreprocessConfig, StageReport, preprocess, remove_from, run_stage
-from .recipes import DEFAULT_SCHEMA, recipe_for
+from .recipes import DEFAULT_SCHEMA, recipe_for, with_schema_text
 
 ConfigT = TypeVar("ConfigT")
 Raw = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RAW")]
@@ -78,6 +78,7 @@ class StageCommand(_RunOptions, Generic[ConfigT]):
 
 def run(command: str, words: list[str]) -> int:
     """Run ``hotset preprocess`` or one stage of it."""
+    words = with_schema_text(words)
     if command == "preprocess":
         return _preprocess(words)
     return _ingest(words) if command == "ingest" else _stage(command, words)
