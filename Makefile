@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.built
 
-.PHONY: env demo test check gpu-test clean
+.PHONY: env demo test test-uncompiled check gpu-test clean
 
 env: $(STAMP)
 
@@ -17,6 +17,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+# The kernels as plain Python, so that an error inside one shows its line; integers wrap there with a warning.
+KERNEL_TESTS := criteo_parser counting hash_table hashing hot_rows ranking row_kernels shuffle step_plans
+test-uncompiled: $(STAMP)
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q -n 2 -W ignore::RuntimeWarning $(KERNEL_TESTS:%=tests/test_%.py)
 
 # mypy needs the folder to be called like the package (docs: the root is the package).
 check: $(STAMP)
