@@ -119,7 +119,7 @@ def _sparse(keys: dict[str, Any]) -> dict[str, str]:
     if not sparse:
         raise ConfigError("sparse names no column", hint='under [sparse], write a line: column = "text"')
     for name, kind in sparse.items():
-        _check_name(name)
+        check_name(name)
         if isinstance(kind, list) or (isinstance(kind, str) and kind.startswith("list")):
             raise ConfigError(f"column {name!r} is list-valued, which is not supported yet")
         if kind not in KINDS:
@@ -135,11 +135,11 @@ def _names(keys: dict[str, Any], key: str) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{key} must be a list of column names, got {_shown(names)}")
     for name in names:
-        _check_name(name)
+        check_name(name)
     return tuple(names)
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
     """A column's name becomes a file's, and `label` is the name of the label everywhere."""
     if name == "label":
         raise ConfigError("a column that is not the label cannot be called 'label'")

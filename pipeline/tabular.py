@@ -141,7 +141,7 @@ def _after_bom(block: Block) -> int:
 def parse_batch(batch: Any, schema: Schema, *, has_label: bool) -> Part:
     """Parse one record batch of a Parquet file that has the schema's columns in types `fits` accepts."""
     columns = _columns_of(schema, has_label)
-    arrays = [_plain(batch.column(column.name)) for column in columns]
+    arrays = [plain(batch.column(column.name)) for column in columns]
     return _rows(list(zip(columns, arrays, strict=True)), np.zeros(batch.num_rows, np.bool_))
 
 
@@ -152,26 +152,26 @@ def misfit(schema: Schema, name: str, kind: Any, *, has_label: bool) -> str | No
         kind = kind.value_type
     if pa.types.is_nested(kind):
         return f"column {name!r} is {kind}: list-valued columns are not supported yet"
-    is_text = _is_text(kind)
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
-    fits = is_text or (is_number and column.kind not in ("text", "hex8")) or pa.types.is_null(kind)
+    fits = is_text(kind) or (is_number and column.kind not in ("text", "hex8")) or pa.types.is_null(kind)
     if column.kind == "label":
         fits = fits or pa.types.is_boolean(kind)
     return None if fits else f"column {name!r} is {kind}, want {_WANTED[column.kind]}"
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
+    """Whether `plain` gives Spans of a Parquet column of this Arrow type."""
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     return any(test(kind) for test in (*tests, pa.types.is_binary, pa.types.is_large_binary))
 
 
-def _plain(array: Any) -> Any:
+def plain(array: Any) -> Any:
     """A Parquet column as Spans, or as a typed array without a dictionary."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_null(array.type):
         return array.cast(pa.int64())
-    if not _is_text(array.type):
+    if not is_text(array.type):
         return array
     if not pa.types.is_large_binary(array.type):
         array = array.cast(pa.large_string() if pa.types.is_string_view(array.type) else pa.large_binary())
@@ -184,7 +184,7 @@ def _plain(array: Any) -> Any:
 
 def _rows(columns: list[tuple[_Column, Any]], is_ragged: NDArray[np.bool_]) -> Part:
     """Read every column; a row that one of them finds bad is left out of all."""
-    read = [_read(values, column.kind) for column, values in columns]
+    read = [read_values(values, column.kind) for column, values in columns]
     bad: Counter[str] = Counter()
     is_bad = is_ragged.copy()
     bad["field_count"] = int(np.count_nonzero(is_ragged))
@@ -210,7 +210,7 @@ def _rows(columns: list[tuple[_Column, Any]], is_ragged: NDArray[np.bool_]) -> P
     return Part(arrays, int(np.count_nonzero(~is_bad)), +bad, fault)
 
 
-def _read(values: Any, kind: str) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+def read_values(values: Any, kind: str) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
     """The values of one column, negative ones as two's complement, and the state of each."""
     if not isinstance(values, Spans):
         return _read_numbers(values, kind)
