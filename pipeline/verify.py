@@ -2,7 +2,8 @@
 
 Three kinds of checks: the bytes (every file's checksum, no file that no manifest lists), the chain (each
 folder was made from the folders beside it), and the meaning (counts add up from stage to stage, ids are in
-range, tags agree with ids). Reads everything once, through the page cache.
+range, tags agree with ids). Reads everything once, through the page cache. Of a folder whose files were
+discarded only the manifest is checked.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import xxhash
 
 from ..stats.hot_rows import tag_hot_samples
 from .arrow_files import fixed_lists, read_batch, values_of
+from .discard import MARK, is_discarded
 from .errors import ManifestError
 from .manifest import MANIFEST, FileEntry, Manifest
 from .output import hash_file
@@ -56,7 +58,8 @@ def verify(
         except ManifestError as error:
             faults.append(str(error))
     faults += [fault for manifest in manifests.values() for fault in _check_chain(manifest, manifests)]
-    tasks = [(entry, manifest, manifests) for manifest in manifests.values() for entry in manifest.files]
+    there = {name: manifest for name, manifest in manifests.items() if not is_discarded(manifest.folder)}
+    tasks = [(entry, manifest, there) for manifest in there.values() for entry in manifest.files]
     for done, file_faults in enumerate(run_tasks(_check_file, tasks, workers=workers), 1):
         faults += file_faults
         progress("verify", done, len(tasks))
@@ -69,6 +72,8 @@ def verify(
 def _check_chain(manifest: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
     """The folder holds what it lists, and its inputs are the folders beside it."""
     listed = {entry.path for entry in manifest.files} | {MANIFEST}
+    if is_discarded(manifest.folder):
+        listed = {MANIFEST, MARK}
     for path in sorted(manifest.folder.iterdir()):
         if path.name not in listed:
             yield f"{path} is no part of the folder: its manifest does not list it"

@@ -5,16 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from ..pipeline import count as count_stage
+from ..pipeline import encode as encode_stage
+from ..pipeline import pack as pack_stage
+from ..pipeline import rank as rank_stage
 from ..pipeline.count import CountConfig, count
+from ..pipeline.discard import discard_files, is_discarded, refuse_discarded
 from ..pipeline.encode import EncodeConfig, encode
-from ..pipeline.errors import ConfigError
+from ..pipeline.errors import ConfigError, ManifestError
 from ..pipeline.ingest import IngestConfig, ingest
 from ..pipeline.manifest import MANIFEST, Manifest
+from ..pipeline.memory import refuse_small_cap
 from ..pipeline.pack import PackConfig, pack
+from ..pipeline.preflight import disk_needed, refuse_full_disk, samples_of_block
 from ..pipeline.rank import RankConfig, rank
 from ..pipeline.removal import remove_folders
+from ..pipeline.schema_file import schema_of
 from ..pipeline.split import SplitConfig, split
 from ..pipeline.tasks import ProgressCallback, silent
 
@@ -87,6 +96,7 @@ def preprocess(
     progress: ProgressCallback = silent,
     on_stage: Callable[[StageReport], None] = lambda report: None,
     until: str = "pack",
+    discard: Sequence[str] = (),
 ) -> Manifest:
     """Run every stage into its folder inside ``out``; returns the manifest of the last.
 
@@ -100,14 +110,20 @@ def preprocess(
         progress: told how far each stage is.
         on_stage: told when a stage is done.
         until: the last stage to run.
+        discard: folders to empty when the last stage is done, see `pipeline.discard`.
 
     Raises:
-        HotsetError: whatever a stage refuses; ``out`` stays resumable.
+        HotsetError: the disk is too small or the cap cannot be kept, before anything is done; or whatever a
+            stage refuses; ``out`` stays resumable.
     """
+    check_resources(raw, config, out, workers=workers, memory_bytes=memory_bytes)
     for stage in FOLDERS:
         started, was_sealed = time.perf_counter(), (out / FOLDERS[stage] / MANIFEST).exists()
         if stage == "ingest":
-            made = ingest(raw, config.ingest, out / "columns", workers=workers, progress=progress)
+            with_files = partial(
+                ingest, raw, config.ingest, out / "columns", workers=workers, progress=progress
+            )
+            made = _even_without_files(with_files, out / "columns")
             num_samples = made.num_samples
         else:
             stage_config = getattr(config, stage)
@@ -117,7 +133,38 @@ def preprocess(
         on_stage(StageReport(stage, made, time.perf_counter() - started, num_samples, was_sealed))
         if stage == until:
             break
+    for name in discard:
+        discard_files(out / name)
     return made
+
+
+def check_resources(
+    raw: Sequence[Path], config: PreprocessConfig, out: Path, *, workers: int, memory_bytes: int | None
+) -> None:
+    """Raise ConfigError where the disk is too small for all stages, or a cap too small for one."""
+    schema = schema_of(config.ingest.schema)
+    refuse_full_disk(disk_needed(raw, out, is_columnar=schema.format == "parquet"), out)
+    if memory_bytes is None:
+        return
+    num_features, largest = len(schema.sparse), samples_of_block(config.ingest.block_bytes)
+    width = 2 + len(schema.dense) + num_features
+    for stage, needed in {
+        "count": count_stage.needed_bytes(num_features, workers),
+        "rank": rank_stage.needed_bytes(workers),
+        "encode": encode_stage.needed_bytes(largest, num_features, workers),
+        "pack": pack_stage.needed_bytes(config.pack, width, largest, workers),
+    }.items():
+        refuse_small_cap(stage, memory_bytes, needed)
+
+
+def _even_without_files(run: Callable[[], Manifest], folder: Path) -> Manifest:
+    """What ``run`` makes in ``folder``; its manifest where the files were discarded and all else is equal."""
+    try:
+        return run()
+    except ManifestError as error:
+        if is_discarded(folder) and isinstance(error.__cause__, FileNotFoundError):
+            return Manifest.read(folder)
+        raise
 
 
 def run_stage(
@@ -130,18 +177,38 @@ def run_stage(
     progress: ProgressCallback = silent,
 ) -> Manifest:
     """Run one stage after `ingest` inside ``folder``, from the folders of the stages before it."""
+    if not (folder / FOLDERS[stage] / MANIFEST).exists():
+        _refuse_without_inputs(stage, folder, INPUTS[stage])
     inputs = [Manifest.read(folder / name) for name in INPUTS[stage]]
     memory = {} if stage == "split" else {"memory_bytes": memory_bytes}
-    function = _STAGES[stage]
-    return function(config, *inputs, folder / FOLDERS[stage], workers=workers, progress=progress, **memory)
+    out = folder / FOLDERS[stage]
+    run = partial(_STAGES[stage], config, *inputs, out, workers=workers, progress=progress, **memory)
+    return _even_without_files(run, out)
+
+
+def _refuse_without_inputs(stage: str, folder: Path, names: Sequence[str]) -> None:
+    """Raise ManifestError where a folder that ``stage`` would read was discarded."""
+    redo = "ingest" if is_discarded(folder / "columns") else "encode"
+    for name in names:
+        refuse_discarded(folder / name, stage, redo)
 
 
 def remove_from(stage: str, folder: Path) -> list[Path]:
-    """Remove a stage's folder and those of all that follow; returns what was removed."""
+    """Remove a stage's folder and those of all that follow; returns what was removed.
+
+    Raises:
+        ConfigError: there is no such stage.
+        ManifestError: they could not be made again, because what they are made from was discarded.
+    """
     if stage not in FOLDERS:
         raise ConfigError(f"no stage {stage!r}", hint=f"one of {', '.join(FOLDERS)}")
     names = list(FOLDERS)
-    doomed = [folder / FOLDERS[name] for name in names[names.index(stage) :]]
+    again = names[names.index(stage) :]
+    made_again = {FOLDERS[name] for name in again}
+    for name in again:
+        kept = [source for source in INPUTS.get(name, ()) if source not in made_again]
+        _refuse_without_inputs(name, folder, kept)
+    doomed = [folder / FOLDERS[name] for name in again]
     removed = [path for path in reversed(doomed) if path.exists()]
     remove_folders(removed)
     return removed

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Generic, TypeVar, cast
 
 import tyro
 
+from ..pipeline.discard import parse_discard
 from ..pipeline.ingest import IngestConfig, ingest
 from ..pipeline.manifest import MANIFEST, Manifest
 from ..pipeline.sizes import ByteSize, format_byte_size
@@ -28,7 +29,7 @@ class _RunOptions:
     """Threads; 0 takes every core. Changes no byte of the output."""
 
     memory: ByteSize | None = None
-    """What `pack` may hold at a time (bytes); a quarter of the machine's memory by default."""
+    """Cap on anonymous resident memory (bytes); a quarter of the machine's memory by default."""
 
     json: bool = False
     """Print one JSON object on stdout."""
@@ -46,6 +47,10 @@ class PreprocessCommand(PreprocessConfig, _RunOptions):
 
     redo: str | None = None
     """Remove this stage and all that follow, then go on."""
+
+    discard: str = ""
+    """Empty these folders at the end: columns, samples, or both with a comma between. No other setting can
+    then be tried on DIR without parsing the log again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +100,7 @@ def _preprocess(words: list[str]) -> int:
         description="Raw logs to shards. What is finished is skipped, so the same command resumes.",
         default=default,
     )
+    discard = parse_discard(options.discard)
     if options.redo:
         _say_removed(remove_from(options.redo, options.out))
     reports: list[StageReport] = []
@@ -112,6 +118,7 @@ def _preprocess(words: list[str]) -> int:
             memory_bytes=options.memory,
             progress=progress,
             on_stage=report_stage,
+            discard=discard,
         )
     if options.json:
         print_json(

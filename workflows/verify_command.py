@@ -8,8 +8,9 @@ from typing import Annotated
 
 import tyro
 
-from ..pipeline.verify import verify
-from .console import print_json, progress_bars
+from ..pipeline.discard import is_discarded
+from ..pipeline.verify import STAGE_FOLDERS, verify
+from .console import print_json, progress_bars, say
 from .options import parse_options
 
 
@@ -37,8 +38,11 @@ def run(command: str, words: list[str]) -> int:
     )
     with progress_bars() as progress:
         faults = verify(options.dir, raw=options.inputs, workers=options.workers, progress=progress)
+    discarded = [name for name in STAGE_FOLDERS if is_discarded(options.dir / name)]
+    for name in discarded:
+        say(f"{options.dir / name} was discarded: only its manifest could be checked")
     if options.json:
-        print_json({"dir": str(options.dir), "faults": faults})
+        print_json({"dir": str(options.dir), "faults": faults, "discarded": discarded})
     else:
         print("\n".join(faults) if faults else f"{options.dir}: everything is as its manifests say")
     return 1 if faults else 0
