@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +13,24 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from .errors import ManifestError
-from .manifest import FileEntry, Manifest
+from .manifest import FileEntry, Manifest, first_line
 
 NO_NULLS = np.zeros(0, np.uint8)
 """The validity bitmap of a column without missing values."""
+DAMAGE = (
+    pa.ArrowException,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    TypeError,
+    ValueError,
+)
+"""What reading a damaged file, or one that does not fit its manifest, raises where it is not looked for."""
+_HINT = "remove its folder and run its stage again"
+_CATEGORY = (pa.uint32(), pa.uint64())
+_DENSE = (pa.int32(),)
 
 
 @contextmanager
@@ -33,7 +48,7 @@ def write_batch(path: Path, columns: dict[str, Any]) -> None:
 
 
 def read_batch(manifest: Manifest, entry: FileEntry) -> Any:
-    """The one record batch of a stage's file, memory-mapped.
+    """The one record batch of a stage's file, memory-mapped; its columns are those of the stage.
 
     Raises:
         ManifestError: missing, of another size, or not what Arrow or the manifest says it is.
@@ -42,21 +57,62 @@ def read_batch(manifest: Manifest, entry: FileEntry) -> Any:
     try:
         batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
         batch.validate()
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: there is no batch
-        raise ManifestError(
-            f"{path} is damaged: {str(error).splitlines()[0]}",
-            hint="remove its folder and run its stage again",
-        ) from error
+        _check_columns(batch, columns_of(manifest))
+    except DAMAGE as error:
+        raise ManifestError(f"{path} is damaged: {first_line(error)}", hint=_HINT) from error
     if batch.num_rows != entry.num_samples:
-        raise ManifestError(f"{path} has {batch.num_rows} samples, its manifest says {entry.num_samples}")
+        raise ManifestError(
+            f"{path} has {batch.num_rows} samples, its manifest says {entry.num_samples}", hint=_HINT
+        )
     return batch
 
 
+def columns_of(manifest: Manifest) -> dict[str, tuple[Any, ...]]:
+    """Columns that the files of a stage have, and the types each may have; none for other stages."""
+    totals = manifest.totals
+    match manifest.stage:
+        case "ingest":
+            label = {"label": (pa.uint8(),)} if totals["has_label"] else {}
+            sparse = dict.fromkeys(totals["sparse"], _CATEGORY)
+            return label | dict.fromkeys(totals["dense"], _DENSE) | sparse
+        case "count":
+            return {"category": _CATEGORY, "count": (pa.int64(),)}
+        case "rank":
+            return {"category": _CATEGORY, "count": (pa.int64(),), "place": (pa.int64(),)}
+        case "encode":
+            return {"ids": (pa.list_(pa.int32(), len(totals["tables"])),)}
+        case "split":
+            return {"is_hot": (pa.uint8(),)}
+    return {}
+
+
+def _check_columns(batch: Any, wanted: dict[str, tuple[Any, ...]]) -> None:
+    found = Counter(batch.schema.names)
+    for name, kinds in wanted.items():
+        if found[name] != 1:
+            raise ValueError(f"it has {found[name]} columns {name!r}, want 1")
+        column = batch.column(name)
+        if column.type not in kinds:
+            raise TypeError(f"column {name!r} is {column.type}, want {' or '.join(map(str, kinds))}")
+        num_missing = column.null_count + (column.values.null_count if column.type.num_fields else 0)
+        if num_missing and kinds not in (_CATEGORY, _DENSE):
+            raise ValueError(f"column {name!r} lacks {num_missing} values")
+
+
 def values_of(array: Any, dtype: Any) -> NDArray[Any]:
-    """The values of an Arrow array of fixed width as a NumPy view; missing ones hold anything."""
+    """The values of an Arrow array of fixed width as a NumPy view; missing ones hold anything.
+
+    Raises:
+        ManifestError: the array is of another type, or its buffer too short for a kernel to trust.
+    """
+    if array.type.to_pandas_dtype() != dtype:
+        raise ManifestError(f"a column is {array.type}, want {np.dtype(dtype)}", hint=_HINT)
     buffer = array.buffers()[1]
     values = np.frombuffer(buffer, dtype) if buffer is not None and buffer.size else np.zeros(0, dtype)
-    return values[array.offset : array.offset + len(array)]
+    values = values[array.offset : array.offset + len(array)]
+    if values.shape[0] != len(array):
+        raise ManifestError(f"a column holds {values.shape[0]} values, want {len(array)}", hint=_HINT)
+    return values
 
 
 def validity_of(array: Any) -> NDArray[np.uint8]:
@@ -67,6 +123,8 @@ def validity_of(array: Any) -> NDArray[np.uint8]:
 
 def fixed_lists(array: Any, width: int, dtype: Any) -> NDArray[Any]:
     """A fixed-size-list array as ``(len, width)``."""
+    if array.type.list_size != width:
+        raise ManifestError(f"a column has lists of {array.type.list_size}, want {width}", hint=_HINT)
     return values_of(array.values, dtype).reshape(-1, width)[array.offset : array.offset + len(array)]
 
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from ..stats.coverage import rows_for_shares, top_shares
 from ..stats.hot_rows import count_by_prefix, num_hot_of_tables
-from .arrow_files import fixed_lists, read_batch, values_of
+from .arrow_files import DAMAGE, fixed_lists, read_batch, values_of
 from .encode import iterate_parts
-from .errors import ManifestError
-from .manifest import FileEntry, Manifest
+from .errors import HotsetError, ManifestError
+from .manifest import FileEntry, Manifest, first_line
 from .sizes import GIB, MIB
 from .split import read_places
 from .tasks import ProgressCallback, run_tasks, silent
@@ -35,8 +35,19 @@ def frequency_statistics(
         ``batches``: hot_only and mixed, None before they are packed; and totals.
 
     Raises:
-        ManifestError: the folder has not been preprocessed as far as its plan.
+        ManifestError: the folder has not been preprocessed as far as its plan, or is damaged.
     """
+    try:
+        return _statistics(folder, workers, progress)
+    except HotsetError:
+        raise
+    except DAMAGE as error:
+        raise ManifestError(
+            f"{folder} is damaged: {first_line(error)}", hint="hotset verify says which file"
+        ) from error
+
+
+def _statistics(folder: Path, workers: int, progress: ProgressCallback) -> dict[str, Any]:
     vocabulary, samples, plan = (Manifest.read(folder / name) for name in ("vocabulary", "samples", "plan"))
     counts = _counts(vocabulary)
     features = [

@@ -9,6 +9,7 @@ count or absolute path: the same inputs give the same bytes.
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from .errors import ManifestError
 
 MANIFEST = "manifest.json"
 _FILE_KEYS = ("path", "samples", "bytes", "xxh3_128")
+_KINDS = {"stage": str, "version": int, "config": dict, "inputs": list, "totals": dict}
+_NOT_PLAIN = "a stage writes plain files: links, which may leave the folder, and pipes are not read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,8 @@ class Manifest:
         """
         path = folder / MANIFEST
         try:
+            if not stat.S_ISREG(path.lstat().st_mode):
+                raise ManifestError(f"{path} is not a plain file", hint=_NOT_PLAIN)
             text = path.read_bytes()
         except FileNotFoundError:
             state = "is unfinished" if folder.is_dir() else "does not exist"
@@ -89,7 +94,7 @@ class Manifest:
             return cls._parse(folder, text)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ManifestError(
-                f"{path} is damaged: {_first_line(error)}",
+                f"{path} is damaged: {first_line(error)}",
                 hint="remove the folder and run its stage again",
             ) from error
 
@@ -100,9 +105,14 @@ class Manifest:
         if checksum != checksum_of(parts):
             raise ValueError(f"its checksum is {checksum!r}, want {checksum_of(parts)!r}")
         files = [FileEntry.from_json(entry) for entry in parts["files"]]
-        keys = ("stage", "version", "config", "inputs")
-        stage, version, config, inputs = (parts[key] for key in keys)
-        return cls(folder, stage, version, config, inputs, files, parts["totals"], checksum)
+        for key, kind in _KINDS.items():
+            if type(parts[key]) is not kind:
+                raise TypeError(f"{key} is not of type {kind.__name__}")
+        if len({entry.path for entry in files}) != len(files):
+            raise ValueError("it lists a file twice")
+        if not all(isinstance(made_from["name"], str) for made_from in parts["inputs"]):
+            raise TypeError("an input's name is not a string")
+        return cls(folder, files=files, fingerprint=checksum, **{key: parts[key] for key in _KINDS})
 
     @property
     def num_samples(self) -> int:
@@ -121,15 +131,17 @@ class Manifest:
         return self.checked_path(entry)
 
     def checked_path(self, entry: FileEntry) -> Path:
-        """The path of ``entry``; raises ManifestError when the file is missing or of another size."""
+        """The path of ``entry``; raises ManifestError when it is missing, of another size, or a link."""
         path = self.folder / entry.path
         hint = "the folder was changed after it was sealed: remove it and run its stage again"
         try:
-            num_bytes = path.stat().st_size
+            status = path.lstat()
         except OSError as error:
             raise ManifestError(f"{path} cannot be read: {error.strerror}", hint=hint) from error
-        if num_bytes != entry.num_bytes:
-            raise ManifestError(f"{path} has {num_bytes} bytes, want {entry.num_bytes}", hint=hint)
+        if not stat.S_ISREG(status.st_mode):
+            raise ManifestError(f"{path} is not a plain file", hint=_NOT_PLAIN)
+        if status.st_size != entry.num_bytes:
+            raise ManifestError(f"{path} has {status.st_size} bytes, want {entry.num_bytes}", hint=hint)
         return path
 
 
@@ -139,5 +151,6 @@ def checksum_of(parts: Mapping[str, Any]) -> str:
     return str(xxhash.xxh3_128_hexdigest(canonical.encode()))
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
+    """An error in one line."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -18,15 +18,23 @@ import pyarrow as pa
 import xxhash
 
 from ..stats.hot_rows import tag_hot_samples
-from .arrow_files import fixed_lists, read_batch, values_of
+from .arrow_files import DAMAGE, fixed_lists, read_batch, values_of
 from .discard import MARK, is_discarded
 from .errors import ManifestError
-from .manifest import MANIFEST, FileEntry, Manifest
+from .manifest import MANIFEST, FileEntry, Manifest, first_line
 from .output import hash_file
 from .raw import RawFile, iterate_blocks
 from .tasks import ProgressCallback, run_tasks, silent
 
-STAGE_FOLDERS = ("columns", "counts", "vocabulary", "samples", "plan", "shards")
+STAGE_FOLDERS = {
+    "columns": "ingest",
+    "counts": "count",
+    "vocabulary": "rank",
+    "samples": "encode",
+    "plan": "split",
+    "shards": "pack",
+}
+"""Folders in the order they are made, and the stage each holds."""
 
 
 def verify(
@@ -54,10 +62,16 @@ def verify(
     manifests: dict[str, Manifest] = {}
     for name, path in found.items():
         try:
-            manifests[name] = Manifest.read(path)
+            manifest = Manifest.read(path)
         except ManifestError as error:
             faults.append(str(error))
+            continue
+        if manifest.stage == STAGE_FOLDERS[name]:
+            manifests[name] = manifest
+        else:
+            faults.append(f"{path} holds stage {manifest.stage!r}, want {STAGE_FOLDERS[name]!r}")
     faults += [fault for manifest in manifests.values() for fault in _check_chain(manifest, manifests)]
+    faults += [fault for manifest in manifests.values() for fault in _check_totals(manifest)]
     there = {name: manifest for name, manifest in manifests.items() if not is_discarded(manifest.folder)}
     tasks = [(entry, manifest, there) for manifest in there.values() for entry in manifest.files]
     for done, file_faults in enumerate(run_tasks(_check_file, tasks, workers=workers), 1):
@@ -67,6 +81,22 @@ def verify(
         faults += _check_sums(manifests)
         faults += _check_raw(manifests["columns"], raw) if raw and "columns" in manifests else []
     return faults
+
+
+def _check_totals(manifest: Manifest) -> list[str]:
+    """What the manifest says of the tables fits together."""
+    try:
+        return [f"{manifest.folder / MANIFEST}: {fault}" for fault in _faults_of_totals(manifest)]
+    except DAMAGE as error:
+        return [f"{manifest.folder / MANIFEST} is not what a stage writes: {first_line(error)}"]
+
+
+def _faults_of_totals(manifest: Manifest) -> Iterator[str]:
+    for table in manifest.totals.get("tables", []):
+        ids = {key: table[key] for key in ("oov_id", "missing_id", "num_hot") if key in table}
+        num_rows = table.get("num_rows", max(ids.values(), default=0))
+        if any(not 0 <= number <= num_rows for number in ids.values()):
+            yield f"{table['name']} has {num_rows} rows, and {ids}"
 
 
 def _check_chain(manifest: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
@@ -93,6 +123,8 @@ def _check_file(entry: FileEntry, manifest: Manifest, manifests: dict[str, Manif
         return [f"{path}: {fault}" for fault in _CHECKS[manifest.stage](entry, manifest, manifests)]
     except ManifestError as error:
         return [str(error)]
+    except DAMAGE as error:
+        return [f"{manifest.folder / entry.path} is not what {MANIFEST} says: {first_line(error)}"]
 
 
 def _check_columns(entry: FileEntry, columns: Manifest, _: dict[str, Manifest]) -> Iterator[str]:
@@ -154,6 +186,8 @@ def _check_shards(entry: FileEntry, shards: Manifest, _: dict[str, Manifest]) ->
     with pa.memory_map(str(shards.folder / entry.path)) as source:
         reader = pa.ipc.open_file(source)
         batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        for batch in batches:
+            batch.validate()
         if len(batches) != entry.facts["batches"]:
             yield f"it has {len(batches)} batches, want {entry.facts['batches']}"
         if any(batch.num_rows != batch_size for batch in batches[:-1]):

@@ -27,7 +27,7 @@ from hotset.pipeline.manifest import FileEntry, Manifest
 def listed(path: Path, num_samples: int) -> tuple[Manifest, FileEntry]:
     """A manifest that lists ``path`` as it is now."""
     entry = FileEntry(path.name, num_samples, path.stat().st_size, "00" * 16)
-    return Manifest(path.parent, "count", 1, {}, [], [entry], {}, "00" * 16), entry
+    return Manifest(path.parent, "some stage", 1, {}, [], [entry], {}, "00" * 16), entry
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 7, 1000])
@@ -126,3 +126,36 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file.arrow").unlink()
     with pytest.raises(ManifestError, match=r"file\.arrow cannot be read: No such file"):
         read_batch(manifest, entry)
+
+
+COUNTS = {"category": np.arange(3, dtype=np.uint32), "count": np.ones(3, np.int64)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        ({"category": np.arange(3, dtype=np.uint64)}, None),
+        ({"category": np.arange(3, dtype=np.int32)}, "column 'category' is int32, want uint32 or uint64"),
+        ({"count": np.ones(3, np.int32)}, "column 'count' is int32, want int64"),
+        ({"count": None}, "it has 0 columns 'count', want 1"),
+        ({"count": pa.array([1, None, 3])}, "column 'count' lacks 1 values"),
+    ],
+)
+def test_columns_are_those_of_the_stage(tmp_path: Path, changes: dict[str, Any], message: str | None) -> None:
+    columns = {name: pa.array(values) for name, values in (COUNTS | changes).items() if values is not None}
+    write_batch(tmp_path / "file.arrow", columns)
+    manifest, entry = listed(tmp_path / "file.arrow", 3)
+    manifest = replace(manifest, stage="count")
+    if message is None:
+        assert read_batch(manifest, entry).num_rows == 3
+    else:
+        with pytest.raises(ManifestError, match=f"file.arrow is damaged: {message}"):
+            read_batch(manifest, entry)
+
+
+def test_values_of_another_type_or_width_are_refused() -> None:
+    with pytest.raises(ManifestError, match="a column is int32, want int64"):
+        values_of(pa.array([1, 2], pa.int32()), np.int64)
+    with pytest.raises(ManifestError, match="lists of 3, want 2"):
+        fixed_lists(as_fixed_lists(np.zeros((2, 3), np.int32)), 2, np.int32)

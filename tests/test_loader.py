@@ -152,6 +152,18 @@ def test_a_cold_row_in_a_hot_only_batch_is_named(tmp_path: Path) -> None:
         Shards.open(folder).training_batch(0)
 
 
+def test_another_number_of_samples_is_refused(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards")
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    files[0]["samples"] -= 1
+    change_manifest(folder, files=files)
+    shards = Shards.open(folder)
+    numbers = range(shards.num_evaluation_batches)
+    with pytest.raises(ShardError, match="samples, want"):
+        assert [shards.evaluation_batch(number) for number in numbers]
+        assert [shards.training_batch(number) for number in range(shards.num_training_batches)]
+
+
 def test_other_columns_are_refused(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards")
     change_manifest(

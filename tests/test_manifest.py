@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,44 @@ def test_a_listed_file_must_be_there_in_its_size(tmp_path: Path) -> None:
     assert manifest.path_of("C1.arrow") == tmp_path / "C1.arrow"
     with pytest.raises(ManifestError, match=r"lists no file 'C3\.arrow'"):
         manifest.path_of("C3.arrow")
+
+
+def test_links_and_pipes_are_refused(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    folder.mkdir()
+    write_parts(folder, PARTS)
+    manifest = Manifest.read(folder)
+    outside.write_bytes(b"12345")
+    (folder / "C1.arrow").symlink_to(outside)
+    os.mkfifo(folder / "C2.arrow")
+    for entry in manifest.files:
+        with pytest.raises(ManifestError, match=f"{entry.path} is not a plain file"):
+            manifest.checked_path(entry)
+    (tmp_path / "link").symlink_to(folder)
+    assert Manifest.read(tmp_path / "link").files == manifest.files  # a whole folder may lie elsewhere
+    (folder / MANIFEST).rename(outside)
+    for make_link in (True, False):
+        if make_link:
+            (folder / MANIFEST).symlink_to(outside)
+        else:
+            os.mkfifo(folder / MANIFEST)
+        with pytest.raises(ManifestError, match=r"manifest\.json is not a plain file"):
+            Manifest.read(folder)
+        (folder / MANIFEST).unlink()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stage": 3},
+        {"version": "1"},
+        {"config": []},
+        {"inputs": {}},
+        {"inputs": [{"name": 3}]},
+        {"totals": None},
+        {"files": [PARTS["files"][0]] * 2},
+    ],
+)
+def test_a_manifest_of_other_types_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    write_parts(tmp_path, PARTS | changes)
+    assert "is damaged" in refusal(tmp_path)

@@ -18,8 +18,9 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from ..pipeline.errors import ShardError
-from ..pipeline.manifest import FileEntry, Manifest
+from ..pipeline.arrow_files import DAMAGE
+from ..pipeline.errors import HotsetError, ShardError
+from ..pipeline.manifest import FileEntry, Manifest, first_line
 from ..stats.step_plans import first_stray_lookup
 
 _STAGE, _VERSION = "pack", 1
@@ -71,7 +72,7 @@ class ShardFile:
             self._map = np.memmap(path, np.uint8, mode="c")
             self._reader = pa.ipc.open_file(pa.py_buffer(self._map))
             num_batches = self._reader.num_record_batches
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except DAMAGE as error:
             raise _damaged(path, error) from error
         if num_batches != entry.facts.get("batches"):
             raise ShardError(
@@ -82,12 +83,13 @@ class ShardFile:
         """Wrap batch ``index``; raises ShardError where the columns are not those of a shard."""
         try:
             batch = self._reader.get_batch(index)
+            batch.validate()
             names = set(batch.schema.names)
             label_B = self._array(batch, "label", pa.float32())
             is_hot_B = self._array(batch, "is_hot", pa.uint8()) if "is_hot" in names else None
             dense_BK = self._matrix(batch, "dense", pa.float32(), num_dense)
             ids_BF = self._matrix(batch, "ids", pa.int32(), num_features)
-        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        except DAMAGE as error:
             raise _damaged(self.path, error) from error
         return Batch(torch.from_numpy(label_B), torch.from_numpy(dense_BK), ids_BF, is_hot_B, is_hot_only)
 
@@ -142,10 +144,16 @@ class Shards:
             self.is_grouped = manifest.config["order"] == "grouped"
             self._num_rows_F = np.array([table.num_rows for table in self.tables], np.int64)
             self._num_hot_F = np.array([table.num_hot for table in self.tables], np.int64)
+            if min(self.embedding_dim, self.row_bytes, self.batch_size) < 1:
+                raise ValueError("embedding_dim, row_bytes or batch_size below 1")
+            self._files = [ShardFile(manifest.checked_path(entry), entry) for entry in manifest.files]
             self._training, self._evaluation = self._places()
-        except (KeyError, TypeError) as error:
-            raise ShardError(f"the manifest of {manifest.folder} lacks {error}") from error
-        self._files = [ShardFile(manifest.checked_path(entry), entry) for entry in manifest.files]
+        except HotsetError:
+            raise
+        except DAMAGE as error:
+            raise ShardError(
+                f"the manifest of {manifest.folder} is damaged or lacks {first_line(error)}", hint=_PACK_AGAIN
+            ) from error
 
     @classmethod
     def open(cls, folder: Path) -> Shards:
@@ -205,15 +213,21 @@ class Shards:
 
     def evaluation_batch(self, number: int) -> Batch:
         """The evaluation batch ``number``, in log order."""
-        return self._read(self._evaluation[number])
+        place = self._evaluation[number]
+        batch = self._read(place)
+        if batch.is_hot_B is None:
+            raise ShardError(f"{self._files[place.file].path}: no column 'is_hot'", hint=_PACK_AGAIN)
+        return batch
 
     def _read(self, place: _Place) -> Batch:
         file = self._files[place.file]
         batch = file.read(place.index, self.num_dense, len(self.tables), is_hot_only=place.is_hot_only)
         where = f"{file.path}: batch {place.index}"
-        if batch.num_samples > self.batch_size:
+        left = self.manifest.files[place.file].num_samples - place.index * self.batch_size
+        if batch.num_samples != min(left, self.batch_size):
             raise ShardError(
-                f"{where} has {batch.num_samples} samples, want {self.batch_size}", hint=_PACK_AGAIN
+                f"{where} has {batch.num_samples} samples, want {min(left, self.batch_size)}",
+                hint=_PACK_AGAIN,
             )
         stray = first_stray_lookup(batch.ids_BF, self._num_hot_F if batch.is_hot_only else self._num_rows_F)
         if stray >= 0:
@@ -224,5 +238,4 @@ class Shards:
 
 
 def _damaged(path: Path, error: Exception) -> ShardError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return ShardError(f"{path} cannot be read: {reason}", hint=_PACK_AGAIN)
+    return ShardError(f"{path} cannot be read: {first_line(error)}", hint=_PACK_AGAIN)
