@@ -213,20 +213,29 @@ def _deal(
 def _deal_part(
     entry: FileEntry, first_sample: int, shuffled: ShufflePlan, inputs: _Inputs, buffers: _Buffers
 ) -> None:
-    """Put one part's samples into the buffers."""
-    name, num_samples = entry.path, entry.num_samples
-    columns, samples = inputs.open(name)
-    rows = np.empty((num_samples, inputs.width), np.int32)
-    as_floats = rows.view(np.float32)
-    rows[:, 0] = values_of(read_batch(inputs.plan, entry).column("is_hot"), np.uint8)
-    as_floats[:, 1] = values_of(columns.column("label"), np.uint8) if inputs.has_label else 0
+    """Put one part's samples into the buffers, those of other groups left out."""
+    keys, files, counts = shuffled.keys_and_files(entry, first_sample)
+    next_row = buffers.reserve(counts)
+    wanted: Any = np.flatnonzero(next_row[files] >= 0)
+    is_whole = wanted.shape[0] == entry.num_samples
+    if is_whole:
+        wanted = slice(None)
+    keys, files = keys[wanted], files[wanted]
+    columns, samples = inputs.open(entry.path)
+    rows = np.empty((keys.shape[0], inputs.width), np.int32)
+    as_floats, scratch = rows.view(np.float32), np.empty(entry.num_samples, np.float32)
+    rows[:, 0] = values_of(read_batch(inputs.plan, entry).column("is_hot"), np.uint8)[wanted]
+    as_floats[:, 1] = values_of(columns.column("label"), np.uint8)[wanted] if inputs.has_label else 0
     for k, name in enumerate(inputs.dense):
         array = columns.column(name)
-        transform_dense(values_of(array, np.int32), validity_of(array), _LOG1P, as_floats[:, 2 + k])
+        column = as_floats[:, 2 + k]
+        transformed = column if is_whole else scratch
+        transform_dense(values_of(array, np.int32), validity_of(array), _LOG1P, transformed)
+        if not is_whole:
+            column[:] = scratch[wanted]
     ids = fixed_lists(samples.column("ids"), inputs.num_features, np.int32)
-    rows[:, 2 + len(inputs.dense) :] = ids
-    keys, files, counts = shuffled.keys_and_files(entry, first_sample)
-    deal_rows(rows, keys, files, buffers.reserve(counts), buffers.rows, buffers.keys)
+    rows[:, 2 + len(inputs.dense) :] = ids[wanted]
+    deal_rows(rows, keys, files, next_row, buffers.rows, buffers.keys)
 
 
 def _write_file(
