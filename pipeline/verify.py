@@ -66,7 +66,7 @@ def verify(
         except ManifestError as error:
             faults.append(str(error))
             continue
-        if manifest.stage == STAGE_FOLDERS[name]:
+        if manifest.stage == STAGE_FOLDERS[name] or (name, manifest.stage) == ("vocabulary", "adopt"):
             manifests[name] = manifest
         else:
             faults.append(f"{path} holds stage {manifest.stage!r}, want {STAGE_FOLDERS[name]!r}")
@@ -148,7 +148,7 @@ def _check_counts(entry: FileEntry, counts: Manifest, _: dict[str, Manifest]) ->
 def _check_vocabulary(entry: FileEntry, vocabulary: Manifest, _: dict[str, Manifest]) -> Iterator[str]:
     batch = read_batch(vocabulary, entry)
     counts, places = (values_of(batch.column(name), np.int64) for name in ("count", "place"))
-    num_train = vocabulary.totals["num_train_samples"]
+    num_train = vocabulary.totals.get("num_model_samples", vocabulary.totals["num_train_samples"])
     if (counts[1:] > counts[:-1]).any():
         yield "its counts rise from one id to the next"
     if int(counts.sum()) != num_train:
@@ -229,6 +229,7 @@ _CHECKS: dict[str, Callable[[FileEntry, Manifest, dict[str, Manifest]], Iterator
     "ingest": _check_columns,
     "count": _check_counts,
     "rank": _check_vocabulary,
+    "adopt": _check_vocabulary,
     "encode": _check_samples,
     "split": _check_plan,
     "pack": _check_shards,

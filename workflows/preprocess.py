@@ -12,6 +12,7 @@ from ..pipeline import count as count_stage
 from ..pipeline import encode as encode_stage
 from ..pipeline import pack as pack_stage
 from ..pipeline import rank as rank_stage
+from ..pipeline.adopt import adopt
 from ..pipeline.count import CountConfig, count
 from ..pipeline.discard import discard_files, is_discarded, refuse_discarded
 from ..pipeline.encode import EncodeConfig, encode
@@ -97,6 +98,7 @@ def preprocess(
     on_stage: Callable[[StageReport], None] = lambda report: None,
     until: str = "pack",
     discard: Sequence[str] = (),
+    like: Path | None = None,
 ) -> Manifest:
     """Run every stage into its folder inside ``out``; returns the manifest of the last.
 
@@ -111,6 +113,7 @@ def preprocess(
         on_stage: told when a stage is done.
         until: the last stage to run.
         discard: folders to empty when the last stage is done, see `pipeline.discard`.
+        like: a folder whose vocabulary gives the ids; nothing is counted and every sample is for evaluation.
 
     Raises:
         HotsetError: the disk is too small or the cap cannot be kept, before anything is done; or whatever a
@@ -118,6 +121,8 @@ def preprocess(
     """
     check_resources(raw, config, out, workers=workers, memory_bytes=memory_bytes)
     for stage in FOLDERS:
+        if like is not None and stage == "count":
+            continue
         started, was_sealed = time.perf_counter(), (out / FOLDERS[stage] / MANIFEST).exists()
         if stage == "ingest":
             with_files = partial(
@@ -125,12 +130,14 @@ def preprocess(
             )
             made = _even_without_files(with_files, out / "columns")
             num_samples = made.num_samples
+        elif stage == "rank" and like is not None:
+            made = adopt(made, Manifest.read(like / "vocabulary"), out / "vocabulary", progress=progress)
         else:
             stage_config = getattr(config, stage)
             made = run_stage(
                 stage, stage_config, out, workers=workers, memory_bytes=memory_bytes, progress=progress
             )
-        on_stage(StageReport(stage, made, time.perf_counter() - started, num_samples, was_sealed))
+        on_stage(StageReport(made.stage, made, time.perf_counter() - started, num_samples, was_sealed))
         if stage == until:
             break
     for name in discard:

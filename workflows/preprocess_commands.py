@@ -16,7 +16,7 @@ from ..pipeline.sizes import ByteSize, format_byte_size
 from .console import print_json, progress_bars, say
 from .options import option_value, parse_options
 from .preprocess import FOLDERS, PreprocessConfig, StageReport, preprocess, remove_from, run_stage
-from .recipes import DEFAULT_SCHEMA, recipe_for, with_schema_text
+from .recipes import DEFAULT_SCHEMA, recipe_for, recipe_like, with_schema_text
 
 ConfigT = TypeVar("ConfigT")
 Raw = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RAW")]
@@ -47,6 +47,9 @@ class PreprocessCommand(PreprocessConfig, _RunOptions):
 
     redo: str | None = None
     """Remove this stage and all that follow, then go on."""
+
+    like: Path | None = None
+    """Take ids, hot rows and batch size from this folder instead of counting: for evaluation only."""
 
     discard: str = ""
     """Empty these folders at the end: columns, samples, or both with a comma between. No other setting can
@@ -90,7 +93,9 @@ def run(command: str, words: list[str]) -> int:
 
 
 def _preprocess(words: list[str]) -> int:
-    recipe = recipe_for(option_value(words, "--schema") or DEFAULT_SCHEMA)
+    like = option_value(words, "--like")
+    schema = option_value(words, "--schema")
+    recipe = recipe_like(Path(like), schema) if like else recipe_for(schema or DEFAULT_SCHEMA)
     stages = {name: getattr(recipe, name) for name in FOLDERS}
     default = PreprocessCommand(raw=tyro.MISSING, out=tyro.MISSING, **stages)
     options = parse_options(
@@ -119,6 +124,7 @@ def _preprocess(words: list[str]) -> int:
             progress=progress,
             on_stage=report_stage,
             discard=discard,
+            like=options.like,
         )
     if options.json:
         print_json(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ..pipeline.count import CountConfig
 from ..pipeline.ingest import IngestConfig
+from ..pipeline.manifest import Manifest
+from ..pipeline.pack import PackConfig
 from ..pipeline.rank import RankConfig
 from ..pipeline.schema_file import is_fingerprint, schema_of, setting_of
 from ..pipeline.sizes import KIB, ByteSize
@@ -78,6 +81,21 @@ def recipe_for(schema: str) -> PreprocessConfig:
     if not is_fingerprint(schema):
         schema_of(schema)
     return PreprocessConfig(ingest=IngestConfig(schema=schema))
+
+
+def recipe_like(folder: Path, schema: str | None = None) -> PreprocessConfig:
+    """The settings ``folder`` was made with, for another log of its kind.
+
+    Raises:
+        ManifestError: ``folder`` was not preprocessed to its shards.
+    """
+    columns, plan, shards = (Manifest.read(folder / name) for name in ("columns", "plan", "shards"))
+    recipe = recipe_for(schema or columns.config["schema"])
+    return replace(
+        recipe,
+        split=SplitConfig(**(plan.config | {"hot_bytes": ByteSize(plan.config["hot_bytes"])})),
+        pack=PackConfig(**shards.config),
+    )
 
 
 def with_schema_text(words: Sequence[str]) -> list[str]:

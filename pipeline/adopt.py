@@ -1,0 +1,52 @@
+"""``adopt``: columns/ + another log's vocabulary/ -> vocabulary/, so that a new log gets a model's ids.
+
+Nothing is counted: every sample of the new log is for evaluation, and a category that the model's log
+did not have is looked up in its table's oov row, as evaluation does everywhere.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import ManifestError
+from .manifest import Manifest
+from .output import Output, input_of
+from .tasks import ProgressCallback, silent
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdoptConfig:
+    """The adopt stage has nothing to vary."""
+
+
+def adopt(columns: Manifest, model: Manifest, out: Path, *, progress: ProgressCallback = silent) -> Manifest:
+    """columns, a vocabulary -> vocabulary: the same ids for another log, none of whose samples trains.
+
+    Reads:   ``{feature}.arrow`` of ``model``, the vocabulary of the log a model was trained on
+    Writes:  the same files, byte for byte
+
+    Raises:
+        ManifestError: the two logs have other features.
+    """
+    names = [table["name"] for table in model.totals["tables"]]
+    if names != columns.totals["sparse"]:
+        raise ManifestError(
+            f"{model.folder} has the features {', '.join(names)}, "
+            f"the log has {', '.join(columns.totals['sparse'])}",
+            hint="give --like a folder made with the same schema",
+        )
+    inputs = [input_of(columns), {"name": "model", "fingerprint": model.fingerprint}]
+    output = Output.begin("adopt", VERSION, AdoptConfig(), inputs, out)
+    if isinstance(output, Manifest):
+        return output
+    for done, entry in enumerate(model.files, 1):
+        if not output.has(entry.path):
+            with output.writing(entry.path, entry.num_samples, **entry.facts) as path:
+                shutil.copyfile(model.checked_path(entry), path)
+        progress("adopt", done, len(model.files))
+    own = {"num_samples": columns.num_samples, "num_train_samples": 0}
+    return output.seal(model.totals | own | {"num_model_samples": model.totals["num_train_samples"]})
