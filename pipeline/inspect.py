@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..stats.coverage import rows_for_shares, top_shares
 from ..stats.hot_rows import count_by_prefix, num_hot_of_tables
 from .arrow_files import DAMAGE, fixed_lists, read_batch, values_of
+from .discard import is_discarded, refuse_discarded
 from .encode import iterate_parts
 from .errors import HotsetError, ManifestError
 from .manifest import FileEntry, Manifest, first_line
@@ -49,6 +50,8 @@ def frequency_statistics(
 
 def _statistics(folder: Path, workers: int, progress: ProgressCallback) -> dict[str, Any]:
     vocabulary, samples, plan = (Manifest.read(folder / name) for name in ("vocabulary", "samples", "plan"))
+    redo = "ingest" if is_discarded(folder / "columns") else "encode"
+    refuse_discarded(samples.folder, "stats", redo)
     counts = _counts(vocabulary)
     features = [
         _feature(table, count) for table, count in zip(vocabulary.totals["tables"], counts, strict=True)

@@ -11,6 +11,7 @@ import pytest
 from hotset.pipeline.discard import MARK, discard_files, is_discarded, parse_discard
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.generate import GenerateConfig, generate
+from hotset.pipeline.inspect import frequency_statistics
 from hotset.pipeline.manifest import MANIFEST
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.split import SplitConfig
@@ -91,6 +92,11 @@ def test_a_stage_that_misses_an_input_says_so(folder: Path) -> None:
     shutil.rmtree(folder / "shards")
     with pytest.raises(ManifestError, match="columns was discarded, and pack needs its files"):
         run_stage("pack", CONFIG.pack, folder)
+
+
+def test_stats_say_what_they_miss(folder: Path) -> None:
+    with pytest.raises(ManifestError, match="samples was discarded, and stats needs its files"):
+        frequency_statistics(folder)
 
 
 def test_columns_alone_or_samples_alone(whole: Path, tmp_path: Path) -> None:
