@@ -21,6 +21,8 @@ from .tabular import Part, find_fields, misfit, parse_batch
 if TYPE_CHECKING:
     from .ingest import IngestConfig
 
+DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
+"""What pyarrow raises of a file that is damaged or no Parquet."""
 _VALUE_BYTES = 8
 
 
@@ -42,7 +44,7 @@ class ParquetParts:
     def _open(self) -> Any:
         try:
             return pq.ParquetFile(self._file.path, memory_map=True, page_checksum_verification=True)
-        except (pa.ArrowException, OSError) as error:
+        except DAMAGE as error:
             raise InputError(
                 f"{self._file.path} is no Parquet file: {str(error).splitlines()[0]}",
                 hint='a log of text has the format "csv" in its schema',
@@ -75,7 +77,7 @@ class ParquetParts:
         try:
             batch.validate(full=True)  # a damaged file may decode to offsets or indexes that point nowhere
             part = parse_batch(batch, self._schema, has_label=self._has_label)
-        except pa.ArrowException as error:
+        except DAMAGE as error:
             raise self._damaged(error) from error
         return replace(part, facts={"raw_bytes": raw_bytes})
 
@@ -84,7 +86,7 @@ class ParquetParts:
             yield from parquet.iter_batches(
                 self._rows_of_part, row_groups=[group], columns=list(self._names), use_threads=False
             )
-        except (pa.ArrowException, OSError) as error:
+        except DAMAGE as error:
             raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> InputError:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..stats.text_fields import BAD, MISSING, split_fields
 from .criteo_parser import count_newlines
 from .errors import ConfigError, InputError
+from .parquet_parts import DAMAGE
 from .raw import Block, RawFile, iterate_blocks
 from .schema import Schema
 from .schema_file import check_name, write_schema
@@ -108,7 +109,7 @@ def _look_at_parquet(path: Path, num_rows: int) -> tuple[list[tuple[str, Any]], 
                 raise InputError(f"{path} has no rows")
             batch.validate(full=True)
             return list(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows
-    except (pa.ArrowException, OSError) as error:
+    except DAMAGE as error:
         raise InputError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
 
 

@@ -269,6 +269,9 @@ def test_a_damaged_parquet_file_is_one_clear_line(tmp_path: Path, rng: np.random
     raw = write_parquet(tmp_path / "log.parquet", log, group_rows=500)
     text = raw.read_bytes()
     setting = config(schema_text(log, format="parquet"))
+    raw.write_bytes(text.replace(b"clicked", b"click\xc3d"))
+    with pytest.raises(InputError, match="is no Parquet file|cannot be read"):
+        ingest([raw], setting, tmp_path / "out", workers=1)
     for number in range(60):
         place = int(rng.integers(len(text)))
         raw.write_bytes(text[:place] + bytes([text[place] ^ 255]) + text[place + 1 :])
@@ -334,7 +337,14 @@ def test_ids_are_those_of_the_naive_count(
     assert verify(tmp_path, raw=[raw]) == []
 
 
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "no dense column"])
+_NO_DENSE = pytest.mark.xfail(
+    raises=pa.ArrowInvalid, strict=False, reason="pyarrow makes no list of no floats from an array"
+)
+
+
+@pytest.mark.parametrize(
+    "shape", [pytest.param(s, marks=_NO_DENSE if s == "no dense column" else ()) for s in SHAPES]
+)
 def test_logs_of_any_shape_become_shards(tmp_path: Path, shape: str, rng: np.random.Generator) -> None:
     num_rows, kinds = SHAPES[shape]
     log = draw_log(num_rows, kinds, rng)
