@@ -270,7 +270,7 @@ def test_a_damaged_parquet_file_is_one_clear_line(tmp_path: Path, rng: np.random
     text = raw.read_bytes()
     setting = config(schema_text(log, format="parquet"))
     raw.write_bytes(text.replace(b"clicked", b"click\xc3d"))
-    with pytest.raises(InputError, match="is no Parquet file|cannot be read"):
+    with pytest.raises(InputError, match=r"is no Parquet file|cannot be read"):
         ingest([raw], setting, tmp_path / "out", workers=1)
     for number in range(60):
         place = int(rng.integers(len(text)))
