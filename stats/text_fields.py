@@ -25,6 +25,17 @@ _POINT: Final = 46
 _ZERO: Final = 48
 
 
+def _hex_values() -> NDArray[np.uint32]:
+    """What each byte is worth as a hex digit, 16 where it is none."""
+    table = np.full(256, 16, np.uint32)
+    for digit, character in enumerate("0123456789abcdef"):
+        table[ord(character)] = table[ord(character.upper())] = digit
+    return table
+
+
+_HEX: Final = _hex_values()
+
+
 @numba.njit(cache=True, nogil=True)
 def split_fields(
     text: NDArray[np.uint8],
@@ -113,6 +124,8 @@ def parse_integers(
         values: (num_fields,) out; negative ones as two's complement, 0 where there is none.
         states: (num_fields,) out; GOOD, MISSING or BAD.
     """
+    below = (most_below // np.uint64(10), most_below % np.uint64(10))
+    above = (most_above // np.uint64(10), most_above % np.uint64(10))
     for i in range(starts.shape[0]):
         position, stop = starts[i], stops[i]
         values[i] = 0
@@ -123,11 +136,11 @@ def parse_integers(
         is_negative = text[position] == _MINUS
         if is_negative:
             position += 1
-        limit = most_below if is_negative else most_above
+        limit = below if is_negative else above
         value, num_digits, is_good = np.uint64(0), 0, True
         while position < stop and _ZERO <= text[position] <= _ZERO + 9:
             digit = np.uint64(text[position] - _ZERO)
-            if value > (limit - min(digit, limit)) // np.uint64(10) or digit > limit:
+            if value > limit[0] or (value == limit[0] and digit > limit[1]):
                 is_good = False
                 break
             value = value * np.uint64(10) + digit
@@ -156,19 +169,16 @@ def parse_hex8(
         if starts[i] == stops[i]:
             states[i] = MISSING
             continue
-        value, is_good = np.uint64(0), stops[i] - starts[i] == 8
-        for position in range(starts[i], stops[i] if is_good else starts[i]):
-            byte = np.int64(text[position])
-            letter = (byte | 32) - 97
-            if _ZERO <= byte <= _ZERO + 9:
-                value = value * np.uint64(16) + np.uint64(byte - _ZERO)
-            elif 0 <= letter < 6:
-                value = value * np.uint64(16) + np.uint64(letter + 10)
-            else:
-                is_good = False
-        states[i] = GOOD if is_good else BAD
-        if is_good:
-            values[i] = value
+        states[i] = BAD
+        if stops[i] - starts[i] == 8:
+            value, seen = np.uint32(0), np.uint32(0)
+            for digit in range(8):
+                nibble = _HEX[text[starts[i] + digit]]
+                value = np.uint32(value << np.uint32(4)) | nibble
+                seen |= nibble
+            if seen < 16:
+                values[i] = value
+                states[i] = GOOD
 
 
 @numba.njit(cache=True, nogil=True)
