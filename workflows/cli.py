@@ -17,6 +17,7 @@ from .console import say
 COMMANDS = {
     "demo": ("demo", "generate a log, preprocess it, train on it two ways and compare"),
     "generate": ("generate_command", "write a synthetic click log with the statistics of a real one"),
+    "schema": ("schema_command", "propose a schema for a log of your own"),
     "preprocess": ("preprocess_commands", "raw logs to shards: every stage, resuming where it stopped"),
     "ingest": ("preprocess_commands", "raw logs -> columns: parse and check"),
     "count": ("preprocess_commands", "columns -> counts: how often each category is looked up"),
