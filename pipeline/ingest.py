@@ -22,7 +22,7 @@ from .manifest import Manifest
 from .output import Output
 from .parts import RawParts, open_parts
 from .raw import RawFile
-from .schema_file import identity_of, is_fingerprint, schema_of
+from .schema_file import identity_of, is_fingerprint, schema_of, write_schema
 from .sizes import MIB, ByteSize
 from .tabular import Part
 from .tasks import ProgressCallback, run_tasks, silent
@@ -221,5 +221,5 @@ def _totals(
         "raw": raw,
     }
     if schema.format != "criteo":
-        totals["kinds"] = schema.kind_of
+        totals["schema"] = write_schema(schema)
     return totals

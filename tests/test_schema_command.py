@@ -78,6 +78,16 @@ def test_a_schema_file_goes_all_the_way(
     assert "was made with schema = toml:" in capsys.readouterr().err
 
 
+def test_another_log_gets_the_ids_of_a_schema_file(tmp_path: Path, raw: Path, schema: Path) -> None:
+    model, out = str(tmp_path / "model"), tmp_path / "out"
+    sizes = ["--batch-size", "8", "--hot-bytes", "512"]
+    assert main(["preprocess", str(raw), "--schema", str(schema), "--out", model, *sizes]) == 0
+    schema.unlink()
+    assert main(["preprocess", str(raw), "--like", model, "--out", str(out)]) == 0
+    assert Manifest.read(out / "shards").totals["samples"]["evaluation"] == 90
+    assert Manifest.read(out / "columns").config == Manifest.read(tmp_path / "model/columns").config
+
+
 def test_mistakes_are_one_error_line_and_a_hint(
     tmp_path: Path, raw: Path, schema: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

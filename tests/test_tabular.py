@@ -17,6 +17,7 @@ from hotset.pipeline.errors import InputError, ManifestError
 from hotset.pipeline.ingest import IngestConfig, ingest
 from hotset.pipeline.manifest import MANIFEST, Manifest
 from hotset.pipeline.pack import PackConfig
+from hotset.pipeline.schema_file import read_schema
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.verify import verify
 from hotset.tests.criteo_text import tree_of
@@ -72,7 +73,9 @@ def test_columns_hold_a_csv_log(
     assert columns_in(columns) == naive_columns(log)
     assert columns.totals["dense"] == ["age", "price"]
     assert columns.totals["sparse"] == ["user id", "n", "hash", "site"]
-    assert columns.totals["has_label"] and columns.totals["kinds"]["user id"] == "text"
+    assert columns.totals["has_label"] and read_schema(columns.totals["schema"]) == read_schema(
+        setting.schema
+    )
     assert (columns.totals["raw"][0]["lines"], columns.totals["raw"][0]["samples"]) == (120, 120)
     assert block_bytes > 500 or len(columns.files) > 1
 

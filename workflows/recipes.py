@@ -90,12 +90,18 @@ def recipe_like(folder: Path, schema: str | None = None) -> PreprocessConfig:
         ManifestError: ``folder`` was not preprocessed to its shards.
     """
     columns, plan, shards = (Manifest.read(folder / name) for name in ("columns", "plan", "shards"))
-    recipe = recipe_for(schema or columns.config["schema"])
+    recipe = recipe_for(schema or setting_in(columns))
     return replace(
         recipe,
         split=SplitConfig(**(plan.config | {"hot_bytes": ByteSize(plan.config["hot_bytes"])})),
         pack=PackConfig(**shards.config),
     )
+
+
+def setting_in(columns: Manifest) -> str:
+    """The schema of a columns folder: its name where it is built in, what it says otherwise."""
+    name: str = columns.config["schema"]
+    return str(columns.totals["schema"]) if is_fingerprint(name) else name
 
 
 def with_schema_text(words: Sequence[str]) -> list[str]:
