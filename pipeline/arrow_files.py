@@ -58,6 +58,8 @@ def read_batch(manifest: Manifest, entry: FileEntry) -> Any:
         batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
         batch.validate()
         _check_columns(batch, columns_of(manifest))
+        if manifest.stage == "count":
+            _check_counts(batch)
     except DAMAGE as error:
         raise ManifestError(f"{path} is damaged: {first_line(error)}", hint=_HINT) from error
     if batch.num_rows != entry.num_samples:
@@ -97,6 +99,13 @@ def _check_columns(batch: Any, wanted: dict[str, tuple[Any, ...]]) -> None:
         num_missing = column.null_count + (column.values.null_count if column.type.num_fields else 0)
         if num_missing and kinds not in (_CATEGORY, _DENSE):
             raise ValueError(f"column {name!r} lacks {num_missing} values")
+
+
+def _check_counts(batch: Any) -> None:
+    """Sums of counts are trusted further on: none is below 1."""
+    counts = values_of(batch.column("count"), np.int64)
+    if counts.shape[0] and counts.min() < 1:
+        raise ValueError(f"it counts a category {counts.min()} times")
 
 
 def values_of(array: Any, dtype: Any) -> NDArray[Any]:

@@ -198,6 +198,8 @@ def _check_shards(entry: FileEntry, shards: Manifest, _: dict[str, Manifest]) ->
         for number, batch in enumerate(batches):
             ids = fixed_lists(batch.column("ids"), len(tables), np.int32)
             faults = list(_ids_in_range(ids, tables))
+            if shards.totals["has_label"] and not _are_labels(values_of(batch.column("label"), np.float32)):
+                faults.append("a label is neither 0 nor 1")
             is_hot = _tags(ids, tables)
             if kind == "evaluation" and (values_of(batch.column("is_hot"), np.uint8) != is_hot).any():
                 faults.append("its tags do not agree with the ids")
@@ -217,6 +219,10 @@ def _ids_in_range(ids: Any, tables: list[dict[str, Any]]) -> Iterator[str]:
     for feature, table in enumerate(tables):
         if lowest[feature] < 0 or highest[feature] >= table["num_rows"]:
             yield f"an id of {table['name']} is outside its {table['num_rows']} rows"
+
+
+def _are_labels(label: Any) -> bool:
+    return bool(((label == 0) | (label == 1)).all())
 
 
 def _tags(ids: Any, tables: list[dict[str, Any]]) -> Any:

@@ -140,6 +140,7 @@ COUNTS = {"category": np.arange(3, dtype=np.uint32), "count": np.ones(3, np.int6
         ({"count": np.ones(3, np.int32)}, "column 'count' is int32, want int64"),
         ({"count": None}, "it has 0 columns 'count', want 1"),
         ({"count": pa.array([1, None, 3])}, "column 'count' lacks 1 values"),
+        ({"count": np.array([1, 0, 2])}, "it counts a category 0 times"),
     ],
 )
 def test_columns_are_those_of_the_stage(tmp_path: Path, changes: dict[str, Any], message: str | None) -> None:
