@@ -12,6 +12,7 @@ import tyro
 from ..pipeline.discard import parse_discard
 from ..pipeline.ingest import IngestConfig, ingest
 from ..pipeline.manifest import MANIFEST, Manifest
+from ..pipeline.partial import durable_files
 from ..pipeline.sizes import ByteSize, format_byte_size
 from .console import print_json, progress_bars, say
 from .options import option_value, parse_options
@@ -30,6 +31,9 @@ class _RunOptions:
 
     memory: ByteSize | None = None
     """Cap on anonymous resident memory (bytes); a quarter of the machine's memory by default."""
+
+    durable: bool = False
+    """Sync every file to the device, so that what was finished survives a power cut too. Changes no byte."""
 
     json: bool = False
     """Print one JSON object on stdout."""
@@ -114,7 +118,7 @@ def _preprocess(words: list[str]) -> int:
         reports.append(report)
         say(describe_stage(report))
 
-    with progress_bars() as progress:
+    with durable_files(options.durable), progress_bars() as progress:
         shards = preprocess(
             options.raw,
             options,
@@ -145,7 +149,7 @@ def _ingest(words: list[str]) -> int:
     config = IngestConfig(**{field.name: getattr(options, field.name) for field in fields(IngestConfig)})
     if options.redo:
         _say_removed(remove_from("ingest", options.out))
-    with progress_bars() as progress:
+    with durable_files(options.durable), progress_bars() as progress:
         started = time.perf_counter()
         made = ingest(
             options.raw, config, options.out / "columns", workers=options.workers, progress=progress
@@ -160,7 +164,7 @@ def _stage(stage: str, words: list[str]) -> int:
         options = _parse_stage(stage, words, Manifest.read(columns).config["schema"])
     if options.redo:
         _say_removed(remove_from(stage, options.dir))
-    with progress_bars() as progress:
+    with durable_files(options.durable), progress_bars() as progress:
         started = time.perf_counter()
         made = run_stage(
             stage,
