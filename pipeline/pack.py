@@ -2,27 +2,25 @@
 
 The order of training samples is that of a hash of (seed, sample number); evaluation samples keep the
 log's order. Samples are dealt to output files in passes over the inputs, as many files a pass as the
-memory holds, so a log of any size is shuffled exactly without a spill file. Within a file the key says where
-a sample goes, so parts are dealt in any order.
+memory holds, so a log of any size is shuffled exactly without a spill file; see `deal`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
-from threading import Lock
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..stats.shuffle import EVALUATION, HOT_ONLY, MIXED, deal_rows, gather_rows, log1p_table, transform_dense
-from .arrow_files import as_fixed_lists, fixed_lists, open_writer, read_batch, validity_of, values_of
+from ..stats.shuffle import EVALUATION, HOT_ONLY, MIXED, gather_rows
+from .arrow_files import as_fixed_lists, open_writer
+from .deal import PackInputs, deal, starts_of
 from .errors import ConfigError
-from .manifest import FileEntry, Manifest
+from .manifest import Manifest
 from .memory import room_for
 from .output import Output, input_of
 from .shuffle_plan import Shuffle, ShuffledFile, ShufflePlan, plan_shuffle
@@ -32,7 +30,6 @@ from .tasks import ProgressCallback, num_workers, run_tasks, silent
 VERSION = 1
 KINDS = {HOT_ONLY: "hot_only", MIXED: "mixed", EVALUATION: "evaluation"}
 _FILE_BYTES = 32 * MIB
-_LOG1P = log1p_table(1 << 16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,30 +52,6 @@ class PackConfig:
             raise ConfigError(f"order must be grouped or original, got {self.order!r}")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed must be in [0, 2**63), got {self.seed}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Inputs:
-    """The folders `pack` reads, and what it needs of them."""
-
-    columns: Manifest
-    samples: Manifest
-    plan: Manifest
-    has_label: bool
-    dense: list[str]
-    num_features: int
-
-    @property
-    def width(self) -> int:
-        """int32 words of a sample: tag, label, dense, ids."""
-        return 2 + len(self.dense) + self.num_features
-
-    def open(self, name: str) -> tuple[Any, Any]:
-        """The record batches of one part, of columns and of samples."""
-        folders = (self.columns, self.samples)
-        entries = [next(e for e in folder.files if e.path == name) for folder in folders]
-        columns, samples = (read_batch(f, e) for f, e in zip(folders, entries, strict=True))
-        return columns, samples
 
 
 def pack(
@@ -104,7 +77,7 @@ def pack(
         return output
     facts = columns.totals
     num_features = len(plan.totals["tables"])
-    inputs = _Inputs(columns, samples, plan, facts["has_label"], facts["dense"], num_features)
+    inputs = PackInputs(columns, samples, plan, facts["has_label"], facts["dense"], num_features)
     shuffle = Shuffle(plan, config.seed, config.order == "grouped", samples_per_file(config, inputs.width))
     largest = max((entry.num_samples for entry in columns.files), default=0)
     scratch = _scratch_bytes(config, inputs.width, largest, workers)
@@ -141,13 +114,13 @@ def _pack_group(
     group: list[ShuffledFile],
     config: PackConfig,
     shuffled: ShufflePlan,
-    inputs: _Inputs,
+    inputs: PackInputs,
     output: Output,
     workers: int,
 ) -> Iterator[int]:
     """Write the files of one pass; yields the samples of each. Its buffers go when it ends."""
-    rows, keys = _deal(group, shuffled, inputs, workers)
-    starts = dict(zip((file.index for file in group), _starts(group), strict=True))
+    rows, keys = deal(group, shuffled, inputs, workers)
+    starts = dict(zip((file.index for file in group), starts_of(group), strict=True))
     tasks = ((file, config, inputs, rows, keys, starts[file.index], output) for file in group)
     yield from run_tasks(_write_file, tasks, workers=workers)
 
@@ -170,78 +143,10 @@ def _groups_that_fit(files: list[ShuffledFile], room: int) -> Iterator[list[Shuf
         yield group
 
 
-def _starts(group: list[ShuffledFile]) -> list[int]:
-    """The row at which each file of a group begins in the buffers."""
-    return list(accumulate((file.num_samples for file in group[:-1]), initial=0))
-
-
-@dataclass(frozen=True, slots=True)
-class _Buffers:
-    """The rows of a group of files, file by file, and how far each has been filled."""
-
-    rows: NDArray[np.int32]
-    keys: NDArray[np.uint64]
-    next_row: NDArray[np.int64]
-    """(num_files,), -1 for a file of another group."""
-    lock: Lock
-
-    def reserve(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(num_files,): where a part may put ``counts`` rows of each file."""
-        with self.lock:
-            first_rows = self.next_row.copy()
-            self.next_row[first_rows >= 0] += counts[first_rows >= 0]
-        return first_rows
-
-
-def _deal(
-    group: list[ShuffledFile], shuffled: ShufflePlan, inputs: _Inputs, workers: int
-) -> tuple[NDArray[np.int32], NDArray[np.uint64]]:
-    """Collect the rows of a group of files, file by file, in any order within a file."""
-    total = sum(file.num_samples for file in group)
-    next_row = np.full(len(shuffled.files), -1, np.int64)
-    next_row[[file.index for file in group]] = _starts(group)
-    buffers = _Buffers(
-        np.empty((total, inputs.width), np.int32), np.empty(total, np.uint64), next_row, Lock()
-    )
-    parts = shuffled.parts_for({file.kind for file in group})
-    tasks = ((entry, first, shuffled, inputs, buffers) for entry, first in parts)
-    for _ in run_tasks(_deal_part, tasks, workers=workers):
-        pass
-    return buffers.rows, buffers.keys
-
-
-def _deal_part(
-    entry: FileEntry, first_sample: int, shuffled: ShufflePlan, inputs: _Inputs, buffers: _Buffers
-) -> None:
-    """Put one part's samples into the buffers, those of other groups left out."""
-    keys, files, counts = shuffled.keys_and_files(entry, first_sample)
-    next_row = buffers.reserve(counts)
-    wanted: Any = np.flatnonzero(next_row[files] >= 0)
-    is_whole = wanted.shape[0] == entry.num_samples
-    if is_whole:
-        wanted = slice(None)
-    keys, files = keys[wanted], files[wanted]
-    columns, samples = inputs.open(entry.path)
-    rows = np.empty((keys.shape[0], inputs.width), np.int32)
-    as_floats, scratch = rows.view(np.float32), np.empty(entry.num_samples, np.float32)
-    rows[:, 0] = values_of(read_batch(inputs.plan, entry).column("is_hot"), np.uint8)[wanted]
-    as_floats[:, 1] = values_of(columns.column("label"), np.uint8)[wanted] if inputs.has_label else 0
-    for k, name in enumerate(inputs.dense):
-        array = columns.column(name)
-        column = as_floats[:, 2 + k]
-        transformed = column if is_whole else scratch
-        transform_dense(values_of(array, np.int32), validity_of(array), _LOG1P, transformed)
-        if not is_whole:
-            column[:] = scratch[wanted]
-    ids = fixed_lists(samples.column("ids"), inputs.num_features, np.int32)
-    rows[:, 2 + len(inputs.dense) :] = ids[wanted]
-    deal_rows(rows, keys, files, next_row, buffers.rows, buffers.keys)
-
-
 def _write_file(
     file: ShuffledFile,
     config: PackConfig,
-    inputs: _Inputs,
+    inputs: PackInputs,
     rows: NDArray[np.int32],
     keys: NDArray[np.uint64],
     start: int,
@@ -264,7 +169,7 @@ def _write_file(
     return file.num_samples
 
 
-def _batch(rows: NDArray[np.int32], order: NDArray[np.int64], inputs: _Inputs, kind: int) -> Any:
+def _batch(rows: NDArray[np.int32], order: NDArray[np.int64], inputs: PackInputs, kind: int) -> Any:
     num_samples = order.shape[0]
     label, is_hot = np.empty(num_samples, np.int32), np.empty(num_samples, np.int32)
     dense = np.empty((num_samples, len(inputs.dense)), np.int32)
@@ -277,14 +182,14 @@ def _batch(rows: NDArray[np.int32], order: NDArray[np.int64], inputs: _Inputs, k
     return pa.record_batch(columns, schema=_arrow_schema(inputs, kind))
 
 
-def _arrow_schema(inputs: _Inputs, kind: int) -> Any:
+def _arrow_schema(inputs: PackInputs, kind: int) -> Any:
     fields = [pa.field("label", pa.float32())] if inputs.has_label else []
     fields.append(pa.field("dense", pa.list_(pa.float32(), len(inputs.dense))))
     fields.append(pa.field("ids", pa.list_(pa.int32(), inputs.num_features)))
     return pa.schema(fields + ([pa.field("is_hot", pa.uint8())] if kind == EVALUATION else []))
 
 
-def _totals(config: PackConfig, inputs: _Inputs, output: Output) -> dict[str, Any]:
+def _totals(config: PackConfig, inputs: PackInputs, output: Output) -> dict[str, Any]:
     """What a trainer needs, so that it needs no other folder."""
     kept = ("tables", "row_bytes", "num_rows", "num_hot_rows")
     split = {key: inputs.plan.config[key] for key in ("hot_bytes", "embedding_dim", "embedding_optimizer")}

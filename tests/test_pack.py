@@ -12,10 +12,11 @@ import pytest
 
 from hotset.pipeline import arrow_files
 from hotset.pipeline.count import CountConfig
+from hotset.pipeline.deal import deal
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.ingest import IngestConfig
 from hotset.pipeline.manifest import MANIFEST, Manifest
-from hotset.pipeline.pack import PackConfig, _deal, needed_bytes, pack
+from hotset.pipeline.pack import PackConfig, needed_bytes, pack
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.split import SplitConfig
 from hotset.tests.caps import count_stages_alone
@@ -209,10 +210,10 @@ def test_what_is_held_at_a_time_fits_in_the_memory_given(
     held: list[tuple[list[int], Any]] = []
 
     def recording(group: list[Any], *others: Any) -> Any:
-        held.append(([file.num_samples for file in group], _deal(group, *others)))
+        held.append(([file.num_samples for file in group], deal(group, *others)))
         return held[-1][1]
 
-    monkeypatch.setattr("hotset.pipeline.pack._deal", recording)
+    monkeypatch.setattr("hotset.pipeline.pack.deal", recording)
     memory_bytes = least_bytes(folder, config) + spare_bytes
     pack_in(folder, tmp_path / "shards", config, memory_bytes=memory_bytes)
     assert sum(sum(group) for group, _ in held) == NUM_SAMPLES
