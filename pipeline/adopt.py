@@ -23,22 +23,31 @@ class AdoptConfig:
     """The adopt stage has nothing to vary."""
 
 
-def adopt(columns: Manifest, model: Manifest, out: Path, *, progress: ProgressCallback = silent) -> Manifest:
+def adopt(
+    columns: Manifest,
+    model_columns: Manifest,
+    model: Manifest,
+    out: Path,
+    *,
+    progress: ProgressCallback = silent,
+) -> Manifest:
     """columns, a vocabulary -> vocabulary: the same ids for another log, none of whose samples trains.
 
     Reads:   ``{feature}.arrow`` of ``model``, the vocabulary of the log a model was trained on
     Writes:  the same files, byte for byte
 
     Raises:
-        ManifestError: the two logs have other features.
+        ManifestError: the two logs have other features, or features of other kinds.
     """
-    names = [table["name"] for table in model.totals["tables"]]
-    if names != columns.totals["sparse"]:
+    features, wanted = columns.totals["sparse"], model_columns.totals["sparse"]
+    hint = "give --like a folder made with the same schema"
+    if features != wanted:
+        found = ", ".join(features)
         raise ManifestError(
-            f"{model.folder} has the features {', '.join(names)}, "
-            f"the log has {', '.join(columns.totals['sparse'])}",
-            hint="give --like a folder made with the same schema",
+            f"{model.folder} has the features {', '.join(wanted)}, the log has {found}", hint=hint
         )
+    if columns.totals.get("schema") != model_columns.totals.get("schema"):
+        raise ManifestError(f"{model.folder} and the log name the same features by other schemas", hint=hint)
     inputs = [input_of(columns), {"name": "model", "fingerprint": model.fingerprint}]
     output = Output.begin("adopt", VERSION, AdoptConfig(), inputs, out)
     if isinstance(output, Manifest):

@@ -139,5 +139,9 @@ def fixed_lists(array: Any, width: int, dtype: Any) -> NDArray[Any]:
 
 def as_fixed_lists(matrix: NDArray[Any]) -> Any:
     """``(num_samples, width)`` as a fixed-size-list array of the same memory."""
+    num_samples, width = matrix.shape
+    if width == 0:  # which from_arrays refuses
+        kind = pa.from_numpy_dtype(matrix.dtype)
+        return pa.Array.from_buffers(pa.list_(kind, 0), num_samples, [None], children=[pa.array([], kind)])
     flat = np.ascontiguousarray(matrix).reshape(-1)
-    return pa.FixedSizeListArray.from_arrays(pa.array(flat), matrix.shape[1])
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat), width)

@@ -107,7 +107,7 @@ def _count_group(
     advance: Callable[[int], None],
 ) -> None:
     tables = _Tables(names, int(room / BYTES_PER_TABLE_BYTE), output)
-    left, kind = num_train, pa.uint32()
+    left, dtypes = num_train, dict.fromkeys(names, np.dtype(np.uint32))
     for entry in columns.files:
         num_samples = min(entry.num_samples, left)
         if num_samples == 0:
@@ -116,12 +116,12 @@ def _count_group(
         batch = read_batch(columns, entry)
         for name in names:
             array = batch.column(name)
-            kind = array.type
-            tables.add(name, values_of(array, kind.to_pandas_dtype())[:num_samples], validity_of(array))
+            dtypes[name] = np.dtype(array.type.to_pandas_dtype())
+            tables.add(name, values_of(array, dtypes[name])[:num_samples], validity_of(array))
         advance(num_samples * len(names))
     for name in names:
         num_missing = tables.counters[name].num_missing
-        categories, counts = tables.result(name, kind.to_pandas_dtype())
+        categories, counts = tables.result(name, dtypes[name])
         written = {"category": pa.array(categories), "count": pa.array(counts)}
         name += ".arrow"
         with output.writing(name, categories.shape[0], num_missing=num_missing) as path:

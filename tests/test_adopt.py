@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from hotset.pipeline.adopt import adopt
 from hotset.pipeline.arrow_files import fixed_lists, read_batch
 from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.generate import GenerateConfig, generate
@@ -70,13 +73,14 @@ def test_a_model_of_another_day_is_evaluated(
     assert "no training batch" in capsys.readouterr().err
 
 
-def test_other_features_are_refused(model: Path, tmp_path: Path) -> None:
-    from hotset.pipeline.adopt import adopt
-
-    columns, vocabulary = (
-        Manifest.read(model / "one" / "columns"),
-        Manifest.read(model / "one" / "vocabulary"),
-    )
-    vocabulary.totals["tables"].pop()
-    with pytest.raises(ManifestError, match="the log has C1, C2"):
-        adopt(columns, vocabulary, tmp_path / "out")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"sparse": ["C1", "site"]}, "the log has C1, C2"), ({"schema": "other"}, "by other schemas")],
+)
+def test_other_features_are_refused(
+    model: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    columns, vocabulary = (Manifest.read(model / "one" / name) for name in ("columns", "vocabulary"))
+    other = replace(columns, totals=columns.totals | changes)
+    with pytest.raises(ManifestError, match=message):
+        adopt(columns, other, vocabulary, tmp_path / "out")

@@ -19,7 +19,16 @@ LAYERS = ("workflows", "train", "pipeline", "stats")
 
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 IDS = [str(path.relative_to(ROOT)) for path in MODULES]
-PREPROCESSING = ("cli", "console", "options", "preprocess", "preprocess_commands", "recipes", "stats_command")
+PREPROCESSING = (
+    "cli",
+    "console",
+    "options",
+    "preprocess",
+    "preprocess_commands",
+    "recipes",
+    "stats_command",
+    "schema_command",
+)
 """Modules of ``workflows`` that must not wait for torch, besides all of ``pipeline`` and ``stats``."""
 
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from hotset.pipeline.errors import ConfigError
@@ -136,9 +135,6 @@ def test_days_of_the_real_terabyte_log_are_kept_for_evaluation(tmp_path: Path, r
 
 
 @pytest.mark.real_data
-@pytest.mark.xfail(
-    raises=pa.ArrowInvalid, strict=False, reason="pyarrow makes no list of no floats from an array"
-)
 def test_the_real_avazu_log_becomes_shards(tmp_path: Path, real_data: Path) -> None:
     raw, out = str(real_data / "avazu_train_head_10k.csv.gz"), str(tmp_path / "out")
     assert main(["preprocess", raw, "--schema", "avazu", "--out", out, "--hot-bytes", "64KiB"]) == 0

@@ -340,14 +340,7 @@ def test_ids_are_those_of_the_naive_count(
     assert verify(tmp_path, raw=[raw]) == []
 
 
-_NO_DENSE = pytest.mark.xfail(
-    raises=pa.ArrowInvalid, strict=False, reason="pyarrow makes no list of no floats from an array"
-)
-
-
-@pytest.mark.parametrize(
-    "shape", [pytest.param(s, marks=_NO_DENSE if s == "no dense column" else ()) for s in SHAPES]
-)
+@pytest.mark.parametrize("shape", SHAPES)
 def test_logs_of_any_shape_become_shards(tmp_path: Path, shape: str, rng: np.random.Generator) -> None:
     num_rows, kinds = SHAPES[shape]
     log = draw_log(num_rows, kinds, rng)

@@ -131,7 +131,8 @@ def preprocess(
             made = _even_without_files(with_files, out / "columns")
             num_samples = made.num_samples
         elif stage == "rank" and like is not None:
-            made = adopt(made, Manifest.read(like / "vocabulary"), out / "vocabulary", progress=progress)
+            model_columns, model = (Manifest.read(like / name) for name in ("columns", "vocabulary"))
+            made = adopt(made, model_columns, model, out / "vocabulary", progress=progress)
         else:
             stage_config = getattr(config, stage)
             made = run_stage(
