@@ -39,6 +39,8 @@ class Fault:
     """From 0."""
     text: str
     """Which column, what was found and what was wanted, to follow "line 7"."""
+    is_label_off: bool = False
+    """The line has one field too few or too many, as one read with the wrong idea of its label would."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,8 @@ def describe_fault(block: Block, span: NDArray[np.int64], schema: Schema, *, has
     names = schema.columns(has_label=has_label)
     if reason == "field_count":
         fields = "1 field" if column == 1 else f"{column} fields"
-        return Fault(reason, line_in_block, f": found {fields}, want {len(names)} between tabs")
+        text = f": found {fields}, want {len(names)} between tabs"
+        return Fault(reason, line_in_block, text, column == len(names) + (-1 if has_label else 1))
     found = bytes(line[start:stop])
     shown = repr(found[:_SHOWN_BYTES])[1:]
     if len(found) > _SHOWN_BYTES:

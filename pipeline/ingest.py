@@ -130,9 +130,7 @@ def _ingest_file(
     for name, fault in run_tasks(_ingest_part, tasks, workers=workers):
         if fault is not None:
             line = tally.lines + fault.line_in_block + 1 + parts.num_header_lines
-            raise InputError(
-                f"{file.path}, {parts.unit} {line}{fault.text}", hint=_hint(fault.reason, config)
-            )
+            raise InputError(f"{file.path}, {parts.unit} {line}{fault.text}", hint=_hint(fault, config))
         if name in output.finished:
             facts = output.finished[name].facts
             tally.lines += facts["lines"]
@@ -166,12 +164,12 @@ def _ingest_part(
     return name, None
 
 
-def _hint(reason: str, config: IngestConfig) -> str:
-    if reason == "field_count":
+def _hint(fault: Fault, config: IngestConfig) -> str:
+    if fault.is_label_off:
         without = "without --no-label" if not config.label else "with --no-label"
         other = "labels" if not config.label else "no labels"
         return f"a log that has {other} is read {without}; --on-bad-line skip counts and skips such lines"
-    if reason == "missing_label":
+    if fault.reason == "missing_label":
         return (
             "count and skip such lines with --on-bad-line skip; a log without labels is read with --no-label"
         )
