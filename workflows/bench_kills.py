@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,9 @@ class BenchKillsConfig:
 
     hot_bytes: ByteSize = _HOT_BYTES
     """Fast memory for hot rows, small enough here that both kinds of batches occur (bytes)."""
+
+    memory: ByteSize | None = None
+    """Cap that half of the runs keep, so that stages spill there (bytes); none by default."""
 
     scratch: Path | None = None
     """Folder for what comes and goes, six times the log; the system's own by default."""
@@ -119,17 +122,21 @@ def bench_kills(config: BenchKillsConfig, progress: ProgressCallback = silent) -
             "files": len(unbroken.tree),
             "bytes": sum(num_bytes for num_bytes, _ in unbroken.tree.values()),
         },
-        "settings": {
-            name: getattr(config, name) for name in ("kills", "samples", "seed", "most_workers", "hot_bytes")
-        },
+        "settings": {name: setting for name, setting in asdict(config).items() if name != "scratch"},
         "machine": describe_machine(),
     }
 
 
-def _start(config: BenchKillsConfig, scratch: Path, out: Path, workers: int) -> subprocess.Popen[bytes]:
-    words = ["preprocess", str(scratch / "log.tsv"), "--out", str(out), "--workers", str(workers)]
-    command = [sys.executable, "-m", f"{__package__}.cli", *words, "--hot-bytes", str(int(config.hot_bytes))]
+def _start(
+    config: BenchKillsConfig, scratch: Path, out: Path, luck: random.Random | None = None
+) -> subprocess.Popen[bytes]:
+    """Preprocess into ``out``: with one thread and no cap, or as luck has it."""
+    words = ["preprocess", str(scratch / "log.tsv"), "--out", str(out), "--hot-bytes", str(config.hot_bytes)]
+    words += ["--workers", str(luck.randint(1, config.most_workers) if luck else 1)]
+    if luck and config.memory is not None and luck.random() < 0.5:
+        words += ["--memory", str(config.memory)]
     with open(scratch / "messages.txt", "wb") as messages:
+        command = [sys.executable, "-m", f"{__package__}.cli", *words]
         return subprocess.Popen(command, stdout=messages, stderr=messages)
 
 
@@ -138,7 +145,7 @@ def _run_unbroken(config: BenchKillsConfig, scratch: Path) -> _Unbroken:
     for _ in range(2):  # the first one may have to compile
         shutil.rmtree(out, ignore_errors=True)
         began = time.perf_counter()
-        with _start(config, scratch, out, 1) as process:
+        with _start(config, scratch, out) as process:
             started = _wait_for(out, process)
             ends = [_wait_for(out / name / MANIFEST, process) - started for name in FOLDERS.values()]
         if process.returncode:
@@ -157,9 +164,9 @@ def _kill_and_resume(
     config: BenchKillsConfig, scratch: Path, unbroken: _Unbroken, luck: random.Random, tally: _Tally
 ) -> None:
     """One folder: killed a few times, then run to the end and compared."""
-    out, workers = scratch / "killed", range(1, config.most_workers + 1)
+    out = scratch / "killed"
     for _ in range(luck.randint(1, _MOST_KILLS_A_FOLDER)):
-        process = _start(config, scratch, out, luck.choice(workers))
+        process = _start(config, scratch, out, luck)
         seconds = unbroken.start_seconds + _draw_moment(unbroken.end_seconds, _stage_hit(out), luck)
         status, stage = _kill_after(seconds, process), _stage_hit(out)
         tally.faults += _check_sealed(out, unbroken.tree)
@@ -170,7 +177,7 @@ def _kill_and_resume(
             break
         tally.kills += 1
         tally.stages[stage] += 1
-    with _start(config, scratch, out, luck.choice(workers)) as process:
+    with _start(config, scratch, out, luck) as process:
         process.wait()
     is_identical = process.returncode == 0 and tree_checksums(out) == unbroken.tree
     tally.folders += 1
