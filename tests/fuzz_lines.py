@@ -26,7 +26,7 @@ from hotset.tests.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples
 
 _REGION_BYTES = 1 << 23
 _LINES_A_TEXT = 2000
-_GUARD, _GUARD_BYTES = 0xA5, 64
+GUARD, _GUARD_BYTES = 0xA5, 64
 _SHARP = [b"\t", b"\0", b"\r", b"\n", b"-", b"+", b" ", b".", b"0", b"9", b":", b"/", b"g", b"G", b"@", b"`"]
 _INTEGERS = [2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 10**7, 10**8 - 1, 10**8, 10**10, 2**32, 2**63, 2**64]
 _LENGTHS = [1, 2, 7, 8, 9, 10, 11, 40, 64, 65, 200]
@@ -54,7 +54,7 @@ class GuardedText:
 def guarded(shape: tuple[int, ...], dtype: Any, fill: int) -> tuple[NDArray[Any], NDArray[np.uint8]]:
     """An array and the guard bytes behind it."""
     num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    memory = np.full(num_bytes + _GUARD_BYTES, _GUARD, np.uint8)
+    memory = np.full(num_bytes + _GUARD_BYTES, GUARD, np.uint8)
     array = memory[:num_bytes].view(dtype).reshape(shape)
     array[...] = fill
     return array, memory[num_bytes:]
@@ -142,7 +142,7 @@ def check_text(text: bytes, memory: GuardedText, *, label: bool) -> Counter[str]
     shapes += [((NUM_SPARSE, num_lines), np.uint32, 9), (bits, np.uint8, 0), ((num_lines, 2), np.int64, -1)]
     arrays, guards = zip(*(guarded(*shape) for shape in shapes), strict=True)
     num_samples, num_bad = parse_lines(memory.put(text + bytes(PADDING_BYTES)), len(text), *arrays)
-    assert all((guard == _GUARD).all() for guard in guards), "wrote beyond an array"
+    assert all((guard == GUARD).all() for guard in guards), "wrote beyond an array"
     bad_lines = [text[start:stop] for start, stop in arrays[4][:num_bad]]
     assert bad_lines == [line for line, (reason, _) in zip(lines, naive, strict=True) if reason != "good"]
     assert samples_of(arrays, num_samples, label=label) == [
