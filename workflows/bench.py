@@ -101,7 +101,7 @@ def measure(contestant: Contestant, scratch: Path) -> Measurement:
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         contestant.function(Path(folder), *contestant.warm_up)
     touch_memory(contestant.room_bytes)
-    with tempfile.TemporaryDirectory(dir=scratch) as folder, _AnonymousMemory() as anonymous:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder, AnonymousMemory() as anonymous:
         wall, cpu = time.perf_counter(), time.process_time()
         facts = contestant.function(Path(folder), *contestant.arguments)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -116,7 +116,7 @@ def touch_memory(num_bytes: int) -> None:
         subprocess.run([sys.executable, "-IS", "-c", f"b'1' * {num_bytes}"], check=True)
 
 
-class _AnonymousMemory:
+class AnonymousMemory:
     """Watches this process from a thread; costs 0.3 % of a core."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class _AnonymousMemory:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> _AnonymousMemory:
+    def __enter__(self) -> AnonymousMemory:
         self._thread.start()
         return self
 
@@ -137,6 +137,11 @@ class _AnonymousMemory:
         while not is_over:
             is_over = self._stop.wait(_SAMPLING_SECONDS)
             self.peak_bytes = max(self.peak_bytes, memory_bytes("RssAnon"))
+
+    def take_peak(self) -> int:
+        """The most since the last call (bytes)."""
+        peak, self.peak_bytes = max(self.peak_bytes, memory_bytes("RssAnon")), 0
+        return peak
 
 
 def memory_bytes(field: str, file: str = "/proc/self/status") -> int:

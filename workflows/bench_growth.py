@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,17 +19,16 @@ from rich.table import Table
 
 from ..pipeline.errors import ConfigError
 from ..pipeline.generate import GenerateConfig, generate
-from ..pipeline.memory import anonymous_bytes, default_memory_bytes
+from ..pipeline.memory import default_memory_bytes
 from ..pipeline.sizes import GIB, MIB, ByteSize, format_byte_size
 from ..pipeline.tasks import num_workers
-from .bench import Contestant, Measurement, describe_machine, measure_in_fresh_process
+from .bench import AnonymousMemory, Contestant, Measurement, describe_machine, measure_in_fresh_process
 from .preprocess import PreprocessConfig, StageReport, preprocess
 from .recipes import criteo_kaggle
 
 _PROFILE = "criteo-kaggle"
 _WARM_UP_SAMPLES = 2000
 _RATE_BYTES = 4 * GIB
-_SAMPLING_SECONDS = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +128,7 @@ def preprocess_by_stage(
 ) -> dict[str, Any]:
     """Raw log to shards in ``folder``: what each stage took, and what came of it."""
     stages: dict[str, dict[str, float]] = {}
-    with _PeakMemory() as memory:
+    with AnonymousMemory() as memory:
         cpu_before = time.process_time()
 
         def end_stage(report: StageReport) -> None:
@@ -149,33 +147,6 @@ def preprocess_by_stage(
         made = preprocess([log], recipe, out, workers=workers, memory_bytes=memory_bytes, on_stage=end_stage)
     kept = ("samples", "batches", "num_rows", "num_hot_rows", "hot_bytes", "row_bytes", "embedding_dim")
     return {"num_samples": made.num_samples, "stages": stages} | {key: made.totals[key] for key in kept}
-
-
-class _PeakMemory:
-    """Watches the anonymous memory of this process from a thread, stage by stage."""
-
-    def __init__(self) -> None:
-        self._peak_bytes = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> _PeakMemory:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(_SAMPLING_SECONDS):
-            self._peak_bytes = max(self._peak_bytes, anonymous_bytes())
-
-    def take_peak(self) -> int:
-        """The most since the last call."""
-        peak = max(self._peak_bytes, anonymous_bytes())
-        self._peak_bytes = 0
-        return peak
 
 
 def _run(measured: Measurement, log_bytes: int, rate: float) -> dict[str, Any]:
