@@ -164,3 +164,15 @@ def test_preprocessing_commands_do_not_import_torch(log: Path, tmp_path: Path) -
         "assert status == 0 and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("words", [["demo", "--samples", "500"], ["train", "DIR"], ["bench", "quality"]])
+def test_without_torch_the_extra_is_named(words: list[str], tmp_path: Path) -> None:
+    program = "import sys; sys.modules['torch'] = None; from hotset.workflows.cli import main"
+    program += f"; sys.exit(main({words}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"error: hotset {words[0]} needs torch",
+        "hint: pip install 'hotset[train]'",
+    ]

@@ -79,13 +79,13 @@ def main(words: Sequence[str] | None = None) -> int:
 def _run(command: str, words: list[str]) -> int:
     try:
         module = importlib.import_module(f".{COMMANDS[command][0]}", __package__)
+        status: int = module.run(command, words)
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "safetensors"):
             raise
         raise MissingExtraError(
             f"hotset {command} needs {error.name}", hint="pip install 'hotset[train]'"
         ) from error
-    status: int = module.run(command, words)
     return status
 
 
