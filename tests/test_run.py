@@ -116,3 +116,16 @@ def test_without_evaluation_samples_there_are_no_scores(tmp_path: Path) -> None:
     )
     assert summary["test_losses"] == []
     assert "NaN" not in (tmp_path / "run" / "summary.json").read_text()
+
+
+def test_a_flipped_bit_in_any_shard_is_refused_by_name(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path / "shards")
+    for path in sorted(shards.glob("*.arrow")):
+        whole = path.read_bytes()
+        damaged = bytearray(whole)
+        damaged[len(whole) // 2] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(HotsetError, match=path.name):
+            train(shards, TrainConfig(), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+        path.write_bytes(whole)

@@ -48,6 +48,7 @@ def evaluate(run: Path, shards: Path) -> EvaluateSummary:
     config, weights = read_config(run), read_weights(run)
     opened = Shards.open(shards)
     refuse_other_tables(run, config, opened)
+    opened.refuse_damage(["evaluation"])
     set_threads(config["threads"])
     predictions = _predictor(run, config, weights, opened).predict()
     hot, mixed = predictions.scores_of(hot=True), predictions.scores_of(hot=False)

@@ -8,6 +8,7 @@ from the page cache when it is used.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 from ..pipeline.arrow_files import DAMAGE
 from ..pipeline.errors import HotsetError, ShardError
 from ..pipeline.manifest import FileEntry, Manifest, first_line
+from ..pipeline.output import hash_file
+from ..pipeline.tasks import run_tasks
 from ..stats.step_plans import first_stray_lookup
 
 _STAGE, _VERSION = "pack", 1
@@ -67,7 +70,7 @@ class ShardFile:
     """One Arrow IPC file, mapped; every array it gives is a view of the map."""
 
     def __init__(self, path: Path, entry: FileEntry) -> None:
-        self.path = path
+        self.path, self.entry = path, entry
         try:
             self._map = np.memmap(path, np.uint8, mode="c")
             self._reader = pa.ipc.open_file(pa.py_buffer(self._map))
@@ -176,6 +179,23 @@ class Shards:
                 hint="run `hotset pack` again with this version of hotset",
             )
         return cls(manifest)
+
+    def refuse_damage(self, kinds: Collection[str] = _KINDS) -> None:
+        """Hash the files of these kinds: a flipped byte may well be a good number.
+
+        Runs at the speed of memory, and what it reads stays in the page cache for the training to come.
+
+        Raises:
+            ShardError: the first file whose bytes are not those that were sealed.
+        """
+        files = [file for file in self._files if file.entry.facts["kind"] in kinds]
+        found = run_tasks(hash_file, ((file.path,) for file in files))
+        for file, (_, checksum) in zip(files, found, strict=True):
+            if checksum != file.entry.xxh3_128:
+                raise ShardError(
+                    f"{file.path} is damaged: its checksum is {checksum}, want {file.entry.xxh3_128}",
+                    hint=_PACK_AGAIN,
+                )
 
     def _places(self) -> tuple[list[_Place], list[_Place]]:
         places: dict[str, list[_Place]] = {kind: [] for kind in _KINDS}

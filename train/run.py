@@ -74,6 +74,7 @@ def train(
     """
     refuse_occupied(out)
     opened = Shards.open(shards)
+    opened.refuse_damage()
     threads = set_threads(config.threads)
     order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None
     trainer = build_trainer(opened, config, order)

@@ -33,6 +33,17 @@ COMMANDS = {
 }
 """Each command: the module of this folder that runs it, and what it does."""
 
+_STAGE_INTERRUPTED = "what is finished is kept, the same command goes on from there"
+_AFTER_INTERRUPTION = {
+    "train": "the run is unfinished and cannot go on: remove its folder and train again",
+    "evaluate": "nothing was written",
+    "stats": "nothing was written",
+    "verify": "nothing was written",
+    "generate": "nothing was written",
+    "bench": "nothing was written",
+}
+"""What a user does next; stages keep what is finished."""
+
 
 def usage() -> str:
     """The text of ``hotset --help``."""
@@ -69,7 +80,7 @@ def main(words: Sequence[str] | None = None) -> int:
         say(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""))
         return 1
     except KeyboardInterrupt:
-        say("interrupted: what is finished is kept, the same command goes on from there")
+        say(f"interrupted: {_AFTER_INTERRUPTION.get(words[0], _STAGE_INTERRUPTED)}")
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
