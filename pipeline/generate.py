@@ -130,6 +130,8 @@ def generate(
     try:
         summary = _write(_chunks(config, out.suffix == ".gz", workers), partial, progress)
         os.replace(partial, out)
+    except OSError as error:
+        raise HotsetError(f"{out} cannot be written: {error.strerror}") from error
     finally:
         partial.unlink(missing_ok=True)
     return summary

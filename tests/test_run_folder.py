@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -89,3 +91,15 @@ def test_damaged_weights_are_refused(tmp_path: Path) -> None:
     (tmp_path / "weights.safetensors").write_bytes(b"\0" * 20)
     with pytest.raises(HotsetError, match="cannot be read"):
         read_weights(tmp_path)
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.begin(tmp_path / "run", {})
+
+    def full(source: object, target: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(HotsetError, match=r"weights\.safetensors cannot be written: No space left on device"):
+        folder.save_weights({"C1": torch.zeros(2, 2)})
+    assert not (tmp_path / "run" / "summary.json").exists()

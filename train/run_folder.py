@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class RunFolder:
 
     def log(self, entry: Mapping[str, Any]) -> None:
         """Append one line to the metrics."""
-        with open(self.path / METRICS, "a") as file:
+        with _explained(self.path / METRICS), open(self.path / METRICS, "a") as file:
             file.write(json.dumps(entry) + "\n")
 
     def save_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -78,8 +79,21 @@ class RunFolder:
 
     def _write_aside(self, name: str, write: Callable[[Path], Any]) -> None:
         aside = self.path / f".{name}.tmp"
-        write(aside)
-        os.replace(aside, self.path / name)
+        with _explained(self.path / name):
+            write(aside)
+            os.replace(aside, self.path / name)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """A full disk or a read-only folder in one line; what writes weights has errors of its own."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise HotsetError(
+            f"{path} cannot be written: {reason}", hint="make room, remove the folder, and train again"
+        ) from error
 
 
 def refuse_occupied(path: Path) -> None:
