@@ -7,6 +7,7 @@ which of a file's rows a sample gets does not matter, because files are put in t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from threading import Lock
 from typing import Any
@@ -23,7 +24,7 @@ from .tasks import run_tasks
 _LOG1P = log1p_table(1 << 16)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PackInputs:
     """The folders `pack` reads, and what it needs of them."""
 
@@ -41,9 +42,13 @@ class PackInputs:
 
     def open(self, name: str) -> tuple[Any, Any]:
         """The record batches of one part, of columns and of samples."""
-        folders = (self.columns, self.samples)
-        entries = [next(e for e in folder.files if e.path == name) for folder in folders]
-        columns, samples = (read_batch(f, e) for f, e in zip(folders, entries, strict=True))
+        columns, samples = self._entries
+        return read_batch(self.columns, columns[name]), read_batch(self.samples, samples[name])
+
+    @cached_property
+    def _entries(self) -> tuple[dict[str, FileEntry], dict[str, FileEntry]]:
+        """Files of columns and of samples by name: a log has thousands of parts."""
+        columns, samples = ({e.path: e for e in folder.files} for folder in (self.columns, self.samples))
         return columns, samples
 
 
