@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hotset.pipeline.errors import ConfigError, ShardError
-from hotset.train.model import Dlrm, PairwiseDots, dlrm_shape, pair_positions
+from hotset.train.model import Dlrm, PairwiseDots, pair_positions
+from hotset.train.model_shape import dlrm_shape
 
 
 def naive_dots(vectors_BVD: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,8 @@ import torch
 from ..pipeline.errors import HotsetError, ShardError
 from .loader import Shards
 from .meter import Meter
-from .model import Dlrm, dlrm_shape
+from .model import Dlrm
+from .model_shape import dlrm_shape
 from .placements import AllFast
 from .predict import Predictor, Scores
 from .row_optimizers import RowOptimizer

@@ -12,7 +12,7 @@ from ..pipeline.tasks import ProgressCallback, silent
 from .batch_order import RecordedOrder
 from .config import TrainConfig
 from .loader import Batch, Shards
-from .model import preset_name
+from .model_shape import preset_name
 from .predict import Scores
 from .run_folder import RunFolder, refuse_occupied
 from .trainer import Trainer, build_trainer, refuse_divergence, run_steps, set_threads

@@ -20,7 +20,8 @@ from .executor import Executor
 from .fae import Fae, FaeOrder
 from .loader import Batch, Shards
 from .meter import Meter
-from .model import Dlrm, dlrm_shape
+from .model import Dlrm
+from .model_shape import dlrm_shape
 from .placements import AllFast, Hybrid, HybridDedup, Placement
 from .predict import Predictor
 from .row_optimizers import RowOptimizer
