@@ -219,5 +219,5 @@ def _totals(
         "raw": raw,
     }
     if schema.format != "criteo":
-        totals["schema"] = write_schema(schema)
+        totals["schema"] = write_schema(schema.without_settings)
     return totals

@@ -22,7 +22,8 @@ from .errors import ConfigError, InputError
 from .parquet_parts import DAMAGE
 from .raw import Block, RawFile, iterate_blocks
 from .schema import Schema
-from .schema_file import check_name, write_schema
+from .schema_file import write_schema
+from .schema_names import check_name
 from .sizes import MIB
 from .tabular import Spans, is_text, plain, read_values
 

@@ -9,21 +9,23 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from .errors import ConfigError
-from .schema import KINDS, SCHEMAS, Schema, schema_named
+from .schema import SCHEMAS, Schema, schema_named
+from .schema_entries import Entry, is_separator, read_dense, read_sparse
+from .schema_names import find_columns, nearest, refuse_twice, shown
 
 _KEYS = ("format", "separator", "header", "fields", "label", "dense", "sparse")
 _CSV_ONLY = ("separator", "header", "fields")
 _FINGERPRINT = re.compile(r"toml:[0-9a-f]{32}")
-_MAX_NAME_BYTES = 200
+_LATER_KEYS = ("lists", "floats", "untransformed", "renamed", "min_counts", "embedding_dims")
+"""Left out of a fingerprint where they say nothing, so that schemas keep the one they always had."""
 
 
 def setting_of(word: str) -> str:
@@ -50,11 +52,18 @@ def schema_of(setting: str) -> Schema:
 
 
 def identity_of(setting: str) -> str:
-    """How a manifest names a setting: a built-in schema by name, any other by the hash of what it says."""
+    """How a manifest names a setting: a built-in schema by name, any other by the hash of what it says.
+
+    What it says of ``min_count`` and ``embedding_dim`` is left out: no column depends on it.
+    """
     if "\n" not in setting:
         return setting
-    says = json.dumps(asdict(schema_of(setting)), sort_keys=True, separators=(",", ":"))
-    return f"toml:{xxhash.xxh3_128_hexdigest(says.encode())}"
+    says = asdict(schema_of(setting).without_settings)
+    for key in _LATER_KEYS:
+        if not says[key]:
+            del says[key]
+    text = json.dumps(says, sort_keys=True, separators=(",", ":"))
+    return f"toml:{xxhash.xxh3_128_hexdigest(text.encode())}"
 
 
 def is_fingerprint(setting: str) -> bool:
@@ -85,128 +94,69 @@ def read_schema(text: str, source: str = "the schema") -> Schema:
 def _schema(keys: dict[str, Any]) -> Schema:
     for key in keys:
         if key not in _KEYS:
-            raise ConfigError(f"unknown key {key!r}", hint=_nearest(key, _KEYS))
+            raise ConfigError(f"unknown key {key!r}", hint=nearest(key, _KEYS))
     if keys.get("format") not in ("csv", "parquet"):
-        raise ConfigError(f"format must be csv or parquet, got {_shown(keys.get('format'))}")
+        raise ConfigError(f"format must be csv or parquet, got {shown(keys.get('format'))}")
     if keys["format"] == "parquet":
         for key in _CSV_ONLY:
             if key in keys:
                 raise ConfigError(f"{key} is for csv, and the format is parquet")
     label = keys.get("label")
     if label is not None and not isinstance(label, str):
-        raise ConfigError(f"label must be the name of a column, got {_shown(label)}")
-    dense, sparse = _names(keys, "dense"), _sparse(keys)
-    _refuse_twice([*([label] if label is not None else []), *dense, *sparse])
-    fields = _fields(keys)
-    schema = Schema(
-        dense=dense,
-        sparse=tuple(sparse),
-        kinds=tuple(sparse.values()),
-        label=label,
-        format=keys["format"],
-        separator=_separator(keys.get("separator", ",")),
-        fields=fields,
-    )
-    if fields:
-        find_columns(schema.columns(has_label=True), fields, "fields")
+        raise ConfigError(f"label must be the name of a column, got {shown(label)}")
+    schema = _with_features(keys, label, read_dense(keys), read_sparse(keys))
+    if schema.fields:
+        find_columns(schema.columns(has_label=True), schema.fields, "fields")
     return schema
 
 
-def _sparse(keys: dict[str, Any]) -> dict[str, str]:
-    sparse = keys.get("sparse", {})
-    if not isinstance(sparse, dict):
-        raise ConfigError(f'sparse must be a table of column = "kind", got {_shown(sparse)}')
-    if not sparse:
-        raise ConfigError("sparse names no column", hint='under [sparse], write a line: column = "text"')
-    for name, kind in sparse.items():
-        check_name(name)
-        if isinstance(kind, list) or (isinstance(kind, str) and kind.startswith("list")):
-            raise ConfigError(f"column {name!r} is list-valued, which is not supported yet")
-        if kind not in KINDS:
-            nearest = _nearest(kind, KINDS) if isinstance(kind, str) else None
-            raise ConfigError(
-                f"column {name!r} must be one of {', '.join(KINDS)}, got {_shown(kind)}", hint=nearest
-            )
-    return sparse
-
-
-def _names(keys: dict[str, Any], key: str) -> tuple[str, ...]:
-    names = keys.get(key, [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{key} must be a list of column names, got {_shown(names)}")
-    for name in names:
-        check_name(name)
-    return tuple(names)
-
-
-def check_name(name: str) -> None:
-    """A column's name becomes a file's, and `label` is the name of the label everywhere."""
-    if name == "label":
-        raise ConfigError("a column that is not the label cannot be called 'label'")
-    if not name or "/" in name or "\0" in name or len(name.encode()) > _MAX_NAME_BYTES:
-        raise ConfigError(
-            f"column {_shown(name)} cannot be the name of a file: "
-            f"want 1 to {_MAX_NAME_BYTES} bytes, no slash and no NUL",
-            hint="rename it in the log",
-        )
-
-
-def _refuse_twice(names: list[str]) -> None:
-    for position, name in enumerate(names):
-        if name in names[:position]:
-            raise ConfigError(f"column {name!r} is named twice")
+def _with_features(
+    keys: dict[str, Any], label: str | None, dense: list[Entry], sparse: list[Entry]
+) -> Schema:
+    refuse_twice([*([label] if label is not None else []), *(entry.column for entry in dense + sparse)])
+    refuse_twice([entry.name for entry in dense + sparse], "feature")
+    is_csv = keys["format"] == "csv"
+    min_counts = [(entry.name, entry.min_count) for entry in sparse if entry.min_count is not None]
+    dims = [(entry.name, entry.embedding_dim) for entry in sparse if entry.embedding_dim is not None]
+    return Schema(
+        dense=tuple(entry.name for entry in dense),
+        sparse=tuple(entry.name for entry in sparse),
+        kinds=tuple(entry.kind for entry in sparse),
+        label=label,
+        format=keys["format"],
+        separator=_separator(keys.get("separator", ",")),
+        fields=_fields(keys),
+        lists=tuple((entry.name, entry.separator if is_csv else "") for entry in sparse if entry.is_list),
+        floats=tuple(entry.name for entry in dense if entry.kind == "float"),
+        untransformed=tuple(entry.name for entry in dense if entry.transform == "none"),
+        renamed=tuple((entry.name, entry.column) for entry in dense + sparse if entry.name != entry.column),
+        min_counts=tuple(sorted(min_counts)),
+        embedding_dims=tuple(sorted(dims)),
+    )
 
 
 def _fields(keys: dict[str, Any]) -> tuple[str, ...]:
     has_header, fields = keys.get("header", True), keys.get("fields", [])
     if not isinstance(has_header, bool):
-        raise ConfigError(f"header must be true or false, got {_shown(has_header)}")
+        raise ConfigError(f"header must be true or false, got {shown(has_header)}")
     if not isinstance(fields, list) or not all(isinstance(name, str) and name for name in fields):
-        raise ConfigError(f"fields must be a list of column names, got {_shown(fields)}")
+        raise ConfigError(f"fields must be a list of column names, got {shown(fields)}")
     if has_header and fields:
         raise ConfigError("fields is for a log with header = false")
     if not has_header and not fields:
         raise ConfigError("a log with header = false needs fields, the names of all its columns in order")
-    _refuse_twice(fields)
+    refuse_twice(fields)
     return tuple(fields)
 
 
 def _separator(separator: Any) -> str:
-    is_byte = isinstance(separator, str) and len(separator) == 1 and separator.isascii()
-    if not is_byte or separator in '"\r\n':
-        raise ConfigError(f"separator must be one ASCII character, got {_shown(separator)}")
+    if not is_separator(separator):
+        raise ConfigError(f"separator must be one ASCII character, got {shown(separator)}")
     return str(separator)
 
 
-def find_columns(wanted: Iterable[str], fields: Iterable[str], source: str) -> list[int]:
-    """The place of each wanted column among ``fields``.
-
-    Raises:
-        ConfigError: ``source`` has no such column, or two of that name.
-    """
-    fields = list(fields)
-    places = {name: place for place, name in enumerate(fields)}
-    for name in wanted:
-        if name not in places:
-            hint = _nearest(name, fields) or f"it has {_shown(fields)}"
-            raise ConfigError(f"{source} has no column {name!r}", hint=hint)
-        if fields.count(name) > 1:
-            raise ConfigError(f"{source} has two columns {name!r}")
-    return [places[name] for name in wanted]
-
-
-def _nearest(word: str, words: Iterable[str]) -> str | None:
-    found = get_close_matches(word, list(words), n=1)
-    return f"did you mean {found[0]!r}?" if found else None
-
-
-def _shown(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 200 else f"{shown[:200]}..."
-
-
 def write_schema(schema: Schema, notes: dict[str, str] | None = None) -> str:
-    """A schema as TOML that `read_schema` gives back; ``notes`` become comments behind sparse columns."""
+    """A schema as TOML that `read_schema` gives back; ``notes`` become comments behind the columns."""
     notes = notes or {}
     lines = [f"format = {_quoted(schema.format)}"]
     if schema.format == "csv":
@@ -215,11 +165,49 @@ def write_schema(schema: Schema, notes: dict[str, str] | None = None) -> str:
         lines.append(_list("fields", schema.fields))
     if schema.label is not None:
         lines.append(f"label = {_quoted(schema.label)}")
-    lines += [_list("dense", schema.dense), "", "[sparse]"]
-    for name, kind in schema.kind_of.items():
-        note = f"  # {notes[name]}" if name in notes else ""
-        lines.append(f"{_key(name)} = {_quoted(kind)}{note}")
+    columns = dict(schema.renamed)
+    if not (schema.floats or schema.untransformed or any(name in columns for name in schema.dense)):
+        lines += [_list("dense", schema.dense), ""]
+    else:
+        lines += ["", "[dense]", *_entries(schema, schema.dense, _says_of_dense(schema), notes), ""]
+    lines += ["[sparse]", *_entries(schema, schema.sparse, _says_of_sparse(schema), notes)]
     return "\n".join(lines) + "\n"
+
+
+def _says_of_dense(schema: Schema) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"kind": "float" if name in schema.floats else "integer"}
+        | ({"transform": "none"} if name in schema.untransformed else {})
+        for name in schema.dense
+    }
+
+
+def _says_of_sparse(schema: Schema) -> dict[str, dict[str, Any]]:
+    lists, min_counts, dims = dict(schema.lists), dict(schema.min_counts), dict(schema.embedding_dims)
+    says: dict[str, dict[str, Any]] = {name: {"kind": kind} for name, kind in schema.kind_of.items()}
+    for name, keys in says.items():
+        keys |= {"list": True} if name in lists else {}
+        keys |= {"separator": lists[name]} if lists.get(name) else {}
+        keys |= {"min_count": min_counts[name]} if name in min_counts else {}
+        keys |= {"embedding_dim": dims[name]} if name in dims else {}
+    return says
+
+
+def _entries(
+    schema: Schema, names: Iterable[str], says: dict[str, dict[str, Any]], notes: dict[str, str]
+) -> Iterator[str]:
+    """A line for each feature: a word where its kind says all, else a table."""
+    columns = dict(schema.renamed)
+    for name in names:
+        keys = says[name] | ({"name": name} if name in columns else {})
+        pairs = ", ".join(f"{key} = {_value(value)}" for key, value in keys.items())
+        value = _quoted(keys["kind"]) if len(keys) == 1 else f"{{ {pairs} }}"
+        note = f"  # {notes[name]}" if name in notes else ""
+        yield f"{_key(columns.get(name, name))} = {value}{note}"
+
+
+def _value(value: str | int) -> str:
+    return _quoted(value) if isinstance(value, str) else str(value).lower()
 
 
 def _list(key: str, names: Iterable[str]) -> str:

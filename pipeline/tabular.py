@@ -22,7 +22,7 @@ from .errors import ConfigError, InputError
 from .hash_text import hash_text
 from .raw import Block, RawFile
 from .schema import Schema
-from .schema_file import find_columns
+from .schema_names import find_columns
 
 _SHOWN_BYTES = 40
 _BOM = b"\xef\xbb\xbf"
@@ -71,14 +71,19 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class _Column:
     name: str
+    """What it is called in columns/."""
+    column: str
+    """What the log calls it."""
     kind: str
     """label, dense, or one of KINDS."""
 
 
 def _columns_of(schema: Schema, has_label: bool) -> list[_Column]:
-    names = schema.columns(has_label=has_label)
-    kinds = schema.kind_of | dict.fromkeys(schema.dense, "dense")
-    return [_Column(name, kinds.get(name, "label")) for name in names]
+    label = ["label"] if has_label else []
+    kinds = schema.kind_of | dict.fromkeys(schema.dense, "dense") | dict.fromkeys(label, "label")
+    names = [*label, *schema.dense, *schema.sparse]
+    columns = schema.columns(has_label=has_label)
+    return [_Column(name, column, kinds[name]) for name, column in zip(names, columns, strict=True)]
 
 
 def find_fields(wanted: Iterable[str], fields: Sequence[str], file: RawFile) -> list[int]:
@@ -141,13 +146,13 @@ def _after_bom(block: Block) -> int:
 def parse_batch(batch: Any, schema: Schema, *, has_label: bool) -> Part:
     """Parse one record batch of a Parquet file that has the schema's columns in types `fits` accepts."""
     columns = _columns_of(schema, has_label)
-    arrays = [plain(batch.column(column.name)) for column in columns]
+    arrays = [plain(batch.column(column.column)) for column in columns]
     return _rows(list(zip(columns, arrays, strict=True)), np.zeros(batch.num_rows, np.bool_))
 
 
 def misfit(schema: Schema, name: str, kind: Any, *, has_label: bool) -> str | None:
     """Why a Parquet column of Arrow type ``kind`` cannot be what the schema says; None where it can."""
-    (column,) = [column for column in _columns_of(schema, has_label) if column.name == name]
+    (column,) = [column for column in _columns_of(schema, has_label) if column.column == name]
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if pa.types.is_nested(kind):
@@ -205,8 +210,7 @@ def _rows(columns: list[tuple[_Column, Any]], is_ragged: NDArray[np.bool_]) -> P
     keep = None if fault is None else ~is_bad
     arrays = {}
     for (column, _), (values, states) in zip(columns, read, strict=True):
-        name = "label" if column.kind == "label" else column.name
-        arrays[name] = _array(column.kind, values, states, keep)
+        arrays[column.name] = _array(column.kind, values, states, keep)
     return Part(arrays, int(np.count_nonzero(~is_bad)), +bad, fault)
 
 
@@ -272,4 +276,4 @@ def _fault(row: int, column: _Column, values: Any) -> Fault:
     reason = _REASONS.get(column.kind, "bad_category")
     if is_missing:
         reason, shown = "missing_label", "nothing"
-    return Fault(reason, row, f", column {column.name!r}: found {shown}, want {_WANTED[column.kind]}")
+    return Fault(reason, row, f", column {column.column!r}: found {shown}, want {_WANTED[column.kind]}")

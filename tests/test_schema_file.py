@@ -9,7 +9,6 @@ import pytest
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.schema import SCHEMAS, Schema
 from hotset.pipeline.schema_file import (
-    find_columns,
     identity_of,
     is_fingerprint,
     read_schema,
@@ -17,6 +16,7 @@ from hotset.pipeline.schema_file import (
     setting_of,
     write_schema,
 )
+from hotset.pipeline.schema_names import find_columns
 
 TEXT = """
 format = "csv"  # a comment
@@ -53,6 +53,18 @@ def test_a_schema_is_read() -> None:
             separator="\t",
             fields=("y", "#", "a.b", 'q"\\', "é\t\x7f", "unused"),
         ),
+        Schema(
+            dense=("price", "depth", "n"),
+            sparse=("tags", "the user", "z", "x"),
+            kinds=("text", "integer", "hex8", "unsigned"),
+            format="csv",
+            lists=(("tags", "|"), ("z", ",")),
+            floats=("price", "depth"),
+            untransformed=("depth", "n"),
+            renamed=(("n", "ids"), ("the user", "user"), ("x", "label ")),
+            min_counts=(("the user", 4), ("z", 2)),
+            embedding_dims=(("tags", 8),),
+        ),
     ],
 )
 def test_what_is_written_is_read_again(schema: Schema) -> None:
@@ -60,8 +72,51 @@ def test_what_is_written_is_read_again(schema: Schema) -> None:
     assert read_schema(write_schema(schema, dict.fromkeys(schema.sparse, "a note"))) == schema
 
 
+def test_a_feature_may_say_more_than_its_kind() -> None:
+    schema = read_schema("""
+format = "csv"
+[dense]
+price = "float"
+depth = { kind = "float", transform = "none" }
+ids = { kind = "integer", name = "how many" }
+[sparse]
+site = "hex8"
+user = { kind = "integer", min_count = 4, embedding_dim = 8, name = "member" }
+[sparse.tags]
+kind = "text"
+list = true
+separator = ";"
+""")
+    assert (schema.dense, schema.sparse) == (("price", "depth", "how many"), ("site", "member", "tags"))
+    assert (schema.floats, schema.untransformed) == (("price", "depth"), ("depth",))
+    assert (schema.lists, schema.one_hot) == ((("tags", ";"),), ("site", "member"))
+    assert (schema.min_counts, schema.embedding_dims) == ((("member", 4),), (("member", 8),))
+    assert schema.columns(has_label=True) == ("price", "depth", "ids", "site", "user", "tags")
+    assert read_schema(write_schema(schema)) == schema
+
+
+def test_settings_of_later_stages_are_no_part_of_the_fingerprint() -> None:
+    plain = GOOD.replace('"text"', '{ kind = "text" }')
+    more = GOOD.replace('"text"', '{ kind = "text", min_count = 3, embedding_dim = 4 }')
+    assert identity_of(GOOD) == identity_of(plain) == identity_of(more)
+    assert write_schema(read_schema(more).without_settings) == write_schema(read_schema(GOOD))
+    for other in ("list = true", "name = 'b'"):
+        changed = GOOD.replace('"text"', f'{{ kind = "text", {other} }}')
+        assert identity_of(changed) not in (identity_of(GOOD), identity_of(more))
+
+
+def test_the_fingerprint_of_a_plain_schema_is_the_one_it_always_had() -> None:
+    assert identity_of(TEXT) == "toml:3ee57c171518ed147cc3c129a12760f4"
+
+
 CSV = 'format = "csv"\n'
 GOOD = CSV + '[sparse]\na = "text"'
+
+
+def _with(keys: str) -> str:
+    return GOOD.replace('"text"', f'{{ kind = "text", {keys} }}')
+
+
 MISTAKES = {
     "= 3": "is no TOML: Invalid statement (at line 1, column 1)",
     GOOD.replace("a =", "a = \na ="): "is no TOML: Invalid value (at line 3, column 5)",
@@ -70,20 +125,48 @@ MISTAKES = {
     GOOD.replace("csv", "tsv"): "format must be csv or parquet, got 'tsv'",
     GOOD.replace("[", 'labels = "b"\n['): "unknown key 'labels' (did you mean 'label'?)",
     GOOD.replace("[", "label = 3\n["): "label must be the name of a column, got 3",
-    GOOD.replace("[", 'dense = "b"\n['): "dense must be a list of column names, got 'b'",
+    GOOD.replace(
+        "[", 'dense = "b"\n['
+    ): "dense must be a list of column names, or a table of column = kind, got 'b'",
     GOOD.replace("[", 'dense = ["a"]\n['): "column 'a' is named twice",
     GOOD.replace("[", 'dense = ["b", "b"]\n['): "column 'b' is named twice",
     GOOD.replace("[", 'label = "a"\n['): "column 'a' is named twice",
-    GOOD.replace("[", 'dense = ["label"]\n['): "a column that is not the label cannot be called 'label'",
+    GOOD.replace("[", 'dense = ["label"]\n['): "a feature cannot be called 'label'",
     CSV: "sparse names no column",
     CSV + "sparse = 3": "sparse must be a table",
     GOOD.replace("text", "txt"): "column 'a' must be one of integer, unsigned, text, hex8, got 'txt'"
     " (did you mean 'text'?)",
     GOOD.replace('"text"', "3"): "column 'a' must be one of integer, unsigned, text, hex8, got 3",
-    GOOD.replace("text", "list"): "column 'a' is list-valued, which is not supported yet",
-    GOOD.replace('"text"', '["text"]'): "column 'a' is list-valued, which is not supported yet",
-    GOOD.replace("a =", '"../a" ='): "column '../a' cannot be the name of a file",
-    GOOD.replace("a =", '"" ='): "column '' cannot be the name of a file",
+    GOOD.replace("text", "list"): "column 'a' must be one of integer, unsigned, text, hex8, got 'list'"
+    ' (a list-valued column is written column = { kind = "text", list = true })',
+    GOOD.replace(
+        '"text"', '["text"]'
+    ): "column 'a' must be one of integer, unsigned, text, hex8, got ['text']",
+    _with("lists = true"): "column 'a' has an unknown key 'lists' (did you mean 'list'?)",
+    _with("list = 1"): "column 'a': list must be true or false, got 1",
+    _with("min_count = 0"): "column 'a': min_count must be a whole number, 1 or more, got 0",
+    _with("min_count = true"): "column 'a': min_count must be a whole number, 1 or more, got True",
+    _with("embedding_dim = 70000"): "column 'a': embedding_dim must be a whole number from 1 to 65536",
+    _with("name = 3"): "column 'a': name must be a name, got 3",
+    _with('name = "ids"'): "a feature cannot be called 'ids': shards have a column of that name",
+    _with('separator = ";"'): "column 'a': separator is for a list in a csv log",
+    _with('list = true, separator = ";;"'): "column 'a': separator must be one ASCII character, got ';;'",
+    _with('list = true, separator = ";"').replace("csv", "parquet"): "column 'a': separator is for a list in",
+    _with('name = "b"') + '\nb = "text"': "feature 'b' is named twice",
+    GOOD.replace(
+        '"text"', "{ list = true }"
+    ): "column 'a' must be one of integer, unsigned, text, hex8, got None",
+    GOOD + '\n[dense]\nb = "text"': "column 'b' must be one of integer, float, got 'text'",
+    GOOD
+    + '\n[dense]\nb = { kind = "float", transform = "log" }': "column 'b': transform must be log1p or none",
+    GOOD + '\n[dense]\nb = { kind = "float", min_count = 2 }': "column 'b' has an unknown key 'min_count'",
+    GOOD + '\n[dense]\na = "float"': "column 'a' is named twice",
+    GOOD.replace(
+        "a =", "is_hot ="
+    ): "a feature cannot be called 'is_hot': shards have a column of that name (call",
+    GOOD.replace("[", 'dense = ["dense"]\n['): "a feature cannot be called 'dense'",
+    GOOD.replace("a =", '"../a" ='): "'../a' cannot be the name of a file",
+    GOOD.replace("a =", '"" ='): "'' cannot be the name of a file",
     GOOD.replace("[", 'separator = ";;"\n['): "separator must be one ASCII character, got ';;'",
     GOOD.replace("[", "separator = '\"'\n["): "separator must be one ASCII character, got '\"'",
     GOOD.replace("[", "header = 1\n["): "header must be true or false, got 1",
