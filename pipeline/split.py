@@ -40,7 +40,7 @@ class SplitConfig:
     embedding_dim: int = 16
     """Floats of a row."""
 
-    embedding_optimizer: Literal["sgd", "adagrad", "rowwise-adagrad"] = "sgd"
+    embedding_optimizer: Literal["sgd", "momentum", "adagrad", "rowwise-adagrad", "adam"] = "sgd"
     """Optimizer whose state a row carries."""
 
     def __post_init__(self) -> None:

@@ -37,6 +37,8 @@ def test_nonsense_is_refused_by_name(fields: dict[str, Any]) -> None:
         ("sgd", "same", "sgd"),
         ("adagrad", "same", "adagrad"),
         ("rowwise-adagrad", "same", "adagrad"),
+        ("momentum", "same", "sgd"),
+        ("adam", "same", "adam"),
         ("sgd", "adam", "adam"),
     ],
 )

@@ -8,12 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotset.stats.row_bytes import OPTIMIZERS
 from hotset.stats.step_plans import find_distinct
 from hotset.train.row_backends import Lookups, NumbaRows, RowBackend, TorchRows, backend_of
 from hotset.train.row_optimizers import RowOptimizer
 from hotset.train.tiers import Layout, Tier
 
-NAMES = ("sgd", "adagrad", "rowwise-adagrad")
+NAMES = OPTIMIZERS
 
 
 def make_tier(optimizer: RowOptimizer, num_tables: int, num_rows: int, dim: int, device: str = "cpu") -> Tier:
@@ -91,6 +92,6 @@ def test_the_gpu_gives_the_bits_of_the_host(name: str, rng: np.random.Generator)
         lookups = draw_lookups(host, 500, rng)
         grad_PD = torch.from_numpy(rng.normal(size=(1500, 16)).astype(np.float32))
         step(NumbaRows(optimizer), host, lookups, grad_PD)
-        step(TorchRows(optimizer), device, lookups, grad_PD.cuda())
+        step(TorchRows(optimizer, device.device), device, lookups, grad_PD.cuda())
     assert torch.equal(host.weights_SD, device.weights_SD.cpu())
     assert torch.equal(host.state_SW, device.state_SW.cpu())

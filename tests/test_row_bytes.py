@@ -7,7 +7,10 @@ import pytest
 from hotset.stats.row_bytes import OPTIMIZERS, row_bytes, state_width
 
 
-@pytest.mark.parametrize(("optimizer", "extra"), [("sgd", 0), ("adagrad", 64), ("rowwise-adagrad", 4)])
+@pytest.mark.parametrize(
+    ("optimizer", "extra"),
+    [("sgd", 0), ("momentum", 64), ("adagrad", 64), ("rowwise-adagrad", 4), ("adam", 132)],
+)
 def test_a_row_is_its_vector_and_its_state(optimizer: str, extra: int) -> None:
     assert row_bytes(16, optimizer) == 16 * 4 + extra
 
@@ -18,8 +21,8 @@ def test_state_is_float32(optimizer: str) -> None:
 
 
 def test_an_unknown_optimizer_is_named() -> None:
-    with pytest.raises(ValueError, match=r"'momentum'.*rowwise-adagrad"):
-        row_bytes(16, "momentum")
+    with pytest.raises(ValueError, match=r"'adamax'.*rowwise-adagrad"):
+        row_bytes(16, "adamax")
 
 
 def test_a_row_has_columns() -> None:

@@ -10,9 +10,6 @@ from hotset.stats.hashing import mix64_pair
 from hotset.stats.step_plans import find_distinct
 from hotset.train.row_kernels import (
     BLOCK_SAMPLES,
-    apply_adagrad,
-    apply_rowwise_adagrad,
-    apply_sgd,
     fill_initial,
     look_up,
     sum_gradients,
@@ -117,45 +114,3 @@ def test_the_error_of_a_long_sum_is_within_its_bound(rng: np.random.Generator) -
     exact = grad.astype(np.float64).sum(axis=0)
     bound = (128 + 20_000 / 128) * 2.0**-24
     assert np.all(np.abs(sums[0] - exact) <= bound * exact)
-
-
-@pytest.fixture
-def rows_and_sums(rng: np.random.Generator) -> tuple[NDArray[np.float32], ...]:
-    """Weights and positive state of 20 rows, and gradients of three of them."""
-    weights, state, sums = (rng.normal(size=shape).astype(F32) for shape in ((20, 6), (20, 6), (3, 6)))
-    return weights, np.abs(state), sums
-
-
-SLOTS = np.array([7, 0, 19])
-
-
-def test_sgd_steps_down_the_gradient(rows_and_sums: tuple[NDArray[np.float32], ...]) -> None:
-    weights, _, sums = rows_and_sums
-    expected = weights.copy()
-    expected[SLOTS] = weights[SLOTS] - F32(0.1) * sums
-    apply_sgd(weights, SLOTS, sums, F32(0.1))
-    np.testing.assert_array_equal(weights, expected)
-
-
-def test_adagrad_divides_by_the_root_of_the_squares(rows_and_sums: tuple[NDArray[np.float32], ...]) -> None:
-    weights, state, sums = rows_and_sums
-    squares, expected = state.copy(), weights.copy()
-    squares[SLOTS] = state[SLOTS] + sums * sums
-    expected[SLOTS] = weights[SLOTS] - F32(0.1) * sums / (np.sqrt(squares[SLOTS]) + F32(1e-10))
-    apply_adagrad(weights, state, SLOTS, sums, F32(0.1), F32(1e-10))
-    np.testing.assert_array_equal(state, squares)
-    np.testing.assert_array_equal(weights, expected)
-
-
-def test_rowwise_adagrad_keeps_the_mean_square(rows_and_sums: tuple[NDArray[np.float32], ...]) -> None:
-    weights, full_state, sums = rows_and_sums
-    state, expected = full_state[:, :1].copy(), weights.copy()
-    before = state.copy()
-    square = sums * sums
-    low = square[:, [0, 1, 2, 3]] + np.pad(square[:, [4, 5]], ((0, 0), (0, 2)))
-    mean = ((low[:, 0] + low[:, 2]) + (low[:, 1] + low[:, 3])) / F32(6)
-    apply_rowwise_adagrad(weights, state, SLOTS, sums, F32(0.1), F32(1e-10), np.empty(8, F32))
-    np.testing.assert_array_equal(state[SLOTS, 0], before[SLOTS, 0] + mean)
-    root = np.sqrt(state[SLOTS]) + F32(1e-10)
-    expected[SLOTS] = expected[SLOTS] - F32(0.1) * sums / root
-    np.testing.assert_array_equal(weights, expected)

@@ -13,7 +13,9 @@ def test_the_learning_rate_is_a_float32() -> None:
     assert optimizer.lr == float(np.float32(0.1)) != 0.1
 
 
-@pytest.mark.parametrize(("name", "width"), [("sgd", 0), ("adagrad", 16), ("rowwise-adagrad", 1)])
+@pytest.mark.parametrize(
+    ("name", "width"), [("sgd", 0), ("momentum", 16), ("adagrad", 16), ("rowwise-adagrad", 1), ("adam", 33)]
+)
 def test_state_counts_in_the_bytes_of_a_row(name: str, width: int) -> None:
     optimizer = RowOptimizer(name, 0.1)
     assert optimizer.state_width(16) == width

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ConfigError, HotsetError, ShardError
+from hotset.stats.row_bytes import OPTIMIZERS
 from hotset.tests.shard_factory import ShardSpec, write_shards
 from hotset.train.batch_order import RecordedOrder
 from hotset.train.config import TrainConfig
@@ -70,7 +71,7 @@ def shard_specs(draw: st.DrawFn) -> ShardSpec:
 
 @given(
     spec=shard_specs(),
-    optimizer=st.sampled_from(["sgd", "adagrad", "rowwise-adagrad"]),
+    optimizer=st.sampled_from(OPTIMIZERS),
     dense_optimizer=st.sampled_from(["same", "adam"]),
     epochs=st.integers(1, 2),
 )
@@ -124,7 +125,7 @@ def test_a_short_batch_takes_a_small_step(tmp_path: Path) -> None:
     torch.testing.assert_close(short * 64, full, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise-adagrad"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_model_learns_what_was_planted(optimizer: Any, tmp_path: Path) -> None:
     spec = ShardSpec(num_hot_only=3000, num_mixed=3000, num_evaluation=2000, batch_size=64)
     shards = Shards.open(write_shards(tmp_path / "shards", spec))

@@ -9,10 +9,10 @@ from ..pipeline.errors import ConfigError
 
 Placement = Literal["all-fast", "hybrid", "hybrid-dedup", "fae"]
 ModelName = Literal["auto", "kaggle", "terabyte", "small"]
-EmbeddingOptimizer = Literal["sgd", "adagrad", "rowwise-adagrad"]
+EmbeddingOptimizer = Literal["sgd", "momentum", "adagrad", "rowwise-adagrad", "adam"]
 DenseOptimizer = Literal["same", "sgd", "adagrad", "adam"]
 
-EMBEDDING_LR = {"sgd": 10.0, "adagrad": 0.04, "rowwise-adagrad": 0.04}
+EMBEDDING_LR = {"sgd": 10.0, "momentum": 1.0, "adagrad": 0.04, "rowwise-adagrad": 0.04, "adam": 0.001}
 """Usual learning rates of the rows. The gradient is a mean over the batch, and a row seen once in 2,048
 samples gets 1/2048 of one sample's: SGD at DLRM's 0.1 hardly moves rare rows (AUC 0.706 after 0.4 M
 generated samples, against 0.762 at 10 and 0.793 with Adagrad)."""
@@ -41,13 +41,15 @@ class TrainConfig:
     """Device of the fast tier and the dense layers: cpu or cuda."""
 
     embedding_optimizer: EmbeddingOptimizer = "sgd"
-    """Optimizer of the embedding rows."""
+    """Optimizer of the embedding rows. All are lazy: a row no sample of a batch looks up stays as it is,
+    state included; momentum keeps 0.9 of a row's last step, adam counts the steps of each row."""
 
     embedding_lr: float | None = None
-    """Learning rate of the rows; default 10 for sgd, 0.04 for the others."""
+    """Learning rate of the rows; default 10 for sgd, 1 for momentum, 0.001 for adam, 0.04 for the others."""
 
     dense_optimizer: DenseOptimizer = "same"
-    """Optimizer of the dense layers; same means the rows' one (adagrad for rowwise-adagrad)."""
+    """Optimizer of the dense layers; same means the rows' one (adagrad for rowwise-adagrad, sgd for
+    momentum)."""
 
     dense_lr: float | None = None
     """Learning rate of the dense layers; default 0.1 for sgd, 0.01 for adagrad, 0.0005 for adam."""
@@ -82,7 +84,9 @@ class TrainConfig:
         """The dense optimizer with ``same`` replaced."""
         if self.dense_optimizer != "same":
             return self.dense_optimizer
-        return "sgd" if self.embedding_optimizer == "sgd" else "adagrad"
+        return {"momentum": "sgd", "rowwise-adagrad": "adagrad"}.get(
+            self.embedding_optimizer, self.embedding_optimizer
+        )
 
     @property
     def resolved_embedding_lr(self) -> float:

@@ -19,7 +19,10 @@ from ..stats.step_plans import find_distinct
 from . import row_kernels
 from .row_kernels import BLOCK_SAMPLES
 from .row_optimizers import RowOptimizer
+from .row_steps import TorchStep, step_with_numba
 from .tiers import Tier
+
+_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +89,15 @@ class NumbaRows:
         return sums_UD
 
     def apply(self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor) -> None:
-        weights, state, sums = tier.weights_SD.numpy(), tier.state_SW.numpy(), sums_UD.numpy()
-        lr, eps = np.float32(self._optimizer.lr), np.float32(self._optimizer.eps)
-        if self._optimizer.name == "sgd":
-            row_kernels.apply_sgd(weights, slots_U, sums, lr)
-        elif self._optimizer.name == "adagrad":
-            row_kernels.apply_adagrad(weights, state, slots_U, sums, lr, eps)
-        else:
-            squares = np.empty(_fold_width(weights.shape[1]), np.float32)
-            row_kernels.apply_rowwise_adagrad(weights, state, slots_U, sums, lr, eps, squares)
+        weights, state = tier.weights_SD.numpy(), tier.state_SW.numpy()
+        step_with_numba(self._optimizer, weights, state, slots_U, sums_UD.numpy())
 
 
 class TorchRows:
     """Any device's back end: a stable sort by row, then two levels of segment sums."""
 
-    def __init__(self, optimizer: RowOptimizer) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: RowOptimizer, device: torch.device = _HOST) -> None:
+        self._step = TorchStep(optimizer, device)
 
     def look_up(self, weights_SD: torch.Tensor, lookups: Lookups, vectors_PD: torch.Tensor) -> None:
         slots_N, positions_N = self._on(weights_SD.device, lookups.slots_N, lookups.positions_N)
@@ -113,7 +109,7 @@ class TorchRows:
         slots_N, positions_N = slots_N[order], positions_N[order]
         sums_RD, rows_N = _segment_sums(slots_N, positions_N, grad_PD, BLOCK_SAMPLES * num_features)
         # Look-ups of one row compute and write the same values, so no count of rows is needed here.
-        self._step(tier, slots_N, sums_RD.index_select(0, rows_N))
+        self._step(tier.weights_SD, tier.state_SW, slots_N, sums_RD.index_select(0, rows_N))
 
     def sum_by_row(
         self, inverse_N: NDArray[np.int32], num_distinct: int, grad_PD: torch.Tensor, num_features: int
@@ -125,20 +121,7 @@ class TorchRows:
 
     def apply(self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor) -> None:
         (slots,) = self._on(tier.device, slots_U)
-        self._step(tier, slots, sums_UD)
-
-    def _step(self, tier: Tier, slots_U: torch.Tensor, grad_UD: torch.Tensor) -> None:
-        """One step on the rows in ``slots_U``; a slot may occur twice with equal gradients."""
-        weights_UD = tier.weights_SD.index_select(0, slots_U)
-        scaled_UD = grad_UD * self._optimizer.lr
-        if self._optimizer.name != "sgd":
-            squares = grad_UD * grad_UD
-            if self._optimizer.name == "rowwise-adagrad":
-                squares = _folded_mean(squares)
-            state_UW = tier.state_SW.index_select(0, slots_U) + squares
-            tier.state_SW.index_copy_(0, slots_U, state_UW)
-            scaled_UD = scaled_UD / (_exact_sqrt(state_UW) + self._optimizer.eps)
-        tier.weights_SD.index_copy_(0, slots_U, weights_UD - scaled_UD)
+        self._step(tier.weights_SD, tier.state_SW, slots, sums_UD)
 
     @staticmethod
     def _on(device: torch.device, *arrays: NDArray[np.int64] | NDArray[np.int32]) -> list[torch.Tensor]:
@@ -147,7 +130,7 @@ class TorchRows:
 
 def backend_of(device: torch.device, optimizer: RowOptimizer) -> RowBackend:
     """Numba on the host, torch elsewhere."""
-    return NumbaRows(optimizer) if device.type == "cpu" else TorchRows(optimizer)
+    return NumbaRows(optimizer) if device.type == "cpu" else TorchRows(optimizer, device)
 
 
 def _segment_sums(
@@ -186,25 +169,3 @@ def _differs_from_previous(values_N: torch.Tensor) -> torch.Tensor:
     differs = torch.ones_like(values_N, dtype=torch.bool)
     differs[1:] = values_N[1:] != values_N[:-1]
     return differs
-
-
-def _folded_mean(squares_UD: torch.Tensor) -> torch.Tensor:
-    """(U, D) -> (U, 1): mean over the columns, added in halves as ``apply_rowwise_adagrad`` does."""
-    dim = squares_UD.shape[1]
-    folded = torch.nn.functional.pad(squares_UD, (0, _fold_width(dim) - dim))
-    while folded.shape[1] > 1:
-        half = folded.shape[1] // 2
-        folded = folded[:, :half] + folded[:, half:]
-    return folded / dim
-
-
-def _exact_sqrt(values: torch.Tensor) -> torch.Tensor:
-    """Float32 square roots, correctly rounded: torch's own on the CPU is off by a bit in one of six.
-
-    Through float64, whose error is too small to cross a rounding boundary of float32 here.
-    """
-    return values.double().sqrt().float()
-
-
-def _fold_width(dim: int) -> int:
-    return 1 << (dim - 1).bit_length()

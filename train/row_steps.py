@@ -1,0 +1,111 @@
+"""One optimizer step on distinct rows, with Numba on the host and with torch on any device.
+
+Both do the same float32 operations in the same order, so on the CPU they give the same bits. Torch does
+each operation in a kernel of its own, so no compiler fuses a product with a sum.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from . import row_updates
+from .row_optimizers import ADAM_BETAS, MOMENTUM, RowOptimizer
+
+_ADAM_KEEP = np.array(ADAM_BETAS, np.float32)
+_ADAM_TAKE = (1 - np.array(ADAM_BETAS)).astype(np.float32)
+
+
+def step_with_numba(
+    optimizer: RowOptimizer,
+    weights_SD: NDArray[np.float32],
+    state_SW: NDArray[np.float32],
+    slots_U: NDArray[np.int64],
+    sums_UD: NDArray[np.float32],
+) -> None:
+    """Update rows ``slots_U``, none twice, by their gradients ``sums_UD``."""
+    lr, eps = np.float32(optimizer.lr), np.float32(optimizer.eps)
+    if optimizer.name == "sgd":
+        row_updates.apply_sgd(weights_SD, slots_U, sums_UD, lr)
+    elif optimizer.name == "momentum":
+        row_updates.apply_momentum(weights_SD, state_SW, slots_U, sums_UD, lr, np.float32(MOMENTUM))
+    elif optimizer.name == "adagrad":
+        row_updates.apply_adagrad(weights_SD, state_SW, slots_U, sums_UD, lr, eps)
+    elif optimizer.name == "adam":
+        step_sizes, root_scales = optimizer.adam_tables
+        row_updates.apply_adam(
+            weights_SD, state_SW, slots_U, sums_UD, _ADAM_KEEP, _ADAM_TAKE, step_sizes, root_scales, eps
+        )
+    else:
+        squares = np.empty(_fold_width(weights_SD.shape[1]), np.float32)
+        row_updates.apply_rowwise_adagrad(weights_SD, state_SW, slots_U, sums_UD, lr, eps, squares)
+
+
+class TorchStep:
+    """The same on any device; what it needs there is made once."""
+
+    def __init__(self, optimizer: RowOptimizer, device: torch.device) -> None:
+        self._optimizer = optimizer
+        if optimizer.name == "adam":
+            self._adam_tables = [torch.from_numpy(table).to(device) for table in optimizer.adam_tables]
+
+    def __call__(
+        self, weights_SD: torch.Tensor, state_SW: torch.Tensor, slots_U: torch.Tensor, grad_UD: torch.Tensor
+    ) -> None:
+        """Update rows ``slots_U``; a slot may occur twice with equal gradients."""
+        optimizer = self._optimizer
+        weights_UD = weights_SD.index_select(0, slots_U)
+        if optimizer.name == "sgd":
+            weights_SD.index_copy_(0, slots_U, weights_UD - grad_UD * optimizer.lr)
+            return
+        state_UW = state_SW.index_select(0, slots_U)
+        state_UW, change_UD = (
+            self._adam(state_UW, grad_UD) if optimizer.name == "adam" else self._others(state_UW, grad_UD)
+        )
+        state_SW.index_copy_(0, slots_U, state_UW)
+        weights_SD.index_copy_(0, slots_U, weights_UD - change_UD)
+
+    def _others(self, state_UW: torch.Tensor, grad_UD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._optimizer.name == "momentum":
+            state_UW = state_UW * MOMENTUM + grad_UD
+            return state_UW, state_UW * self._optimizer.lr
+        squares = grad_UD * grad_UD
+        if self._optimizer.name == "rowwise-adagrad":
+            squares = _folded_mean(squares)
+        state_UW = state_UW + squares
+        return state_UW, grad_UD * self._optimizer.lr / (_exact_sqrt(state_UW) + self._optimizer.eps)
+
+    def _adam(self, state_UW: torch.Tensor, grad_UD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        dim = grad_UD.shape[1]
+        steps_U1 = state_UW[:, 2 * dim :] + 1
+        step_sizes_T, root_scales_T = self._adam_tables
+        entries_U = steps_U1.squeeze(1).long().clamp_(max=step_sizes_T.numel() - 1)
+        keep, take = _ADAM_KEEP.tolist(), _ADAM_TAKE.tolist()
+        mean_UD = state_UW[:, :dim] * keep[0] + grad_UD * take[0]
+        square_UD = state_UW[:, dim : 2 * dim] * keep[1] + grad_UD * grad_UD * take[1]
+        root_UD = _exact_sqrt(square_UD) / root_scales_T[entries_U].unsqueeze(1) + self._optimizer.eps
+        change_UD = mean_UD * step_sizes_T[entries_U].unsqueeze(1) / root_UD
+        return torch.cat([mean_UD, square_UD, steps_U1], dim=1), change_UD
+
+
+def _folded_mean(squares_UD: torch.Tensor) -> torch.Tensor:
+    """(U, D) -> (U, 1): mean over the columns, added in halves as ``apply_rowwise_adagrad`` does."""
+    dim = squares_UD.shape[1]
+    folded = torch.nn.functional.pad(squares_UD, (0, _fold_width(dim) - dim))
+    while folded.shape[1] > 1:
+        half = folded.shape[1] // 2
+        folded = folded[:, :half] + folded[:, half:]
+    return folded / dim
+
+
+def _exact_sqrt(values: torch.Tensor) -> torch.Tensor:
+    """Float32 square roots, correctly rounded: torch's own on the CPU is off by a bit in one of six.
+
+    Through float64, whose error is too small to cross a rounding boundary of float32 here.
+    """
+    return values.double().sqrt().float()
+
+
+def _fold_width(dim: int) -> int:
+    return 1 << (dim - 1).bit_length()

@@ -1,0 +1,184 @@
+"""Kernels that take one optimizer step on embedding rows of the host.
+
+All arithmetic is float32 with every operation rounded on its own, column by column, so that any machine
+and any back end gives the same bits. A row's step is a function of its weights, its state and its own
+gradient alone: rows a batch does not look up are left as they are (lazy), whatever the optimizer. So
+momentum and Adam's averages decay by the steps of their row, not by those of the run.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+
+@numba.njit(cache=True, nogil=True)
+def apply_sgd(
+    weights_SD: NDArray[np.float32], slots_U: NDArray[np.int64], sums_UD: NDArray[np.float32], lr: np.float32
+) -> None:
+    """``w -= lr * g`` for the rows in ``slots``.
+
+    Args:
+        weights_SD: (num_slots, embedding_dim), updated.
+        slots_U: (num_distinct,), no slot twice.
+        sums_UD: (num_distinct, embedding_dim); gradient of each row.
+        lr: learning rate.
+    """
+    for row in range(slots_U.size):
+        slot = slots_U[row]
+        for column in range(weights_SD.shape[1]):
+            weights_SD[slot, column] -= lr * sums_UD[row, column]
+
+
+@numba.njit(cache=True, nogil=True)
+def apply_adagrad(
+    weights_SD: NDArray[np.float32],
+    state_SD: NDArray[np.float32],
+    slots_U: NDArray[np.int64],
+    sums_UD: NDArray[np.float32],
+    lr: np.float32,
+    eps: np.float32,
+) -> None:
+    """``h += g * g; w -= lr * g / (sqrt(h) + eps)`` for the rows in ``slots``.
+
+    Args:
+        weights_SD: (num_slots, embedding_dim), updated.
+        state_SD: (num_slots, embedding_dim); sum of squared gradients, updated.
+        slots_U: (num_distinct,), no slot twice.
+        sums_UD: (num_distinct, embedding_dim); gradient of each row.
+        lr: learning rate.
+        eps: keeps the first step finite.
+
+    Source:
+        Duchi, Hazan and Singer, JMLR 12 (2011), figure 1, diagonal form.
+    """
+    for row in range(slots_U.size):
+        slot = slots_U[row]
+        for column in range(weights_SD.shape[1]):
+            gradient = sums_UD[row, column]
+            squares = state_SD[slot, column] + gradient * gradient
+            state_SD[slot, column] = squares
+            weights_SD[slot, column] -= lr * gradient / (np.sqrt(squares) + eps)
+
+
+@numba.njit(cache=True, nogil=True)
+def apply_rowwise_adagrad(
+    weights_SD: NDArray[np.float32],
+    state_S1: NDArray[np.float32],
+    slots_U: NDArray[np.int64],
+    sums_UD: NDArray[np.float32],
+    lr: np.float32,
+    eps: np.float32,
+    squares_W: NDArray[np.float32],
+) -> None:
+    """Adagrad with one number a row: ``h += mean(g * g); w -= lr * g / (sqrt(h) + eps)``.
+
+    The mean folds the columns in halves (column c and c + half, and so on), which vectorises the same way
+    everywhere.
+
+    Args:
+        weights_SD: (num_slots, embedding_dim), updated.
+        state_S1: (num_slots, 1); sum of mean squared gradients, updated.
+        slots_U: (num_distinct,), no slot twice.
+        sums_UD: (num_distinct, embedding_dim); gradient of each row.
+        lr: learning rate.
+        eps: keeps the first step finite.
+        squares_W: (the power of two from embedding_dim up), scratch.
+
+    Source:
+        Naumov et al., arXiv 1906.00091, as FBGEMM and TorchRec run it.
+    """
+    dim = weights_SD.shape[1]
+    for row in range(slots_U.size):
+        slot = slots_U[row]
+        squares_W[dim:] = 0
+        for column in range(dim):
+            squares_W[column] = sums_UD[row, column] * sums_UD[row, column]
+        half = squares_W.size // 2
+        while half > 0:
+            for column in range(half):
+                squares_W[column] += squares_W[column + half]
+            half //= 2
+        mean = state_S1[slot, 0] + squares_W[0] / np.float32(dim)
+        state_S1[slot, 0] = mean
+        root = np.sqrt(mean) + eps
+        for column in range(dim):
+            weights_SD[slot, column] -= lr * sums_UD[row, column] / root
+
+
+@numba.njit(cache=True, nogil=True)
+def apply_momentum(
+    weights_SD: NDArray[np.float32],
+    state_SD: NDArray[np.float32],
+    slots_U: NDArray[np.int64],
+    sums_UD: NDArray[np.float32],
+    lr: np.float32,
+    momentum: np.float32,
+) -> None:
+    """``b = momentum * b + g; w -= lr * b`` for the rows in ``slots``, the others coast no further.
+
+    Args:
+        weights_SD: (num_slots, embedding_dim), updated.
+        state_SD: (num_slots, embedding_dim); b, updated.
+        slots_U: (num_distinct,), no slot twice.
+        sums_UD: (num_distinct, embedding_dim); gradient of each row.
+        lr: learning rate.
+        momentum: share of b that stays.
+
+    Source:
+        Sutskever et al., ICML 28 (2013), section 2, heavy ball, in torch's form.
+    """
+    for row in range(slots_U.size):
+        slot = slots_U[row]
+        for column in range(weights_SD.shape[1]):
+            velocity = momentum * state_SD[slot, column] + sums_UD[row, column]
+            state_SD[slot, column] = velocity
+            weights_SD[slot, column] -= lr * velocity
+
+
+@numba.njit(cache=True, nogil=True)
+def apply_adam(
+    weights_SD: NDArray[np.float32],
+    state_SW: NDArray[np.float32],
+    slots_U: NDArray[np.int64],
+    sums_UD: NDArray[np.float32],
+    keep_2: NDArray[np.float32],
+    take_2: NDArray[np.float32],
+    step_sizes_T: NDArray[np.float32],
+    root_scales_T: NDArray[np.float32],
+    eps: np.float32,
+) -> None:
+    """Adam on the rows in ``slots``, each corrected for bias by the number of its own steps.
+
+    ``m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g g; w -= step_size[t] m / (sqrt(v) / root_scale[t] + eps)``
+
+    Args:
+        weights_SD: (num_slots, embedding_dim), updated.
+        state_SW: (num_slots, 2 * embedding_dim + 1); m, v and the steps t so far, updated.
+        slots_U: (num_distinct,), no slot twice.
+        sums_UD: (num_distinct, embedding_dim); gradient of each row.
+        keep_2: b1 and b2.
+        take_2: 1 - b1 and 1 - b2.
+        step_sizes_T: (num_steps,); ``lr / (1 - b1**t)``, whose last entry serves all later steps.
+        root_scales_T: (num_steps,); ``sqrt(1 - b2**t)``, likewise.
+        eps: keeps the first step finite.
+
+    Source:
+        Kingma and Ba, arXiv 1412.6980, algorithm 1, in torch's order of operations.
+    """
+    dim = weights_SD.shape[1]
+    last = step_sizes_T.size - 1
+    for row in range(slots_U.size):
+        slot = slots_U[row]
+        steps = state_SW[slot, 2 * dim] + np.float32(1)
+        state_SW[slot, 2 * dim] = steps
+        entry = int(min(np.int64(steps), last))
+        step_size, root_scale = step_sizes_T[entry], root_scales_T[entry]
+        for column in range(dim):
+            gradient = sums_UD[row, column]
+            mean = keep_2[0] * state_SW[slot, column] + take_2[0] * gradient
+            square = keep_2[1] * state_SW[slot, dim + column] + take_2[1] * (gradient * gradient)
+            state_SW[slot, column] = mean
+            state_SW[slot, dim + column] = square
+            weights_SD[slot, column] -= step_size * mean / (np.sqrt(square) / root_scale + eps)
