@@ -173,7 +173,7 @@ def apply_adam(
         slot = slots_U[row]
         steps = state_SW[slot, 2 * dim] + np.float32(1)
         state_SW[slot, 2 * dim] = steps
-        entry = int(min(np.int64(steps), last))
+        entry = np.minimum(np.int64(steps), last)
         step_size, root_scale = step_sizes_T[entry], root_scales_T[entry]
         for column in range(dim):
             gradient = sums_UD[row, column]
