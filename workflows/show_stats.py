@@ -17,6 +17,24 @@ def show_statistics(statistics: dict[str, Any], console: Console) -> None:
     _show_split(statistics, console)
 
 
+def show_rows(found: dict[str, Any], console: Console) -> None:
+    """Print rows of one table, as `TableRows.rows` returns them."""
+    rows, lookups = f"{found['num_rows']:,} rows", f"{found['num_lookups']:,} look-ups"
+    table = _table(
+        f"{found['feature']} ({found['kind']}): {rows}, {lookups}",
+        "id", "category", "look-ups", "share", "up to here", "",
+    )  # fmt: skip
+    for row in found["rows"]:
+        shares = [f"{row[key]:.4%}" for key in ("share", "cumulative_share")]
+        hot = "hot" if row["is_hot"] else ""
+        table.add_row(f"{row['id']:,}", row["category"], f"{row['count']:,}", *shares, hot)
+    console.print(table)
+    for row in found["rows"]:
+        if not row.get("is_known", True):
+            asked = f"{row['asked']} has no id of its own: its look-ups use the oov row, shown here."
+            console.print(asked, soft_wrap=True, markup=False)
+
+
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for column in columns:
