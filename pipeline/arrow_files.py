@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from .errors import ManifestError
 from .manifest import FileEntry, Manifest, first_line
+from .tables import multi_hot, one_hot
 
 NO_NULLS = np.zeros(0, np.uint8)
 """The validity bitmap of a column without missing values."""
@@ -31,6 +32,9 @@ DAMAGE = (
 _HINT = "remove its folder and run its stage again"
 _CATEGORY = (pa.uint32(), pa.uint64())
 _DENSE = (pa.int32(),)
+_FLOAT = (pa.float64(),)
+_LIST = (pa.list_(pa.uint64()),)
+_MAY_LACK = (_CATEGORY, _DENSE, _FLOAT)
 
 
 @contextmanager
@@ -75,14 +79,18 @@ def columns_of(manifest: Manifest) -> dict[str, tuple[Any, ...]]:
     match manifest.stage:
         case "ingest":
             label = {"label": (pa.uint8(),)} if totals["has_label"] else {}
-            sparse = dict.fromkeys(totals["sparse"], _CATEGORY)
-            return label | dict.fromkeys(totals["dense"], _DENSE) | sparse
+            dense = dict.fromkeys(totals["dense"], _DENSE) | dict.fromkeys(totals.get("floats", ()), _FLOAT)
+            sparse = dict.fromkeys(totals["sparse"], _CATEGORY) | dict.fromkeys(
+                totals.get("lists", ()), _LIST
+            )
+            return label | dense | sparse
         case "count":
             return {"category": _CATEGORY, "count": (pa.int64(),)}
         case "rank":
             return {"category": _CATEGORY, "count": (pa.int64(),), "place": (pa.int64(),)}
         case "encode":
-            return {"ids": (pa.list_(pa.int32(), len(totals["tables"])),)}
+            lists = {table["name"]: (pa.list_(pa.int32()),) for table in multi_hot(totals["tables"])}
+            return {"ids": (pa.list_(pa.int32(), len(one_hot(totals["tables"]))),)} | lists
         case "split":
             return {"is_hot": (pa.uint8(),)}
     return {}
@@ -96,8 +104,10 @@ def _check_columns(batch: Any, wanted: dict[str, tuple[Any, ...]]) -> None:
         column = batch.column(name)
         if column.type not in kinds:
             raise TypeError(f"column {name!r} is {column.type}, want {' or '.join(map(str, kinds))}")
-        num_missing = column.null_count + (column.values.null_count if column.type.num_fields else 0)
-        if num_missing and kinds not in (_CATEGORY, _DENSE):
+        num_missing = column.null_count
+        if column.type.num_fields and kinds != _LIST:
+            num_missing += column.values.null_count
+        if num_missing and kinds not in _MAY_LACK:
             raise ValueError(f"column {name!r} lacks {num_missing} values")
 
 
@@ -134,7 +144,8 @@ def fixed_lists(array: Any, width: int, dtype: Any) -> NDArray[Any]:
     """A fixed-size-list array as ``(len, width)``."""
     if array.type.list_size != width:
         raise ManifestError(f"a column has lists of {array.type.list_size}, want {width}", hint=_HINT)
-    return values_of(array.values, dtype).reshape(-1, width)[array.offset : array.offset + len(array)]
+    flat = values_of(array.values, dtype)[array.offset * width : (array.offset + len(array)) * width]
+    return flat.reshape(len(array), width)
 
 
 def as_fixed_lists(matrix: NDArray[Any]) -> Any:

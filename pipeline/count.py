@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from ..stats.counting import BYTES_PER_TABLE_BYTE, SMALLEST_ENTRIES, CategoryCounter, merge_runs
 from .arrow_files import read_batch, validity_of, values_of, write_batch
 from .errors import ConfigError
-from .manifest import Manifest
+from .manifest import FileEntry, Manifest
 from .memory import array_in, room_for, spill_errors_explained
 from .output import PARTIAL, Output, input_of
 from .sizes import MIB
+from .tables import lookups_of, mark_of
 from .tasks import ProgressCallback, num_workers, run_tasks, silent
 
 VERSION = 1
@@ -59,8 +60,8 @@ def count(
 ) -> Manifest:
     """columns -> counts: occurrences of each category of each table in the training samples.
 
-    Reads:   ``*.arrow``, C* uint32 with nulls
-    Writes:  ``{feature}.arrow``: category uint32, ascending; count int64, look-ups
+    Reads:   ``*.arrow``, C* uint32 or uint64 with nulls, or lists of uint64
+    Writes:  ``{feature}.arrow``: category uint32 or uint64, ascending; count int64, look-ups
     """
     output = Output.begin("count", VERSION, config, [input_of(columns)], out)
     if isinstance(output, Manifest):
@@ -81,16 +82,14 @@ def count(
     tasks = ((group, num_train, columns, output, room, advance) for group in groups)
     for _ in run_tasks(_count_group, tasks, workers=workers):
         pass
-    tables = [
-        {
-            "name": name,
-            "num_categories": output.finished[f"{name}.arrow"].num_samples,
-            "num_missing": output.finished[f"{name}.arrow"].facts["num_missing"],
-        }
-        for name in columns.totals["sparse"]
-    ]
+    tables = [_facts_of(name, columns, output.finished[f"{name}.arrow"]) for name in columns.totals["sparse"]]
     totals = {"num_samples": columns.num_samples, "num_train_samples": num_train, "tables": tables}
     return output.seal(totals)
+
+
+def _facts_of(name: str, columns: Manifest, entry: FileEntry) -> dict[str, Any]:
+    kept = {key: fact for key, fact in entry.facts.items() if key in ("num_missing", "num_lookups")}
+    return {"name": name, "num_categories": entry.num_samples} | kept | mark_of(name, columns)
 
 
 def needed_bytes(num_features: int, workers: int) -> int:
@@ -115,16 +114,18 @@ def _count_group(
         left -= num_samples
         batch = read_batch(columns, entry)
         for name in names:
-            array = batch.column(name)
+            array, num_lookups = lookups_of(batch.column(name), num_samples)
             dtypes[name] = np.dtype(array.type.to_pandas_dtype())
-            tables.add(name, values_of(array, dtypes[name])[:num_samples], validity_of(array))
+            tables.add(name, values_of(array, dtypes[name])[:num_lookups], validity_of(array))
         advance(num_samples * len(names))
     for name in names:
-        num_missing = tables.counters[name].num_missing
+        facts = {"num_missing": tables.counters[name].num_missing}
         categories, counts = tables.result(name, dtypes[name])
+        if mark_of(name, columns):
+            facts["num_lookups"] = facts["num_missing"] + int(counts.sum())
         written = {"category": pa.array(categories), "count": pa.array(counts)}
         name += ".arrow"
-        with output.writing(name, categories.shape[0], num_missing=num_missing) as path:
+        with output.writing(name, categories.shape[0], **facts) as path:
             write_batch(path, written)
 
 

@@ -87,8 +87,9 @@ def ingest(
 
     Reads:   Criteo's lines of ``label, integers, categories`` or CSV, plain, gzip or zstd; Parquet;
              several files in order
-    Writes:  ``file{f}-block{b}.arrow``, of Parquet ``file{f}-row{first}.arrow``: label uint8, dense int32,
-             sparse uint32 (Criteo) or uint64, null where missing
+    Writes:  ``file{f}-block{b}.arrow``, of Parquet ``file{f}-row{first}.arrow``: label uint8, dense int32
+             or float64, sparse uint32 (Criteo), uint64 or list<uint64>, null where missing (in a list, its
+             elements: a missing list has one)
 
     Raises:
         InputError: a line is not as the schema says (file, line, column, found, wanted), too many
@@ -157,6 +158,9 @@ def _ingest_part(
     if part.fault is not None and config.on_bad_line == "error":
         return name, part.fault
     facts = {"lines": part.num_samples + part.bad.total()} | part.facts
+    lookups = {name: len(part.columns[name].values) for name, _ in schema_of(config.schema).lists}
+    if lookups:
+        facts["lookups"] = lookups
     if part.bad:
         facts["bad"] = dict(sorted(part.bad.items()))
     with output.writing(name, part.num_samples, **facts) as path:
@@ -218,6 +222,9 @@ def _totals(
         "sparse": list(schema.sparse),
         "raw": raw,
     }
+    lists = [name for name, _ in schema.lists]
+    kinds = {"lists": lists, "floats": list(schema.floats), "untransformed": list(schema.untransformed)}
+    totals |= {key: names for key, names in kinds.items() if names}
     if schema.format != "criteo":
         totals["schema"] = write_schema(schema.without_settings)
     return totals

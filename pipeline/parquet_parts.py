@@ -37,9 +37,10 @@ class ParquetParts:
         self._file, self._number, self._config, self._schema = file, number, config, schema
         self._has_label = config.label and schema.label is not None
         self._names = schema.columns(has_label=self._has_label)
+        renamed = dict(schema.renamed)
+        self._lists = {renamed.get(name, name) for name, _ in schema.lists}
         with self._open() as parquet:
             self._check_columns(parquet.schema_arrow)
-        self._rows_of_part = max(1, config.block_bytes // (_VALUE_BYTES * len(self._names)))
 
     def _open(self) -> Any:
         try:
@@ -84,10 +85,22 @@ class ParquetParts:
     def _batches(self, parquet: Any, group: int) -> Iterator[Any]:
         try:
             yield from parquet.iter_batches(
-                self._rows_of_part, row_groups=[group], columns=list(self._names), use_threads=False
+                self._rows_of_part(parquet.metadata.row_group(group)),
+                row_groups=[group],
+                columns=list(self._names),
+                use_threads=False,
             )
         except DAMAGE as error:
             raise self._damaged(error) from error
+
+    def _rows_of_part(self, group: Any) -> int:
+        """Rows that have ``block_bytes`` of values; in lists, as many elements as they have on average."""
+        chunks = (group.column(number) for number in range(group.num_columns))
+        lists = [
+            chunk.num_values for chunk in chunks if chunk.path_in_schema.partition(".")[0] in self._lists
+        ]
+        values_of_row = len(self._names) - len(lists) + sum(lists) / max(group.num_rows, 1)
+        return max(1, int(self._config.block_bytes / (_VALUE_BYTES * max(values_of_row, 1))))
 
     def _damaged(self, error: Exception) -> InputError:
         return InputError(

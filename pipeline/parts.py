@@ -16,7 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from .criteo_columns import count_reasons, describe_fault, parse_block
-from .errors import ConfigError, InputError
+from .errors import InputError
 from .manifest import FileEntry
 from .parquet_parts import ParquetParts
 from .raw import Block, RawFile, iterate_blocks
@@ -55,8 +55,6 @@ def open_parts(file: RawFile, number: int, config: IngestConfig) -> RawParts:
         InputError: the file cannot be read, is of another format, or lacks a column of the schema.
     """
     schema = schema_of(config.schema)
-    if schema.lists or schema.floats or schema.untransformed:
-        raise ConfigError("list-valued columns, floats and other transforms are not supported yet")
     if schema.format == "parquet":
         return ParquetParts(file, number, config, schema)
     if schema.format == "csv":

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ..stats.text_fields import BAD, MISSING, split_fields
+from .column_values import Spans, is_text, plain, read_values
 from .criteo_parser import count_newlines
 from .errors import ConfigError, InputError
 from .parquet_parts import DAMAGE
@@ -25,7 +26,6 @@ from .schema import Schema
 from .schema_file import write_schema
 from .schema_names import check_name
 from .sizes import MIB
-from .tabular import Spans, is_text, plain, read_values
 
 _SEPARATORS = ",\t;|"
 _SNIFFED_LINES = 100

@@ -78,7 +78,11 @@ def rank(
         (config, counts, entries[f"{name}.arrow"], table, firsts, output, room)
         for name, table, firsts in zip(names, ranked, first_places(ranked), strict=True)
     )
-    tables = list(run_tasks(_write_table, tasks_, workers=workers))
+    made = run_tasks(_write_table, tasks_, workers=workers)
+    tables = [
+        table | {key: facts[key] for key in ("num_lookups", "is_multi_hot") if key in facts}
+        for table, facts in zip(made, counts.totals["tables"], strict=True)
+    ]
     kept = ("num_samples", "num_train_samples")
     totals = {key: counts.totals[key] for key in kept} | {"tables": tables}
     return output.seal(totals | {"num_rows": sum(table["num_rows"] for table in tables)})
