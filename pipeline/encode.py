@@ -24,11 +24,13 @@ from ..stats.hash_table import (
     insert_short_ids,
     new_short_table,
     new_table,
+    settle_unknown,
 )
 from .arrow_files import as_fixed_lists, read_batch, validity_of, values_of, write_batch
 from .manifest import FileEntry, Manifest
 from .memory import room_for, spill_errors_explained
 from .output import PARTIAL, Output, input_of
+from .scratch import scratch
 from .sizes import MIB
 from .tasks import ProgressCallback, num_workers, run_tasks, silent
 
@@ -130,7 +132,7 @@ def encode(
 
 def needed_bytes(samples_of_part: int, num_features: int, workers: int) -> int:
     """The least that `encode` can do with: ids of a part for each worker, and small tables."""
-    return num_workers(workers) * samples_of_part * (4 * num_features + 16) + _LEAST_TABLES
+    return num_workers(workers) * samples_of_part * (9 * num_features // 2 + 16) + _LEAST_TABLES
 
 
 def _passes(vocabulary: Manifest, room_bytes: int) -> Iterator[list[_Piece]]:
@@ -179,7 +181,7 @@ def _load_table(vocabulary: Manifest, piece: _Piece) -> _Table:
 def _spill_part(entry: FileEntry, num_train: int, lookup: _Lookup) -> int:
     """Leave the ids of one pass for the last one: a row for each table of the pass."""
     batch = read_batch(lookup.columns, entry)
-    ids = np.empty((len(lookup.tables), entry.num_samples), np.int32)
+    ids = scratch("ids", (len(lookup.tables), entry.num_samples), np.int32)
     for row, table in zip(ids, lookup.tables, strict=True):
         table.find(batch.column(table.piece.facts["name"]), row)
     with spill_errors_explained(lookup.output):
@@ -190,15 +192,16 @@ def _spill_part(entry: FileEntry, num_train: int, lookup: _Lookup) -> int:
 def _encode_part(entry: FileEntry, num_train: int, lookup: _Lookup) -> int:
     """Encode one file, of which the first ``num_train`` samples are for training."""
     batch = read_batch(lookup.columns, entry)
-    ids = np.full((entry.num_samples, lookup.num_features), -1, np.int32)
-    if entry.num_samples:
+    ids = scratch("ids", (entry.num_samples, lookup.num_features), np.int32)
+    if lookup.earlier and entry.num_samples:
+        ids.fill(-1)
         _collect_spilled(entry, lookup, ids)
     for table in lookup.tables:
         array, column = batch.column(table.piece.facts["name"]), ids[:, table.piece.feature]
         if table.piece.first_id == 0:
             table.find(array, column)
         else:
-            found = np.empty(entry.num_samples, np.int32)
+            found = scratch("found", (entry.num_samples,), np.int32)
             table.find(array, found)
             np.maximum(column, found, out=column)
     oov = _settle_oov(ids, min(max(num_train, 0), entry.num_samples), lookup)
@@ -223,14 +226,11 @@ def _settle_oov(ids: NDArray[np.int32], num_train: int, lookup: _Lookup) -> dict
     """Give what no piece knows the oov row; how many samples have it, by feature."""
     pieces = [piece for pieces in lookup.earlier for piece in pieces] + [t.piece for t in lookup.tables]
     oov_ids = {piece.feature: piece.facts["oov_id"] for piece in pieces}
-    oov_train, oov_evaluation = [], []
-    for feature in range(lookup.num_features):
-        column = ids[:, feature]
-        column[column < 0] = oov_ids[feature]
-        is_oov = column == oov_ids[feature]
-        oov_train.append(int(np.count_nonzero(is_oov[:num_train])))
-        oov_evaluation.append(int(np.count_nonzero(is_oov[num_train:])))
-    return {"oov_train": oov_train, "oov_evaluation": oov_evaluation}
+    of_feature = np.array([oov_ids[feature] for feature in range(lookup.num_features)], np.int32)
+    num_oov = np.zeros((2, lookup.num_features), np.int64)
+    settle_unknown(ids[:num_train], of_feature, num_oov[0])
+    settle_unknown(ids[num_train:], of_feature, num_oov[1])
+    return {"oov_train": num_oov[0].tolist(), "oov_evaluation": num_oov[1].tolist()}
 
 
 def _totals(vocabulary: Manifest, output: Output) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from .errors import ConfigError, ManifestError
 from .output import PARTIAL, Output
+from .scratch import drop_scratch
 from .sizes import MIB, format_byte_size
 
 FIXED_BYTES = 160 * MIB
@@ -72,7 +73,8 @@ def refuse_small_cap(stage: str, memory_bytes: int, needed_bytes: int) -> None:
 
 
 def give_back() -> None:
-    """Have the allocators return what they keep to the system."""
+    """Have this thread and the allocators return what they keep to the system."""
+    drop_scratch()
     pa.default_memory_pool().release_unused()
     try:
         ctypes.CDLL(None).malloc_trim(0)

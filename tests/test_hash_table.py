@@ -22,7 +22,9 @@ from hotset.stats.hash_table import (
     insert_short_ids,
     new_short_table,
     new_table,
+    settle_unknown,
 )
+from hotset.stats.prefetch import AHEAD, prefetch
 
 _ALL_VALID = np.zeros(0, np.uint8)
 _INVERSE = pow(0x9E3779B97F4A7C15, -1, 2**64)
@@ -152,3 +154,41 @@ def test_ids_of_uint32_without_missing_values(rng: np.random.Generator) -> None:
     ids = np.empty(categories.shape[0], np.int32)
     find_ids(categories[order], _ALL_VALID, table, -1, -2, ids)
     np.testing.assert_array_equal(ids, order)
+
+
+@pytest.mark.parametrize("num_lookups", [int(AHEAD) - 1, int(AHEAD), int(AHEAD) + 1, 1000])
+def test_asking_ahead_ends_with_the_lookups(num_lookups: int, rng: np.random.Generator) -> None:
+    categories = rng.integers(0, 2**32, num_lookups).astype(np.uint32)
+    is_valid = bitmap((rng.random(num_lookups) < 0.8).tolist())
+    table = new_table(3 << 13)  # large enough for counting to ask
+    stopped, num_used, num_missing = add_counts(categories, is_valid, 0, table, 0, num_lookups)
+    valid = categories[np.unpackbits(is_valid, count=num_lookups, bitorder="little") == 1]
+    assert entries_of(table) == dict(Counter(valid.tolist()))
+    assert (stopped, num_used, num_missing) == (num_lookups, len(set(valid)), num_lookups - valid.shape[0])
+    rows = np.unique(valid)
+    ids = {category: i for i, category in enumerate(rows.tolist())}
+    wanted = [ids[category] if category in valid else -5 for category in categories.tolist()]
+    long, short = new_table(rows.shape[0]), new_short_table(rows.shape[0])
+    insert_ids(rows, 0, -1, -1, long)
+    insert_short_ids(rows, 0, -1, -1, short)
+    found = np.empty((2, num_lookups), np.int32)
+    find_ids(categories, _ALL_VALID, long, -1, -5, found[0])
+    find_short_ids(categories, _ALL_VALID, short, -1, -5, found[1])
+    assert found[0].tolist() == wanted and found[1].tolist() == wanted
+
+
+def test_asking_changes_nothing() -> None:
+    table = np.arange(32, dtype=np.uint64).reshape(16, 2)
+    prefetch(table, np.uint64(15))
+    np.testing.assert_array_equal(table.reshape(-1), np.arange(32))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (50, 4), (50, 26)])
+def test_unknown_lookups_get_the_oov_row(shape: tuple[int, int], rng: np.random.Generator) -> None:
+    ids = rng.integers(-1, 5, shape).astype(np.int32)
+    oov_ids = rng.integers(0, 5, shape[1]).astype(np.int32)
+    wanted = np.where(ids < 0, oov_ids, ids)
+    num_oov = np.ones(shape[1], np.int64)
+    settle_unknown(ids, oov_ids, num_oov)
+    np.testing.assert_array_equal(ids, wanted)
+    np.testing.assert_array_equal(num_oov, 1 + (wanted == oov_ids).sum(axis=0))
