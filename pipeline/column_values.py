@@ -65,8 +65,7 @@ class Values:
         if self.offsets is None:
             return is_in
         before = np.concatenate([[0], np.cumsum(is_in)])
-        found: NDArray[np.bool_] = before[self.offsets[1:]] > before[self.offsets[:-1]]
-        return found
+        return np.asarray(before[self.offsets[1:]] > before[self.offsets[:-1]], np.bool_)
 
     def rows(self, keep: NDArray[np.bool_]) -> Values:
         """The values of the rows to be kept."""

@@ -90,7 +90,7 @@ def parse_decimals(
             power = 0
             while position < stop and _ZERO <= text[position] <= _ZERO + 9:
                 if power < _EXPONENT_LIMIT:
-                    power = power * 10 + np.int64(text[position] - _ZERO)
+                    power = power * 10 + int(text[position] - _ZERO)
                 position += 1
             exponent += -power if is_down else power
         if position != stop:
