@@ -61,11 +61,12 @@ class Values:
 
     def is_row(self, state: int) -> NDArray[np.bool_]:
         """(num_rows,): whether the value of a row, or one of its elements, is in ``state``."""
-        is_in = self.states == state
+        is_in: NDArray[np.bool_] = self.states == state
         if self.offsets is None:
             return is_in
         before = np.concatenate([[0], np.cumsum(is_in)])
-        return np.asarray(before[self.offsets[1:]] > before[self.offsets[:-1]], np.bool_)
+        found: NDArray[np.bool_] = before[self.offsets[1:]] > before[self.offsets[:-1]]
+        return found
 
     def rows(self, keep: NDArray[np.bool_]) -> Values:
         """The values of the rows to be kept."""
