@@ -52,7 +52,7 @@ def _statistics(folder: Path, workers: int, progress: ProgressCallback) -> dict[
     vocabulary, samples, plan = (Manifest.read(folder / name) for name in ("vocabulary", "samples", "plan"))
     redo = "ingest" if is_discarded(folder / "columns") else "encode"
     refuse_discarded(samples.folder, "stats", redo)
-    counts = _counts(vocabulary)
+    counts = read_row_counts(vocabulary)
     features = [
         _feature(table, count) for table, count in zip(vocabulary.totals["tables"], counts, strict=True)
     ]
@@ -70,7 +70,8 @@ def _statistics(folder: Path, workers: int, progress: ProgressCallback) -> dict[
     }
 
 
-def _counts(vocabulary: Manifest) -> list[NDArray[np.int64]]:
+def read_row_counts(vocabulary: Manifest) -> list[NDArray[np.int64]]:
+    """Per table (num_rows,), look-ups of each row in the training part, in the order of ids; mapped."""
     entries = {entry.path: entry for entry in vocabulary.files}
     names = [table["name"] for table in vocabulary.totals["tables"]]
     batches = [read_batch(vocabulary, entries[f"{name}.arrow"]) for name in names]
@@ -102,7 +103,7 @@ def _budgets(
     found = [num_hot_of_tables(places, [bytes_of_row] * len(places), budget) for budget in budgets]
     num_hot = np.array([hot for hot, _ in found], np.int64)
     num_train = vocabulary.totals["num_train_samples"]
-    hot_samples = _hot_samples(samples, num_hot, num_train, workers, progress)
+    hot_samples = count_hot_samples(samples, num_hot, num_train, workers, progress)
     num_lookups = max(1, sum(int(count.sum()) for count in counts))
     return [
         {
@@ -116,7 +117,7 @@ def _budgets(
     ]
 
 
-def _hot_samples(
+def count_hot_samples(
     samples: Manifest, num_hot: NDArray[np.int64], num_train: int, workers: int, progress: ProgressCallback
 ) -> NDArray[np.int64]:
     """(num_budgets,): fully hot training samples under each budget, in one pass over the ids."""
