@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..stats.coverage import rows_for_shares, top_shares
-from ..stats.hot_rows import count_by_prefix, num_hot_of_tables
-from .arrow_files import DAMAGE, fixed_lists, read_batch, values_of
+from ..stats.hot_rows import count_by_prefix
+from .arrow_files import DAMAGE, fixed_lists, read_batch
 from .discard import is_discarded, refuse_discarded
 from .encode import iterate_parts
 from .errors import HotsetError, ManifestError
+from .hot_order import HotOrder, read_tables, row_bytes_of
 from .manifest import FileEntry, Manifest, first_line
 from .sizes import GIB, MIB
-from .split import read_places
 from .tasks import ProgressCallback, run_tasks, silent
 
 BUDGETS = tuple(int(size) for size in (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB))
@@ -72,10 +72,7 @@ def _statistics(folder: Path, workers: int, progress: ProgressCallback) -> dict[
 
 def read_row_counts(vocabulary: Manifest) -> list[NDArray[np.int64]]:
     """Per table (num_rows,), look-ups of each row in the training part, in the order of ids; mapped."""
-    entries = {entry.path: entry for entry in vocabulary.files}
-    names = [table["name"] for table in vocabulary.totals["tables"]]
-    batches = [read_batch(vocabulary, entries[f"{name}.arrow"]) for name in names]
-    return [values_of(batch.column("count"), np.int64) for batch in batches]
+    return read_tables(vocabulary, "count")
 
 
 def _feature(table: dict[str, Any], counts: NDArray[np.int64]) -> dict[str, Any]:
@@ -99,8 +96,8 @@ def _budgets(
 ) -> list[dict[str, Any]]:
     chosen = int(plan.config["hot_bytes"])
     budgets = sorted({*BUDGETS, chosen})
-    places, bytes_of_row = read_places(vocabulary), plan.totals["row_bytes"]
-    found = [num_hot_of_tables(places, [bytes_of_row] * len(places), budget) for budget in budgets]
+    order = HotOrder(vocabulary, row_bytes_of(plan.totals))
+    found = [order.num_hot(budget) for budget in budgets]
     num_hot = np.array([hot for hot, _ in found], np.int64)
     num_train = vocabulary.totals["num_train_samples"]
     hot_samples = count_hot_samples(samples, num_hot, num_train, workers, progress)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..stats.ranking import RankedRuns, expand_runs, first_places, place_categories, rank_by_frequency
 from .arrow_files import read_batch, values_of, write_batch
 from .errors import ConfigError
+from .feature_settings import NO_SETTINGS, FeatureSettings, checked_settings, numbers_of
 from .manifest import FileEntry, Manifest
 from .memory import array_in, room_for
 from .output import Output, input_of
@@ -40,11 +41,16 @@ class RankConfig:
     min_count: int = 1
     """Categories seen fewer times than this in the training part share the oov row (look-ups)."""
 
+    feature_min_counts: FeatureSettings = NO_SETTINGS
+    """Features with a ``min_count`` of their own, and that: C3=10,C5=2 (look-ups)."""
+
     def __post_init__(self) -> None:
         if self.rank_by != "frequency":
             raise ConfigError(f"rank_by must be frequency, got {self.rank_by!r}")
         if self.min_count < 1:
             raise ConfigError(f"min_count must be 1 or more, got {self.min_count}")
+        settings = checked_settings("feature_min_counts", self.feature_min_counts)
+        object.__setattr__(self, "feature_min_counts", settings)
 
 
 def rank(
@@ -68,14 +74,15 @@ def rank(
     room = room_for("rank", memory_bytes, needed_bytes(workers)) // num_workers(workers) - _LEAST_ROOM
     entries = {entry.path: entry for entry in counts.files}
     names = [table["name"] for table in counts.totals["tables"]]
-    tasks = ((config, counts, entries[f"{name}.arrow"]) for name in names)
+    min_counts = numbers_of("feature_min_counts", config.feature_min_counts, names, config.min_count)
+    tasks = ((min_counts[name], counts, entries[f"{name}.arrow"]) for name in names)
     ranked, done = [], 0
     for table in run_tasks(_rank_table, tasks, workers=workers):
         ranked.append(table)
         done += counts.totals["num_train_samples"]
         progress("rank", done, len(names) * counts.totals["num_train_samples"])
     tasks_ = (
-        (config, counts, entries[f"{name}.arrow"], table, firsts, output, room)
+        (min_counts[name], counts, entries[f"{name}.arrow"], table, firsts, output, room)
         for name, table, firsts in zip(names, ranked, first_places(ranked), strict=True)
     )
     made = run_tasks(_write_table, tasks_, workers=workers)
@@ -93,9 +100,9 @@ def needed_bytes(workers: int) -> int:
     return num_workers(workers) * _LEAST_ROOM
 
 
-def _rank_table(config: RankConfig, counts: Manifest, entry: FileEntry) -> RankedRuns:
+def _rank_table(min_count: int, counts: Manifest, entry: FileEntry) -> RankedRuns:
     occurrences = values_of(read_batch(counts, entry).column("count"), np.int64)
-    ranked = rank_by_frequency(occurrences, entry.facts["num_missing"], config.min_count)
+    ranked = rank_by_frequency(occurrences, entry.facts["num_missing"], min_count)
     if ranked.num_rows > _MAX_ROWS:
         name = Path(entry.path).stem
         raise ConfigError(
@@ -106,7 +113,7 @@ def _rank_table(config: RankConfig, counts: Manifest, entry: FileEntry) -> Ranke
 
 
 def _write_table(
-    config: RankConfig,
+    min_count: int,
     counts: Manifest,
     entry: FileEntry,
     ranked: RankedRuns,
@@ -117,14 +124,14 @@ def _write_table(
     num_rows = ranked.num_rows
     if not output.has(entry.path):
         with output.writing(entry.path, num_rows) as path:
-            write_batch(path, _columns(config, read_batch(counts, entry), ranked, firsts, output, room))
+            write_batch(path, _columns(min_count, read_batch(counts, entry), ranked, firsts, output, room))
     ids = {"oov_id": ranked.oov_id, "missing_id": ranked.missing_id}
     name = Path(entry.path).stem
     return {"name": name, "num_rows": num_rows, **ids, "oov_count": ranked.oov_count}
 
 
 def _columns(
-    config: RankConfig, batch: Any, ranked: RankedRuns, firsts: NDArray[np.int64], output: Output, room: int
+    min_count: int, batch: Any, ranked: RankedRuns, firsts: NDArray[np.int64], output: Output, room: int
 ) -> dict[str, Any]:
     """The vocabulary of one table; a third of ``room`` for each column."""
     kind = batch.schema.field("category").type
@@ -133,7 +140,7 @@ def _columns(
     totals, places = (array_in(room // 3, output, shape, np.int64) for _ in range(2))
     categories = values_of(batch.column("category"), dtype)
     occurrences = values_of(batch.column("count"), np.int64)
-    place_categories(categories, occurrences, config.min_count, ranked, rows)
+    place_categories(categories, occurrences, min_count, ranked, rows)
     expand_runs(ranked.counts, ranked.lengths, 0, totals)
     expand_runs(firsts, ranked.lengths, 1, places)
     nulls = [_validity(ranked), pa.py_buffer(rows)]

@@ -1,6 +1,7 @@
 """``split``: vocabulary/ + samples/ + a byte budget -> plan/, the hot rows and each sample's tag.
 
-The hot rows are a prefix of the order over all tables, so they are one number per table. A sample is
+The hot rows are a prefix of the order over all tables (by look-ups per byte where rows differ in width), so
+they are one number per table. A sample is
 hot when all of its look-ups hit hot rows.
 
 Source: FAE (Adnan et al., PVLDB 15(1), section 4), with exact counts in place of its sampling.
@@ -8,6 +9,7 @@ Source: FAE (Adnan et al., PVLDB 15(1), section 4), with exact counts in place o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,11 +18,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..stats.hot_rows import num_hot_of_tables, tag_hot_samples
+from ..stats.hot_rows import tag_hot_samples
 from ..stats.row_bytes import OPTIMIZERS, row_bytes
-from .arrow_files import fixed_lists, read_batch, values_of, write_batch
+from .arrow_files import fixed_lists, read_batch, write_batch
 from .encode import iterate_parts
 from .errors import ConfigError
+from .feature_settings import NO_SETTINGS, FeatureSettings, checked_settings, numbers_of
+from .hot_order import HotOrder
 from .manifest import FileEntry, Manifest
 from .output import Output, input_of
 from .sizes import MIB, ByteSize
@@ -40,6 +44,10 @@ class SplitConfig:
     embedding_dim: int = 16
     """Floats of a row."""
 
+    feature_dims: FeatureSettings = NO_SETTINGS
+    """Features with an ``embedding_dim`` of their own, and that: C3=8,C5=32. Rows are then hot by look-ups
+    per byte."""
+
     embedding_optimizer: Literal["sgd", "momentum", "adagrad", "rowwise-adagrad", "adam"] = "sgd"
     """Optimizer whose state a row carries."""
 
@@ -48,6 +56,7 @@ class SplitConfig:
             raise ConfigError(f"hot_bytes must be 0 or more, got {self.hot_bytes}")
         if self.embedding_dim < 1:
             raise ConfigError(f"embedding_dim must be 1 or more, got {self.embedding_dim}")
+        object.__setattr__(self, "feature_dims", checked_settings("feature_dims", self.feature_dims))
         if self.embedding_optimizer not in OPTIMIZERS:
             wanted = ", ".join(OPTIMIZERS)
             raise ConfigError(
@@ -72,9 +81,9 @@ def split(
     output = Output.begin("split", VERSION, config, [input_of(vocabulary), input_of(samples)], out)
     if isinstance(output, Manifest):
         return output
-    places = read_places(vocabulary)
-    bytes_of_row = row_bytes(config.embedding_dim, config.embedding_optimizer)
-    num_hot, num_hot_rows = num_hot_of_tables(places, [bytes_of_row] * len(places), config.hot_bytes)
+    widths = widths_of(config, [table["name"] for table in vocabulary.totals["tables"]])
+    bytes_of_rows = [width["row_bytes"] for width in widths]
+    num_hot, num_hot_rows = HotOrder(vocabulary, bytes_of_rows).num_hot(config.hot_bytes)
     num_train, done = vocabulary.totals["num_train_samples"], 0
     tasks = (
         (entry, num_train - first, np.array(num_hot, np.int64), samples, output)
@@ -84,13 +93,15 @@ def split(
         done += num_samples
         progress("split", done, samples.num_samples)
     tables = [
-        {key: table[key] for key in ("name", "num_rows", "oov_id", "missing_id")} | {"num_hot": hot}
-        for table, hot in zip(vocabulary.totals["tables"], num_hot, strict=True)
+        {key: table[key] for key in ("name", "num_rows", "oov_id", "missing_id")}
+        | {"num_hot": hot}
+        | (width if width["embedding_dim"] != config.embedding_dim else {})
+        for table, hot, width in zip(vocabulary.totals["tables"], num_hot, widths, strict=True)
     ]
     return output.seal(
         {
             "tables": tables,
-            "row_bytes": bytes_of_row,
+            "row_bytes": row_bytes(config.embedding_dim, config.embedding_optimizer),
             "num_rows": vocabulary.totals["num_rows"],
             "num_hot_rows": num_hot_rows,
             "num_train_samples": num_train,
@@ -99,12 +110,13 @@ def split(
     )
 
 
-def read_places(vocabulary: Manifest) -> list[NDArray[np.int64]]:
-    """Per table (num_rows,): each row's place in the order over all tables."""
-    entries = {entry.path: entry for entry in vocabulary.files}
-    names = [table["name"] for table in vocabulary.totals["tables"]]
-    batches = [read_batch(vocabulary, entries[f"{name}.arrow"]) for name in names]
-    return [values_of(batch.column("place"), np.int64) for batch in batches]
+def widths_of(config: SplitConfig, features: Sequence[str]) -> list[dict[str, int]]:
+    """Per feature ``embedding_dim`` and ``row_bytes``; raises ConfigError for a name that is none of them."""
+    dims = numbers_of("feature_dims", config.feature_dims, features, config.embedding_dim)
+    return [
+        {"embedding_dim": dims[name], "row_bytes": row_bytes(dims[name], config.embedding_optimizer)}
+        for name in features
+    ]
 
 
 def _tag_part(

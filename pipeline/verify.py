@@ -25,6 +25,7 @@ from .manifest import MANIFEST, FileEntry, Manifest, first_line
 from .output import hash_file
 from .raw import RawFile, iterate_blocks
 from .tasks import ProgressCallback, run_tasks, silent
+from .verify_plan import faults_of_plan
 
 STAGE_FOLDERS = {
     "columns": "ingest",
@@ -97,6 +98,8 @@ def _faults_of_totals(manifest: Manifest) -> Iterator[str]:
         num_rows = table.get("num_rows", max(ids.values(), default=0))
         if any(not 0 <= number <= num_rows for number in ids.values()):
             yield f"{table['name']} has {num_rows} rows, and {ids}"
+    if manifest.stage == "split":
+        yield from faults_of_plan(manifest)
 
 
 def _check_chain(manifest: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numba
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +36,55 @@ def num_hot_of_tables(
 def _bytes_of_prefix(places: list[NDArray[np.int64]], row_bytes: list[int], prefix: int) -> int:
     rows = (int(np.searchsorted(place, prefix)) for place in places)
     return sum(count * width for count, width in zip(rows, row_bytes, strict=True))
+
+
+def runs_by_density(
+    tables: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]], row_bytes: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Runs of equal counts of all tables, by falling look-ups per byte; ties by table.
+
+    Args:
+        tables: per table, look-ups of each row of a run, falling, and the rows of each run; (num_runs,).
+        row_bytes: per table, bytes of a row with its optimizer state.
+
+    Returns:
+        The table of each run, and its rows. Exact: whole numbers are compared, products of any size.
+    """
+    scale = math.lcm(*row_bytes) if row_bytes else 1
+    runs = [
+        (-int(count) * (scale // row_bytes[table]), table, int(length))
+        for table, (counts, lengths) in enumerate(tables)
+        for count, length in zip(counts, lengths, strict=True)
+    ]
+    runs.sort(key=lambda run: run[:2])
+    return np.array([run[1] for run in runs], np.int64), np.array([run[2] for run in runs], np.int64)
+
+
+def num_hot_of_runs(
+    table_of_run: NDArray[np.int64], lengths: NDArray[np.int64], row_bytes: Sequence[int], budget_bytes: int
+) -> tuple[list[int], int]:
+    """The longest prefix of rows, run after run, that fits in ``budget_bytes``.
+
+    Args:
+        table_of_run: (num_runs,), most important first; the runs of a table in the order of its ids.
+        lengths: (num_runs,), rows.
+        row_bytes: per table.
+        budget_bytes: bytes of all hot rows together.
+
+    Returns:
+        Hot rows of each table, and of all. Exact.
+    """
+    widths = np.array(row_bytes, np.int64)[table_of_run]
+    ends = np.cumsum(lengths * widths)
+    whole = int(np.searchsorted(ends, budget_bytes, side="right"))
+    taken = lengths.copy()
+    if whole < lengths.shape[0]:
+        left = budget_bytes - (int(ends[whole - 1]) if whole else 0)
+        taken[whole] = left // int(widths[whole])
+        taken[whole + 1 :] = 0
+    num_hot = np.zeros(len(row_bytes), np.int64)
+    np.add.at(num_hot, table_of_run, taken)
+    return num_hot.tolist(), int(taken.sum())
 
 
 @numba.njit(cache=True, nogil=True)

@@ -138,6 +138,18 @@ def expand_runs(
             i += 1
 
 
+def runs_of(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of one count that stand together: the count and the length of each run.
+
+    Args:
+        counts: (num_rows,).
+    """
+    if counts.shape[0] == 0:
+        return counts[:0], np.zeros(0, np.int64)
+    starts = np.concatenate([[0], np.flatnonzero(counts[1:] != counts[:-1]) + 1])
+    return counts[starts], np.diff(starts, append=counts.shape[0])
+
+
 def first_places(tables: list[RankedRuns]) -> list[NDArray[np.int64]]:
     """Places in the order over all tables by falling count; ties by table, then id.
 

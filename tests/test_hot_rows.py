@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hotset.stats.hot_rows import count_by_prefix, num_hot_of_tables, tag_hot_samples
+from hotset.stats.hot_rows import (
+    count_by_prefix,
+    num_hot_of_runs,
+    num_hot_of_tables,
+    runs_by_density,
+    tag_hot_samples,
+)
+from hotset.stats.ranking import runs_of
 
 
 def naive_num_hot(
@@ -71,3 +80,54 @@ def test_budgets_in_one_pass_agree_with_a_pass_each(
     is_hot = ids[None] < num_hot[:, None]
     np.testing.assert_array_equal(np.cumsum(hot_lookups - 100), is_hot.sum(axis=(1, 2)))
     np.testing.assert_array_equal(np.cumsum(hot_samples - 200), is_hot.all(axis=2).sum(axis=1))
+
+
+def naive_num_hot_by_density(
+    tables: list[list[int]], row_bytes: list[int], budget_bytes: int
+) -> tuple[list[int], int]:
+    """Walk all rows by look-ups per byte, ties by table and id, until one does not fit."""
+    rows = sorted(
+        (-Fraction(count, row_bytes[table]), table, row)
+        for table, counts in enumerate(tables)
+        for row, count in enumerate(counts)
+    )
+    num_hot, left = [0] * len(tables), budget_bytes
+    for _, table, _ in rows:
+        if row_bytes[table] > left:
+            break
+        left -= row_bytes[table]
+        num_hot[table] += 1
+    return num_hot, sum(num_hot)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    tables=st.lists(st.lists(st.integers(0, 9) | st.integers(2**40, 2**50), max_size=12), max_size=4),
+    widths=st.lists(st.integers(1, 90), min_size=4, max_size=4),
+    budget_bytes=st.integers(0, 3000),
+)
+def test_rows_of_several_widths_are_hot_by_lookups_per_byte(
+    tables: list[list[int]], widths: list[int], budget_bytes: int
+) -> None:
+    counts = [np.array(sorted(rows, reverse=True), np.int64) for rows in tables]
+    row_bytes = widths[: len(tables)]
+    table_of_run, lengths = runs_by_density([runs_of(rows) for rows in counts], row_bytes)
+    found = num_hot_of_runs(table_of_run, lengths, row_bytes, budget_bytes)
+    assert found == naive_num_hot_by_density([rows.tolist() for rows in counts], row_bytes, budget_bytes)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    tables=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=12), min_size=1, max_size=4),
+    budget_bytes=st.integers(0, 500),
+)
+def test_with_one_width_density_is_frequency(tables: list[list[int]], budget_bytes: int) -> None:
+    counts = [np.array(sorted(rows, reverse=True), np.int64) for rows in tables]
+    order = sorted((-int(c), t, row) for t, rows in enumerate(counts) for row, c in enumerate(rows))
+    places = [np.zeros(rows.shape[0], np.int64) for rows in counts]
+    for place, (_, table, row) in enumerate(order):
+        places[table][row] = place
+    row_bytes = [8] * len(tables)
+    table_of_run, lengths = runs_by_density([runs_of(rows) for rows in counts], row_bytes)
+    wanted = num_hot_of_tables(places, row_bytes, budget_bytes)
+    assert num_hot_of_runs(table_of_run, lengths, row_bytes, budget_bytes) == wanted

@@ -10,11 +10,12 @@ import pytest
 from hotset.pipeline.arrow_files import read_batch, values_of
 from hotset.pipeline.count import CountConfig
 from hotset.pipeline.errors import ConfigError, ManifestError
+from hotset.pipeline.feature_settings import FeatureSettings
 from hotset.pipeline.manifest import Manifest
 from hotset.pipeline.rank import RankConfig, rank
 from hotset.tests.caps import count_stages_alone
 from hotset.tests.criteo_text import NUM_SPARSE, SCHEMA, draw_samples, tree_of
-from hotset.tests.naive_stages import OOV, naive_log, rows_of, run_to
+from hotset.tests.naive_stages import OOV, naive_log, naive_table, rows_of, run_to
 from hotset.workflows.preprocess import PreprocessConfig
 
 
@@ -42,6 +43,21 @@ def test_the_vocabulary_agrees_with_sorted_rows(
     assert vocabulary.totals["num_rows"] == sum(map(len, naive.tables))
     assert vocabulary.totals["num_samples"] == num_samples
     assert vocabulary.totals["num_train_samples"] == num_train
+
+
+def test_a_feature_may_have_a_min_count_of_its_own(tmp_path: Path, rng: np.random.Generator) -> None:
+    samples = draw_samples(150, rng)
+    settings = FeatureSettings([("C3", 2), ("C26", 1000)])
+    config = PreprocessConfig(
+        count=CountConfig(eval_fraction=0.4), rank=RankConfig(min_count=5, feature_min_counts=settings)
+    )
+    tables = rows_of(run_to("rank", tmp_path, samples, config))
+    for f, (name, table) in enumerate(zip(SCHEMA.sparse, tables, strict=True)):
+        column = [sample.categories[f] for sample in samples[:90]]
+        assert table == naive_table(column, dict(settings).get(name, 5)), name
+    with pytest.raises(ConfigError, match="feature_min_counts names 'C27', which is no feature"):
+        unknown = RankConfig(feature_min_counts=FeatureSettings([("C27", 2)]))
+        rank(unknown, Manifest.read(tmp_path / "counts"), tmp_path / "out")
 
 
 def places_in(vocabulary: Manifest) -> list[np.ndarray]:

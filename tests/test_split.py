@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ import pytest
 
 from hotset.pipeline.count import CountConfig
 from hotset.pipeline.errors import ConfigError, ManifestError
+from hotset.pipeline.feature_settings import FeatureSettings
 from hotset.pipeline.manifest import Manifest
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.split import SplitConfig, split
+from hotset.pipeline.verify_plan import faults_of_plan
 from hotset.tests.criteo_text import SCHEMA, Sample, draw_samples
 from hotset.tests.naive_stages import naive_log, run_to, tags_of
 from hotset.workflows.preprocess import PreprocessConfig
@@ -74,6 +78,49 @@ def test_hot_rows_and_tags_agree_with_the_naive_ones(
         "evaluation_hot": hot_evaluation,
     }
     assert (num_hot_rows not in (100, 150)) or 0 < hot_train < NUM_TRAIN
+
+
+@pytest.mark.parametrize("hot_bytes", [0, 63, 2_000, 5_000, 100_000])
+def test_rows_of_several_widths_fill_the_budget_by_lookups_per_byte(
+    tmp_path: Path, folder: Path, samples: list[Sample], hot_bytes: int
+) -> None:
+    dims = {"C3": 4, "C7": 64, "C26": 16}
+    config = SplitConfig(hot_bytes=ByteSize(hot_bytes), feature_dims=FeatureSettings(dims.items()))
+    plan = split_in(folder, tmp_path / "plan", config)
+    naive = naive_log(samples, NUM_TRAIN, min_count=1, num_hot_rows=0)
+    widths = [4 * dims.get(name, 16) for name in SCHEMA.sparse]
+    rows = sorted(
+        (-Fraction(count, widths[f]), f, i)
+        for f, table in enumerate(naive.tables)
+        for i, (_, count) in enumerate(table)
+    )
+    num_hot, left = [0] * len(widths), hot_bytes
+    for _, f, _ in rows:
+        if widths[f] > left:
+            break
+        left -= widths[f]
+        num_hot[f] += 1
+    tables = plan.totals["tables"]
+    assert [table["num_hot"] for table in tables] == num_hot
+    found = {t["name"]: (t["embedding_dim"], t["row_bytes"]) for t in tables if "embedding_dim" in t}
+    assert found == {"C3": (4, 16), "C7": (64, 256)} and plan.totals["row_bytes"] == 64
+    is_hot = [all(i < n for i, n in zip(ids, num_hot, strict=True)) for ids in naive.ids]
+    assert tags_of(plan) == is_hot
+    assert list(faults_of_plan(plan)) == []
+
+
+def test_a_plan_that_exceeds_its_budget_is_found(tmp_path: Path, folder: Path) -> None:
+    dims = FeatureSettings([("C3", 4)])
+    plan = split_in(folder, tmp_path / "plan", SplitConfig(hot_bytes=ByteSize(4096), feature_dims=dims))
+    small = replace(plan, config=plan.config | {"hot_bytes": 4000})
+    assert [fault for fault in faults_of_plan(small) if "the budget is 4000" in fault]
+    wide = replace(plan, config=plan.config | {"feature_dims": []})
+    assert list(faults_of_plan(wide)) == ["C3 has rows of 16 bytes, want 64"]
+
+
+def test_a_width_for_no_feature_is_refused(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(ConfigError, match="feature_dims names 'C33', which is no feature of this log"):
+        split_in(folder, tmp_path / "plan", SplitConfig(feature_dims=FeatureSettings([("C33", 8)])))
 
 
 def test_other_budgets_need_another_folder(tmp_path: Path, folder: Path) -> None:

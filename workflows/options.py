@@ -11,6 +11,7 @@ from typing import TypeVar, cast
 
 import tyro
 
+from ..pipeline.feature_settings import FeatureSettings, format_feature_settings, parse_feature_settings
 from ..pipeline.sizes import ByteSize, format_byte_size, parse_byte_size
 
 T = TypeVar("T")
@@ -36,6 +37,21 @@ def _byte_size_rule(
         instance_from_str=lambda words: parse_byte_size(words[0]),
         is_instance=lambda instance: isinstance(instance, ByteSize),
         str_from_instance=lambda instance: [format_byte_size(instance).replace(" ", "")],
+    )
+
+
+@_registry.primitive_rule
+def _feature_settings_rule(
+    type_info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[FeatureSettings] | None:
+    if type_info.type is not FeatureSettings:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="FEATURE=N,...",
+        instance_from_str=lambda words: parse_feature_settings(words[0]),
+        is_instance=lambda instance: isinstance(instance, FeatureSettings),
+        str_from_instance=lambda instance: [format_feature_settings(instance)],
     )
 
 

@@ -17,6 +17,7 @@ from ..pipeline.count import CountConfig, count
 from ..pipeline.discard import discard_files, is_discarded, refuse_discarded
 from ..pipeline.encode import EncodeConfig, encode
 from ..pipeline.errors import ConfigError, ManifestError
+from ..pipeline.feature_settings import numbers_of
 from ..pipeline.ingest import IngestConfig, ingest
 from ..pipeline.manifest import MANIFEST, Manifest
 from ..pipeline.memory import refuse_small_cap
@@ -149,8 +150,10 @@ def preprocess(
 def check_resources(
     raw: Sequence[Path], config: PreprocessConfig, out: Path, *, workers: int, memory_bytes: int | None
 ) -> None:
-    """Raise ConfigError where the disk is too small for all stages, or a cap too small for one."""
+    """Raise ConfigError where a setting names no feature, the disk is too small, or a cap for one stage."""
     schema = schema_of(config.ingest.schema)
+    numbers_of("feature_min_counts", config.rank.feature_min_counts, schema.sparse, config.rank.min_count)
+    numbers_of("feature_dims", config.split.feature_dims, schema.sparse, config.split.embedding_dim)
     refuse_full_disk(disk_needed(raw, out, is_columnar=schema.format == "parquet"), out)
     if memory_bytes is None:
         return

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..pipeline.count import CountConfig
+from ..pipeline.feature_settings import FeatureSettings
 from ..pipeline.ingest import IngestConfig
 from ..pipeline.manifest import Manifest
 from ..pipeline.pack import PackConfig
@@ -78,9 +79,15 @@ def recipe_for(schema: str) -> PreprocessConfig:
     """
     if schema in RECIPES:
         return RECIPES[schema]()
-    if not is_fingerprint(schema):
-        schema_of(schema)
-    return PreprocessConfig(ingest=IngestConfig(schema=schema))
+    recipe = PreprocessConfig(ingest=IngestConfig(schema=schema))
+    if is_fingerprint(schema):
+        return recipe
+    found = schema_of(schema)
+    return replace(
+        recipe,
+        rank=RankConfig(feature_min_counts=FeatureSettings(found.min_counts)),
+        split=SplitConfig(feature_dims=FeatureSettings(found.embedding_dims)),
+    )
 
 
 def recipe_like(folder: Path, schema: str | None = None) -> PreprocessConfig:
