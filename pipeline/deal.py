@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..stats.shuffle import deal_rows, log1p_table, transform_dense
 from .arrow_files import fixed_lists, read_batch, validity_of, values_of
 from .manifest import FileEntry, Manifest
+from .scratch import scratch
 from .shuffle_plan import ShuffledFile, ShufflePlan
 from .tasks import run_tasks
 
@@ -98,23 +99,15 @@ def _deal_part(
     """Put one part's samples into the buffers, those of other groups left out."""
     keys, files, counts = shuffled.keys_and_files(entry, first_sample)
     next_row = buffers.reserve(counts)
-    wanted: Any = np.flatnonzero(next_row[files] >= 0)
-    is_whole = wanted.shape[0] == entry.num_samples
-    if is_whole:
-        wanted = slice(None)
-    keys, files = keys[wanted], files[wanted]
+    if not counts[next_row >= 0].any():
+        return
     columns, samples = inputs.open(entry.path)
-    rows = np.empty((keys.shape[0], inputs.width), np.int32)
-    as_floats, scratch = rows.view(np.float32), np.empty(entry.num_samples, np.float32)
-    rows[:, 0] = values_of(read_batch(inputs.plan, entry).column("is_hot"), np.uint8)[wanted]
-    as_floats[:, 1] = values_of(columns.column("label"), np.uint8)[wanted] if inputs.has_label else 0
-    for k, name in enumerate(inputs.dense):
+    values = scratch("columns", (2 + len(inputs.dense), entry.num_samples), np.int32)
+    as_floats = values.view(np.float32)
+    values[0] = values_of(read_batch(inputs.plan, entry).column("is_hot"), np.uint8)
+    as_floats[1] = values_of(columns.column("label"), np.uint8) if inputs.has_label else 0
+    for column, name in zip(as_floats[2:], inputs.dense, strict=True):
         array = columns.column(name)
-        column = as_floats[:, 2 + k]
-        transformed = column if is_whole else scratch
-        transform_dense(values_of(array, np.int32), validity_of(array), _LOG1P, transformed)
-        if not is_whole:
-            column[:] = scratch[wanted]
+        transform_dense(values_of(array, np.int32), validity_of(array), _LOG1P, column)
     ids = fixed_lists(samples.column("ids"), inputs.num_features, np.int32)
-    rows[:, 2 + len(inputs.dense) :] = ids[wanted]
-    deal_rows(rows, keys, files, next_row, buffers.rows, buffers.keys)
+    deal_rows(values, ids, keys, files, next_row, buffers.rows, buffers.keys)

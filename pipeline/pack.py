@@ -23,6 +23,7 @@ from .errors import ConfigError
 from .manifest import Manifest
 from .memory import room_for
 from .output import Output, input_of
+from .scratch import forget, scratch
 from .shuffle_plan import Shuffle, ShuffledFile, ShufflePlan, plan_shuffle
 from .sizes import MIB
 from .tasks import ProgressCallback, num_workers, run_tasks, silent
@@ -166,14 +167,16 @@ def _write_file(
         with open_writer(path, _arrow_schema(inputs, file.kind)) as writer:
             for first in batches:
                 writer.write_batch(_batch(rows, order[first : first + config.batch_size], inputs, file.kind))
+    forget(rows)  # the next file's pages in the page cache can be these
     return file.num_samples
 
 
 def _batch(rows: NDArray[np.int32], order: NDArray[np.int64], inputs: PackInputs, kind: int) -> Any:
+    """A batch, valid until the thread makes its next."""
     num_samples = order.shape[0]
-    label, is_hot = np.empty(num_samples, np.int32), np.empty(num_samples, np.int32)
-    dense = np.empty((num_samples, len(inputs.dense)), np.int32)
-    ids = np.empty((num_samples, inputs.num_features), np.int32)
+    label, is_hot = (scratch(name, (num_samples,), np.int32) for name in ("label", "is_hot"))
+    dense = scratch("dense", (num_samples, len(inputs.dense)), np.int32)
+    ids = scratch("ids", (num_samples, inputs.num_features), np.int32)
     gather_rows(rows, order, label, dense, ids, is_hot)
     columns = [pa.array(label.view(np.float32))] if inputs.has_label else []
     columns += [as_fixed_lists(dense.view(np.float32)), as_fixed_lists(ids)]

@@ -7,6 +7,8 @@ and their arrays with them; those of the caller's own thread go when the next st
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -31,3 +33,12 @@ def scratch(name: str, shape: Sequence[int], dtype: Any) -> NDArray[Any]:
 def drop_scratch() -> None:
     """Let go of the calling thread's arrays."""
     _local.__dict__.clear()
+
+
+def forget(array: NDArray[Any]) -> None:
+    """Let the system have the pages of a contiguous array at once; what it holds from then on is anything."""
+    start = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    stop = (array.ctypes.data + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if stop > start and hasattr(mmap, "MADV_DONTNEED"):
+        address, num_bytes = ctypes.c_void_p(start), ctypes.c_size_t(stop - start)
+        ctypes.CDLL(None).madvise(address, num_bytes, mmap.MADV_DONTNEED)

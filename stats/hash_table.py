@@ -19,6 +19,8 @@ from .prefetch import AHEAD, prefetch
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _HALF, _LOW_HALF = np.uint64(32), np.uint64(2**32 - 1)
 MAX_LOAD = 0.7
+_ENTRY_BITS = np.uint64(1)
+"""log2 of the words of an entry that is not short."""
 _LARGE = 1 << 13
 """Entries beyond which a table is not expected in the cache."""
 
@@ -88,7 +90,7 @@ def add_counts(
     has_nulls, is_large = is_valid.shape[0] > 0, table.shape[0] > _LARGE
     for i in range(np.uint64(start), num_lookups):
         if is_large and i + AHEAD < num_lookups:
-            prefetch(table, (np.uint64(categories[i + AHEAD]) * _MULTIPLIER) >> shift)
+            prefetch(table, ((np.uint64(categories[i + AHEAD]) * _MULTIPLIER) >> shift) << _ENTRY_BITS)
         if has_nulls and not _is_valid(is_valid, i):
             num_missing += 1
             continue
@@ -110,7 +112,7 @@ def copy_entries(source: NDArray[np.uint64], target: NDArray[np.uint64]) -> None
     num_entries, ahead = source.shape[0], np.int64(AHEAD)
     for i in range(num_entries):
         if i + ahead < num_entries:
-            prefetch(target, (source[i + ahead, 0] * _MULTIPLIER) >> shift)
+            prefetch(target, ((source[i + ahead, 0] * _MULTIPLIER) >> shift) << _ENTRY_BITS)
         if source[i, 1] != 0:
             entry = _entry_of(source[i, 0], target, shift)
             target[entry, 0], target[entry, 1] = source[i, 0], source[i, 1]
@@ -147,7 +149,7 @@ def insert_ids(
     shift, num_rows, ahead = _shift_of(table), categories.shape[0], np.int64(AHEAD)
     for i in range(num_rows):
         if i + ahead < num_rows:
-            prefetch(table, (np.uint64(categories[i + ahead]) * _MULTIPLIER) >> shift)
+            prefetch(table, ((np.uint64(categories[i + ahead]) * _MULTIPLIER) >> shift) << _ENTRY_BITS)
         if first_id + i != missing_id and first_id + i != oov_id:
             category = np.uint64(categories[i])
             entry = _entry_of(category, table, shift)
@@ -199,7 +201,7 @@ def find_ids(
     has_nulls = is_valid.shape[0] > 0
     for i in range(num_lookups):
         if i + AHEAD < num_lookups:
-            prefetch(table, (np.uint64(categories[i + AHEAD]) * _MULTIPLIER) >> shift)
+            prefetch(table, ((np.uint64(categories[i + AHEAD]) * _MULTIPLIER) >> shift) << _ENTRY_BITS)
         entry = _entry_of(np.uint64(categories[i]), table, shift)
         number = np.int64(table[entry, 1])
         row = number - 1 if number > 0 else oov_id

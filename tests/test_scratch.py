@@ -5,8 +5,9 @@ from __future__ import annotations
 from threading import Thread
 
 import numpy as np
+import pytest
 
-from hotset.pipeline.scratch import drop_scratch, scratch
+from hotset.pipeline.scratch import drop_scratch, forget, scratch
 
 
 def test_memory_of_one_name_is_used_again_and_grows() -> None:
@@ -29,3 +30,12 @@ def test_threads_share_nothing() -> None:
     thread.start()
     thread.join()
     assert not np.shares_memory(mine, others[0])
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 4095, 4096, 5000, 1 << 20])
+def test_forgotten_memory_can_be_written_again_and_its_neighbours_are_kept(num_bytes: int) -> None:
+    memory = np.full(num_bytes + 20_000, 7, np.uint8)
+    forget(memory[10_000 : 10_000 + num_bytes])
+    assert (memory[:10_000] == 7).all() and (memory[10_000 + num_bytes :] == 7).all()
+    memory[10_000 : 10_000 + num_bytes] = 8
+    assert (memory[10_000 : 10_000 + num_bytes] == 8).all()

@@ -111,7 +111,8 @@ def test_rows_are_dealt_in_order_to_the_files_in_the_buffer(
     next_row = np.array([counts[2], -1, 0])
     dealt_rows = np.full((counts[0] + counts[2], 4), 7, np.int32)
     dealt_keys = np.zeros(counts[0] + counts[2], np.uint64)
-    deal_rows(rows, keys, files, next_row, dealt_rows, dealt_keys)
+    columns, ids = np.ascontiguousarray(rows[:, :3].T), rows[:, 3:]
+    deal_rows(columns, ids, keys, files, next_row, dealt_rows, dealt_keys)
     order = np.concatenate([np.flatnonzero(files == 2), np.flatnonzero(files == 0)])
     np.testing.assert_array_equal(dealt_rows, rows[order])
     np.testing.assert_array_equal(dealt_keys, keys[order])
