@@ -40,6 +40,10 @@ class ShardSpec:
     order: str = "grouped"
     seed: int = 0
     embedding_optimizer: str = "sgd"
+    multi_hot: tuple[int, ...] = ()
+    """Features with bags of none to four look-ups."""
+    table_dims: tuple[int, ...] | None = None
+    """Row width of each table; None: all ``embedding_dim``."""
 
     @property
     def num_features(self) -> int:
@@ -64,8 +68,17 @@ def draw_samples(spec: ShardSpec, count: int, *, hot_only: bool, rng: np.random.
     effects = np.sin(ids_BF.astype(np.float64) * 12.9898 + np.arange(spec.num_features)).sum(axis=1)
     logit = 1.5 * effects + (dense_BK.sum(axis=1) if spec.num_dense else 0) - 1.5
     label_B = (rng.random(count) < 1 / (1 + np.exp(-logit))).astype(np.float32)
-    is_hot_B = np.all(ids_BF < np.array(spec.num_hot), axis=1).astype(np.uint8)
-    return {"label": label_B, "dense": dense_BK, "ids": ids_BF, "is_hot": is_hot_B}
+    is_hot_B = np.all(ids_BF < np.array(spec.num_hot), axis=1)
+    samples = {"label": label_B, "dense": dense_BK}
+    for feature in spec.multi_hot:
+        limit = spec.num_hot[feature] if hot_only else spec.num_rows[feature]
+        bags = np.empty(count, object)
+        for sample in range(count):
+            bags[sample] = np.minimum(rng.zipf(spec.skew, rng.integers(0, 5)) - 1, limit - 1).astype(np.int32)
+            is_hot_B[sample] &= bool(np.all(bags[sample] < spec.num_hot[feature]))
+        samples[f"C{feature + 1}"] = bags
+    one_hot = [feature for feature in range(spec.num_features) if feature not in spec.multi_hot]
+    return samples | {"ids": ids_BF[:, one_hot], "is_hot": is_hot_B.astype(np.uint8)}
 
 
 def to_record_batch(samples: Samples, *, has_label: bool, is_evaluation: bool) -> pa.RecordBatch:
@@ -80,6 +93,9 @@ def to_record_batch(samples: Samples, *, has_label: bool, is_evaluation: bool) -
         parts = [None, flat.buffers()[1]]
         values = pa.Array.from_buffers(flat.type, flat.size if hasattr(flat, "size") else len(flat), parts)
         columns[name] = pa.Array.from_buffers(kind, matrix.shape[0], [None], children=[values])
+    for name, bags in samples.items():
+        if bags.dtype == object:
+            columns[name] = pa.array([bag.tolist() for bag in bags], pa.list_(pa.int32()))
     if is_evaluation:
         columns["is_hot"] = pa.array(samples["is_hot"])
     return pa.record_batch(columns)
@@ -143,10 +159,15 @@ def write_shards(folder: Path, spec: ShardSpec | None = None, **changes: Any) ->
 
 def totals_of(spec: ShardSpec, counts: dict[str, int], batches: dict[str, int]) -> dict[str, Any]:
     """The totals of the manifest, as ``pack`` writes them."""
-    tables = [
+    tables: list[dict[str, Any]] = [
         {"name": f"C{i + 1}", "num_rows": rows, "num_hot": hot, "oov_id": rows - 1}
         for i, (rows, hot) in enumerate(zip(spec.num_rows, spec.num_hot, strict=True))
     ]
+    for feature in spec.multi_hot:
+        tables[feature]["is_multi_hot"] = True
+    for table, dim in zip(tables, spec.table_dims or (), strict=False):
+        if dim != spec.embedding_dim:
+            table["embedding_dim"] = dim
     return {
         "tables": tables,
         "dense": [f"I{i + 1}" for i in range(spec.num_dense)],

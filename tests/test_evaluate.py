@@ -36,9 +36,9 @@ def test_the_scores_are_those_of_the_end_of_training(placement: str, data: Path)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_rows": (5, 41, 300)}, "table C2 of 41 rows, the run has C2 of 40"),
+        ({"num_rows": (5, 41, 300)}, "table C2 of 41 rows, 4 wide, the run has C2 of 40 rows"),
         ({"num_rows": (5, 40), "num_hot": (5, 10)}, "has 2 tables, the run 3"),
-        ({"embedding_dim": 8}, "has embedding_dim 8, the run 4"),
+        ({"embedding_dim": 8}, "table C1 of 5 rows, 8 wide, the run has C1 of 5 rows, 4 wide"),
         ({"num_dense": 1}, "has num_dense 1, the run 2"),
         ({"has_label": False}, "no labels"),
     ],

@@ -9,10 +9,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from hotset.train.batch import BatchIds
 from hotset.train.executor import Executor
+from hotset.train.initial_values import InitialValues
 from hotset.train.meter import Meter
 from hotset.train.row_optimizers import RowOptimizer
-from hotset.train.step_plan import NOTHING_TO_MOVE, InPlace, Moves, Staged, StepPlan
+from hotset.train.step_plan import NOTHING_TO_MOVE, InPlace, Moves, Staged, StepPlan, Transfer
 from hotset.train.tiers import Layout, Tier
 
 NUM_ROWS, NUM_HOT, DIM = [3, 8], [3, 2], 4
@@ -30,18 +32,24 @@ def make_executor(
     width = optimizer.state_width(DIM)
     fast = Tier(Layout.of(first_fast, last_fast), DIM, width, num_staging=options.get("num_staging", 0))
     slow = Tier(Layout.of(first_slow, last_slow), DIM, width)
-    for tier in (fast, slow):
-        tier.initialise(0, NUM_ROWS)
     meter = Meter(HOST)
     meter.enter("mixed")
-    return Executor(fast, slow, optimizer, 64, meter)
+    executor = Executor(fast, slow, optimizer, InitialValues.of(0, [0, 1], NUM_ROWS), meter)
+    executor.initialise()
+    return executor
+
+
+def move(executor: Executor, plan: StepPlan) -> None:
+    executor.copy_hot(plan)
+    if plan.transfer:
+        executor.transfer(plan.transfer)
 
 
 def train(executor: Executor, steps: list[tuple[list[list[int]], StepPlan]]) -> None:
     """Take steps whose gradient depends on the embeddings, so that a stale row shows."""
     for ids, plan in steps:
-        ids_BF = np.array(ids, np.int32)
-        executor.move(plan)
+        ids_BF = BatchIds.of_matrix(np.array(ids, np.int32))
+        move(executor, plan)
         emb_BFD = executor.look_up(ids_BF, plan)
         (emb_BFD.sin() * torch.arange(1, emb_BFD.numel() + 1).view_as(emb_BFD)).sum().backward()  # type: ignore[no-untyped-call]
         executor.update(ids_BF, emb_BFD, plan)
@@ -62,35 +70,33 @@ def test_staged_rows_train_as_rows_at_home(optimizer: str) -> None:
     # Cold rows 2..7 of the second table are slow slots 0..5; slots 5 and 6 of the fast tier stage them.
     staging = make_executor([0, 0], NUM_HOT, [3, 2], NUM_ROWS, num_staging=2, optimizer=optimizer)
     plans = [
-        StepPlan(fetch=Moves(array(5), array(5)), staged=Staged(array(1), array(5))),
-        StepPlan(fetch=Moves(array(3), array(6)), staged=Staged(array(1, 3), array(5, 6))),
+        StepPlan(transfer=Transfer(fetch=Moves(array(5), array(5))), staged=Staged(array(1), array(5))),
+        StepPlan(transfer=Transfer(make=Moves(array(3), array(6))), staged=Staged(array(1, 3), array(5, 6))),
         StepPlan(
-            write_back=Moves(array(5), array(5)),
-            fetch=Moves(array(4), array(5)),
+            transfer=Transfer(write_back=Moves(array(5), array(5)), fetch=Moves(array(4), array(5))),
             staged=Staged(array(1, 3), array(6, 5)),
         ),
         StepPlan(
-            write_back=Moves(array(3, 4), array(6, 5)),
-            fetch=Moves(array(5), array(6)),
+            transfer=Transfer(write_back=Moves(array(3, 4), array(6, 5)), fetch=Moves(array(5), array(6))),
             staged=Staged(array(1), array(6)),
         ),
     ]
     train(staging, list(zip(BATCHES, plans, strict=True)))
-    staging.move(StepPlan(write_back=Moves(array(5), array(6))))
+    staging.transfer(Transfer(write_back=Moves(array(5), array(6))))
     assert_equal_tables(staging, yardstick)
 
 
 def test_moved_rows_are_counted_with_their_state() -> None:
     executor = make_executor([0, 0], NUM_HOT, [3, 2], NUM_ROWS, num_staging=2)
-    executor.move(StepPlan(fetch=Moves(array(5, 0), array(5, 6))))
-    executor.move(StepPlan(write_back=Moves(array(5), array(5))))
+    executor.transfer(Transfer(fetch=Moves(array(5, 0), array(5, 6))))
+    executor.transfer(Transfer(write_back=Moves(array(5), array(5))))
     assert executor._meter.training_bytes() == (2 * 32, 32)
 
 
 def hybrid_plans(executor: Executor, *, dedup: bool) -> list[tuple[list[list[int]], StepPlan]]:
     steps = []
     for ids in BATCHES:
-        rows_N, _ = executor.slow.layout.locate(np.array(ids, np.int32))
+        rows_N, _ = executor.slow.layout.locate(BatchIds.of_matrix(np.array(ids, np.int32)))
         in_place = InPlace(rows_N)
         if dedup:
             distinct, inverse = np.unique(rows_N, return_inverse=True)
@@ -111,7 +117,7 @@ def test_rows_in_place_train_as_rows_at_home(dedup: bool, num_vectors: int) -> N
 
 def test_a_part_of_the_lookups_may_be_in_place() -> None:
     executor = make_executor([0, 0], NUM_HOT, [0, 0], NUM_ROWS)
-    ids_BF = np.array([[0, 7], [1, 0]], np.int32)
+    ids_BF = BatchIds.of_matrix(np.array([[0, 7], [1, 0]], np.int32))
     expected = torch.stack([executor.slow.weights_SD[[0, 3 + 7]], executor.slow.weights_SD[[1, 3 + 0]]])
     with torch.no_grad():
         emb_BFD = executor.look_up(ids_BF, StepPlan(in_place=InPlace(array(10), positions_N=array(1))))
@@ -121,7 +127,7 @@ def test_a_part_of_the_lookups_may_be_in_place() -> None:
 def test_a_switch_is_counted_apart() -> None:
     executor = make_executor([0, 0], NUM_HOT, [0, 0], NUM_ROWS)
     executor.fast.weights_SD.fill_(7.0)
-    executor.move(StepPlan(copy_hot="to_slow"))
+    executor.copy_hot(StepPlan(copy_hot="to_slow"))
     assert (
         executor.slow.weights_SD[[0, 1, 2, 3, 4]].eq(7.0).all()
         and not executor.slow.weights_SD[5:].eq(7.0).any()
@@ -142,4 +148,4 @@ def test_tables_are_put_together_from_both_tiers() -> None:
 def test_a_plan_that_lists_too_little_is_a_bug() -> None:
     executor = make_executor([0, 0], NUM_HOT, NUM_HOT, NUM_ROWS)
     with pytest.raises(AssertionError, match="too few"):
-        executor.look_up(np.array([[0, 7]], np.int32), NOTHING_TO_MOVE)
+        executor.look_up(BatchIds.of_matrix(np.array([[0, 7]], np.int32)), NOTHING_TO_MOVE)

@@ -7,18 +7,21 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from hotset.tests.test_placements import TABLES, batch_of
+from hotset.tests.test_placements import TABLES
+from hotset.train.batch import BatchIds
 from hotset.train.fae import Fae, FaeOrder
 from hotset.train.shuffle_scheduler import ShuffleScheduler
 from hotset.train.step_plan import NOTHING_TO_MOVE
 
-HOT = batch_of(np.array([[0, 2], [1, 0]], np.int32), is_hot_only=True)
-MIXED = batch_of(np.array([[0, 2], [3, 5]], np.int32))
+HOT = BatchIds.of_matrix(np.array([[0, 2], [1, 0]], np.int32))
+MIXED = BatchIds.of_matrix(np.array([[0, 2], [3, 5]], np.int32))
 
 
 def test_hot_rows_are_copied_where_the_kind_of_batch_changes() -> None:
     placement = Fae(TABLES)
-    copies = [placement.plan(batch).copy_hot for batch in (MIXED, MIXED, HOT, HOT, MIXED, HOT)]
+    copies = [
+        placement.plan(ids, is_hot_only=ids is HOT).copy_hot for ids in (MIXED, MIXED, HOT, HOT, MIXED, HOT)
+    ]
     assert copies == [None, None, "to_fast", None, "to_slow", "to_fast"]
     assert placement.plan_finish().copy_hot == "to_slow"
     assert placement.plan_finish() is NOTHING_TO_MOVE
@@ -30,22 +33,22 @@ def test_the_replica_holds_the_hot_rows_and_the_slow_tier_all() -> None:
 
 
 def test_mixed_batches_do_all_their_embedding_work_in_place() -> None:
-    in_place = Fae(TABLES).plan(MIXED).in_place
+    in_place = Fae(TABLES).plan(MIXED, is_hot_only=False).in_place
     assert in_place is not None and in_place.positions_N is None and in_place.inverse_N is None
     assert in_place.rows_N.tolist() == [0, 6, 3, 9]
 
 
 def test_hot_only_batches_touch_the_fast_tier_alone() -> None:
     placement = Fae(TABLES)
-    assert placement.plan(HOT).in_place is None
-    assert placement.plan(HOT) is NOTHING_TO_MOVE
+    assert placement.plan(HOT, is_hot_only=True).in_place is None
+    assert placement.plan(HOT, is_hot_only=True) is NOTHING_TO_MOVE
 
 
 def test_evaluation_reads_hot_rows_where_they_are_current() -> None:
     placement = Fae(TABLES)
     on_slow = placement.plan_evaluation(MIXED).in_place
     assert on_slow is not None and on_slow.positions_N is None
-    placement.plan(HOT)
+    placement.plan(HOT, is_hot_only=True)
     split = placement.plan_evaluation(MIXED).in_place
     assert split is not None and split.positions_N is not None
     assert (split.positions_N.tolist(), split.rows_N.tolist()) == ([2, 3], [3, 9])

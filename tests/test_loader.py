@@ -180,3 +180,20 @@ def test_the_factory_writes_the_columns_of_the_format(tmp_path: Path, rng: np.ra
     assert [str(kind) for kind in schema.types][:1] == ["float"]
     assert schema.names == ["label", "dense", "ids", "is_hot"]
     assert draw_samples(SPEC, 3, hot_only=True, rng=rng)["is_hot"].tolist() == [1, 1, 1]
+
+
+def test_multi_hot_features_are_columns_of_lists(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", multi_hot=(1,), table_dims=(4, 8, 4)))
+    assert [table.embedding_dim for table in shards.tables] == [4, 8, 4]
+    batch = shards.training_batch(0)
+    assert batch.ids_BF.shape == (32, 2)
+    (bags,) = batch.bags
+    assert bags.offsets_B1.size == 33 and bags.offsets_B1[-1] == bags.ids_N.size
+
+
+def test_a_stray_id_in_a_bag_is_named(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards", multi_hot=(2,), num_hot=(5, 10, 1), skew=1.1)
+    shards = Shards.open(folder)
+    shards._num_rows_F[2] = 3
+    with pytest.raises(ShardError, match=r"in table C3 of 300 rows"):
+        shards.training_batch(shards.num_training_batches - 1)

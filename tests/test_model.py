@@ -76,3 +76,23 @@ def test_initial_values_depend_on_the_seed_alone() -> None:
 def test_an_empty_batch_has_no_logits() -> None:
     model = Dlrm(dlrm_shape("small", 2, 3, 4), 0)
     assert model(torch.empty(0, 2), torch.empty(0, 3, 4)).shape == (0,)
+
+
+def test_other_row_widths_are_projected_in_the_order_of_the_tables() -> None:
+    model = Dlrm(dlrm_shape("small", 2, 3, 4, [2, 4, 2]), 0)
+    assert model.projections is not None
+    narrow_BFd, wide_BFD = torch.randn(5, 2, 2), torch.randn(5, 1, 4)
+    emb_BFD = model.join([narrow_BFd, wide_BFD])
+    maps_FdD = model.projections.maps["2"]
+    assert torch.equal(emb_BFD[:, 1], wide_BFD[:, 0])
+    torch.testing.assert_close(emb_BFD[:, 0], narrow_BFd[:, 0] @ maps_FdD[0])
+    torch.testing.assert_close(emb_BFD[:, 2], narrow_BFd[:, 1] @ maps_FdD[1])
+
+
+def test_projections_leave_the_other_layers_as_they_are() -> None:
+    plain, projecting = (
+        Dlrm(dlrm_shape("small", 2, 3, 4), 0),
+        Dlrm(dlrm_shape("small", 2, 3, 4, [2, 4, 2]), 0),
+    )
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(tensor, projecting.state_dict()[name])

@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
-from hotset.train.loader import Batch, Table
+from hotset.train.batch import BatchIds, Table
 from hotset.train.placements import AllFast, Hybrid, HybridDedup
 from hotset.train.step_plan import NOTHING_TO_MOVE
 
-TABLES = [Table("C1", 4, 2), Table("C2", 6, 3)]
-IDS = np.array([[0, 5], [3, 0], [0, 5]], np.int32)
-
-
-def batch_of(ids_BF: np.ndarray[tuple[int, int], np.dtype[np.int32]], *, is_hot_only: bool = False) -> Batch:
-    count = ids_BF.shape[0]
-    return Batch(torch.zeros(count), torch.zeros(count, 2), ids_BF, None, is_hot_only)
+TABLES = [Table("C1", 4, 2, 16), Table("C2", 6, 3, 16)]
+IDS = BatchIds.of_matrix(np.array([[0, 5], [3, 0], [0, 5]], np.int32))
 
 
 def test_all_fast_moves_nothing() -> None:
     placement = AllFast(TABLES)
-    assert placement.plan(batch_of(IDS)) is NOTHING_TO_MOVE
-    assert placement.plan_evaluation(batch_of(IDS)) is NOTHING_TO_MOVE
+    assert placement.plan(IDS, is_hot_only=False) is NOTHING_TO_MOVE
+    assert placement.plan_evaluation(IDS) is NOTHING_TO_MOVE
     assert (placement.fast.num_home_slots, placement.slow.num_home_slots) == (10, 0)
 
 
 def test_hybrid_reads_one_row_a_lookup_in_place() -> None:
     placement = Hybrid(TABLES)
-    in_place = placement.plan(batch_of(IDS)).in_place
+    in_place = placement.plan(IDS, is_hot_only=False).in_place
     assert in_place is not None and in_place.positions_N is None and in_place.inverse_N is None
     assert in_place.rows_N.tolist() == [0, 9, 3, 4, 0, 9]
     assert (placement.fast.num_home_slots, placement.slow.num_home_slots) == (0, 10)
 
 
 def test_hybrid_dedup_reads_each_distinct_row_once() -> None:
-    in_place = HybridDedup(TABLES).plan(batch_of(IDS)).in_place
+    in_place = HybridDedup(TABLES).plan(IDS, is_hot_only=False).in_place
     assert in_place is not None and in_place.inverse_N is not None
     assert in_place.rows_N.tolist() == [0, 9, 3, 4]
     assert in_place.inverse_N.tolist() == [0, 1, 2, 3, 0, 1]
@@ -42,7 +36,7 @@ def test_hybrid_dedup_reads_each_distinct_row_once() -> None:
 
 def test_evaluation_plans_are_those_of_training_here() -> None:
     for placement in (Hybrid(TABLES), HybridDedup(TABLES)):
-        plans = placement.plan(batch_of(IDS)), placement.plan_evaluation(batch_of(IDS))
+        plans = placement.plan(IDS, is_hot_only=False), placement.plan_evaluation(IDS)
         first, second = (plan.in_place for plan in plans)
         assert first is not None and second is not None
         np.testing.assert_array_equal(first.rows_N, second.rows_N)

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from hotset.stats.row_bytes import OPTIMIZERS
 from hotset.stats.step_plans import find_distinct
+from hotset.train.batch import BatchIds
+from hotset.train.initial_values import InitialValues
 from hotset.train.row_backends import Lookups, NumbaRows, RowBackend, TorchRows, backend_of
 from hotset.train.row_optimizers import RowOptimizer
 from hotset.train.tiers import Layout, Tier
@@ -20,14 +22,14 @@ NAMES = OPTIMIZERS
 def make_tier(optimizer: RowOptimizer, num_tables: int, num_rows: int, dim: int, device: str = "cpu") -> Tier:
     layout = Layout.of([0] * num_tables, [num_rows] * num_tables)
     tier = Tier(layout, dim, optimizer.state_width(dim), device=device)
-    tier.initialise(3, [num_rows] * num_tables)
+    tier.initialise(InitialValues.of(3, range(num_tables), [num_rows] * num_tables))
     return tier
 
 
 def draw_lookups(tier: Tier, num_samples: int, rng: np.random.Generator) -> Lookups:
     num_rows = int(tier.layout.last_F[0])
     ids = np.minimum(rng.zipf(1.3, (num_samples, tier.layout.num_tables)) - 1, num_rows - 1).astype(np.int32)
-    slots_N, _ = tier.layout.locate(ids)
+    slots_N, _ = tier.layout.locate(BatchIds.of_matrix(ids))
     return Lookups(np.arange(ids.size), slots_N)
 
 
@@ -74,7 +76,9 @@ def test_summing_first_and_applying_then_is_the_update(
     grad_PD = torch.from_numpy(rng.normal(size=(600, 4)).astype(np.float32))
     backend.update(at_once, lookups, grad_PD, 2)
     slots_U, inverse_N = find_distinct(lookups.slots_N)
-    backend.apply(in_two, slots_U, backend.sum_by_row(inverse_N, slots_U.size, grad_PD, 2))
+    backend.apply(
+        in_two, slots_U, backend.sum_by_row(lookups.positions_N, inverse_N, slots_U.size, grad_PD, 2)
+    )
     assert torch.equal(at_once.weights_SD, in_two.weights_SD)
     assert torch.equal(at_once.state_SW, in_two.state_SW)
 

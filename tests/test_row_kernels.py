@@ -10,8 +10,11 @@ from hotset.stats.hashing import mix64_pair
 from hotset.stats.step_plans import find_distinct
 from hotset.train.row_kernels import (
     BLOCK_SAMPLES,
+    copy_rows,
     fill_initial,
+    fill_initial_rows,
     look_up,
+    pool_bags,
     sum_gradients,
 )
 
@@ -53,6 +56,33 @@ def test_rows_go_to_their_positions(rng: np.random.Generator) -> None:
     look_up(weights, np.array([4, 4, 9]), np.array([0, 2, 5]), vectors)
     np.testing.assert_array_equal(vectors[[0, 2, 5]], weights[[4, 4, 9]])
     assert np.all(vectors[[1, 3, 4]] == -1)
+
+
+def test_a_bag_is_summed_in_the_order_of_its_lookups(rng: np.random.Generator) -> None:
+    vectors = rng.normal(size=(40, 3)).astype(F32)
+    bags = np.sort(rng.integers(0, 12, 40))
+    pooled = np.full((13, 3), np.nan, F32)
+    pool_bags(vectors, bags, pooled)
+    expected = np.zeros((13, 3), F32)
+    for vector, bag in zip(vectors, bags, strict=True):
+        expected[bag] = expected[bag] + vector
+    np.testing.assert_array_equal(pooled, expected)
+
+
+def test_rows_are_copied_and_no_others(rng: np.random.Generator) -> None:
+    source, target = rng.normal(size=(9, 2)).astype(F32), np.zeros((6, 2), F32)
+    copy_rows(source, np.array([8, 0, 3]), target, np.array([1, 5, 2]))
+    np.testing.assert_array_equal(target[[1, 5, 2]], source[[8, 0, 3]])
+    assert not target[[0, 3, 4]].any()
+
+
+def test_single_rows_start_as_their_table_does() -> None:
+    rows = np.empty((4, 4), F32)
+    streams, ids = np.array([1, 2, 1], np.uint64), np.array([7, 0, 30])
+    fill_initial_rows(streams, ids, np.full(3, 0.25, F32), rows, np.array([3, 0, 1]))
+    np.testing.assert_array_equal(
+        rows[[3, 0, 1]], np.concatenate([initial(1, 7, 1), initial(2, 0, 1), initial(1, 30, 1)])
+    )
 
 
 def summed(

@@ -9,15 +9,14 @@ from typing import Any
 import torch
 
 from ..pipeline.errors import HotsetError, ShardError
+from .embeddings import Embeddings
 from .loader import Shards
 from .meter import Meter
-from .model import Dlrm
-from .model_shape import dlrm_shape
 from .placements import AllFast
 from .predict import Predictor, Scores
 from .row_optimizers import RowOptimizer
 from .run_folder import DENSE_PREFIX, read_config, read_weights
-from .trainer import build_executor, set_threads
+from .trainer import build_model, set_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +62,15 @@ def refuse_other_tables(run: Path, config: dict[str, Any], shards: Shards) -> No
         "evaluate on the shards the run was trained on, or ones of their vocabulary",
     )
     try:
-        trained = [(table["name"], table["num_rows"]) for table in config["tables"]]
+        trained = [(table["name"], table["num_rows"], table["embedding_dim"]) for table in config["tables"]]
         sizes = {"embedding_dim": config["embedding_dim"], "num_dense": config["num_dense"]}
     except (KeyError, TypeError) as error:
         raise HotsetError(f"the config of {run} lacks {error}") from error
-    found = [(table.name, table.num_rows) for table in shards.tables]
-    for (name, num_rows), (other, other_rows) in zip(trained, found, strict=False):
-        if (name, num_rows) != (other, other_rows):
+    found = [(table.name, table.num_rows, table.embedding_dim) for table in shards.tables]
+    for wanted, other in zip(trained, found, strict=False):
+        if wanted != other:
             raise ShardError(
-                f"{folder}: table {other} of {other_rows} rows, the run has {name} of {num_rows}", hint=hint
+                f"{folder}: table {_described(other)}, the run has {_described(wanted)}", hint=hint
             )
     if len(trained) != len(found):
         raise ShardError(f"{folder} has {len(found)} tables, the run {len(trained)}", hint=hint)
@@ -80,14 +79,18 @@ def refuse_other_tables(run: Path, config: dict[str, Any], shards: Shards) -> No
             raise ShardError(f"{folder} has {name} {getattr(shards, name)}, the run {size}", hint=hint)
 
 
+def _described(table: tuple[str, int, int]) -> str:
+    name, num_rows, dim = table
+    return f"{name} of {num_rows} rows, {dim} wide"
+
+
 def _predictor(
     run: Path, config: dict[str, Any], weights: dict[str, torch.Tensor], shards: Shards
 ) -> Predictor:
     host = torch.device("cpu")
-    meter, placement = Meter(host), AllFast(shards.tables)
-    shape = dlrm_shape(config["model"], shards.num_dense, len(shards.tables), shards.embedding_dim)
-    model = Dlrm(shape, 0)
-    executor = build_executor(shards, placement, RowOptimizer("sgd", 0.1), host, meter)
+    meter = Meter(host)
+    model = build_model(shards, config["model"], 0)
+    embeddings = Embeddings.build(shards.tables, AllFast, RowOptimizer("sgd", 0.1), 0, host, meter)
     dense = {
         name.removeprefix(DENSE_PREFIX): tensor
         for name, tensor in weights.items()
@@ -96,7 +99,7 @@ def _predictor(
     try:
         model.load_state_dict(dense)
         for number, table in enumerate(shards.tables):
-            executor.fast.weights_SD[executor.fast.layout.slots_of_table(number)] = weights[table.name]
+            embeddings.set_table(number, weights[table.name])
     except (RuntimeError, KeyError) as error:
         raise HotsetError(f"the weights of {run} are not those its config describes: {error}") from error
-    return Predictor(shards, model, executor, placement, meter)
+    return Predictor(shards, model, embeddings, meter)

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..stats.step_plans import shuffled
-from .loader import Batch, Table
-from .placements import Placement, all_in_place
+from .batch import BatchIds, Table
+from .placements import Placement, all_in_place, cold_in_place
 from .shuffle_scheduler import ShuffleScheduler
-from .step_plan import NOTHING_TO_MOVE, InPlace, StepPlan
+from .step_plan import NOTHING_TO_MOVE, StepPlan
 from .tiers import Layout
 
 
@@ -35,25 +35,21 @@ class Fae(Placement):
         self.slow = Layout.of(self.none, self.num_rows)
         self.is_replica_current = False
 
-    def plan(self, batch: Batch) -> StepPlan:
+    def plan(self, ids: BatchIds, *, is_hot_only: bool) -> StepPlan:
         """All on the fast tier or all in place; with the copy where the kind of batch changes."""
-        is_switch = batch.is_hot_only != self.is_replica_current
-        self.is_replica_current = batch.is_hot_only
-        if batch.is_hot_only:
+        is_switch = is_hot_only != self.is_replica_current
+        self.is_replica_current = is_hot_only
+        if is_hot_only:
             return StepPlan(copy_hot="to_fast") if is_switch else NOTHING_TO_MOVE
-        in_place = all_in_place(self.slow, batch.ids_BF)
+        in_place = all_in_place(self.slow, ids)
         return StepPlan(copy_hot="to_slow" if is_switch else None, in_place=in_place)
 
-    def plan_evaluation(self, batch: Batch) -> StepPlan:
+    def plan_evaluation(self, ids: BatchIds) -> StepPlan:
         """Hot rows where they are current, cold rows in place."""
-        in_place = all_in_place(self.slow, batch.ids_BF)
+        in_place = all_in_place(self.slow, ids)
         if not self.is_replica_current:
             return StepPlan(in_place=in_place)
-        _, num_cold = self.fast.locate(batch.ids_BF)
-        if num_cold == 0:
-            return NOTHING_TO_MOVE
-        positions_N = np.flatnonzero((batch.ids_BF >= np.array(self.num_hot)).ravel())
-        return StepPlan(in_place=InPlace(in_place.rows_N[positions_N], positions_N=positions_N))
+        return cold_in_place(self.fast, in_place.rows_N, ids)
 
     def plan_finish(self) -> StepPlan:
         """The last switch, after which the slow tier is whole."""

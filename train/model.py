@@ -11,12 +11,13 @@ Source:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from .model_shape import DlrmShape
+from .model_shape import DlrmShape, tables_by_width
 
 
 class PairwiseDots(torch.autograd.Function):
@@ -67,11 +68,20 @@ class Dlrm(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self.bottom = _mlp(shape.bottom, generator, relu_last=True) if shape.bottom else None
         self.top = _mlp(shape.top, generator, relu_last=False)
+        self.projections = Projections(shape, generator) if shape.table_dims else None
         pairs_P, mirror_VV = pair_positions(shape.num_vectors)
         self.pairs_P: torch.Tensor
         self.mirror_VV: torch.Tensor
         self.register_buffer("pairs_P", pairs_P, persistent=False)
         self.register_buffer("mirror_VV", mirror_VV, persistent=False)
+
+    def join(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        """(B, F, D) embeddings of all tables from those of each row width, as `Embeddings` gives them."""
+        if self.projections is None:
+            (emb_BFD,) = embeddings
+            return emb_BFD
+        joined_BFD: torch.Tensor = self.projections(embeddings)
+        return joined_BFD
 
     def forward(self, dense_BK: torch.Tensor, emb_BFD: torch.Tensor) -> torch.Tensor:
         """(B, K) and (B, F, D) -> (B,) logits."""
@@ -88,6 +98,32 @@ class Dlrm(nn.Module):
     def _logit(self, inputs: torch.Tensor) -> torch.Tensor:
         logit_B1: torch.Tensor = self.top(inputs)
         return logit_B1.squeeze(1)
+
+
+class Projections(nn.Module):
+    """Learned linear maps without bias from other row widths to the common one."""
+
+    def __init__(self, shape: DlrmShape, generator: torch.Generator) -> None:
+        super().__init__()
+        self._widths = tables_by_width(shape.table_dims)
+        self._num_tables = shape.num_tables
+        self.maps = nn.ParameterDict()
+        for dim, tables in self._widths.items():
+            if dim != shape.embedding_dim:
+                weight_FdD = torch.empty(len(tables), dim, shape.embedding_dim)
+                weight_FdD.normal_(0.0, math.sqrt(2 / (dim + shape.embedding_dim)), generator=generator)
+                self.maps[str(dim)] = nn.Parameter(weight_FdD)
+
+    def forward(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        """One (B, F, d) tensor a row width -> (B, F, D) of all tables in their order."""
+        columns: list[Any] = [None] * self._num_tables
+        for (dim, tables), emb_BFd in zip(self._widths.items(), embeddings, strict=True):
+            emb_BFD = emb_BFd
+            if str(dim) in self.maps:
+                emb_BFD = torch.bmm(emb_BFd.transpose(0, 1), self.maps[str(dim)]).transpose(0, 1)
+            for table, emb_BD in zip(tables, emb_BFD.unbind(1), strict=True):
+                columns[table] = emb_BD
+        return torch.stack(columns, dim=1)
 
 
 def _mlp(widths: tuple[int, ...], generator: torch.Generator, *, relu_last: bool) -> nn.Sequential:

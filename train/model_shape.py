@@ -5,6 +5,7 @@ K dense features, D embedding_dim, V = F + 1 vectors that interact (F where K = 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..pipeline.errors import ConfigError, ShardError
@@ -24,6 +25,9 @@ class DlrmShape:
     """Hidden layers between the dense features and D."""
     top_widths: tuple[int, ...]
     """Hidden layers between the interaction and the logit."""
+    table_dims: tuple[int, ...] = ()
+    """Row width of each table where some differ from D: such embeddings are projected to D by a learned
+    linear map without bias. Empty: all are D wide."""
 
     @property
     def num_vectors(self) -> int:
@@ -66,8 +70,28 @@ def preset_name(model: str, embedding_dim: int) -> str:
     return next((name for name, preset in PRESETS.items() if preset.embedding_dim == embedding_dim), "small")
 
 
-def dlrm_shape(model: str, num_dense: int, num_tables: int, embedding_dim: int) -> DlrmShape:
+def tables_by_width(dims: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Numbers of the tables of each row width, widths in the order of their first table.
+
+    Args:
+        dims: row width of each table.
+    """
+    return {
+        dim: tuple(number for number, other in enumerate(dims) if other == dim) for dim in dict.fromkeys(dims)
+    }
+
+
+def dlrm_shape(
+    model: str, num_dense: int, num_tables: int, embedding_dim: int, table_dims: Sequence[int] = ()
+) -> DlrmShape:
     """The shape of preset ``model`` (or ``auto``) for shards of these sizes.
+
+    Args:
+        model: name of the preset.
+        num_dense: dense features.
+        num_tables: embedding tables.
+        embedding_dim: the width that interacts.
+        table_dims: row width of each table; empty where all are ``embedding_dim``.
 
     Raises:
         ConfigError: the preset has another embedding_dim.
@@ -80,7 +104,9 @@ def dlrm_shape(model: str, num_dense: int, num_tables: int, embedding_dim: int) 
             f"model {name} has embedding_dim {preset.embedding_dim}, the shards have {embedding_dim}",
             hint="use --model auto, or pack with that --embedding-dim",
         )
-    shape = DlrmShape(num_dense, num_tables, embedding_dim, preset.bottom_widths, preset.top_widths)
+    others = tuple(table_dims) if set(table_dims) - {embedding_dim} else ()
+    widths = (preset.bottom_widths, preset.top_widths)
+    shape = DlrmShape(num_dense, num_tables, embedding_dim, *widths, others)
     if shape.num_vectors < 2:
         raise ShardError("the shards have one table and no dense feature: nothing interacts")
     return shape

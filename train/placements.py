@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..stats.step_plans import find_distinct
-from .loader import Batch, Table
+from .batch import BatchIds, Table
 from .step_plan import NOTHING_TO_MOVE, InPlace, StepPlan
 from .tiers import Layout
 
@@ -38,11 +38,11 @@ class Placement(ABC):
         self.none = [0] * len(tables)
 
     @abstractmethod
-    def plan(self, batch: Batch) -> StepPlan:
+    def plan(self, ids: BatchIds, *, is_hot_only: bool) -> StepPlan:
         """The step plan of the next training batch."""
 
     @abstractmethod
-    def plan_evaluation(self, batch: Batch) -> StepPlan:
+    def plan_evaluation(self, ids: BatchIds) -> StepPlan:
         """A plan that reads the newest weights and moves no row for good."""
 
     def plan_finish(self) -> StepPlan:
@@ -60,15 +60,15 @@ class AllFast(Placement):
         self.fast = Layout.of(self.none, self.num_rows)
         self.slow = Layout.of(self.none, self.none)
 
-    def plan(self, batch: Batch) -> StepPlan:
+    def plan(self, ids: BatchIds, *, is_hot_only: bool) -> StepPlan:
         return NOTHING_TO_MOVE
 
-    def plan_evaluation(self, batch: Batch) -> StepPlan:
+    def plan_evaluation(self, ids: BatchIds) -> StepPlan:
         return NOTHING_TO_MOVE
 
 
 class Hybrid(Placement):
-    """Every row on the slow tier; one vector per look-up goes up and one gradient comes back."""
+    """Every row on the slow tier; one vector per bag goes up and one gradient comes back."""
 
     name = "hybrid"
 
@@ -77,11 +77,11 @@ class Hybrid(Placement):
         self.fast = Layout.of(self.none, self.none)
         self.slow = Layout.of(self.none, self.num_rows)
 
-    def plan(self, batch: Batch) -> StepPlan:
-        return StepPlan(in_place=all_in_place(self.slow, batch.ids_BF))
+    def plan(self, ids: BatchIds, *, is_hot_only: bool) -> StepPlan:
+        return StepPlan(in_place=all_in_place(self.slow, ids))
 
-    def plan_evaluation(self, batch: Batch) -> StepPlan:
-        return self.plan(batch)
+    def plan_evaluation(self, ids: BatchIds) -> StepPlan:
+        return self.plan(ids, is_hot_only=False)
 
 
 class HybridDedup(Hybrid):
@@ -89,13 +89,28 @@ class HybridDedup(Hybrid):
 
     name = "hybrid-dedup"
 
-    def plan(self, batch: Batch) -> StepPlan:
-        rows_N, inverse_N = find_distinct(all_in_place(self.slow, batch.ids_BF).rows_N)
+    def plan(self, ids: BatchIds, *, is_hot_only: bool) -> StepPlan:
+        rows_N, inverse_N = find_distinct(all_in_place(self.slow, ids).rows_N)
         return StepPlan(in_place=InPlace(rows_N, inverse_N))
 
 
-def all_in_place(slow: Layout, ids_BF: NDArray[np.int32]) -> InPlace:
+def all_in_place(slow: Layout, ids: BatchIds) -> InPlace:
     """Every look-up of a batch in place on a slow tier that holds every row."""
-    rows_N, num_absent = slow.locate(ids_BF)
+    rows_N, num_absent = slow.locate(ids)
     assert num_absent == 0, "the slow tier holds every row"
     return InPlace(rows_N)
+
+
+def cold_in_place(fast: Layout, rows_N: NDArray[np.int64], ids: BatchIds) -> StepPlan:
+    """Look-ups of rows at home on the fast tier there, the others in place.
+
+    Args:
+        fast: rows at home on the fast tier.
+        rows_N: (N,); slot on the slow tier of each look-up, read for the others alone.
+        ids: the look-ups.
+    """
+    slots_N, num_cold = fast.locate(ids)
+    if num_cold == 0:
+        return NOTHING_TO_MOVE
+    positions_N = np.flatnonzero(slots_N < 0)
+    return StepPlan(in_place=InPlace(rows_N[positions_N], positions_N=positions_N))

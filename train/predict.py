@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from ..stats import metrics
-from .executor import Executor
+from .embeddings import Embeddings
 from .loader import Shards
 from .meter import Meter
 from .model import Dlrm
-from .placements import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +58,10 @@ class Predictions:
 class Predictor:
     """A model with its rows, as far as predicting needs them."""
 
-    def __init__(
-        self, shards: Shards, model: Dlrm, executor: Executor, placement: Placement, meter: Meter
-    ) -> None:
+    def __init__(self, shards: Shards, model: Dlrm, embeddings: Embeddings, meter: Meter) -> None:
         self._shards = shards
         self._model = model
-        self._executor = executor
-        self._placement = placement
+        self._embeddings = embeddings
         self._meter = meter
 
     def predict(self, max_samples: int | None = None) -> Predictions:
@@ -77,7 +73,8 @@ class Predictor:
                 if max_samples is not None and num_samples >= max_samples:
                     break
                 batch = self._shards.evaluation_batch(number)
-                emb_BFD = self._executor.look_up(batch.ids_BF, self._placement.plan_evaluation(batch))
+                step = self._embeddings.plan_evaluation(number, batch)
+                emb_BFD = self._model.join(self._embeddings.look_up(step))
                 logits.append(self._model(batch.dense_BK.to(emb_BFD.device), emb_BFD))
                 labels.append(batch.label_B.numpy())
                 is_hot.append(batch.is_hot_B)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..stats.step_plans import find_distinct
 from . import row_kernels
+from .batch import BatchIds
 from .row_kernels import BLOCK_SAMPLES
 from .row_optimizers import RowOptimizer
 from .row_steps import TorchStep, step_with_numba
@@ -30,7 +31,7 @@ class Lookups:
     """Look-ups that one tier serves."""
 
     positions_N: NDArray[np.int64]
-    """Position of each in the batch, sample * num_features + feature, ascending."""
+    """Where the vector of each goes, or where its gradient comes from (that of its bag), ascending."""
     slots_N: NDArray[np.int64]
     """The slot each reads."""
 
@@ -41,13 +42,21 @@ class RowBackend(Protocol):
     def look_up(self, weights_SD: torch.Tensor, lookups: Lookups, vectors_PD: torch.Tensor) -> None:
         """Write each look-up's row of ``weights_SD`` to its position of ``vectors_PD``."""
 
+    def pool(self, vectors_ND: torch.Tensor, ids: BatchIds, pooled_PD: torch.Tensor) -> None:
+        """Sum the vectors of each bag in the order of its look-ups."""
+
     def update(self, tier: Tier, lookups: Lookups, grad_PD: torch.Tensor, num_features: int) -> None:
         """Sum the gradients of each row looked up and take one optimizer step on it."""
 
     def sum_by_row(
-        self, inverse_N: NDArray[np.int32], num_distinct: int, grad_PD: torch.Tensor, num_features: int
+        self,
+        positions_N: NDArray[np.int64],
+        inverse_N: NDArray[np.int32],
+        num_distinct: int,
+        grad_PD: torch.Tensor,
+        num_features: int,
     ) -> torch.Tensor:
-        """(num_distinct, D): summed gradient of each distinct row, for look-ups at every position."""
+        """(num_distinct, D): summed gradient of each distinct row."""
 
     def apply(self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor) -> None:
         """Take one optimizer step on distinct rows whose gradients are summed already."""
@@ -63,17 +72,16 @@ class NumbaRows:
         slots_N, positions_N = lookups.slots_N, lookups.positions_N
         row_kernels.look_up(weights_SD.numpy(), slots_N, positions_N, vectors_PD.numpy())
 
+    def pool(self, vectors_ND: torch.Tensor, ids: BatchIds, pooled_PD: torch.Tensor) -> None:
+        assert ids.bags_N is not None
+        row_kernels.pool_bags(vectors_ND.numpy(), ids.bags_N, pooled_PD.numpy())
+
     def update(self, tier: Tier, lookups: Lookups, grad_PD: torch.Tensor, num_features: int) -> None:
         slots_U, inverse_N = find_distinct(lookups.slots_N)
-        sums_UD = self._sum(lookups.positions_N, inverse_N, slots_U.size, grad_PD, num_features)
+        sums_UD = self.sum_by_row(lookups.positions_N, inverse_N, slots_U.size, grad_PD, num_features)
         self.apply(tier, slots_U, sums_UD)
 
     def sum_by_row(
-        self, inverse_N: NDArray[np.int32], num_distinct: int, grad_PD: torch.Tensor, num_features: int
-    ) -> torch.Tensor:
-        return self._sum(np.arange(inverse_N.size), inverse_N, num_distinct, grad_PD, num_features)
-
-    def _sum(
         self,
         positions_N: NDArray[np.int64],
         inverse_N: NDArray[np.int32],
@@ -103,6 +111,11 @@ class TorchRows:
         slots_N, positions_N = self._on(weights_SD.device, lookups.slots_N, lookups.positions_N)
         vectors_PD.index_copy_(0, positions_N, weights_SD.index_select(0, slots_N))
 
+    def pool(self, vectors_ND: torch.Tensor, ids: BatchIds, pooled_PD: torch.Tensor) -> None:
+        assert ids.bags_N is not None
+        (lengths_P,) = self._on(vectors_ND.device, np.bincount(ids.bags_N, minlength=ids.num_bags))
+        pooled_PD.copy_(_serial_sums(vectors_ND, lengths_P))
+
     def update(self, tier: Tier, lookups: Lookups, grad_PD: torch.Tensor, num_features: int) -> None:
         slots_N, positions_N = self._on(tier.device, lookups.slots_N, lookups.positions_N)
         order = torch.argsort(slots_N, stable=True)
@@ -112,11 +125,16 @@ class TorchRows:
         self._step(tier.weights_SD, tier.state_SW, slots_N, sums_RD.index_select(0, rows_N))
 
     def sum_by_row(
-        self, inverse_N: NDArray[np.int32], num_distinct: int, grad_PD: torch.Tensor, num_features: int
+        self,
+        positions_N: NDArray[np.int64],
+        inverse_N: NDArray[np.int32],
+        num_distinct: int,
+        grad_PD: torch.Tensor,
+        num_features: int,
     ) -> torch.Tensor:
-        (inverse,) = self._on(grad_PD.device, inverse_N)
-        rows_N, positions_N = torch.sort(inverse, stable=True)
-        sums_RD, _ = _segment_sums(rows_N, positions_N, grad_PD, BLOCK_SAMPLES * num_features)
+        inverse, positions = self._on(grad_PD.device, inverse_N, positions_N)
+        rows_N, order = torch.sort(inverse, stable=True)
+        sums_RD, _ = _segment_sums(rows_N, positions[order], grad_PD, BLOCK_SAMPLES * num_features)
         return sums_RD[:num_distinct]
 
     def apply(self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor) -> None:

@@ -109,3 +109,67 @@ def sum_gradients(
     for row in range(sums_UD.shape[0]):
         for column in range(width):
             sums_UD[row, column] += partial_UD[row, column]
+
+
+@numba.njit(cache=True, nogil=True)
+def pool_bags(
+    vectors_ND: NDArray[np.float32], bags_N: NDArray[np.int64], pooled_PD: NDArray[np.float32]
+) -> None:
+    """Sum the vectors of each bag in the order of its look-ups; an empty bag is zero.
+
+    Args:
+        vectors_ND: (num_lookups, embedding_dim).
+        bags_N: (num_lookups,), ascending; bag of each look-up.
+        pooled_PD: (num_bags, embedding_dim), written.
+
+    Error:
+        Serial summation in float32: ``(n - 1) * 2**-24`` of the sum of magnitudes for a bag of n.
+    """
+    pooled_PD[:] = 0
+    for i in range(bags_N.size):
+        bag = bags_N[i]
+        for column in range(vectors_ND.shape[1]):
+            pooled_PD[bag, column] += vectors_ND[i, column]
+
+
+@numba.njit(cache=True, nogil=True)
+def copy_rows(
+    source_SD: NDArray[np.float32],
+    source_N: NDArray[np.int64],
+    target_SD: NDArray[np.float32],
+    target_N: NDArray[np.int64],
+) -> None:
+    """Copy row ``source[i]`` of one array to row ``target[i]`` of another, exactly.
+
+    Args:
+        source_SD: (num_slots, width).
+        source_N: (num_rows,), each in [0, num_slots).
+        target_SD: (num_slots of the target, width), written at ``target``.
+        target_N: (num_rows,), none twice.
+    """
+    for i in range(source_N.size):
+        old, new = source_N[i], target_N[i]
+        for column in range(source_SD.shape[1]):
+            target_SD[new, column] = source_SD[old, column]
+
+
+@numba.njit(cache=True, nogil=True)
+def fill_initial_rows(
+    streams_N: NDArray[np.uint64],
+    ids_N: NDArray[np.int64],
+    bounds_N: NDArray[np.float32],
+    weights_SD: NDArray[np.float32],
+    slots_N: NDArray[np.int64],
+) -> None:
+    """Write the initial values of single rows of several tables, those of ``fill_initial``.
+
+    Args:
+        streams_N: (num_rows,); hash of (seed, table) of each row.
+        ids_N: (num_rows,).
+        bounds_N: (num_rows,); of each row's table.
+        weights_SD: (num_slots, embedding_dim), written at ``slots``.
+        slots_N: (num_rows,), none twice.
+    """
+    for i in range(ids_N.size):
+        slot = slots_N[i]
+        fill_initial(streams_N[i], ids_N[i], bounds_N[i], weights_SD[slot : slot + 1])

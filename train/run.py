@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from ..pipeline.tasks import ProgressCallback, silent
+from .batch import Batch
 from .batch_order import RecordedOrder
 from .config import TrainConfig
-from .loader import Batch, Shards
+from .loader import Shards
 from .model_shape import preset_name
 from .predict import Scores
 from .run_folder import RunFolder, refuse_occupied
@@ -104,7 +105,10 @@ def describe(trainer: Trainer, threads: int, *, is_replay: bool) -> dict[str, An
         "model": preset_name(trainer.config.model, shards.embedding_dim),
         "embedding_dim": shards.embedding_dim,
         "num_dense": shards.num_dense,
-        "tables": [{"name": table.name, "num_rows": table.num_rows} for table in shards.tables],
+        "tables": [
+            {"name": table.name, "num_rows": table.num_rows, "embedding_dim": table.embedding_dim}
+            for table in shards.tables
+        ],
     }
 
 

@@ -26,13 +26,39 @@ class Moves:
     slots_N: NDArray[np.int64]
     """Slots on the fast tier, none twice."""
 
+    @property
+    def num_rows(self) -> int:
+        return int(self.rows_N.size)
+
+
+NO_MOVES = Moves(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Rows that go and come before a batch, in the order of the fields.
+
+    Transfers run one after the other, ahead of the batches they serve: one may start once the batch
+    ``after`` is computed, and its own batch once the transfer is done.
+    """
+
+    after: int = -1
+    """The last batch, in the numbers of the transfers, that may still use a slot or a row of this one; -1
+    where there is none."""
+    write_back: Moves = NO_MOVES
+    """Staged rows that go back to the slow tier; rows nobody changed leave without."""
+    fetch: Moves = NO_MOVES
+    """Rows that come into staging slots."""
+    make: Moves = NO_MOVES
+    """Rows no batch has used yet: their initial values are made in their staging slots."""
+
 
 @dataclass(frozen=True, slots=True)
 class Staged:
     """Look-ups of rows that live on the slow tier and stand in staging slots during this step."""
 
     positions_N: NDArray[np.int64]
-    """Positions in the batch, ascending."""
+    """Positions among the look-ups of the batch, ascending."""
     slots_N: NDArray[np.int64]
     """Slots on the fast tier."""
 
@@ -42,9 +68,10 @@ class InPlace:
     """Look-ups whose vectors go up and whose gradients come down; the rows stay on the slow tier."""
 
     rows_N: NDArray[np.int64]
-    """Slots on the slow tier of the vectors that travel: one a look-up, or one a distinct row."""
+    """Slots on the slow tier: of each look-up, or of each distinct row."""
     inverse_N: NDArray[np.int32] | None = None
-    """Which of ``rows_N`` each look-up reads, where each distinct row travels once."""
+    """Which of ``rows_N`` each look-up reads, where each distinct row travels once. Without it the slow
+    tier adds up the vectors of a bag, and one vector a bag travels."""
     positions_N: NDArray[np.int64] | None = None
     """Positions of the look-ups, ascending; None: all of the batch. A part of them in evaluation only."""
 
@@ -55,10 +82,8 @@ class StepPlan:
 
     copy_hot: HotCopy | None = None
     """Copy every hot row between the tiers first (the switch of FAE)."""
-    write_back: Moves | None = None
-    """Staged rows that go back to the slow tier."""
-    fetch: Moves | None = None
-    """Rows that come into staging slots, after the write-back."""
+    transfer: Transfer | None = None
+    """Rows that come and go for this batch."""
     staged: Staged | None = None
     """Look-ups that read staging slots."""
     in_place: InPlace | None = None

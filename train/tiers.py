@@ -2,13 +2,12 @@
 
 A tier holds a range of ids of every table, table after table, so the slot of a row it holds is a base
 plus the id; further slots behind them stage rows that live elsewhere. Weights and state of a slot always
-move together. With one row width a run there is one such pair of tensors a tier.
+move together. Tables of another row width have tiers of their own.
 """
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,8 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..stats.hashing import mix64_pair
+from ..stats.bags import locate_bags
 from ..stats.step_plans import locate_rows
+from .batch import BatchIds
+from .initial_values import InitialValues
 from .row_kernels import fill_initial
 
 
@@ -53,11 +54,22 @@ class Layout:
         base = int(self.base_F[table])
         return slice(base, base + int(self.last_F[table] - self.first_F[table]))
 
-    def locate(self, ids_BF: NDArray[np.int32]) -> tuple[NDArray[np.int64], int]:
+    def locate(self, ids: BatchIds) -> tuple[NDArray[np.int64], int]:
         """The slot of every look-up in sample order, -1 where its row is not here; how many are not."""
-        slots_N = np.empty(ids_BF.size, np.int64)
-        num_absent = locate_rows(ids_BF, self.first_F, self.last_F, self.base_F, slots_N)
+        slots_N = np.empty(ids.ids_N.size, np.int64)
+        if ids.bags_N is None:
+            ids_BF = ids.ids_N.reshape(ids.num_samples, ids.num_features)
+            num_absent = locate_rows(ids_BF, self.first_F, self.last_F, self.base_F, slots_N)
+        else:
+            args = (self.first_F, self.last_F, self.base_F, slots_N)
+            num_absent = locate_bags(ids.ids_N, ids.bags_N, *args)
         return slots_N, num_absent
+
+    def rows_at(self, slots_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Table and id of the rows that live in ``slots_N``."""
+        # Of several tables with one base all but the last are empty.
+        tables_N = np.searchsorted(self.base_F, slots_N, side="right") - 1
+        return tables_N, slots_N - self.base_F[tables_N] + self.first_F[tables_N]
 
 
 class Tier:
@@ -72,27 +84,23 @@ class Tier:
         num_staging: int = 0,
         device: str = "cpu",
     ) -> None:
-        num_slots = layout.num_home_slots + num_staging
         self.layout = layout
+        self.num_slots = layout.num_home_slots + num_staging
         self.device = torch.device(device)
-        self.weights_SD = torch.empty(num_slots, embedding_dim, device=self.device)
-        self.state_SW = torch.zeros(num_slots, state_width, device=self.device)
+        self.weights_SD = torch.empty(self.num_slots, embedding_dim, device=self.device)
+        self.state_SW = torch.zeros(self.num_slots, state_width, device=self.device)
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row with its state."""
         return 4 * (self.weights_SD.shape[1] + self.state_SW.shape[1])
 
-    def initialise(self, seed: int, num_rows: Sequence[int]) -> None:
-        """Give every row its initial values, a function of (seed, table, id) and the table's rows alone.
-
-        Uniform in (-b, b) with b = sqrt(1 / num_rows), as DLRM draws them.
-        """
-        for table, count in enumerate(num_rows):
-            stream = np.uint64(mix64_pair(np.uint64(seed), np.uint64(table)))
+    def initialise(self, initial: InitialValues) -> None:
+        """Give every row that lives here its initial values."""
+        for table in range(self.layout.num_tables):
             part = self.weights_SD[self.layout.slots_of_table(table)]
             values = part if part.device.type == "cpu" else torch.empty(part.shape)
-            bound = np.float32(math.sqrt(1 / count))
+            stream, bound = initial.streams_F[table], initial.bounds_F[table]
             fill_initial(stream, int(self.layout.first_F[table]), bound, values.numpy())
             if values is not part:
                 part.copy_(values)

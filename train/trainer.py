@@ -14,11 +14,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from ..pipeline.errors import ConfigError, HotsetError, ShardError
 from ..pipeline.sizes import format_byte_size
 from ..pipeline.tasks import num_workers
+from ..stats.row_bytes import row_bytes
+from .batch import Batch
 from .batch_order import BatchOrder, SeededOrder
 from .config import TrainConfig
-from .executor import Executor
+from .embeddings import Embeddings, Step
 from .fae import Fae, FaeOrder
-from .loader import Batch, Shards
+from .loader import Shards
 from .meter import Meter
 from .model import Dlrm
 from .model_shape import dlrm_shape
@@ -26,7 +28,6 @@ from .placements import AllFast, Hybrid, HybridDedup, Placement
 from .predict import Predictor
 from .row_optimizers import RowOptimizer
 from .shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
-from .tiers import Tier
 
 _log = logging.getLogger(__name__)
 PLACEMENTS: dict[str, type[Placement]] = {kind.name: kind for kind in (AllFast, Hybrid, HybridDedup, Fae)}
@@ -40,8 +41,7 @@ class Trainer:
     shards: Shards
     model: Dlrm
     dense_optimizer: torch.optim.Optimizer
-    placement: Placement
-    executor: Executor
+    embeddings: Embeddings
     order: BatchOrder
     predictor: Predictor
     meter: Meter
@@ -56,17 +56,17 @@ class Trainer:
     """Loss sum of each batch since the last line of the log, left on the device."""
     logged_samples: int = 0
 
-    def batches(self) -> Iterator[Batch]:
-        """The training batches in the order of the run, each timed from here on."""
+    def steps(self) -> Iterator[Step]:
+        """The training steps in the order of the run, each timed from here on."""
         for number in self.order.batches():
             self.meter.enter("hot_only" if self.shards.is_hot_only[number] else "mixed")
             self.numbers.append(number)
-            yield self.shards.training_batch(number)
+            yield self.embeddings.plan(number, self.shards.training_batch(number))
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Dense layers and tables by name, on the host, views where they can be."""
         dense = {f"dense.{name}": tensor.cpu() for name, tensor in self.model.state_dict().items()}
-        tables = {table.name: self.executor.table(i) for i, table in enumerate(self.shards.tables)}
+        tables = {table.name: self.embeddings.table(i) for i, table in enumerate(self.shards.tables)}
         return dense | tables
 
 
@@ -76,21 +76,21 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
     The loss of a batch is summed over its samples and divided by the nominal batch size, so that a short
     last batch takes a small step.
     """
-    for batch in trainer.batches():
-        plan = trainer.placement.plan(batch)
-        trainer.executor.move(plan)
-        emb_BFD = trainer.executor.look_up(batch.ids_BF, plan)
+    for step in trainer.steps():
+        batch = step.batch
+        trainer.embeddings.move(step)
+        embeddings = trainer.embeddings.look_up(step)
         dense_BK, label_B = batch.dense_BK.to(trainer.device), batch.label_B.to(trainer.device)
-        logit_B = trainer.model(dense_BK, emb_BFD)
+        logit_B = trainer.model(dense_BK, trainer.model.join(embeddings))
         loss_sum = binary_cross_entropy_with_logits(logit_B, label_B, reduction="sum")  # nats
         trainer.dense_optimizer.zero_grad(set_to_none=True)
         (loss_sum / trainer.shards.batch_size).backward()  # type: ignore[no-untyped-call]
         trainer.dense_optimizer.step()
-        trainer.executor.update(batch.ids_BF, emb_BFD, plan)
+        trainer.embeddings.update(step, embeddings)
         trainer.step += 1
         trainer.num_samples += batch.num_samples
         after_step(trainer, batch, loss_sum.detach())
-    trainer.executor.move(trainer.placement.plan_finish())
+    trainer.embeddings.finish()
     trainer.meter.enter(None)
 
 
@@ -108,17 +108,14 @@ def build_trainer(shards: Shards, config: TrainConfig, order: BatchOrder | None 
         raise ShardError(f"{shards.manifest.folder} has no training batch")
     device = open_device(config.device)
     meter = Meter(device)
-    placement = PLACEMENTS[config.placement](shards.tables)
     optimizer = RowOptimizer(config.embedding_optimizer, config.resolved_embedding_lr)
     if config.placement == "fae":
         _warn_of_row_bytes(shards, optimizer)
-    shape = dlrm_shape(config.model, shards.num_dense, len(shards.tables), shards.embedding_dim)
-    model = Dlrm(shape, config.seed).to(device)
-    executor = build_executor(shards, placement, optimizer, device, meter)
-    for tier in (executor.fast, executor.slow):
-        tier.initialise(config.seed, placement.num_rows)
-    executor.warm_up()
-    predictor = Predictor(shards, model, executor, placement, meter)
+    model = build_model(shards, config.model, config.seed).to(device)
+    make_placement = PLACEMENTS[config.placement]
+    embeddings = Embeddings.build(shards.tables, make_placement, optimizer, config.seed, device, meter)
+    embeddings.initialise()
+    predictor = Predictor(shards, model, embeddings, meter)
     scheduler = ShuffleScheduler.variant(config.fae_variant) if config.placement == "fae" else None
     order = order or _own_order(shards, config, scheduler, predictor)
     dense_optimizer = build_dense_optimizer(model, config)
@@ -127,8 +124,7 @@ def build_trainer(shards: Shards, config: TrainConfig, order: BatchOrder | None 
         shards,
         model,
         dense_optimizer,
-        placement,
-        executor,
+        embeddings,
         order,
         predictor,
         meter,
@@ -137,13 +133,10 @@ def build_trainer(shards: Shards, config: TrainConfig, order: BatchOrder | None 
     )
 
 
-def build_executor(
-    shards: Shards, placement: Placement, optimizer: RowOptimizer, device: torch.device, meter: Meter
-) -> Executor:
-    """The tiers of a placement, rows not yet set."""
-    dim, state_width = shards.embedding_dim, optimizer.state_width(shards.embedding_dim)
-    fast = Tier(placement.fast, dim, state_width, num_staging=placement.num_staging_slots, device=str(device))
-    return Executor(fast, Tier(placement.slow, dim, state_width), optimizer, shards.batch_size, meter)
+def build_model(shards: Shards, name: str, seed: int) -> Dlrm:
+    """The dense layers of preset ``name`` for these shards."""
+    dims = [table.embedding_dim for table in shards.tables]
+    return Dlrm(dlrm_shape(name, shards.num_dense, len(dims), shards.embedding_dim, dims), seed)
 
 
 def build_dense_optimizer(model: Dlrm, config: TrainConfig) -> torch.optim.Optimizer:
@@ -198,12 +191,15 @@ def _own_order(
 
 
 def _warn_of_row_bytes(shards: Shards, optimizer: RowOptimizer) -> None:
-    real, counted = optimizer.row_bytes(shards.embedding_dim), shards.row_bytes
+    def hot_bytes(name: str) -> int:
+        return sum(table.num_hot * row_bytes(table.embedding_dim, name) for table in shards.tables)
+
+    real, counted = hot_bytes(optimizer.name), hot_bytes(shards.embedding_optimizer)
     if real > counted:
-        num_hot = sum(table.num_hot for table in shards.tables)
         _log.warning(
-            "the hot rows take %s with %s, the shards' budget counted %s without its state",
-            format_byte_size(num_hot * real),
+            "the hot rows take %s with %s, the shards' budget counted %s with %s",
+            format_byte_size(real),
             optimizer.name,
-            format_byte_size(num_hot * counted),
+            format_byte_size(counted),
+            shards.embedding_optimizer,
         )

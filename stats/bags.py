@@ -1,0 +1,71 @@
+"""Look-ups of multi-hot features: bags of ids put into sample order, and where their rows stand.
+
+A bag is the look-ups of one feature in one sample; bag ``sample * num_features + feature``. One-hot
+features have one look-up a bag and need none of this.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+
+@numba.njit(cache=True, nogil=True)
+def scatter_bags(
+    offsets_B1: NDArray[np.int32],
+    values: NDArray[np.int32],
+    starts_P: NDArray[np.int64],
+    feature: int,
+    num_features: int,
+    ids_N: NDArray[np.int32],
+) -> None:
+    """Copy the ids of one feature to their places among those of all features, exactly.
+
+    Args:
+        offsets_B1: (num_samples + 1,), ascending; where each sample's ids begin in ``values``.
+        values: ids of the feature, sample after sample.
+        starts_P: (num_samples * num_features,); where each bag begins in ``ids``.
+        feature: which of the features this is.
+        num_features: of all of them.
+        ids_N: (num_lookups,), written at the bags of ``feature``.
+    """
+    for sample in range(offsets_B1.size - 1):
+        place = starts_P[sample * num_features + feature]
+        for i in range(offsets_B1[sample], offsets_B1[sample + 1]):
+            ids_N[place] = values[i]
+            place += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def locate_bags(
+    ids_N: NDArray[np.int32],
+    bags_N: NDArray[np.int64],
+    first_F: NDArray[np.int64],
+    last_F: NDArray[np.int64],
+    base_F: NDArray[np.int64],
+    slots_N: NDArray[np.int64],
+) -> int:
+    """``step_plans.locate_rows`` for look-ups that name their bag.
+
+    Args:
+        ids_N: (num_lookups,).
+        bags_N: (num_lookups,); bag of each, its feature is ``bag % num_features``.
+        first_F: (num_features,); first id of each table the tier holds.
+        last_F: (num_features,); one past its last.
+        base_F: (num_features,); slot of the row ``first``.
+        slots_N: (num_lookups,), written; -1 where the row is not on this tier.
+
+    Returns:
+        How many look-ups are not on this tier, ids outside any table among them. Exact.
+    """
+    num_absent = 0
+    for i in range(ids_N.size):
+        feature, row = bags_N[i] % first_F.size, np.int64(ids_N[i])
+        slot = np.int64(-1)
+        if first_F[feature] <= row < last_F[feature]:
+            slot = base_F[feature] + row - first_F[feature]
+        else:
+            num_absent += 1
+        slots_N[i] = slot
+    return num_absent

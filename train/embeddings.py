@@ -1,0 +1,152 @@
+"""All embedding tables of a model: an executor and a placement for each row width among them.
+
+Most models have one width. Rows of other widths live in tensors of their own and are planned apart; the
+model joins their embeddings (`model.Projections`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .batch import Batch, BatchIds, IdReader, Table
+from .executor import Executor
+from .initial_values import InitialValues
+from .meter import Meter
+from .model_shape import tables_by_width
+from .placements import Placement
+from .row_optimizers import RowOptimizer
+from .step_plan import StepPlan
+from .tiers import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """The tables of one row width."""
+
+    embedding_dim: int
+    tables: tuple[int, ...]
+    """Their positions among all tables."""
+    reader: IdReader
+    placement: Placement
+    executor: Executor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one row width does for one batch."""
+
+    ids: BatchIds
+    plan: StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One batch with its step plans."""
+
+    number: int
+    """Which of the training or evaluation batches this is."""
+    batch: Batch
+    parts: tuple[Part, ...]
+    """One a row width."""
+
+
+class Embeddings:
+    """Every row of a model and what moves them."""
+
+    def __init__(self, num_tables: int, widths: Sequence[Width]) -> None:
+        self.widths = tuple(widths)
+        self._place = {
+            table: (width, place) for width in self.widths for place, table in enumerate(width.tables)
+        }
+        assert sorted(self._place) == list(range(num_tables))
+
+    @classmethod
+    def build(
+        cls,
+        tables: Sequence[Table],
+        make_placement: Callable[[Sequence[Table]], Placement],
+        optimizer: RowOptimizer,
+        seed: int,
+        device: torch.device,
+        meter: Meter,
+    ) -> Embeddings:
+        """Lay out the tiers of each width; their rows are not yet set."""
+        widths = []
+        for dim, chosen in tables_by_width([table.embedding_dim for table in tables]).items():
+            placement = make_placement([tables[table] for table in chosen])
+            fast, slow = build_tiers(placement, dim, optimizer, device)
+            initial = InitialValues.of(seed, chosen, placement.num_rows)
+            executor = Executor(fast, slow, optimizer, initial, meter)
+            widths.append(Width(dim, chosen, IdReader(tables, chosen), placement, executor))
+        return cls(len(tables), widths)
+
+    def initialise(self) -> None:
+        """Give every row its initial values, and compile the kernels of a run."""
+        for width in self.widths:
+            width.executor.initialise()
+            width.executor.warm_up()
+
+    def plan(self, number: int, batch: Batch) -> Step:
+        """The next training step."""
+        return Step(number, batch, tuple(_planned(width, batch) for width in self.widths))
+
+    def plan_evaluation(self, number: int, batch: Batch) -> Step:
+        """A step that reads the newest weights and moves no row for good."""
+        parts = []
+        for width in self.widths:
+            ids = width.reader.read(batch)
+            parts.append(Part(ids, width.placement.plan_evaluation(ids)))
+        return Step(number, batch, tuple(parts))
+
+    def move(self, step: Step) -> None:
+        """Bring rows where the step wants them."""
+        for width, part in zip(self.widths, step.parts, strict=True):
+            width.executor.copy_hot(part.plan)
+
+    def look_up(self, step: Step) -> list[torch.Tensor]:
+        """(B, F, D) embeddings of each width."""
+        return [
+            width.executor.look_up(part.ids, part.plan)
+            for width, part in zip(self.widths, step.parts, strict=True)
+        ]
+
+    def update(self, step: Step, embeddings: Sequence[torch.Tensor]) -> None:
+        """One optimizer step on every row the batch looked up."""
+        for width, part, emb_BFD in zip(self.widths, step.parts, embeddings, strict=True):
+            width.executor.update(part.ids, emb_BFD, part.plan)
+
+    def finish(self) -> None:
+        """Bring every row home after the last step."""
+        for width in self.widths:
+            width.executor.copy_hot(width.placement.plan_finish())
+
+    def set_table(self, table: int, weights_ND: torch.Tensor) -> None:
+        """Give every row of one table its weights, where all are on the fast tier."""
+        width, place = self._place[table]
+        width.executor.fast.weights_SD[width.executor.fast.layout.slots_of_table(place)] = weights_ND
+
+    def table(self, table: int, *, state: bool = False) -> torch.Tensor:
+        """(num_rows, D) host weights of one table in id order, or its (num_rows, W) optimizer state.
+
+        Valid when every row is at home.
+        """
+        width, place = self._place[table]
+        return width.executor.table(place, state=state)
+
+
+def build_tiers(
+    placement: Placement, embedding_dim: int, optimizer: RowOptimizer, device: torch.device
+) -> tuple[Tier, Tier]:
+    """The fast and the slow tier of a placement, rows not yet set."""
+    state_width = optimizer.state_width(embedding_dim)
+    num_staging = placement.num_staging_slots
+    fast = Tier(placement.fast, embedding_dim, state_width, num_staging=num_staging, device=str(device))
+    return fast, Tier(placement.slow, embedding_dim, state_width)
+
+
+def _planned(width: Width, batch: Batch) -> Part:
+    ids = width.reader.read(batch)
+    return Part(ids, width.placement.plan(ids, is_hot_only=batch.is_hot_only))
