@@ -1,0 +1,136 @@
+"""Streams of step plans: what a planner reads and what it emits, both as flat arrays for many steps at once.
+
+A planner looks after one staging area: ``num_slots`` slots for rows of one width. Rows are named by keys,
+int64 numbers in [0, num_rows) that the caller gives to the rows whose home is elsewhere. Step t is preceded
+by transfer item t: write rows back, then fetch rows into slots. Whoever runs the plans keeps to three rules,
+and may otherwise run items and computations at the same time:
+
+1. items run in order, and item t starts once compute(``after[t]``) is done;
+2. compute(t) starts once item t is done;
+3. items overlap only so far that the fetches of item t start once all items up to ``waits_for[t]`` are done,
+   and the write-backs of item t itself.
+
+Steps are numbered from 0 in each epoch, and each epoch begins and ends with an empty staging area.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+NEVER = (1 << 30) - 1
+"""The next use of a row that is not used again, as far as is known; steps of an epoch are below it."""
+
+
+class TooFewSlotsError(ValueError):
+    """A batch has more distinct rows than there are slots."""
+
+    def __init__(self, step: int, num_slots: int, num_needed: int) -> None:
+        super().__init__(f"step {step} needs {num_needed} distinct rows in {num_slots} slots")
+        self.step, self.num_slots, self.num_needed = step, num_slots, num_needed
+
+
+@dataclass(frozen=True, slots=True)
+class RowStream:
+    """The distinct rows of consecutive batches, in the order they are trained."""
+
+    offsets: NDArray[np.int64]
+    """(num_steps + 1,); where each batch's rows begin in ``rows``, from 0."""
+    rows: NDArray[np.int64]
+    """(num_entries,); keys, in each batch distinct and in order of first appearance."""
+    lookups: NDArray[np.int64] | None = None
+    """(num_entries,); look-ups of the row in its batch; None: one each."""
+    next_uses: NDArray[np.int64] | None = None
+    """(num_entries,); the next step that uses the row, NEVER where there is none."""
+
+    @property
+    def num_steps(self) -> int:
+        return int(self.offsets.size) - 1
+
+    @classmethod
+    def of(
+        cls, batches: Sequence[NDArray[np.int64]], lookups: Sequence[NDArray[np.int64]] | None = None
+    ) -> RowStream:
+        """One array of distinct rows a batch, and perhaps one of their look-ups."""
+        sizes = [batch.size for batch in batches]
+        offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
+        return cls(offsets, _flat(batches), None if lookups is None else _flat(lookups))
+
+
+def _flat(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlans:
+    """Step plans of ``num_steps`` consecutive steps."""
+
+    first_step: int
+    """Number of the first of them in the epoch."""
+    offsets: NDArray[np.int64]
+    """(num_steps + 1,); where each step's rows begin in ``slots``."""
+    slots: NDArray[np.int32]
+    """(num_entries,); the staging slot of each distinct row of each batch, in the order it was given."""
+    fetch_offsets: NDArray[np.int64]
+    """(num_steps + 1,)."""
+    fetch_rows: NDArray[np.int64]
+    """(num_fetches,); rows that come in, none twice in a step."""
+    fetch_slots: NDArray[np.int32]
+    """(num_fetches,); where to, none twice in a step."""
+    fetch_is_first: NDArray[np.bool_]
+    """(num_fetches,); the row has its initial values only: it may be made where it goes instead of
+    fetched."""
+    write_back_offsets: NDArray[np.int64]
+    """(num_steps + 1,)."""
+    write_back_rows: NDArray[np.int64]
+    """(num_write_backs,); rows that go home before the fetches of the step."""
+    write_back_slots: NDArray[np.int32]
+    """(num_write_backs,); the slots they leave."""
+    after: NDArray[np.int64]
+    """(num_steps,); item t starts once compute(after) is done; -1: at once."""
+    waits_for: NDArray[np.int64]
+    """(num_steps,); the last earlier item that wrote back a row this one fetches, or emptied or filled a slot
+    that it fills; -1: none."""
+    is_shortened: NDArray[np.bool_]
+    """(num_steps,); ``after`` is later than the prefetch depth wants, because too few rows could leave."""
+    is_split: NDArray[np.bool_]
+    """(num_steps,); the batch has more rows than slots and runs in passes, see below.
+
+    Its item writes every resident back. Row i of the batch belongs to pass ``i // num_slots`` and goes to
+    slot ``i % num_slots``. Each pass fetches its rows and gathers their embeddings; after the one dense step
+    each pass fetches its rows again, updates them and writes them back, so that the staging area is empty
+    after compute(t). ``fetch_*`` list the rows once; ``write_back_*`` only those that were resident before.
+    """
+    num_hits: NDArray[np.int64]
+    """(num_steps,); look-ups of rows that stood in a slot already."""
+    num_misses: NDArray[np.int64]
+    """(num_steps,); look-ups of rows that came for this step. Both count a row once where the stream says
+    nothing of look-ups."""
+
+    @property
+    def num_steps(self) -> int:
+        return int(self.offsets.size) - 1
+
+    def rows_to_fast(self, *, makes_first_uses: bool) -> NDArray[np.int64]:
+        """(num_steps,) rows that cross to the fast tier, without first uses where those are made there."""
+        crosses = ~self.fetch_is_first if makes_first_uses else np.ones(self.fetch_is_first.size, np.bool_)
+        running = np.concatenate([[0], np.cumsum(crosses)])
+        crossing: NDArray[np.int64] = running[self.fetch_offsets[1:]] - running[self.fetch_offsets[:-1]]
+        return crossing * (1 + self.is_split)
+
+    def rows_to_slow(self) -> NDArray[np.int64]:
+        """(num_steps,) rows that cross to the slow tier, without those still there when the epoch ends."""
+        return np.diff(self.write_back_offsets) + self.is_split * np.diff(self.offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Residents:
+    """Rows in slots at the end of an epoch that have to go home: a last item, after every step."""
+
+    rows: NDArray[np.int64]
+    """(num_residents,); keys, ascending slots."""
+    slots: NDArray[np.int32]
+    """(num_residents,)."""
