@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import ManifestError
+from .leaks import training_logs
 from .manifest import Manifest
 from .output import Output, input_of
 from .tasks import ProgressCallback, silent
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,4 +59,11 @@ def adopt(
                 shutil.copyfile(model.checked_path(entry), path)
         progress("adopt", done, len(model.files))
     own = {"num_samples": columns.num_samples, "num_train_samples": 0}
-    return output.seal(model.totals | own | {"num_model_samples": model.totals["num_train_samples"]})
+    num_train = model.totals["num_train_samples"]
+    trained = {
+        "num_model_samples": num_train,
+        "model_raw": training_logs(model_columns.totals["raw"], num_train),
+    }
+    if model.stage == "adopt":  # the model's own log trained nothing: go on to the one that did
+        trained = {key: model.totals[key] for key in trained if key in model.totals}
+    return output.seal(model.totals | own | trained)

@@ -1,8 +1,14 @@
-"""What a preprocessed folder says of access frequencies, as plain data for tables, JSON and reports."""
+"""What a preprocessed folder says of access frequencies, as plain data for tables, JSON and reports.
+
+A series is one function of the opened folder that returns plain data: lists of flat dictionaries, so that any
+of them is a table. `SERIES` names them all; a view asks for those it shows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,36 +16,109 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..stats.coverage import rows_for_shares, top_shares
-from ..stats.hot_rows import count_by_prefix
-from .arrow_files import DAMAGE, fixed_lists, read_batch
+from .arrow_files import DAMAGE
 from .discard import is_discarded, refuse_discarded
-from .encode import iterate_parts
-from .errors import HotsetError, ManifestError
+from .errors import ConfigError, HotsetError, ManifestError
+from .hot_curve import hot_curves, levels_of_tables
 from .hot_order import HotOrder, read_tables, row_bytes_of
-from .manifest import FileEntry, Manifest, first_line
+from .leaks import find_leaks
+from .log_drift import drift
+from .manifest import Manifest, first_line
 from .sizes import GIB, MIB
-from .tasks import ProgressCallback, run_tasks, silent
+from .tables import multi_hot
+from .tasks import ProgressCallback, silent
 
 BUDGETS = tuple(int(size) for size in (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB))
 TOPS = (1, 10, 100, 1000)
 SHARES = (0.8, 0.9, 0.95, 0.99)
 
 
+@dataclass(frozen=True)
+class Inspected:
+    """A folder that was preprocessed as far as its plan."""
+
+    folder: Path
+    vocabulary: Manifest
+    samples: Manifest
+    plan: Manifest
+    num_parts: int | None
+    """Of the drift; see `log_drift.parts_of_log`."""
+    workers: int
+    progress: ProgressCallback
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        *,
+        num_parts: int | None = None,
+        workers: int = 0,
+        progress: ProgressCallback = silent,
+    ) -> Inspected:
+        """Raises ManifestError where a folder is missing, unfinished or was discarded."""
+        vocabulary, samples, plan = (
+            Manifest.read(folder / name) for name in ("vocabulary", "samples", "plan")
+        )
+        redo = "ingest" if is_discarded(folder / "columns") else "encode"
+        refuse_discarded(folder / "samples", "stats", redo)
+        return cls(folder, vocabulary, samples, plan, num_parts, workers, progress)
+
+    @property
+    def tables(self) -> list[dict[str, Any]]:
+        """What the vocabulary says of each."""
+        return list(self.vocabulary.totals["tables"])
+
+    @property
+    def num_train(self) -> int:
+        """Training samples."""
+        return int(self.vocabulary.totals["num_train_samples"])
+
+    @cached_property
+    def counts(self) -> list[NDArray[np.int64]]:
+        """Per table (num_rows,), look-ups of each row in the training part, in the order of ids."""
+        return read_row_counts(self.vocabulary)
+
+    @cached_property
+    def num_lookups(self) -> int:
+        """Of the training part; of a model's where ids were adopted."""
+        return sum(int(count.sum()) for count in self.counts)
+
+    @cached_property
+    def hot_order(self) -> HotOrder:
+        """The order in which rows get fast memory."""
+        return HotOrder(self.vocabulary, row_bytes_of(self.plan.totals))
+
+
 def frequency_statistics(
-    folder: Path, *, workers: int = 0, progress: ProgressCallback = silent
+    folder: Path,
+    *,
+    series: Sequence[str] | None = None,
+    num_parts: int | None = None,
+    workers: int = 0,
+    progress: ProgressCallback = silent,
 ) -> dict[str, Any]:
     """Access frequencies of the training part of a preprocessed folder.
 
+    Args:
+        folder: preprocessed as far as its plan.
+        series: names out of SERIES; None takes all.
+        num_parts: parts of the training part whose hot sets are compared; None takes raw files, or 6.
+
     Returns:
-        ``features``: per table name, num_rows, num_lookups, top_share (share of look-ups by number of rows),
-        rows_for_share; ``budgets``: bytes, num_hot_rows, hot_lookup_share, hot_sample_share, is_chosen;
-        ``batches``: hot_only and mixed, None before they are packed; and totals.
+        Totals; ``warnings``, a line each; ``batches``: hot_only and mixed, None before they are packed; and
+        each series under its name, see `SERIES`.
 
     Raises:
+        ConfigError: there is no such series.
         ManifestError: the folder has not been preprocessed as far as its plan, or is damaged.
     """
+    wanted = list(SERIES) if series is None else list(series)
+    for name in wanted:
+        if name not in SERIES:
+            raise ConfigError(f"no series {name!r}", hint=f"one of {', '.join(SERIES)}")
     try:
-        return _statistics(folder, workers, progress)
+        inspected = Inspected.open(folder, num_parts=num_parts, workers=workers, progress=progress)
+        return _totals(inspected) | {name: SERIES[name](inspected) for name in SERIES if name in wanted}
     except HotsetError:
         raise
     except DAMAGE as error:
@@ -48,31 +127,30 @@ def frequency_statistics(
         ) from error
 
 
-def _statistics(folder: Path, workers: int, progress: ProgressCallback) -> dict[str, Any]:
-    vocabulary, samples, plan = (Manifest.read(folder / name) for name in ("vocabulary", "samples", "plan"))
-    redo = "ingest" if is_discarded(folder / "columns") else "encode"
-    refuse_discarded(samples.folder, "stats", redo)
-    counts = read_row_counts(vocabulary)
-    features = [
-        _feature(table, count) for table, count in zip(vocabulary.totals["tables"], counts, strict=True)
-    ]
+def _totals(inspected: Inspected) -> dict[str, Any]:
+    plan, vocabulary = inspected.plan, inspected.vocabulary
     return {
-        "num_samples": samples.num_samples,
-        "num_train_samples": vocabulary.totals["num_train_samples"],
+        "num_samples": inspected.samples.num_samples,
+        "num_train_samples": inspected.num_train,
+        "num_features": len(inspected.tables),
         "num_rows": vocabulary.totals["num_rows"],
         "embedding_dim": plan.config["embedding_dim"],
         "row_bytes": plan.totals["row_bytes"],
-        "features": features,
-        "budgets": _budgets(vocabulary, samples, plan, counts, workers, progress),
         "samples": plan.totals["samples"],
-        "batches": _batches(folder),
-        "oov": _oov(samples),
+        "batches": _batches(inspected.folder),
+        "oov": _oov(inspected),
+        "warnings": find_leaks(inspected.folder),
     }
 
 
 def read_row_counts(vocabulary: Manifest) -> list[NDArray[np.int64]]:
     """Per table (num_rows,), look-ups of each row in the training part, in the order of ids; mapped."""
     return read_tables(vocabulary, "count")
+
+
+def features(inspected: Inspected) -> list[dict[str, Any]]:
+    """Per table: name, num_rows, num_lookups, top_share (of look-ups, by number of rows), rows_for_share."""
+    return [_feature(table, count) for table, count in zip(inspected.tables, inspected.counts, strict=True)]
 
 
 def _feature(table: dict[str, Any], counts: NDArray[np.int64]) -> dict[str, Any]:
@@ -86,58 +164,59 @@ def _feature(table: dict[str, Any], counts: NDArray[np.int64]) -> dict[str, Any]
     }
 
 
-def _budgets(
-    vocabulary: Manifest,
-    samples: Manifest,
-    plan: Manifest,
-    counts: Sequence[NDArray[np.int64]],
-    workers: int,
-    progress: ProgressCallback,
-) -> list[dict[str, Any]]:
-    chosen = int(plan.config["hot_bytes"])
-    budgets = sorted({*BUDGETS, chosen})
-    order = HotOrder(vocabulary, row_bytes_of(plan.totals))
-    found = [order.num_hot(budget) for budget in budgets]
-    num_hot = np.array([hot for hot, _ in found], np.int64)
-    num_train = vocabulary.totals["num_train_samples"]
-    hot_samples = count_hot_samples(samples, num_hot, num_train, workers, progress)
-    num_lookups = max(1, sum(int(count.sum()) for count in counts))
+def budgets(inspected: Inspected) -> list[dict[str, Any]]:
+    """Per budget: bytes, num_hot_rows, hot_lookup_share, hot_sample_share, is_chosen (by the plan)."""
+    chosen = int(inspected.plan.config["hot_bytes"])
+    sizes = sorted({*BUDGETS, chosen})
+    return [
+        row | {"is_chosen": size == chosen}
+        for row, size in zip(hot_by_budget(inspected, sizes), sizes, strict=True)
+    ]
+
+
+def hot_by_budget(inspected: Inspected, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """What is hot under each of the budgets, which rise: bytes, num_hot_rows and shares in [0, 1]."""
+    found = [inspected.hot_order.num_hot(size) for size in sizes]
+    num_hot = np.array([hot for hot, _ in found], np.int64).reshape(len(sizes), len(inspected.tables))
+    (curve,) = hot_curves(
+        inspected.samples,
+        [levels_of_tables(num_hot, inspected.tables)],
+        len(sizes),
+        inspected.num_train,
+        workers=inspected.workers,
+        progress=inspected.progress,
+    )
+    hot_lookups = [
+        sum(int(c[:n].sum()) for c, n in zip(inspected.counts, hot, strict=True)) for hot, _ in found
+    ]
     return [
         {
-            "bytes": budget,
+            "bytes": size,
             "num_hot_rows": rows,
-            "hot_lookup_share": sum(int(c[:n].sum()) for c, n in zip(counts, hot, strict=True)) / num_lookups,
-            "hot_sample_share": int(hot_samples[position]) / max(1, num_train),
-            "is_chosen": budget == chosen,
+            "hot_lookup_share": lookups / max(1, inspected.num_lookups),
+            "hot_sample_share": int(samples) / max(1, inspected.num_train),
         }
-        for position, (budget, (hot, rows)) in enumerate(zip(budgets, found, strict=True))
+        for size, (_, rows), lookups, samples in zip(sizes, found, hot_lookups, curve.samples, strict=True)
     ]
 
 
 def count_hot_samples(
     samples: Manifest, num_hot: NDArray[np.int64], num_train: int, workers: int, progress: ProgressCallback
 ) -> NDArray[np.int64]:
-    """(num_budgets,): fully hot training samples under each budget, in one pass over the ids."""
-    total, done = np.zeros(num_hot.shape[0], np.int64), 0
-    tasks = (
-        (entry, num_train - first, samples, num_hot)
-        for first, entry in iterate_parts(samples)
-        if first < num_train
+    """(num_budgets,): fully hot training samples where each table's first ``num_hot`` rows are hot."""
+    levels = levels_of_tables(num_hot, samples.totals["tables"])
+    (curve,) = hot_curves(samples, [levels], num_hot.shape[0], num_train, workers=workers, progress=progress)
+    return curve.samples
+
+
+def _drift(inspected: Inspected) -> dict[str, Any]:
+    return drift(
+        inspected.folder,
+        int(inspected.plan.config["hot_bytes"]),
+        num_parts=inspected.num_parts,
+        workers=inspected.workers,
+        progress=inspected.progress,
     )
-    for hot_samples in run_tasks(_count_part, tasks, workers=workers):
-        total += hot_samples
-        done += 1
-        progress("stats", done, len(samples.files))
-    return np.cumsum(total)
-
-
-def _count_part(
-    entry: FileEntry, num_train: int, samples: Manifest, num_hot: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    ids = fixed_lists(read_batch(samples, entry).column("ids"), num_hot.shape[1], np.int32)
-    hot_lookups, hot_samples = np.zeros(num_hot.shape[0], np.int64), np.zeros(num_hot.shape[0], np.int64)
-    count_by_prefix(ids[:num_train], num_hot, hot_lookups, hot_samples)
-    return hot_samples
 
 
 def _batches(folder: Path) -> dict[str, Any] | None:
@@ -152,6 +231,22 @@ def _batches(folder: Path) -> dict[str, Any] | None:
     }
 
 
-def _oov(samples: Manifest) -> dict[str, int]:
-    tables = samples.totals["tables"]
-    return {key: sum(table[key] for table in tables) for key in ("oov_train", "oov_evaluation")}
+def _oov(inspected: Inspected) -> dict[str, Any]:
+    """Look-ups of the oov rows; their share of the evaluation's is None where lists make those uncounted."""
+    tables, num_evaluation = (
+        inspected.samples.totals["tables"],
+        inspected.samples.num_samples - inspected.num_train,
+    )
+    found = {key: sum(table[key] for table in tables) for key in ("oov_train", "oov_evaluation")}
+    num_lookups = 0 if multi_hot(tables) else num_evaluation * len(tables)
+    return found | {"evaluation_share": found["oov_evaluation"] / num_lookups if num_lookups else None}
+
+
+SERIES: dict[str, Callable[[Inspected], Any]] = {
+    "features": features,
+    "budgets": budgets,
+    "drift": _drift,
+}
+"""Each series: what it says of a folder."""
+QUICK = ("features", "budgets")
+"""What a look in the terminal shows."""

@@ -107,34 +107,3 @@ def tag_hot_samples(ids: NDArray[np.int32], num_hot: NDArray[np.int64], is_hot: 
         is_hot[i] = num_cold == 0
         total += num_cold == 0
     return total
-
-
-@numba.njit(cache=True, nogil=True)
-def count_by_prefix(
-    ids: NDArray[np.int32],
-    num_hot: NDArray[np.int64],
-    hot_lookups: NDArray[np.int64],
-    hot_samples: NDArray[np.int64],
-) -> None:
-    """Count each hot look-up and fully hot sample at the smallest budget that makes it so.
-
-    The running sum over budgets is what is hot under each of them. Exact.
-
-    Args:
-        ids: (num_samples, num_features).
-        num_hot: (num_budgets, num_features), not falling from budget to budget.
-        hot_lookups: (num_budgets,) out, added to.
-        hot_samples: (num_budgets,) out, added to.
-    """
-    num_budgets = num_hot.shape[0]
-    for i in range(ids.shape[0]):
-        coldest = 0
-        for f in range(ids.shape[1]):
-            budget = 0
-            while budget < num_budgets and ids[i, f] >= num_hot[budget, f]:
-                budget += 1
-            coldest = max(coldest, budget)
-            if budget < num_budgets:
-                hot_lookups[budget] += 1
-        if coldest < num_budgets:
-            hot_samples[coldest] += 1

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hotset.stats.hot_rows import (
-    count_by_prefix,
     num_hot_of_runs,
     num_hot_of_tables,
     runs_by_density,
@@ -67,19 +66,6 @@ def test_tags_agree_with_a_comparison(num_samples: int, num_features: int, rng: 
     wanted = (ids < num_hot).all(axis=1)
     np.testing.assert_array_equal(is_hot, wanted)
     assert total == wanted.sum()
-
-
-@pytest.mark.parametrize(("num_samples", "num_budgets"), [(0, 2), (1, 1), (7, 3), (300, 6)])
-def test_budgets_in_one_pass_agree_with_a_pass_each(
-    num_samples: int, num_budgets: int, rng: np.random.Generator
-) -> None:
-    ids = skewed_ids(num_samples, 5, rng)
-    num_hot = np.sort(rng.integers(0, 60, (num_budgets, 5)), axis=0)
-    hot_lookups, hot_samples = np.full(num_budgets, 100, np.int64), np.full(num_budgets, 200, np.int64)
-    count_by_prefix(ids, num_hot, hot_lookups, hot_samples)
-    is_hot = ids[None] < num_hot[:, None]
-    np.testing.assert_array_equal(np.cumsum(hot_lookups - 100), is_hot.sum(axis=(1, 2)))
-    np.testing.assert_array_equal(np.cumsum(hot_samples - 200), is_hot.all(axis=2).sum(axis=1))
 
 
 def naive_num_hot_by_density(

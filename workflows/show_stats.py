@@ -11,10 +11,14 @@ from ..pipeline.sizes import format_byte_size
 
 
 def show_statistics(statistics: dict[str, Any], console: Console) -> None:
-    """Print what `frequency_statistics` returned: features, budgets, batches."""
-    _show_features(statistics, console)
-    _show_budgets(statistics, console)
+    """Print what `frequency_statistics` returned, series by series, then what was split and any warning."""
+    shown = {"features": _show_features, "budgets": _show_budgets, "drift": _show_drift}
+    for name, show in shown.items():
+        if name in statistics:
+            show(statistics, console)
     _show_split(statistics, console)
+    for warning in statistics["warnings"]:
+        console.print(f"Warning: {warning}.", soft_wrap=True, markup=False, style="bold yellow")
 
 
 def show_rows(found: dict[str, Any], console: Console) -> None:
@@ -38,7 +42,7 @@ def show_rows(found: dict[str, Any], console: Console) -> None:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="left" if column == "feature" else "right")
+        table.add_column(column, justify="left" if column in ("feature", "part") else "right")
     return table
 
 
@@ -75,6 +79,30 @@ def _show_budgets(statistics: dict[str, Any], console: Console) -> None:
     console.print(table, "")
 
 
+def _show_drift(statistics: dict[str, Any], console: Console) -> None:
+    drift = statistics["drift"]
+    table = _table(
+        "Parts of the log",
+        "part",
+        "samples",
+        "look-ups hot by the plan",
+        "fully hot samples",
+        "without an id",
+    )
+    for part in drift["parts"]:
+        keys = ("plan_hot_lookup_share", "plan_hot_sample_share", "no_id_share")
+        table.add_row(part["name"], f"{part['num_samples']:,}", *(f"{part[key]:.2%}" for key in keys))
+    console.print(table, "")
+    table = _table(
+        f"Hot sets of {format_byte_size(drift['budget_bytes'])} chosen on one training part, by their age",
+        "age in parts", "hot look-ups", "fully hot samples", "look-ups of rows they never saw",
+    )  # fmt: skip
+    for age in drift["by_age"]:
+        keys = ("hot_lookup_share", "hot_sample_share", "unseen_lookup_share")
+        table.add_row(f"{age['age']}", *(f"{age[key]:.2%}" for key in keys))
+    console.print(table, "")
+
+
 def _show_split(statistics: dict[str, Any], console: Console) -> None:
     samples, batches = statistics["samples"], statistics["batches"]
     line = (
@@ -87,7 +115,6 @@ def _show_split(statistics: dict[str, Any], console: Console) -> None:
             f"{batches['mixed']:,} mixed, {batches['evaluation']:,} for evaluation"
         )
     console.print(line, soft_wrap=True)
-    num_lookups = samples["evaluation"] * len(statistics["features"])
-    if num_lookups:
-        share = statistics["oov"]["oov_evaluation"] / num_lookups
+    share = statistics["oov"]["evaluation_share"]
+    if share is not None:
         console.print(f"{share:.2%} of the evaluation look-ups have no id of their own.", soft_wrap=True)

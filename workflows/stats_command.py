@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from ..pipeline.errors import ConfigError
-from ..pipeline.inspect import frequency_statistics
+from ..pipeline.inspect import QUICK, frequency_statistics
 from ..pipeline.table_rows import open_table
 from .console import print_json, progress_bars, stdout_console
 from .options import parse_options
@@ -37,6 +37,12 @@ class StatsCommand:
     category: str | None = None
     """With --feature: the row of this category, written as in the log, or (missing) or (oov)."""
 
+    series: tuple[str, ...] | None = None
+    """What to show: features, budgets, drift; default the first two, with --json all."""
+
+    parts: int | None = None
+    """Cut the training part into so many parts, whose hot sets drift compares; default raw files, or 6."""
+
     workers: int = 0
     """Threads; 0 takes every core."""
 
@@ -63,8 +69,15 @@ def run(command: str, words: list[str]) -> int:
     )
     if options.feature is not None:
         return _show_table(options, options.feature)
+    quick = None if options.json else QUICK
     with progress_bars() as progress:
-        statistics = frequency_statistics(options.dir, workers=options.workers, progress=progress)
+        statistics = frequency_statistics(
+            options.dir,
+            series=quick if options.series is None else options.series,
+            num_parts=options.parts,
+            workers=options.workers,
+            progress=progress,
+        )
     if options.json:
         print_json(statistics)
     else:
