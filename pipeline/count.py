@@ -8,7 +8,6 @@ them reaches counts, ids or the hot set.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,10 @@ from .arrow_files import read_batch, validity_of, values_of, write_batch
 from .errors import ConfigError
 from .manifest import FileEntry, Manifest
 from .memory import array_in, room_for, spill_errors_explained
-from .output import PARTIAL, Output, input_of
+from .output import Output, input_of
 from .sizes import MIB
 from .tables import lookups_of, mark_of
-from .tasks import ProgressCallback, num_workers, run_tasks, silent
+from .tasks import Advance, ProgressCallback, num_workers, run_tasks, silent
 
 VERSION = 1
 _GROUPS_PER_WORKER = 2
@@ -71,7 +70,7 @@ def count(
     num_groups = _GROUPS_PER_WORKER * num_workers(workers)
     groups = [group for first in range(num_groups) if (group := names[first::num_groups])]
     needed = needed_bytes(len(columns.totals["sparse"]), workers)
-    room = room_for("count", memory_bytes, needed) // num_workers(workers)
+    room = room_for("count", memory_bytes, needed, workers=workers) // num_workers(workers)
     total, done = num_train * len(names), 0
 
     def advance(num_lookups: int) -> None:
@@ -79,7 +78,7 @@ def count(
         done += num_lookups
         progress("count", done, total)
 
-    tasks = ((group, num_train, columns, output, room, advance) for group in groups)
+    tasks = ((group, num_train, columns, output, room, Advance(advance)) for group in groups)
     for _ in run_tasks(_count_group, tasks, workers=workers):
         pass
     tables = [_facts_of(name, columns, output.finished[f"{name}.arrow"]) for name in columns.totals["sparse"]]
@@ -103,7 +102,7 @@ def _count_group(
     columns: Manifest,
     output: Output,
     room: int,
-    advance: Callable[[int], None],
+    advance: Advance,
 ) -> None:
     tables = _Tables(names, int(room / BYTES_PER_TABLE_BYTE), output)
     left, dtypes = num_train, dict.fromkeys(names, np.dtype(np.uint32))
@@ -165,7 +164,7 @@ class _Tables:
         lengths.append(categories.shape[0])
 
     def _runs_file(self, name: str) -> Path:
-        return self._output.folder / PARTIAL / f"{name}.runs"
+        return self._output.scratch_path(f"{name}.runs")
 
     def result(self, name: str, dtype: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """A table's categories, ascending, and their counts; the table is gone."""

@@ -88,7 +88,7 @@ def deal(
     )
     parts = shuffled.parts_for({file.kind for file in group})
     tasks = ((entry, first, shuffled, inputs, buffers) for entry, first in parts)
-    for _ in run_tasks(_deal_part, tasks, workers=workers):
+    for _ in run_tasks(_deal_part, tasks, workers=workers, here=True):
         pass
     return buffers.rows, buffers.keys
 

@@ -7,6 +7,7 @@ not, in passes over the log, each with some tables or a part of one, whose ids w
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +27,14 @@ from ..stats.hash_table import (
     new_table,
     settle_unknown,
 )
+from .array_file import ArrayFile
 from .arrow_files import as_fixed_lists, read_batch, validity_of, values_of, write_batch
 from .manifest import FileEntry, Manifest
 from .memory import room_for, spill_errors_explained
 from .output import PARTIAL, Output, input_of
 from .scratch import scratch
 from .sizes import MIB
-from .tasks import ProgressCallback, num_workers, run_tasks, silent
+from .tasks import ProgressCallback, num_processes, num_workers, run_tasks, silent
 
 VERSION = 1
 _LEAST_TABLES = 4 * MIB
@@ -67,13 +69,19 @@ class _Table:
     """A piece, ready to be looked up in."""
 
     piece: _Piece
-    entries: NDArray[np.uint64]
+    kept: NDArray[np.uint64] | ArrayFile
+
+    @property
+    def entries(self) -> NDArray[np.uint64]:
+        """Its hash table."""
+        return self.kept.open() if isinstance(self.kept, ArrayFile) else self.kept
 
     def find(self, array: Any, column: NDArray[np.int32]) -> None:
         """Write the id of each category of an Arrow array to ``column``, -1 where this piece has none."""
         categories, facts = values_of(array, array.type.to_pandas_dtype()), self.piece.facts
-        find = find_short_ids if self.entries.ndim == 1 else find_ids
-        find(categories, validity_of(array), self.entries, facts["missing_id"], -1, column)
+        entries = self.entries
+        find = find_short_ids if entries.ndim == 1 else find_ids
+        find(categories, validity_of(array), entries, facts["missing_id"], -1, column)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +121,11 @@ def encode(
     num_features = len(vocabulary.totals["tables"])
     largest = max((entry.num_samples for entry, _ in todo), default=0)
     needed = needed_bytes(largest, num_features, workers)
-    room = room_for("encode", memory_bytes, needed) - needed + _LEAST_TABLES
+    room = room_for("encode", memory_bytes, needed, workers=workers) - needed + _LEAST_TABLES
     passes = list(_passes(vocabulary, room)) if todo else []
-    done = 0
+    done, shared = 0, output if num_processes(workers) else None
     for number, pieces in enumerate(passes):
-        loading = ((vocabulary, piece) for piece in pieces)
+        loading = ((vocabulary, piece, shared) for piece in pieces)
         tables = list(run_tasks(_load_table, loading, workers=workers))
         lookup = _Lookup(tables, passes[:number], columns, output, num_features)
         is_last = number == len(passes) - 1
@@ -126,6 +134,9 @@ def encode(
         for num_samples in run_tasks(_encode_part if is_last else _spill_part, tasks, workers=workers):
             done += num_samples
             progress("encode", done, len(passes) * columns.num_samples)
+        for table in tables:
+            if isinstance(table.kept, ArrayFile):
+                table.kept.remove()
         del tables, lookup, tasks
     return output.seal(_totals(vocabulary, output))
 
@@ -166,16 +177,18 @@ def iterate_parts(manifest: Manifest) -> Iterator[tuple[int, FileEntry]]:
         first += entry.num_samples
 
 
-def _load_table(vocabulary: Manifest, piece: _Piece) -> _Table:
+def _load_table(vocabulary: Manifest, piece: _Piece, shared: Output | None) -> _Table:
+    """Make a hash table, beside what ``shared`` writes where other processes are to look up in it."""
     path = f"{piece.facts['name']}.arrow"
-    entry = next(entry for entry in vocabulary.files if entry.path == path)
-    array = read_batch(vocabulary, entry).column("category")
+    array = read_batch(vocabulary, vocabulary.entry(path)).column("category")
     rows = values_of(array, array.type.to_pandas_dtype())[piece.first_id : piece.stop_id]
     is_short = piece.entry_bytes == 8
     entries = (new_short_table if is_short else new_table)(rows.shape[0])
     insert = insert_short_ids if is_short else insert_ids
     insert(rows, piece.first_id, piece.facts["missing_id"], piece.facts["oov_id"], entries)
-    return _Table(piece, entries)
+    if shared is None:
+        return _Table(piece, entries)
+    return _Table(piece, ArrayFile.write(entries, shared, f"{path}.table{piece.first_id}"))
 
 
 def _spill_part(entry: FileEntry, num_train: int, lookup: _Lookup) -> int:
@@ -184,13 +197,18 @@ def _spill_part(entry: FileEntry, num_train: int, lookup: _Lookup) -> int:
     ids = scratch("ids", (len(lookup.tables), entry.num_samples), np.int32)
     for row, table in zip(ids, lookup.tables, strict=True):
         table.find(batch.column(table.piece.facts["name"]), row)
+    path = lookup.spill_path(entry, len(lookup.earlier))
     with spill_errors_explained(lookup.output):
-        ids.tofile(lookup.spill_path(entry, len(lookup.earlier)))
+        aside = lookup.output.scratch_path(f"{path.name}.tmp")
+        ids.tofile(aside)
+        os.replace(aside, path)
     return entry.num_samples
 
 
 def _encode_part(entry: FileEntry, num_train: int, lookup: _Lookup) -> int:
     """Encode one file, of which the first ``num_train`` samples are for training."""
+    if lookup.output.has(entry.path):  # by a worker that was killed before it could say so
+        return entry.num_samples
     batch = read_batch(lookup.columns, entry)
     ids = scratch("ids", (entry.num_samples, lookup.num_features), np.int32)
     if lookup.earlier and entry.num_samples:

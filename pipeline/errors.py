@@ -5,6 +5,7 @@
     ├── InputError         a raw log that cannot be read: which file, line, column
     ├── ManifestError      a stage folder that is missing, unfinished, stale or damaged
     ├── ShardError         shards a trainer cannot use
+    ├── EngineError        workers elsewhere that cannot be had or do not stay alive
     └── MissingExtraError  an optional package that is not installed
 
 Each carries a message of one line and, where there is something to do, a hint.
@@ -33,6 +34,10 @@ class ManifestError(HotsetError):
 
 class ShardError(HotsetError):
     """Shards a trainer cannot use."""
+
+
+class EngineError(HotsetError):
+    """Workers elsewhere that cannot be had or do not stay alive."""
 
 
 class MissingExtraError(HotsetError):

@@ -12,6 +12,7 @@ import json
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class FileEntry:
         return cls(path, num_samples, num_bytes, checksum, facts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Manifest:
     """A sealed stage folder."""
 
@@ -114,10 +115,25 @@ class Manifest:
             raise TypeError("an input's name is not a string")
         return cls(folder, files=files, fingerprint=checksum, **{key: parts[key] for key in _KINDS})
 
+    def __reduce__(self) -> Any:
+        """By name: a log has thousands of files, and each task in another process would bring their list."""
+        return _read_again, (self.folder, self.fingerprint)
+
     @property
     def num_samples(self) -> int:
         """Samples in all files together."""
         return sum(entry.num_samples for entry in self.files)
+
+    @cached_property
+    def entries(self) -> dict[str, FileEntry]:
+        """Files by name: a log has thousands of them, and each is asked for."""
+        return {entry.path: entry for entry in self.files}
+
+    def entry(self, name: str) -> FileEntry:
+        """What is listed of a file; raises ManifestError where it is not."""
+        if name not in self.entries:
+            raise ManifestError(f"{self.folder / MANIFEST} lists no file {name!r}")
+        return self.entries[name]
 
     def path_of(self, name: str) -> Path:
         """The path of a listed file whose size is what the manifest says.
@@ -125,10 +141,7 @@ class Manifest:
         Raises:
             ManifestError: not listed, missing, or of another size.
         """
-        entry = next((entry for entry in self.files if entry.path == name), None)
-        if entry is None:
-            raise ManifestError(f"{self.folder / MANIFEST} lists no file {name!r}")
-        return self.checked_path(entry)
+        return self.checked_path(self.entry(name))
 
     def checked_path(self, entry: FileEntry) -> Path:
         """The path of ``entry``; raises ManifestError when it is missing, of another size, or a link."""
@@ -143,6 +156,18 @@ class Manifest:
         if status.st_size != entry.num_bytes:
             raise ManifestError(f"{path} has {status.st_size} bytes, want {entry.num_bytes}", hint=hint)
         return path
+
+
+@lru_cache(maxsize=8)
+def _read_again(folder: Path, fingerprint: str) -> Manifest:
+    """In another process: the manifest that was meant, read once."""
+    manifest = Manifest.read(folder)
+    if manifest.fingerprint != fingerprint:
+        raise ManifestError(
+            f"{folder} is another folder here than where the run was started",
+            hint="all machines must see the folders of a run at the same paths",
+        )
+    return manifest
 
 
 def checksum_of(parts: Mapping[str, Any]) -> str:

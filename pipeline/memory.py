@@ -1,8 +1,9 @@
 """Keeping to ``--memory``: how much a stage may hold, and arrays on disk where that does not do.
 
-The cap is on anonymous resident memory, of the whole process. Part of it is spent before a stage begins
-(interpreter, libraries, compiled kernels, what the allocators keep): the rest is the stage's room. Pages of
-mapped files are the page cache's and do not count, so what is written and read in order may lie in one.
+The cap is on anonymous resident memory, of this process and its workers together. Part of it is spent before
+a stage begins (interpreter, libraries, compiled kernels, what the allocators keep): the rest is the stage's
+room. Pages of mapped files are the page cache's and do not count, so what is written and read in order may
+lie in one, and so may what several processes look things up in.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .errors import ConfigError, ManifestError
 from .output import PARTIAL, Output
 from .scratch import drop_scratch
 from .sizes import MIB, format_byte_size
+from .tasks import num_processes
 
 FIXED_BYTES = 160 * MIB
 """Interpreter, libraries and compiled kernels; 47 MiB at import, 110 to 140 after a few stages."""
@@ -43,27 +45,28 @@ def anonymous_bytes() -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")), 0)
 
 
-def room_for(stage: str, memory_bytes: int | None, needed_bytes: int) -> int:
-    """Bytes that ``stage`` may hold at a time, at least ``needed_bytes``.
+def room_for(stage: str, memory_bytes: int | None, needed_bytes: int, *, workers: int = 0) -> int:
+    """Bytes that ``stage`` may hold at a time, in all its processes, at least ``needed_bytes``.
 
     Args:
         stage: for the message.
         memory_bytes: the cap; None takes a quarter of the machine's memory, or what is needed.
         needed_bytes: the least the stage can do with.
+        workers: as the stage was given; each may be a process, which has fixed costs of its own.
 
     Raises:
         ConfigError: the cap given cannot be kept; the hint says which could be.
     """
     if memory_bytes is not None:
-        refuse_small_cap(stage, memory_bytes, needed_bytes)
+        refuse_small_cap(stage, memory_bytes, needed_bytes, workers=workers)
     give_back()
-    spent = max(FIXED_BYTES, anonymous_bytes() + _SLACK_BYTES)
+    spent = max(FIXED_BYTES, anonymous_bytes() + _SLACK_BYTES) + num_processes(workers) * FIXED_BYTES
     return max(needed_bytes, (memory_bytes or default_memory_bytes()) - spent)
 
 
-def refuse_small_cap(stage: str, memory_bytes: int, needed_bytes: int) -> None:
+def refuse_small_cap(stage: str, memory_bytes: int, needed_bytes: int, *, workers: int = 0) -> None:
     """Raise ConfigError where ``stage`` cannot do with a cap of ``memory_bytes``."""
-    wanted = FIXED_BYTES + needed_bytes
+    wanted = (1 + num_processes(workers)) * FIXED_BYTES + needed_bytes
     if memory_bytes < wanted:
         enough = -(-wanted // MIB)
         raise ConfigError(

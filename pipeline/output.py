@@ -1,12 +1,16 @@
 """Writing a stage folder so that a kill at any moment loses at most the files in flight.
 
     folder/.partial/lock           held by the run that writes; see `lock`
+    folder/.partial/workers        held by its workers in other processes; see `fence`
     folder/.partial/begun.json     config and inputs of the run that began the folder
     folder/.partial/NAME           a file being written; what a kill leaves of it is written over
     folder/NAME                    a finished file, renamed into place ...
     folder/.partial/NAME.json      ... and then recorded: no record, not finished
     folder/manifest.json           comes last; then .partial goes
     folder/.partial/removed.json   what the manifest is renamed to when the folder is to be removed
+
+Tasks in other processes write through copies of the output. Each writes aside under a name of its own,
+because a task may be at work twice where a machine that seemed dead is not, and tells home what it finished.
 
 Only manifests are synced to the device: after a SIGKILL the page cache still holds the rest, and after
 a power cut the checksums decide. Inside `durable_files` every file is, before its record.
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -27,16 +32,29 @@ from typing import Any
 import xxhash
 
 from .errors import ManifestError
+from .fence import inside_fence, raise_fence
 from .lock import FolderLock
 from .manifest import MANIFEST, FileEntry, Manifest, checksum_of
-from .partial import BEGUN, LOCK, REMOVED, is_durable, sync, write_errors_explained, write_synced
+from .partial import (
+    BEGUN,
+    LOCK,
+    REMOVED,
+    WORKERS,
+    durable_files,
+    is_durable,
+    sync,
+    write_errors_explained,
+    write_synced,
+)
 from .partial import PARTIAL as PARTIAL
 from .removal import empty_folder
+from .travel import Traveller
 
 _HASH_BLOCK_BYTES = 1 << 20
+_ASIDE = ".aside"
 
 
-class Output:
+class Output(Traveller):
     """A stage folder being written; see the module for its layout."""
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
@@ -44,6 +62,10 @@ class Output:
         self._partial = folder / PARTIAL
         self._identity = identity
         self._unlock: Callable[[], object] = lambda: None
+        self._token = ""
+        self._is_durable = False
+        self._suffix = ""
+        """Of what a copy writes aside."""
         self.finished: dict[str, FileEntry] = {}
 
     @classmethod
@@ -101,12 +123,17 @@ class Output:
         self._unlock = weakref.finalize(self, lock.release)
 
     def _resume(self) -> None:
+        workers = self._partial / WORKERS
         if (self._partial / REMOVED).exists():
+            raise_fence(workers, self.folder)
             empty_folder(self.folder)
         begun = self._partial / BEGUN
         if begun.exists():
             refuse_difference(self.folder, _read_begun(begun), self._identity)
+        self._token = raise_fence(workers, self.folder)
         write_synced(begun, json.dumps(self._identity).encode(), sync=False)
+        for left in self._partial.glob(f"*{_ASIDE}"):
+            left.unlink(missing_ok=True)
         for record in self._partial.glob("*.json"):
             entry = None if record.name == BEGUN else self._finished_file(record)
             if entry is not None:
@@ -122,7 +149,40 @@ class Output:
 
     def has(self, name: str) -> bool:
         """Whether ``name`` was finished, now or before an interruption."""
+        if self._suffix and name not in self.finished:
+            entry = self._finished_file(self._partial / f"{name}.json")
+            if entry is not None:
+                self.finished[name] = entry
         return name in self.finished
+
+    def luggage(self) -> tuple[Path, dict[str, Any], str, bool]:
+        """What a copy needs; not what is finished, which the copy looks up."""
+        return self.folder, self._identity, self._token, is_durable()
+
+    @classmethod
+    def arrive(cls, folder: Path, identity: dict[str, Any], token: str, is_durable: bool) -> Output:
+        """A copy in a worker."""
+        copy = cls(folder, identity)
+        copy._token, copy._is_durable, copy._suffix = token, is_durable, f".{secrets.token_hex(4)}{_ASIDE}"
+        return copy
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Keep runs that come later waiting while a copy is at its task."""
+        with inside_fence(self._partial / WORKERS, self._token, self.folder), durable_files(self._is_durable):
+            yield
+
+    def news(self) -> list[dict[str, Any]]:
+        """What a copy finished or found finished."""
+        return [entry.to_json() for entry in self.finished.values()]
+
+    def hear(self, news: list[dict[str, Any]]) -> None:
+        """Take note of what a copy finished."""
+        self.finished |= {entry["path"]: FileEntry.from_json(entry) for entry in news}
+
+    def scratch_path(self, name: str) -> Path:
+        """Where a task may keep what it needs no longer than it runs; what a kill leaves is written over."""
+        return self._partial / f"{name}{self._suffix}"
 
     @contextmanager
     def writing(self, name: str, num_samples: int, **facts: Any) -> Iterator[Path]:
@@ -131,7 +191,7 @@ class Output:
         Raises:
             ManifestError: the device is full, or the file cannot be written for another such reason.
         """
-        aside = self._partial / name
+        aside = self.scratch_path(name)
         with write_errors_explained(self.folder / name):
             yield aside
             num_bytes, checksum = hash_file(aside)
@@ -139,8 +199,8 @@ class Output:
             if is_durable():
                 sync(aside)
             os.replace(aside, self.folder / name)
-            record = json.dumps(entry.to_json()).encode()
-            write_synced(self._partial / f"{name}.json", record, sync=is_durable())
+            text, record = json.dumps(entry.to_json()).encode(), self._partial / f"{name}.json"
+            write_synced(record, text, aside=self.scratch_path(f"{name}.json.tmp"), sync=is_durable())
         self.finished[name] = entry
 
     def seal(self, totals: dict[str, Any]) -> Manifest:

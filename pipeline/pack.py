@@ -82,7 +82,8 @@ def pack(
     shuffle = Shuffle(plan, config.seed, config.order == "grouped", samples_per_file(config, inputs.width))
     largest = max((entry.num_samples for entry in columns.files), default=0)
     scratch = _scratch_bytes(config, inputs.width, largest, workers)
-    room = room_for("pack", memory_bytes, needed_bytes(config, inputs.width, largest, workers)) - scratch
+    needed = needed_bytes(config, inputs.width, largest, workers)
+    room = room_for("pack", memory_bytes, needed, workers=workers) - scratch
     shuffled = plan_shuffle(shuffle, workers=workers, room_bytes=room)
     todo = [file for file in shuffled.files if not output.has(_name(file))]
     done = sum(entry.num_samples for entry in output.finished.values())
@@ -123,7 +124,7 @@ def _pack_group(
     rows, keys = deal(group, shuffled, inputs, workers)
     starts = dict(zip((file.index for file in group), starts_of(group), strict=True))
     tasks = ((file, config, inputs, rows, keys, starts[file.index], output) for file in group)
-    yield from run_tasks(_write_file, tasks, workers=workers)
+    yield from run_tasks(_write_file, tasks, workers=workers, here=True)
 
 
 def _name(file: ShuffledFile) -> str:

@@ -11,6 +11,7 @@ from .errors import ManifestError
 
 PARTIAL = ".partial"
 LOCK = "lock"
+WORKERS = "workers"
 BEGUN = "begun.json"
 REMOVED = "removed.json"
 _syncs_data = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -77,9 +78,10 @@ class _CriteoParts:
         """Each block of lines."""
         for number, read in enumerate(iterate_blocks(self._file, self._config.block_bytes)):
             name = f"file{self._number:04}-block{number:07}.arrow"
-            yield name, lambda read=read, number=number: self._read(read(), number)  # type: ignore[misc]
+            yield name, partial(self._read, read, number)
 
-    def _read(self, block: Block, number: int) -> Part | None:
+    def _read(self, read: Callable[[], Block], number: int) -> Part | None:
+        block = read()
         if block.num_bytes == 0:
             return None
         checksum = xxhash.xxh3_128_hexdigest(block.lines.data)  # first: parsing may change the text

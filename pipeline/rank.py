@@ -71,7 +71,10 @@ def rank(
     output = Output.begin("rank", VERSION, config, [input_of(counts)], out)
     if isinstance(output, Manifest):
         return output
-    room = room_for("rank", memory_bytes, needed_bytes(workers)) // num_workers(workers) - _LEAST_ROOM
+    room = (
+        room_for("rank", memory_bytes, needed_bytes(workers), workers=workers) // num_workers(workers)
+        - _LEAST_ROOM
+    )
     entries = {entry.path: entry for entry in counts.files}
     names = [table["name"] for table in counts.totals["tables"]]
     min_counts = numbers_of("feature_min_counts", config.feature_min_counts, names, config.min_count)

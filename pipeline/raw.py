@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,14 @@ def iterate_blocks(raw: RawFile, block_bytes: int) -> Iterator[Callable[[], Bloc
     """
     if raw.compression is None:
         for start in range(0, raw.num_bytes, block_bytes):
-            yield lambda start=start: _read_plain(raw, start, block_bytes)  # type: ignore[misc]
+            yield partial(_read_plain, raw, start, block_bytes)
     else:
         for block in _stream(raw, block_bytes):
-            yield lambda block=block: block  # type: ignore[misc]
+            yield partial(_as_read, block)
+
+
+def _as_read(block: Block) -> Block:
+    return block
 
 
 def _read_plain(raw: RawFile, start: int, block_bytes: int) -> Block:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from .fence import raise_fence
 from .lock import FolderLock
 from .manifest import MANIFEST
-from .partial import BEGUN, LOCK, PARTIAL, REMOVED, write_errors_explained
+from .partial import BEGUN, LOCK, PARTIAL, REMOVED, WORKERS, write_errors_explained
 
 
 def remove_folders(folders: Sequence[Path]) -> None:
@@ -29,6 +30,7 @@ def remove_folders(folders: Sequence[Path]) -> None:
                 locks.callback(lock.release)
         for folder in folders:
             with write_errors_explained(folder):
+                raise_fence(folder / PARTIAL / WORKERS, folder)
                 _mark_removed(folder)
         for folder in folders:
             with write_errors_explained(folder):
@@ -46,9 +48,9 @@ def _mark_removed(folder: Path) -> None:
 
 
 def empty_folder(folder: Path) -> None:
-    """Remove what a folder marked for removal holds; the mark goes last, the lock stays."""
-    mark, lock = folder / PARTIAL / REMOVED, folder / PARTIAL / LOCK
+    """Remove what a folder marked for removal holds; the mark goes last, the locks stay."""
+    mark, locks = folder / PARTIAL / REMOVED, [folder / PARTIAL / name for name in (LOCK, WORKERS)]
     for child in [*folder.iterdir(), *(folder / PARTIAL).iterdir()]:
-        if child not in (folder / PARTIAL, mark, lock):
+        if child not in (folder / PARTIAL, mark, *locks):
             shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
     mark.unlink()

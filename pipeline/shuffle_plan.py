@@ -107,7 +107,7 @@ def plan_shuffle(shuffle: Shuffle, *, workers: int = 0, room_bytes: int = _ROOM_
     """Divide all samples among output files; exact, and the same for any number of workers."""
     parts = [(entry, first) for first, entry in iterate_parts(shuffle.plan)]
     bins = np.zeros((3, NUM_BINS), np.int64)
-    for keys, kinds in run_tasks(shuffle.keys_and_kinds, parts, workers=workers):
+    for keys, kinds in run_tasks(shuffle.keys_and_kinds, parts, workers=workers, here=True):
         count_bins(keys, kinds, bins)
     files = list(_divide(bins.sum(axis=1), shuffle.samples_per_file))
     first_files = _first_files(files, bins, shuffle.samples_per_file)
@@ -198,7 +198,7 @@ def _keys_in_bins(
 ) -> list[NDArray[np.uint64]]:
     """For each kind: the keys in its marked bins, ascending."""
     collected: list[list[NDArray[np.uint64]]] = [[], [], []]
-    for keys, kinds in run_tasks(shuffle.keys_and_kinds, parts, workers=workers):
+    for keys, kinds in run_tasks(shuffle.keys_and_kinds, parts, workers=workers, here=True):
         found = np.empty(keys.shape[0], np.bool_)
         find_in_bins(keys, kinds, is_marked, found)
         for kind in (HOT_ONLY, MIXED):

@@ -165,9 +165,10 @@ def _check_samples(entry: FileEntry, samples: Manifest, manifests: dict[str, Man
     ids = fixed_lists(read_batch(samples, entry).column("ids"), len(tables), np.int32)
     yield from _ids_in_range(ids, tables)
     if "columns" in manifests:
-        counts = {other.path: other.num_samples for other in manifests["columns"].files}
-        if counts.get(entry.path) != entry.num_samples:
-            yield f"it has {entry.num_samples} samples, columns has {counts.get(entry.path)}"
+        other = manifests["columns"].entries.get(entry.path)
+        found = None if other is None else other.num_samples
+        if found != entry.num_samples:
+            yield f"it has {entry.num_samples} samples, columns has {found}"
 
 
 def _check_plan(entry: FileEntry, plan: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
@@ -175,7 +176,7 @@ def _check_plan(entry: FileEntry, plan: Manifest, manifests: dict[str, Manifest]
     if "samples" not in manifests:
         return
     samples, tables = manifests["samples"], plan.totals["tables"]
-    other = next((other for other in samples.files if other.path == entry.path), None)
+    other = samples.entries.get(entry.path)
     if other is None or other.num_samples != entry.num_samples:
         yield "samples has no such file, or one of another length"
         return

@@ -165,7 +165,7 @@ def check_resources(
         "encode": encode_stage.needed_bytes(largest, num_features, workers),
         "pack": pack_stage.needed_bytes(config.pack, width, largest, workers),
     }.items():
-        refuse_small_cap(stage, memory_bytes, needed)
+        refuse_small_cap(stage, memory_bytes, needed, workers=workers)
 
 
 def _even_without_files(run: Callable[[], Manifest], folder: Path) -> Manifest:

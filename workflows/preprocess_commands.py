@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar, cast
@@ -10,10 +12,12 @@ from typing import Annotated, Any, Generic, TypeVar, cast
 import tyro
 
 from ..pipeline.discard import parse_discard
+from ..pipeline.engines import EngineName, use_engine
 from ..pipeline.ingest import IngestConfig, ingest
 from ..pipeline.manifest import MANIFEST, Manifest
 from ..pipeline.partial import durable_files
 from ..pipeline.sizes import ByteSize, format_byte_size
+from ..pipeline.tasks import ProgressCallback
 from .console import print_json, progress_bars, say
 from .options import option_value, parse_options
 from .preprocess import FOLDERS, PreprocessConfig, StageReport, preprocess, remove_from, run_stage
@@ -27,10 +31,15 @@ Dir = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
 @dataclass(frozen=True, kw_only=True)
 class _RunOptions:
     workers: int = 0
-    """Threads; 0 takes every core. Changes no byte of the output."""
+    """Threads or processes; 0 takes every core. Changes no byte of the output."""
+
+    engine: EngineName = "threads"
+    """What workers are: threads, processes of this machine, or those of a Ray cluster, the one RAY_ADDRESS
+    names or else one started here. Changes no byte."""
 
     memory: ByteSize | None = None
-    """Cap on anonymous resident memory (bytes); a quarter of the machine's memory by default."""
+    """Cap on anonymous resident memory (bytes), of all processes together; a quarter of the machine's memory
+    by default."""
 
     durable: bool = False
     """Sync every file to the device, so that what was finished survives a power cut too. Changes no byte."""
@@ -88,6 +97,13 @@ class StageCommand(_RunOptions, Generic[ConfigT]):
     """Remove this stage and all that follow first."""
 
 
+@contextmanager
+def _running(options: _RunOptions) -> Iterator[ProgressCallback]:
+    """What holds for all stages of a command."""
+    with durable_files(options.durable), use_engine(options.engine), progress_bars() as progress:
+        yield progress
+
+
 def run(command: str, words: list[str]) -> int:
     """Run ``hotset preprocess`` or one stage of it."""
     words = with_schema_text(words)
@@ -118,7 +134,7 @@ def _preprocess(words: list[str]) -> int:
         reports.append(report)
         say(describe_stage(report))
 
-    with durable_files(options.durable), progress_bars() as progress:
+    with _running(options) as progress:
         shards = preprocess(
             options.raw,
             options,
@@ -149,7 +165,7 @@ def _ingest(words: list[str]) -> int:
     config = IngestConfig(**{field.name: getattr(options, field.name) for field in fields(IngestConfig)})
     if options.redo:
         _say_removed(remove_from("ingest", options.out))
-    with durable_files(options.durable), progress_bars() as progress:
+    with _running(options) as progress:
         started = time.perf_counter()
         made = ingest(
             options.raw, config, options.out / "columns", workers=options.workers, progress=progress
@@ -164,7 +180,7 @@ def _stage(stage: str, words: list[str]) -> int:
         options = _parse_stage(stage, words, Manifest.read(columns).config["schema"])
     if options.redo:
         _say_removed(remove_from(stage, options.dir))
-    with durable_files(options.durable), progress_bars() as progress:
+    with _running(options) as progress:
         started = time.perf_counter()
         made = run_stage(
             stage,
