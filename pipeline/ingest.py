@@ -18,6 +18,8 @@ import xxhash
 from .arrow_files import write_batch
 from .criteo_columns import Fault
 from .errors import ConfigError, InputError
+from .extension import Extension
+from .identity import starts_with
 from .manifest import Manifest
 from .output import Output
 from .parts import RawParts, open_parts
@@ -68,11 +70,22 @@ class _Tally:
     lines: int = 0
     bad: Counter[str] = field(default_factory=Counter)
     digest: Any = field(default_factory=xxhash.xxh3_128)
+    known: str | None = None
+    """The checksum, of a file that was read before."""
 
     @property
     def checksum(self) -> str:
         """Of the blocks read, hex."""
-        return str(self.digest.hexdigest())
+        return self.known or str(self.digest.hexdigest())
+
+    @classmethod
+    def of_before(cls, before: Manifest, number: int) -> _Tally:
+        """Of file ``number`` of a folder that was sealed."""
+        raw, bad = before.totals["raw"][number], Counter[str]()
+        for entry in before.files:
+            if entry.path.startswith(f"file{number:04}-"):
+                bad.update(entry.facts.get("bad", {}))
+        return cls(raw["lines"], bad, known=raw["xxh3_128_of_blocks"])
 
 
 def ingest(
@@ -82,6 +95,7 @@ def ingest(
     *,
     workers: int = 0,
     progress: ProgressCallback = silent,
+    extend: bool = False,
 ) -> Manifest:
     """raw logs -> columns: read what the schema names as typed columns, one file for each part of a log.
 
@@ -91,6 +105,8 @@ def ingest(
              or float64, sparse uint32 (Criteo), uint64 or list<uint64>, null where missing (in a list, its
              elements: a missing list has one)
 
+    With ``extend``, columns of the first of these files are gone on from; only the files behind are read.
+
     Raises:
         InputError: a line is not as the schema says (file, line, column, found, wanted), too many
             were skipped, a file cannot be read or lacks a column, or there is no line at all.
@@ -99,14 +115,18 @@ def ingest(
     if not files:
         raise InputError("no raw file was given")
     names = [{"name": file.path.name, "bytes": file.num_bytes} for file in files]
-    identity = replace(config, schema=identity_of(config.schema))
-    output = Output.begin("ingest", VERSION, identity, names, out)
+    identity = ingest_identity(config)
+    longer_log = Extension(starts_with, keeps_files=True, is_wanted=extend)
+    output = Output.begin("ingest", VERSION, identity, names, out, extension=longer_log)
     if isinstance(output, Manifest):
         return output
-    tallies = []
-    parts = [open_parts(file, number, config) for number, file in enumerate(files)]
+    before = output.before
+    num_before = len(before.totals["raw"]) if before is not None else 0
+    tallies = [_Tally.of_before(before, number) for number in range(num_before)] if before else []
+    new = list(enumerate(files))[num_before:]
+    parts = {number: open_parts(file, number, config) for number, file in new}
     total = sum(file.num_bytes for file in files) if not any(file.compression for file in files) else 0
-    for number, file in enumerate(files):
+    for number, file in new:
         done = sum(file.num_bytes for file in files[:number])
         tallies.append(_ingest_file(file, parts[number], config, output, workers, progress, (done, total)))
         _refuse_changed(file)
@@ -114,6 +134,11 @@ def ingest(
     if not any(entry.num_samples for entry in output.finished.values()):
         raise InputError(f"{files[0].path}: the log is empty: it has no samples")
     return output.seal(_totals(files, tallies, config, output))
+
+
+def ingest_identity(config: IngestConfig) -> IngestConfig:
+    """What of ``config`` stands in the manifest: of a schema file's text its fingerprint."""
+    return replace(config, schema=identity_of(config.schema))
 
 
 def _ingest_file(

@@ -8,6 +8,7 @@
     folder/.partial/NAME.json      ... and then recorded: no record, not finished
     folder/manifest.json           comes last; then .partial goes
     folder/.partial/removed.json   what the manifest is renamed to when the folder is to be removed
+    folder/.partial/before.json    and when it is opened again for more inputs; see `extension`
 
 Tasks in other processes write through copies of the output. Each writes aside under a name of its own,
 because a task may be at work twice where a machine that seemed dead is not, and tells home what it finished.
@@ -25,14 +26,15 @@ import shutil
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
+from .checksum import hash_file as hash_file
 from .errors import ManifestError
+from .extension import BEFORE, Extension, drop_added, go_back, read_before, reopen, set_aside
 from .fence import inside_fence, raise_fence
+from .identity import identity_of, read_begun, refuse_difference
 from .lock import FolderLock
 from .manifest import MANIFEST, FileEntry, Manifest, checksum_of
 from .partial import (
@@ -50,7 +52,6 @@ from .partial import PARTIAL as PARTIAL
 from .removal import empty_folder
 from .travel import Traveller
 
-_HASH_BLOCK_BYTES = 1 << 20
 _ASIDE = ".aside"
 
 
@@ -67,10 +68,19 @@ class Output(Traveller):
         self._suffix = ""
         """Of what a copy writes aside."""
         self.finished: dict[str, FileEntry] = {}
+        self.before: Manifest | None = None
+        """The folder as it was sealed with fewer inputs, where this run goes on from there."""
 
     @classmethod
     def begin(
-        cls, stage: str, version: int, config: Any, inputs: Sequence[dict[str, Any]], folder: Path
+        cls,
+        stage: str,
+        version: int,
+        config: Any,
+        inputs: Sequence[dict[str, Any]],
+        folder: Path,
+        *,
+        extension: Extension | None = None,
     ) -> Output | Manifest:
         """Open ``folder`` for this stage: fresh, or resumed where an equal run left it.
 
@@ -80,6 +90,7 @@ class Output(Traveller):
         Args:
             config: a dataclass of plain data, part of the folder's identity.
             inputs: ``{"name", "fingerprint"}`` of each input folder, or name and bytes of a raw file.
+            extension: how to go on from a folder sealed with fewer inputs, where the stage can.
 
         Raises:
             ManifestError: the folder was begun or sealed with another config, version or inputs, a file it
@@ -90,19 +101,31 @@ class Output(Traveller):
         )
         output = cls(folder, identity)
         with write_errors_explained(folder):
+            if extension is not None and extension.is_wanted and (folder / MANIFEST).exists():
+                output._reopen(extension)
             if not (folder / MANIFEST).exists():
                 output._refuse_strangers()
                 output._lock()
             if not (folder / MANIFEST).exists():
-                output._resume()
+                output._resume(extension)
+            if not (folder / MANIFEST).exists():
                 return output
         output._unlock()  # sealed by another run while this one waited, or long ago
         return output._sealed()
 
+    def _reopen(self, extension: Extension) -> None:
+        """Unseal the folder where this run goes on from it; leave any other as it is."""
+        sealed = Manifest.read(self.folder)
+        if extension.may_go_on(identity_of(sealed), self._identity):
+            for entry in sealed.files:
+                sealed.checked_path(entry)
+            self._lock()
+            if (self.folder / MANIFEST).exists():  # or another run was faster
+                reopen(self.folder, json.dumps(self._identity).encode())
+
     def _sealed(self) -> Manifest:
         sealed = Manifest.read(self.folder)
-        found = {key: getattr(sealed, key) for key in self._identity}
-        refuse_difference(self.folder, found, self._identity)
+        refuse_difference(self.folder, identity_of(sealed), self._identity)
         for entry in sealed.files:
             sealed.checked_path(entry)
         shutil.rmtree(self._partial, ignore_errors=True)
@@ -110,7 +133,7 @@ class Output(Traveller):
 
     def _refuse_strangers(self) -> None:
         """Leave a folder alone that holds files and was neither begun nor marked for removal by a run."""
-        is_ours = any((self._partial / name).exists() for name in (BEGUN, REMOVED))
+        is_ours = any((self._partial / name).exists() for name in (BEGUN, REMOVED, BEFORE))
         if not is_ours and self.folder.exists():
             if any(child != self._partial for child in self.folder.iterdir()):
                 raise ManifestError(
@@ -122,22 +145,48 @@ class Output(Traveller):
         lock = FolderLock.take(self._partial / LOCK, self.folder)
         self._unlock = weakref.finalize(self, lock.release)
 
-    def _resume(self) -> None:
+    def _resume(self, extension: Extension | None) -> None:
         workers = self._partial / WORKERS
         if (self._partial / REMOVED).exists():
             raise_fence(workers, self.folder)
             empty_folder(self.folder)
-        begun = self._partial / BEGUN
+        begun, before = self._partial / BEGUN, read_before(self.folder)
+        if before is not None and identity_of(before) == self._identity:
+            raise_fence(workers, self.folder)
+            go_back(self.folder, before)
+            return
         if begun.exists():
-            refuse_difference(self.folder, _read_begun(begun), self._identity)
+            self._refuse_other_run(read_begun(begun), before, extension)
         self._token = raise_fence(workers, self.folder)
         write_synced(begun, json.dumps(self._identity).encode(), sync=False)
         for left in self._partial.glob(f"*{_ASIDE}"):
             left.unlink(missing_ok=True)
         for record in self._partial.glob("*.json"):
-            entry = None if record.name == BEGUN else self._finished_file(record)
+            entry = None if record.name in (BEGUN, BEFORE) else self._finished_file(record)
             if entry is not None:
                 self.finished[entry.path] = entry
+        if before is not None and extension is not None:
+            self._go_on_from(before, extension)
+
+    def _refuse_other_run(
+        self, found: dict[str, Any], before: Manifest | None, extension: Extension | None
+    ) -> None:
+        """Refuse a folder begun by another run, unless it can go on from there or from before it."""
+        is_equal = found == self._identity
+        if is_equal or (extension and extension.keeps_files and extension.may_go_on(found, self._identity)):
+            return
+        if extension and before and extension.may_go_on(identity_of(before), self._identity):
+            raise_fence(self._partial / WORKERS, self.folder)
+            drop_added(self.folder, before)
+        else:
+            refuse_difference(self.folder, found, self._identity)
+
+    def _go_on_from(self, before: Manifest, extension: Extension) -> None:
+        if extension.keeps_files:
+            self.finished = {entry.path: entry for entry in before.files} | self.finished
+        else:
+            set_aside(self.folder, before, self.has)
+        self.before = before
 
     def _finished_file(self, record: Path) -> FileEntry | None:
         """What ``record`` says of a file; None where a power cut left half of either."""
@@ -198,10 +247,24 @@ class Output(Traveller):
             entry = FileEntry(name, num_samples, num_bytes, checksum, facts)
             if is_durable():
                 sync(aside)
-            os.replace(aside, self.folder / name)
-            text, record = json.dumps(entry.to_json()).encode(), self._partial / f"{name}.json"
-            write_synced(record, text, aside=self.scratch_path(f"{name}.json.tmp"), sync=is_durable())
-        self.finished[name] = entry
+            self._place(aside, entry)
+
+    def adopt(self, before: Manifest, entry: FileEntry, name: str, **facts: Any) -> None:
+        """Take a file that the folder held before over as ``name``, as it is."""
+        source, aside = before.checked_path(entry), self.scratch_path(name)
+        with write_errors_explained(self.folder / name):
+            aside.unlink(missing_ok=True)
+            try:
+                os.link(source, aside)
+            except OSError:  # a file system without links
+                shutil.copyfile(source, aside)
+            self._place(aside, replace(entry, path=name, facts=facts))
+
+    def _place(self, aside: Path, entry: FileEntry) -> None:
+        os.replace(aside, self.folder / entry.path)
+        text, record = json.dumps(entry.to_json()).encode(), self._partial / f"{entry.path}.json"
+        write_synced(record, text, aside=self.scratch_path(f"{entry.path}.json.tmp"), sync=is_durable())
+        self.finished[entry.path] = entry
 
     def seal(self, totals: dict[str, Any]) -> Manifest:
         """Write the manifest, which makes the folder finished, and remove what is no part of it."""
@@ -221,54 +284,3 @@ class Output(Traveller):
 def input_of(manifest: Manifest) -> dict[str, Any]:
     """How a stage names ``manifest`` among its inputs."""
     return {"name": manifest.folder.name, "fingerprint": manifest.fingerprint}
-
-
-def _read_begun(path: Path) -> dict[str, Any]:
-    try:
-        identity: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ManifestError(
-            f"{path} is damaged: {error}", hint="remove the folder of this stage and run it again"
-        ) from error
-    return identity
-
-
-def refuse_difference(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Raise ManifestError where a folder's identity differs, naming the first setting that does."""
-    if found == wanted:
-        return
-    stage = wanted["stage"]
-    hint = f"give another --out, or --redo {stage} to make it and what follows again"
-    if found.get("stage") != stage:
-        raise ManifestError(f"{folder} holds stage {found.get('stage')!r}, want {stage!r}", hint=hint)
-    for name, setting in wanted["config"].items():
-        before = found["config"].get(name)
-        if before != setting:
-            raise ManifestError(f"{folder} was made with {name} = {before}, now {setting}", hint=hint)
-    if found["inputs"] == wanted["inputs"]:
-        raise ManifestError(f"{folder} was made from another version of hotset", hint=hint)
-    difference = _describe_other_inputs(found["inputs"], wanted["inputs"])
-    raise ManifestError(f"{folder} was made from other inputs: {difference}", hint=hint)
-
-
-def _describe_other_inputs(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> str:
-    """The first input that is another, in words."""
-    if len(found) != len(wanted):
-        return f"{len(found)} of them, now {len(wanted)}"
-    before, now = next((a, b) for a, b in zip(found, wanted, strict=True) if a != b)
-    if before.get("name") != now.get("name"):
-        return f"{before.get('name')}, now {now.get('name')}"
-    if "bytes" in now:
-        return f"{now['name']} had {before.get('bytes')} bytes, now {now['bytes']}"
-    return f"another {now.get('name')} than the one that is there now"
-
-
-def hash_file(path: Path) -> tuple[int, str]:
-    """Bytes and xxh3-128 (hex) of a file, read through one reused block."""
-    digest, block, num_bytes = xxhash.xxh3_128(), bytearray(_HASH_BLOCK_BYTES), 0
-    view = memoryview(block)
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(block):
-            digest.update(view[:count])
-            num_bytes += count
-    return num_bytes, str(digest.hexdigest())

@@ -93,8 +93,8 @@ def rank(
         table | {key: facts[key] for key in ("num_lookups", "is_multi_hot") if key in facts}
         for table, facts in zip(made, counts.totals["tables"], strict=True)
     ]
-    kept = ("num_samples", "num_train_samples")
-    totals = {key: counts.totals[key] for key in kept} | {"tables": tables}
+    kept = ("num_samples", "num_train_samples", "num_counted_samples")
+    totals = {key: counts.totals[key] for key in kept if key in counts.totals} | {"tables": tables}
     return output.seal(totals | {"num_rows": sum(table["num_rows"] for table in tables)})
 
 

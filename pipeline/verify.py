@@ -24,17 +24,12 @@ from .errors import ManifestError
 from .manifest import MANIFEST, FileEntry, Manifest, first_line
 from .output import hash_file
 from .raw import RawFile, iterate_blocks
+from .stages import FOLDERS
 from .tasks import ProgressCallback, run_tasks, silent
+from .verify_counts import check_counts
 from .verify_plan import faults_of_plan
 
-STAGE_FOLDERS = {
-    "columns": "ingest",
-    "counts": "count",
-    "vocabulary": "rank",
-    "samples": "encode",
-    "plan": "split",
-    "shards": "pack",
-}
+STAGE_FOLDERS = {name: stage for stage, name in FOLDERS.items()}
 """Folders in the order they are made, and the stage each holds."""
 
 
@@ -137,25 +132,15 @@ def _check_columns(entry: FileEntry, columns: Manifest, _: dict[str, Manifest]) 
             yield "a label is neither 0 nor 1"
 
 
-def _check_counts(entry: FileEntry, counts: Manifest, _: dict[str, Manifest]) -> Iterator[str]:
-    batch = read_batch(counts, entry)
-    array = batch.column("category")
-    categories = values_of(array, array.type.to_pandas_dtype())
-    total = int(values_of(batch.column("count"), np.int64).sum()) + entry.facts["num_missing"]
-    if (categories[1:] <= categories[:-1]).any():
-        yield "its categories are not ascending"
-    if total != counts.totals["num_train_samples"]:
-        yield f"it counts {total} look-ups, want {counts.totals['num_train_samples']}"
-
-
 def _check_vocabulary(entry: FileEntry, vocabulary: Manifest, _: dict[str, Manifest]) -> Iterator[str]:
     batch = read_batch(vocabulary, entry)
     counts, places = (values_of(batch.column(name), np.int64) for name in ("count", "place"))
-    num_train = vocabulary.totals.get("num_model_samples", vocabulary.totals["num_train_samples"])
+    keys = ("num_counted_samples", "num_model_samples", "num_train_samples")
+    num_counted = next(vocabulary.totals[key] for key in keys if key in vocabulary.totals)
     if (counts[1:] > counts[:-1]).any():
         yield "its counts rise from one id to the next"
-    if int(counts.sum()) != num_train:
-        yield f"its rows have {int(counts.sum())} look-ups, want {num_train}"
+    if int(counts.sum()) != num_counted:
+        yield f"its rows have {int(counts.sum())} look-ups, want {num_counted}"
     if (places[1:] <= places[:-1]).any() or places.max() >= vocabulary.totals["num_rows"]:
         yield "its places are no order over all tables"
 
@@ -237,7 +222,7 @@ def _tags(ids: Any, tables: list[dict[str, Any]]) -> Any:
 
 _CHECKS: dict[str, Callable[[FileEntry, Manifest, dict[str, Manifest]], Iterator[str]]] = {
     "ingest": _check_columns,
-    "count": _check_counts,
+    "count": check_counts,
     "rank": _check_vocabulary,
     "adopt": _check_vocabulary,
     "encode": _check_samples,

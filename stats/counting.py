@@ -1,14 +1,13 @@
 """Exact counts of categories, in memory proportional to the distinct ones and not to the log.
 
 Where even those are too many, a counter is emptied into a run, ascending, as often as need be, and the
-runs are merged.
+runs are merged: see `merging`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -82,43 +81,3 @@ class CategoryCounter:
             categories, counts = taken[order, 0], taken[order, 1].view(np.int64)
         self._begin()
         return categories, counts
-
-
-@numba.njit(cache=True, nogil=True)
-def merge_runs(
-    words: NDArray[np.uint64],
-    starts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    categories: NDArray[np.uint32],
-    counts: NDArray[np.int64],
-) -> int:
-    """Merge runs of ascending categories, adding the counts of equal ones.
-
-    Args:
-        words: the runs one behind the other, each its categories and then their counts.
-        starts: (num_runs,), the word at which each run begins.
-        lengths: (num_runs,), categories of each run.
-        categories: (lengths.sum(),) out, uint32 or uint64.
-        counts: (lengths.sum(),) out.
-
-    Returns:
-        Distinct categories. Exact.
-    """
-    heads = np.zeros(starts.shape[0], np.int64)
-    merged = 0
-    while True:
-        least, is_over = np.uint64(0), True
-        for run in range(starts.shape[0]):
-            if heads[run] < lengths[run]:
-                category = words[starts[run] + heads[run]]
-                if is_over or category < least:
-                    least, is_over = category, False
-        if is_over:
-            return merged
-        count = np.uint64(0)
-        for run in range(starts.shape[0]):
-            if heads[run] < lengths[run] and words[starts[run] + heads[run]] == least:
-                count += words[starts[run] + lengths[run] + heads[run]]
-                heads[run] += 1
-        categories[merged], counts[merged] = least, np.int64(count)
-        merged += 1

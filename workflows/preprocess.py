@@ -18,7 +18,7 @@ from ..pipeline.discard import discard_files, is_discarded, refuse_discarded
 from ..pipeline.encode import EncodeConfig, encode
 from ..pipeline.errors import ConfigError, ManifestError
 from ..pipeline.feature_settings import numbers_of
-from ..pipeline.ingest import IngestConfig, ingest
+from ..pipeline.ingest import IngestConfig, ingest, ingest_identity
 from ..pipeline.manifest import MANIFEST, Manifest
 from ..pipeline.memory import refuse_small_cap
 from ..pipeline.pack import PackConfig, pack
@@ -27,26 +27,10 @@ from ..pipeline.rank import RankConfig, rank
 from ..pipeline.removal import remove_folders
 from ..pipeline.schema_file import schema_of
 from ..pipeline.split import SplitConfig, split
+from ..pipeline.stages import FOLDERS as FOLDERS
+from ..pipeline.stages import INPUTS as INPUTS
+from ..pipeline.stages import refuse_extension, remove_stale
 from ..pipeline.tasks import ProgressCallback, silent
-
-FOLDERS = {
-    "ingest": "columns",
-    "count": "counts",
-    "rank": "vocabulary",
-    "encode": "samples",
-    "split": "plan",
-    "pack": "shards",
-}
-"""Stages in order, and the folder each writes inside DIR."""
-
-INPUTS = {
-    "count": ("columns",),
-    "rank": ("counts",),
-    "encode": ("columns", "vocabulary"),
-    "split": ("vocabulary", "samples"),
-    "pack": ("columns", "samples", "plan"),
-}
-"""Folders each stage after `ingest` reads."""
 
 _STAGES: dict[str, Callable[..., Manifest]] = {
     "count": count,
@@ -100,6 +84,8 @@ def preprocess(
     until: str = "pack",
     discard: Sequence[str] = (),
     like: Path | None = None,
+    extend: bool = False,
+    on_removed: Callable[[list[Path]], None] = lambda removed: None,
 ) -> Manifest:
     """Run every stage into its folder inside ``out``; returns the manifest of the last.
 
@@ -115,21 +101,34 @@ def preprocess(
         until: the last stage to run.
         discard: folders to empty when the last stage is done, see `pipeline.discard`.
         like: a folder whose vocabulary gives the ids; nothing is counted and every sample is for evaluation.
+        extend: where ``out`` was made from the first of these logs, read those behind them alone, count what
+            is new, and make again what follows. The bytes are those of a run from scratch.
+        on_removed: told which folders were removed because they were made from fewer logs.
 
     Raises:
         HotsetError: the disk is too small or the cap cannot be kept, before anything is done; or whatever a
             stage refuses; ``out`` stays resumable.
     """
     check_resources(raw, config, out, workers=workers, memory_bytes=memory_bytes)
+    if extend:
+        refuse_extension(out, {"ingest": ingest_identity(config.ingest), "count": config.count})
     for stage in FOLDERS:
         if like is not None and stage == "count":
             continue
         started, was_sealed = time.perf_counter(), (out / FOLDERS[stage] / MANIFEST).exists()
         if stage == "ingest":
             with_files = partial(
-                ingest, raw, config.ingest, out / "columns", workers=workers, progress=progress
+                ingest,
+                raw,
+                config.ingest,
+                out / "columns",
+                workers=workers,
+                progress=progress,
+                extend=extend,
             )
             made = _even_without_files(with_files, out / "columns")
+            if extend:
+                on_removed(remove_stale(out))
             num_samples = made.num_samples
         elif stage == "rank" and like is not None:
             model_columns, model = (Manifest.read(like / name) for name in ("columns", "vocabulary"))

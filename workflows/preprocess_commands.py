@@ -13,10 +13,11 @@ import tyro
 
 from ..pipeline.discard import parse_discard
 from ..pipeline.engines import EngineName, use_engine
-from ..pipeline.ingest import IngestConfig, ingest
+from ..pipeline.ingest import IngestConfig, ingest, ingest_identity
 from ..pipeline.manifest import MANIFEST, Manifest
 from ..pipeline.partial import durable_files
 from ..pipeline.sizes import ByteSize, format_byte_size
+from ..pipeline.stages import refuse_extension, remove_stale
 from ..pipeline.tasks import ProgressCallback
 from .console import print_json, progress_bars, say
 from .options import option_value, parse_options
@@ -61,6 +62,10 @@ class PreprocessCommand(PreprocessConfig, _RunOptions):
     redo: str | None = None
     """Remove this stage and all that follow, then go on."""
 
+    extend: bool = False
+    """Add the last of these logs to a DIR made from the first of them: only they are read and counted; ids,
+    and what follows from them, are made again."""
+
     like: Path | None = None
     """Take ids, hot rows and batch size from this folder instead of counting: for evaluation only."""
 
@@ -81,6 +86,9 @@ class IngestCommand(IngestConfig, _RunOptions):
 
     redo: bool = False
     """Remove this stage and all that follow first."""
+
+    extend: bool = False
+    """Add the last of these logs to columns made from the first of them, and remove what is made again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +153,8 @@ def _preprocess(words: list[str]) -> int:
             on_stage=report_stage,
             discard=discard,
             like=options.like,
+            extend=options.extend,
+            on_removed=_say_outdated,
         )
     if options.json:
         print_json(
@@ -167,9 +177,18 @@ def _ingest(words: list[str]) -> int:
         _say_removed(remove_from("ingest", options.out))
     with _running(options) as progress:
         started = time.perf_counter()
+        if options.extend:
+            refuse_extension(options.out, {"ingest": ingest_identity(config)})
         made = ingest(
-            options.raw, config, options.out / "columns", workers=options.workers, progress=progress
+            options.raw,
+            config,
+            options.out / "columns",
+            workers=options.workers,
+            progress=progress,
+            extend=options.extend,
         )
+        if options.extend:
+            _say_outdated(remove_stale(options.out))
     return _finish("ingest", made, time.perf_counter() - started, options.json)
 
 
@@ -230,6 +249,11 @@ def _describe_shards(shards: Manifest) -> str:
         f"{samples['mixed']:,} in {batches['mixed']:,} mixed, {samples['evaluation']:,} for evaluation; "
         f"{shards.totals['num_hot_rows']:,} of {shards.totals['num_rows']:,} rows are hot"
     )
+
+
+def _say_outdated(removed: list[Path]) -> None:
+    for path in removed:
+        say(f"removed {path}, made from fewer logs: it is made again")
 
 
 def _say_removed(removed: list[Path]) -> None:

@@ -1,0 +1,91 @@
+"""The stages in order, the folder each writes inside DIR, and which of them another log made stale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .discard import refuse_discarded
+from .extension import BEFORE
+from .identity import read_begun, refuse_other_config
+from .manifest import MANIFEST, Manifest
+from .partial import BEGUN, PARTIAL, REMOVED
+from .removal import remove_folders
+
+FOLDERS = {
+    "ingest": "columns",
+    "count": "counts",
+    "rank": "vocabulary",
+    "encode": "samples",
+    "split": "plan",
+    "pack": "shards",
+}
+"""Stages in order, and the folder each writes inside DIR."""
+
+INPUTS = {
+    "count": ("columns",),
+    "rank": ("counts",),
+    "encode": ("columns", "vocabulary"),
+    "split": ("vocabulary", "samples"),
+    "pack": ("columns", "samples", "plan"),
+}
+"""Folders each stage after `ingest` reads."""
+
+
+def stale_folders(folder: Path) -> list[Path]:
+    """Folders inside ``folder`` that were made from, or begun with, others than those beside them now.
+
+    Counts that can be gone on from are not among them, but what was made from them is.
+    """
+    stale: list[Path] = []
+    outdated: set[str] = set()
+    for stage, name in FOLDERS.items():
+        path = folder / name
+        if (path / PARTIAL / REMOVED).exists():  # killed while it was removed
+            stale.append(path)
+            continue
+        made_from = _inputs_of(path)
+        if stage == "ingest" or made_from is None:
+            continue
+        if any(_is_other(folder / made["name"], made, outdated) for made in made_from if "name" in made):
+            outdated.add(name)
+            can_go_on = (path / MANIFEST).exists() or (path / PARTIAL / BEFORE).exists()
+            if stage != "count" or not can_go_on:
+                stale.append(path)
+    return stale
+
+
+def _is_other(path: Path, made: dict[str, Any], outdated: set[str]) -> bool:
+    if path.name not in FOLDERS.values():
+        return False  # the model's folder of another DIR
+    if path.name in outdated or not (path / MANIFEST).exists():
+        return True
+    return Manifest.read(path).fingerprint != made.get("fingerprint")
+
+
+def _inputs_of(path: Path) -> list[dict[str, Any]] | None:
+    """Inputs of a stage folder, finished or begun; None where there is none."""
+    if (path / MANIFEST).exists():
+        return Manifest.read(path).inputs
+    begun = path / PARTIAL / BEGUN
+    return list(read_begun(begun)["inputs"]) if begun.exists() else None
+
+
+def remove_stale(folder: Path) -> list[Path]:
+    """Remove what `stale_folders` finds, the last stage first; returns what was removed."""
+    doomed = stale_folders(folder)[::-1]
+    remove_folders(doomed)
+    return doomed
+
+
+def refuse_extension(folder: Path, configs: dict[str, Any]) -> None:
+    """Raise ManifestError where a log cannot be added to ``folder``, before anything is changed.
+
+    Args:
+        folder: DIR.
+        configs: of the stages that go on from what they made, `ingest` and `count`.
+    """
+    refuse_discarded(folder / "columns", "--extend", "ingest")
+    for stage, config in configs.items():
+        if (folder / FOLDERS[stage] / MANIFEST).exists():
+            refuse_other_config(Manifest.read(folder / FOLDERS[stage]), stage, config)
