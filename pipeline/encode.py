@@ -28,12 +28,14 @@ from ..stats.hash_table import (
     settle_unknown,
 )
 from .array_file import ArrayFile
-from .arrow_files import as_fixed_lists, read_batch, validity_of, values_of, write_batch
+from .arrow_files import read_batch, validity_of, values_of, write_batch
 from .manifest import FileEntry, Manifest
 from .memory import room_for, spill_errors_explained
 from .output import PARTIAL, Output, input_of
+from .part_ids import PartIds, PartSize, largest_part
 from .scratch import scratch
 from .sizes import MIB
+from .tables import is_multi_hot, lookups_of, one_hot
 from .tasks import ProgressCallback, num_processes, num_workers, run_tasks, silent
 
 VERSION = 1
@@ -76,12 +78,13 @@ class _Table:
         """Its hash table."""
         return self.kept.open() if isinstance(self.kept, ArrayFile) else self.kept
 
-    def find(self, array: Any, column: NDArray[np.int32]) -> None:
-        """Write the id of each category of an Arrow array to ``column``, -1 where this piece has none."""
+    def find(self, batch: Any, ids: NDArray[np.int32]) -> None:
+        """Write the id of each look-up of a part to ``ids``, -1 where this piece has none."""
+        array, _ = lookups_of(batch.column(self.piece.facts["name"]), 0)
         categories, facts = values_of(array, array.type.to_pandas_dtype()), self.piece.facts
         entries = self.entries
         find = find_short_ids if entries.ndim == 1 else find_ids
-        find(categories, validity_of(array), entries, facts["missing_id"], -1, column)
+        find(categories, validity_of(array), entries, facts["missing_id"], -1, ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,8 @@ class _Lookup:
     earlier: list[list[_Piece]]
     columns: Manifest
     output: Output
-    num_features: int
+    facts: list[dict[str, Any]]
+    """What the vocabulary says of every table."""
 
     def spill_path(self, entry: FileEntry, number: int) -> Path:
         """Where the ids of one file's look-ups in pass ``number`` wait."""
@@ -112,22 +116,22 @@ def encode(
     """columns, vocabulary -> samples: the ids of each sample's look-ups.
 
     Reads:   ``*.arrow`` of columns, C*; ``{feature}.arrow`` of vocabulary
-    Writes:  the same files: ids, fixed-size list<int32>[num_features]; unknown categories are oov
+    Writes:  the same files: ids, fixed-size list<int32>[one-hot features], and for each multi-hot feature
+             a list<int32> called like it; unknown categories are oov
     """
     output = Output.begin("encode", VERSION, config, [input_of(columns), input_of(vocabulary)], out)
     if isinstance(output, Manifest):
         return output
     todo = [(entry, first) for first, entry in iterate_parts(columns) if not output.has(entry.path)]
-    num_features = len(vocabulary.totals["tables"])
-    largest = max((entry.num_samples for entry, _ in todo), default=0)
-    needed = needed_bytes(largest, num_features, workers)
+    facts = vocabulary.totals["tables"]
+    needed = needed_bytes(largest_part([entry for entry, _ in todo]), len(one_hot(facts)), workers)
     room = room_for("encode", memory_bytes, needed, workers=workers) - needed + _LEAST_TABLES
     passes = list(_passes(vocabulary, room)) if todo else []
     done, shared = 0, output if num_processes(workers) else None
     for number, pieces in enumerate(passes):
         loading = ((vocabulary, piece, shared) for piece in pieces)
         tables = list(run_tasks(_load_table, loading, workers=workers))
-        lookup = _Lookup(tables, passes[:number], columns, output, num_features)
+        lookup = _Lookup(tables, passes[:number], columns, output, facts)
         is_last = number == len(passes) - 1
         num_train: int = vocabulary.totals["num_train_samples"]
         tasks = ((entry, num_train - first, lookup) for entry, first in todo)
@@ -141,9 +145,10 @@ def encode(
     return output.seal(_totals(vocabulary, output))
 
 
-def needed_bytes(samples_of_part: int, num_features: int, workers: int) -> int:
+def needed_bytes(part: PartSize, num_one_hot: int, workers: int) -> int:
     """The least that `encode` can do with: ids of a part for each worker, and small tables."""
-    return num_workers(workers) * samples_of_part * (9 * num_features // 2 + 16) + _LEAST_TABLES
+    ids_bytes = part.num_samples * (9 * num_one_hot // 2 + 16) + 9 * part.num_list_lookups
+    return num_workers(workers) * ids_bytes + _LEAST_TABLES
 
 
 def _passes(vocabulary: Manifest, room_bytes: int) -> Iterator[list[_Piece]]:
@@ -192,15 +197,17 @@ def _load_table(vocabulary: Manifest, piece: _Piece, shared: Output | None) -> _
 
 
 def _spill_part(entry: FileEntry, num_train: int, lookup: _Lookup) -> int:
-    """Leave the ids of one pass for the last one: a row for each table of the pass."""
+    """Leave the ids of one pass for the last one: those of one table behind those of the other."""
     batch = read_batch(lookup.columns, entry)
-    ids = scratch("ids", (len(lookup.tables), entry.num_samples), np.int32)
-    for row, table in zip(ids, lookup.tables, strict=True):
-        table.find(batch.column(table.piece.facts["name"]), row)
     path = lookup.spill_path(entry, len(lookup.earlier))
     with spill_errors_explained(lookup.output):
         aside = lookup.output.scratch_path(f"{path.name}.tmp")
-        ids.tofile(aside)
+        with aside.open("wb") as file:
+            for table in lookup.tables:
+                _, num_lookups = lookups_of(batch.column(table.piece.facts["name"]), entry.num_samples)
+                ids = scratch("found", (num_lookups,), np.int32)
+                table.find(batch, ids)
+                ids.tofile(file)
         os.replace(aside, path)
     return entry.num_samples
 
@@ -210,45 +217,55 @@ def _encode_part(entry: FileEntry, num_train: int, lookup: _Lookup) -> int:
     if lookup.output.has(entry.path):  # by a worker that was killed before it could say so
         return entry.num_samples
     batch = read_batch(lookup.columns, entry)
-    ids = scratch("ids", (entry.num_samples, lookup.num_features), np.int32)
-    if lookup.earlier and entry.num_samples:
-        ids.fill(-1)
-        _collect_spilled(entry, lookup, ids)
+    part = PartIds.unset(batch, lookup.facts)
+    ids_of_tables = part.ids
+    if lookup.earlier:
+        _collect_spilled(entry, lookup, ids_of_tables)
     for table in lookup.tables:
-        array, column = batch.column(table.piece.facts["name"]), ids[:, table.piece.feature]
+        ids = ids_of_tables[table.piece.feature]
         if table.piece.first_id == 0:
-            table.find(array, column)
+            table.find(batch, ids)
         else:
-            found = scratch("found", (entry.num_samples,), np.int32)
-            table.find(array, found)
-            np.maximum(column, found, out=column)
-    oov = _settle_oov(ids, min(max(num_train, 0), entry.num_samples), lookup)
-    with lookup.output.writing(entry.path, entry.num_samples, **oov) as path:
-        write_batch(path, {"ids": as_fixed_lists(ids)})
+            found = scratch("found", ids.shape, np.int32)
+            table.find(batch, found)
+            np.maximum(ids, found, out=ids)
+    facts = _settle_oov(part, min(max(num_train, 0), entry.num_samples))
+    with lookup.output.writing(entry.path, entry.num_samples, **facts) as path:
+        write_batch(path, part.columns())
     for number in range(len(lookup.earlier)):
         lookup.spill_path(entry, number).unlink()
     return entry.num_samples
 
 
-def _collect_spilled(entry: FileEntry, lookup: _Lookup, ids: NDArray[np.int32]) -> None:
+def _collect_spilled(entry: FileEntry, lookup: _Lookup, ids_of_tables: list[NDArray[np.int32]]) -> None:
     """Add what earlier passes found; at most one piece of a table has a category, the others say -1."""
+    for ids in ids_of_tables:
+        ids.fill(-1)
     for number, pieces in enumerate(lookup.earlier):
-        shape = (len(pieces), entry.num_samples)
-        spilled = np.memmap(lookup.spill_path(entry, number), np.int32, "r", shape=shape)
-        for piece, found in zip(pieces, spilled, strict=True):
-            column = ids[:, piece.feature]
-            np.maximum(column, found, out=column)
+        with lookup.spill_path(entry, number).open("rb") as file:
+            for piece in pieces:
+                ids = ids_of_tables[piece.feature]
+                np.maximum(ids, np.fromfile(file, np.int32, ids.shape[0]), out=ids)
 
 
-def _settle_oov(ids: NDArray[np.int32], num_train: int, lookup: _Lookup) -> dict[str, list[int]]:
-    """Give what no piece knows the oov row; how many samples have it, by feature."""
-    pieces = [piece for pieces in lookup.earlier for piece in pieces] + [t.piece for t in lookup.tables]
-    oov_ids = {piece.feature: piece.facts["oov_id"] for piece in pieces}
-    of_feature = np.array([oov_ids[feature] for feature in range(lookup.num_features)], np.int32)
-    num_oov = np.zeros((2, lookup.num_features), np.int64)
-    settle_unknown(ids[:num_train], of_feature, num_oov[0])
-    settle_unknown(ids[num_train:], of_feature, num_oov[1])
-    return {"oov_train": num_oov[0].tolist(), "oov_evaluation": num_oov[1].tolist()}
+def _settle_oov(part: PartIds, num_train: int) -> dict[str, Any]:
+    """Give what no piece knows the oov row; how many look-ups have it, and how many lists have, by table."""
+    oov_of = {table["name"]: np.array([table["oov_id"]], np.int32) for table in part.tables}
+    of_matrix = [oov_of[table["name"]] for table in one_hot(part.tables)]
+    counted = np.zeros((2, len(of_matrix)), np.int64)
+    for row, ids in zip(counted, (part.matrix[:num_train], part.matrix[num_train:]), strict=True):
+        settle_unknown(ids, np.concatenate([np.zeros(0, np.int32), *of_matrix]), row)
+    num_oov = dict(zip((table["name"] for table in one_hot(part.tables)), counted.T, strict=True))
+    lookups = {}
+    for name, (offsets, flat) in part.lists.items():
+        first = int(offsets[num_train])
+        lookups[name] = [first, flat.shape[0] - first]
+        num_oov[name] = np.zeros(2, np.int64)
+        for place, ids in enumerate((flat[:first], flat[first:])):
+            settle_unknown(ids[:, None], oov_of[name], num_oov[name][place : place + 1])
+    by_table = np.array([num_oov[table["name"]] for table in part.tables], np.int64)
+    facts: dict[str, Any] = {"oov_train": by_table[:, 0].tolist(), "oov_evaluation": by_table[:, 1].tolist()}
+    return facts | ({"lookups": lookups} if lookups else {})
 
 
 def _totals(vocabulary: Manifest, output: Output) -> dict[str, Any]:
@@ -256,5 +273,9 @@ def _totals(vocabulary: Manifest, output: Output) -> dict[str, Any]:
     tables = []
     for feature, table in enumerate(vocabulary.totals["tables"]):
         oov = {key: sum(fact[key][feature] for fact in facts) for key in ("oov_train", "oov_evaluation")}
-        tables.append(table | oov)
+        lookups = [fact["lookups"][table["name"]] for fact in facts] if is_multi_hot(table) else []
+        names = ("lookups_train", "lookups_evaluation") if is_multi_hot(table) else ()
+        tables.append(
+            table | oov | {key: sum(pair[place] for pair in lookups) for place, key in enumerate(names)}
+        )
     return vocabulary.totals | {"tables": tables}

@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..stats.shuffle import EVALUATION, HOT_ONLY, MIXED, gather_rows
-from .arrow_files import as_fixed_lists, open_writer
-from .deal import PackInputs, deal, starts_of
+from ..stats.shuffle import EVALUATION, HOT_ONLY, MIXED
+from .arrow_files import open_writer
+from .deal import Buffers, count_lookups, deal, starts_of
 from .errors import ConfigError
 from .manifest import Manifest
-from .memory import room_for
+from .memory import refuse_small_cap, room_for
 from .output import Output, input_of
-from .scratch import forget, scratch
+from .pack_inputs import PackInputs
+from .scratch import forget
+from .shard_batches import ShardBatches
 from .shuffle_plan import Shuffle, ShuffledFile, ShufflePlan, plan_shuffle
 from .sizes import MIB
 from .tasks import ProgressCallback, num_workers, run_tasks, silent
@@ -70,25 +71,31 @@ def pack(
 
     Reads:   ``*.arrow`` of columns (label, I*), samples (ids) and plan (is_hot)
     Writes:  ``{kind}-{number}.arrow``, a record batch for each training batch: label float32,
-             dense fixed-size list<float32>[K], ids fixed-size list<int32>[F]; is_hot uint8 in evaluation
+             dense fixed-size list<float32>[K], ids fixed-size list<int32>[one-hot features], a list<int32>
+             for each multi-hot feature, called like it; is_hot uint8 in evaluation
     """
     folders = [input_of(columns), input_of(samples), input_of(plan)]
     output = Output.begin("pack", VERSION, config, folders, out)
     if isinstance(output, Manifest):
         return output
-    facts = columns.totals
-    num_features = len(plan.totals["tables"])
-    inputs = PackInputs(columns, samples, plan, facts["has_label"], facts["dense"], num_features)
-    shuffle = Shuffle(plan, config.seed, config.order == "grouped", samples_per_file(config, inputs.width))
+    inputs = PackInputs(columns, samples, plan)
+    width = inputs.words_per_sample
+    shuffle = Shuffle(plan, config.seed, config.order == "grouped", samples_per_file(config, width))
     largest = max((entry.num_samples for entry in columns.files), default=0)
-    scratch = _scratch_bytes(config, inputs.width, largest, workers)
-    needed = needed_bytes(config, inputs.width, largest, workers)
+    scratch = _scratch_bytes(config, width, largest, workers)
+    needed = needed_bytes(config, width, largest, workers)
     room = room_for("pack", memory_bytes, needed, workers=workers) - scratch
     shuffled = plan_shuffle(shuffle, workers=workers, room_bytes=room)
+    lookups = count_lookups(shuffled, inputs, workers)
+    bytes_of_files = [
+        _file_bytes(file.num_samples, inputs, int(lookups[file.index])) for file in shuffled.files
+    ]
+    if inputs.lists and memory_bytes is not None:
+        refuse_small_cap("pack", memory_bytes, max(bytes_of_files, default=0) + scratch)
     todo = [file for file in shuffled.files if not output.has(_name(file))]
     done = sum(entry.num_samples for entry in output.finished.values())
-    for group in _groups_that_fit(todo, room // (4 * inputs.width + 8)):
-        for num_samples in _pack_group(group, config, shuffled, inputs, output, workers):
+    for group in _groups_that_fit(todo, bytes_of_files, room):
+        for num_samples in _pack_group(group, config, shuffled, lookups, inputs, output, workers):
             done += num_samples
             progress("pack", done, columns.num_samples)
     return output.seal(_totals(config, inputs, output))
@@ -105,6 +112,11 @@ def needed_bytes(config: PackConfig, width: int, samples_of_part: int, workers: 
     return file_bytes + _scratch_bytes(config, width, samples_of_part, workers)
 
 
+def _file_bytes(num_samples: int, inputs: PackInputs, num_lookups: int) -> int:
+    """What an output file takes in the buffers."""
+    return num_samples * (4 * inputs.width + (16 if inputs.lists else 8)) + 4 * num_lookups
+
+
 def _scratch_bytes(config: PackConfig, width: int, samples_of_part: int, workers: int) -> int:
     """What workers hold beside the buffers: a part while dealing, an order and a batch while writing."""
     dealing = samples_of_part * (4 * width + 17 + 8)
@@ -116,14 +128,16 @@ def _pack_group(
     group: list[ShuffledFile],
     config: PackConfig,
     shuffled: ShufflePlan,
+    lookups: NDArray[np.int64],
     inputs: PackInputs,
     output: Output,
     workers: int,
 ) -> Iterator[int]:
     """Write the files of one pass; yields the samples of each. Its buffers go when it ends."""
-    rows, keys = deal(group, shuffled, inputs, workers)
-    starts = dict(zip((file.index for file in group), starts_of(group), strict=True))
-    tasks = ((file, config, inputs, rows, keys, starts[file.index], output) for file in group)
+    buffers = deal(group, shuffled, lookups, inputs, workers)
+    starts = starts_of([file.num_samples for file in group])
+    pairs = zip(group, starts, strict=True)
+    tasks = ((file, config, inputs, buffers, start, output) for file, start in pairs)
     yield from run_tasks(_write_file, tasks, workers=workers, here=True)
 
 
@@ -131,32 +145,29 @@ def _name(file: ShuffledFile) -> str:
     return f"{KINDS[file.kind]}-{file.number:05}.arrow"
 
 
-def _groups_that_fit(files: list[ShuffledFile], room: int) -> Iterator[list[ShuffledFile]]:
-    """Consecutive files whose samples fit in ``room`` together, one file at the least."""
+def _groups_that_fit(
+    files: list[ShuffledFile], bytes_of_files: list[int], room_bytes: int
+) -> Iterator[list[ShuffledFile]]:
+    """Consecutive files whose samples fit in ``room_bytes`` together, one file at the least."""
     group: list[ShuffledFile] = []
     held = 0
     for file in files:
-        if group and held + file.num_samples > room:
+        needed = bytes_of_files[file.index]
+        if group and held + needed > room_bytes:
             yield group
             group, held = [], 0
         group.append(file)
-        held += file.num_samples
+        held += needed
     if group:
         yield group
 
 
 def _write_file(
-    file: ShuffledFile,
-    config: PackConfig,
-    inputs: PackInputs,
-    rows: NDArray[np.int32],
-    keys: NDArray[np.uint64],
-    start: int,
-    output: Output,
+    file: ShuffledFile, config: PackConfig, inputs: PackInputs, buffers: Buffers, start: int, output: Output
 ) -> int:
     """Order one file's rows by key and write them batch by batch."""
     stop = start + file.num_samples
-    rows, order = rows[start:stop], np.argsort(keys[start:stop])
+    rows, order = buffers.rows[start:stop], np.argsort(buffers.keys[start:stop])
     facts: dict[str, Any] = {"kind": KINDS[file.kind]}
     batches = range(0, file.num_samples, config.batch_size)
     facts["batches"] = len(batches)
@@ -164,33 +175,13 @@ def _write_file(
         is_hot = rows[order, 0]
         hot = [n for n, first in enumerate(batches) if is_hot[first : first + config.batch_size].all()]
         facts["hot_only_batches"] = hot
+    maker = ShardBatches(inputs, rows, buffers.bag_places[start:stop], buffers.bags, file.kind == EVALUATION)
     with output.writing(_name(file), file.num_samples, **facts) as path:
-        with open_writer(path, _arrow_schema(inputs, file.kind)) as writer:
+        with open_writer(path, maker.schema) as writer:
             for first in batches:
-                writer.write_batch(_batch(rows, order[first : first + config.batch_size], inputs, file.kind))
+                writer.write_batch(maker.batch(order[first : first + config.batch_size]))
     forget(rows)  # the next file's pages in the page cache can be these
     return file.num_samples
-
-
-def _batch(rows: NDArray[np.int32], order: NDArray[np.int64], inputs: PackInputs, kind: int) -> Any:
-    """A batch, valid until the thread makes its next."""
-    num_samples = order.shape[0]
-    label, is_hot = (scratch(name, (num_samples,), np.int32) for name in ("label", "is_hot"))
-    dense = scratch("dense", (num_samples, len(inputs.dense)), np.int32)
-    ids = scratch("ids", (num_samples, inputs.num_features), np.int32)
-    gather_rows(rows, order, label, dense, ids, is_hot)
-    columns = [pa.array(label.view(np.float32))] if inputs.has_label else []
-    columns += [as_fixed_lists(dense.view(np.float32)), as_fixed_lists(ids)]
-    if kind == EVALUATION:
-        columns.append(pa.array(is_hot.astype(np.uint8)))
-    return pa.record_batch(columns, schema=_arrow_schema(inputs, kind))
-
-
-def _arrow_schema(inputs: PackInputs, kind: int) -> Any:
-    fields = [pa.field("label", pa.float32())] if inputs.has_label else []
-    fields.append(pa.field("dense", pa.list_(pa.float32(), len(inputs.dense))))
-    fields.append(pa.field("ids", pa.list_(pa.int32(), inputs.num_features)))
-    return pa.schema(fields + ([pa.field("is_hot", pa.uint8())] if kind == EVALUATION else []))
 
 
 def _totals(config: PackConfig, inputs: PackInputs, output: Output) -> dict[str, Any]:

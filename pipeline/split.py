@@ -16,22 +16,22 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from ..stats.hot_rows import tag_hot_samples
 from ..stats.row_bytes import OPTIMIZERS, row_bytes
-from .arrow_files import fixed_lists, read_batch, write_batch
+from .arrow_files import read_batch, write_batch
 from .encode import iterate_parts
 from .errors import ConfigError
 from .feature_settings import NO_SETTINGS, FeatureSettings, checked_settings, numbers_of
 from .hot_order import HotOrder
 from .manifest import FileEntry, Manifest
 from .output import Output, input_of
+from .part_ids import PartIds
 from .sizes import MIB, ByteSize
 from .tasks import ProgressCallback, run_tasks, silent
 
 VERSION = 1
 _HOT_BYTES = ByteSize(256 * MIB)
+_KEPT = ("name", "num_rows", "oov_id", "missing_id", "is_multi_hot")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,15 +85,12 @@ def split(
     bytes_of_rows = [width["row_bytes"] for width in widths]
     num_hot, num_hot_rows = HotOrder(vocabulary, bytes_of_rows).num_hot(config.hot_bytes)
     num_train, done = vocabulary.totals["num_train_samples"], 0
-    tasks = (
-        (entry, num_train - first, np.array(num_hot, np.int64), samples, output)
-        for first, entry in iterate_parts(samples)
-    )
+    tasks = ((entry, num_train - first, num_hot, samples, output) for first, entry in iterate_parts(samples))
     for num_samples in run_tasks(_tag_part, tasks, workers=workers):
         done += num_samples
         progress("split", done, samples.num_samples)
     tables = [
-        {key: table[key] for key in ("name", "num_rows", "oov_id", "missing_id")}
+        {key: table[key] for key in _KEPT if key in table}
         | {"num_hot": hot}
         | (width if width["embedding_dim"] != config.embedding_dim else {})
         for table, hot, width in zip(vocabulary.totals["tables"], num_hot, widths, strict=True)
@@ -119,15 +116,11 @@ def widths_of(config: SplitConfig, features: Sequence[str]) -> list[dict[str, in
     ]
 
 
-def _tag_part(
-    entry: FileEntry, num_train: int, num_hot: NDArray[np.int64], samples: Manifest, output: Output
-) -> int:
+def _tag_part(entry: FileEntry, num_train: int, num_hot: list[int], samples: Manifest, output: Output) -> int:
     """Tag one file, of which the first ``num_train`` samples are for training."""
     if output.has(entry.path):
         return entry.num_samples
-    ids = fixed_lists(read_batch(samples, entry).column("ids"), num_hot.shape[0], np.int32)
-    is_hot = np.empty(entry.num_samples, np.uint8)
-    tag_hot_samples(ids, num_hot, is_hot)
+    is_hot = PartIds.read(read_batch(samples, entry), samples.totals["tables"]).tags(num_hot)
     hot_train = int(np.count_nonzero(is_hot[: max(num_train, 0)]))
     hot_evaluation = int(np.count_nonzero(is_hot)) - hot_train
     tags = {"hot_train": hot_train, "hot_evaluation": hot_evaluation}

@@ -17,14 +17,15 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from ..stats.hot_rows import tag_hot_samples
-from .arrow_files import DAMAGE, fixed_lists, read_batch, values_of
+from .arrow_files import DAMAGE, read_batch, values_of
 from .discard import MARK, is_discarded
 from .errors import ManifestError
 from .manifest import MANIFEST, FileEntry, Manifest, first_line
 from .output import hash_file
+from .part_ids import PartIds
 from .raw import RawFile, iterate_blocks
 from .stages import FOLDERS
+from .tables import offsets_of, one_hot
 from .tasks import ProgressCallback, run_tasks, silent
 from .verify_counts import check_counts
 from .verify_plan import faults_of_plan
@@ -127,6 +128,10 @@ def _check_file(entry: FileEntry, manifest: Manifest, manifests: dict[str, Manif
 
 def _check_columns(entry: FileEntry, columns: Manifest, _: dict[str, Manifest]) -> Iterator[str]:
     batch = read_batch(columns, entry)
+    for name in columns.totals.get("lists", ()):
+        num_lookups = int(offsets_of(batch.column(name))[-1])
+        if num_lookups != entry.facts["lookups"][name]:
+            yield f"its lists of {name} have {num_lookups} elements, want {entry.facts['lookups'][name]}"
     if columns.totals["has_label"] and entry.num_samples:
         if values_of(batch.column("label"), np.uint8).max() > 1:
             yield "a label is neither 0 nor 1"
@@ -137,36 +142,50 @@ def _check_vocabulary(entry: FileEntry, vocabulary: Manifest, _: dict[str, Manif
     counts, places = (values_of(batch.column(name), np.int64) for name in ("count", "place"))
     keys = ("num_counted_samples", "num_model_samples", "num_train_samples")
     num_counted = next(vocabulary.totals[key] for key in keys if key in vocabulary.totals)
+    table = next(table for table in vocabulary.totals["tables"] if f"{table['name']}.arrow" == entry.path)
+    wanted = table.get("num_lookups", num_counted)
     if (counts[1:] > counts[:-1]).any():
         yield "its counts rise from one id to the next"
-    if int(counts.sum()) != num_counted:
-        yield f"its rows have {int(counts.sum())} look-ups, want {num_counted}"
+    if int(counts.sum()) != wanted:
+        yield f"its rows have {int(counts.sum())} look-ups, want {wanted}"
     if (places[1:] <= places[:-1]).any() or places.max() >= vocabulary.totals["num_rows"]:
         yield "its places are no order over all tables"
 
 
 def _check_samples(entry: FileEntry, samples: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
-    tables = samples.totals["tables"]
-    ids = fixed_lists(read_batch(samples, entry).column("ids"), len(tables), np.int32)
-    yield from _ids_in_range(ids, tables)
+    ids = PartIds.read(read_batch(samples, entry), samples.totals["tables"])
+    yield from _ids_in_range(ids)
+    for name, (offsets, _) in ids.lists.items():
+        if int(offsets[-1]) != sum(entry.facts["lookups"][name]):
+            yield f"its lists of {name} have {offsets[-1]} ids, want {sum(entry.facts['lookups'][name])}"
     if "columns" in manifests:
         other = manifests["columns"].entries.get(entry.path)
         found = None if other is None else other.num_samples
         if found != entry.num_samples:
             yield f"it has {entry.num_samples} samples, columns has {found}"
+        elif other is not None and ids.lists:
+            yield from _lists_as_in_columns(other, ids, manifests["columns"])
+
+
+def _lists_as_in_columns(entry: FileEntry, ids: PartIds, columns: Manifest) -> Iterator[str]:
+    """Every list has as many ids as elements in columns/."""
+    batch = read_batch(columns, entry)
+    for name, (offsets, _) in ids.lists.items():
+        if (offsets_of(batch.column(name)) != offsets).any():
+            yield f"its lists of {name} are not as long as those of columns"
 
 
 def _check_plan(entry: FileEntry, plan: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
     is_hot = values_of(read_batch(plan, entry).column("is_hot"), np.uint8)
     if "samples" not in manifests:
         return
-    samples, tables = manifests["samples"], plan.totals["tables"]
+    samples = manifests["samples"]
     other = samples.entries.get(entry.path)
     if other is None or other.num_samples != entry.num_samples:
         yield "samples has no such file, or one of another length"
         return
-    ids = fixed_lists(read_batch(samples, other).column("ids"), len(tables), np.int32)
-    if (_tags(ids, tables) != is_hot).any():
+    ids = PartIds.read(read_batch(samples, other), plan.totals["tables"])
+    if (_tags(ids) != is_hot).any():
         yield "its tags do not agree with the ids"
 
 
@@ -185,11 +204,11 @@ def _check_shards(entry: FileEntry, shards: Manifest, _: dict[str, Manifest]) ->
             yield f"its batches have not {entry.num_samples} samples"
         hot_only = entry.facts.get("hot_only_batches")
         for number, batch in enumerate(batches):
-            ids = fixed_lists(batch.column("ids"), len(tables), np.int32)
-            faults = list(_ids_in_range(ids, tables))
+            ids = PartIds.read(batch, tables)
+            faults = list(_ids_in_range(ids))
             if shards.totals["has_label"] and not _are_labels(values_of(batch.column("label"), np.float32)):
                 faults.append("a label is neither 0 nor 1")
-            is_hot = _tags(ids, tables)
+            is_hot = _tags(ids)
             if kind == "evaluation" and (values_of(batch.column("is_hot"), np.uint8) != is_hot).any():
                 faults.append("its tags do not agree with the ids")
             if kind == "hot_only" and not is_hot.all():
@@ -201,12 +220,13 @@ def _check_shards(entry: FileEntry, shards: Manifest, _: dict[str, Manifest]) ->
             yield from (f"batch {number}: {fault}" for fault in faults)
 
 
-def _ids_in_range(ids: Any, tables: list[dict[str, Any]]) -> Iterator[str]:
-    if ids.shape[0] == 0:
-        return
-    lowest, highest = ids.min(axis=0), ids.max(axis=0)
-    for feature, table in enumerate(tables):
-        if lowest[feature] < 0 or highest[feature] >= table["num_rows"]:
+def _ids_in_range(ids: PartIds) -> Iterator[str]:
+    lowest, highest = ids.matrix.min(axis=0, initial=0), ids.matrix.max(axis=0, initial=0)
+    names = [table["name"] for table in one_hot(ids.tables)]
+    ranges = dict(zip(names, zip(lowest, highest, strict=True), strict=True))
+    ranges |= {name: (flat.min(initial=0), flat.max(initial=0)) for name, (_, flat) in ids.lists.items()}
+    for table in ids.tables:
+        if ranges[table["name"]][0] < 0 or ranges[table["name"]][1] >= table["num_rows"]:
             yield f"an id of {table['name']} is outside its {table['num_rows']} rows"
 
 
@@ -214,10 +234,8 @@ def _are_labels(label: Any) -> bool:
     return bool(((label == 0) | (label == 1)).all())
 
 
-def _tags(ids: Any, tables: list[dict[str, Any]]) -> Any:
-    is_hot = np.empty(ids.shape[0], np.uint8)
-    tag_hot_samples(ids, np.array([table["num_hot"] for table in tables], np.int64), is_hot)
-    return is_hot
+def _tags(ids: PartIds) -> Any:
+    return ids.tags([table["num_hot"] for table in ids.tables])
 
 
 _CHECKS: dict[str, Callable[[FileEntry, Manifest, dict[str, Manifest]], Iterator[str]]] = {
@@ -233,11 +251,24 @@ _CHECKS: dict[str, Callable[[FileEntry, Manifest, dict[str, Manifest]], Iterator
 
 def _check_sums(manifests: dict[str, Manifest]) -> Iterator[str]:
     """The number of samples is the same from stage to stage."""
+    yield from _check_lookups(manifests)
     per_sample = [name for name in ("columns", "samples", "plan", "shards") if name in manifests]
     for before, name in pairwise(per_sample):
         want, have = manifests[before].num_samples, manifests[name].num_samples
         if want != have:
             yield f"{manifests[name].folder} has {have} samples, {before} has {want}"
+
+
+def _check_lookups(manifests: dict[str, Manifest]) -> Iterator[str]:
+    """Lists have as many look-ups in vocabulary, where it was counted from all days, as in samples."""
+    vocabulary, samples = manifests.get("vocabulary"), manifests.get("samples")
+    if vocabulary is None or samples is None or vocabulary.stage != "rank":
+        return
+    if "num_counted_samples" not in vocabulary.totals:
+        for table, encoded in zip(vocabulary.totals["tables"], samples.totals["tables"], strict=True):
+            want, have = table.get("num_lookups"), encoded.get("lookups_train")
+            if want != have:
+                yield f"{samples.folder} trains on {have} look-ups of {table['name']}, vocabulary has {want}"
 
 
 def _check_raw(columns: Manifest, raw: Sequence[Path]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from hotset.pipeline.encode import EncodeConfig, encode, iterate_parts, needed_b
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.ingest import IngestConfig
 from hotset.pipeline.manifest import Manifest
+from hotset.pipeline.part_ids import PartSize, largest_part
 from hotset.pipeline.rank import RankConfig
 from hotset.tests.caps import count_stages_alone
 from hotset.tests.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, text_of, tree_of
@@ -130,7 +131,7 @@ def test_tables_that_do_not_fit_are_looked_up_in_passes_to_the_same_bytes(
     columns, vocabulary = (Manifest.read(tmp_path / name) for name in ("columns", "vocabulary"))
     count_stages_alone(monkeypatch)
     largest = max(entry.num_samples for entry in columns.files)
-    memory_bytes = needed_bytes(largest, NUM_SPARSE, workers) + spare_bytes
+    memory_bytes = needed_bytes(PartSize(largest), NUM_SPARSE, workers) + spare_bytes
     told: list[tuple[str, int, int]] = []
     out = tmp_path / "passes" / "samples"
     encode(
@@ -154,7 +155,7 @@ def test_stopped_between_passes_the_same_run_goes_on(
     run_to("encode", tmp_path, draw_samples(90, rng), PreprocessConfig())
     columns, vocabulary = (Manifest.read(tmp_path / name) for name in ("columns", "vocabulary"))
     count_stages_alone(monkeypatch)
-    memory_bytes = needed_bytes(max(entry.num_samples for entry in columns.files), NUM_SPARSE, 1) + 3000
+    memory_bytes = needed_bytes(largest_part(columns.files), NUM_SPARSE, 1) + 3000
     out, num_told = tmp_path / "passes" / "samples", 0
 
     def stop(*_: object) -> None:

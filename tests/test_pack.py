@@ -218,8 +218,8 @@ def test_what_is_held_at_a_time_fits_in_the_memory_given(
     pack_in(folder, tmp_path / "shards", config, memory_bytes=memory_bytes)
     assert sum(sum(group) for group, _ in held) == NUM_SAMPLES
     assert len(held) > 1
-    for group, (rows, keys) in held:
-        assert rows.nbytes + keys.nbytes <= 16 * (4 * WORDS + 8) + spare_bytes
+    for group, buffers in held:
+        assert buffers.rows.nbytes + buffers.keys.nbytes <= 16 * (4 * WORDS + 8) + spare_bytes
         assert len(group) == 1 or spare_bytes
 
 

@@ -22,6 +22,7 @@ from ..pipeline.ingest import IngestConfig, ingest, ingest_identity
 from ..pipeline.manifest import MANIFEST, Manifest
 from ..pipeline.memory import refuse_small_cap
 from ..pipeline.pack import PackConfig, pack
+from ..pipeline.part_ids import PartSize
 from ..pipeline.preflight import disk_needed, refuse_full_disk, samples_of_block
 from ..pipeline.rank import RankConfig, rank
 from ..pipeline.removal import remove_folders
@@ -157,11 +158,12 @@ def check_resources(
     if memory_bytes is None:
         return
     num_features, largest = len(schema.sparse), samples_of_block(config.ingest.block_bytes)
-    width = 2 + len(schema.dense) + num_features
+    part = PartSize(largest, config.ingest.block_bytes // 8 if schema.lists else 0)
+    width = 2 + len(schema.dense) + num_features + part.num_list_lookups // max(1, largest)
     for stage, needed in {
         "count": count_stage.needed_bytes(num_features, workers),
         "rank": rank_stage.needed_bytes(workers),
-        "encode": encode_stage.needed_bytes(largest, num_features, workers),
+        "encode": encode_stage.needed_bytes(part, len(schema.one_hot), workers),
         "pack": pack_stage.needed_bytes(config.pack, width, largest, workers),
     }.items():
         refuse_small_cap(stage, memory_bytes, needed, workers=workers)
