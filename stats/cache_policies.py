@@ -15,14 +15,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .staging import DATASET, LFU, LOOKAHEAD, LRU, STATIC, Emitted, Rule, Steps, Warm, end_epoch, new_staging
+from .staging import DATASET, LFU, LOOKAHEAD, LRU, STATIC, end_epoch, new_staging
 from .staging import plan_steps as plan_steps_kernel
+from .staging_state import Emitted, Rule, Steps, Warm
 from .step_plan_stream import NEVER, Residents, RowStream, StepPlans, TooFewSlotsError
 
 CachePolicy = Literal["static", "lru", "lfu", "dataset"]
 CACHE_POLICIES: dict[CachePolicy, int] = {"static": STATIC, "lru": LRU, "lfu": LFU, "dataset": DATASET}
 DEFAULT_WARMUP_RATIO = 0.7
-_NOTHING = np.empty(0, np.int64)
+_NOTHING, _NO_RANKS = np.empty(0, np.int64), np.empty(0, np.int32)
 
 
 class StagingPlanner:
@@ -38,7 +39,7 @@ class StagingPlanner:
         num_rows: int,
         num_slots: int,
         warm: Warm | None = None,
-        rank_of_row: NDArray[np.int64] = _NOTHING,
+        rank_of_row: NDArray[np.int32] = _NO_RANKS,
     ) -> None:
         if num_slots < 1:
             raise ValueError(f"num_slots must be 1 or more, got {num_slots}")
@@ -177,7 +178,7 @@ def cache_planner(
     warmup_ratio: float = DEFAULT_WARMUP_RATIO,
     warm_rows: NDArray[np.int64] = _NOTHING,
     warm_counts: NDArray[np.int64] | None = None,
-    rank_of_row: NDArray[np.int64] = _NOTHING,
+    rank_of_row: NDArray[np.int32] = _NO_RANKS,
     splits: bool = False,
 ) -> StagingPlanner:
     """A run-time cache.

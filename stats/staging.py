@@ -1,18 +1,21 @@
 """The kernel of every planner of staging slots: which rows come in and which go, step by step.
 
-Residents stand in a list by last use. Those unused since ``after`` may leave; a boundary in the list parts
-them from the others, and only they stand in a heap by the policy's key, so a victim costs O(log num_slots)
-and a step O(its distinct rows). Memory: 4 bytes a row (12 where look-ahead is limited) and about 60 a slot.
-Policies differ in the key alone.
+Uses stand in a queue, a use that is no longer its row's last one being skipped. A boundary in it parts the
+rows unused since ``after``, which may leave, from the others. Those enter a heap by the policy's key, unless
+the queue is the policy's order already; stale entries of either are dropped when met, or when an array is
+full. So a step costs O(its distinct rows), a victim O(log num_slots). Memory: 4 bytes a row (12 where
+look-ahead is limited) and 108 a slot.
+
+One file, because compiled kernels are cached by the file of the outermost one.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from .staging_state import Emitted, Rule, Staging, Steps, Warm
 
 LOOKAHEAD, LRU, LFU, DATASET, STATIC = 0, 1, 2, 3, 4
 """Policies: the row that leaves has the farthest next use; the oldest last use; the fewest look-ups since it
@@ -21,112 +24,31 @@ came; the last place in the order of importance; is not pinned (and leaves as so
 _UNSEEN, _AWAY, _PENDING = -1, -2, -(1 << 31)
 """``slot_of_row`` below 0: never used in the run; home since before this epoch; about to come in. Else -3 -
 w: went home by item w, counted over the run."""
-_LONG_AGO = -(1 << 40)
+_LONG_AGO, _NOBODY = -(1 << 30), -(1 << 31)
+"""Last use of a row that came before step 0, and of a free slot."""
 _TIE_BITS = 33
 _NEVER = (1 << 30) - 1  # as in step_plan_stream; kernels see constants of their own file alone
 
-(_HEAD, _TAIL, _BOUNDARY, _HEAP, _FREE, _SEQUENCE, _STEP, _EPOCH_BASE, _FLOOR, _ENTRY, _ENTERED, _PINNED) = (
-    range(12)
-)
-_NUM_SCALARS = 12
+(_ROW, _LAST_USE, _KEY, _BEFORE, _VACATED, _IS_CLEAN, _IS_PINNED, _IS_HEAPED) = range(8)
+"""Columns of a slot's record: one line of cache. ``_BEFORE`` is what ``slot_of_row`` said before the row
+came; ``_VACATED`` the last item that moved a row out of the slot, or in."""
+(_AFTER, _ELIGIBLE, _FRONT, _BOUNDARY, _TAIL, _HEAP, _FREE, _SEQUENCE) = range(8)
+(_STEP, _EPOCH_BASE, _SPLIT_STEP, _ENTRY, _ENTERED, _PINNED) = range(8, 14)
+_NUM_SCALARS = 14
 
 
-class Rule(NamedTuple):
-    """What a planner was told to do."""
-
-    policy: int
-    prefetch: int
-    """Steps a transfer may run ahead of the compute it waits for."""
-    group: int
-    """Batches served by one item."""
-    window: int
-    """Batches known ahead; -1: next uses are given with the stream."""
-    splits: bool
-    """A batch of too many rows runs in passes instead of being refused."""
-
-
-class Steps(NamedTuple):
-    """The arrays of a RowStream."""
-
-    offsets: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    lookups: NDArray[np.int64]
-    next_uses: NDArray[np.int64]
-
-
-class Warm(NamedTuple):
-    """Rows that come in with an epoch's first item, while slots are free."""
-
-    rows: NDArray[np.int64]
-    """(num_warm,); the most important first."""
-    counts: NDArray[np.int64]
-    """(num_warm,); look-ups that LFU takes them to have had."""
-
-
-class Staging(NamedTuple):
-    """State of a staging area between steps."""
-
-    slot_of_row: NDArray[np.int32]
-    rank_of_row: NDArray[np.int64]
-    last_entry: NDArray[np.int64]
-    """(num_rows,) where look-ahead is limited: number in the run of the row's last known use."""
-    row: NDArray[np.int64]
-    last_use: NDArray[np.int64]
-    key: NDArray[np.int64]
-    before: NDArray[np.int32]
-    """What ``slot_of_row`` said before the row came."""
-    vacated: NDArray[np.int64]
-    is_clean: NDArray[np.bool_]
-    is_pinned: NDArray[np.bool_]
-    next: NDArray[np.int32]
-    previous: NDArray[np.int32]
-    heap: NDArray[np.int32]
-    place: NDArray[np.int32]
-    """Place in the heap, -1 where not."""
-    free: NDArray[np.int32]
-    scalars: NDArray[np.int64]
-
-
-class Emitted(NamedTuple):
-    """The arrays of StepPlans, long enough, and running totals of the lists in ``ends`` (fetches,
-    write-backs)."""
-
-    slots: NDArray[np.int32]
-    fetch_offsets: NDArray[np.int64]
-    fetch_rows: NDArray[np.int64]
-    fetch_slots: NDArray[np.int32]
-    fetch_is_first: NDArray[np.bool_]
-    write_back_offsets: NDArray[np.int64]
-    write_back_rows: NDArray[np.int64]
-    write_back_slots: NDArray[np.int32]
-    after: NDArray[np.int64]
-    waits_for: NDArray[np.int64]
-    is_shortened: NDArray[np.bool_]
-    is_split: NDArray[np.bool_]
-    num_hits: NDArray[np.int64]
-    num_misses: NDArray[np.int64]
-    ends: NDArray[np.int64]
-
-
-def new_staging(num_rows: int, num_slots: int, rank_of_row: NDArray[np.int64], *, limited: bool) -> Staging:
+def new_staging(num_rows: int, num_slots: int, rank_of_row: NDArray[np.int32], *, limited: bool) -> Staging:
     """An empty staging area of a new run."""
-    slots32, slots64 = (num_slots, np.int32), (num_slots, np.int64)
     staging = Staging(
         slot_of_row=np.full(num_rows, _UNSEEN, np.int32),
         rank_of_row=rank_of_row,
         last_entry=np.full(num_rows if limited else 0, -1, np.int64),
-        row=np.zeros(*slots64),
-        last_use=np.zeros(*slots64),
-        key=np.zeros(*slots64),
-        before=np.zeros(*slots32),
-        vacated=np.zeros(*slots64),
-        is_clean=np.zeros(num_slots, np.bool_),
-        is_pinned=np.zeros(num_slots, np.bool_),
-        next=np.zeros(*slots32),
-        previous=np.zeros(*slots32),
-        heap=np.zeros(*slots32),
-        place=np.zeros(*slots32),
-        free=np.zeros(*slots32),
+        records=np.zeros((num_slots, 8), np.int64),
+        queue=np.zeros((2 * num_slots + 1, 2), np.int32),
+        heap_keys=np.zeros(2 * num_slots + 1, np.int64),
+        heap_slots=np.zeros(2 * num_slots + 1, np.int32),
+        free=np.zeros(num_slots, np.int32),
+        victims=np.zeros(num_slots, np.int32),
         scalars=np.zeros(_NUM_SCALARS, np.int64),
     )
     _begin_epoch(staging)
@@ -135,188 +57,139 @@ def new_staging(num_rows: int, num_slots: int, rank_of_row: NDArray[np.int64], *
 
 @numba.njit(cache=True, nogil=True)
 def _begin_epoch(state: Staging) -> None:
-    at, num_slots = state.scalars, state.row.size
-    at[_EPOCH_BASE] += at[_STEP]
-    at[_HEAD] = at[_TAIL] = at[_BOUNDARY] = at[_FLOOR] = -1
-    at[_HEAP] = at[_SEQUENCE] = at[_STEP] = at[_ENTERED] = at[_PINNED] = 0
-    at[_FREE] = num_slots
+    at, records, num_slots = state.scalars, state.records, state.records.shape[0]
+    base, entry = at[_EPOCH_BASE] + at[_STEP], at[_ENTRY]
+    at[:] = 0
+    at[_EPOCH_BASE], at[_ENTRY], at[_SPLIT_STEP], at[_FREE] = base, entry, -2, num_slots
+    at[_AFTER], at[_SEQUENCE] = _LONG_AGO - 1, 1 << (_TIE_BITS - 1)
     for i in range(num_slots):
         state.free[i] = num_slots - 1 - i
-        state.row[i] = state.place[i] = state.vacated[i] = -1
-        state.is_pinned[i] = False
+        records[i, _ROW] = records[i, _VACATED] = -1
+        records[i, _LAST_USE] = _NOBODY
+        records[i, _IS_PINNED] = records[i, _IS_HEAPED] = 0
 
 
 @numba.njit(cache=True, nogil=True)
-def _settle(state: Staging, slot: int, place: int) -> None:
-    """Put ``slot`` in the heap at ``place`` or wherever its key wants it above or below."""
-    heap, key, places = state.heap, state.key, state.place
-    mine, end = key[slot], state.scalars[_HEAP]
-    while place > 0 and key[heap[(place - 1) >> 1]] > mine:
-        heap[place] = heap[(place - 1) >> 1]
-        places[heap[place]] = place
-        place = (place - 1) >> 1
+def _sift_down(
+    keys: NDArray[np.int64], slots: NDArray[np.int32], end: int, key: int, slot: int, place: int
+) -> None:
+    """Put an entry at the free ``place`` of a heap of ``end`` entries, or below."""
     while 2 * place + 1 < end:
         child = 2 * place + 1
-        if child + 1 < end and key[heap[child + 1]] < key[heap[child]]:
+        if child + 1 < end and keys[child + 1] < keys[child]:
             child += 1
-        if key[heap[child]] >= mine:
+        if keys[child] >= key:
             break
-        heap[place] = heap[child]
-        places[heap[place]] = place
+        keys[place], slots[place] = keys[child], slots[child]
         place = child
-    heap[place] = slot
-    places[slot] = place
+    keys[place], slots[place] = key, slot
 
 
 @numba.njit(cache=True, nogil=True)
-def _enter_heap(state: Staging, slot: int) -> None:
-    if not state.is_pinned[slot]:
-        state.scalars[_HEAP] += 1
-        _settle(state, slot, state.scalars[_HEAP] - 1)
+def _push(keys: NDArray[np.int64], slots: NDArray[np.int32], end: int, key: int, slot: int) -> None:
+    """Add an entry to a heap of ``end`` entries."""
+    at = end
+    while at > 0 and keys[(at - 1) >> 1] > key:
+        keys[at], slots[at] = keys[(at - 1) >> 1], slots[(at - 1) >> 1]
+        at = (at - 1) >> 1
+    keys[at], slots[at] = key, slot
 
 
 @numba.njit(cache=True, nogil=True)
-def _leave_heap(state: Staging, slot: int) -> None:
-    place = state.place[slot]
-    state.place[slot] = -1
-    state.scalars[_HEAP] -= 1
-    last = state.heap[state.scalars[_HEAP]]
-    if last != slot:
-        _settle(state, last, place)
+def _compact_heap(
+    keys: NDArray[np.int64], slots: NDArray[np.int32], records: NDArray[np.int64], end: int
+) -> int:
+    """Drop stale entries; returns how many are left, one a slot at most."""
+    left = 0
+    for i in range(end):
+        if records[slots[i], _IS_HEAPED] and records[slots[i], _KEY] == keys[i]:
+            keys[left], slots[left] = keys[i], slots[i]
+            left += 1
+    for i in range(left // 2 - 1, -1, -1):
+        _sift_down(keys, slots, left, keys[i], slots[i], i)
+    return left
 
 
 @numba.njit(cache=True, nogil=True)
-def _append(state: Staging, slot: int) -> None:
-    at = state.scalars
-    tail = at[_TAIL]
-    state.previous[slot], state.next[slot] = tail, -1
-    if tail >= 0:
-        state.next[tail] = slot
-    else:
-        at[_HEAD] = slot
-    at[_TAIL] = slot
-    if at[_BOUNDARY] < 0:
-        at[_BOUNDARY] = slot
+def _enter_heap(
+    keys: NDArray[np.int64],
+    slots: NDArray[np.int32],
+    records: NDArray[np.int64],
+    at: NDArray[np.int64],
+    slot: int,
+) -> None:
+    """Let ``slot`` stand in the heap by its present key."""
+    if records[slot, _IS_HEAPED]:
+        return
+    if at[_HEAP] == keys.size:
+        at[_HEAP] = _compact_heap(keys, slots, records, at[_HEAP])
+    _push(keys, slots, at[_HEAP], records[slot, _KEY], slot)
+    at[_HEAP] += 1
+    records[slot, _IS_HEAPED] = 1
 
 
 @numba.njit(cache=True, nogil=True)
-def _prepend(state: Staging, slot: int) -> None:
-    """Put a slot that may leave at once at the head of the list."""
-    at = state.scalars
-    head = at[_HEAD]
-    state.previous[slot], state.next[slot] = -1, head
-    if head >= 0:
-        state.previous[head] = slot
-    else:
-        at[_TAIL] = slot
-    at[_HEAD] = slot
+def _compact_queue(queue: NDArray[np.int32], records: NDArray[np.int64], at: NDArray[np.int64]) -> None:
+    """Drop uses that are not their row's last, and those before the front."""
+    left, boundary = 0, at[_BOUNDARY]
+    for i in range(at[_FRONT], at[_TAIL]):
+        if i == boundary:
+            at[_BOUNDARY] = left
+        if records[queue[i, 0], _LAST_USE] == queue[i, 1]:
+            queue[left, 0], queue[left, 1] = queue[i, 0], queue[i, 1]
+            left += 1
+    if boundary == at[_TAIL]:
+        at[_BOUNDARY] = left
+    at[_FRONT], at[_TAIL] = 0, left
 
 
 @numba.njit(cache=True, nogil=True)
-def _unlink(state: Staging, slot: int) -> None:
-    at = state.scalars
-    before, after = state.previous[slot], state.next[slot]
-    if before >= 0:
-        state.next[before] = after
-    else:
-        at[_HEAD] = after
-    if after >= 0:
-        state.previous[after] = before
-    else:
-        at[_TAIL] = before
-    if at[_BOUNDARY] == slot:
-        at[_BOUNDARY] = after
-
-
-@numba.njit(cache=True, nogil=True)
-def _write_back(state: Staging, slot: int, step: int, out: Emitted) -> None:
-    """Take the row out of ``slot``, free it, and list it where it was updated."""
-    row = state.row[slot]
-    if state.is_clean[slot]:
-        state.slot_of_row[row] = state.before[slot]
-        state.vacated[slot] = 0  # no copy out of the slot, but the one into it: clean rows came with item 0
-    else:
-        end = out.ends[1]
-        out.write_back_rows[end], out.write_back_slots[end] = row, slot
-        out.ends[1] = end + 1
-        state.slot_of_row[row] = -3 - (state.scalars[_EPOCH_BASE] + step)
-        state.vacated[slot] = step
-    _unlink(state, slot)
-    state.row[slot] = -1
-    state.free[state.scalars[_FREE]] = slot
-    state.scalars[_FREE] += 1
-
-
-@numba.njit(cache=True, nogil=True)
-def _fetch(state: Staging, row: int, code: int, slot: int, waits: int, step: int, out: Emitted) -> int:
-    """List ``row`` as coming to ``slot``; returns the later of ``waits`` and the item it has to wait for."""
-    end = out.ends[0]
-    out.fetch_rows[end], out.fetch_slots[end], out.fetch_is_first[end] = row, slot, code == _UNSEEN
-    out.ends[0] = end + 1
-    if code < _AWAY:
-        waits = max(waits, -3 - code - state.scalars[_EPOCH_BASE])
-    if state.vacated[slot] < step:
-        waits = max(waits, state.vacated[slot])
-    return waits
-
-
-@numba.njit(cache=True, nogil=True)
-def _bring(state: Staging, row: int, code: int, waits: int, step: int, out: Emitted) -> int:
-    """Give ``row`` a free slot and list its fetch; the caller links the slot."""
-    state.scalars[_FREE] -= 1
-    slot = state.free[state.scalars[_FREE]]
-    waits = _fetch(state, row, code, slot, waits, step, out)
-    state.slot_of_row[row], state.row[slot], state.before[slot] = slot, row, code
-    return waits
+def _lend(state: Staging, uses_heap: bool, after: int, boundary: int) -> tuple[int, int]:
+    """Move ``boundary`` past all uses up to step ``after``; returns it and how many rows may now leave."""
+    at, queue, records = state.scalars, state.queue, state.records
+    num_rows = 0
+    while boundary < at[_TAIL] and queue[boundary, 1] <= after:
+        slot = queue[boundary, 0]
+        if records[slot, _LAST_USE] == queue[boundary, 1]:
+            num_rows += 1
+            if uses_heap:
+                _enter_heap(state.heap_keys, state.heap_slots, records, at, slot)
+        boundary += 1
+    return boundary, num_rows
 
 
 @numba.njit(cache=True, nogil=True)
 def _see_ahead(state: Staging, rule: Rule, steps: Steps, local: int, num_known: int) -> None:
     """Learn the next uses that the batches up to ``window`` ahead of step ``local`` reveal."""
-    at, step = state.scalars, state.scalars[_STEP]
-    first_local = step - local
-    for other in range(max(at[_ENTERED] - first_local, local), min(local + rule.window + 1, num_known)):
+    at, records = state.scalars, state.records
+    first_step = at[_STEP] - local
+    for other in range(max(at[_ENTERED] - first_step, local), min(local + rule.window + 1, num_known)):
         for i in range(steps.offsets[other], steps.offsets[other + 1]):
             row = steps.rows[i]
             known = state.last_entry[row] - at[_ENTRY]
+            slot = state.slot_of_row[row]
             if known >= steps.offsets[local]:
-                steps.next_uses[known] = first_local + other
-            else:
-                slot = state.slot_of_row[row]
-                if slot >= 0:
-                    use = np.int64(first_local + other)
-                    state.key[slot] = state.key[slot] + ((np.int64(_NEVER) - use) << _TIE_BITS)
-                    if state.place[slot] >= 0:
-                        _settle(state, slot, state.place[slot])
+                steps.next_uses[known] = first_step + other
+            elif slot >= 0:
+                records[slot, _KEY] += (np.int64(_NEVER) - first_step - other) << _TIE_BITS
+                records[slot, _IS_HEAPED] = 0
+                if records[slot, _LAST_USE] <= at[_AFTER]:
+                    _enter_heap(state.heap_keys, state.heap_slots, records, at, slot)
             state.last_entry[row] = at[_ENTRY] + i
-        at[_ENTERED] = first_local + other + 1
+        at[_ENTERED] = first_step + other + 1
 
 
 @numba.njit(cache=True, nogil=True)
-def _touch(state: Staging, rule: Rule, slot: int, lookups: int, next_use: int) -> None:
-    """Give a row in use its new key."""
-    at = state.scalars
-    at[_SEQUENCE] += 1
-    sequence, row = at[_SEQUENCE], state.row[slot]
-    state.is_clean[slot] = False
-    if rule.policy == LOOKAHEAD:
-        state.key[slot] = -(np.int64(next_use) << _TIE_BITS) + sequence
-    elif rule.policy == LFU:
-        count = (state.key[slot] >> _TIE_BITS) + lookups
-        state.key[slot] = (count << _TIE_BITS) + sequence
-    elif rule.policy == DATASET:
-        state.key[slot] = -state.rank_of_row[row]
-    else:
-        state.key[slot] = sequence
-
-
-@numba.njit(cache=True, nogil=True)
-def _advance(state: Staging, after: int) -> None:
-    """Let those leave that are unused since step ``after``."""
-    at = state.scalars
-    while at[_BOUNDARY] >= 0 and state.last_use[at[_BOUNDARY]] <= after:
-        _enter_heap(state, at[_BOUNDARY])
-        at[_BOUNDARY] = state.next[at[_BOUNDARY]]
+def _num_new(state: Staging, steps: Steps, local: int) -> int:
+    """Rows of step ``local`` that are not pinned and that the group of the present item does not hold yet."""
+    step, num_new = state.scalars[_STEP], 0
+    for i in range(steps.offsets[local], steps.offsets[local + 1]):
+        slot = state.slot_of_row[steps.rows[i]]
+        if slot >= 0:
+            num_new += state.records[slot, _LAST_USE] < step and not state.records[slot, _IS_PINNED]
+        else:
+            num_new += slot != _PENDING
+    return num_new
 
 
 @numba.njit(cache=True, nogil=True)
@@ -330,138 +203,261 @@ def _gather(
     out: Emitted,
 ) -> int:
     """Keep the residents that step ``local`` uses, and list what it misses; returns how many are listed."""
-    step = state.scalars[_STEP]
-    hits, misses = 0, 0
+    at, records, slot_of_row = state.scalars, state.records, state.slot_of_row
+    step, after, hits, misses = at[_STEP], at[_AFTER], 0, 0
     for i in range(steps.offsets[local], steps.offsets[local + 1]):
         row = steps.rows[i]
-        lookups = steps.lookups[i]
-        slot = state.slot_of_row[row]
-        if slot >= 0 or slot == _PENDING:
-            hits += lookups
-            if slot >= 0 and state.last_use[slot] < step:
-                if state.place[slot] >= 0:
-                    _leave_heap(state, slot)
-                state.last_use[slot] = step
+        slot = slot_of_row[row]
+        out.slots[i] = max(slot, -1)
+        if slot >= 0:
+            hits += steps.lookups[i]
+            last_use = records[slot, _LAST_USE]
+            if last_use < step:
+                at[_ELIGIBLE] -= last_use <= after and not records[slot, _IS_PINNED]
+                records[slot, _LAST_USE] = step
+        elif slot == _PENDING:
+            hits += steps.lookups[i]
         else:
-            misses += lookups
+            misses += steps.lookups[i]
             missing[num_missing], codes[num_missing] = row, slot
-            state.slot_of_row[row] = _PENDING
+            slot_of_row[row] = _PENDING
             num_missing += 1
     out.num_hits[local], out.num_misses[local] = hits, misses
     return num_missing
 
 
 @numba.njit(cache=True, nogil=True)
-def _num_new(state: Staging, steps: Steps, local: int) -> int:
-    """Rows of step ``local`` that are not pinned and that the group of the present item does not hold yet."""
-    step, num_new = state.scalars[_STEP], 0
-    for i in range(steps.offsets[local], steps.offsets[local + 1]):
-        slot = state.slot_of_row[steps.rows[i]]
-        if slot >= 0:
-            num_new += state.last_use[slot] < step and not state.is_pinned[slot]
-        else:
-            num_new += slot != _PENDING
-    return num_new
+def _choose_victims(state: Staging, rule: Rule, num_missing: int) -> tuple[int, int]:
+    """List in ``victims`` who leaves so that ``num_missing`` slots are free.
 
-
-@numba.njit(cache=True, nogil=True)
-def _make_room(state: Staging, rule: Rule, num_missing: int, after: int, out: Emitted) -> int:
-    """Write back until ``num_missing`` slots are free; returns the step to wait for, ``step`` if none will
-    do."""
-    at, step = state.scalars, state.scalars[_STEP]
+    Returns:
+        How many, and the step to wait for; -1 and how many more would be wanted where too few may ever leave.
+    """
+    at, records, queue = state.scalars, state.records, state.queue
+    uses_heap = rule.policy != LRU and rule.policy != STATIC
     need = num_missing - at[_FREE]
-    first_lent = at[_BOUNDARY]
-    while at[_HEAP] < need:
-        slot = at[_BOUNDARY]
-        while slot >= 0 and state.last_use[slot] >= step:
-            slot = state.next[slot]
-        if slot < 0:
-            return step  # type: ignore[no-any-return]
-        after = state.last_use[slot]
-        while slot >= 0 and (state.last_use[slot] <= after or state.last_use[slot] >= step):
-            if state.last_use[slot] < step:
-                _enter_heap(state, slot)
-            slot = state.next[slot]
-        at[_BOUNDARY] = slot
+    after, eligible, boundary = at[_AFTER], at[_ELIGIBLE], at[_BOUNDARY]
+    while eligible < need:
+        while boundary < at[_TAIL] and records[queue[boundary, 0], _LAST_USE] != queue[boundary, 1]:
+            boundary += 1
+        if boundary == at[_TAIL]:
+            return -1, need - eligible
+        after = queue[boundary, 1]
+        boundary, lent = _lend(state, uses_heap, after, boundary)
+        eligible += lent
     if rule.policy == STATIC:
-        need = at[_HEAP]
-    for _ in range(need):
-        slot = state.heap[0]
-        _leave_heap(state, slot)
-        if slot == first_lent:
-            first_lent = state.next[slot]
-        _write_back(state, slot, step, out)
-    slot = first_lent
-    while slot != at[_BOUNDARY]:  # those lent to this item alone
-        if state.place[slot] >= 0:
-            _leave_heap(state, slot)
-        slot = state.next[slot]
-    at[_BOUNDARY] = first_lent
-    return after
-
-
-@numba.njit(cache=True, nogil=True)
-def _warm_up(state: Staging, rule: Rule, warm: Warm, waits: int, out: Emitted) -> int:
-    """Bring the first rows of ``warm`` that are not there and for which slots are free."""
-    for i in range(warm.rows.size):
-        row = warm.rows[i]
-        code = state.slot_of_row[row]
-        if code < 0:
-            if state.scalars[_FREE] == 0:
+        need = eligible
+    num_victims = 0
+    while num_victims < need:
+        if uses_heap:
+            key, slot = state.heap_keys[0], state.heap_slots[0]
+            at[_HEAP] -= 1
+            end = at[_HEAP]
+            _sift_down(state.heap_keys, state.heap_slots, end, state.heap_keys[end], state.heap_slots[end], 0)
+            if not records[slot, _IS_HEAPED] or records[slot, _KEY] != key:
                 continue
-            waits = _bring(state, row, code, waits, 0, out)
-        slot = state.slot_of_row[row]
-        if rule.policy == STATIC:
-            state.is_pinned[slot] = True
-            state.scalars[_PINNED] += 1
-        if code < 0:
-            state.is_clean[slot], state.last_use[slot] = True, _LONG_AGO
-            state.key[slot] = -state.rank_of_row[row] if rule.policy == DATASET else -1 - i
-            _prepend(state, slot)
-        if rule.policy == LFU:
-            state.key[slot] += warm.counts[i] << _TIE_BITS
-        if code < 0:
-            _enter_heap(state, slot)
-    return waits
+            records[slot, _IS_HEAPED] = 0
+            if records[slot, _LAST_USE] > after:  # enters again when it may leave
+                continue
+        else:
+            slot, used = queue[at[_FRONT], 0], queue[at[_FRONT], 1]
+            at[_FRONT] += 1
+            if records[slot, _LAST_USE] != used:
+                continue
+        state.victims[num_victims] = slot
+        num_victims += 1
+        at[_ELIGIBLE] -= records[slot, _LAST_USE] <= at[_AFTER]
+        records[slot, _LAST_USE] = _NOBODY
+    at[_BOUNDARY] = max(at[_BOUNDARY], at[_FRONT])
+    return num_victims, after
 
 
 @numba.njit(cache=True, nogil=True)
-def _split(state: Staging, steps: Steps, local: int, out: Emitted) -> None:
-    """Empty the staging area for a batch that runs in passes."""
-    at, step, num_slots = state.scalars, state.scalars[_STEP], state.row.size
-    while at[_HEAD] >= 0:
-        slot = at[_HEAD]
-        if state.place[slot] >= 0:
-            _leave_heap(state, slot)
-        state.is_pinned[slot] = False
-        _write_back(state, slot, step, out)
-    waits, misses = -1, 0
-    first = steps.offsets[local]
-    for i in range(first, steps.offsets[local + 1]):
-        row, slot = steps.rows[i], (i - first) % num_slots
-        waits = _fetch(state, row, state.slot_of_row[row], slot, waits, step, out)
-        state.slot_of_row[row] = -3 - (at[_EPOCH_BASE] + step)
-        out.slots[i] = slot
-        misses += steps.lookups[i]
-    state.vacated[:] = step
-    out.num_hits[local], out.num_misses[local] = 0, misses
-    out.after[local], out.waits_for[local] = step - 1, min(waits, step - 1)
-    out.is_split[local], out.is_shortened[local] = True, False
-    at[_FLOOR] = step
+def _evict(state: Staging, num_victims: int, out: Emitted) -> None:
+    """Free the slots listed in ``victims``, and list the rows that were updated there as going home."""
+    at, records, end = state.scalars, state.records, out.ends[1]
+    step, home = at[_STEP], -3 - (at[_EPOCH_BASE] + at[_STEP])
+    for i in range(num_victims):
+        slot = state.victims[i]
+        row = records[slot, _ROW]
+        if records[slot, _IS_CLEAN]:
+            state.slot_of_row[row] = records[slot, _BEFORE]
+            records[slot, _VACATED] = 0  # nothing moves out, but the row came with item 0
+        else:
+            state.slot_of_row[row] = home
+            records[slot, _VACATED] = step
+            out.write_back_rows[end], out.write_back_slots[end] = row, slot
+            end += 1
+        records[slot, _ROW] = -1
+        state.free[at[_FREE] + i] = slot
+    at[_FREE] += num_victims
+    out.ends[1] = end
+
+
+@numba.njit(cache=True, nogil=True)
+def _bring(
+    state: Staging, rows: NDArray[np.int64], codes: NDArray[np.int32], num_rows: int, out: Emitted
+) -> int:
+    """Give the rows free slots and list their fetches; returns the item they wait for, -1 for none."""
+    at, records, end = state.scalars, state.records, out.ends[0]
+    step, waits = at[_STEP], np.int64(-1)
+    for i in range(num_rows):
+        row, code = rows[i], np.int64(codes[i])
+        at[_FREE] -= 1
+        slot = state.free[at[_FREE]]
+        if code < _AWAY:
+            waits = max(waits, -3 - code - at[_EPOCH_BASE])
+        if records[slot, _VACATED] < step:
+            waits = max(waits, records[slot, _VACATED])
+        state.slot_of_row[row] = slot
+        records[slot, _ROW], records[slot, _LAST_USE], records[slot, _KEY] = row, step, 0
+        records[slot, _BEFORE], records[slot, _IS_CLEAN] = code, 0
+        out.fetch_rows[end + i], out.fetch_slots[end + i] = row, slot
+        out.fetch_is_first[end + i] = code == _UNSEEN
+    out.ends[0] = end + num_rows
+    return waits  # type: ignore[return-value]
+
+
+@numba.njit(cache=True, nogil=True)
+def _warm_up(state: Staging, rule: Rule, warm: Warm, out: Emitted) -> int:
+    """Bring the first rows of ``warm`` that are not there and for which slots are free, as `_bring` does."""
+    at, records, slot_of_row = state.scalars, state.records, state.slot_of_row
+    waits, first = np.int64(-1), at[_TAIL]
+    code = np.empty(1, np.int32)
+    for i in range(warm.rows.size):
+        code[0] = slot_of_row[warm.rows[i]]
+        if code[0] < 0 and at[_FREE] == 0:
+            continue
+        if code[0] < 0:
+            waits = max(waits, _bring(state, warm.rows[i : i + 1], code, 1, out))
+        slot = slot_of_row[warm.rows[i]]
+        if code[0] < 0:
+            records[slot, _IS_CLEAN], records[slot, _LAST_USE] = 1, _LONG_AGO
+        if rule.policy == STATIC:
+            records[slot, _IS_PINNED] = 1
+            at[_PINNED] += 1
+        elif code[0] < 0:
+            state.queue[at[_TAIL], 0], state.queue[at[_TAIL], 1] = slot, _LONG_AGO
+            at[_TAIL] += 1
+        if rule.policy == DATASET:
+            records[slot, _KEY] = -np.int64(state.rank_of_row[warm.rows[i]])
+        elif rule.policy == LFU:
+            tie = (1 << (_TIE_BITS - 1)) - 1 - i
+            records[slot, _KEY] = (warm.counts[i] << _TIE_BITS) + tie
+    for i in range((at[_TAIL] - first) // 2):  # the least important is the first to leave
+        other = at[_TAIL] - 1 - i
+        slot = state.queue[first + i, 0]
+        state.queue[first + i, 0] = state.queue[other, 0]
+        state.queue[other, 0] = slot
+    return waits  # type: ignore[return-value]
 
 
 @numba.njit(cache=True, nogil=True)
 def _serve(state: Staging, rule: Rule, steps: Steps, local: int, out: Emitted) -> None:
     """List the slots of step ``local``, all of whose rows are there, and count its uses."""
-    step = state.scalars[_STEP]
-    for i in range(steps.offsets[local], steps.offsets[local + 1]):
-        slot = state.slot_of_row[steps.rows[i]]
-        out.slots[i] = slot
-        _unlink(state, slot)
-        _append(state, slot)
-        state.last_use[slot] = step
-        next_use = steps.next_uses[i] if rule.policy == LOOKAHEAD else 0
-        _touch(state, rule, slot, steps.lookups[i], next_use)
+    at, records, queue = state.scalars, state.records, state.queue
+    step, policy = at[_STEP], rule.policy
+    first, last = steps.offsets[local], steps.offsets[local + 1]
+    if at[_TAIL] + last - first > queue.shape[0]:
+        _compact_queue(queue, records, at)
+    tail, sequence = at[_TAIL], at[_SEQUENCE] - first
+    for i in range(first, last):
+        slot = np.int64(out.slots[i])
+        if slot < 0:
+            slot = np.int64(state.slot_of_row[steps.rows[i]])
+            out.slots[i] = slot
+        records[slot, _LAST_USE] = step
+        records[slot, _IS_CLEAN] = 0
+        if not records[slot, _IS_PINNED]:
+            queue[tail, 0], queue[tail, 1] = slot, step
+            tail += 1
+        if policy == DATASET:
+            records[slot, _KEY] = -np.int64(state.rank_of_row[steps.rows[i]])
+        elif policy == LOOKAHEAD:
+            records[slot, _KEY] = sequence + i - (steps.next_uses[i] << _TIE_BITS)
+            records[slot, _IS_HEAPED] = 0
+        elif policy == LFU:
+            count = (records[slot, _KEY] >> _TIE_BITS) + steps.lookups[i]
+            records[slot, _KEY] = (count << _TIE_BITS) + sequence + i
+            records[slot, _IS_HEAPED] = 0
+    at[_TAIL] = tail
+    at[_SEQUENCE] += last - first
+
+
+@numba.njit(cache=True, nogil=True)
+def _split(state: Staging, steps: Steps, local: int, out: Emitted) -> None:
+    """Empty the staging area for a batch that runs in passes, and list what these bring."""
+    at, records, num_slots, num_residents = state.scalars, state.records, state.records.shape[0], 0
+    for slot in range(num_slots):
+        if records[slot, _ROW] >= 0:
+            state.victims[num_residents] = slot
+            num_residents += 1
+        records[slot, _LAST_USE], records[slot, _IS_HEAPED] = _NOBODY, 0
+    _evict(state, num_residents, out)
+    at[_HEAP] = at[_ELIGIBLE] = at[_FRONT] = at[_BOUNDARY] = at[_TAIL] = 0
+    end, first, misses = out.ends[0], steps.offsets[local], 0
+    for i in range(first, steps.offsets[local + 1]):
+        row, slot = steps.rows[i], (i - first) % num_slots
+        out.slots[i] = out.fetch_slots[end] = slot
+        out.fetch_rows[end], out.fetch_is_first[end] = row, state.slot_of_row[row] == _UNSEEN
+        end += 1
+        state.slot_of_row[row] = -3 - (at[_EPOCH_BASE] + at[_STEP])
+        misses += steps.lookups[i]
+    records[:, _VACATED] = at[_STEP]
+    out.ends[0] = end
+    out.num_hits[local], out.num_misses[local] = 0, misses
+    out.after[local] = out.waits_for[local] = at[_STEP] - 1
+    out.is_split[local], out.is_shortened[local] = True, False
+    at[_SPLIT_STEP] = at[_STEP]
+
+
+@numba.njit(cache=True, nogil=True)
+def _plan_group(
+    state: Staging,
+    rule: Rule,
+    steps: Steps,
+    warm: Warm,
+    local: int,
+    missing: NDArray[np.int64],
+    codes: NDArray[np.int32],
+    out: Emitted,
+) -> tuple[int, int]:
+    """Plan the item of step ``local`` and the steps it serves; returns the step after, and slots lacking."""
+    at, num_slots, num_known = state.scalars, state.records.shape[0], steps.offsets.size - 1
+    uses_heap = rule.policy != LRU and rule.policy != STATIC
+    first_step, at[_AFTER] = at[_STEP], at[_STEP] - rule.prefetch - 1
+    at[_BOUNDARY], num_rows = _lend(state, uses_heap, at[_AFTER], at[_BOUNDARY])
+    at[_ELIGIBLE] += num_rows
+    if uses_heap:
+        at[_FRONT] = at[_BOUNDARY]
+    num_missing, num_held, stop = 0, 0, local
+    while stop < min(local + rule.group, num_known):
+        if rule.group > 1:
+            num_held += _num_new(state, steps, stop)
+            if num_held > num_slots - at[_PINNED] and stop > local:
+                break
+        num_missing = _gather(state, steps, stop, missing, codes, num_missing, out)
+        stop += 1
+    num_victims, after = _choose_victims(state, rule, num_missing)
+    if num_victims < 0:
+        return local, num_slots + after
+    _evict(state, num_victims, out)
+    waits = _bring(state, missing, codes, num_missing, out)
+    if first_step == 0:
+        waits = max(waits, _warm_up(state, rule, warm, out))
+    if at[_SPLIT_STEP] == first_step - 1:
+        after = first_step - 1
+    out.is_shortened[local:stop] = False
+    out.is_shortened[local] = after > at[_AFTER]
+    out.waits_for[local:stop] = -1
+    out.waits_for[local] = waits
+    out.is_split[local:stop] = False
+    for served in range(local, stop):
+        out.after[served] = max(after if served == local else at[_STEP] - rule.prefetch - 1, -1)
+        _serve(state, rule, steps, served, out)
+        at[_STEP] += 1
+        out.fetch_offsets[served + 1], out.write_back_offsets[served + 1] = out.ends[0], out.ends[1]
+    return stop, 0
 
 
 @numba.njit(cache=True, nogil=True)
@@ -481,63 +477,28 @@ def plan_steps(
     Returns:
         Steps planned, and 0; or the number of slots that the next step needs, where there are too few. Exact.
     """
-    at, num_slots, num_known = state.scalars, state.row.size, steps.offsets.size - 1
+    at, num_slots, num_known = state.scalars, state.records.shape[0], steps.offsets.size - 1
     largest = 0
     for local in range(num_known):
         largest = max(largest, steps.offsets[local + 1] - steps.offsets[local])
     missing = np.empty(min(num_slots, rule.group * largest), np.int64)
     codes = np.empty(missing.size, np.int32)
-    ahead = max(rule.group - 1, rule.window)
-    local = 0
-    while local < num_known and (is_last or local + ahead < num_known):
-        step = at[_STEP]
-        if rule.window >= 0 and rule.policy == LOOKAHEAD:
+    ahead, local, num_needed = max(rule.group - 1, rule.window), 0, 0
+    while local < num_known and (is_last or local + ahead < num_known) and num_needed == 0:
+        if rule.window >= 0:
             _see_ahead(state, rule, steps, local, num_known)
         num_rows = steps.offsets[local + 1] - steps.offsets[local]
-        if num_rows > num_slots:
-            if not rule.splits:
-                return local, num_rows
+        if num_rows <= num_slots:
+            local, num_needed = _plan_group(state, rule, steps, warm, local, missing, codes, out)
+        elif rule.splits:
             _split(state, steps, local, out)
             at[_STEP] += 1
             local += 1
             out.fetch_offsets[local], out.write_back_offsets[local] = out.ends[0], out.ends[1]
-            continue
-        wanted = max(step - rule.prefetch - 1, -1)
-        least = step - 1 if at[_FLOOR] == step - 1 else wanted
-        _advance(state, least)
-        num_missing, num_held, stop = 0, 0, local
-        while stop < min(local + rule.group, num_known):
-            if rule.group > 1:
-                num_held += _num_new(state, steps, stop)
-                if num_held > num_slots - at[_PINNED] and stop > local:
-                    break
-            num_missing = _gather(state, steps, stop, missing, codes, num_missing, out)
-            stop += 1
-        after = _make_room(state, rule, num_missing, least, out)
-        if after == step:
-            return local, num_slots + num_missing - at[_FREE] - at[_HEAP]
-        waits = np.int64(-1)
-        for i in range(num_missing):
-            waits = _bring(state, missing[i], codes[i], waits, step, out)
-            slot = state.slot_of_row[missing[i]]
-            state.is_clean[slot] = False
-            state.key[slot] = 0
-            state.last_use[slot] = step
-            _append(state, slot)
-        first = local
-        while local < stop:
-            _serve(state, rule, steps, local, out)
-            out.after[local] = after if local == first else max(at[_STEP] - rule.prefetch - 1, -1)
-            out.waits_for[local] = -1 if local > first else waits
-            out.is_shortened[local] = local == first and after > wanted
-            out.is_split[local] = False
-            at[_STEP] += 1
-            if at[_STEP] == 1:
-                out.waits_for[local] = _warm_up(state, rule, warm, waits, out)
-            local += 1
-            out.fetch_offsets[local], out.write_back_offsets[local] = out.ends[0], out.ends[1]
+        else:
+            num_needed = num_rows
     at[_ENTRY] += steps.offsets[local]
-    return local, 0
+    return local, num_needed
 
 
 @numba.njit(cache=True, nogil=True)
@@ -549,13 +510,13 @@ def end_epoch(state: Staging, rows: NDArray[np.int64], slots: NDArray[np.int32])
         rows: (num_slots,), the first are written.
         slots: (num_slots,), likewise.
     """
-    num_listed = 0
-    for slot in range(state.row.size):
-        row = state.row[slot]
+    records, num_listed = state.records, 0
+    for slot in range(records.shape[0]):
+        row = records[slot, _ROW]
         if row < 0:
             continue
-        if state.is_clean[slot]:
-            state.slot_of_row[row] = state.before[slot]
+        if records[slot, _IS_CLEAN]:
+            state.slot_of_row[row] = records[slot, _BEFORE]
         else:
             rows[num_listed], slots[num_listed] = row, slot
             num_listed += 1

@@ -127,6 +127,7 @@ class Parts:
     after: int
     waits_for: int
     is_shortened: bool
+    is_split: bool
 
 
 def parts_of(plans: StepPlans) -> list[Parts]:
@@ -155,6 +156,7 @@ def parts_of(plans: StepPlans) -> list[Parts]:
                 int(plans.after[i]),
                 int(plans.waits_for[i]),
                 bool(plans.is_shortened[i]),
+                bool(plans.is_split[i]),
             )
         )
     return parts
@@ -184,7 +186,7 @@ class Machine:
         self.slots: list[tuple[int, int] | None] = [None] * num_slots
         self.updates: dict[int, int] = {}
         self.outs = [list(plan.write_backs) for plan in plans]
-        self.ins = [list(plan.fetches) for plan in plans]
+        self.ins = [[] if plan.is_split else list(plan.fetches) for plan in plans]
         self.computed = -1
 
     def run(self, residents: Residents) -> None:
@@ -243,7 +245,20 @@ class Machine:
         self.home[row] = held[1]
         self.slots[slot] = None
 
+    def compute_in_passes(self, t: int) -> None:
+        if any(held and held[1] != self.home.get(held[0], 0) for held in self.slots):
+            raise WrongPlanError(f"slots are taken while step {t} runs in passes")
+        self.slots = [None] * len(self.slots)
+        for row, _, is_first in self.plans[t].fetches:
+            if self.home.get(row, 0) != self.updates.get(row, 0) or (is_first and row in self.updates):
+                raise WrongPlanError(f"step {t} reads a stale {row}")
+            self.updates[row] = self.home[row] = self.updates.get(row, 0) + 1
+
     def compute(self, t: int) -> None:
+        if self.plans[t].is_split:
+            self.compute_in_passes(t)
+            self.computed = t
+            return
         if len(set(self.plans[t].slots)) != len(self.batches[t]):
             raise WrongPlanError(f"step {t} has two rows in a slot")
         for row, slot in zip(self.batches[t], self.plans[t].slots, strict=True):
