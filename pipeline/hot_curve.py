@@ -26,6 +26,8 @@ class HotCurve:
     """(num_budgets,), fully hot samples."""
     lookups: NDArray[np.int64]
     """(num_budgets,), look-ups of hot rows."""
+    num_lookups: int
+    """Of all rows."""
 
 
 def levels_of_tables(num_hot: NDArray[np.int64], tables: Sequence[dict[str, int]]) -> Levels:
@@ -62,8 +64,11 @@ def hot_curves(
         total += found
         done += 1
         progress("hot", done, len(samples.files))
-    curves = np.cumsum(total, axis=2)[:, :, :num_budgets]
-    return [HotCurve(samples=curve[0], lookups=curve[1]) for curve in curves]
+    curves = np.cumsum(total, axis=2)
+    return [
+        HotCurve(samples=curve[0, :-1], lookups=curve[1, :-1], num_lookups=int(curve[1, -1]))
+        for curve in curves
+    ]
 
 
 def _count_part(

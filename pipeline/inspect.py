@@ -16,14 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..stats.coverage import rows_for_shares, top_shares
+from .access_series import budgets_up_to, coverage, sampled_levels
 from .arrow_files import DAMAGE
+from .cache_series import miss_ratios
 from .discard import is_discarded, refuse_discarded
 from .errors import ConfigError, HotsetError, ManifestError
-from .hot_curve import hot_curves, levels_of_tables
+from .hot_curve import HotCurve, Levels, hot_curves, levels_of_tables
 from .hot_order import HotOrder, read_tables, row_bytes_of
 from .leaks import find_leaks
 from .log_drift import drift
 from .manifest import Manifest, first_line
+from .pack import PackConfig
 from .sizes import GIB, MIB
 from .tables import multi_hot
 from .tasks import ProgressCallback, silent
@@ -176,28 +179,77 @@ def budgets(inspected: Inspected) -> list[dict[str, Any]]:
 
 def hot_by_budget(inspected: Inspected, sizes: Sequence[int]) -> list[dict[str, Any]]:
     """What is hot under each of the budgets, which rise: bytes, num_hot_rows and shares in [0, 1]."""
+    num_hot, num_rows = _prefixes(inspected, sizes)
+    (curve,) = _curves(inspected, [levels_of_tables(num_hot, inspected.tables)], len(sizes))
+    if not inspected.num_train:  # adopted ids: what the model's own log looked up
+        lookups = [
+            sum(int(c[:n].sum()) for c, n in zip(inspected.counts, hot, strict=True)) for hot in num_hot
+        ]
+        curve = HotCurve(curve.samples, np.array(lookups, np.int64), inspected.num_lookups)
+    return _as_rows(inspected, sizes, curve, num_rows)
+
+
+def _prefixes(inspected: Inspected, sizes: Sequence[int]) -> tuple[NDArray[np.int64], list[int]]:
+    """(num_budgets, num_tables) hot rows of each table, and of all."""
     found = [inspected.hot_order.num_hot(size) for size in sizes]
     num_hot = np.array([hot for hot, _ in found], np.int64).reshape(len(sizes), len(inspected.tables))
-    (curve,) = hot_curves(
-        inspected.samples,
-        [levels_of_tables(num_hot, inspected.tables)],
-        len(sizes),
-        inspected.num_train,
-        workers=inspected.workers,
-        progress=inspected.progress,
+    return num_hot, [rows for _, rows in found]
+
+
+def _curves(inspected: Inspected, orders: list[Levels], num_budgets: int) -> list[HotCurve]:
+    progress, workers = inspected.progress, inspected.workers
+    return hot_curves(
+        inspected.samples, orders, num_budgets, inspected.num_train, workers=workers, progress=progress
     )
-    hot_lookups = [
-        sum(int(c[:n].sum()) for c, n in zip(inspected.counts, hot, strict=True)) for hot, _ in found
-    ]
+
+
+def _as_rows(
+    inspected: Inspected, sizes: Sequence[int], curve: HotCurve, num_rows: Sequence[int]
+) -> list[dict[str, Any]]:
+    num_lookups = max(1, curve.num_lookups)
     return [
         {
             "bytes": size,
             "num_hot_rows": rows,
-            "hot_lookup_share": lookups / max(1, inspected.num_lookups),
+            "hot_lookup_share": int(lookups) / num_lookups,
             "hot_sample_share": int(samples) / max(1, inspected.num_train),
         }
-        for size, (_, rows), lookups, samples in zip(sizes, found, hot_lookups, curve.samples, strict=True)
+        for size, rows, lookups, samples in zip(sizes, num_rows, curve.lookups, curve.samples, strict=True)
     ]
+
+
+def hot_samples(inspected: Inspected) -> list[dict[str, Any]]:
+    """Per order and budget: order, and what `hot_by_budget` says.
+
+    The orders are that of the folder's ids, and ``fae``, which counts 5 % of the training samples.
+    """
+    widths = row_bytes_of(inspected.plan.totals)
+    every = sum(table["num_rows"] * width for table, width in zip(inspected.tables, widths, strict=True))
+    sizes = budgets_up_to(every)
+    num_hot, num_rows = _prefixes(inspected, sizes)
+    sampled = sampled_levels(inspected.samples, widths, sizes, inspected.num_train, workers=inspected.workers)
+    orders = {
+        str(inspected.vocabulary.config.get("rank_by", "frequency")): (
+            levels_of_tables(num_hot, inspected.tables),
+            num_rows,
+        ),
+        "fae": (sampled, _rows_by_level(sampled, len(sizes))),
+    }
+    curves = _curves(inspected, [levels for levels, _ in orders.values()], len(sizes))
+    return [
+        {"order": order} | row
+        for (order, (_, rows)), curve in zip(orders.items(), curves, strict=True)
+        for row in _as_rows(inspected, sizes, curve, rows)
+    ]
+
+
+def _rows_by_level(levels: Levels, num_budgets: int) -> list[int]:
+    """Hot rows under each budget."""
+    found = sum(
+        (np.bincount(level, minlength=num_budgets + 1) for level in levels),
+        np.zeros(num_budgets + 1, np.int64),
+    )
+    return [int(rows) for rows in np.cumsum(found)[:num_budgets]]
 
 
 def count_hot_samples(
@@ -207,6 +259,22 @@ def count_hot_samples(
     levels = levels_of_tables(num_hot, samples.totals["tables"])
     (curve,) = hot_curves(samples, [levels], num_hot.shape[0], num_train, workers=workers, progress=progress)
     return curve.samples
+
+
+def _coverage(inspected: Inspected) -> list[dict[str, Any]]:
+    return coverage([table["name"] for table in inspected.tables], inspected.counts)
+
+
+def _miss_ratios(inspected: Inspected) -> dict[str, Any]:
+    batches = _batches(inspected.folder)
+    return miss_ratios(
+        inspected.vocabulary,
+        inspected.samples,
+        batches["batch_size"] if batches else PackConfig().batch_size,
+        inspected.plan.totals["row_bytes"],
+        workers=inspected.workers,
+        progress=inspected.progress,
+    )
 
 
 def _drift(inspected: Inspected) -> dict[str, Any]:
@@ -245,6 +313,9 @@ def _oov(inspected: Inspected) -> dict[str, Any]:
 SERIES: dict[str, Callable[[Inspected], Any]] = {
     "features": features,
     "budgets": budgets,
+    "coverage": _coverage,
+    "hot_samples": hot_samples,
+    "miss_ratios": _miss_ratios,
     "drift": _drift,
 }
 """Each series: what it says of a folder."""

@@ -30,3 +30,16 @@ def rows_for_shares(counts: NDArray[np.int64], shares: Sequence[float]) -> list[
     total = int(served[-1]) if served.shape[0] else 0
     wanted = [int(np.ceil(share * total)) for share in shares]
     return [int(np.searchsorted(served, lookups)) + 1 if lookups else 0 for lookups in wanted]
+
+
+def coverage_points(num_rows: int, per_decade: int) -> list[int]:
+    """Numbers of rows at which to look at a coverage curve: even in their logarithm, 1 and all among them.
+
+    Args:
+        num_rows: of the table.
+        per_decade: points between 1 and 10 rows, between 10 and 100, and so on.
+    """
+    if num_rows < 1:
+        return []
+    num_points = int(np.ceil(np.log10(num_rows) * per_decade)) + 1
+    return sorted({int(rows) for rows in np.geomspace(1, num_rows, num_points).round()} | {1, num_rows})

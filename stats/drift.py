@@ -16,7 +16,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from .hashing import mix64
+from .hot_levels import hash_rows
 
 MAX_PARTS = 32
 
@@ -73,12 +73,6 @@ def _mark_from(
         for row in range(first_row_T[table], first_row_T[table + 1]):
             if counts_R[row] > 0 and counts_R[row] * scale_F[table] >= least:
                 marks_R[row] |= word
-
-
-@numba.njit(cache=True, nogil=True)
-def _hash_rows(rows: NDArray[np.int64], hashes: NDArray[np.uint64]) -> None:
-    for i in range(rows.shape[0]):
-        hashes[i] = mix64(np.uint64(rows[i]))
 
 
 def mark_part(
@@ -140,7 +134,7 @@ def _tied_rows(
     rows = np.concatenate(rows_of_tables)
     widths = np.repeat(row_bytes_F, [found.shape[0] for found in rows_of_tables])
     hashes = np.empty(rows.shape[0], np.uint64)
-    _hash_rows(rows, hashes)
+    hash_rows(rows, 0, hashes)
     order = np.argsort(hashes)
     return rows[order[np.cumsum(widths[order]) <= room]]
 

@@ -10,6 +10,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from .hashing import mix64_pair
+
 MAX_BUDGETS = 255
 
 
@@ -55,3 +57,36 @@ def raise_levels(
             level = level_T[ids_N[i]]
             lookups_L[level] += 1
             level_B[sample] = max(level_B[sample], level)
+
+
+def levels_by_count(
+    counts_R: NDArray[np.int32], row_bytes_R: NDArray[np.int64], budgets_L: NDArray[np.int64], seed: int
+) -> NDArray[np.uint8]:
+    """The level of each row where the rows with the highest counts are hot, as many as fit in their order.
+
+    Args:
+        counts_R: (num_rows,), of rows of all tables; those of 0 are never hot.
+        row_bytes_R: (num_rows,), bytes of each row.
+        budgets_L: (num_budgets,), bytes, rising.
+        seed: of the hash that decides between equal counts.
+
+    Returns:
+        (num_rows,); num_budgets where no budget makes the row hot.
+
+    Source:
+        FAE as released: the rows with the highest counts in a sample of the log, all tables together.
+    """
+    rows = np.flatnonzero(counts_R)
+    hashes = np.empty(rows.shape[0], np.uint64)
+    hash_rows(rows, seed, hashes)
+    order = rows[np.lexsort((hashes, -counts_R[rows].astype(np.int64)))]
+    levels = np.full(counts_R.shape[0], budgets_L.shape[0], np.uint8)
+    levels[order] = np.searchsorted(budgets_L, np.cumsum(row_bytes_R[order]))
+    return levels
+
+
+@numba.njit(cache=True, nogil=True)
+def hash_rows(rows: NDArray[np.int64], seed: int, hashes: NDArray[np.uint64]) -> None:
+    """Write a hash of each row's number and the seed: an order that knows nothing of counts."""
+    for i in range(rows.shape[0]):
+        hashes[i] = mix64_pair(np.uint64(seed), np.uint64(rows[i]))

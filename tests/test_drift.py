@@ -22,7 +22,7 @@ from hotset.stats.drift import (
     marks_dtype,
     mean_by_age,
 )
-from hotset.stats.hashing import mix64
+from hotset.stats.hashing import mix64_pair
 
 Row = tuple[int, int]
 """Table and id."""
@@ -32,7 +32,9 @@ def naive_hot(counts: Counter[Row], first_row: list[int], row_bytes: list[int], 
     """The longest prefix, by look-ups per byte and then hash, that fits."""
 
     def worth(row: Row) -> tuple[Fraction, int]:
-        return -Fraction(counts[row], row_bytes[row[0]]), int(mix64(np.uint64(first_row[row[0]] + row[1])))
+        return -Fraction(counts[row], row_bytes[row[0]]), int(
+            mix64_pair(np.uint64(0), np.uint64(first_row[row[0]] + row[1]))
+        )
 
     hot: set[Row] = set()
     for row in sorted(counts, key=worth):

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from hotset.stats.hot_levels import MAX_BUDGETS, levels_of_prefixes, raise_levels
+from hotset.stats.hot_levels import MAX_BUDGETS, levels_by_count, levels_of_prefixes, raise_levels
 
 ONE_EACH = np.zeros(0, np.int32)
 
@@ -46,3 +46,19 @@ def test_levels_of_a_table_shorter_than_its_hot_rows() -> None:
     assert levels_of_prefixes(np.array([0]), 0).tolist() == []
     with pytest.raises(ValueError, match="256 budgets"):
         levels_of_prefixes(np.zeros(MAX_BUDGETS + 1, np.int64), 4)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 200])
+def test_levels_by_count_agree_with_filling_each_budget(num_rows: int, rng: np.random.Generator) -> None:
+    counts = rng.integers(0, 4, num_rows).astype(np.int32)
+    widths = rng.choice([4, 64], num_rows).astype(np.int64)
+    budgets = np.array([0, 4, 100, 1000, 10**6])
+    levels = levels_by_count(counts, widths, budgets, seed=1)
+    for level, budget in enumerate(budgets):
+        hot = levels <= level
+        assert not hot[counts == 0].any()
+        assert widths[hot].sum() <= budget
+        if hot.any() and (cold := ~hot & (counts > 0)).any():
+            assert counts[cold].max() <= counts[hot].min()
+            assert widths[hot].sum() + 64 > budget
+    np.testing.assert_array_equal(levels == 5, counts == 0)

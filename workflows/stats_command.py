@@ -38,7 +38,8 @@ class StatsCommand:
     """With --feature: the row of this category, written as in the log, or (missing) or (oov)."""
 
     series: tuple[str, ...] | None = None
-    """What to show: features, budgets, drift; default the first two, with --json all."""
+    """What to find out: features, budgets, coverage, hot_samples, miss_ratios, drift; default the first two,
+    with --json all."""
 
     parts: int | None = None
     """Cut the training part into so many parts, whose hot sets drift compares; default raw files, or 6."""
