@@ -91,6 +91,8 @@ def columns_of(manifest: Manifest) -> dict[str, tuple[Any, ...]]:
         case "encode":
             lists = {table["name"]: (pa.list_(pa.int32()),) for table in multi_hot(totals["tables"])}
             return {"ids": (pa.list_(pa.int32(), len(one_hot(totals["tables"]))),)} | lists
+        case "map-ids":
+            return {"new_id": (pa.int32(),)}
         case "split":
             return {"is_hot": (pa.uint8(),)}
     return {}

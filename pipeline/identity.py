@@ -46,6 +46,8 @@ def refuse_other_config(sealed: Manifest, stage: str, config: Any) -> None:
 
 
 def _hint(stage: str) -> str:
+    if stage == "map-ids":
+        return "give another --out, or --redo to make it again"
     return f"give another --out, or --redo {stage} to make it and what follows again"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from .discard import refuse_discarded
 from .extension import BEFORE
 from .identity import read_begun, refuse_other_config
 from .manifest import MANIFEST, Manifest
-from .partial import BEGUN, PARTIAL, REMOVED
+from .partial import BEGUN, PARTIAL, REMOVED, write_errors_explained
 from .removal import remove_folders
 
 FOLDERS = {
@@ -30,6 +32,18 @@ INPUTS = {
     "pack": ("columns", "samples", "plan"),
 }
 """Folders each stage after `ingest` reads."""
+
+OLD_VOCABULARY = "old_vocabulary"
+"""Where the vocabulary of before waits until the ids are mapped."""
+
+BESIDE = {"id_map": "vocabulary"}
+"""Folders that no stage needs, and what each goes with."""
+
+
+def folders_beside(folder: Path, names: Iterable[str]) -> list[Path]:
+    """Folders of `BESIDE` inside ``folder`` that go with one of ``names``."""
+    names = set(names)
+    return [folder / name for name, other in BESIDE.items() if other in names and (folder / name).exists()]
 
 
 def stale_folders(folder: Path) -> list[Path]:
@@ -52,7 +66,7 @@ def stale_folders(folder: Path) -> list[Path]:
             can_go_on = (path / MANIFEST).exists() or (path / PARTIAL / BEFORE).exists()
             if stage != "count" or not can_go_on:
                 stale.append(path)
-    return stale
+    return stale + folders_beside(folder, [path.name for path in stale])
 
 
 def _is_other(path: Path, made: dict[str, Any], outdated: set[str]) -> bool:
@@ -71,9 +85,17 @@ def _inputs_of(path: Path) -> list[dict[str, Any]] | None:
     return list(read_begun(begun)["inputs"]) if begun.exists() else None
 
 
-def remove_stale(folder: Path) -> list[Path]:
-    """Remove what `stale_folders` finds, the last stage first; returns what was removed."""
+def remove_stale(folder: Path, *, keep_vocabulary: bool = False) -> list[Path]:
+    """Remove what `stale_folders` finds, the last stage first; returns what was removed.
+
+    With ``keep_vocabulary`` a finished one is put aside as OLD_VOCABULARY, unless an older one is there.
+    """
     doomed = stale_folders(folder)[::-1]
+    vocabulary, kept = folder / "vocabulary", folder / OLD_VOCABULARY
+    if keep_vocabulary and vocabulary in doomed and (vocabulary / MANIFEST).exists() and not kept.exists():
+        with write_errors_explained(kept):
+            os.rename(vocabulary, kept)
+        doomed.remove(vocabulary)
     remove_folders(doomed)
     return doomed
 

@@ -20,6 +20,7 @@ import xxhash
 from .arrow_files import DAMAGE, read_batch, values_of
 from .discard import MARK, is_discarded
 from .errors import ManifestError
+from .id_map import ID_MAP, check_id_map
 from .manifest import MANIFEST, FileEntry, Manifest, first_line
 from .output import hash_file
 from .part_ids import PartIds
@@ -30,7 +31,7 @@ from .tasks import ProgressCallback, run_tasks, silent
 from .verify_counts import check_counts
 from .verify_plan import faults_of_plan
 
-STAGE_FOLDERS = {name: stage for stage, name in FOLDERS.items()}
+STAGE_FOLDERS = {name: stage for stage, name in FOLDERS.items()} | {ID_MAP: "map-ids"}
 """Folders in the order they are made, and the stage each holds."""
 
 
@@ -44,7 +45,7 @@ def verify(
     """Check every stage folder inside ``folder``; returns the faults found, a line each, in order.
 
     Args:
-        folder: as `preprocess` made it, perhaps not all of it.
+        folder: as `preprocess` made it, perhaps not all of it; or the folder of one stage.
         raw: the logs it was made from, to be hashed again; empty checks none.
         workers: threads; 0 takes every core.
         progress: told how many files are done.
@@ -53,6 +54,9 @@ def verify(
         ManifestError: there is no stage folder at all.
     """
     found = {name: folder / name for name in STAGE_FOLDERS if (folder / name).is_dir()}
+    if (folder / MANIFEST).exists():  # one stage's folder, wherever it is
+        stage = Manifest.read(folder).stage
+        found = {name: folder for name, made_by in STAGE_FOLDERS.items() if made_by == stage}
     if not found:
         raise ManifestError(f"{folder} holds no stage folder", hint="name the folder preprocess --out made")
     faults: list[str] = []
@@ -246,6 +250,7 @@ _CHECKS: dict[str, Callable[[FileEntry, Manifest, dict[str, Manifest]], Iterator
     "encode": _check_samples,
     "split": _check_plan,
     "pack": _check_shards,
+    "map-ids": check_id_map,
 }
 
 

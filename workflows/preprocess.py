@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..pipeline import count as count_stage
 from ..pipeline import encode as encode_stage
@@ -18,6 +19,7 @@ from ..pipeline.discard import discard_files, is_discarded, refuse_discarded
 from ..pipeline.encode import EncodeConfig, encode
 from ..pipeline.errors import ConfigError, ManifestError
 from ..pipeline.feature_settings import numbers_of
+from ..pipeline.id_map import ID_MAP, map_ids
 from ..pipeline.ingest import IngestConfig, ingest, ingest_identity
 from ..pipeline.manifest import MANIFEST, Manifest
 from ..pipeline.memory import refuse_small_cap
@@ -30,7 +32,7 @@ from ..pipeline.schema_file import schema_of
 from ..pipeline.split import SplitConfig, split
 from ..pipeline.stages import FOLDERS as FOLDERS
 from ..pipeline.stages import INPUTS as INPUTS
-from ..pipeline.stages import refuse_extension, remove_stale
+from ..pipeline.stages import OLD_VOCABULARY, folders_beside, refuse_extension, remove_stale
 from ..pipeline.tasks import ProgressCallback, silent
 
 _STAGES: dict[str, Callable[..., Manifest]] = {
@@ -86,6 +88,7 @@ def preprocess(
     discard: Sequence[str] = (),
     like: Path | None = None,
     extend: bool = False,
+    maps_ids: bool = False,
     on_removed: Callable[[list[Path]], None] = lambda removed: None,
 ) -> Manifest:
     """Run every stage into its folder inside ``out``; returns the manifest of the last.
@@ -104,6 +107,7 @@ def preprocess(
         like: a folder whose vocabulary gives the ids; nothing is counted and every sample is for evaluation.
         extend: where ``out`` was made from the first of these logs, read those behind them alone, count what
             is new, and make again what follows. The bytes are those of a run from scratch.
+        maps_ids: when extending, write the new id of each old row to ``id_map/``, see `pipeline.id_map`.
         on_removed: told which folders were removed because they were made from fewer logs.
 
     Raises:
@@ -116,7 +120,7 @@ def preprocess(
     for stage in FOLDERS:
         if like is not None and stage == "count":
             continue
-        started, was_sealed = time.perf_counter(), (out / FOLDERS[stage] / MANIFEST).exists()
+        started, before = time.perf_counter(), _fingerprint_of(out / FOLDERS[stage])
         if stage == "ingest":
             with_files = partial(
                 ingest,
@@ -129,7 +133,7 @@ def preprocess(
             )
             made = _even_without_files(with_files, out / "columns")
             if extend:
-                on_removed(remove_stale(out))
+                on_removed(remove_stale(out, keep_vocabulary=maps_ids))
             num_samples = made.num_samples
         elif stage == "rank" and like is not None:
             model_columns, model = (Manifest.read(like / name) for name in ("columns", "vocabulary"))
@@ -139,12 +143,26 @@ def preprocess(
             made = run_stage(
                 stage, stage_config, out, workers=workers, memory_bytes=memory_bytes, progress=progress
             )
+        if stage == "rank" and (out / OLD_VOCABULARY).exists():
+            _map_old_ids(made, out, workers=workers, memory_bytes=memory_bytes, progress=progress)
+        was_sealed = made.fingerprint == before
         on_stage(StageReport(made.stage, made, time.perf_counter() - started, num_samples, was_sealed))
         if stage == until:
             break
     for name in discard:
         discard_files(out / name)
     return made
+
+
+def _fingerprint_of(folder: Path) -> str | None:
+    return Manifest.read(folder).fingerprint if (folder / MANIFEST).exists() else None
+
+
+def _map_old_ids(new: Manifest, out: Path, **run: Any) -> None:
+    """Map the ids of the vocabulary that an extension put aside, which goes then."""
+    old = Manifest.read(out / OLD_VOCABULARY)
+    map_ids(old, new, out / ID_MAP, **run)
+    remove_folders([old.folder])
 
 
 def check_resources(
@@ -220,7 +238,7 @@ def remove_from(stage: str, folder: Path) -> list[Path]:
     for name in again:
         kept = [source for source in INPUTS.get(name, ()) if source not in made_again]
         _refuse_without_inputs(name, folder, kept)
-    doomed = [folder / FOLDERS[name] for name in again]
+    doomed = [folder / FOLDERS[name] for name in again] + folders_beside(folder, made_again)
     removed = [path for path in reversed(doomed) if path.exists()]
     remove_folders(removed)
     return removed

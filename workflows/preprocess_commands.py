@@ -13,6 +13,7 @@ import tyro
 
 from ..pipeline.discard import parse_discard
 from ..pipeline.engines import EngineName, use_engine
+from ..pipeline.errors import ConfigError
 from ..pipeline.ingest import IngestConfig, ingest, ingest_identity
 from ..pipeline.manifest import MANIFEST, Manifest
 from ..pipeline.partial import durable_files
@@ -65,6 +66,9 @@ class PreprocessCommand(PreprocessConfig, _RunOptions):
     extend: bool = False
     """Add the last of these logs to a DIR made from the first of them: only they are read and counted; ids,
     and what follows from them, are made again."""
+
+    map_ids: bool = False
+    """With --extend: write which id each row of the old vocabulary has now to DIR/id_map."""
 
     like: Path | None = None
     """Take ids, hot rows and batch size from this folder instead of counting: for evaluation only."""
@@ -134,6 +138,8 @@ def _preprocess(words: list[str]) -> int:
         default=default,
     )
     discard = parse_discard(options.discard)
+    if options.map_ids and not options.extend:
+        raise ConfigError("--map-ids goes with --extend", hint="hotset map-ids OLD NEW maps two folders")
     if options.redo:
         _say_removed(remove_from(options.redo, options.out))
     reports: list[StageReport] = []
@@ -154,6 +160,7 @@ def _preprocess(words: list[str]) -> int:
             discard=discard,
             like=options.like,
             extend=options.extend,
+            maps_ids=options.map_ids,
             on_removed=_say_outdated,
         )
     if options.json:
