@@ -1,11 +1,7 @@
-"""One block of Criteo text to Arrow columns, and in words what is wrong with a bad line.
-
-Threads keep their arrays from block to block: fresh memory pages cost more than parsing.
-"""
+"""One block of Criteo text to Arrow columns, and in words what is wrong with a bad line."""
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from .criteo_parser import MAX_FIELD_BYTES, REASONS, classify_line, count_newlines, parse_lines
+from .criteo_faults import MAX_FIELD_BYTES, REASONS, classify_line
+from .criteo_parser import count_newlines, parse_lines
 from .raw import Block
 from .schema import Schema
+from .scratch import scratch
 
 _LISTED_BAD_LINES = 1024
 _SHOWN_BYTES = 40
@@ -56,51 +54,25 @@ class ParsedBlock:
 def parse_block(block: Block, schema: Schema, *, has_label: bool) -> ParsedBlock:
     """Parse the lines of ``block``; exact, every bound checked."""
     num_lines = count_newlines(block.lines)
-    scratch = _scratch(schema, has_label, num_lines)
-    bad_lines = np.empty((_LISTED_BAD_LINES, 2), np.int64)
-    num_samples, num_bad = _parse(block, scratch, bad_lines)
-    if num_bad > _LISTED_BAD_LINES:
-        bad_lines = np.empty((num_bad, 2), np.int64)
-        _parse(block, scratch, bad_lines)
-    return ParsedBlock(scratch.columns(schema, num_samples), num_samples, bad_lines[:num_bad])
-
-
-class _Scratch:
-    """Arrays one thread parses into."""
-
-    def __init__(self, schema: Schema, has_label: bool, capacity: int) -> None:
-        self.capacity, self.key = capacity, (schema, has_label)
-        self.label = np.empty(capacity if has_label else 0, np.uint8)
-        self.dense = np.empty((len(schema.dense), capacity), np.int32)
-        self.categories = np.empty((len(schema.sparse), capacity), np.uint32)
-        self.is_valid = np.empty((len(schema.dense) + len(schema.sparse), -(-capacity // 8)), np.uint8)
-
-    def columns(self, schema: Schema, num_samples: int) -> dict[str, Any]:
-        """The parsed columns as Arrow arrays over this memory."""
-        columns = {"label": _array(pa.uint8(), self.label, None, num_samples)} if self.key[1] else {}
-        for row, name in enumerate(schema.dense):
-            columns[name] = _array(pa.int32(), self.dense[row], self.is_valid[row], num_samples)
-        for row, name in enumerate(schema.sparse):
-            bits = self.is_valid[len(schema.dense) + row]
-            columns[name] = _array(pa.uint32(), self.categories[row], bits, num_samples)
-        return columns
-
-
-_local = threading.local()
-
-
-def _scratch(schema: Schema, has_label: bool, num_lines: int) -> _Scratch:
-    scratch: _Scratch | None = getattr(_local, "scratch", None)
-    if scratch is None or scratch.capacity < num_lines or scratch.key != (schema, has_label):
-        scratch = _local.scratch = _Scratch(schema, has_label, num_lines + num_lines // 8 + 1)
-    return scratch
-
-
-def _parse(block: Block, scratch: _Scratch, bad_lines: NDArray[np.int64]) -> tuple[int, int]:
-    scratch.is_valid[:] = 0
-    arrays = (scratch.label, scratch.dense, scratch.categories, scratch.is_valid)
-    num_samples, num_bad = parse_lines(block.text, block.num_bytes, *arrays, bad_lines)
-    return int(num_samples), int(num_bad)
+    num_columns = len(schema.dense) + len(schema.sparse)
+    label = scratch("label", (num_lines if has_label else 0,), np.uint8)
+    dense = scratch("dense", (len(schema.dense), num_lines), np.int32)
+    categories = scratch("categories", (len(schema.sparse), num_lines), np.uint32)
+    is_valid = scratch("is_valid", (num_columns, -(-num_lines // 8)), np.uint8)
+    capacity = _LISTED_BAD_LINES
+    while True:
+        is_valid[:] = 0
+        bad_lines = np.empty((capacity, 2), np.int64)
+        arrays = (label, dense, categories, is_valid)
+        num_samples, num_bad = parse_lines(block.text, block.num_bytes, *arrays, bad_lines)
+        if num_bad <= capacity:
+            break
+        capacity = num_bad
+    columns = {"label": _array(pa.uint8(), label, None, num_samples)} if has_label else {}
+    kinds = [pa.int32()] * len(schema.dense) + [pa.uint32()] * len(schema.sparse)
+    rows = zip((*schema.dense, *schema.sparse), kinds, (*dense, *categories), is_valid, strict=True)
+    columns |= {name: _array(kind, values, bits, num_samples) for name, kind, values, bits in rows}
+    return ParsedBlock(columns, int(num_samples), bad_lines[:num_bad])
 
 
 def _array(kind: Any, values: NDArray[Any], is_valid: NDArray[np.uint8] | None, length: int) -> Any:

@@ -1,67 +1,51 @@
-"""Criteo's text format to columns: one Numba pass over bytes, every field checked.
+"""Criteo's text format to columns: Numba passes over bytes that stay in the cache, every field checked.
 
 A line is ``label, integers, categories`` between tabs: label 0 or 1, integers decimal within int32,
 categories 8 hex digits (read as a uint32), a missing value an empty field, the end ``\\n`` or ``\\r\\n``.
 
-Bounds: the buffer must end with a newline and PADDING_BYTES zeros beyond its last byte. No field accepts a
-newline or a zero, so a line's scan stops at its own newline at the latest, and the look-ahead (eight
-bytes at a time) stays inside the padding. The good path decides only "good or not"; a line that is
-not is classified by a second, slower kernel, which finds the first fault from the left.
+Lines are taken in groups of 64. One pass finds all tabs and newlines, 64 bytes at a time, so that no field
+waits for the one before it; then each column's 64 fields are decoded by loops that the compiler turns into
+vector instructions, and their validity is one word.
+
+Bounds: the buffer must end with a newline and PADDING_BYTES zeros beyond its last byte. Fields begin behind
+separators, so the look-ahead, 64 bytes at a separator and eight at a field, stays inside the padding. Here
+a line is good or not; `criteo_faults` says what is wrong with it.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core.cgutils import create_struct_proxy
-from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
-PADDING_BYTES: Final = 16
-MAX_FIELD_BYTES: Final = 64
-"""A field longer than this is refused as such, whatever it holds."""
+from .byte_words import CHUNK_BYTES, count_bits, find_separators, load8, lowest_bit
 
-REASONS: Final = (
-    "good",
-    "field_count",
-    "bad_label",
-    "bad_integer",
-    "integer_range",
-    "bad_category",
-    "nul_byte",
-    "long_field",
-)
-"""Names of the codes `classify_line` returns, as they stand in the manifest."""
-_GOOD, _FIELD_COUNT, _BAD_LABEL, _BAD_INTEGER, _RANGE, _BAD_CATEGORY, _NUL, _LONG = range(8)
+PADDING_BYTES: Final = CHUNK_BYTES
 
-_TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
+_NEWLINE, _RETURN, _MINUS = 10, 13, np.uint64(45)
 _INT32_MAX: Final = 2**31 - 1
 _MAX_DIGITS: Final = np.uint64(10)
 
-_ZERO: Final = np.uint64(0)
-_LONG_FIELD: Final = np.uint64(2**64 - 1)
-_ONE: Final = np.uint64(1)
-_LOW_32: Final = np.uint64(0xFFFFFFFF)
+_GROUP: Final = np.uint64(64)
+"""Lines decoded together; the bits of a word."""
+_UNROLLED: Final = np.uint64(8)
+"""Separators noted at a time; what is beyond the last of a chunk is written over."""
+_MAX_SPAN: Final = np.uint64(2**31)
+"""Bytes of a group, so that places within it fit in 32 bits."""
+_WORD, _LENGTH, _FAULT = range(3)
+"""Rows of a ``group``, (3, _GROUP): of one field of each line its first eight bytes and its length; and what
+is not zero where any field of the line was not good."""
+
+_ZERO, _ONE, _EIGHT, _LOW_6 = np.uint64(0), np.uint64(1), np.uint64(8), np.uint64(63)
+_LOW_8, _LOW_32 = np.uint64(0xFF), np.uint64(0xFFFFFFFF)
 _EACH: Final = 0x0101010101010101
-_BYTES = (0x01, 0x09, 0x0F, 0x19, 0x1F, 0x30)
-_HIGHER_BYTES = (0x40, 0x46, 0x50, 0x76, 0x80)
-_EACH_01, _EACH_09, _EACH_0F, _EACH_19, _EACH_1F, _EACH_30 = (np.uint64(_EACH * byte) for byte in _BYTES)
-_EACH_40, _EACH_46, _EACH_50, _EACH_76, _EACH_80 = (np.uint64(_EACH * byte) for byte in _HIGHER_BYTES)
+_EACH_0F, _EACH_19, _EACH_1F, _EACH_30 = (np.uint64(_EACH * byte) for byte in (0x0F, 0x19, 0x1F, 0x30))
+_EACH_40, _EACH_46, _EACH_50, _EACH_76 = (np.uint64(_EACH * byte) for byte in (0x40, 0x46, 0x50, 0x76))
+_EACH_80 = np.uint64(_EACH * 0x80)
 """Words with the same byte eight times, for arithmetic on eight characters at a time."""
-
-
-def _hex_values() -> NDArray[np.uint32]:
-    table = np.full(256, 0xFFFF, np.uint32)
-    for digit, character in enumerate("0123456789abcdef"):
-        table[ord(character)] = table[ord(character.upper())] = digit
-    return table
-
-
-_HEX: Final = _hex_values()
+_PAIRS, _FOURS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -73,73 +57,199 @@ def count_newlines(text: NDArray[np.uint8]) -> int:
     return count
 
 
-def _load8(text: NDArray[np.uint8], position: np.uint64) -> np.uint64:
-    """Eight bytes from ``position`` on as one word, the first lowest."""
-    return np.uint64(sum(int(text[int(position) + i]) << (8 * i) for i in range(8)))
-
-
-@intrinsic
-def _load8_compiled(_: Any, text: Any, position: Any) -> Any:
-    """The same as one unaligned load: a helper that takes the array would count references to it."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = create_struct_proxy(signature.args[0])(context, builder, value=arguments[0])
-        pointer = builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(64).as_pointer())
-        word = builder.load(pointer)
-        word.align = 1
-        return word
-
-    return types.uint64(text, types.uint64), generate
-
-
-@overload(_load8, inline="always")
-def _load8_overload(text: Any, position: Any) -> Any:
-    def load(text: Any, position: Any) -> Any:
-        return _load8_compiled(text, position)
-
-    return load
-
-
 @numba.njit(cache=True, nogil=True, inline="always")
-def _category(word: np.uint64) -> tuple[np.uint32, bool]:
-    """Eight hex digits, either case, eight at a time: the number, and whether they were hex digits."""
-    letter = word & _EACH_40
-    lower = word | (letter >> _ONE)
-    is_digit = (lower + _EACH_50) & ~(lower + _EACH_46)
-    is_letter = (lower + _EACH_1F) & ~(lower + _EACH_19)
-    is_hex = ((is_digit | is_letter) & ~word & _EACH_80) == _EACH_80
-    nibbles = (word & _EACH_0F) + (letter >> np.uint64(6)) * np.uint64(9)
-    pairs = ((nibbles << np.uint64(4)) | (nibbles >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
-    fours = ((pairs << np.uint64(8)) | (pairs >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
-    return np.uint32(((fours << np.uint64(16)) | (fours >> np.uint64(32))) & _LOW_32), is_hex
+def _find_fields(
+    text: NDArray[np.uint8],
+    num_bytes: np.uint64,
+    start: np.uint64,
+    after: NDArray[np.uint32],
+    newlines: NDArray[np.uint64],
+) -> np.uint64:
+    """Note where fields begin, for as many whole lines from ``start`` on as a group and the arrays hold.
 
+    Args:
+        after: (capacity,) out; the byte after each separator, counted from ``start``, the first entry 0.
+        newlines: (_GROUP,) out; for each line the entry of ``after`` that its newline made.
 
-@numba.njit(cache=True, nogil=True, inline="always")
-def _integer(word: np.uint64) -> tuple[np.int32, np.uint64, np.uint64]:
-    """The integer field that begins ``word``: its value, its digits, and the bytes it takes with its tab.
-
-    All digits are converted at once. 0 bytes mean that it is no integer, 0 digits that it is missing,
-    _LONG_FIELD bytes that its tab is not within the eight.
-
-    Source: Lemire, "Quickly parsing eight digits" (2018).
+    Returns:
+        Lines noted, 0 where not even one fits.
     """
-    at_tab = word ^ _EACH_09
-    tabs = (at_tab - _EACH_01) & ~at_tab & _EACH_80
-    if tabs == _ZERO:
-        return np.int32(0), _ZERO, _LONG_FIELD
-    after_field = (tabs & (~tabs + _ONE)) >> np.uint64(7)
-    num_bytes = (after_field * np.uint64(0x0001020304050607)) >> np.uint64(56)
-    sign = np.uint64((word & np.uint64(0xFF)) == np.uint64(_MINUS))
-    num_digits = num_bytes - sign
-    digits = ((word ^ _EACH_30) & (after_field - _ONE)) >> (sign << np.uint64(3))
-    is_bad = (((digits + _EACH_76) | digits) & _EACH_80) | (sign & np.uint64(num_digits == _ZERO))
-    if is_bad != _ZERO:
-        return np.int32(0), _ZERO, _ZERO
-    digits = (digits << (np.uint64(56) - (num_digits << np.uint64(3)))) << np.uint64(8)
-    digits = (digits * np.uint64(10) + (digits >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
-    digits = (digits * np.uint64(100) + (digits >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
-    number = np.int64((digits * np.uint64(10000) + (digits >> np.uint64(32))) & _LOW_32)
-    return np.int32((number ^ -np.int64(sign)) + np.int64(sign)), num_digits, num_bytes + _ONE
+    last_entry = np.uint64(after.shape[0]) - _GROUP - _UNROLLED
+    position, num_noted, num_lines = start, _ONE, _ZERO
+    after[0] = 0
+    while num_lines < _GROUP and position < num_bytes:
+        if num_noted > last_entry or position - start > _MAX_SPAN:
+            break
+        separators, ends = find_separators(text, position)
+        while ends != _ZERO and num_lines < _GROUP:
+            newlines[num_lines] = num_noted + count_bits(separators & (ends - _ONE) & ~ends)
+            num_lines += _ONE
+            ends &= ends - _ONE
+        num_found, first = count_bits(separators), position - start + _ONE
+        for noted in range(_ZERO, num_found, _UNROLLED):
+            for i in range(_UNROLLED):
+                after[num_noted + np.uint64(noted) + np.uint64(i)] = first + lowest_bit(separators)
+                separators &= separators - _ONE
+        num_noted += num_found
+        position += np.uint64(CHUNK_BYTES)
+    return num_lines
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _fetch(
+    text: NDArray[np.uint8],
+    start: np.uint64,
+    after: NDArray[np.uint32],
+    first_fields: NDArray[np.uint64],
+    column: np.uint64,
+    num_lines: np.uint64,
+    group: NDArray[np.uint64],
+) -> None:
+    """Fill a group with one field of each line; ``first_fields`` are entries of ``after``."""
+    for i in range(num_lines):
+        field = first_fields[i] + column
+        first = np.uint64(after[field])
+        group[_WORD, i] = load8(text, start + first)
+        group[_LENGTH, i] = np.uint64(after[field + _ONE]) - first - _ONE
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _leave_out_return(
+    text: NDArray[np.uint8],
+    start: np.uint64,
+    after: NDArray[np.uint32],
+    ends: NDArray[np.uint64],
+    num_lines: np.uint64,
+    group: NDArray[np.uint64],
+) -> None:
+    """Shorten the last fields of lines that end in ``\\r\\n``; ``ends`` are entries of ``after``."""
+    for i in range(num_lines):
+        last_byte = start + np.uint64(after[ends[i]]) - np.uint64(2)
+        if group[_LENGTH, i] != _ZERO and text[last_byte] == _RETURN:
+            group[_LENGTH, i] -= _ONE
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _decode_labels(
+    group: NDArray[np.uint64], num_lines: np.uint64, label: NDArray[np.uint8], first_sample: np.uint64
+) -> None:
+    """Fields that are 0 or 1."""
+    for i in range(num_lines):
+        value = (group[_WORD, i] ^ _EACH_30) & _LOW_8
+        label[first_sample + np.uint64(i)] = np.uint8(value)
+        group[_FAULT, i] |= (value >> _ONE) | (group[_LENGTH, i] ^ _ONE)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _decode_categories(
+    group: NDArray[np.uint64],
+    num_lines: np.uint64,
+    categories: NDArray[np.uint32],
+    row: np.uint64,
+    first_sample: np.uint64,
+) -> None:
+    """Fields of eight hex digits, either case, or nothing."""
+    for i in range(num_lines):
+        word, length = group[_WORD, i], group[_LENGTH, i]
+        letter = word & _EACH_40
+        lower = word | (letter >> _ONE)
+        is_digit = (lower + _EACH_50) & ~(lower + _EACH_46)
+        is_letter = (lower + _EACH_1F) & ~(lower + _EACH_19)
+        not_hex = ((is_digit | is_letter) & ~word & _EACH_80) ^ _EACH_80
+        nibbles = (word & _EACH_0F) + (letter >> np.uint64(6)) * np.uint64(9)
+        pairs = ((nibbles << np.uint64(4)) | (nibbles >> _EIGHT)) & _PAIRS
+        fours = ((pairs << _EIGHT) | (pairs >> np.uint64(16))) & _FOURS
+        category = ((fours << np.uint64(16)) | (fours >> np.uint64(32))) & _LOW_32
+        is_there = _ZERO - np.uint64(length != _ZERO)  # all bits
+        categories[row, first_sample + np.uint64(i)] = np.uint32(category & is_there)
+        group[_FAULT, i] |= (not_hex | (length ^ _EIGHT)) & is_there
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _decode_integers(
+    group: NDArray[np.uint64],
+    num_lines: np.uint64,
+    dense: NDArray[np.int32],
+    row: np.uint64,
+    first_sample: np.uint64,
+) -> np.uint64:
+    """Fields of a decimal integer or nothing; all digits of a field are converted at once.
+
+    Returns:
+        Not zero where a field is longer than eight bytes: those are neither decoded nor judged.
+
+    Source:
+        Lemire, "Quickly parsing eight digits" (2018).
+    """
+    are_long = _ZERO
+    for i in range(num_lines):
+        word, length = group[_WORD, i], group[_LENGTH, i]
+        is_long = _ZERO - np.uint64(length > _EIGHT)  # all bits
+        sign = np.uint64((word & _LOW_8) == _MINUS)
+        num_digits = length - sign
+        is_empty = _ZERO - np.uint64(num_digits == _ZERO)
+        digits = (word ^ _EACH_30) >> (sign << np.uint64(3))
+        digits = (digits << ((_GROUP - (num_digits << np.uint64(3))) & _LOW_6)) & ~is_empty
+        fault = (((digits + _EACH_76) | digits) & _EACH_80) | (sign & is_empty)
+        digits = (digits * np.uint64(10) + (digits >> _EIGHT)) & _PAIRS
+        digits = (digits * np.uint64(100) + (digits >> np.uint64(16))) & _FOURS
+        number = np.int64((digits * np.uint64(10000) + (digits >> np.uint64(32))) & _LOW_32)
+        dense[row, first_sample + np.uint64(i)] = np.int32((number ^ -np.int64(sign)) + np.int64(sign))
+        group[_FAULT, i] |= fault & ~is_long
+        are_long |= is_long
+    return are_long
+
+
+@numba.njit(cache=True, nogil=True)
+def _long_integer(text: NDArray[np.uint8], start: np.uint64, length: np.uint64) -> tuple[np.int32, bool]:
+    """A field `_decode_integers` leaves: its value, and whether it is ten digits at most, within int32."""
+    sign = np.uint64(text[start] == _MINUS)
+    num_bytes, number = sign, np.int64(0)
+    while num_bytes < min(length, sign + _MAX_DIGITS) and 48 <= text[start + num_bytes] < 58:
+        number = number * 10 + np.int64(text[start + num_bytes]) - 48
+        num_bytes += _ONE
+    if num_bytes != length or number > _INT32_MAX + np.int64(sign):
+        return np.int32(0), False
+    return np.int32(-number if sign else number), True
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _are_there(group: NDArray[np.uint64], num_lines: np.uint64) -> np.uint64:
+    """Bit i says that the i-th field is not empty."""
+    bits = _ZERO
+    for i in range(num_lines):
+        bits |= np.uint64(group[_LENGTH, i] != _ZERO) << np.uint64(i)
+    return bits
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _write_bits(
+    bits: np.uint64, count: np.uint64, first: np.uint64, is_valid: NDArray[np.uint8], row: np.uint64
+) -> None:
+    """Write the lowest ``count`` of ``bits`` to a bitmap that is zero from bit ``first`` on."""
+    shift, byte = first & np.uint64(7), first >> np.uint64(3)
+    num_bytes = (shift + count + np.uint64(7)) >> np.uint64(3)
+    for i in range(num_bytes):
+        moved = (bits << shift) >> (np.uint64(i) << np.uint64(3)) if i < 8 else bits >> (_GROUP - shift)
+        is_valid[row, byte + np.uint64(i)] |= np.uint8(moved & _LOW_8)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _close_ranks(values: NDArray[np.int32], first: np.uint64, count: np.uint64, are_good: np.uint64) -> None:
+    """Move the good ones of ``count`` values from ``first`` on together, in each row."""
+    for row in range(np.uint64(values.shape[0])):
+        kept = first
+        for i in range(count):
+            if (are_good >> np.uint64(i)) & _ONE:
+                values[row, kept] = values[row, first + np.uint64(i)]
+                kept += _ONE
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _list_bad(bad_lines: NDArray[np.int64], num_bad: int, start: np.uint64, newline: np.uint64) -> int:
+    if num_bad < bad_lines.shape[0]:
+        bad_lines[num_bad, 0], bad_lines[num_bad, 1] = start, newline
+    return num_bad + 1
 
 
 @numba.njit(cache=True, nogil=True)
@@ -167,137 +277,73 @@ def parse_lines(
     Returns:
         Samples written and bad lines found (which may exceed ``capacity``).
     """
-    num_dense, num_sparse = np.uint64(dense.shape[0]), np.uint64(categories.shape[0])
-    has_label = label.shape[0] > 0
-    position, num_samples, num_bad = _ZERO, _ZERO, 0
-    while position < np.uint64(num_bytes):
-        line_start = position
-        byte, shift = num_samples >> np.uint64(3), np.uint8(num_samples & np.uint64(7))
-        bit = np.uint8(np.uint8(1) << shift)
-        is_good = True
-        if has_label:
-            value = text[position] - np.uint8(48)
-            is_good = value <= 1 and text[position + _ONE] == _TAB
-            label[num_samples] = value
-            position += np.uint64(2)
-        if is_good:
-            for k in range(num_dense):
-                number, num_digits, length = _integer(_load8(text, position))
-                if length == _LONG_FIELD:
-                    sign, number64 = np.uint64(text[position] == _MINUS), np.int64(0)
-                    length = sign
-                    digit = text[position + length] - np.uint8(48)
-                    while digit < 10 and length < sign + _MAX_DIGITS:
-                        number64 = number64 * 10 + np.int64(digit)
-                        length += _ONE
-                        digit = text[position + length] - np.uint8(48)
-                    num_digits = length - sign
-                    is_integer = text[position + length] == _TAB and number64 <= _INT32_MAX + np.int64(sign)
-                    length = length + _ONE if is_integer else _ZERO
-                    number = np.int32(-number64 if sign else number64)
-                if length == _ZERO:
-                    is_good = False
-                    break
-                dense[k, num_samples] = number
-                is_valid[k, byte] |= np.uint8(np.uint8(num_digits != _ZERO) << shift)
-                position += length
-        if is_good:
-            for f in range(num_sparse):
-                is_last = f == num_sparse - _ONE
-                character = text[position]
-                if character == _TAB or (is_last and (character == _NEWLINE or character == _RETURN)):
-                    categories[f, num_samples] = 0
-                else:
-                    category, is_hex = _category(_load8(text, position))
-                    if not is_hex:
-                        is_good = False
-                        break
-                    categories[f, num_samples] = category
-                    is_valid[num_dense + f, byte] |= bit
-                    position += np.uint64(8)
-                if is_last and text[position] == _RETURN:
-                    position += _ONE
-                if text[position] != (_NEWLINE if is_last else _TAB):
-                    is_good = False
-                    break
-                position += _ONE
-        if is_good:
-            num_samples += _ONE
+    num_dense, num_features = np.uint64(dense.shape[0]), np.uint64(dense.shape[0] + categories.shape[0])
+    first_column = np.uint64(label.shape[0] > 0)
+    num_fields = first_column + num_features
+    after = np.empty(np.int64(_GROUP * (num_fields + np.uint64(3))), np.uint32)
+    newlines, first_fields = np.empty(64, np.uint64), np.empty(64, np.uint64)
+    lines, group = np.empty(64, np.uint64), np.empty((3, 64), np.uint64)
+    bits = np.empty(np.int64(num_features), np.uint64)
+    start, num_samples, num_bad = _ZERO, _ZERO, 0
+    while start < np.uint64(num_bytes):
+        num_lines = _find_fields(text, np.uint64(num_bytes), start, after, newlines)
+        if num_lines == _ZERO:  # far too many fields
+            newline = start
+            while text[newline] != _NEWLINE:
+                newline += _ONE
+            num_bad = _list_bad(bad_lines, num_bad, start, newline)
+            start = newline + _ONE
             continue
-        mask = np.uint8(~bit)
-        for row in range(num_dense + num_sparse):
-            is_valid[row, byte] &= mask
-        position = line_start
-        while text[position] != _NEWLINE:
-            position += _ONE
-        if num_bad < bad_lines.shape[0]:
-            bad_lines[num_bad, 0] = line_start
-            bad_lines[num_bad, 1] = position
-        num_bad += 1
-        position += _ONE
+        num_taken, field = _ZERO, _ZERO
+        for line in range(num_lines):  # those with the right number of fields
+            first_fields[num_taken], lines[num_taken] = field, line
+            group[_FAULT, num_taken] = _ZERO
+            num_taken += np.uint64(newlines[line] - field == num_fields)
+            field = newlines[line]
+        if first_column:
+            _fetch(text, start, after, first_fields, _ZERO, num_taken, group)
+            _decode_labels(group, num_taken, label, num_samples)
+        for row in range(num_features):
+            column = first_column + np.uint64(row)
+            _fetch(text, start, after, first_fields, column, num_taken, group)
+            if row == num_features - _ONE:
+                _leave_out_return(text, start, after, first_fields + num_fields, num_taken, group)
+            if row >= num_dense:
+                _decode_categories(group, num_taken, categories, np.uint64(row) - num_dense, num_samples)
+            elif _decode_integers(group, num_taken, dense, np.uint64(row), num_samples):
+                for i in range(num_taken):
+                    if group[_LENGTH, i] > _EIGHT:
+                        first = start + np.uint64(after[first_fields[i] + column])
+                        number, is_good = _long_integer(text, first, group[_LENGTH, i])
+                        dense[row, num_samples + np.uint64(i)] = number
+                        group[_FAULT, i] |= np.uint64(not is_good)
+            bits[row] = _are_there(group, num_taken)
+        are_good, good_lines = _ZERO, _ZERO
+        for i in range(num_taken):
+            is_good = np.uint64(group[_FAULT, i] == _ZERO)
+            are_good |= is_good << np.uint64(i)
+            good_lines |= is_good << lines[i]
+        num_good = count_bits(are_good)
+        if num_good < num_lines:
+            for line in range(num_lines):
+                if not (good_lines >> np.uint64(line)) & _ONE:
+                    first = start + np.uint64(after[newlines[line - 1]] if line > 0 else 0)
+                    newline = start + np.uint64(after[newlines[line]]) - _ONE
+                    num_bad = _list_bad(bad_lines, num_bad, first, newline)
+            _close_ranks(dense, num_samples, num_taken, are_good)
+            _close_ranks(categories, num_samples, num_taken, are_good)
+            kept = _ZERO
+            for i in range(num_taken):
+                if (are_good >> np.uint64(i)) & _ONE:
+                    if first_column:
+                        label[num_samples + kept] = label[num_samples + np.uint64(i)]
+                    for row in range(num_features):
+                        bit = (bits[row] >> np.uint64(i)) & _ONE
+                        bits[row] = (bits[row] & ~(_ONE << kept)) | (bit << kept)
+                    kept += _ONE
+        for row in range(num_features):
+            in_range = (_ONE << num_good) - _ONE if num_good < _GROUP else ~_ZERO
+            _write_bits(bits[row] & in_range, num_good, num_samples, is_valid, np.uint64(row))
+        num_samples += num_good
+        start += np.uint64(after[newlines[num_lines - _ONE]])
     return int(num_samples), num_bad
-
-
-@numba.njit(cache=True, nogil=True)
-def classify_line(
-    line: NDArray[np.uint8], num_dense: int, num_sparse: int, has_label: bool
-) -> tuple[int, int, int, int]:
-    """What is wrong with a line: the first fault from the left, after the faults of the whole line.
-
-    Args:
-        line: (num_bytes,), without its newline.
-
-    Returns:
-        Code (an index into REASONS), column (from 0; number of fields for ``field_count``), and the
-        field's first and last-but-one byte within the line.
-    """
-    end = line.shape[0]
-    if end > 0 and line[end - 1] == _RETURN:
-        end -= 1
-    num_fields = 1
-    for i in range(end):
-        num_fields += line[i] == _TAB
-    start, column = 0, 0
-    for i in range(end + 1):
-        if i == end or line[i] == _TAB:
-            if i - start > MAX_FIELD_BYTES:
-                return _LONG, column, start, i
-            for j in range(start, i):
-                if line[j] == 0:
-                    return _NUL, column, start, i
-            start, column = i + 1, column + 1
-    if num_fields != has_label + num_dense + num_sparse:
-        return _FIELD_COUNT, num_fields, 0, end
-    start, column = 0, 0
-    for i in range(end + 1):
-        if i == end or line[i] == _TAB:
-            code = _classify_field(line, start, i, column - has_label, num_dense)
-            if code != _GOOD:
-                return code, column, start, i
-            start, column = i + 1, column + 1
-    return _GOOD, 0, 0, 0
-
-
-@numba.njit(cache=True, nogil=True)
-def _classify_field(line: NDArray[np.uint8], start: int, stop: int, column: int, num_dense: int) -> int:
-    """Code of the field ``line[start:stop]``; ``column`` counts from the first integer, -1 is the label."""
-    length = stop - start
-    if column < 0:
-        return _GOOD if length == 1 and 48 <= line[start] <= 49 else _BAD_LABEL
-    if length == 0:
-        return _GOOD
-    if column >= num_dense:
-        for i in range(start, stop):
-            if _HEX[line[i]] > 15:
-                return _BAD_CATEGORY
-        return _GOOD if length == 8 else _BAD_CATEGORY
-    is_negative = line[start] == _MINUS
-    first = start + is_negative
-    if first == stop:
-        return _BAD_INTEGER
-    number = np.int64(0)
-    for i in range(first, stop):
-        if line[i] < 48 or line[i] > 57:
-            return _BAD_INTEGER
-        number = min(number * 10 + line[i] - 48, np.int64(1) << 40)
-    return _RANGE if number > _INT32_MAX + is_negative or stop - first > np.int64(_MAX_DIGITS) else _GOOD

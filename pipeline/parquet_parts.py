@@ -125,7 +125,7 @@ class ParquetParts:
     def finish(self, digest: Any) -> None:
         """Hash the file as `verify` hashes any log: by blocks, or whole where no line ends cut it."""
         try:
-            for read in iterate_blocks(self._file, self._config.block_bytes):
+            for read in iterate_blocks(self._file, self._config.block_bytes, in_scratch=True):
                 block = read()
                 if block.num_bytes:
                     digest.update(xxhash.xxh3_128_digest(block.lines.data))

@@ -76,7 +76,7 @@ class _CriteoParts:
 
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[tuple[str, Callable[[], Part | None]]]:
         """Each block of lines."""
-        for number, read in enumerate(iterate_blocks(self._file, self._config.block_bytes)):
+        for number, read in enumerate(iterate_blocks(self._file, self._config.block_bytes, in_scratch=True)):
             name = f"file{self._number:04}-block{number:07}.arrow"
             yield name, partial(self._read, read, number)
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from .criteo_parser import PADDING_BYTES
 from .errors import InputError
+from .scratch import scratch
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is refused: it is no click log, and it must not fill the memory."""
@@ -72,15 +73,20 @@ class Block:
         return self.text[: self.num_bytes]
 
 
-def iterate_blocks(raw: RawFile, block_bytes: int) -> Iterator[Callable[[], Block]]:
+def iterate_blocks(
+    raw: RawFile, block_bytes: int, *, in_scratch: bool = False
+) -> Iterator[Callable[[], Block]]:
     """Yield a function for each block of ``raw`` that reads it; plain files are not read before it is called.
+
+    Args:
+        in_scratch: a block is valid until its thread reads the next one, whose memory is the same.
 
     Raises:
         InputError: the file cannot be read or decompressed, or a line exceeds MAX_LINE_BYTES.
     """
     if raw.compression is None:
         for start in range(0, raw.num_bytes, block_bytes):
-            yield partial(_read_plain, raw, start, block_bytes)
+            yield partial(_read_plain, raw, start, block_bytes, in_scratch)
     else:
         for block in _stream(raw, block_bytes):
             yield partial(_as_read, block)
@@ -90,14 +96,15 @@ def _as_read(block: Block) -> Block:
     return block
 
 
-def _read_plain(raw: RawFile, start: int, block_bytes: int) -> Block:
+def _read_plain(raw: RawFile, start: int, block_bytes: int, in_scratch: bool) -> Block:
     """The lines that start in ``[start, start + block_bytes)``."""
     try:
         with open(raw.path, "rb", buffering=0) as file:
             first = max(start - 1, 0)
             file.seek(first)
             wanted = start - first + block_bytes
-            text = np.empty(wanted + _TAIL_BYTES + PADDING_BYTES, np.uint8)
+            shape = (wanted + _TAIL_BYTES + PADDING_BYTES,)
+            text = scratch("text", shape, np.uint8) if in_scratch else np.empty(shape, np.uint8)
             fill = _within(raw, first, _filler(raw, file.readinto))
             filled = fill(text[:wanted])
             skipped = 0 if start == 0 else _after_newline(text, 0, filled)

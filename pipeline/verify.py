@@ -284,7 +284,7 @@ def _check_raw(columns: Manifest, raw: Sequence[Path]) -> Iterator[str]:
         return
     for path, log in zip(raw, recorded, strict=True):
         digest = xxhash.xxh3_128()
-        for read in iterate_blocks(RawFile.look_at(path), columns.config["block_bytes"]):
+        for read in iterate_blocks(RawFile.look_at(path), columns.config["block_bytes"], in_scratch=True):
             block = read()
             if block.num_bytes:
                 digest.update(xxhash.xxh3_128_digest(block.lines.data))

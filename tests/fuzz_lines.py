@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotset.pipeline.criteo_parser import MAX_FIELD_BYTES, PADDING_BYTES, REASONS, classify_line, parse_lines
+from hotset.pipeline.criteo_faults import MAX_FIELD_BYTES, REASONS, classify_line
+from hotset.pipeline.criteo_parser import PADDING_BYTES, parse_lines
 from hotset.tests.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, parse_naively
 
 _REGION_BYTES = 1 << 23

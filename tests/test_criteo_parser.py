@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hotset.pipeline.criteo_parser import (
-    MAX_FIELD_BYTES,
-    PADDING_BYTES,
-    REASONS,
-    classify_line,
-    count_newlines,
-    parse_lines,
-)
+from hotset.pipeline.criteo_faults import MAX_FIELD_BYTES, REASONS, classify_line
+from hotset.pipeline.criteo_parser import PADDING_BYTES, count_newlines, parse_lines
 from hotset.tests.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, parse_naively, text_of
 
 _NUM_FEATURES = NUM_DENSE + NUM_SPARSE
@@ -157,6 +152,24 @@ def test_bad_lines_beyond_the_list_are_still_counted(rng: np.random.Generator) -
     assert parse(text, label=True, capacity=3) == (good, [b"x"] * 3, 10)
 
 
+@pytest.mark.parametrize("label", [True, False])
+def test_groups_of_lines_leave_no_trace(label: bool, rng: np.random.Generator) -> None:
+    good = [sample.line(label=label) for sample in draw_samples(300, rng)]
+    for every, bad in [
+        (1, b""),
+        (2, b"\t" * 39),
+        (5, b"\t" * 4000),
+        (63, b"\t" * 39 + b"g"),
+        (64, b"x" * 9000),
+    ]:
+        lines = [line for i in range(0, 300, every) for line in [*good[i : i + every], bad]]
+        text = b"".join(line + (b"\r\n" if i % 3 else b"\n") for i, line in enumerate(lines))
+        naive = [parse_naively(line, label=label) for line in text.split(b"\n")[:-1]]
+        bad_lines = [line for line, sample in zip(text.split(b"\n"), naive, strict=False) if sample is None]
+        wanted = [sample for sample in naive if sample is not None]
+        assert parse(text, label=label) == (wanted, bad_lines, len(bad_lines))
+
+
 class Guarded:
     """An array that refuses what lies outside; a kernel run as plain Python takes it."""
 
@@ -176,6 +189,15 @@ class Guarded:
         return where
 
 
+def uncompiled(kernel: Any) -> Any:
+    """A kernel as plain Python, and so is every kernel it calls."""
+    names = dict(getattr(kernel, "py_func", kernel).__globals__)
+    for name, value in names.items():
+        if hasattr(value, "py_func"):
+            names[name] = FunctionType(value.py_func.__code__, names)
+    return names[kernel.__name__]
+
+
 def parse_guarded(text: bytes, *, label: bool) -> None:
     """Parse with every access checked, into arrays that are no larger than promised."""
     num_lines = text.count(b"\n")
@@ -187,7 +209,7 @@ def parse_guarded(text: bytes, *, label: bool) -> None:
         np.zeros((1, 2), np.int64),
     ]
     padded = np.frombuffer(text + bytes(PADDING_BYTES), np.uint8)
-    kernel = getattr(parse_lines, "py_func", parse_lines)
+    kernel = uncompiled(parse_lines)
     with np.errstate(over="ignore"):
         kernel(Guarded(padded), len(text), *map(Guarded, arrays))
 

@@ -57,7 +57,7 @@ def hotset_ingest(folder: Path, log: Path, workers: int) -> Facts:
 
 
 def _parse_blocks(function: Callable[..., Any], log: Path, workers: int) -> list[Any]:
-    blocks = iterate_blocks(RawFile.look_at(log), _CONFIG.block_bytes)
+    blocks = iterate_blocks(RawFile.look_at(log), _CONFIG.block_bytes, in_scratch=True)
     return list(run_tasks(function, ((read,) for read in blocks), workers=workers))
 
 
