@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -19,14 +20,23 @@ from .engines import Engine, EngineName
 from .errors import ConfigError, EngineError
 
 _BACKEND = "hotset-ray"
+_MOST_SECONDS, _POLL_SECONDS = 3.0, 0.05
 _SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Nothing is sent to anyone, and a warning about GPUs, which no task uses, stays away."""
+
+
+def _say_nothing(*_: Any, **__: Any) -> None:
+    """Deaths are made up for, or end the run with an error of its own."""
 
 
 class _Backend(RayBackend):  # type: ignore[misc]
     """Ray's, which may yield results as they come: ending its pool before all are read does no harm."""
 
     supports_return_generator = True
+
+    def abort_everything(self, ensure_ready: bool = True) -> None:
+        """End the pool, and start no other of that size: there may be no room for it any more."""
+        self.terminate()
 
 
 class RayEngine(Engine):
@@ -54,6 +64,8 @@ class RayEngine(Engine):
                 f"no Ray cluster answers: {str(error).splitlines()[0]}",
                 hint="RAY_ADDRESS names one that runs; without it one is started on this machine",
             ) from error
+        # What Ray tells of nodes and workers that died it would print on stdout, among the command's data.
+        ray._private.worker.print_to_stdstream = _say_nothing
 
     def num_workers(self) -> int:
         """The cluster's CPUs when the run began; what is divided by workers must not change under way."""
@@ -68,7 +80,17 @@ class RayEngine(Engine):
             raise ConfigError(
                 f"{count} workers on a Ray cluster of {self.num_workers()} CPUs", hint="give fewer --workers"
             )
-        return joblib.Parallel(n_jobs=min(count, self._cpus()), backend=_BACKEND, **options)
+        free, one_each = self._wait_for(count), {"num_cpus": 1}
+        return joblib.Parallel(n_jobs=free, backend=_BACKEND, ray_remote_args=one_each, **options)
+
+    def _wait_for(self, count: int) -> int:
+        """``count``, or the CPUs that are free: a machine may have died, others may use the cluster."""
+        deadline = time.monotonic() + _MOST_SECONDS
+        while (free := int(ray.available_resources().get("CPU", 0))) < min(count, self._cpus()):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_SECONDS)
+        return max(1, min(count, free))
 
     def close(self) -> None:
         """Leave the cluster where this engine joined it."""

@@ -34,3 +34,10 @@ def fail_at(number: int, bad: int) -> int:
         raise InputError(f"{number} is bad", hint="give another")
     time.sleep(0.01)
     return os.getpid()
+
+
+def where_at(number: int) -> tuple[str, int]:
+    """A task that says which node of a Ray cluster it ran on, and in which process."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id()), os.getpid()
