@@ -6,48 +6,29 @@ cannot be used, or should not be, stands commented out with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ..stats.text_fields import BAD, MISSING, split_fields
-from .column_values import Spans, is_text, plain, read_values
+from ..stats.text_fields import BAD, split_fields
+from .column_looks import ColumnLook, label_among, look_at
+from .column_values import Spans, read_values
 from .criteo_parser import count_newlines
-from .errors import ConfigError, InputError
+from .errors import InputError
 from .parquet_parts import DAMAGE
 from .raw import Block, RawFile, iterate_blocks
 from .schema import Schema
 from .schema_file import write_schema
-from .schema_names import check_name
 from .sizes import MIB
 
 _SEPARATORS = ",\t;|"
 _SNIFFED_LINES = 100
 _LOOK_BYTES = 4 * MIB
-_LABEL_NAMES = ("label", "click", "clicked", "is_click", "target", "y", "conversion", "converted")
-_MIN_ROWS_FOR_ID = 100
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnLook:
-    """What the first rows say of one column."""
-
-    name: str
-    kind: str
-    """One of KINDS, or label."""
-    num_distinct: int
-    """Distinct values, missing left out."""
-    num_missing: int
-    note: str
-    """The same in words."""
-    is_used: bool
-    """Whether it is proposed; the note says why not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,96 +149,26 @@ def _propose(
     fields: tuple[str, ...] = (),
 ) -> Proposal:
     names = [name for name, _ in columns]
-    looks = [_look(name, values, num_rows, names) for name, values in columns]
-    label = _label_among(looks, columns)
+    looks = [look_at(name, values, num_rows, names) for name, values in columns]
+    label = label_among(looks, columns)
     looks = [look for look in looks if look.name != label]
     called_label = "only the label can be called so"
     looks = [
         replace(look, note=called_label, is_used=False) if look.name == "label" else look for look in looks
     ]
-    used = [look for look in looks if look.is_used]
+    floats = tuple(look.name for look in looks if look.is_used and look.kind == "float")
+    used = [look for look in looks if look.is_used and look.kind != "float"]
     if not used:
         raise InputError(f"{file.path}: no column could be a category")
     schema = Schema(
-        dense=(),
+        dense=floats,
         sparse=tuple(look.name for look in used),
         kinds=tuple(look.kind for look in used),
         label=label,
         format=format,
         separator=separator,
         fields=fields,
+        lists=tuple((look.name, "") for look in used if look.is_list),
+        floats=floats,
     )
     return Proposal(schema, tuple(looks), num_rows)
-
-
-def _look(name: str, values: Any, num_rows: int, names: list[str]) -> ColumnLook:
-    fault = _unusable(name, values, names)
-    if fault:
-        return ColumnLook(name, "text", 0, 0, fault, False)
-    if not isinstance(values, Spans):
-        values = plain(values)
-    fitting = next(_fitting_kinds(values), None)
-    if fitting is None:
-        return ColumnLook(name, "text", 0, 0, "it holds neither text nor whole numbers", False)
-    kind, found, states = fitting
-    num_missing = int(np.count_nonzero(states == MISSING))
-    num_distinct = np.unique(found[states != MISSING]).shape[0]
-    note = f"{num_distinct:,} distinct" + (
-        f", {num_missing / max(1, num_rows):.0%} missing" if num_missing else ""
-    )
-    if num_distinct == num_rows >= _MIN_ROWS_FOR_ID:
-        return ColumnLook(name, kind, num_distinct, num_missing, "every row has another value", False)
-    return ColumnLook(name, kind, num_distinct, num_missing, note, True)
-
-
-def _unusable(name: str, values: Any, names: list[str]) -> str | None:
-    """Why a column cannot stand in a schema."""
-    if names.count(name) > 1:
-        return "there are two columns of that name"
-    if name != "label":
-        try:
-            check_name(name)
-        except ConfigError as error:
-            return str(error)
-    if not isinstance(values, Spans):
-        kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
-        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-        if not (is_number or is_text(kind) or pa.types.is_null(kind)):
-            return f"{kind} is not supported" + (" yet" if pa.types.is_nested(kind) else "")
-    return None
-
-
-def _fitting_kinds(values: Any) -> Iterator[tuple[str, NDArray[np.uint64], NDArray[np.uint8]]]:
-    """Kinds that no value contradicts, the plainest first, with the values read so."""
-    kinds = ("integer", "unsigned", "hex8", "text") if isinstance(values, Spans) else ("integer", "unsigned")
-    for kind in kinds:
-        found, states = read_values(values, kind)
-        is_empty = bool((states == MISSING).all())
-        if (states == BAD).any() or (is_empty and isinstance(values, Spans) and kind != "text"):
-            continue
-        if kind in ("integer", "unsigned") and isinstance(values, Spans) and _have_leading_zeros(values):
-            continue
-        yield kind, found, states
-
-
-def _have_leading_zeros(spans: Spans) -> bool:
-    """Whether a number has zeros before it: then it is a code, and reading it would merge codes."""
-    long = spans.starts[spans.stops - spans.starts > 1]
-    return bool(long.shape[0] and ((spans.text[long] == ord("0")) & (spans.text[long + 1] != ord("."))).any())
-
-
-def _label_among(looks: list[ColumnLook], columns: list[tuple[str, Any]]) -> str | None:
-    """A column of zeros and ones without gaps, one with a telling name if there is one."""
-    values = dict(columns)
-    fitting = []
-    for look in looks:
-        if look.num_distinct > 2 or look.num_missing or not look.num_distinct:
-            continue
-        cells = values[look.name] if isinstance(values[look.name], Spans) else plain(values[look.name])
-        if not (isinstance(cells, Spans) or look.kind in ("integer", "unsigned")):
-            continue
-        _, states = read_values(cells, "label")
-        if not (states == BAD).any():
-            fitting.append(look.name)
-    named = [name for known in _LABEL_NAMES for name in fitting if name.lower() == known]
-    return next(iter(named or fitting), None)

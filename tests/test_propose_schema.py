@@ -71,8 +71,9 @@ def test_what_cannot_be_a_category_is_left_out_with_the_reason(tmp_path: Path) -
     columns: dict[str, Any] = {
         "a/b": ["x"] * 200,
         "every": list(range(200)),
-        "lists": [[1]] * 200,
-        "fractions": [0.5] * 200,
+        "lists": [[[1]]] * 200,
+        "fractions": [0.5, float("nan")] * 100,
+        "ids": ["a"] * 200,
         "times": pa.array([1] * 200, pa.timestamp("s")),
         "label": [7] * 200,
         "kept": [1.0, None] * 100,
@@ -81,10 +82,11 @@ def test_what_cannot_be_a_category_is_left_out_with_the_reason(tmp_path: Path) -
     pq.write_table(pa.table(columns), tmp_path / "log")
     proposal = propose_schema(tmp_path / "log")
     reasons = {look.name: look.note for look in proposal.columns if not look.is_used}
-    assert set(reasons) == {"a/b", "every", "lists", "fractions", "times", "label"}
+    assert set(reasons) == {"a/b", "every", "lists", "fractions", "ids", "times", "label"}
     assert reasons["every"] == "every row has another value"
-    assert reasons["lists"] == "list<element: int64> is not supported yet"
-    assert reasons["fractions"] == "it holds neither text nor whole numbers"
+    assert reasons["lists"] == "list<element: list<element: int64>> is not supported"
+    assert reasons["fractions"] == "it holds neither text nor finite numbers"
+    assert "a feature cannot be called 'ids'" in reasons["ids"] and 'name = "..."' in reasons["ids"]
     assert reasons["label"] == "only the label can be called so"
     assert set(proposal.schema.sparse) == {"kept", "nothing"} and proposal.schema.label is None
     assert "# 'every' is left out: every row has another value" in proposal.text
@@ -98,7 +100,8 @@ def test_what_cannot_be_a_category_is_left_out_with_the_reason(tmp_path: Path) -
         (["00000001", "12345678"], "hex8"),
         (["12345678", "23456789"], "integer"),
         (["007", "8"], "text"),
-        (["1.5", "2"], "text"),
+        (["1.5", "02"], "text"),
+        (["1e400", "2"], "text"),
         (["1.0", "0.0", ""], "integer"),
         (["-1", "5"], "integer"),
         (["18446744073709551615", "5"], "unsigned"),
@@ -111,6 +114,35 @@ def test_a_kind_is_the_plainest_that_no_value_contradicts(
 ) -> None:
     (tmp_path / "log").write_text("a,b\n" + "".join(f"{value},x\n" for value in values))
     assert propose_schema(tmp_path / "log").schema.kind_of["a"] == kind
+
+
+def test_lists_and_floats_of_parquet_are_proposed_and_fit(tmp_path: Path, rng: np.random.Generator) -> None:
+    kinds = {"clicked": "label", "tags": "list text", "price": "float"}
+    kinds |= {"codes": "list hex8", "n": "list integer"}
+    log = draw_log(200, kinds, rng, empty_lists=True)
+    raw = write_parquet(tmp_path / "log", log, group_rows=200)
+    proposal = propose_schema(raw)
+    schema = proposal.schema
+    assert (schema.lists, schema.floats) == ((("tags", ""), ("codes", ""), ("n", "")), ("price",))
+    assert schema.kind_of == {"tags": "text", "codes": "hex8", "n": "integer"}
+    assert "lists of " in proposal.text and ", 300 at most" in proposal.text
+    check_it_is_read_back(proposal)
+    columns = ingest([raw], IngestConfig(schema=proposal.text), tmp_path / "out")
+    assert columns_in(columns) == naive_columns(log)
+
+
+def test_decimals_are_dense_and_what_looks_like_lists_is_a_hint(tmp_path: Path) -> None:
+    rows = "".join(f"{n % 2},{n}.5,{n % 5}|{n % 7}|3,x{n % 3};y{n % 4},a|b\n" for n in range(60))
+    (tmp_path / "log").write_text("clicked,price,numbers,texts,one\n" + rows)
+    proposal = propose_schema(tmp_path / "log")
+    assert proposal.schema.floats == proposal.schema.dense == ("price",)
+    assert proposal.schema.kind_of == {"numbers": "text", "texts": "text", "one": "text"}
+    notes = {look.name: look.note for look in proposal.columns}
+    hint = '; looks like a list: { kind = "integer", list = true, separator = "|" }'
+    assert notes["numbers"] == "35 distinct" + hint and "list" not in notes["one"]
+    assert notes["texts"].endswith('{ kind = "text", list = true, separator = ";" }')
+    assert hint[2:] in proposal.text
+    check_it_is_read_back(proposal)
 
 
 def test_few_rows_can_be_looked_at(tmp_path: Path) -> None:
