@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..stats.hot_rows import num_hot_of_runs, num_hot_of_tables, runs_by_density
-from ..stats.ranking import runs_of
+from ..stats.hot_rows import num_hot_of_runs, num_hot_of_tables
+from ..stats.ranking import runs_by_density, runs_of
 from .arrow_files import read_batch, values_of
 from .manifest import Manifest
 

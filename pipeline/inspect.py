@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..stats.coverage import rows_for_shares, top_shares
+from ..stats.coverage import falling, rows_for_shares, top_shares
 from .access_series import budgets_up_to, coverage, sampled_levels
 from .arrow_files import DAMAGE
 from .cache_series import miss_ratios
@@ -157,6 +157,7 @@ def features(inspected: Inspected) -> list[dict[str, Any]]:
 
 
 def _feature(table: dict[str, Any], counts: NDArray[np.int64]) -> dict[str, Any]:
+    counts = falling(counts)
     rows = rows_for_shares(counts, SHARES)
     return {
         "name": table["name"],

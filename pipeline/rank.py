@@ -2,26 +2,28 @@
 
 An id is the place of a category in its table's order of importance, so that hot is a comparison
 (``id < num_hot``) and a hot set a prefix. The place over all tables gives ``num_hot`` for every budget.
-Memory holds runs of equal counts, and the table being written where it fits.
+Memory holds runs of equal counts, and the table being written where it fits; other orders than by
+frequency need more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
-from ..stats.ranking import RankedRuns, expand_runs, first_places, place_categories, rank_by_frequency
-from .arrow_files import read_batch, values_of, write_batch
+from ..stats.ranking import RankedRuns, first_places, rank_by_frequency
+from .arrow_files import read_batch, values_of
 from .errors import ConfigError
 from .feature_settings import NO_SETTINGS, FeatureSettings, checked_settings, numbers_of
 from .manifest import FileEntry, Manifest
-from .memory import array_in, room_for
+from .memory import room_for
 from .output import Output, input_of
+from .peel_order import peel_order
+from .ranked_tables import Arrangement, RankedTable, write_table
 from .sizes import MIB
 from .tasks import ProgressCallback, num_workers, run_tasks, silent
 
@@ -35,8 +37,9 @@ _LEAST_ROOM = 16 * MIB
 class RankConfig:
     """What a run of the rank stage may vary; part of its fingerprint."""
 
-    rank_by: Literal["frequency"] = "frequency"
-    """Order of importance: frequency, the one that moves the fewest bytes."""
+    rank_by: Literal["frequency", "peel"] = "frequency"
+    """Order of importance: frequency moves the fewest bytes; peel makes most samples fully hot, at the price
+    of more cold look-ups."""
 
     min_count: int = 1
     """Categories seen fewer times than this in the training part share the oov row (look-ups)."""
@@ -44,13 +47,22 @@ class RankConfig:
     feature_min_counts: FeatureSettings = NO_SETTINGS
     """Features with a ``min_count`` of their own, and that: C3=10,C5=2 (look-ups)."""
 
+    peel_floor: int = 4096
+    """With peel: the most looked-up rows of all tables that come first, by frequency (rows). More need less
+    memory."""
+
+    peel_row_bytes: FeatureSettings = NO_SETTINGS
+    """With peel: bytes of a row of every feature, where they differ; `preprocess` sets it by itself."""
+
     def __post_init__(self) -> None:
-        if self.rank_by != "frequency":
-            raise ConfigError(f"rank_by must be frequency, got {self.rank_by!r}")
+        if self.rank_by not in ("frequency", "peel"):
+            raise ConfigError(f"rank_by must be frequency or peel, got {self.rank_by!r}")
         if self.min_count < 1:
             raise ConfigError(f"min_count must be 1 or more, got {self.min_count}")
-        settings = checked_settings("feature_min_counts", self.feature_min_counts)
-        object.__setattr__(self, "feature_min_counts", settings)
+        if self.peel_floor < 0:
+            raise ConfigError(f"peel_floor must be 0 or more, got {self.peel_floor}")
+        for name in ("feature_min_counts", "peel_row_bytes"):
+            object.__setattr__(self, name, checked_settings(name, getattr(self, name)))
 
 
 def rank(
@@ -58,49 +70,93 @@ def rank(
     counts: Manifest,
     out: Path,
     *,
+    columns: Manifest | None = None,
     workers: int = 0,
     memory_bytes: int | None = None,
     progress: ProgressCallback = silent,
 ) -> Manifest:
     """counts -> vocabulary: categories in the order of their ids.
 
-    Reads:   ``{feature}.arrow``: category, count
+    Reads:   ``{feature}.arrow``: category, count; ``columns``, what was counted, where the order is not by
+             frequency
     Writes:  ``{feature}.arrow``: category (null for missing and oov), count int64 look-ups,
              place int64 in the order over all tables; a row's position is its id
     """
-    output = Output.begin("rank", VERSION, config, [input_of(counts)], out)
+    inputs = [input_of(counts)]
+    if config.rank_by != "frequency":
+        if columns is None:
+            raise ConfigError(f"rank_by {config.rank_by} needs the columns that were counted")
+        inputs.append(input_of(columns))
+    output = Output.begin("rank", VERSION, config, inputs, out)
     if isinstance(output, Manifest):
         return output
-    room = (
-        room_for("rank", memory_bytes, needed_bytes(workers), workers=workers) // num_workers(workers)
-        - _LEAST_ROOM
-    )
-    entries = {entry.path: entry for entry in counts.files}
-    names = [table["name"] for table in counts.totals["tables"]]
-    min_counts = numbers_of("feature_min_counts", config.feature_min_counts, names, config.min_count)
-    tasks = ((min_counts[name], counts, entries[f"{name}.arrow"]) for name in names)
-    ranked, done = [], 0
-    for table in run_tasks(_rank_table, tasks, workers=workers):
-        ranked.append(table)
-        done += counts.totals["num_train_samples"]
-        progress("rank", done, len(names) * counts.totals["num_train_samples"])
-    tasks_ = (
-        (min_counts[name], counts, entries[f"{name}.arrow"], table, firsts, output, room)
-        for name, table, firsts in zip(names, ranked, first_places(ranked), strict=True)
-    )
-    made = run_tasks(_write_table, tasks_, workers=workers)
-    tables = [
-        table | {key: facts[key] for key in ("num_lookups", "is_multi_hot") if key in facts}
-        for table, facts in zip(made, counts.totals["tables"], strict=True)
-    ]
-    kept = ("num_samples", "num_train_samples", "num_counted_samples")
-    totals = {key: counts.totals[key] for key in kept if key in counts.totals} | {"tables": tables}
-    return output.seal(totals | {"num_rows": sum(table["num_rows"] for table in tables)})
+    room = room_for("rank", memory_bytes, needed_bytes(workers), workers=workers) // num_workers(workers)
+    room -= _LEAST_ROOM
+    tables = _rank_tables(config, counts, workers, progress)
+    arrange: Callable[[RankedTable], Arrangement | None] = _as_they_are
+    facts: dict[str, Any] = {}
+    if columns is not None and config.rank_by == "peel":
+        peeled = peel_order(
+            tables,
+            _row_bytes(config, [table.name for table in tables]),
+            config.peel_floor,
+            columns,
+            counted_samples(counts),
+            workers=workers,
+            memory_bytes=memory_bytes,
+            progress=progress,
+        )
+        arrange = peeled.arrange
+        facts = {"rank_by": "peel", "peel": {"floor": peeled.floor, "cuts": peeled.cuts}}
+    tasks = ((table, arrange, output, room) for table in tables)
+    here = config.rank_by != "frequency"
+    made = list(run_tasks(_write_table, tasks, workers=workers, here=here))
+    keys = ("num_samples", "num_train_samples", "num_counted_samples")
+    kept = {key: counts.totals[key] for key in keys if key in counts.totals}
+    num_rows = sum(table.num_rows for table in tables)
+    return output.seal(kept | {"tables": made, "num_rows": num_rows} | facts)
 
 
 def needed_bytes(workers: int) -> int:
-    """The least that `rank` can do with."""
+    """The least that `rank` by frequency can do with."""
     return num_workers(workers) * _LEAST_ROOM
+
+
+def counted_samples(counts: Manifest) -> range:
+    """The samples of the log that were counted: the training part, or its last files."""
+    num_train = int(counts.totals["num_train_samples"])
+    return range(num_train - int(counts.totals.get("num_counted_samples", num_train)), num_train)
+
+
+def _row_bytes(config: RankConfig, features: list[str]) -> list[int]:
+    """Per feature; 1 where they do not differ, because only ratios count."""
+    widths = numbers_of("peel_row_bytes", config.peel_row_bytes, features, 0)
+    lacking = [name for name, width in widths.items() if not width]
+    if config.peel_row_bytes and lacking:
+        raise ConfigError(
+            f"peel_row_bytes says nothing of {lacking[0]!r}", hint="name every feature, or none"
+        )
+    return [widths[name] or 1 for name in features]
+
+
+def _rank_tables(
+    config: RankConfig, counts: Manifest, workers: int, progress: ProgressCallback
+) -> list[RankedTable]:
+    """Every table by frequency; by look-ups per byte over all tables where widths are given."""
+    entries, facts = {entry.path: entry for entry in counts.files}, counts.totals["tables"]
+    names = [table["name"] for table in facts]
+    min_counts = numbers_of("feature_min_counts", config.feature_min_counts, names, config.min_count)
+    tasks = ((min_counts[name], counts, entries[f"{name}.arrow"]) for name in names)
+    ranked, done = [], 0
+    for runs in run_tasks(_rank_table, tasks, workers=workers):
+        ranked.append(runs)
+        done += counts.totals["num_train_samples"]
+        progress("rank", done, len(names) * counts.totals["num_train_samples"])
+    firsts = first_places([(runs.counts, runs.lengths) for runs in ranked], _row_bytes(config, names))
+    return [
+        RankedTable(counts, entries[f"{table['name']}.arrow"], table, min_counts[table["name"]], runs, first)
+        for table, runs, first in zip(facts, ranked, firsts, strict=True)
+    ]
 
 
 def _rank_table(min_count: int, counts: Manifest, entry: FileEntry) -> RankedRuns:
@@ -115,47 +171,11 @@ def _rank_table(min_count: int, counts: Manifest, entry: FileEntry) -> RankedRun
     return ranked
 
 
+def _as_they_are(table: RankedTable) -> None:
+    """By frequency."""
+
+
 def _write_table(
-    min_count: int,
-    counts: Manifest,
-    entry: FileEntry,
-    ranked: RankedRuns,
-    firsts: NDArray[np.int64],
-    output: Output,
-    room: int,
+    table: RankedTable, arrange: Callable[[RankedTable], Arrangement | None], output: Output, room: int
 ) -> dict[str, Any]:
-    num_rows = ranked.num_rows
-    if not output.has(entry.path):
-        with output.writing(entry.path, num_rows) as path:
-            write_batch(path, _columns(min_count, read_batch(counts, entry), ranked, firsts, output, room))
-    ids = {"oov_id": ranked.oov_id, "missing_id": ranked.missing_id}
-    name = Path(entry.path).stem
-    return {"name": name, "num_rows": num_rows, **ids, "oov_count": ranked.oov_count}
-
-
-def _columns(
-    min_count: int, batch: Any, ranked: RankedRuns, firsts: NDArray[np.int64], output: Output, room: int
-) -> dict[str, Any]:
-    """The vocabulary of one table; a third of ``room`` for each column."""
-    kind = batch.schema.field("category").type
-    dtype, shape = kind.to_pandas_dtype(), (ranked.num_rows,)
-    rows = array_in(room // 3, output, shape, dtype)
-    totals, places = (array_in(room // 3, output, shape, np.int64) for _ in range(2))
-    categories = values_of(batch.column("category"), dtype)
-    occurrences = values_of(batch.column("count"), np.int64)
-    place_categories(categories, occurrences, min_count, ranked, rows)
-    expand_runs(ranked.counts, ranked.lengths, 0, totals)
-    expand_runs(firsts, ranked.lengths, 1, places)
-    nulls = [_validity(ranked), pa.py_buffer(rows)]
-    null_count = len({ranked.missing_id, ranked.oov_id})
-    category = pa.Array.from_buffers(kind, ranked.num_rows, nulls, null_count)
-    return {"category": category, "count": pa.array(totals), "place": pa.array(places)}
-
-
-def _validity(ranked: RankedRuns) -> Any:
-    """An Arrow bitmap of all rows but those of missing and oov."""
-    bitmap = np.full(-(-ranked.num_rows // 8), 255, np.uint8)
-    bitmap[-1] >>= np.uint8(-ranked.num_rows % 8)
-    for row in {ranked.missing_id, ranked.oov_id}:
-        bitmap[row // 8] &= np.uint8(255 - (1 << row % 8))
-    return pa.py_buffer(bitmap)
+    return write_table(table, arrange(table), output, room)

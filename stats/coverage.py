@@ -8,6 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def falling(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``counts``, (num_rows,), in falling order: as they are where they already fall, else sorted."""
+    if (counts[1:] <= counts[:-1]).all():
+        return counts
+    return np.sort(counts)[::-1]
+
+
 def top_shares(counts: NDArray[np.int64], tops: Sequence[int]) -> list[float]:
     """Share of the look-ups that the k most looked-up rows serve, for each k, in [0, 1].
 

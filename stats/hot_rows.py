@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numba
@@ -36,28 +35,6 @@ def num_hot_of_tables(
 def _bytes_of_prefix(places: list[NDArray[np.int64]], row_bytes: list[int], prefix: int) -> int:
     rows = (int(np.searchsorted(place, prefix)) for place in places)
     return sum(count * width for count, width in zip(rows, row_bytes, strict=True))
-
-
-def runs_by_density(
-    tables: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]], row_bytes: Sequence[int]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Runs of equal counts of all tables, by falling look-ups per byte; ties by table.
-
-    Args:
-        tables: per table, look-ups of each row of a run, falling, and the rows of each run; (num_runs,).
-        row_bytes: per table, bytes of a row with its optimizer state.
-
-    Returns:
-        The table of each run, and its rows. Exact: whole numbers are compared, products of any size.
-    """
-    scale = math.lcm(*row_bytes) if row_bytes else 1
-    runs = [
-        (-int(count) * (scale // row_bytes[table]), table, int(length))
-        for table, (counts, lengths) in enumerate(tables)
-        for count, length in zip(counts, lengths, strict=True)
-    ]
-    runs.sort(key=lambda run: run[:2])
-    return np.array([run[1] for run in runs], np.int64), np.array([run[2] for run in runs], np.int64)
 
 
 def num_hot_of_runs(

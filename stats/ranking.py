@@ -7,6 +7,8 @@ pass over the categories.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,15 +152,50 @@ def runs_of(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
     return counts[starts], np.diff(starts, append=counts.shape[0])
 
 
-def first_places(tables: list[RankedRuns]) -> list[NDArray[np.int64]]:
-    """Places in the order over all tables by falling count; ties by table, then id.
+Runs = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Of one table: look-ups of each row of a run, falling, and rows of each run; (num_runs,) both."""
+
+
+def order_of_runs(tables: Sequence[Runs], row_bytes: Sequence[int]) -> NDArray[np.int64]:
+    """The runs of all tables by falling look-ups per byte; ties by table, then id.
+
+    Args:
+        tables: runs of each.
+        row_bytes: per table, bytes of a row; only their ratios count.
+
+    Returns:
+        (num_runs of all tables,), positions in the tables' runs one behind the other. Exact: where widths
+        differ, whole numbers of any size are compared.
+    """
+    counts = np.concatenate([counts for counts, _ in tables]) if tables else np.zeros(0, np.int64)
+    if len(set(row_bytes)) <= 1:
+        return np.argsort(-counts, kind="stable")
+    scale = math.lcm(*row_bytes)
+    scales = [scale // width for (rows, _), width in zip(tables, row_bytes, strict=True) for _ in rows]
+    density = [count * factor for count, factor in zip(counts.tolist(), scales, strict=True)]
+    return np.array(sorted(range(len(density)), key=lambda run: -density[run]), np.int64)
+
+
+def first_places(tables: Sequence[Runs], row_bytes: Sequence[int]) -> list[NDArray[np.int64]]:
+    """Places in the order over all tables that `order_of_runs` gives.
 
     Returns:
         Per table (num_runs,): the place of the first row of each run; the others follow it.
     """
-    counts = np.concatenate([table.counts for table in tables])
-    lengths = np.concatenate([table.lengths for table in tables])
-    order = np.argsort(-counts, kind="stable")
+    lengths = np.concatenate([lengths for _, lengths in tables])
+    order = order_of_runs(tables, row_bytes)
     firsts = np.empty(lengths.shape[0], np.int64)
     firsts[order] = np.cumsum(lengths[order]) - lengths[order]
-    return np.split(firsts, np.cumsum([table.lengths.shape[0] for table in tables])[:-1])
+    return np.split(firsts, np.cumsum([counts.shape[0] for counts, _ in tables])[:-1])
+
+
+def runs_by_density(
+    tables: Sequence[Runs], row_bytes: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The table of each run, and its rows, in the order that `order_of_runs` gives."""
+    order = order_of_runs(tables, row_bytes)
+    numbers = [np.full(counts.shape[0], table, np.int64) for table, (counts, _) in enumerate(tables)]
+    lengths = [lengths for _, lengths in tables]
+    if not tables:
+        return order, order
+    return np.concatenate(numbers)[order], np.concatenate(lengths)[order]

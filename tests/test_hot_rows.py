@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from hotset.stats.hot_rows import (
     num_hot_of_runs,
     num_hot_of_tables,
-    runs_by_density,
     tag_hot_samples,
 )
-from hotset.stats.ranking import runs_of
+from hotset.stats.ranking import runs_by_density, runs_of
 
 
 def naive_num_hot(

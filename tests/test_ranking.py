@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from hotset.stats.ranking import (
     first_places,
     place_categories,
     rank_by_frequency,
+    runs_of,
 )
 
 _COUNTS = st.dictionaries(st.sampled_from([0, 1, 7, 2**32 - 1, *range(20, 40)]), st.integers(1, 9))
@@ -93,14 +96,15 @@ def naive_places(counts_of_tables: list[NDArray[np.int64]]) -> list[list[int]]:
 @given(tables=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=20), min_size=1, max_size=5))
 def test_places_agree_with_a_sort_of_all_rows(tables: list[list[int]]) -> None:
     counts = [np.array(sorted(table, reverse=True), np.int64) for table in tables]
-    ranked = [RankedRuns(*runs_of(each), 0, 0, 0) for each in counts]
-    places = []
-    for each, firsts in zip(ranked, first_places(ranked), strict=True):
-        places.append(np.empty(each.num_rows, np.int64))
-        expand_runs(firsts, each.lengths, 1, places[-1])
+    runs, places = [runs_of(each) for each in counts], []
+    for (_, lengths), firsts in zip(runs, first_places(runs, [8] * len(runs)), strict=True):
+        places.append(np.empty(int(lengths.sum()), np.int64))
+        expand_runs(firsts, lengths, 1, places[-1])
     assert [place.tolist() for place in places] == naive_places(counts)
 
 
-def runs_of(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    values, lengths = np.unique(-counts, return_counts=True)
-    return -values, lengths.astype(np.int64)
+@given(counts=st.lists(st.integers(0, 4), max_size=20))
+def test_runs_are_what_stands_together(counts: list[int]) -> None:
+    values, lengths = runs_of(np.array(counts, np.int64))
+    groups = [(value, len(list(group))) for value, group in itertools.groupby(counts)]
+    assert list(zip(values.tolist(), lengths.tolist(), strict=True)) == groups

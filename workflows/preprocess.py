@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ..pipeline.count import CountConfig, count
 from ..pipeline.discard import discard_files, is_discarded, refuse_discarded
 from ..pipeline.encode import EncodeConfig, encode
 from ..pipeline.errors import ConfigError, ManifestError
-from ..pipeline.feature_settings import numbers_of
+from ..pipeline.feature_settings import FeatureSettings, numbers_of
 from ..pipeline.id_map import ID_MAP, map_ids
 from ..pipeline.ingest import IngestConfig, ingest, ingest_identity
 from ..pipeline.manifest import MANIFEST, Manifest
@@ -29,7 +29,7 @@ from ..pipeline.preflight import disk_needed, refuse_full_disk, samples_of_block
 from ..pipeline.rank import RankConfig, rank
 from ..pipeline.removal import remove_folders
 from ..pipeline.schema_file import schema_of
-from ..pipeline.split import SplitConfig, split
+from ..pipeline.split import SplitConfig, split, widths_of
 from ..pipeline.stages import FOLDERS as FOLDERS
 from ..pipeline.stages import INPUTS as INPUTS
 from ..pipeline.stages import OLD_VOCABULARY, folders_beside, refuse_extension, remove_stale
@@ -114,6 +114,7 @@ def preprocess(
         HotsetError: the disk is too small or the cap cannot be kept, before anything is done; or whatever a
             stage refuses; ``out`` stays resumable.
     """
+    config = with_peel_row_bytes(config)
     check_resources(raw, config, out, workers=workers, memory_bytes=memory_bytes)
     if extend:
         refuse_extension(out, {"ingest": ingest_identity(config.ingest), "count": config.count})
@@ -208,12 +209,31 @@ def run_stage(
 ) -> Manifest:
     """Run one stage after `ingest` inside ``folder``, from the folders of the stages before it."""
     if not (folder / FOLDERS[stage] / MANIFEST).exists():
-        _refuse_without_inputs(stage, folder, INPUTS[stage])
+        _refuse_without_inputs(stage, folder, _inputs_of(stage, config))
     inputs = [Manifest.read(folder / name) for name in INPUTS[stage]]
-    memory = {} if stage == "split" else {"memory_bytes": memory_bytes}
+    more: dict[str, Any] = {} if stage == "split" else {"memory_bytes": memory_bytes}
+    for name in _inputs_of(stage, config)[len(inputs) :]:
+        more[name] = Manifest.read(folder / name)
     out = folder / FOLDERS[stage]
-    run = partial(_STAGES[stage], config, *inputs, out, workers=workers, progress=progress, **memory)
+    run = partial(_STAGES[stage], config, *inputs, out, workers=workers, progress=progress, **more)
     return _even_without_files(run, out)
+
+
+def _inputs_of(stage: str, config: object) -> tuple[str, ...]:
+    """Folders a stage reads with these settings."""
+    needs_columns = isinstance(config, RankConfig) and config.rank_by != "frequency"
+    return INPUTS[stage] + (("columns",) if needs_columns else ())
+
+
+def with_peel_row_bytes(config: PreprocessConfig) -> PreprocessConfig:
+    """``config`` with what peeling has to know of row widths where `split` makes them differ."""
+    rank, split = config.rank, config.split
+    if rank.rank_by != "peel" or rank.peel_row_bytes or not split.feature_dims:
+        return config
+    features = schema_of(config.ingest.schema).sparse
+    widths = zip(features, widths_of(split, features), strict=True)
+    found = FeatureSettings((name, width["row_bytes"]) for name, width in widths)
+    return replace(config, rank=replace(rank, peel_row_bytes=found))
 
 
 def _refuse_without_inputs(stage: str, folder: Path, names: Sequence[str]) -> None:

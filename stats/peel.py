@@ -1,0 +1,299 @@
+"""The order of rows that keeps most samples fully hot: peeling.
+
+Start with all rows, and drop again and again the row with the fewest samples per byte that are still fully
+hot; with it go those samples, and other rows lose them. The reverse of the dropping order nests the hot sets
+of all budgets. Linear in look-ups: a bucket queue of rows by samples, whose rows may fall below the level
+it is at (clipping them there, as code for k-cores does, loses points).
+
+Rows are numbered by their place in the order by frequency (by look-ups per byte where widths differ), those
+that are certainly hot left out. The incidence of rows and samples is stored both ways: 8 bytes a look-up.
+
+Source: greedy peeling for densest sub-hypergraphs; Charikar, APPROX 2000, with the weights of a knapsack.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+BYTES_PER_LOOKUP = 8
+BYTES_PER_ROW = 88
+BYTES_PER_SAMPLE = 16
+"""What the incidence, the queue and the orders made from it hold together."""
+_NONE = -1
+_AFTER, _BEFORE, _WORTH, _WIDTH = 0, 1, 2, 3
+"""Of a row in the queue: its neighbours, its samples that are still fully hot, and its width's position."""
+_FIRST, _LAST = 0, 1
+
+
+@numba.njit(cache=True, nogil=True)
+def append_samples(
+    ids: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+    first_sample: int,
+    first_id: int,
+    rows: NDArray[np.int32],
+    row_starts: NDArray[np.int64],
+    row_ends: NDArray[np.int64],
+    row_samples: NDArray[np.uint32],
+) -> bool:
+    """Append the number of each sample to the lists of the rows it looks up, once a row.
+
+    Args:
+        ids: (num_lookups,), of one table.
+        offsets: (num_samples + 1,); sample i has the look-ups from ``offsets[i]`` to ``offsets[i + 1]``.
+        first_sample: number of the first sample; calls come in the order of samples.
+        first_id: smaller ids are certainly hot, and left out.
+        rows: (num_ids - first_id,), number of each other id's row.
+        row_starts: (num_rows + 1,), where the list of each row begins.
+        row_ends: (num_rows,), where it ends; moved.
+        row_samples: (num_lookups of all rows,), lists of samples, written.
+
+    Returns:
+        False where a list would grow into the next; it and what follows are left unwritten.
+    """
+    for i in range(offsets.shape[0] - 1):
+        sample = np.uint32(first_sample + i)
+        for j in range(offsets[i], offsets[i + 1]):
+            if ids[j] < first_id:
+                continue
+            row = rows[ids[j] - first_id]
+            end = row_ends[row]
+            if end > row_starts[row] and row_samples[end - 1] == sample:
+                continue  # looked up twice by one sample
+            if end >= row_starts[row + 1]:
+                return False
+            row_samples[end] = sample
+            row_ends[row] = end + 1
+    return True
+
+
+@numba.njit(cache=True, nogil=True)
+def list_rows(
+    row_starts: NDArray[np.int64],
+    row_ends: NDArray[np.int64],
+    row_samples: NDArray[np.uint32],
+    sample_starts: NDArray[np.int64],
+    sample_rows: NDArray[np.int32],
+) -> None:
+    """The rows of each sample from the samples of each row.
+
+    Args:
+        row_starts: (num_rows + 1,); see `append_samples`.
+        row_ends: (num_rows,).
+        row_samples: (num_lookups,).
+        sample_starts: (num_samples + 1,) zeros; out, where the list of each sample begins.
+        sample_rows: (num_lookups,) out, rows ascending in each sample.
+    """
+    for row in range(row_ends.shape[0]):
+        for k in range(row_starts[row], row_ends[row]):
+            sample_starts[row_samples[k]] += 1
+    total = 0
+    for sample in range(sample_starts.shape[0]):
+        total += sample_starts[sample]
+        sample_starts[sample] = total
+    for row in range(row_ends.shape[0] - 1, -1, -1):  # from the back, so that ends become starts
+        for k in range(row_starts[row], row_ends[row]):
+            sample = row_samples[k]
+            sample_starts[sample] -= 1
+            sample_rows[sample_starts[sample]] = row
+
+
+@numba.njit(cache=True, nogil=True)
+def entry_order(
+    row_starts: NDArray[np.int64],
+    row_ends: NDArray[np.int64],
+    row_samples: NDArray[np.uint32],
+    num_samples: int,
+    order: NDArray[np.int32],
+) -> None:
+    """The order in which rows enter the queue, which breaks its ties.
+
+    Rows of a single sample come first, those whose sample has most of them before the others (one sample is
+    lost, many rows are freed); then all other rows. Else the least looked-up row comes first.
+
+    Args:
+        row_starts: (num_rows + 1,); see `append_samples`.
+        row_ends: (num_rows,).
+        row_samples: (num_lookups,).
+        num_samples: of the log.
+        order: (num_rows,) out.
+    """
+    num_rows = row_ends.shape[0]
+    lone = np.zeros(num_samples, np.int32)
+    for row in range(num_rows):
+        if row_ends[row] - row_starts[row] == 1:
+            lone[row_samples[row_starts[row]]] += 1
+    most = 0
+    for sample in range(num_samples):
+        most = max(most, lone[sample])
+    starts = np.zeros(most + 2, np.int64)  # of the rows with most, most - 1, ... 1 in their sample; of others
+    for row in range(num_rows):
+        is_lone = row_ends[row] - row_starts[row] == 1
+        starts[most + 1 - lone[row_samples[row_starts[row]]] if is_lone else most + 1] += 1
+    total = 0
+    for rest in range(most + 2):
+        starts[rest], total = total, total + starts[rest]
+    for row in range(num_rows - 1, -1, -1):
+        is_lone = row_ends[row] - row_starts[row] == 1
+        rest = most + 1 - lone[row_samples[row_starts[row]]] if is_lone else most + 1
+        order[starts[rest]] = row
+        starts[rest] += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def peel(
+    row_starts: NDArray[np.int64],
+    row_ends: NDArray[np.int64],
+    row_samples: NDArray[np.uint32],
+    sample_starts: NDArray[np.int64],
+    sample_rows: NDArray[np.int32],
+    width_of_row: NDArray[np.uint8],
+    widths: NDArray[np.int64],
+    entries: NDArray[np.int32],
+    first_row: int,
+    stop_row: int,
+    dropped: NDArray[np.int32],
+) -> None:
+    """Write the rows from ``first_row`` to ``stop_row`` to ``dropped``, the least worth keeping first.
+
+    Rows before them are kept for good, those behind are gone before it begins.
+
+    A row's worth is its number of samples none of whose rows was dropped, divided by its bytes. A row that
+    lost its last sample is dropped at once. Ties: the width that comes first in ``widths``; then the row that
+    came to its number of samples first, as they entered by ``entries`` where that was the start. Exact.
+
+    Args:
+        row_starts: (num_rows + 1,); see `append_samples`.
+        row_ends: (num_rows,).
+        row_samples: (num_lookups,).
+        sample_starts: (num_samples + 1,); see `list_rows`.
+        sample_rows: (num_lookups,).
+        width_of_row: (num_rows,), positions in ``widths``.
+        widths: (num_widths,), bytes of a row; products with numbers of samples fit int64.
+        entries: (num_rows,), each row once.
+        first_row: the first row that may be dropped.
+        stop_row: the first row that is gone.
+        dropped: (stop_row - first_row,) out.
+    """
+    num_rows, num_widths, most = row_ends.shape[0], widths.shape[0], 0
+    is_lost = np.zeros(sample_starts.shape[0] - 1, np.uint8)
+    for sample in range(is_lost.shape[0]):
+        stop = sample_starts[sample + 1]
+        is_lost[sample] = stop > sample_starts[sample] and sample_rows[stop - 1] >= stop_row
+    queue = np.empty((num_rows, 4), np.int32)  # what a row has of it stands in one cache line
+    for row in range(num_rows):
+        queue[row, _WIDTH] = width_of_row[row]
+        queue[row, _WORTH] = _NONE
+        if first_row <= row < stop_row:
+            left = 0
+            for k in range(row_starts[row], row_ends[row]):
+                left += is_lost[row_samples[k]] == 0
+            queue[row, _WORTH] = left
+            most = max(most, left)
+    ends = np.full((num_widths, most + 1, 2), _NONE, np.int32)
+    for i in range(num_rows):
+        if first_row <= entries[i] < stop_row:
+            _append(entries[i], queue, ends)
+    levels = np.zeros(num_widths, np.int64)
+    number = 0
+    while number < dropped.shape[0]:
+        width = _next_width(ends, levels, widths)
+        row = ends[width, levels[width], _FIRST]
+        _remove(row, queue, ends)
+        queue[row, _WORTH] = _NONE
+        dropped[number] = row
+        number += 1
+        for k in range(row_starts[row], row_ends[row]):
+            sample = row_samples[k]
+            if is_lost[sample]:
+                continue
+            is_lost[sample] = 1
+            for j in range(sample_starts[sample], sample_starts[sample + 1]):
+                other = sample_rows[j]
+                left = queue[other, _WORTH] - 1
+                if left < 0:
+                    continue  # dropped, or never to be
+                _remove(other, queue, ends)
+                if left > 0:
+                    queue[other, _WORTH] = left
+                    _append(other, queue, ends)
+                    width = queue[other, _WIDTH]
+                    levels[width] = min(levels[width], left)
+                else:
+                    queue[other, _WORTH] = _NONE
+                    dropped[number] = other
+                    number += 1
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _next_width(ends: NDArray[np.int32], levels: NDArray[np.int64], widths: NDArray[np.int64]) -> int:
+    """Raise each level to the fewest samples a row of that width has; the width of the least worth."""
+    best = -1
+    for width in range(widths.shape[0]):
+        while levels[width] < ends.shape[1] and ends[width, levels[width], _FIRST] == _NONE:
+            levels[width] += 1
+        if levels[width] == ends.shape[1]:
+            levels[width] -= 1  # no row of this width is left
+            continue
+        if best < 0 or levels[width] * widths[best] < levels[best] * widths[width]:
+            best = width
+    return best
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _append(row: int, queue: NDArray[np.int32], ends: NDArray[np.int32]) -> None:
+    """Put ``row`` behind the others of its width and worth."""
+    width, worth = queue[row, _WIDTH], queue[row, _WORTH]
+    before = ends[width, worth, _LAST]
+    queue[row, _AFTER], queue[row, _BEFORE] = _NONE, before
+    if before == _NONE:
+        ends[width, worth, _FIRST] = row
+    else:
+        queue[before, _AFTER] = row
+    ends[width, worth, _LAST] = row
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _remove(row: int, queue: NDArray[np.int32], ends: NDArray[np.int32]) -> None:
+    """Take ``row`` out of the rows of its width and worth."""
+    width, worth = queue[row, _WIDTH], queue[row, _WORTH]
+    before, after = queue[row, _BEFORE], queue[row, _AFTER]
+    if before == _NONE:
+        ends[width, worth, _FIRST] = after
+    else:
+        queue[before, _AFTER] = after
+    if after == _NONE:
+        ends[width, worth, _LAST] = before
+    else:
+        queue[after, _BEFORE] = before
+
+
+@numba.njit(cache=True, nogil=True)
+def hot_samples_of_prefixes(
+    sample_starts: NDArray[np.int64],
+    sample_rows: NDArray[np.int32],
+    places: NDArray[np.int32],
+    num_rows_of: NDArray[np.int64],
+    hot_samples: NDArray[np.int64],
+) -> None:
+    """Fully hot samples when the first rows of an order are hot, for several numbers of rows. Exact.
+
+    Args:
+        sample_starts: (num_samples + 1,); see `list_rows`.
+        sample_rows: (num_lookups,).
+        places: (num_rows,), of each row in the order.
+        num_rows_of: (num_prefixes,), rows of each prefix, rising.
+        hot_samples: (num_prefixes,) out.
+    """
+    hot_samples[:] = 0
+    for sample in range(sample_starts.shape[0] - 1):
+        needed = np.int64(0)
+        for j in range(sample_starts[sample], sample_starts[sample + 1]):
+            needed = max(needed, np.int64(places[sample_rows[j]]) + 1)
+        smallest = np.searchsorted(num_rows_of, needed)
+        if smallest < hot_samples.shape[0]:
+            hot_samples[smallest] += 1
+    for prefix in range(1, hot_samples.shape[0]):
+        hot_samples[prefix] += hot_samples[prefix - 1]
