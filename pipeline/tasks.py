@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
 
@@ -24,6 +25,8 @@ from .travel import Call, Traveller, tell
 
 ProgressCallback = Callable[[str, int, int], None]
 """Called as ``progress(stage, done, total)``, in bytes or samples; total 0 means unknown."""
+_MOST_RESULTS = 8
+"""Results a worker may be ahead of the one that is waited for."""
 _MOST_DEATHS = 3
 """Workers that may be killed one after another with no task finished between."""
 
@@ -102,19 +105,26 @@ def run_tasks(
 
 
 def _run_here(function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], count: int) -> Iterator[Any]:
-    crew = _Crew(function)
-    parallel = joblib.Parallel(
-        n_jobs=count, backend="threading", return_as="generator", pre_dispatch=2 * count, batch_size=1
-    )
-    results = parallel(crew.calls(tasks))
-    try:
-        for result in results:  # noqa: UP028 (closing this generator must not close that one)
-            yield result
-    finally:
-        crew.stop()
-        with suppress(Exception):  # joblib warns of results that nobody took
-            for _ in results:
-                pass
+    """In threads of the standard library: joblib looks whether its own are done every 10 ms only."""
+    todo, in_order, unfinished = iter(tasks), deque[Future[Any]](), set[Future[Any]]()
+    with ThreadPoolExecutor(count) as pool:  # waits for those begun however it is left
+        try:
+            while True:
+                unfinished = {future for future in unfinished if not future.done()}
+                while len(unfinished) < 2 * count and len(in_order) < _MOST_RESULTS * count:
+                    if (task := next(todo, None)) is None:
+                        break
+                    in_order.append(pool.submit(function, *task))
+                    unfinished.add(in_order[-1])
+                if not in_order:
+                    return
+                if in_order[0].done():
+                    yield in_order.popleft().result()
+                else:
+                    wait(unfinished, return_when=FIRST_COMPLETED)
+        finally:
+            for future in in_order:
+                future.cancel()
 
 
 def _run_away(
@@ -187,37 +197,3 @@ class _Errand:
         """Send no more."""
         with self._lock:
             self._round += 1
-
-
-class _Crew:
-    """The threads at work on the tasks of one run; once stopped, they begin none."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self._changed = threading.Condition()
-        self._num_at_work, self._is_stopped = 0, False
-
-    def calls(self, tasks: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        """Each task as joblib wants it, until stopped."""
-        for task in tasks:
-            if self._is_stopped:
-                return
-            yield joblib.delayed(self._work)(*task)
-
-    def _work(self, *task: Any) -> Any:
-        with self._changed:
-            if self._is_stopped:
-                return None
-            self._num_at_work += 1
-        try:
-            return self._function(*task)
-        finally:
-            with self._changed:
-                self._num_at_work -= 1
-                self._changed.notify_all()
-
-    def stop(self) -> None:
-        """Begin no further task, and wait for those begun."""
-        with self._changed:
-            self._is_stopped = True
-            self._changed.wait_for(lambda: self._num_at_work == 0)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import wait
+from typing import Any
 
 import pytest
 
+from hotset.pipeline import tasks
 from hotset.pipeline.tasks import num_workers, run_tasks
 
 
@@ -86,17 +89,17 @@ def test_a_caller_that_stops_reading_leaves_none_at_work(workers: int, error: ty
 
 
 def test_an_interrupt_while_waiting_leaves_none_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    work, sleep, pressed = Work(), time.sleep, threading.Event()
+    work, pressed = Work(), threading.Event()
 
-    def interrupted(seconds: float) -> None:
-        if threading.current_thread() is threading.main_thread() and not pressed.is_set():
-            pressed.set()
-            raise KeyboardInterrupt
-        sleep(seconds)
+    def interrupted(*futures: Any, **options: Any) -> Any:
+        if pressed.is_set():
+            return wait(*futures, **options)
+        pressed.set()
+        raise KeyboardInterrupt
 
     results = run_tasks(work.work, work.feed(1000), workers=2)
     assert next(results) == 0
-    monkeypatch.setattr(time, "sleep", interrupted)  # the main thread waits for its results in it
+    monkeypatch.setattr(tasks, "wait", interrupted)  # the main thread waits for its results in it
     with pytest.raises(KeyboardInterrupt):
         list(results)
     assert work.at_work == 0 and pressed.is_set()
