@@ -14,6 +14,7 @@ from .options import parse_options
 
 BENCHES = {
     "preprocess": ("bench_preprocess", "raw TSV to shards, and parsing alone, against Polars and pyarrow"),
+    "dlrm": ("bench_dlrm", "raw TSV to training data against facebookresearch/dlrm's own preprocessing"),
     "growth": ("bench_growth", "raw TSV to shards at growing sizes: speed, memory and disk by stage"),
     "quality": ("bench_quality", "AUC over seeds and placements on a small real sample"),
     "kills": ("bench_kills", "SIGKILL preprocessing at random moments, resume it, compare every byte"),
