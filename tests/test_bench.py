@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError, InputError
+from hotset.pipeline.generate import GenerateConfig, generate
 from hotset.workflows.bench import (
     Contestant,
     Measurement,
@@ -29,6 +30,9 @@ from hotset.workflows.bench_preprocess import (
     bench_preprocess,
     print_bench_preprocess,
 )
+from hotset.workflows.preprocess import FOLDERS, preprocess
+from hotset.workflows.recipes import criteo_kaggle
+from hotset.workflows.stage_floors import against_floor, bytes_of_stages, measure_rates
 
 
 def write_down(folder: Path, diary: Path, word: str) -> dict[str, Any]:
@@ -97,12 +101,56 @@ def test_preprocess_is_measured_end_to_end(tmp_path: Path) -> None:
         assert result[key] > 0
     assert result["data"]["num_samples"] == 700
     assert sum(result["data"]["samples"].values()) == 700
-    assert list(result["stages"]["hotset"]) == ["ingest", "count", "rank", "encode", "split", "pack"]
+    assert [stage["stage"] for stage in result["stages"]] == list(FOLDERS)
+    assert all(stage["floor_seconds"] > 0 and stage["bytes_written"] > 0 for stage in result["stages"])
+    assert min(result["bytes_per_second"].values()) > 0
+    assert list(result["polars_stages"]) == ["scan", "count", "split", "encode", "shuffle", "write"]
     assert steps[-1] == ("bench", 8, 8)
     assert not list(tmp_path.iterdir())
     printed = io.StringIO()
     print_bench_preprocess(result, Console(file=printed, width=200))
-    assert "polars / hotset" in printed.getvalue()
+    assert "polars / hotset" in printed.getvalue() and "times floor" in printed.getvalue()
+
+
+def test_a_stage_stands_against_the_bytes_it_moves() -> None:
+    stages = {"pack": {"wall_seconds": 3.0, "cpu_seconds": 5.0, "bytes_read": 600, "bytes_written": 400}}
+    rates = {"memory": 1000.0, "page_cache": 100.0, "disk": 1.0}
+    assert against_floor(stages, rates) == [
+        {
+            "stage": "pack",
+            "seconds": 3.0,
+            "cpu_seconds": 5.0,
+            "bytes_read": 600,
+            "bytes_written": 400,
+            "floor_seconds": 1.0,
+            "times_floor": 3.0,
+            "page_cache_floor_seconds": 4.6,
+        }
+    ]
+
+
+def test_bytes_of_stages_are_those_of_their_files(tmp_path: Path) -> None:
+    log, manifests = tmp_path / "log.tsv", {}
+    generate(GenerateConfig(profile="criteo-kaggle", samples=500), log)
+    preprocess(
+        [log], criteo_kaggle(), tmp_path / "dir", on_stage=lambda r: manifests.update({r.stage: r.manifest})
+    )
+    num_bytes = bytes_of_stages(manifests, log.stat().st_size)
+    assert list(num_bytes) == list(FOLDERS) and num_bytes["ingest"]["bytes_read"] == log.stat().st_size
+    for stage, folder in FOLDERS.items():
+        files = [path for path in (tmp_path / "dir" / folder).iterdir() if path.suffix == ".arrow"]
+        assert num_bytes[stage]["bytes_written"] == sum(path.stat().st_size for path in files)
+    values = 500 * (1 + 39 * 4)
+    both = num_bytes["encode"]["bytes_read"] + num_bytes["pack"]["bytes_read"]
+    ids_and_tags = sum(num_bytes[stage]["bytes_written"] for stage in ("encode", "split"))
+    rows = manifests["rank"].totals["num_rows"]
+    assert 0 <= both - ids_and_tags - 4 * rows - values <= 500 * 39 // 8 + 2
+
+
+def test_rates_are_measured_and_leave_nothing_behind(tmp_path: Path) -> None:
+    rates = measure_rates(tmp_path, 2, 1000)
+    assert rates["disk"] <= rates["page_cache"] and rates["memory"] > 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 Every contestant reads a log that is in the page cache and writes to the same file system. hotset's parser is
 measured in three forms: columns handed on block by block (how `ingest` uses it; ``ratio_parse``), all kept
-in memory as Polars keeps them, and written to checked files (the stage itself).
+in memory as Polars keeps them, and written to checked files (the stage itself). What each stage takes is
+shown against its floor, the bytes it reads and writes at the rate that memory copies at.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from .polars_baseline import polars_program, polars_read_csv, polars_scan_csv, p
 from .preprocess import PreprocessConfig
 from .preprocess_contestants import hotset_ingest, hotset_parse, hotset_parse_kept, hotset_preprocess
 from .recipes import criteo_kaggle
+from .stage_floors import against_floor, measure_rates
 
 _PROFILE = "criteo-kaggle"
 _WARM_UP_LINES = 2000
@@ -105,6 +107,7 @@ def bench_preprocess(
         measured = run_rounds(
             contestants, config.rounds, scratch, workers=workers, progress=progress or silent
         )
+        rates = measure_rates(scratch, workers, data["bytes"])
     _check_agreement(measured)
     summaries = {each.name: summarise(each, measured[each.name]) for each in contestants}
     ratios = {f"{slow} / {fast}": _ratio(measured[slow], measured[fast]) for slow, fast in _PAIRS}
@@ -115,7 +118,9 @@ def bench_preprocess(
         "samples_per_second": summaries["hotset"]["samples_per_second"],
         "peak_rss_bytes": summaries["hotset"]["peak_rss_bytes"],
         "ratios": ratios,
-        "stages": {name: median_stages(measured[name]) for name in ("hotset", "polars")},
+        "stages": against_floor(median_stages(measured["hotset"]), rates),
+        "polars_stages": median_stages(measured["polars"]),
+        "bytes_per_second": rates,
         "contestants": summaries,
         "data": data | {key: measured["hotset"][0].facts[key] for key in ("num_samples", "samples")},
         "settings": {"rounds": config.rounds, "workers": workers, "recipe": asdict(recipe)},
@@ -168,10 +173,10 @@ def _contestants(warm_up: Path, log: Path, workers: int, recipe: PreprocessConfi
         "hotset ingest": ("Arrow columns, written, hashed and sealed", hotset_ingest),
         "pyarrow read_csv": ("read_csv, categories left as text, all in memory", pyarrow_read_csv),
     }
-    short, long = (warm_up, workers), (log, workers)
-    return [Contestant(name, *job, (*short, recipe), (*long, recipe)) for name, job in whole.items()] + [
-        Contestant(name, *job, short, long) for name, job in parsing.items()
-    ]
+    short, long, room = (warm_up, workers), (log, workers), _ROOM_LOGS * log.stat().st_size
+    return [
+        Contestant(name, *job, (*short, recipe), (*long, recipe), room) for name, job in whole.items()
+    ] + [Contestant(name, *job, short, long, room) for name, job in parsing.items()]
 
 
 def _check_agreement(measured: dict[str, list[Measurement]]) -> None:
@@ -192,7 +197,14 @@ def print_bench_preprocess(result: dict[str, Any], console: Console) -> None:
     data = result["data"]
     kind = f"generated log ({data['profile']})" if data["source"] == "generated" else data["name"]
     console.print(_contestants_table(result, f"{data['num_samples']:,} samples, {kind}"), "")
-    console.print(_stages_table(result), "")
+    console.print(_floors_table(result))
+    rates = {name: format_byte_size(int(rate)) for name, rate in result["bytes_per_second"].items()}
+    console.print(
+        f"Memory copies at {rates['memory']}/s (read and written), the page cache takes "
+        f"{rates['page_cache']}/s, the disk {rates['disk']}/s.\n",
+        soft_wrap=True,
+    )
+    console.print(_polars_table(result), "")
     console.print(_ratios_table(result), "")
     console.print(
         f"Raw log to shards: [bold]{result['ratio_total']:.2f}x[/] Polars. "
@@ -224,11 +236,28 @@ def _contestants_table(result: dict[str, Any], title: str) -> Table:
     return table
 
 
-def _stages_table(result: dict[str, Any]) -> Table:
-    table = _table("Where the time goes", "contestant", "stage", "wall s", "CPU s")
-    for name, stages in result["stages"].items():
-        for stage, seconds in stages.items():
-            table.add_row(name, stage, f"{seconds['wall_seconds']:.3f}", f"{seconds['cpu_seconds']:.3f}")
+def _floors_table(result: dict[str, Any]) -> Table:
+    title = "hotset's stages against their floors: bytes moved at the rate of memory"
+    columns = ("wall s", "CPU s", "read", "written", "floor s", "times floor", "floor s, page cache")
+    table = _table(title, "stage", *columns)
+    for stage in result["stages"]:
+        table.add_row(
+            stage["stage"],
+            f"{stage['seconds']:.3f}",
+            f"{stage['cpu_seconds']:.3f}",
+            format_byte_size(int(stage["bytes_read"])),
+            format_byte_size(int(stage["bytes_written"])),
+            f"{stage['floor_seconds']:.4f}",
+            f"{stage['times_floor']:.1f}",
+            f"{stage['page_cache_floor_seconds']:.4f}",
+        )
+    return table
+
+
+def _polars_table(result: dict[str, Any]) -> Table:
+    table = _table("Polars's steps", "stage", "wall s", "CPU s")
+    for stage, seconds in result["polars_stages"].items():
+        table.add_row(stage, f"{seconds['wall_seconds']:.3f}", f"{seconds['cpu_seconds']:.3f}")
     return table
 
 

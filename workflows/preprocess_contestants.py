@@ -15,10 +15,12 @@ import pyarrow as pa
 
 from ..pipeline.criteo_columns import parse_block
 from ..pipeline.ingest import IngestConfig, ingest
+from ..pipeline.manifest import Manifest
 from ..pipeline.raw import Block, RawFile, iterate_blocks
 from ..pipeline.schema import schema_named
 from ..pipeline.tasks import run_tasks
 from .preprocess import PreprocessConfig, StageReport, preprocess
+from .stage_floors import bytes_of_stages
 
 Facts = dict[str, Any]
 _CONFIG = IngestConfig()
@@ -26,16 +28,20 @@ _SCHEMA = schema_named(_CONFIG.schema)
 
 
 def hotset_preprocess(folder: Path, log: Path, workers: int, recipe: PreprocessConfig) -> Facts:
-    """Raw log to shards with every stage sealed on the way; wall and CPU seconds of each in ``stages``."""
+    """Raw log to shards with every stage sealed on the way; seconds and bytes of each in ``stages``."""
     stages: dict[str, dict[str, float]] = {}
+    manifests: dict[str, Manifest] = {}
     cpu = time.process_time()
 
     def on_stage(report: StageReport) -> None:
         nonlocal cpu
         before, cpu = cpu, time.process_time()
         stages[report.stage] = {"wall_seconds": report.seconds, "cpu_seconds": cpu - before}
+        manifests[report.stage] = report.manifest
 
     shards = preprocess([log], recipe, folder / "out", workers=workers, on_stage=on_stage)
+    for stage, num_bytes in bytes_of_stages(manifests, log.stat().st_size).items():
+        stages[stage] |= num_bytes
     num_hot = [table["num_hot"] for table in shards.totals["tables"]]
     samples = shards.totals["samples"]
     return {"num_samples": shards.num_samples, "samples": samples, "num_hot": num_hot, "stages": stages}
