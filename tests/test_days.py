@@ -108,9 +108,9 @@ def test_only_the_new_day_is_read_and_counted(
     read: list[str] = []
     iterate = raw_module.iterate_blocks
 
-    def recording(raw: raw_module.RawFile, block_bytes: int) -> Iterator[Any]:
+    def recording(raw: raw_module.RawFile, *settings: Any, **options: Any) -> Iterator[Any]:
         read.append(raw.path.name)
-        return iterate(raw, block_bytes)
+        return iterate(raw, *settings, **options)
 
     told: dict[str, int] = {}
     monkeypatch.setattr("hotset.pipeline.parts.iterate_blocks", recording)
