@@ -42,12 +42,13 @@ def disk_needed(raw: Sequence[Path], out: Path, *, is_columnar: bool = False) ->
     return {
         name: 0
         if (out / name / MANIFEST).exists()
-        else max(0, int(factor * text_bytes) - _bytes_in(out / name))
+        else max(0, int(factor * text_bytes) - bytes_in(out / name))
         for name, factor in DISK_FACTORS.items()
     }
 
 
-def _bytes_in(folder: Path) -> int:
+def bytes_in(folder: Path) -> int:
+    """Bytes of the files of a folder; 0 where there is none."""
     if not folder.is_dir():
         return 0
     with os.scandir(folder) as entries:
@@ -56,8 +57,7 @@ def _bytes_in(folder: Path) -> int:
 
 def refuse_full_disk(needed: Mapping[str, int], out: Path) -> None:
     """Raise ConfigError where ``needed`` is more than the file system of ``out`` has free."""
-    there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
-    total, free = sum(needed.values()), shutil.disk_usage(there).free
+    total, free = sum(needed.values()), shutil.disk_usage(existing_folder(out)).free
     if total <= free:
         return
     parts = ", ".join(f"{name} {format_byte_size(size)}" for name, size in needed.items() if size >= MIB)
@@ -65,6 +65,11 @@ def refuse_full_disk(needed: Mapping[str, int], out: Path) -> None:
         f"{out} needs about {format_byte_size(total)} of disk ({parts}), {format_byte_size(free)} are free",
         hint=f"make room for {format_byte_size(total - free)} more there, or give another --out",
     )
+
+
+def existing_folder(path: Path) -> Path:
+    """``path``, or the first folder above it that is there."""
+    return next(above for above in (path.absolute(), *path.absolute().parents) if above.exists())
 
 
 def samples_of_block(block_bytes: int) -> int:

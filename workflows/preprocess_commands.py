@@ -20,7 +20,8 @@ from ..pipeline.partial import durable_files
 from ..pipeline.sizes import ByteSize, format_byte_size
 from ..pipeline.stages import refuse_extension, remove_stale
 from ..pipeline.tasks import ProgressCallback
-from .console import print_json, progress_bars, say
+from .console import print_json, progress_bars, say, stdout_console
+from .dry_run import plan_run, show_plan
 from .options import option_value, parse_options
 from .preprocess import FOLDERS, PreprocessConfig, StageReport, preprocess, remove_from, run_stage
 from .recipes import DEFAULT_SCHEMA, recipe_for, recipe_like, with_schema_text
@@ -59,6 +60,9 @@ class PreprocessCommand(PreprocessConfig, _RunOptions):
 
     out: Path
     """Folder for all stages, DIR elsewhere."""
+
+    dry_run: bool = False
+    """Say what the run would do, stage by stage, with bytes, seconds, disk and memory; write nothing."""
 
     redo: str | None = None
     """Remove this stage and all that follow, then go on."""
@@ -140,6 +144,8 @@ def _preprocess(words: list[str]) -> int:
     discard = parse_discard(options.discard)
     if options.map_ids and not options.extend:
         raise ConfigError("--map-ids goes with --extend", hint="hotset map-ids OLD NEW maps two folders")
+    if options.dry_run:
+        return _dry_run(options)
     if options.redo:
         _say_removed(remove_from(options.redo, options.out))
     reports: list[StageReport] = []
@@ -169,6 +175,26 @@ def _preprocess(words: list[str]) -> int:
         )
     else:
         print(f"{options.out}: {_describe_shards(shards)}")
+    return 0
+
+
+def _dry_run(options: PreprocessCommand) -> int:
+    plan = plan_run(
+        options.raw,
+        options,
+        options.out,
+        workers=options.workers,
+        memory_bytes=options.memory,
+        redo=options.redo,
+        extend=options.extend,
+        like=options.like,
+    )
+    if options.json:
+        print_json({"dir": str(options.out)} | plan.to_json())
+    else:
+        show_plan(plan, stdout_console())
+    if plan.refusal is not None:
+        raise plan.refusal
     return 0
 
 
