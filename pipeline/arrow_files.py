@@ -51,6 +51,11 @@ def write_batch(path: Path, columns: dict[str, Any]) -> None:
         writer.write_batch(batch)
 
 
+def map_batch(path: Path) -> Any:
+    """The first record batch of an Arrow file, memory-mapped, not checked."""
+    return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+
+
 def read_batch(manifest: Manifest, entry: FileEntry) -> Any:
     """The one record batch of a stage's file, memory-mapped; its columns are those of the stage.
 
@@ -59,7 +64,7 @@ def read_batch(manifest: Manifest, entry: FileEntry) -> Any:
     """
     path = manifest.checked_path(entry)
     try:
-        batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+        batch = map_batch(path)
         batch.validate()
         _check_columns(batch, columns_of(manifest))
         if manifest.stage == "count":

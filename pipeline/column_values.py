@@ -6,7 +6,7 @@ its elements, one behind the other, and where each row's begin; a missing list h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..stats.text_fields import BAD, GOOD, MISSING, parse_hex8, parse_integers
 from ..stats.text_numbers import HARD, count_elements, parse_decimals, split_elements
-from .hash_text import hash_text
+from .hash_text import DistinctTexts, hash_text
 
 LIMITS = {
     "label": (0, 1),
@@ -58,6 +58,8 @@ class Values:
     """(num_values,), GOOD, MISSING or BAD."""
     offsets: NDArray[np.int64] | None = None
     """(num_rows + 1,), where the elements of each row begin; None where a row has one value."""
+    texts: DistinctTexts | None = None
+    """Where the values are hashes of texts, these."""
 
     def is_row(self, state: int) -> NDArray[np.bool_]:
         """(num_rows,): whether the value of a row, or one of its elements, is in ``state``."""
@@ -88,10 +90,19 @@ def read_column(values: Any, kind: str) -> Values:
     if isinstance(values, ListSpans):
         offsets = np.empty(values.fields.starts.shape[0] + 1, np.int64)
         elements = elements_of(values, offsets)
-        return Values(*read_values(elements, kind), offsets)
+        return replace(read_column(elements, kind), offsets=offsets)
     if not isinstance(values, Spans) and is_list(values.type):
         return _read_lists(values, kind)
+    if kind == "text" and isinstance(values, Spans):
+        return _read_texts(values)
     return Values(*read_values(values, kind))
+
+
+def _read_texts(spans: Spans) -> Values:
+    hashes, texts = hash_text(spans.text, spans.starts, spans.stops)
+    states = np.where(spans.starts == spans.stops, MISSING, GOOD).astype(np.uint8)
+    hashes[states == MISSING] = 0
+    return Values(hashes, states, texts=texts)
 
 
 def elements_of(lists: ListSpans, offsets: NDArray[np.int64]) -> Spans:
@@ -117,15 +128,15 @@ def _read_lists(array: Any, kind: str) -> Values:
     is_null = array.is_null().to_numpy(zero_copy_only=False)
     lengths = np.diff(np.asarray(array.offsets)) * ~is_null
     offsets = np.concatenate([[0], np.cumsum(np.where(is_null, 1, lengths))]).astype(np.int64)
-    values, states = read_values(plain(array.flatten()), kind)
+    found = read_column(plain(array.flatten()), kind)
     if not is_null.any():
-        return Values(values, states, offsets)
+        return replace(found, offsets=offsets)
     is_there = np.ones(offsets[-1], np.bool_)
     is_there[offsets[:-1][is_null]] = False
-    all_values = np.zeros(offsets[-1], values.dtype)
+    all_values = np.zeros(offsets[-1], found.values.dtype)
     all_states = np.full(offsets[-1], MISSING, np.uint8)
-    all_values[is_there], all_states[is_there] = values, states
-    return Values(all_values, all_states, offsets)
+    all_values[is_there], all_states[is_there] = found.values, found.states
+    return Values(all_values, all_states, offsets, found.texts)
 
 
 def read_values(values: Any, kind: str) -> tuple[NDArray[Any], NDArray[np.uint8]]:
@@ -135,14 +146,13 @@ def read_values(values: Any, kind: str) -> tuple[NDArray[Any], NDArray[np.uint8]
         return _refuse_infinite(found, states, kind)
     if not isinstance(values, Spans):
         return _read_numbers(values, kind)
+    if kind == "text":
+        read = _read_texts(values)
+        return read.values, read.states
     integers = np.zeros(values.starts.shape[0], np.uint64)
     states = np.zeros(values.starts.shape[0], np.uint8)
     spans = (values.text, values.starts, values.stops)
-    if kind == "text":
-        integers = hash_text(*spans)
-        states[values.starts == values.stops] = MISSING
-        integers[states == MISSING] = 0
-    elif kind == "hex8":
+    if kind == "hex8":
         parse_hex8(*spans, integers, states)
     else:
         below, above = LIMITS[kind]

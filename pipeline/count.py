@@ -30,6 +30,7 @@ from .sizes import MIB
 from .spans import Base, Span, bases_of, describe_spans, has_grown, parts_of, spans_of
 from .tables import lookups_of, mark_of
 from .tasks import Advance, ProgressCallback, num_workers, run_tasks, silent
+from .texts import text_features, top_categories, write_top_texts
 
 VERSION = 1
 _GROUPS_PER_WORKER = 2
@@ -50,6 +51,9 @@ class CountConfig:
     """Count only this many of the last raw files of the training part, 0 all: ids and hot rows come from
     these. What is before stays in training; categories that only it has share the oov row."""
 
+    texts: int = 1000
+    """Of the most frequent categories of each text column this many keep their text, for people to read."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.eval_fraction < 1:
             raise ConfigError(f"eval_fraction must be in [0, 1), got {self.eval_fraction}")
@@ -57,6 +61,8 @@ class CountConfig:
             raise ConfigError(f"eval_files must be 0 or more, got {self.eval_files}")
         if self.count_last < 0:
             raise ConfigError(f"count_last must be 0 or more, got {self.count_last}")
+        if self.texts < 0:
+            raise ConfigError(f"texts must be 0 or more, got {self.texts}")
 
 
 def count(
@@ -72,7 +78,8 @@ def count(
 
     Reads:   ``*.arrow``, C* uint32 or uint64 with nulls, or lists of uint64
     Writes:  ``{feature}.arrow``: category uint32 or uint64, ascending; count int64, look-ups; of a window of
-             several files also ``file{f}-{feature}.arrow``, the same of each file
+             several files also ``file{f}-{feature}.arrow``, the same of each file; of text columns
+             ``{feature}.texts.arrow``: category, text
 
     Counts that are there already are gone on from where the log has only grown since.
     """
@@ -98,10 +105,19 @@ def count(
     tasks = ((group, log, room, Advance(advance)) for group in groups)
     for _ in run_tasks(_count_group, tasks, workers=workers):
         pass
+    if config.texts:
+        wanted = {name: _top(config, name, output) for name in text_features(columns)}
+        write_top_texts(output, columns, wanted)
     tables = [_facts_of(name, columns, output.finished[f"{name}.arrow"]) for name in columns.totals["sparse"]]
     totals = {"num_samples": columns.num_samples, "num_train_samples": num_train, "tables": tables}
     window = {"num_counted_samples": sum(s.stop - s.first for s in spans)} if config.count_last else {}
     return output.seal(totals | window | {"spans": describe_spans(spans, columns)})
+
+
+def _top(config: CountConfig, name: str, output: Output) -> NDArray[np.uint64]:
+    entry = output.finished[f"{name}.arrow"]
+    made = Manifest(output.folder, "count", VERSION, {}, [], [entry], {}, "")
+    return top_categories(counts_in(made, entry), config.texts)
 
 
 def _facts_of(name: str, columns: Manifest, entry: FileEntry) -> dict[str, Any]:

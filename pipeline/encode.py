@@ -37,6 +37,7 @@ from .scratch import scratch
 from .sizes import MIB
 from .tables import is_multi_hot, lookups_of, one_hot
 from .tasks import ProgressCallback, num_processes, num_workers, run_tasks, silent
+from .texts import is_texts
 
 VERSION = 1
 _LEAST_TABLES = 4 * MIB
@@ -175,11 +176,12 @@ def _pieces(vocabulary: Manifest, room_bytes: int) -> Iterator[_Piece]:
 
 
 def iterate_parts(manifest: Manifest) -> Iterator[tuple[int, FileEntry]]:
-    """Each file of a log-ordered folder with the number of its first sample."""
+    """Each part of a log-ordered folder with the number of its first sample."""
     first = 0
     for entry in manifest.files:
-        yield first, entry
-        first += entry.num_samples
+        if not is_texts(entry):
+            yield first, entry
+            first += entry.num_samples
 
 
 def _load_table(vocabulary: Manifest, piece: _Piece, shared: Output | None) -> _Table:

@@ -6,6 +6,9 @@ n**2 / 2**65: 3e-6 for ten million; such a pair would share a row.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import xxhash
@@ -14,9 +17,21 @@ from numpy.typing import NDArray
 from ..stats.text_fields import join_spans
 
 
+@dataclass(frozen=True, slots=True)
+class DistinctTexts:
+    """The distinct texts of a column, in the order in which they come."""
+
+    hashes: NDArray[np.uint64]
+    """(num_texts,)."""
+    counts: NDArray[np.int64]
+    """(num_texts,), how often each occurs."""
+    texts: Any
+    """(num_texts,), an Arrow array of large_binary."""
+
+
 def hash_text(
     text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64]
-) -> NDArray[np.uint64]:
+) -> tuple[NDArray[np.uint64], DistinctTexts]:
     """xxh3-64 (seed 0) of each span ``text[start:stop]``; exact.
 
     Args:
@@ -25,13 +40,11 @@ def hash_text(
         stops: (num_spans,).
 
     Returns:
-        (num_spans,); an empty span gives the hash of no bytes.
+        (num_spans,), an empty span gives the hash of no bytes; and what was hashed.
 
     Source:
         Collet, XXH3 (xxHash 0.8, which froze its output).
     """
-    if starts.shape[0] == 0:
-        return np.zeros(0, np.uint64)
     offsets = np.zeros(starts.shape[0] + 1, np.int64)
     np.cumsum(stops - starts, out=offsets[1:])
     joined = np.empty(int(offsets[-1]), np.uint8)
@@ -43,4 +56,5 @@ def hash_text(
         (xxhash.xxh3_64_intdigest(each) for each in texts), np.uint64, len(texts)
     )
     places: NDArray[np.int32] = encoded.indices.to_numpy()
-    return hashes[places]
+    counts = np.bincount(places, minlength=len(texts)).astype(np.int64)
+    return hashes[places], DistinctTexts(hashes, counts, encoded.dictionary)

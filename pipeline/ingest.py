@@ -28,6 +28,7 @@ from .schema_file import identity_of, is_fingerprint, schema_of, write_schema
 from .sizes import MIB, ByteSize
 from .tabular import Part
 from .tasks import ProgressCallback, run_tasks, silent
+from .texts import write_part_texts
 
 VERSION = 1
 _BLOCK_BYTES = ByteSize(16 * MIB)
@@ -103,7 +104,7 @@ def ingest(
              several files in order
     Writes:  ``file{f}-block{b}.arrow``, of Parquet ``file{f}-row{first}.arrow``: label uint8, dense int32
              or float64, sparse uint32 (Criteo), uint64 or list<uint64>, null where missing (in a list, its
-             elements: a missing list has one)
+             elements: a missing list has one); ``*.texts.arrow`` beside them, see `texts`
 
     With ``extend``, columns of the first of these files are gone on from; only the files behind are read.
 
@@ -188,6 +189,7 @@ def _ingest_part(
         facts["lookups"] = lookups
     if part.bad:
         facts["bad"] = dict(sorted(part.bad.items()))
+    write_part_texts(output, name, part.texts)  # first: a part that is there has its texts
     with output.writing(name, part.num_samples, **facts) as path:
         write_batch(path, part.columns)
     return name, None

@@ -26,6 +26,7 @@ from .peel_order import peel_order
 from .ranked_tables import Arrangement, RankedTable, write_table
 from .sizes import MIB
 from .tasks import ProgressCallback, num_workers, run_tasks, silent
+from .texts import write_id_texts
 
 VERSION = 1
 _MAX_ROWS = 2**31 - 1
@@ -80,7 +81,8 @@ def rank(
     Reads:   ``{feature}.arrow``: category, count; ``columns``, what was counted, where the order is not by
              frequency
     Writes:  ``{feature}.arrow``: category (null for missing and oov), count int64 look-ups,
-             place int64 in the order over all tables; a row's position is its id
+             place int64 in the order over all tables; a row's position is its id; of text columns
+             ``{feature}.texts.arrow``: id int32, text of the most frequent ones
     """
     inputs = [input_of(counts)]
     if config.rank_by != "frequency":
@@ -111,10 +113,18 @@ def rank(
     tasks = ((table, arrange, output, room) for table in tables)
     here = config.rank_by != "frequency"
     made = list(run_tasks(_write_table, tasks, workers=workers, here=here))
+    for table in tables:
+        _write_texts(table.name, counts, output)
     keys = ("num_samples", "num_train_samples", "num_counted_samples")
     kept = {key: counts.totals[key] for key in keys if key in counts.totals}
     num_rows = sum(table.num_rows for table in tables)
     return output.seal(kept | {"tables": made, "num_rows": num_rows} | facts)
+
+
+def _write_texts(name: str, counts: Manifest, output: Output) -> None:
+    made = Manifest(output.folder, "rank", VERSION, {}, [], [], {}, "")
+    categories = read_batch(made, output.finished[f"{name}.arrow"]).column("category")
+    write_id_texts(output, counts, name, categories)
 
 
 def needed_bytes(workers: int) -> int:

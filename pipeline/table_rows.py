@@ -6,7 +6,7 @@ samples were discarded. A category is found by a scan: 10 M rows take 10 ms, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from .errors import ConfigError, ManifestError
 from .manifest import Manifest
 from .schema import schema_named
 from .schema_file import schema_of
+from .texts import texts_of_table
 
 MISSING, OOV = "(missing)", "(oov)"
 """How the rows without a category of their own are called; `--category` takes both."""
@@ -38,6 +39,8 @@ class TableRows:
     """(num_rows,) look-ups of the training part."""
     num_hot: int | None
     """Rows that the plan keeps in fast memory; None before there is a plan."""
+    texts: dict[int, str] = field(default_factory=dict)
+    """By id, the texts of the most frequent categories."""
 
     def rows(self, ids: list[int]) -> list[dict[str, Any]]:
         """Each row's id, category, count, share of the table's look-ups, and that of the rows up to it.
@@ -59,12 +62,12 @@ class TableRows:
         ]
 
     def category_of(self, row: int) -> str:
-        """The category of a row as the log writes it; a text's hash in hex."""
+        """The category of a row as the log writes it; of a text that was not kept its hash in hex."""
         shared = {"missing_id": MISSING, "oov_id": OOV}
         names = [name for key, name in shared.items() if self.facts[key] == row]
         if names:
             return " ".join(names)
-        return format_category(int(self.categories[row]), self.kind)
+        return self.texts.get(row) or format_category(int(self.categories[row]), self.kind)
 
     def head(self, top: int) -> list[dict[str, Any]]:
         """The rows of the first ``top`` ids, which are the most important ones."""
@@ -113,7 +116,8 @@ def open_table(folder: Path, feature: str) -> TableRows:
     array = batch.column("category")
     categories = values_of(array, array.type.to_pandas_dtype())
     counts = values_of(batch.column("count"), np.int64)
-    return TableRows(tables[feature], _kind(folder, feature), categories, counts, _num_hot(folder, feature))
+    texts, num_hot = texts_of_table(vocabulary, feature), _num_hot(folder, feature)
+    return TableRows(tables[feature], _kind(folder, feature), categories, counts, num_hot, texts)
 
 
 def _kind(folder: Path, feature: str) -> str:

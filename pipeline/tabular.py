@@ -30,6 +30,7 @@ from .column_values import (
 from .criteo_columns import Fault
 from .criteo_parser import count_newlines
 from .errors import ConfigError, InputError
+from .hash_text import DistinctTexts
 from .raw import Block, RawFile
 from .schema import Schema
 from .schema_names import find_columns
@@ -62,6 +63,8 @@ class Part:
     """The first bad line."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Of the raw bytes: raw_bytes and, of text, raw_xxh3_128."""
+    texts: dict[str, DistinctTexts] = field(default_factory=dict)
+    """Of each text column, bad lines included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +203,9 @@ def _rows(columns: list[tuple[_Column, Any]], is_ragged: NDArray[np.bool_]) -> P
     keep = None if fault is None else ~is_bad
     pairs = zip(columns, read, strict=True)
     arrays = {column.name: _array(column, values, keep) for (column, _), values in pairs}
-    return Part(arrays, int(np.count_nonzero(~is_bad)), +bad, fault)
+    pairs = zip(columns, read, strict=True)
+    texts = {column.name: values.texts for (column, _), values in pairs if values.texts is not None}
+    return Part(arrays, int(np.count_nonzero(~is_bad)), +bad, fault, texts=texts)
 
 
 def _array(column: _Column, values: Values, keep: NDArray[np.bool_] | None) -> Any:

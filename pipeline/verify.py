@@ -28,8 +28,10 @@ from .raw import RawFile, iterate_blocks
 from .stages import FOLDERS
 from .tables import offsets_of, one_hot
 from .tasks import ProgressCallback, run_tasks, silent
+from .texts import is_texts
 from .verify_counts import check_counts
 from .verify_plan import faults_of_plan
+from .verify_texts import check_texts
 
 STAGE_FOLDERS = {name: stage for stage, name in FOLDERS.items()} | {ID_MAP: "map-ids"}
 """Folders in the order they are made, and the stage each holds."""
@@ -123,7 +125,8 @@ def _check_file(entry: FileEntry, manifest: Manifest, manifests: dict[str, Manif
         _, checksum = hash_file(path)
         if checksum != entry.xxh3_128:
             return [f"{path} is damaged: its checksum is {checksum}, want {entry.xxh3_128}"]
-        return [f"{path}: {fault}" for fault in _CHECKS[manifest.stage](entry, manifest, manifests)]
+        check = check_texts if is_texts(entry) else _CHECKS[manifest.stage]
+        return [f"{path}: {fault}" for fault in check(entry, manifest, manifests)]
     except ManifestError as error:
         return [str(error)]
     except DAMAGE as error:

@@ -17,6 +17,7 @@ import xxhash
 
 from hotset.pipeline.arrow_files import read_batch
 from hotset.pipeline.manifest import Manifest
+from hotset.pipeline.texts import is_texts
 
 Value = Any
 """An int, float or str, a list of them, or None, which is missing."""
@@ -144,6 +145,6 @@ def naive_columns(log: Log) -> dict[str, list[Any]]:
 
 def columns_in(columns: Manifest) -> dict[str, list[Any]]:
     """What columns/ holds, in log order."""
-    batches = [read_batch(columns, entry) for entry in columns.files]
+    batches = [read_batch(columns, entry) for entry in columns.files if not is_texts(entry)]
     names: Sequence[str] = batches[0].schema.names
     return {name: [value for batch in batches for value in batch.column(name).to_pylist()] for name in names}

@@ -199,11 +199,11 @@ b = "integer"
     assert found["the ids"] == naive_columns(log)["ids"]
 
 
-def reseal(folder: Path, change: Any) -> Path:
-    """Change the columns of a folder's first file with samples, and make its manifest agree."""
+def reseal(folder: Path, change: Any, name: str | None = None) -> Path:
+    """Change the columns of a file, the first with samples, and make its manifest agree."""
     manifest = folder / "manifest.json"
     parts = json.loads(manifest.read_text())
-    entry = next(entry for entry in parts["files"] if entry["samples"] > 3)
+    entry = next(e for e in parts["files"] if (e["path"] == name if name else e["samples"] > 3))
     path: Path = folder / entry["path"]
     batches = pa.ipc.open_file(path.read_bytes()).read_all().to_batches()
     columns = {name: batches[0].column(name).to_pylist() for name in batches[0].schema.names}

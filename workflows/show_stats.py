@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ..pipeline.sizes import format_byte_size
@@ -31,12 +32,17 @@ def show_rows(found: dict[str, Any], console: Console) -> None:
     for row in found["rows"]:
         shares = [f"{row[key]:.4%}" for key in ("share", "cumulative_share")]
         hot = "hot" if row["is_hot"] else ""
-        table.add_row(f"{row['id']:,}", row["category"], f"{row['count']:,}", *shares, hot)
+        table.add_row(f"{row['id']:,}", _shown(row["category"]), f"{row['count']:,}", *shares, hot)
     console.print(table)
     for row in found["rows"]:
         if not row.get("is_known", True):
             asked = f"{row['asked']} has no id of its own: its look-ups use the oov row, shown here."
             console.print(asked, soft_wrap=True, markup=False)
+
+
+def _shown(category: str) -> str:
+    """A category as one line of plain characters, its brackets no markup."""
+    return escape("".join(letter if letter.isprintable() else " " for letter in category))
 
 
 def _table(title: str, *columns: str) -> Table:
