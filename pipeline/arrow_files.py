@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from .checksum import HashedFile
 from .errors import ManifestError
 from .manifest import FileEntry, Manifest, first_line
 from .tables import multi_hot, one_hot
@@ -40,7 +41,7 @@ _MAY_LACK = (_CATEGORY, _DENSE, _FLOAT)
 @contextmanager
 def open_writer(path: Path, schema: Any) -> Iterator[Any]:
     """An Arrow IPC file writer at ``path``; each ``write_batch`` becomes one record batch."""
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+    with HashedFile(path) as file, pa.ipc.new_file(pa.PythonFile(file, "w"), schema) as writer:
         yield writer
 
 

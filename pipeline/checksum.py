@@ -1,12 +1,57 @@
-"""The checksum of a file: xxh3-128, as manifests have it."""
+"""The checksum of a file: xxh3-128, as manifests have it.
+
+It is taken while a file is written, from bytes in the cache: reading them back costs a fifth of writing.
+"""
 
 from __future__ import annotations
 
+import io
+import os
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
 _HASH_BLOCK_BYTES = 1 << 20
+_written: dict[str, tuple[int, str]] = {}
+"""Bytes and checksum of files that were written here and not asked for yet, by path."""
+
+
+class HashedFile(io.RawIOBase):
+    """A new file that is hashed while it is written, from its beginning to its end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._digest, self._num_bytes = str(path), xxhash.xxh3_128(), 0
+        self._file = -1  # for `close`, should there be none
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._num_bytes
+
+    def write(self, data: Any) -> int:
+        """Write and hash all of ``data``."""
+        left = memoryview(data).cast("B")
+        num_bytes = left.nbytes
+        self._digest.update(left)
+        self._num_bytes += num_bytes
+        while left.nbytes:
+            left = left[os.write(self._file, left) :]
+        return num_bytes
+
+    def close(self) -> None:
+        if not self.closed and self._file >= 0:
+            super().close()
+            os.close(self._file)
+            _written[self._path] = self._num_bytes, str(self._digest.hexdigest())
+
+
+def checksum_of_written(path: Path) -> tuple[int, str]:
+    """Bytes and xxh3-128 of a file just written: as noted by `HashedFile`, or else read."""
+    noted = _written.pop(str(path), None)
+    return noted if noted is not None and noted[0] == path.stat().st_size else hash_file(path)
 
 
 def hash_file(path: Path) -> tuple[int, str]:

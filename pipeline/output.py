@@ -30,6 +30,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from .checksum import checksum_of_written
 from .checksum import hash_file as hash_file
 from .errors import ManifestError
 from .extension import BEFORE, Extension, drop_added, go_back, read_before, reopen, set_aside
@@ -243,7 +244,7 @@ class Output(Traveller):
         aside = self.scratch_path(name)
         with write_errors_explained(self.folder / name):
             yield aside
-            num_bytes, checksum = hash_file(aside)
+            num_bytes, checksum = checksum_of_written(aside)
             entry = FileEntry(name, num_samples, num_bytes, checksum, facts)
             if is_durable():
                 sync(aside)
