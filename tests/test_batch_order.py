@@ -15,9 +15,8 @@ KINDS = np.arange(12) < 8
 
 
 def test_epochs_follow_one_another() -> None:
-    order = list(SeededOrder(KINDS, 3, 2, is_grouped=True).batches())
-    expected = [epoch_order(KINDS, 3, epoch, spread=True).tolist() for epoch in range(2)]
-    assert order == expected[0] + expected[1]
+    order = list(SeededOrder(KINDS, 3, 2, is_grouped=True).epochs())
+    assert order == [epoch_order(KINDS, 3, epoch, spread=True).tolist() for epoch in range(2)]
 
 
 def write_order(folder: Path, numbers: list[int]) -> Path:
@@ -27,7 +26,7 @@ def write_order(folder: Path, numbers: list[int]) -> Path:
 
 def test_a_recorded_order_is_replayed(tmp_path: Path) -> None:
     run = write_order(tmp_path, [2, 0, 1, 1, 2, 0])
-    assert list(RecordedOrder.of_run(run, 3, 2).batches()) == [2, 0, 1, 1, 2, 0]
+    assert list(RecordedOrder.of_run(run, 3, 2).epochs()) == [[2, 0, 1], [1, 2, 0]]
 
 
 @pytest.mark.parametrize("numbers", [[], [0, 1], [0, 1, 1], [0, 1, 3], [0, 1, -1], [0, 1, 2, 2]])

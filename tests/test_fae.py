@@ -63,7 +63,7 @@ def run_order(
     left: Iterator[float] = iter(losses)
     kinds = np.arange(num_hot_only + num_mixed) < num_hot_only
     order = FaeOrder(kinds, 1, epochs, ShuffleScheduler.variant(variant), lambda: next(left))
-    numbers = list(order.batches())
+    numbers = [number for epoch in order.epochs() for number in epoch]
     phases: list[tuple[str, int]] = []
     for number in numbers:
         kind = "hot" if kinds[number] else "mixed"
@@ -104,7 +104,8 @@ def test_one_kind_alone_never_switches(num_hot_only: int, num_mixed: int) -> Non
 def test_without_test_losses_the_rate_stays() -> None:
     kinds = np.arange(8) < 4
     scheduler = ShuffleScheduler()
-    assert len(list(FaeOrder(kinds, 0, 2, scheduler, lambda: None).batches())) == 16
+    epochs = FaeOrder(kinds, 0, 2, scheduler, lambda: None).epochs()
+    assert sum(len(list(epoch)) for epoch in epochs) == 16
     assert (scheduler.rate, scheduler.losses) == (50.0, [])
 
 

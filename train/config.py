@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..pipeline.errors import ConfigError
+from ..pipeline.sizes import ByteSize
 
-Placement = Literal["all-fast", "hybrid", "hybrid-dedup", "fae"]
+Placement = Literal["all-fast", "hybrid", "hybrid-dedup", "fae", "cache", "lookahead"]
 ModelName = Literal["auto", "kaggle", "terabyte", "small"]
 EmbeddingOptimizer = Literal["sgd", "momentum", "adagrad", "rowwise-adagrad", "adam"]
 DenseOptimizer = Literal["same", "sgd", "adagrad", "adam"]
@@ -26,7 +27,32 @@ class TrainConfig:
 
     placement: Placement = "all-fast"
     """Where rows live and move: all on the fast tier, all on the slow one (with or without
-    deduplication inside a batch), or as FAE does."""
+    deduplication inside a batch), as FAE does, in a cache as FreqCache has it, or hot rows on the fast
+    tier and the others brought there just before they are needed (lookahead)."""
+
+    staging_bytes: ByteSize | None = None
+    """Fast memory for cold rows with their state, beside the hot ones; default as many bytes as those take.
+    Cache uses the bytes of both; the other placements need none."""
+
+    prefetch: int = 2
+    """Batches that rows may come and go ahead of the one computed. More hide slower transfers and leave
+    fewer rows to choose from for the slots."""
+
+    plan: Literal["epoch", "online"] = "epoch"
+    """How lookahead plans: a whole epoch from its exact next uses, in the background, or batch by batch."""
+
+    window: int = 64
+    """Batches that lookahead knows ahead with --plan online."""
+
+    cache_policy: Literal["lru", "lfu", "dataset"] = "lfu"
+    """Which row leaves the cache: the one used longest ago, the one with the fewest look-ups, or the
+    rarest of the log."""
+
+    cache_warmup: float = 0.7
+    """Share of the cache filled with the most frequent rows before the first batch."""
+
+    cache_batches: int = 1
+    """Batches whose rows come to the cache together."""
 
     model: ModelName = "auto"
     """DLRM preset; auto takes the one that fits the shards' dim: 16 kaggle, 64 terabyte, else small."""
@@ -68,7 +94,7 @@ class TrainConfig:
     """Threads of the dense layers; default the cores this process may use. Equal bits need equal threads."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "log_every", "evaluate_every", "threads"):
+        for name in ("epochs", "log_every", "evaluate_every", "threads", "window", "cache_batches"):
             count = getattr(self, name)
             if count is not None and count < 1:
                 raise ConfigError(f"{name} must be 1 or more, got {count}")
@@ -76,6 +102,10 @@ class TrainConfig:
             rate = getattr(self, name)
             if rate is not None and not 0 < rate < float("inf"):
                 raise ConfigError(f"{name} must be above 0, got {rate}")
+        if self.prefetch < 0:
+            raise ConfigError(f"prefetch must be 0 or more, got {self.prefetch}")
+        if not 0 <= self.cache_warmup <= 1:
+            raise ConfigError(f"cache_warmup must be from 0 to 1, got {self.cache_warmup}")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed must be from 0 to 2**63 - 1, got {self.seed}")
 

@@ -6,20 +6,26 @@ model joins their embeddings (`model.Projections`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from .batch import Batch, BatchIds, IdReader, Table
+from .conveyor import Conveyor
 from .executor import Executor
 from .initial_values import InitialValues
+from .lanes import Lanes, lanes_of
 from .meter import Meter
 from .model_shape import tables_by_width
 from .placements import Placement
 from .row_optimizers import RowOptimizer
-from .step_plan import StepPlan
+from .step_plan import NOTHING_TO_MOVE, StepPlan, Transfer
 from .tiers import Tier
+
+_Work = tuple[tuple[Transfer | None, ...], str]
+"""One transfer a width, and the kind of work they count as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +57,16 @@ class Step:
     batch: Batch
     parts: tuple[Part, ...]
     """One a row width."""
+    item: int | None = None
+    """The transfer it waits for."""
 
 
 class Embeddings:
     """Every row of a model and what moves them."""
 
-    def __init__(self, num_tables: int, widths: Sequence[Width]) -> None:
+    def __init__(self, num_tables: int, widths: Sequence[Width], lanes: Lanes) -> None:
         self.widths = tuple(widths)
+        self.conveyor: Conveyor[_Work] = Conveyor(self._transfer, lanes)
         self._place = {
             table: (width, place) for width in self.widths for place, table in enumerate(width.tables)
         }
@@ -74,14 +83,14 @@ class Embeddings:
         meter: Meter,
     ) -> Embeddings:
         """Lay out the tiers of each width; their rows are not yet set."""
-        widths = []
+        widths, lanes = [], lanes_of(device)
         for dim, chosen in tables_by_width([table.embedding_dim for table in tables]).items():
             placement = make_placement([tables[table] for table in chosen])
             fast, slow = build_tiers(placement, dim, optimizer, device)
             initial = InitialValues.of(seed, chosen, placement.num_rows)
-            executor = Executor(fast, slow, optimizer, initial, meter)
+            executor = Executor(fast, slow, optimizer, initial, meter, lanes)
             widths.append(Width(dim, chosen, IdReader(tables, chosen), placement, executor))
-        return cls(len(tables), widths)
+        return cls(len(tables), widths, lanes)
 
     def initialise(self) -> None:
         """Give every row its initial values, and compile the kernels of a run."""
@@ -101,10 +110,36 @@ class Embeddings:
             parts.append(Part(ids, width.placement.plan_evaluation(ids)))
         return Step(number, batch, tuple(parts))
 
-    def move(self, step: Step) -> None:
-        """Bring rows where the step wants them."""
+    def step_at_home(self, number: int, batch: Batch) -> Step:
+        """A step all of whose look-ups are of rows at home on the fast tier."""
+        parts = (Part(width.reader.read(batch), NOTHING_TO_MOVE) for width in self.widths)
+        return Step(number, batch, tuple(parts))
+
+    def send(self, transfers: Sequence[Transfer | None], after: int, kind: str) -> int:
+        """Queue one transfer a width as one item; returns its number."""
+        return self.conveyor.put((tuple(transfers), kind), after)
+
+    def arrive(self, step: Step) -> None:
+        """Return once the rows of the step are where it wants them."""
         for width, part in zip(self.widths, step.parts, strict=True):
             width.executor.copy_hot(part.plan)
+        if step.item is not None:
+            self.conveyor.wait_for(step.item)
+
+    def _transfer(self, work: _Work) -> None:
+        transfers, kind = work
+        for width, transfer in zip(self.widths, transfers, strict=True):
+            if transfer is not None:
+                width.executor.transfer(transfer, kind)
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Between two transfers, with the newest values of all staged rows copied home: for evaluation and
+        checkpoints. Nothing is evicted."""
+        with self.conveyor.paused():
+            for width in self.widths:
+                width.executor.copy_residents_home()
+            yield
 
     def look_up(self, step: Step) -> list[torch.Tensor]:
         """(B, F, D) embeddings of each width."""
@@ -117,11 +152,18 @@ class Embeddings:
         """One optimizer step on every row the batch looked up."""
         for width, part, emb_BFD in zip(self.widths, step.parts, embeddings, strict=True):
             width.executor.update(part.ids, emb_BFD, part.plan)
+        if step.item is not None:
+            self.conveyor.computed(step.item)
 
     def finish(self) -> None:
         """Bring every row home after the last step."""
+        self.conveyor.drain()
         for width in self.widths:
             width.executor.copy_hot(width.placement.plan_finish())
+
+    def close(self) -> None:
+        """Stop the thread of transfers."""
+        self.conveyor.close()
 
     def set_table(self, table: int, weights_ND: torch.Tensor) -> None:
         """Give every row of one table its weights, where all are on the fast tier."""

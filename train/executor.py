@@ -7,21 +7,24 @@ tier alone and may run in another thread, ahead of the batches it serves (`conve
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from .batch import BatchIds
+from .in_place import InPlaceWork
 from .initial_values import InitialValues
+from .lanes import Lanes, lanes_of
 from .meter import Meter
 from .replicator import Replicator
 from .row_backends import Lookups, NumbaRows, backend_of
-from .row_mover import HostMover
+from .row_mover import make_rows, mover_of
 from .row_optimizers import RowOptimizer
-from .step_plan import InPlace, StepPlan, Transfer
+from .step_plan import Moves, Split, StepPlan, Transfer
 from .tiers import Tier
 
-_FLOAT32_BYTES = 4
 _HOST = torch.device("cpu")
 _BUFFERS = ("pooled", "looked_up")
 
@@ -35,18 +38,27 @@ class Executor:
         optimizer: of the rows of both.
         initial: values of rows that no batch has used yet.
         meter: counts the bytes between the tiers.
+        lanes: of the device of the fast tier.
     """
 
     def __init__(
-        self, fast: Tier, slow: Tier, optimizer: RowOptimizer, initial: InitialValues, meter: Meter
+        self,
+        fast: Tier,
+        slow: Tier,
+        optimizer: RowOptimizer,
+        initial: InitialValues,
+        meter: Meter,
+        lanes: Lanes | None = None,
     ) -> None:
         self.fast, self.slow = fast, slow
         self._meter = meter
         self._initial = initial
         self._replicator = Replicator(fast, slow)
-        self._mover = HostMover(fast, slow, initial)
+        self._mover = mover_of(fast, slow, lanes or lanes_of(fast.device))
+        self._resident_S = np.full(fast.num_slots - fast.layout.num_home_slots, -1, np.int64)
         self._fast_rows = backend_of(fast.device, optimizer)
         self._slow_rows = NumbaRows(optimizer)
+        self._in_place = InPlaceWork(fast, slow, self._fast_rows, self._slow_rows, meter)
         self._dim = fast.weights_SD.shape[1]
         self._vectors = {
             name: torch.empty(0, self._dim, device=fast.device) for name in ("pooled", "looked_up")
@@ -76,15 +88,25 @@ class Executor:
                 up = plan.copy_hot == "to_fast"
                 self._meter.moved(to_fast=num_bytes if up else 0, to_slow=0 if up else num_bytes)
 
-    def transfer(self, transfer: Transfer) -> None:
-        """Write rows back, then bring others."""
+    def transfer(self, transfer: Transfer, kind: str | None = None) -> None:
+        """Write rows back, then bring others; counted as work of ``kind``."""
         self._mover.write_back(transfer.write_back)
         self._mover.fetch(transfer.fetch)
-        self._mover.make(transfer.make)
+        make_rows(self.fast, self.slow, self._initial, transfer.make)
+        first = self.fast.layout.num_home_slots
+        self._resident_S[transfer.write_back.slots_N - first] = -1
+        for moves in (transfer.fetch, transfer.make):
+            self._resident_S[moves.slots_N - first] = moves.rows_N
         row_bytes = self.fast.row_bytes
-        self._meter.moved(
-            to_fast=transfer.fetch.num_rows * row_bytes, to_slow=transfer.write_back.num_rows * row_bytes
-        )
+        to_fast, to_slow = transfer.fetch.num_rows * row_bytes, transfer.write_back.num_rows * row_bytes
+        self._meter.moved(to_fast=to_fast, to_slow=to_slow, kind=kind)
+
+    def copy_residents_home(self) -> None:
+        """Let the slow tier know the newest values of staged rows, which stay where they are."""
+        slots_N = np.flatnonzero(self._resident_S >= 0)
+        moves = Moves(self._resident_S[slots_N], slots_N + self.fast.layout.num_home_slots)
+        self._mover.write_back(moves)
+        self._meter.moved(to_slow=moves.num_rows * self.fast.row_bytes, kind="evaluation")
 
     def look_up(self, ids: BatchIds, plan: StepPlan) -> torch.Tensor:
         """(B, F, D) embeddings of a batch, a leaf whose gradient ``update`` wants.
@@ -95,13 +117,15 @@ class Executor:
         in_place = plan.in_place
         self._fast_lookups = self._lookups_on_fast(ids, plan)
         if in_place and in_place.positions_N is None and in_place.inverse_N is None:
-            self._pool_on_slow(ids, in_place.rows_N, pooled_PD)
+            self._in_place.pool(ids, in_place.rows_N, pooled_PD)
         else:
             vectors_ND = pooled_PD if ids.bags_N is None else self._buffer("looked_up", ids.ids_N.size)
-            if self._fast_lookups is not None:
+            if plan.split:
+                self._look_up_in_passes(plan, vectors_ND)
+            elif self._fast_lookups is not None:
                 self._fast_rows.look_up(self.fast.weights_SD, self._fast_lookups, vectors_ND)
             if in_place:
-                self._look_up_in_place(in_place, vectors_ND)
+                self._in_place.look_up(in_place, vectors_ND)
             if ids.bags_N is not None:
                 self._fast_rows.pool(vectors_ND, ids, pooled_PD)
         emb_BFD = pooled_PD.view(ids.num_samples, ids.num_features, self._dim).detach()
@@ -113,10 +137,13 @@ class Executor:
         grad_PD = emb_BFD.grad.reshape(-1, self._dim)
         if plan.in_place:
             assert plan.in_place.positions_N is None, "a training step is in place as a whole"
-            self._update_in_place(ids, plan.in_place, grad_PD)
+            self._in_place.update(ids, plan.in_place, grad_PD)
             return
         lookups = self._fast_lookups
         assert lookups is not None
+        if plan.split:
+            self._update_in_passes(ids, plan, grad_PD)
+            return
         bags_N = lookups.positions_N if ids.bags_N is None else ids.bags_N
         self._fast_rows.update(self.fast, Lookups(bags_N, lookups.slots_N), grad_PD, ids.num_features)
 
@@ -141,7 +168,7 @@ class Executor:
         if elsewhere and elsewhere.positions_N is None:
             return None
         slots_N, num_absent = self.fast.layout.locate(ids)
-        if plan.staged:
+        if plan.staged and plan.staged.positions_N.size:
             slots_N[plan.staged.positions_N] = plan.staged.slots_N
             num_absent -= plan.staged.positions_N.size
         if elsewhere is None:
@@ -151,45 +178,53 @@ class Executor:
         here[elsewhere.positions_N] = False
         return Lookups(np.flatnonzero(here), slots_N[here])
 
-    def _pool_on_slow(self, ids: BatchIds, rows_N: NDArray[np.int64], pooled_PD: torch.Tensor) -> None:
-        """Look up and add up on the slow tier; one vector a bag travels."""
-        self._meter.moved(to_fast=ids.num_bags * self._dim * _FLOAT32_BYTES)
-        is_host = self.fast.device == _HOST
-        on_host_PD = pooled_PD if is_host else torch.empty(pooled_PD.shape)
-        vectors_ND = on_host_PD if ids.bags_N is None else torch.empty(rows_N.size, self._dim)
-        self._slow_rows.look_up(self.slow.weights_SD, Lookups(np.arange(rows_N.size), rows_N), vectors_ND)
-        if ids.bags_N is not None:
-            self._slow_rows.pool(vectors_ND, ids, on_host_PD)
-        if not is_host:
-            pooled_PD.copy_(on_host_PD)
+    def _look_up_in_passes(self, plan: StepPlan, vectors_ND: torch.Tensor) -> None:
+        """Rows that are at home here first, then the cold ones, as many at a time as there are slots."""
+        lookups, split, staged = self._fast_lookups, plan.split, plan.staged
+        assert lookups is not None and split is not None and staged is not None
+        self._fast_rows.look_up(self.fast.weights_SD, _without(lookups, staged.positions_N), vectors_ND)
+        pass_N = split.inverse_N // split.num_slots
+        for number, rows in enumerate(self._passes(split)):
+            self.transfer(rows)
+            here = pass_N == number
+            part = Lookups(staged.positions_N[here], staged.slots_N[here])
+            self._fast_rows.look_up(self.fast.weights_SD, part, vectors_ND)
 
-    def _look_up_in_place(self, in_place: InPlace, vectors_ND: torch.Tensor) -> None:
-        """Vectors of single look-ups, or of each distinct row, travel and are read there."""
-        count = in_place.rows_N.size
-        every = np.arange(vectors_ND.shape[0] if in_place.inverse_N is not None else count)
-        positions_N = every if in_place.positions_N is None else in_place.positions_N
-        self._meter.moved(to_fast=count * self._dim * _FLOAT32_BYTES)
-        if in_place.inverse_N is None and self.fast.device == _HOST:
-            self._slow_rows.look_up(self.slow.weights_SD, Lookups(positions_N, in_place.rows_N), vectors_ND)
-            return
-        travelling = torch.empty(count, self._dim)
-        self._slow_rows.look_up(self.slow.weights_SD, Lookups(np.arange(count), in_place.rows_N), travelling)
-        read = np.arange(count) if in_place.inverse_N is None else in_place.inverse_N.astype(np.int64)
-        self._fast_rows.look_up(travelling.to(self.fast.device), Lookups(positions_N, read), vectors_ND)
-
-    def _update_in_place(self, ids: BatchIds, in_place: InPlace, grad_PD: torch.Tensor) -> None:
-        rows_N, inverse_N = in_place.rows_N, in_place.inverse_N
+    def _update_in_passes(self, ids: BatchIds, plan: StepPlan, grad_PD: torch.Tensor) -> None:
+        lookups, split, staged = self._fast_lookups, plan.split, plan.staged
+        assert lookups is not None and split is not None and staged is not None
+        home = _without(lookups, staged.positions_N)
         bags_N = np.arange(ids.ids_N.size) if ids.bags_N is None else ids.bags_N
-        num_vectors = ids.num_bags if inverse_N is None else rows_N.size
-        self._meter.moved(to_slow=num_vectors * self._dim * _FLOAT32_BYTES)
-        if inverse_N is None:
-            self._slow_rows.update(self.slow, Lookups(bags_N, rows_N), grad_PD.to(_HOST), ids.num_features)
-            return
-        sums_UD = self._fast_rows.sum_by_row(bags_N, inverse_N, rows_N.size, grad_PD, ids.num_features)
-        self._slow_rows.apply(self.slow, rows_N, sums_UD.to(_HOST))
+        at_home = Lookups(bags_N[home.positions_N], home.slots_N)
+        self._fast_rows.update(self.fast, at_home, grad_PD, ids.num_features)
+        args = (bags_N[staged.positions_N], split.inverse_N, split.rows_U.size, grad_PD, ids.num_features)
+        sums_UD = self._fast_rows.sum_by_row(*args)
+        for number, rows in enumerate(self._passes(split)):
+            self.transfer(rows)
+            first = number * split.num_slots
+            part = split.rows_U[first : first + split.num_slots]
+            slots_N = np.arange(part.size) + self.fast.layout.num_home_slots
+            self._fast_rows.apply(self.fast, slots_N, sums_UD[first : first + part.size])
+            self.transfer(Transfer(write_back=Moves(part, slots_N)))
+
+    def _passes(self, split: Split) -> Iterator[Transfer]:
+        """What brings the rows of each pass."""
+        for first in range(0, split.rows_U.size, split.num_slots):
+            part = slice(first, first + split.num_slots)
+            rows_N, is_made = split.rows_U[part], split.is_made_U[part]
+            slots_N = np.arange(rows_N.size) + self.fast.layout.num_home_slots
+            fetch = Moves(rows_N[~is_made], slots_N[~is_made])
+            yield Transfer(fetch=fetch, make=Moves(rows_N[is_made], slots_N[is_made]))
 
     def _buffer(self, name: str, num_vectors: int) -> torch.Tensor:
         """(num_vectors, D) scratch on the fast tier's device, kept between batches."""
         if self._vectors[name].shape[0] < num_vectors:
             self._vectors[name] = torch.empty(num_vectors, self._dim, device=self.fast.device)
         return self._vectors[name][:num_vectors]
+
+
+def _without(lookups: Lookups, positions_N: NDArray[np.int64]) -> Lookups:
+    """All look-ups of a batch but those at ``positions_N``."""
+    stays = np.ones(lookups.positions_N.size, np.bool_)
+    stays[positions_N] = False
+    return Lookups(lookups.positions_N[stays], lookups.slots_N[stays])

@@ -70,6 +70,8 @@ class FaeOrder:
         test_loss: measured after each switch; None where there are no evaluation samples.
     """
 
+    is_known = False
+
     def __init__(
         self,
         is_hot_only: NDArray[np.bool_],
@@ -84,12 +86,12 @@ class FaeOrder:
         self._scheduler = scheduler
         self._test_loss = test_loss
 
-    def batches(self) -> Iterator[int]:
-        """Batch numbers of the whole run."""
+    def epochs(self) -> Iterator[Iterator[int]]:
+        """Batch numbers, epoch by epoch; each is decided when it is asked for."""
         for epoch in range(self._num_epochs):
             order = shuffled(self._is_hot_only.size, self._seed, epoch)
             is_hot = self._is_hot_only[order]
-            yield from self._epoch(order[~is_hot].tolist(), order[is_hot].tolist(), epoch)
+            yield self._epoch(order[~is_hot].tolist(), order[is_hot].tolist(), epoch)
 
     def _epoch(self, mixed: list[int], hot_only: list[int], epoch: int) -> Iterator[int]:
         mixed_done = hot_done = 0

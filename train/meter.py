@@ -6,6 +6,7 @@ they have long passed.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,8 @@ from typing import Any
 
 import torch
 
-KINDS = ("hot_only", "mixed", "switch", "evaluation")
-TRAINING_KINDS = KINDS[:3]
+KINDS = ("hot_only", "mixed", "switch", "flush", "evaluation")
+TRAINING_KINDS = KINDS[:4]
 _MAX_OPEN_LAPS = 256
 
 
@@ -25,6 +26,7 @@ class Meter:
         self.seconds = dict.fromkeys(KINDS, 0.0)
         self.bytes_to_fast = dict.fromkeys(KINDS, 0)
         self.bytes_to_slow = dict.fromkeys(KINDS, 0)
+        self._lock = threading.Lock()
         self._on_gpu = device.type == "cuda"
         self._kind: str | None = None
         self._start: Any = None
@@ -51,11 +53,16 @@ class Meter:
         finally:
             self.enter(before)
 
-    def moved(self, *, to_fast: int = 0, to_slow: int = 0) -> None:
-        """Count bytes that went between the tiers for the current kind of work."""
-        if self._kind is not None:
-            self.bytes_to_fast[self._kind] += to_fast
-            self.bytes_to_slow[self._kind] += to_slow
+    def moved(self, *, to_fast: int = 0, to_slow: int = 0, kind: str | None = None) -> None:
+        """Count bytes that went between the tiers for ``kind`` of work, the current one if None.
+
+        A thread that is not the clock's says which.
+        """
+        kind = kind or self._kind
+        if kind is not None:
+            with self._lock:
+                self.bytes_to_fast[kind] += to_fast
+                self.bytes_to_slow[kind] += to_slow
 
     @property
     def training_seconds(self) -> float:

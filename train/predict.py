@@ -68,7 +68,7 @@ class Predictor:
         """Predict the evaluation part, or its first ``max_samples``; counted as evaluation."""
         logits, labels, is_hot = [], [], []
         num_samples = 0
-        with self._meter.during("evaluation"), torch.no_grad():
+        with self._meter.during("evaluation"), self._embeddings.settled(), torch.no_grad():
             for number in range(self._shards.num_evaluation_batches):
                 if max_samples is not None and num_samples >= max_samples:
                     break

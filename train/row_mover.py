@@ -1,44 +1,115 @@
-"""Copies rows with their state between a tier on the host and one on any device."""
+"""Copies rows with their state between a tier on the host and one on any device.
+
+On the host one pass over the rows does it. On a GPU rows go through pinned buffers, two each way, in the
+streams of the lanes: a gather on the one side, one copy, a scatter on the other.
+"""
 
 from __future__ import annotations
 
+from typing import Protocol
+
+import numpy as np
 import torch
 
 from .initial_values import InitialValues
+from .lanes import CudaLanes, Lanes
 from .row_kernels import copy_rows
 from .step_plan import Moves
 from .tiers import Tier
 
 
-class HostMover:
-    """Between two tiers on the host: one pass over the rows, and nothing else to wait for."""
-
-    def __init__(self, fast: Tier, slow: Tier, initial: InitialValues) -> None:
-        self._fast, self._slow, self._initial = fast, slow, initial
+class RowMover(Protocol):
+    """Between the two tiers of an executor."""
 
     def write_back(self, moves: Moves) -> None:
-        """Copy staged rows to the slow tier."""
-        for fast, slow in self._pairs():
-            copy_rows(fast.numpy(), moves.slots_N, slow.numpy(), moves.rows_N)
+        """Copy staged rows to the slow tier; they are there when this returns."""
 
     def fetch(self, moves: Moves) -> None:
         """Copy rows of the slow tier to staging slots."""
-        for fast, slow in self._pairs():
-            copy_rows(slow.numpy(), moves.rows_N, fast.numpy(), moves.slots_N)
 
-    def make(self, moves: Moves) -> None:
-        """Give rows their initial values in staging slots."""
-        make_rows(self._fast, self._slow, self._initial, moves)
 
-    def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return [
-            (self._fast.weights_SD, self._slow.weights_SD),
-            (self._fast.state_SW, self._slow.state_SW),
+class HostMover:
+    """Between two tiers on the host."""
+
+    def __init__(self, fast: Tier, slow: Tier) -> None:
+        self._pairs = [
+            (fast.weights_SD.numpy(), slow.weights_SD.numpy()),
+            (fast.state_SW.numpy(), slow.state_SW.numpy()),
         ]
+
+    def write_back(self, moves: Moves) -> None:
+        for fast, slow in self._pairs:
+            copy_rows(fast, moves.slots_N, slow, moves.rows_N)
+
+    def fetch(self, moves: Moves) -> None:
+        for fast, slow in self._pairs:
+            copy_rows(slow, moves.rows_N, fast, moves.slots_N)
+
+
+class CudaMover:
+    """Between a tier on a GPU and one on the host; asked by one thread at a time."""
+
+    def __init__(self, fast: Tier, slow: Tier, lanes: CudaLanes) -> None:
+        self._lanes = lanes
+        self._pairs = [(fast.weights_SD, slow.weights_SD), (fast.state_SW, slow.state_SW)]
+        self._pairs = [(fast, slow) for fast, slow in self._pairs if fast.shape[1]]
+        self._buffers: dict[tuple[int, int, bool], torch.Tensor] = {}
+        self._used: dict[tuple[int, int, bool], torch.cuda.Event] = {}
+        self._turn = 0
+
+    def write_back(self, moves: Moves) -> None:
+        if moves.num_rows == 0:
+            return
+        # The rows must be home when this returns: a later fetch reads them there.
+        with torch.cuda.stream(self._stream(self._lanes.down)):
+            slots_N = torch.from_numpy(moves.slots_N).to(self._lanes.device)
+            staged = [self._buffer(pair, moves.num_rows, up=False) for pair in range(len(self._pairs))]
+            for (fast, _), buffer in zip(self._pairs, staged, strict=True):
+                buffer.copy_(fast.index_select(0, slots_N), non_blocking=True)
+            torch.cuda.current_stream().synchronize()
+        order = np.arange(moves.num_rows)
+        for (_, slow), buffer in zip(self._pairs, staged, strict=True):
+            copy_rows(buffer.numpy(), order, slow.numpy(), moves.rows_N)
+
+    def fetch(self, moves: Moves) -> None:
+        if moves.num_rows == 0:
+            return
+        order = np.arange(moves.num_rows)
+        self._turn = 1 - self._turn
+        slots_N = torch.from_numpy(moves.slots_N).to(self._lanes.device)
+        for pair, (fast, slow) in enumerate(self._pairs):
+            key = (pair, self._turn, True)
+            if key in self._used:
+                self._used[key].synchronize()  # the copy that last read this buffer
+            buffer = self._buffer(pair, moves.num_rows, up=True)
+            copy_rows(slow.numpy(), moves.rows_N, buffer.numpy(), order)
+            fast.index_copy_(0, slots_N, buffer.to(self._lanes.device, non_blocking=True))
+            self._used[key] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._used[key].record()
+
+    def _stream(self, wanted: torch.cuda.Stream) -> torch.cuda.Stream:
+        """``wanted`` in the thread of transfers; in that of compute its own stream, which is in order."""
+        current = torch.cuda.current_stream(self._lanes.device)
+        return wanted if current == self._lanes.up else current
+
+    def _buffer(self, pair: int, num_rows: int, *, up: bool) -> torch.Tensor:
+        """(num_rows, width) pinned memory, kept and grown."""
+        key = (pair, self._turn, up)
+        if key not in self._buffers or self._buffers[key].shape[0] < num_rows:
+            width = self._pairs[pair][0].shape[1]
+            self._buffers[key] = torch.empty(num_rows + num_rows // 2, width, pin_memory=True)
+        return self._buffers[key][:num_rows]
+
+
+def mover_of(fast: Tier, slow: Tier, lanes: Lanes) -> RowMover:
+    """What copies rows between these tiers."""
+    return CudaMover(fast, slow, lanes) if isinstance(lanes, CudaLanes) else HostMover(fast, slow)
 
 
 def make_rows(fast: Tier, slow: Tier, initial: InitialValues, moves: Moves) -> None:
     """Give rows that live on the slow tier their initial values, and no state, in slots of the fast one."""
+    if moves.num_rows == 0:
+        return
     tables_N, ids_N = slow.layout.rows_at(moves.rows_N)
     initial.make(tables_N, ids_N, fast.weights_SD, moves.slots_N)
-    fast.state_SW[torch.from_numpy(moves.slots_N).to(fast.device)] = 0
+    fast.state_SW.index_fill_(0, torch.from_numpy(moves.slots_N).to(fast.device), 0)

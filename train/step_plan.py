@@ -64,6 +64,20 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """More cold rows than staging slots: they come in passes, ``num_slots`` of them at a time, once for
+    their vectors and, after the one dense step of the batch, once more for their updates. None stays."""
+
+    rows_U: NDArray[np.int64]
+    """Slots on the slow tier of the distinct rows; row i comes with pass ``i // num_slots``."""
+    is_made_U: NDArray[np.bool_]
+    """Rows no batch has used yet, whose values are made rather than fetched."""
+    inverse_N: NDArray[np.int32]
+    """Which row each staged look-up reads."""
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
 class InPlace:
     """Look-ups whose vectors go up and whose gradients come down; the rows stay on the slow tier."""
 
@@ -86,6 +100,8 @@ class StepPlan:
     """Rows that come and go for this batch."""
     staged: Staged | None = None
     """Look-ups that read staging slots."""
+    split: Split | None = None
+    """How staged look-ups are served where their rows are too many."""
     in_place: InPlace | None = None
     """Look-ups of rows that do not move."""
 

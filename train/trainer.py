@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,20 +18,21 @@ from ..pipeline.tasks import num_workers
 from ..stats.row_bytes import row_bytes
 from .batch import Batch
 from .batch_order import BatchOrder, SeededOrder
+from .buffer import Ahead
+from .choose_placement import choose_placement
 from .config import TrainConfig
 from .embeddings import Embeddings, Step
-from .fae import Fae, FaeOrder
+from .fae import FaeOrder
+from .feed import Feed
 from .loader import Shards
 from .meter import Meter
 from .model import Dlrm
 from .model_shape import dlrm_shape
-from .placements import AllFast, Hybrid, HybridDedup, Placement
 from .predict import Predictor
 from .row_optimizers import RowOptimizer
 from .shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
 
 _log = logging.getLogger(__name__)
-PLACEMENTS: dict[str, type[Placement]] = {kind.name: kind for kind in (AllFast, Hybrid, HybridDedup, Fae)}
 
 
 @dataclass(slots=True)
@@ -56,12 +58,22 @@ class Trainer:
     """Loss sum of each batch since the last line of the log, left on the device."""
     logged_samples: int = 0
 
-    def steps(self) -> Iterator[Step]:
-        """The training steps in the order of the run, each timed from here on."""
-        for number in self.order.batches():
-            self.meter.enter("hot_only" if self.shards.is_hot_only[number] else "mixed")
-            self.numbers.append(number)
-            yield self.embeddings.plan(number, self.shards.training_batch(number))
+    def steps(self) -> Generator[Step]:
+        """The training steps in the order of the run, each timed from here on, its rows in place."""
+        is_hot_only = self.shards.is_hot_only
+        feed = Feed(self.embeddings, self.shards.training_batch, lambda number: bool(is_hot_only[number]))
+        steps = feed.steps(self.order.epochs())
+        # An order that is decided as the run goes cannot be read ahead.
+        ahead = Ahead(steps, self.config.prefetch + 2, "feed") if self.order.is_known else None
+        try:
+            for step in ahead or steps:
+                self.meter.enter("hot_only" if step.batch.is_hot_only else "mixed")
+                self.numbers.append(step.number)
+                self.embeddings.arrive(step)
+                yield step
+        finally:
+            if ahead:
+                ahead.close()
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Dense layers and tables by name, on the host, views where they can be."""
@@ -76,22 +88,23 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
     The loss of a batch is summed over its samples and divided by the nominal batch size, so that a short
     last batch takes a small step.
     """
-    for step in trainer.steps():
-        batch = step.batch
-        trainer.embeddings.move(step)
-        embeddings = trainer.embeddings.look_up(step)
-        dense_BK, label_B = batch.dense_BK.to(trainer.device), batch.label_B.to(trainer.device)
-        logit_B = trainer.model(dense_BK, trainer.model.join(embeddings))
-        loss_sum = binary_cross_entropy_with_logits(logit_B, label_B, reduction="sum")  # nats
-        trainer.dense_optimizer.zero_grad(set_to_none=True)
-        (loss_sum / trainer.shards.batch_size).backward()  # type: ignore[no-untyped-call]
-        trainer.dense_optimizer.step()
-        trainer.embeddings.update(step, embeddings)
-        trainer.step += 1
-        trainer.num_samples += batch.num_samples
-        after_step(trainer, batch, loss_sum.detach())
-    trainer.embeddings.finish()
-    trainer.meter.enter(None)
+    with closing(trainer.embeddings), closing(trainer.steps()) as steps:
+        for step in steps:
+            batch = step.batch
+            embeddings = trainer.embeddings.look_up(step)
+            dense_BK, label_B = batch.dense_BK.to(trainer.device), batch.label_B.to(trainer.device)
+            logit_B = trainer.model(dense_BK, trainer.model.join(embeddings))
+            loss_sum = binary_cross_entropy_with_logits(logit_B, label_B, reduction="sum")  # nats
+            trainer.dense_optimizer.zero_grad(set_to_none=True)
+            (loss_sum / trainer.shards.batch_size).backward()  # type: ignore[no-untyped-call]
+            trainer.dense_optimizer.step()
+            trainer.embeddings.update(step, embeddings)
+            trainer.step += 1
+            trainer.num_samples += batch.num_samples
+            after_step(trainer, batch, loss_sum.detach())
+        trainer.meter.enter("flush")
+        trainer.embeddings.finish()
+        trainer.meter.enter(None)
 
 
 def build_trainer(shards: Shards, config: TrainConfig, order: BatchOrder | None = None) -> Trainer:
@@ -109,10 +122,10 @@ def build_trainer(shards: Shards, config: TrainConfig, order: BatchOrder | None 
     device = open_device(config.device)
     meter = Meter(device)
     optimizer = RowOptimizer(config.embedding_optimizer, config.resolved_embedding_lr)
-    if config.placement == "fae":
+    if config.placement in ("fae", "lookahead"):
         _warn_of_row_bytes(shards, optimizer)
     model = build_model(shards, config.model, config.seed).to(device)
-    make_placement = PLACEMENTS[config.placement]
+    make_placement = choose_placement(config, shards)
     embeddings = Embeddings.build(shards.tables, make_placement, optimizer, config.seed, device, meter)
     embeddings.initialise()
     predictor = Predictor(shards, model, embeddings, meter)
