@@ -24,6 +24,7 @@ from .memory import room_for
 from .output import Output, input_of
 from .peel_order import peel_order
 from .ranked_tables import Arrangement, RankedTable, write_table
+from .sampled_order import sampled_order
 from .sizes import MIB
 from .tasks import ProgressCallback, num_workers, run_tasks, silent
 from .texts import write_id_texts
@@ -38,9 +39,9 @@ _LEAST_ROOM = 16 * MIB
 class RankConfig:
     """What a run of the rank stage may vary; part of its fingerprint."""
 
-    rank_by: Literal["frequency", "peel"] = "frequency"
+    rank_by: Literal["frequency", "peel", "sampled"] = "frequency"
     """Order of importance: frequency moves the fewest bytes; peel makes most samples fully hot, at the price
-    of more cold look-ups."""
+    of more cold look-ups; sampled is frequency in a sample of the log, as in FAE, for comparison."""
 
     min_count: int = 1
     """Categories seen fewer times than this in the training part share the oov row (look-ups)."""
@@ -55,9 +56,22 @@ class RankConfig:
     peel_row_bytes: FeatureSettings = NO_SETTINGS
     """With peel: bytes of a row of every feature, where they differ; `preprocess` sets it by itself."""
 
+    sampling_rate: float = 0.05
+    """With sampled: share of the training samples whose look-ups are counted, in (0, 1]."""
+
+    sampling_seed: int = 0
+    """With sampled: of the draw."""
+
+    with_replacement: bool = False
+    """With sampled: draw with replacement, as FAE's released code does."""
+
     def __post_init__(self) -> None:
-        if self.rank_by not in ("frequency", "peel"):
-            raise ConfigError(f"rank_by must be frequency or peel, got {self.rank_by!r}")
+        if self.rank_by not in ("frequency", "peel", "sampled"):
+            raise ConfigError(f"rank_by must be frequency, peel or sampled, got {self.rank_by!r}")
+        if not 0 < self.sampling_rate <= 1:
+            raise ConfigError(f"sampling_rate must be in (0, 1], got {self.sampling_rate}")
+        if not 0 <= self.sampling_seed < 2**62:
+            raise ConfigError(f"sampling_seed must be in [0, 2**62), got {self.sampling_seed}")
         if self.min_count < 1:
             raise ConfigError(f"min_count must be 1 or more, got {self.min_count}")
         if self.peel_floor < 0:
@@ -81,8 +95,9 @@ def rank(
     Reads:   ``{feature}.arrow``: category, count; ``columns``, what was counted, where the order is not by
              frequency
     Writes:  ``{feature}.arrow``: category (null for missing and oov), count int64 look-ups,
-             place int64 in the order over all tables; a row's position is its id; of text columns
-             ``{feature}.texts.arrow``: id int32, text of the most frequent ones
+             place int64 in the order over all tables; sampled int64 look-ups of the sample, where that
+             decides; a row's position is its id; of text columns ``{feature}.texts.arrow``: id int32, text
+             of the most frequent ones
     """
     inputs = [input_of(counts)]
     if config.rank_by != "frequency":
@@ -110,6 +125,20 @@ def rank(
         )
         arrange = peeled.arrange
         facts = {"rank_by": "peel", "peel": {"floor": peeled.floor, "cuts": peeled.cuts}}
+    if columns is not None and config.rank_by == "sampled":
+        sampled = sampled_order(
+            tables,
+            columns,
+            counted_samples(counts),
+            rate=config.sampling_rate,
+            seed=config.sampling_seed,
+            with_replacement=config.with_replacement,
+            workers=workers,
+            memory_bytes=memory_bytes,
+            progress=progress,
+        )
+        arrange = sampled.arrange
+        facts = {"rank_by": "sampled", "sampling": {"num_drawn_samples": sampled.num_drawn}}
     tasks = ((table, arrange, output, room) for table in tables)
     here = config.rank_by != "frequency"
     made = list(run_tasks(_write_table, tasks, workers=workers, here=here))

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from ..stats.row_bytes import OPTIMIZERS, row_bytes
 from .arrow_files import read_batch, write_batch
+from .calibrate import MODES, calibrate, with_exact_counts
 from .encode import iterate_parts
 from .errors import ConfigError
 from .feature_settings import NO_SETTINGS, FeatureSettings, checked_settings, numbers_of
@@ -41,6 +42,10 @@ class SplitConfig:
     hot_bytes: ByteSize = _HOT_BYTES
     """Fast memory for hot rows with their optimizer state, all tables together (bytes)."""
 
+    mode: Literal["budget", "fae-paper", "fae-code"] = "budget"
+    """How hot rows are chosen: budget fills it exactly, in the order of ids; fae-paper by a threshold whose
+    estimated rows fit, fae-code until it is full, both by counts of a sample (`rank --rank-by sampled`)."""
+
     embedding_dim: int = 16
     """Floats of a row."""
 
@@ -54,6 +59,8 @@ class SplitConfig:
     def __post_init__(self) -> None:
         if self.hot_bytes < 0:
             raise ConfigError(f"hot_bytes must be 0 or more, got {self.hot_bytes}")
+        if self.mode not in ("budget", *MODES):
+            raise ConfigError(f"mode must be one of budget, {', '.join(MODES)}, got {self.mode!r}")
         if self.embedding_dim < 1:
             raise ConfigError(f"embedding_dim must be 1 or more, got {self.embedding_dim}")
         object.__setattr__(self, "feature_dims", checked_settings("feature_dims", self.feature_dims))
@@ -83,7 +90,12 @@ def split(
         return output
     widths = widths_of(config, [table["name"] for table in vocabulary.totals["tables"]])
     bytes_of_rows = [width["row_bytes"] for width in widths]
-    num_hot, num_hot_rows = HotOrder(vocabulary, bytes_of_rows).num_hot(config.hot_bytes)
+    calibrated = None
+    if config.mode == "budget":
+        num_hot, _ = HotOrder(vocabulary, bytes_of_rows).num_hot(config.hot_bytes)
+    else:
+        calibrated = calibrate(config.mode, vocabulary, bytes_of_rows, config.hot_bytes)
+        num_hot = calibrated.num_hot
     num_train, done = vocabulary.totals["num_train_samples"], 0
     tasks = ((entry, num_train - first, num_hot, samples, output) for first, entry in iterate_parts(samples))
     for num_samples in run_tasks(_tag_part, tasks, workers=workers):
@@ -95,15 +107,21 @@ def split(
         | (width if width["embedding_dim"] != config.embedding_dim else {})
         for table, hot, width in zip(vocabulary.totals["tables"], num_hot, widths, strict=True)
     ]
+    facts: dict[str, Any] = {}
+    if calibrated is not None:
+        hot_bytes = sum(hot * width for hot, width in zip(num_hot, bytes_of_rows, strict=True))
+        exact = with_exact_counts(vocabulary, samples, bytes_of_rows, hot_bytes, workers=workers)
+        facts["calibration"] = calibrated.facts | {"hot_bytes": hot_bytes, "exact": exact}
     return output.seal(
         {
             "tables": tables,
             "row_bytes": row_bytes(config.embedding_dim, config.embedding_optimizer),
             "num_rows": vocabulary.totals["num_rows"],
-            "num_hot_rows": num_hot_rows,
+            "num_hot_rows": sum(num_hot),
             "num_train_samples": num_train,
             "samples": _samples_by_tag(output, samples.num_samples, num_train),
         }
+        | facts
     )
 
 

@@ -151,7 +151,12 @@ def _check_vocabulary(entry: FileEntry, vocabulary: Manifest, _: dict[str, Manif
     num_counted = next(vocabulary.totals[key] for key in keys if key in vocabulary.totals)
     table = next(table for table in vocabulary.totals["tables"] if f"{table['name']}.arrow" == entry.path)
     wanted = table.get("num_lookups", num_counted)
-    if "rank_by" not in vocabulary.totals and (counts[1:] > counts[:-1]).any():
+    rank_by = vocabulary.totals.get("rank_by", "frequency")
+    if rank_by == "sampled":
+        sampled = values_of(batch.column("sampled"), np.int64)
+        if (sampled[1:] > sampled[:-1]).any():
+            yield "its sampled counts rise from one id to the next"
+    if rank_by == "frequency" and (counts[1:] > counts[:-1]).any():
         yield "its counts rise from one id to the next"
     if int(counts.sum()) != wanted:
         yield f"its rows have {int(counts.sum())} look-ups, want {wanted}"

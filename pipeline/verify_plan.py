@@ -21,5 +21,6 @@ def faults_of_plan(plan: Manifest) -> Iterator[str]:
         table["num_hot"] * width
         for table, width in zip(plan.totals["tables"], row_bytes_of(plan.totals), strict=True)
     )
-    if num_bytes > config["hot_bytes"]:
+    is_estimated = config["mode"] == "fae-paper"  # which may exceed it
+    if num_bytes > config["hot_bytes"] and not is_estimated:
         yield f"its hot rows take {num_bytes} bytes, the budget is {config['hot_bytes']}"

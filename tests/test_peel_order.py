@@ -23,7 +23,7 @@ from hotset.tests.criteo_text import SCHEMA, Sample, draw_samples, tree_of
 from hotset.tests.naive_stages import NaiveLog, columns_of, ids_of, naive_log, rows_of, run_to, tags_of
 from hotset.tests.test_peel import naive_peel
 from hotset.tests.test_preprocess import failing_writer
-from hotset.workflows.preprocess import PreprocessConfig, run_stage, with_peel_row_bytes
+from hotset.workflows.preprocess import PreprocessConfig, run_stage, settled
 
 NUM_TRAIN = 90
 
@@ -103,7 +103,7 @@ def test_it_never_makes_fewer_samples_hot_than_frequency(
     found, summed = {}, {}
     for order in ("frequency", "peel"):
         (tmp_path / order).mkdir()
-        config = with_peel_row_bytes(replace(config_of(rank_by=order), split=split))
+        config = settled(replace(config_of(rank_by=order), split=split))
         assert bool(config.rank.peel_row_bytes) == (bool(dims) and order == "peel")
         run_to("encode", tmp_path / order, samples, config)
         found[order] = hot_samples_by_budget(tmp_path / order, row_bytes, budgets)

@@ -97,7 +97,7 @@ def test_progress_ends_at_the_total(tmp_path: Path, rng: np.random.Generator) ->
 def test_nonsense_is_refused() -> None:
     with pytest.raises(ConfigError, match="min_count must be 1 or more, got 0"):
         RankConfig(min_count=0)
-    with pytest.raises(ConfigError, match="rank_by must be frequency or peel, got 'luck'"):
+    with pytest.raises(ConfigError, match="rank_by must be frequency, peel or sampled, got 'luck'"):
         RankConfig(rank_by="luck")  # type: ignore[arg-type]
 
 

@@ -114,7 +114,7 @@ def preprocess(
         HotsetError: the disk is too small or the cap cannot be kept, before anything is done; or whatever a
             stage refuses; ``out`` stays resumable.
     """
-    config = with_peel_row_bytes(config)
+    config = settled(config)
     check_resources(raw, config, out, workers=workers, memory_bytes=memory_bytes)
     if extend:
         refuse_extension(out, {"ingest": ingest_identity(config.ingest), "count": config.count})
@@ -225,15 +225,21 @@ def _inputs_of(stage: str, config: object) -> tuple[str, ...]:
     return INPUTS[stage] + (("columns",) if needs_columns else ())
 
 
-def with_peel_row_bytes(config: PreprocessConfig) -> PreprocessConfig:
-    """``config`` with what peeling has to know of row widths where `split` makes them differ."""
+def settled(config: PreprocessConfig) -> PreprocessConfig:
+    """``config`` with what `rank` has to know of `split`: FAE's modes rank by a sample, peeling by widths."""
     rank, split = config.rank, config.split
-    if rank.rank_by != "peel" or rank.peel_row_bytes or not split.feature_dims:
-        return config
-    features = schema_of(config.ingest.schema).sparse
-    widths = zip(features, widths_of(split, features), strict=True)
-    found = FeatureSettings((name, width["row_bytes"]) for name, width in widths)
-    return replace(config, rank=replace(rank, peel_row_bytes=found))
+    if split.mode != "budget" and rank.rank_by == "frequency":
+        rank = replace(rank, rank_by="sampled", with_replacement=split.mode == "fae-code")
+    if split.mode != "budget" and rank.rank_by != "sampled":
+        raise ConfigError(
+            f"mode {split.mode} cannot be had with rank_by {rank.rank_by}", hint="--rank-by sampled"
+        )
+    if rank.rank_by == "peel" and split.feature_dims and not rank.peel_row_bytes:
+        features = schema_of(config.ingest.schema).sparse
+        widths = zip(features, widths_of(split, features), strict=True)
+        found = FeatureSettings((name, width["row_bytes"]) for name, width in widths)
+        rank = replace(rank, peel_row_bytes=found)
+    return replace(config, rank=rank)
 
 
 def _refuse_without_inputs(stage: str, folder: Path, names: Sequence[str]) -> None:

@@ -121,6 +121,28 @@ def _show_split(statistics: dict[str, Any], console: Console) -> None:
             f"{batches['mixed']:,} mixed, {batches['evaluation']:,} for evaluation"
         )
     console.print(line, soft_wrap=True)
+    if statistics["calibration"]:
+        console.print(_describe_calibration(statistics), soft_wrap=True)
     share = statistics["oov"]["evaluation_share"]
     if share is not None:
         console.print(f"{share:.2%} of the evaluation look-ups have no id of their own.", soft_wrap=True)
+
+
+def _describe_calibration(statistics: dict[str, Any]) -> str:
+    """What FAE's sampling chose, what it thought that was, and what exact counts would do."""
+    facts, num_train = statistics["calibration"], max(1, statistics["num_train_samples"])
+    found, exact = statistics["samples"]["hot"] / num_train, facts["exact"]["hot_samples"] / num_train
+    chosen = f"{statistics['num_hot_rows']:,} rows, {format_byte_size(facts['hot_bytes'])}"
+    if "estimated_bytes" in facts:
+        low, _, high = map(format_byte_size, facts["estimated_bytes"])
+        covers = "covers" if facts["is_covered"] else "does not cover"
+        chosen += (
+            f" (its interval, {low} to {high}, {covers} that; of single tables "
+            f"{facts['num_covered_tables']} of {facts['num_large_tables']})"
+        )
+    return (
+        f"{statistics['mode']} counted {facts['num_drawn_samples']:,} samples and chose {chosen}; "
+        f"{facts['num_unsampled_hot_rows']:,} of them it never saw. "
+        f"It makes {found:.1%} of the samples fully hot; "
+        f"exact counts would make {exact:.1%} with as many bytes."
+    )
