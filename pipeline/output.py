@@ -205,6 +205,11 @@ class Output(Traveller):
                 self.finished[name] = entry
         return name in self.finished
 
+    def refuse(self) -> None:
+        """Let the next run begin with other settings, where these were refused before a file was finished."""
+        if not self.finished:
+            (self._partial / BEGUN).unlink(missing_ok=True)
+
     def luggage(self) -> tuple[Path, dict[str, Any], str, bool]:
         """What a copy needs; not what is finished, which the copy looks up."""
         return self.folder, self._identity, self._token, is_durable()

@@ -22,7 +22,10 @@ FOLDERS = {
     "split": "plan",
     "pack": "shards",
 }
-"""Stages in order, and the folder each writes inside DIR."""
+"""Stages of `preprocess` in order, and the folder each writes inside DIR."""
+
+ALL_FOLDERS = FOLDERS | {"schedule": "schedule"}
+"""Those, and of the stage that is run by itself."""
 
 INPUTS = {
     "count": ("columns",),
@@ -32,6 +35,9 @@ INPUTS = {
     "pack": ("columns", "samples", "plan"),
 }
 """Folders each stage after `ingest` reads."""
+
+ALL_INPUTS = INPUTS | {"schedule": ("shards",)}
+"""Likewise, with the stage that is run by itself."""
 
 OLD_VOCABULARY = "old_vocabulary"
 """Where the vocabulary of before waits until the ids are mapped."""
@@ -53,7 +59,7 @@ def stale_folders(folder: Path) -> list[Path]:
     """
     stale: list[Path] = []
     outdated: set[str] = set()
-    for stage, name in FOLDERS.items():
+    for stage, name in ALL_FOLDERS.items():
         path = folder / name
         if (path / PARTIAL / REMOVED).exists():  # killed while it was removed
             stale.append(path)
@@ -70,7 +76,7 @@ def stale_folders(folder: Path) -> list[Path]:
 
 
 def _is_other(path: Path, made: dict[str, Any], outdated: set[str]) -> bool:
-    if path.name not in FOLDERS.values():
+    if path.name not in ALL_FOLDERS.values():
         return False  # the model's folder of another DIR
     if path.name in outdated or not (path / MANIFEST).exists():
         return True

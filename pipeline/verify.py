@@ -25,15 +25,16 @@ from .manifest import MANIFEST, FileEntry, Manifest, first_line
 from .output import hash_file
 from .part_ids import PartIds
 from .raw import RawFile, iterate_blocks
-from .stages import FOLDERS
+from .stages import ALL_FOLDERS
 from .tables import offsets_of, one_hot
 from .tasks import ProgressCallback, run_tasks, silent
 from .texts import is_texts
 from .verify_counts import check_counts
 from .verify_plan import faults_of_plan
+from .verify_schedule import check_schedule, check_schedule_file
 from .verify_texts import check_texts
 
-STAGE_FOLDERS = {name: stage for stage, name in FOLDERS.items()} | {ID_MAP: "map-ids"}
+STAGE_FOLDERS = {name: stage for stage, name in ALL_FOLDERS.items()} | {ID_MAP: "map-ids"}
 """Folders in the order they are made, and the stage each holds."""
 
 
@@ -82,6 +83,8 @@ def verify(
         progress("verify", done, len(tasks))
     if not faults:
         faults += _check_sums(manifests)
+        if "schedule" in there:
+            faults += check_schedule(there["schedule"], there.get("shards"))
         faults += _check_raw(manifests["columns"], raw) if raw and "columns" in manifests else []
     return faults
 
@@ -259,6 +262,7 @@ _CHECKS: dict[str, Callable[[FileEntry, Manifest, dict[str, Manifest]], Iterator
     "split": _check_plan,
     "pack": _check_shards,
     "map-ids": check_id_map,
+    "schedule": lambda entry, schedule, _: check_schedule_file(entry, schedule),
 }
 
 

@@ -1,4 +1,4 @@
-"""Exact next uses of rows in a stream of batches, from its end to its start in chunks."""
+"""Exact next uses of rows in a stream of batches, found from its end to its start."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from .step_plan_stream import NEVER
 
 @numba.njit(cache=True, nogil=True)
 def next_uses_backward(
+    order: NDArray[np.int64],
     offsets: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    first_step: int,
+    rows: NDArray[np.int32],
     next_step_of_row: NDArray[np.int32],
-    next_uses: NDArray[np.int64],
+    next_uses: NDArray[np.int32],
 ) -> None:
-    """Write each entry's next use; call it with the chunks of a stream from the last to the first. Exact.
+    """Write each entry's next use. Arrays of entries are read and written a batch at a time. Exact.
 
     Args:
-        offsets: (num_steps + 1,), where the rows of each step of the chunk begin.
-        rows: (num_entries,), keys, in each step distinct.
-        first_step: number of the chunk's first step.
-        next_step_of_row: (num_rows,), updated; filled with NEVER before the last chunk.
+        order: (num_steps,), the batch of each step.
+        offsets: (num_batches + 1,), where the rows of each batch begin.
+        rows: (num_entries,), keys, in each batch distinct.
+        next_step_of_row: (num_rows,), filled with NEVER; changed.
         next_uses: (num_entries,), written.
     """
-    for local in range(offsets.size - 2, -1, -1):
-        for i in range(offsets[local], offsets[local + 1]):
+    for step in range(order.size - 1, -1, -1):
+        for i in range(offsets[order[step]], offsets[order[step] + 1]):
             next_uses[i] = next_step_of_row[rows[i]]
-            next_step_of_row[rows[i]] = first_step + local
+            next_step_of_row[rows[i]] = step
 
 
 def next_uses(offsets: NDArray[np.int64], rows: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
     """(num_entries,) next uses in a stream that fits in memory, NEVER after a row's last use."""
     found = np.empty(rows.size, np.int64)
-    next_uses_backward(offsets, rows, 0, np.full(num_rows, NEVER, np.int32), found)
+    order = np.arange(offsets.size - 1)
+    next_uses_backward(order, offsets, rows, np.full(num_rows, NEVER, np.int32), found)
     return found

@@ -25,6 +25,7 @@ COMMANDS = {
     "encode": ("preprocess_commands", "vocabulary -> samples: categories to ids"),
     "split": ("preprocess_commands", "samples -> plan: hot rows under a byte budget, hot and mixed samples"),
     "pack": ("preprocess_commands", "plan -> shards: shuffled batches of one kind each"),
+    "schedule": ("preprocess_commands", "shards -> schedule: which cold rows come and go, batch by batch"),
     "map-ids": ("map_ids_command", "old vocabulary, new one -> id_map: each old row's new id"),
     "stats": ("stats_command", "inspect frequency statistics"),
     "advise": ("advise_command", "predict which placement and how much fast memory pay"),

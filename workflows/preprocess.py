@@ -28,11 +28,13 @@ from ..pipeline.part_ids import PartSize
 from ..pipeline.preflight import disk_needed, refuse_full_disk, samples_of_block
 from ..pipeline.rank import RankConfig, rank
 from ..pipeline.removal import remove_folders
+from ..pipeline.schedule import schedule
 from ..pipeline.schema_file import schema_of
 from ..pipeline.split import SplitConfig, split, widths_of
+from ..pipeline.stages import ALL_FOLDERS as ALL_FOLDERS
+from ..pipeline.stages import ALL_INPUTS, OLD_VOCABULARY, folders_beside, refuse_extension, remove_stale
 from ..pipeline.stages import FOLDERS as FOLDERS
 from ..pipeline.stages import INPUTS as INPUTS
-from ..pipeline.stages import OLD_VOCABULARY, folders_beside, refuse_extension, remove_stale
 from ..pipeline.tasks import ProgressCallback, silent
 
 _STAGES: dict[str, Callable[..., Manifest]] = {
@@ -41,6 +43,7 @@ _STAGES: dict[str, Callable[..., Manifest]] = {
     "encode": encode,
     "split": split,
     "pack": pack,
+    "schedule": schedule,
 }
 
 
@@ -208,13 +211,13 @@ def run_stage(
     progress: ProgressCallback = silent,
 ) -> Manifest:
     """Run one stage after `ingest` inside ``folder``, from the folders of the stages before it."""
-    if not (folder / FOLDERS[stage] / MANIFEST).exists():
+    if not (folder / ALL_FOLDERS[stage] / MANIFEST).exists():
         _refuse_without_inputs(stage, folder, _inputs_of(stage, config))
-    inputs = [Manifest.read(folder / name) for name in INPUTS[stage]]
+    inputs = [Manifest.read(folder / name) for name in ALL_INPUTS[stage]]
     more: dict[str, Any] = {} if stage == "split" else {"memory_bytes": memory_bytes}
     for name in _inputs_of(stage, config)[len(inputs) :]:
         more[name] = Manifest.read(folder / name)
-    out = folder / FOLDERS[stage]
+    out = folder / ALL_FOLDERS[stage]
     run = partial(_STAGES[stage], config, *inputs, out, workers=workers, progress=progress, **more)
     return _even_without_files(run, out)
 
@@ -222,7 +225,7 @@ def run_stage(
 def _inputs_of(stage: str, config: object) -> tuple[str, ...]:
     """Folders a stage reads with these settings."""
     needs_columns = isinstance(config, RankConfig) and config.rank_by != "frequency"
-    return INPUTS[stage] + (("columns",) if needs_columns else ())
+    return ALL_INPUTS[stage] + (("columns",) if needs_columns else ())
 
 
 def settled(config: PreprocessConfig) -> PreprocessConfig:
@@ -256,15 +259,15 @@ def remove_from(stage: str, folder: Path) -> list[Path]:
         ConfigError: there is no such stage.
         ManifestError: they could not be made again, because what they are made from was discarded.
     """
-    if stage not in FOLDERS:
-        raise ConfigError(f"no stage {stage!r}", hint=f"one of {', '.join(FOLDERS)}")
-    names = list(FOLDERS)
+    if stage not in ALL_FOLDERS:
+        raise ConfigError(f"no stage {stage!r}", hint=f"one of {', '.join(ALL_FOLDERS)}")
+    names = list(ALL_FOLDERS)
     again = names[names.index(stage) :]
-    made_again = {FOLDERS[name] for name in again}
+    made_again = {ALL_FOLDERS[name] for name in again}
     for name in again:
-        kept = [source for source in INPUTS.get(name, ()) if source not in made_again]
+        kept = [source for source in ALL_INPUTS.get(name, ()) if source not in made_again]
         _refuse_without_inputs(name, folder, kept)
-    doomed = [folder / FOLDERS[name] for name in again] + folders_beside(folder, made_again)
+    doomed = [folder / ALL_FOLDERS[name] for name in again] + folders_beside(folder, made_again)
     removed = [path for path in reversed(doomed) if path.exists()]
     remove_folders(removed)
     return removed

@@ -17,13 +17,22 @@ from ..pipeline.errors import ConfigError
 from ..pipeline.ingest import IngestConfig, ingest, ingest_identity
 from ..pipeline.manifest import MANIFEST, Manifest
 from ..pipeline.partial import durable_files
+from ..pipeline.schedule import ScheduleConfig
 from ..pipeline.sizes import ByteSize, format_byte_size
 from ..pipeline.stages import refuse_extension, remove_stale
 from ..pipeline.tasks import ProgressCallback
 from .console import print_json, progress_bars, say, stdout_console
 from .dry_run import plan_run, show_plan
 from .options import option_value, parse_options
-from .preprocess import FOLDERS, PreprocessConfig, StageReport, preprocess, remove_from, run_stage
+from .preprocess import (
+    ALL_FOLDERS,
+    FOLDERS,
+    PreprocessConfig,
+    StageReport,
+    preprocess,
+    remove_from,
+    run_stage,
+)
 from .recipes import DEFAULT_SCHEMA, recipe_for, recipe_like, with_schema_text
 
 ConfigT = TypeVar("ConfigT")
@@ -246,9 +255,9 @@ def _stage(stage: str, words: list[str]) -> int:
 
 
 def _parse_stage(stage: str, words: list[str], schema: str) -> StageCommand[Any]:
-    config = getattr(recipe_for(schema), stage)
+    config = ScheduleConfig() if stage == "schedule" else getattr(recipe_for(schema), stage)
     command: type[StageCommand[Any]] = cast(Any, StageCommand)[type(config)]
-    description = f"Run the stage {stage} in DIR: writes DIR/{FOLDERS[stage]}."
+    description = f"Run the stage {stage} in DIR: writes DIR/{ALL_FOLDERS[stage]}."
     default = StageCommand(dir=tyro.MISSING, config=config)
     return parse_options(command, words, command=stage, description=description, default=default)
 
