@@ -10,7 +10,7 @@ released, with state of rows, dirty rows and transfers handled here.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from .step_plan_stream import NEVER, Residents, RowStream, StepPlans, TooFewSlot
 CachePolicy = Literal["static", "lru", "lfu", "dataset"]
 CACHE_POLICIES: dict[CachePolicy, int] = {"static": STATIC, "lru": LRU, "lfu": LFU, "dataset": DATASET}
 DEFAULT_WARMUP_RATIO = 0.7
+_LAST_RANK = np.iinfo(np.int32).max
 _NOTHING, _NO_RANKS = np.empty(0, np.int64), np.empty(0, np.int32)
 
 
@@ -178,7 +179,7 @@ def cache_planner(
     warmup_ratio: float = DEFAULT_WARMUP_RATIO,
     warm_rows: NDArray[np.int64] = _NOTHING,
     warm_counts: NDArray[np.int64] | None = None,
-    rank_of_row: NDArray[np.int32] = _NO_RANKS,
+    rank_of_row: NDArray[np.integer[Any]] = _NO_RANKS,
     splits: bool = False,
 ) -> StagingPlanner:
     """A run-time cache.
@@ -197,7 +198,8 @@ def cache_planner(
         warmup_ratio: share of the slots filled before step 0, but for those that step 0 needs, in [0, 1].
         warm_rows: (at least that many, or fewer,); keys in the order of importance, the most important first.
         warm_counts: (as many,); look-ups that ``lfu`` takes them to have had; None: 0.
-        rank_of_row: (num_rows,); place of each row in the order of importance, 0 the most important; for
+        rank_of_row: (num_rows,); place of each row in the order of importance, 0 the most important, all from
+            2^31 - 1 on being equal; for
             ``dataset``.
         splits: as in `lookahead_planner`; not for ``static``.
     """
@@ -212,4 +214,5 @@ def cache_planner(
     rows = warm_rows[: math.ceil(num_slots * warmup_ratio)]
     counts = np.zeros(rows.size, np.int64) if warm_counts is None else warm_counts[: rows.size]
     rule = Rule(CACHE_POLICIES[policy], prefetch, batches_per_item, -1, splits and policy != "static")
-    return StagingPlanner(rule, num_rows, num_slots, Warm(rows, counts), rank_of_row)
+    ranks = np.minimum(rank_of_row, _LAST_RANK).astype(np.int32)
+    return StagingPlanner(rule, num_rows, num_slots, Warm(rows, counts), ranks)
