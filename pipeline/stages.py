@@ -12,6 +12,7 @@ from .extension import BEFORE
 from .identity import read_begun, refuse_other_config
 from .manifest import MANIFEST, Manifest
 from .partial import BEGUN, PARTIAL, REMOVED, write_errors_explained
+from .rank import RankConfig
 from .removal import remove_folders
 
 FOLDERS = {
@@ -34,7 +35,7 @@ INPUTS = {
     "split": ("vocabulary", "samples"),
     "pack": ("columns", "samples", "plan"),
 }
-"""Folders each stage after `ingest` reads."""
+"""Folders each stage after `ingest` reads with its default settings."""
 
 ALL_INPUTS = INPUTS | {"schedule": ("shards",)}
 """Likewise, with the stage that is run by itself."""
@@ -44,6 +45,12 @@ OLD_VOCABULARY = "old_vocabulary"
 
 BESIDE = {"id_map": "vocabulary"}
 """Folders that no stage needs, and what each goes with."""
+
+
+def inputs_of(stage: str, config: object) -> tuple[str, ...]:
+    """Folders a stage after `ingest` reads: other orders than by frequency need the columns, too."""
+    needs_columns = isinstance(config, RankConfig) and config.rank_by != "frequency"
+    return ALL_INPUTS[stage] + (("columns",) if needs_columns else ())
 
 
 def folders_beside(folder: Path, names: Iterable[str]) -> list[Path]:

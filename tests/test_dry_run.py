@@ -19,6 +19,7 @@ import pytest
 from hotset.pipeline.count import CountConfig
 from hotset.pipeline.discard import discard_files
 from hotset.pipeline.errors import HotsetError, InputError
+from hotset.pipeline.feature_settings import FeatureSettings
 from hotset.pipeline.generate import generate_chunk
 from hotset.pipeline.ingest import IngestConfig
 from hotset.pipeline.pack import PackConfig
@@ -102,6 +103,25 @@ def test_a_folder_that_is_not_there(tmp_path: Path, logs: list[Path]) -> None:
 
 def test_a_finished_folder(tmp_path: Path, logs: list[Path], made: Path) -> None:
     assert check(logs[:2], CONFIG, copy_of(made, tmp_path / "dir")) == [FINISHED] * 6
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(
+            CONFIG,
+            rank=RankConfig(rank_by="peel"),
+            split=replace(CONFIG.split, feature_dims=FeatureSettings([("C3", 2)])),
+        ),
+        replace(CONFIG, split=replace(CONFIG.split, mode="fae-code")),
+    ],
+    ids=["peel", "fae-code"],
+)
+def test_orders_for_which_the_columns_are_read(
+    tmp_path: Path, logs: list[Path], config: PreprocessConfig
+) -> None:
+    assert check(logs[:2], config, tmp_path / "dir") == [MADE] * 6
+    assert check(logs[:2], config, tmp_path / "dir") == [FINISHED] * 6
 
 
 @pytest.mark.parametrize("after", [25, 70, 130, 160])

@@ -39,9 +39,9 @@ from ..pipeline.stage_states import (
     StageState,
     stage_states,
 )
-from ..pipeline.stages import FOLDERS, INPUTS
+from ..pipeline.stages import FOLDERS, inputs_of
 from ..pipeline.tasks import num_workers
-from .preprocess import PreprocessConfig, check_resources
+from .preprocess import PreprocessConfig, check_resources, settled
 
 _VERSIONS = {
     "count": count_stage.VERSION,
@@ -120,6 +120,7 @@ def plan_run(
     Raises:
         HotsetError: a log cannot be read, or a line of the sample is not as the schema says.
     """
+    config = settled(config)
     if redo is not None and redo not in FOLDERS:
         raise ConfigError(f"no stage {redo!r}", hint=f"one of {', '.join(FOLDERS)}")
     states = stage_states(out, _runs(raw, config, like), redo=redo, extend=extend)
@@ -168,7 +169,8 @@ def _runs(raw: Sequence[Path], config: PreprocessConfig, like: Path | None) -> l
     runs = [StageRun("ingest", "ingest", ingest_stage.VERSION, identity, (), logs)]
     for stage, version in _VERSIONS.items():
         if like is None or stage not in ("count", "rank"):
-            runs.append(StageRun(stage, stage, version, getattr(config, stage), INPUTS[stage]))
+            settings = getattr(config, stage)
+            runs.append(StageRun(stage, stage, version, settings, inputs_of(stage, settings)))
         elif stage == "rank":
             model = {"name": "model", "fingerprint": Manifest.read(like / "vocabulary").fingerprint}
             adopted = adopt_stage.AdoptConfig()

@@ -32,7 +32,14 @@ from ..pipeline.schedule import schedule
 from ..pipeline.schema_file import schema_of
 from ..pipeline.split import SplitConfig, split, widths_of
 from ..pipeline.stages import ALL_FOLDERS as ALL_FOLDERS
-from ..pipeline.stages import ALL_INPUTS, OLD_VOCABULARY, folders_beside, refuse_extension, remove_stale
+from ..pipeline.stages import (
+    ALL_INPUTS,
+    OLD_VOCABULARY,
+    folders_beside,
+    inputs_of,
+    refuse_extension,
+    remove_stale,
+)
 from ..pipeline.stages import FOLDERS as FOLDERS
 from ..pipeline.stages import INPUTS as INPUTS
 from ..pipeline.tasks import ProgressCallback, silent
@@ -212,20 +219,14 @@ def run_stage(
 ) -> Manifest:
     """Run one stage after `ingest` inside ``folder``, from the folders of the stages before it."""
     if not (folder / ALL_FOLDERS[stage] / MANIFEST).exists():
-        _refuse_without_inputs(stage, folder, _inputs_of(stage, config))
+        _refuse_without_inputs(stage, folder, inputs_of(stage, config))
     inputs = [Manifest.read(folder / name) for name in ALL_INPUTS[stage]]
     more: dict[str, Any] = {} if stage == "split" else {"memory_bytes": memory_bytes}
-    for name in _inputs_of(stage, config)[len(inputs) :]:
+    for name in inputs_of(stage, config)[len(inputs) :]:
         more[name] = Manifest.read(folder / name)
     out = folder / ALL_FOLDERS[stage]
     run = partial(_STAGES[stage], config, *inputs, out, workers=workers, progress=progress, **more)
     return _even_without_files(run, out)
-
-
-def _inputs_of(stage: str, config: object) -> tuple[str, ...]:
-    """Folders a stage reads with these settings."""
-    needs_columns = isinstance(config, RankConfig) and config.rank_by != "frequency"
-    return ALL_INPUTS[stage] + (("columns",) if needs_columns else ())
 
 
 def settled(config: PreprocessConfig) -> PreprocessConfig:
