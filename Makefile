@@ -19,7 +19,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 # The kernels as plain Python, so that an error inside one shows its line; integers wrap there with a warning.
-KERNEL_TESTS := bag_shuffle bags cache_policies cache_sweep calibration cold_rows counting criteo_parser dense_values drift hash_table hashing hot_levels hot_rows merging peel ranking row_kernels row_updates shuffle step_plans text_fields text_numbers
+KERNEL_TESTS := bag_shuffle bags cache_policies cache_sweep calibration cold_rows counting criteo_parser dense_values drift hash_table hashing hot_levels hot_rows merging peel ranking reuse row_kernels row_updates shuffle step_plans text_fields text_numbers
 test-uncompiled: $(STAMP)
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q -n 2 -W ignore::RuntimeWarning $(KERNEL_TESTS:%=tests/test_%.py)
 
