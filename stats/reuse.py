@@ -43,7 +43,8 @@ def _count_up_to(tree: NDArray[np.int32], words: NDArray[np.uint64], place: int)
         count += tree[i]
         i -= i & -i
     mask = _ALL >> np.uint64(63 - (place & 63))
-    return count + _count_bits(words[word] & mask)
+    count += _count_bits(words[word] & mask)
+    return count  # type: ignore[no-any-return]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -144,4 +145,5 @@ def lru_misses(
     ones = np.ones(rows.size, np.int64) if weights is None else weights
     first = add_stack_distances(offsets, rows, ones, counts)
     beyond = counts[::-1].cumsum()[::-1]
-    return first + np.append(beyond[1:], 0)
+    misses: NDArray[np.int64] = first + np.append(beyond[1:], 0)
+    return misses
