@@ -30,9 +30,11 @@ from .pack import PackConfig
 from .sizes import GIB, MIB
 from .tables import multi_hot
 from .tasks import ProgressCallback, silent
+from .unique_rows import unique_rows_by_batch_size
 
 BUDGETS = tuple(int(size) for size in (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB))
 TOPS = (1, 10, 100, 1000)
+BATCH_SIZES = tuple(1 << power for power in range(6, 17))
 SHARES = (0.8, 0.9, 0.95, 0.99)
 
 
@@ -281,6 +283,10 @@ def _miss_ratios(inspected: Inspected) -> dict[str, Any]:
     )
 
 
+def _unique_rows(inspected: Inspected) -> list[dict[str, Any]]:
+    return unique_rows_by_batch_size(inspected.folder, BATCH_SIZES)
+
+
 def _drift(inspected: Inspected) -> dict[str, Any]:
     return drift(
         inspected.folder,
@@ -320,6 +326,7 @@ SERIES: dict[str, Callable[[Inspected], Any]] = {
     "coverage": _coverage,
     "hot_samples": hot_samples,
     "miss_ratios": _miss_ratios,
+    "unique_rows": _unique_rows,
     "drift": _drift,
 }
 """Each series: what it says of a folder."""

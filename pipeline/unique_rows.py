@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..stats.unique_rows import AccessRates, expected_unique_rows, mean_unique_rows
 from .arrow_files import fixed_lists, read_batch
 from .encode import iterate_parts
-from .inspect import read_row_counts
+from .hot_order import read_tables
 from .manifest import FileEntry, Manifest
 
 _MAX_FILES = 16
@@ -34,7 +34,7 @@ def unique_rows_by_batch_size(folder: Path, batch_sizes: Sequence[int]) -> list[
     num_train = vocabulary.totals["num_train_samples"]
     tables = vocabulary.totals["tables"]
     is_one_hot = [not table.get("is_multi_hot", False) for table in tables]
-    counts = [count for count, keep in zip(read_row_counts(vocabulary), is_one_hot, strict=True) if keep]
+    counts = [count for count, keep in zip(read_tables(vocabulary, "count"), is_one_hot, strict=True) if keep]
     rates = AccessRates.of_counts(counts, num_train)
     bases = np.cumsum([0, *(count.shape[0] for count in counts)])[:-1]
     parts = [(first, entry) for first, entry in iterate_parts(samples) if first < num_train]

@@ -134,6 +134,7 @@ def test_the_wheel_holds_the_package_and_its_data(installed: Path) -> None:
         ROOT / "py.typed",
         *MODULES,
         *(ROOT / "pipeline/profiles").glob("*.json"),
+        *(ROOT / "workflows").glob("*.html"),
     ]:
         assert (installed / "hotset" / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
     assert not (installed / "hotset" / "tests").exists()

@@ -11,9 +11,10 @@ import tyro
 from ..pipeline.errors import ConfigError
 from ..pipeline.inspect import QUICK, frequency_statistics
 from ..pipeline.table_rows import open_table
-from .console import print_json, progress_bars, stdout_console
+from .console import print_json, progress_bars, say, stdout_console
 from .options import parse_options
 from .show_stats import show_rows, show_statistics
+from .write_report import check_html, check_parquet, write_html, write_parquet
 
 _TOP = 20
 
@@ -38,8 +39,14 @@ class StatsCommand:
     """With --feature: the row of this category, written as in the log, or (missing) or (oov)."""
 
     series: tuple[str, ...] | None = None
-    """What to find out: features, budgets, coverage, hot_samples, miss_ratios, drift; default the first two,
-    with --json all."""
+    """What to find out: features, budgets, coverage, hot_samples, miss_ratios, unique_rows, drift; default
+    the first two, with --json and --parquet all."""
+
+    html: Path | None = None
+    """Write a report to this file: one page with charts and tables that needs no network."""
+
+    parquet: Path | None = None
+    """Write every series to this folder, a Parquet file each."""
 
     parts: int | None = None
     """Cut the training part into so many parts, whose hot sets drift compares; default raw files, or 6."""
@@ -54,6 +61,8 @@ class StatsCommand:
         given = [name for name in ("top", "id", "category") if getattr(self, name) is not None]
         if given and self.feature is None:
             raise ConfigError(f"--{given[0]} needs a table: name one with --feature")
+        if self.html is not None and self.series is not None:
+            raise ConfigError("--html shows every series: leave --series out")
         if len(given) > 1:
             raise ConfigError(f"--{given[0]} and --{given[1]} ask for different rows: give one of them")
         if self.top is not None and self.top < 1:
@@ -70,18 +79,28 @@ def run(command: str, words: list[str]) -> int:
     )
     if options.feature is not None:
         return _show_table(options, options.feature)
-    quick = None if options.json else QUICK
+    is_quick = not options.json and options.html is None and options.parquet is None
+    if options.html is not None:
+        check_html(options.html)
+    if options.parquet is not None:
+        check_parquet(options.parquet)
     with progress_bars() as progress:
         statistics = frequency_statistics(
             options.dir,
-            series=quick if options.series is None else options.series,
+            series=QUICK if is_quick and options.series is None else options.series,
             num_parts=options.parts,
             workers=options.workers,
             progress=progress,
         )
+    if options.html is not None:
+        write_html(options.dir, statistics, options.html, workers=options.workers)
+        say(f"{options.html} is the report: open it in a browser")
+    if options.parquet is not None:
+        files = write_parquet(statistics, options.parquet)
+        say(f"{options.parquet} holds {', '.join(path.name for path in files)}")
     if options.json:
         print_json(statistics)
-    else:
+    elif is_quick:
         show_statistics(statistics, stdout_console())
     return 0
 

@@ -1,0 +1,285 @@
+"""What the report says, section by section: a chart, the numbers behind it, and how to read both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+from ..pipeline.sizes import format_byte_size
+from .report_page import Page, Section, Table
+from .report_words import advice_sentences, order_of, percent
+
+_HARDEST = 4
+"""Tables named in the coverage chart."""
+
+
+def build_page(
+    name: str, statistics: Mapping[str, Any], advice: Mapping[str, Any] | None, *, is_kaggle: bool
+) -> Page:
+    """The report of a folder.
+
+    Args:
+        name: of the folder.
+        statistics: every series, as `frequency_statistics` returns them.
+        advice: what `advise` returned; None where no model fits the log.
+        is_kaggle: compare with FAE's published points, which are of Criteo's Kaggle log at 64 bytes a row.
+    """
+    charts = import_module(".report_charts", __package__)  # Altair, an extra
+    sections = [
+        _budgets(statistics, charts, is_kaggle),
+        *([_placements(advice, charts), _memory(advice)] if advice else []),
+        _coverage(statistics, charts),
+        *_policies(statistics, charts),
+        _unique_rows(statistics, charts),
+        *_drift(statistics, charts),
+    ]
+    return Page(
+        name, _facts(statistics), advice_sentences(statistics, advice), statistics["warnings"], sections
+    )
+
+
+def _facts(statistics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = order_of(statistics)[-1]["bytes"]
+    return [
+        ("training samples", f"{statistics['num_train_samples']:,}"),
+        ("tables", f"{statistics['num_features']:,}"),
+        ("rows", f"{statistics['num_rows']:,}"),
+        ("all rows", format_byte_size(rows)),
+        ("a row", f"{statistics['row_bytes']:,} bytes, dim {statistics['embedding_dim']}"),
+    ]
+
+
+def _budgets(statistics: Mapping[str, Any], charts: Any, is_kaggle: bool) -> Section:
+    chosen = next(row["bytes"] for row in statistics["budgets"] if row["is_chosen"])
+    rows = statistics["hot_samples"]
+    text = (
+        "A sample is fully hot when every row it looks up is hot: a batch of such samples moves nothing. "
+        "FAE counts 5 % of the log and so misses rows that exact counts find."
+    )
+    if is_kaggle:
+        text += (
+            " The diamonds are FAE's published figures for the full Kaggle log of 33.8 M rows; "
+            "a shorter log has fewer rows, so its curve lies further left."
+        )
+    table = Table(
+        ["order", "memory", "hot rows", "hot look-ups", "fully hot samples"],
+        [
+            [
+                row["order"],
+                format_byte_size(row["bytes"]),
+                f"{row['num_hot_rows']:,}",
+                percent(row["hot_lookup_share"]),
+                percent(row["hot_sample_share"]),
+            ]
+            for row in rows
+        ],
+    )
+    chart = charts.hot_samples(rows, chosen, with_published=is_kaggle)
+    return Section("hot-samples", "What memory for hot rows buys", text, chart, table)
+
+
+def _placements(advice: Mapping[str, Any], charts: Any) -> Section:
+    batch, machine = advice["workload"]["batch_size"], advice["machine"]
+    text = (
+        f"Predicted steps of {batch:,} samples with {machine['link_bytes_per_second'] / 1e9:g} GB/s each way "
+        f"between host and fast memory, {machine['host_bytes_per_second'] / 1e9:g} GB/s of random rows in "
+        "host "
+        f"memory and {machine['flops'] / 1e12:g} Tflop/s: expectations, not measurements. hotset advise "
+        "takes "
+        "other speeds."
+    )
+    table = Table(
+        ["fast memory", "placement", "samples/s", "step", "up a step", "down a step", "prefetch", "needs"],
+        [
+            [
+                format_byte_size(option["fast_bytes"]),
+                one["placement"],
+                f"{batch / one['step_seconds']:,.0f}",
+                f"{1e6 * one['step_seconds']:,.0f} µs",
+                format_byte_size(one["to_fast_bytes"]),
+                format_byte_size(one["to_slow_bytes"]),
+                "" if one["prefetch"] is None else str(one["prefetch"]),
+                format_byte_size(one["memory_bytes"]),
+            ]
+            for option in advice["options"]
+            for one in option["placements"]
+        ],
+    )
+    chart = charts.advice(advice["options"], batch)
+    return Section("placements", "Which placement, with how much memory", text, chart, table)
+
+
+_USES = ("hot", "staging", "dense", "activations", "inputs", "transfers")
+
+
+def _memory(advice: Mapping[str, Any]) -> Section:
+    rows = [
+        [
+            format_byte_size(option["fast_bytes"]),
+            one["placement"],
+            *(format_byte_size(one["memory"][use]) for use in _USES),
+            format_byte_size(one["memory_bytes"]),
+        ]
+        for option in advice["options"]
+        for one in option["placements"][:1]
+    ]
+    columns = ["fast memory", "fastest placement", *_USES, "sum"]
+    text = (
+        "For the fastest placement of each size. Hot and staged rows with their optimizer state; dense "
+        "parameters with gradients and state; activations and inputs of the batches in flight; buffers for "
+        "rows on their way."
+    )
+    every = [
+        [
+            format_byte_size(option["fast_bytes"]),
+            one["placement"],
+            *(format_byte_size(one["memory"][use]) for use in _USES),
+            format_byte_size(one["memory_bytes"]),
+        ]
+        for option in advice["options"]
+        for one in [*option["placements"], *option["too_large"]]
+    ]
+    return Section(
+        "memory", "What the memory is for", text, None, Table(columns, every), Table(columns, rows)
+    )
+
+
+def _coverage(statistics: Mapping[str, Any], charts: Any) -> Section:
+    features = statistics["features"]
+    hardest = sorted(features, key=lambda feature: -feature["rows_for_share"]["0.9"])[:_HARDEST]
+    names = [feature["name"] for feature in hardest]
+    text = (
+        "How many of the look-ups of each table its most looked-up rows serve. Named are the tables that "
+        "need "
+        f"the most rows for 90 %: {', '.join(names)}."
+    )
+    table = Table(
+        ["table", "rows", "top 1", "top 10", "top 100", "top 1000", "rows for 80 %", "90 %", "95 %", "99 %"],
+        [
+            [
+                feature["name"],
+                f"{feature['num_rows']:,}",
+                *(percent(share) for share in feature["top_share"].values()),
+                *(f"{rows:,}" for rows in feature["rows_for_share"].values()),
+            ]
+            for feature in features
+        ],
+    )
+    chart = charts.coverage(statistics["coverage"], names, order_of(statistics))
+    return Section("coverage", "How look-ups fall on rows", text, chart, table)
+
+
+def _policies(statistics: Mapping[str, Any], charts: Any) -> Iterator[Section]:
+    found = statistics["miss_ratios"]
+    if not found["curve"]:
+        return
+    first = percent(found["num_first_uses"] / found["num_needed"], 0)
+    text = (
+        f"Simulated on {found['num_batches']:,} batches of {found['batch_size']:,} samples drawn from the "
+        "training "
+        f"part in its shuffled order, with every slot under the policy's rule. {first} of the rows needed "
+        "were "
+        "needed for the first time; their initial values are made in place and not fetched. lookahead knows "
+        "the "
+        "order and evicts what is needed last: no policy does with fewer fetches. dataset evicts the rarest "
+        "row, "
+        "static keeps the most important ones for good, lfu and lru go by past use."
+    )
+    table = Table(
+        ["policy", "fast memory", "slots", "rows fetched again", "of those needed"],
+        [
+            [
+                row["policy"],
+                format_byte_size(row["bytes"]),
+                f"{row['num_slots']:,}",
+                f"{row['num_refetched']:,}",
+                percent(row["refetched_share"]),
+            ]
+            for row in found["curve"]
+        ],
+    )
+    yield Section(
+        "policies", "What each cache policy would fetch again", text, charts.miss_ratios(found), table
+    )
+
+
+def _unique_rows(statistics: Mapping[str, Any], charts: Any) -> Section:
+    rows = statistics["unique_rows"]
+    text = (
+        "A batch looks most rows up more than once, and each has to cross a link only once. The line is what "
+        "independent look-ups with these counts would give, the points were counted in the log's own order."
+    )
+    table = Table(
+        ["samples of a batch", "look-ups", "expected", "measured", "measured less expected"],
+        [
+            [
+                f"{row['batch_size']:,}",
+                f"{row['num_lookups']:,}",
+                f"{row['expected']:,.0f}",
+                f"{row['measured']:,.0f}",
+                f"{100 * (row['measured'] / row['expected'] - 1):+.1f} %",
+            ]
+            for row in rows
+        ],
+    )
+    return Section(
+        "unique-rows", "Different rows of a batch", text, charts.unique_rows(rows) if rows else None, table
+    )
+
+
+def _drift(statistics: Mapping[str, Any], charts: Any) -> Iterator[Section]:
+    drift = statistics["drift"]
+    parts = Table(
+        [
+            "part",
+            "samples",
+            "hot look-ups by the plan",
+            "fully hot samples by the plan",
+            "look-ups without an id",
+        ],
+        [
+            [
+                part["name"],
+                f"{part['num_samples']:,}",
+                *(
+                    percent(part[key])
+                    for key in ("plan_hot_lookup_share", "plan_hot_sample_share", "no_id_share")
+                ),
+            ]
+            for part in drift["parts"]
+        ],
+    )
+    text = (
+        f"Every training part chooses the {format_byte_size(drift['budget_bytes'])} of rows it looks up "
+        "most; this is "
+        "what they serve in parts that come later (age 0: in the part itself)."
+    )
+    pairs = Table(
+        [
+            "chosen on",
+            "serves",
+            "rows in common",
+            "hot look-ups",
+            "fully hot samples",
+            "look-ups of unseen rows",
+        ],
+        [
+            [
+                pair["chosen_on"],
+                pair["serves"],
+                *(
+                    percent(pair[key])
+                    for key in (
+                        "common_rows_share",
+                        "hot_lookup_share",
+                        "hot_sample_share",
+                        "unseen_lookup_share",
+                    )
+                ),
+            ]
+            for pair in drift["pairs"]
+        ],
+    )
+    chart = charts.drift_by_age(drift["by_age"]) if len(drift["by_age"]) > 1 else None
+    yield Section("drift", "How hot rows age", text, chart, pairs, parts)
