@@ -46,9 +46,11 @@ class CacheSweep:
         self._key_of_place = np.arange(num_rows, self._num_keys, dtype=np.int64)
         is_near = place_of_row < max_slots
         self._key_of_place[place_of_row[is_near]] = np.flatnonzero(is_near)
-        self._place_of_key = np.full(self._num_keys, 1 << 40, np.int64)
-        self._place_of_key[self._key_of_place] = np.arange(max_slots)
-        self._place_of_key[:num_rows] = place_of_row
+        place_of_key = np.empty(self._num_keys, np.int64)
+        place_of_key[num_rows:] = np.arange(max_slots)  # some of these places are taken by rows
+        place_of_key[:num_rows] = place_of_row
+        self._rank_of_key = np.empty(self._num_keys, np.int32)
+        self._rank_of_key[np.argsort(place_of_key, kind="stable")] = np.arange(self._num_keys, dtype=np.int32)
         uses = next_uses(stream.offsets, stream.rows, self._num_keys)
         self._exact = RowStream(stream.offsets, stream.rows, None, uses)
 
@@ -81,7 +83,7 @@ class CacheSweep:
                 prefetch=0,
                 warmup_ratio=1 if policy == "static" else DEFAULT_WARMUP_RATIO,
                 warm_rows=pinned if policy == "static" else self._key_of_place,
-                rank_of_row=self._place_of_key,
+                rank_of_row=self._rank_of_key,
             )
         else:
             raise ValueError(f"no policy {policy!r}: want one of {', '.join(POLICIES)}")

@@ -65,13 +65,17 @@ def levels_by_count(
     """The level of each row where the rows with the highest counts are hot, as many as fit in their order.
 
     Args:
-        counts_R: (num_rows,), of rows of all tables; those of 0 are never hot.
+        counts_R: (num_rows,), of rows of all tables; those of 0 come last.
         row_bytes_R: (num_rows,), bytes of each row.
         budgets_L: (num_budgets,), bytes, rising.
         seed: of the hash that decides between equal counts.
 
     Returns:
         (num_rows,); num_budgets where no budget makes the row hot.
+
+    Error:
+        Exact for rows with a count. Those without are not sorted: where a hash lies among all hashes stands
+        for its place, so about sqrt(num_rows) of them too many or too few are hot.
 
     Source:
         FAE as released: the rows with the highest counts in a sample of the log, all tables together.
@@ -81,7 +85,15 @@ def levels_by_count(
     hash_rows(rows, seed, hashes)
     order = rows[np.lexsort((hashes, -counts_R[rows].astype(np.int64)))]
     levels = np.full(counts_R.shape[0], budgets_L.shape[0], np.uint8)
-    levels[order] = np.searchsorted(budgets_L, np.cumsum(row_bytes_R[order]))
+    used = np.cumsum(row_bytes_R[order])
+    levels[order] = np.searchsorted(budgets_L, used)
+    rest = np.flatnonzero(counts_R == 0)
+    hashes = np.empty(rest.shape[0], np.uint64)
+    hash_rows(rest, seed, hashes)
+    rest_bytes = row_bytes_R[rest]
+    before = float(used[-1]) if used.size else 0.0
+    ends = before + hashes * (2.0**-64 * float(rest_bytes.sum() - rest_bytes.max(initial=0))) + rest_bytes
+    levels[rest] = np.searchsorted(budgets_L, ends)
     return levels
 
 

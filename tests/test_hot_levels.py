@@ -54,11 +54,22 @@ def test_levels_by_count_agree_with_filling_each_budget(num_rows: int, rng: np.r
     widths = rng.choice([4, 64], num_rows).astype(np.int64)
     budgets = np.array([0, 4, 100, 1000, 10**6])
     levels = levels_by_count(counts, widths, budgets, seed=1)
-    for level, budget in enumerate(budgets):
-        hot = levels <= level
-        assert not hot[counts == 0].any()
+    assert levels.max(initial=0) <= 4
+    for level, budget in enumerate(budgets[:4]):
+        hot = (levels <= level) & (counts > 0)
+        if not hot[counts > 0].all():
+            assert not (levels <= level)[counts == 0].any()
         assert widths[hot].sum() <= budget
         if hot.any() and (cold := ~hot & (counts > 0)).any():
             assert counts[cold].max() <= counts[hot].min()
             assert widths[hot].sum() + 64 > budget
-    np.testing.assert_array_equal(levels == 5, counts == 0)
+
+
+def test_rows_without_a_count_fill_what_is_left() -> None:
+    widths = np.full(10_000, 64, np.int64)
+    counts = np.zeros(10_000, np.int32)
+    counts[:100] = 1
+    levels = levels_by_count(counts, widths, np.array([6400, 64 * 5000, 640_000]), seed=1)
+    assert (levels[:100] == 0).all() and not (levels[100:] == 0).any()
+    assert abs(int((levels <= 1).sum()) - 5000) < 200
+    assert (levels <= 2).all()

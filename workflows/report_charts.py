@@ -6,6 +6,7 @@ which colour-blind readers tell apart. Lines are named where they run. Numbers i
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,12 @@ _BYTES = (
 PUBLISHED = [(4_000_000, 0.51), (20_000_000, 0.65), (140_000_000, 0.76)]
 """FAE's Kaggle points: bytes of hot rows at dim 16, fully hot samples (PVLDB 15(1), figure 5)."""
 _FAE = "published by FAE, full log"
-ORDERS = {"frequency": "exact counts", "peel": "peeled", "fae": "FAE's 5 % sample"}
+ORDERS = {
+    "frequency": "exact counts",
+    "peel": "peeled",
+    "sampled": "sampled counts",
+    "fae": "FAE's 5 % sample",
+}
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -106,8 +112,9 @@ def _byte_ticks(low: float, high: float) -> list[int]:
     for ticks in choices:
         inside = [size for size in ticks if low <= size <= high]
         if len(inside) >= 4:
-            break
-    return inside
+            return inside
+    step = 2 ** max(0, round(math.log2(max(1.0, (high - low) / 5))))
+    return [size for size in range(math.ceil(low / step) * step, int(high) + 1, step)]
 
 
 def _nice_top(shares: Sequence[float]) -> float:

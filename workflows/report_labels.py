@@ -90,7 +90,8 @@ def place_labels(
                 (-half - 6, -11),
             ):
                 at = Label(name, float(x + dx), float(y + dy))
-                score = _room(at, half, every, found, frame) + alone
+                room = _room(at, half, every, found, frame)
+                score = (room if room > 2 else 8 * room - 40) + alone
                 if best is None or score > best[0] + 1:
                     best = score, at
         if best is not None:

@@ -46,7 +46,7 @@ class Page:
 
     title: str
     facts: Sequence[tuple[str, str]]
-    advice: Sequence[str]
+    advice: Sequence[tuple[str, str]]
     warnings: Sequence[str]
     sections: Sequence[Section] = field(default_factory=list)
 
@@ -68,11 +68,13 @@ def render(page: Page) -> str:
 
 def _head(page: Page) -> str:
     facts = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in page.facts)
-    advice = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in page.advice)
+    advice = "".join(
+        f"<dt>{html.escape(about)}</dt><dd>{html.escape(text)}</dd>" for about, text in page.advice
+    )
     warnings = "".join(f'<p class="warning">Warning: {html.escape(text)}.</p>' for text in page.warnings)
     return (
         f"<header><h1>How rows are accessed: {html.escape(page.title)}</h1><dl>{facts}</dl></header>"
-        f'{warnings}<section id="advice"><h2>What to do</h2><ul>{advice}</ul></section>'
+        f'{warnings}<section id="advice"><h2>What to do</h2><dl>{advice}</dl></section>'
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..pipeline.sizes import format_byte_size
 from .report_page import Page, Section, Table
-from .report_words import advice_sentences, order_of, percent
+from .report_words import advice_paragraphs, order_of, percent
 
 _HARDEST = 4
 """Tables named in the coverage chart."""
@@ -35,7 +35,7 @@ def build_page(
         *_drift(statistics, charts),
     ]
     return Page(
-        name, _facts(statistics), advice_sentences(statistics, advice), statistics["warnings"], sections
+        name, _facts(statistics), advice_paragraphs(statistics, advice), statistics["warnings"], sections
     )
 
 
@@ -55,7 +55,8 @@ def _budgets(statistics: Mapping[str, Any], charts: Any, is_kaggle: bool) -> Sec
     rows = statistics["hot_samples"]
     text = (
         "A sample is fully hot when every row it looks up is hot: a batch of such samples moves nothing. "
-        "FAE counts 5 % of the log and so misses rows that exact counts find."
+        "FAE counts 5 % of the log: it misses rows that exact counts find, and fills the rest of the memory "
+        "with rows it never saw."
     )
     if is_kaggle:
         text += (

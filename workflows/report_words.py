@@ -29,14 +29,17 @@ def order_of(statistics: Mapping[str, Any], order: str | None = None) -> list[di
     return [row for row in rows if row["order"] == wanted]
 
 
-def advice_sentences(statistics: Mapping[str, Any], advice: Mapping[str, Any] | None) -> list[str]:
-    """What to do, most important first."""
-    sentences = [*budget_sentences(statistics)]
-    if advice is not None:
-        sentences.append(placement_sentence(advice))
-    sentences += policy_sentences(statistics["miss_ratios"])
-    sentences += drift_sentences(statistics["drift"])
-    return sentences
+def advice_paragraphs(
+    statistics: Mapping[str, Any], advice: Mapping[str, Any] | None
+) -> list[tuple[str, str]]:
+    """What to do, most important first: what it is about, and the sentences."""
+    paragraphs = {
+        "Memory": budget_sentences(statistics),
+        "Placement": [] if advice is None else [placement_sentence(advice)],
+        "Policy": policy_sentences(statistics["miss_ratios"]),
+        "Age": drift_sentences(statistics["drift"]),
+    }
+    return [(about, " ".join(sentences)) for about, sentences in paragraphs.items() if sentences]
 
 
 def budget_sentences(statistics: Mapping[str, Any]) -> list[str]:
