@@ -1,7 +1,7 @@
 """A sealed folder that is opened again because its inputs grew: a day more, and what was done stays done.
 
-    folder/.partial/before.json    what the manifest is renamed to: the folder as it was sealed
-    folder/.partial/before/NAME    its files, where the stage writes others of the same names
+    folder/.partial/before/manifest.json   where the manifest goes: the folder as it was sealed
+    folder/.partial/before/NAME            its files, where the stage writes others of the same names
 
 From the rename on the folder is unfinished like any other; `Output` resumes it. Until it is sealed again, a
 run with the inputs of before puts everything back.
@@ -12,15 +12,15 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .manifest import MANIFEST, Manifest
 from .partial import BEGUN, LOCK, PARTIAL, WORKERS, write_synced
 
-BEFORE = "before.json"
-BEFORE_FILES = "before"
+_FOLDER = "before"
+BEFORE = f"{_FOLDER}/{MANIFEST}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +46,19 @@ def reopen(folder: Path, begun: bytes) -> None:
     """Turn a sealed folder, locked by this run, into one that the run described by ``begun`` resumes."""
     partial = folder / PARTIAL
     clear_partial(folder)
+    (partial / _FOLDER).mkdir()
     write_synced(partial / BEGUN, begun, sync=False)
     os.replace(folder / MANIFEST, partial / BEFORE)
 
 
 def read_before(folder: Path) -> Manifest | None:
     """The manifest that a reopened folder was sealed with; its files are looked for in ``before/``."""
-    path = folder / PARTIAL / BEFORE
-    if not path.exists():
-        return None
-    return replace(Manifest.read(folder, path=path), folder=folder / PARTIAL / BEFORE_FILES)
+    before = folder / PARTIAL / BEFORE
+    return Manifest.read(before.parent) if before.exists() else None
 
 
 def set_aside(folder: Path, before: Manifest, is_recorded: Callable[[str], bool]) -> None:
     """Move what the folder held to ``before/``; stopped at any moment, the next call goes on."""
-    before.folder.mkdir(exist_ok=True)
     for entry in before.files:
         path, aside = folder / entry.path, before.folder / entry.path
         if path.exists() and not aside.exists() and not is_recorded(entry.path):
@@ -78,7 +76,7 @@ def go_back(folder: Path, before: Manifest) -> None:
 
 def drop_added(folder: Path, before: Manifest) -> None:
     """Remove what was written since a folder was reopened, records first."""
-    clear_partial(folder, BEGUN, BEFORE, BEFORE_FILES)
+    clear_partial(folder, BEGUN, _FOLDER)
     kept = {entry.path for entry in before.files}
     for path in folder.iterdir():
         if path.name not in kept and path.name != PARTIAL:

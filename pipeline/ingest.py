@@ -42,7 +42,7 @@ class IngestConfig:
     """Columns of the log: criteo-kaggle, criteo-1tb, avazu or a .toml file (in Python: its text)."""
 
     label: bool = True
-    """Whether lines begin with a label. A log without labels serves statistics only."""
+    """Lines have a label. Without (--no-label) they have none, and the log serves statistics only."""
 
     on_bad_line: Literal["error", "skip"] = "error"
     """Stop at a line that is not as the schema says, or skip and count it."""

@@ -73,16 +73,13 @@ class Manifest:
     """The manifest's own checksum, hex: changes when any byte of the folder or its history does."""
 
     @classmethod
-    def read(cls, folder: Path, *, path: Path | None = None) -> Manifest:
+    def read(cls, folder: Path) -> Manifest:
         """Read ``folder/manifest.json`` and check its checksum, not those of the files.
-
-        Args:
-            path: where the manifest is instead.
 
         Raises:
             ManifestError: no such folder, unfinished, or damaged.
         """
-        path = path or folder / MANIFEST
+        path = folder / MANIFEST
         try:
             if not stat.S_ISREG(path.lstat().st_mode):
                 raise ManifestError(f"{path} is not a plain file", hint=_NOT_PLAIN)

@@ -8,7 +8,7 @@
     folder/.partial/NAME.json      ... and then recorded: no record, not finished
     folder/manifest.json           comes last; then .partial goes
     folder/.partial/removed.json   what the manifest is renamed to when the folder is to be removed
-    folder/.partial/before.json    and when it is opened again for more inputs; see `extension`
+    folder/.partial/before/        where it goes when the folder is opened again; see `extension`
 
 Tasks in other processes write through copies of the output. Each writes aside under a name of its own,
 because a task may be at work twice where a machine that seemed dead is not, and tells home what it finished.
@@ -163,7 +163,7 @@ class Output(Traveller):
         for left in self._partial.glob(f"*{_ASIDE}"):
             left.unlink(missing_ok=True)
         for record in self._partial.glob("*.json"):
-            entry = None if record.name in (BEGUN, BEFORE) else self._finished_file(record)
+            entry = None if record.name == BEGUN else self._finished_file(record)
             if entry is not None:
                 self.finished[entry.path] = entry
         if before is not None and extension is not None:

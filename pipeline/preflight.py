@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .errors import ConfigError
-from .manifest import MANIFEST
+from .manifest import MANIFEST, Manifest
 from .raw import RawFile
 from .sizes import MIB, format_byte_size
 
@@ -21,27 +21,34 @@ DISK_FACTORS = {
     "shards": 0.70,
 }
 """Bytes of each folder for a byte of plain Criteo text, measured on generated logs of 0.2 to 4 M samples
-(0.66, 0.09, 0.16, 0.43, 0.004 and 0.66 at the most: 2.0 together) and rounded up."""
+(0.66, 0.09, 0.16, 0.43, 0.004 and 0.66 at the most: 2.0 together) and rounded up. What `count` and `encode`
+spill where memory is short goes before the folders behind theirs are written, which are larger: the sum at
+the end is the most there is at any moment (measured at a cap that spills)."""
 COMPRESSION = 3.0
 """Bytes of text for a byte of a compressed log; gzip makes 2.5 of Criteo's."""
 _TYPICAL_LINE_BYTES = 160
 
 
-def disk_needed(raw: Sequence[Path], out: Path, *, is_columnar: bool = False) -> dict[str, int]:
+def disk_needed(
+    raw: Sequence[Path], out: Path, *, is_columnar: bool = False, extend: bool = False
+) -> dict[str, int]:
     """Estimated bytes that each folder inside ``out`` still wants; sealed ones want none.
 
     Args:
         raw: logs that are there.
         out: the folder that is DIR elsewhere.
         is_columnar: the logs are Parquet, compressed inside.
+        extend: sealed folders of fewer logs grow, too.
     """
     text_bytes = 0.0
     for path in raw:
         file = RawFile.look_at(path)
         text_bytes += file.num_bytes * (COMPRESSION if file.compression or is_columnar else 1)
+    columns = out / "columns"
+    grows = extend and (columns / MANIFEST).exists() and len(Manifest.read(columns).inputs) < len(raw)
     return {
         name: 0
-        if (out / name / MANIFEST).exists()
+        if (out / name / MANIFEST).exists() and not grows
         else max(0, int(factor * text_bytes) - bytes_in(out / name))
         for name, factor in DISK_FACTORS.items()
     }

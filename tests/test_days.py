@@ -19,14 +19,22 @@ from hotset.pipeline import raw as raw_module
 from hotset.pipeline.added_counts import counts_in
 from hotset.pipeline.count import CountConfig
 from hotset.pipeline.discard import discard_files
+from hotset.pipeline.engines import use_engine
 from hotset.pipeline.errors import InputError, ManifestError
+from hotset.pipeline.ingest import IngestConfig
 from hotset.pipeline.manifest import Manifest
+from hotset.pipeline.pack import PackConfig
+from hotset.pipeline.rank import RankConfig
+from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.stage_states import FINISHED
 from hotset.pipeline.verify import verify
 from hotset.pipeline.verify_counts import check_counts, is_sum
 from hotset.tests.criteo_text import Sample, draw_samples, text_of, tree_of
 from hotset.tests.naive_stages import naive_log, naive_table, rows_of
+from hotset.tests.other_logs import draw_log, schema_text, write_csv, write_parquet
 from hotset.tests.test_preprocess import CONFIG, check, copy_of
 from hotset.workflows.cli import main
+from hotset.workflows.dry_run import plan_run
 from hotset.workflows.preprocess import FOLDERS, PreprocessConfig, preprocess, remove_from
 
 LENGTHS = (60, 45, 50, 40)
@@ -312,6 +320,43 @@ def test_a_window_longer_than_the_log_counts_all_of_it(tmp_path: Path, days: lis
         preprocess(days, replace(CONFIG, count=config), tmp_path / name)
     rows = [rows_of(Manifest.read(tmp_path / name / "vocabulary")) for name in ("whole", "window")]
     assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("format", "count_last", "rank_by"),
+    [("csv", 0, "frequency"), ("csv", 2, "peel"), ("parquet", 0, "peel"), ("parquet", 2, "frequency")],
+)
+def test_days_with_lists_and_texts_are_added(
+    tmp_path: Path, format: str, count_last: int, rank_by: Any, rng: np.random.Generator
+) -> None:
+    kinds = {"y": "label", "tags": "list text", "age": "dense", "site": "text", "seen": "list integer"}
+    logs = [draw_log(40, kinds, rng) for _ in range(4)]
+    write = write_csv if format == "csv" else write_parquet
+    raw = [write(tmp_path / f"day{number}.{format}", log) for number, log in enumerate(logs)]
+    config = PreprocessConfig(
+        ingest=IngestConfig(schema=schema_text(logs[0], format=format), block_bytes=ByteSize(900)),
+        count=CountConfig(eval_fraction=0.2, count_last=count_last),
+        rank=RankConfig(rank_by=rank_by),
+        pack=PackConfig(batch_size=8),
+    )
+    for number in (2, 3, 4):
+        preprocess(raw[:number], config, tmp_path / "dir", workers=2, extend=True)
+    assert all(stage.state.state == FINISHED for stage in plan_run(raw, config, tmp_path / "dir").stages)
+    preprocess(raw, config, tmp_path / "scratch", workers=1)
+    assert tree_of(tmp_path / "dir") == tree_of(tmp_path / "scratch")
+    assert verify(tmp_path / "dir", raw=raw) == []
+
+
+def test_a_day_is_added_by_processes(tmp_path: Path, days: list[Path], made: dict[int, Path]) -> None:
+    for config in (CONFIG, WINDOW):
+        out = tmp_path / f"dir{config.count.count_last}"
+        preprocess(days[:2], config, out, workers=1)
+        with use_engine("processes"):
+            preprocess(days[:3], config, out, workers=2, extend=True, until="rank")
+        preprocess(days[:3], config, out, workers=1)
+        preprocess(days[:3], config, tmp_path / "scratch", workers=1)
+        assert tree_of(out) == tree_of(tmp_path / "scratch")
+        shutil.rmtree(tmp_path / "scratch")
 
 
 def test_a_day_that_does_not_add_up_is_found(tmp_path: Path, days: list[Path]) -> None:

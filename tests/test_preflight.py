@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.preflight import COMPRESSION, DISK_FACTORS, disk_needed, refuse_full_disk
+from hotset.pipeline.preflight import COMPRESSION, DISK_FACTORS, bytes_in, disk_needed, refuse_full_disk
 from hotset.pipeline.sizes import GIB, MIB
 from hotset.tests.criteo_text import draw_samples, text_of
 from hotset.workflows.cli import main
@@ -43,6 +43,15 @@ def test_what_is_there_is_not_needed_again(log: Path, tmp_path: Path) -> None:
     (tmp_path / "dir" / "vocabulary").mkdir()
     (tmp_path / "dir" / "vocabulary" / "C1.arrow").write_bytes(b"x" * 100)
     assert disk_needed([log], tmp_path / "dir")["vocabulary"] == max(0, whole["vocabulary"] - 100)
+
+
+def test_folders_that_grow_need_what_is_new(log: Path, tmp_path: Path) -> None:
+    preprocess([log], PreprocessConfig(), tmp_path / "dir", until="count")
+    whole = disk_needed([log, log], tmp_path / "other")
+    grown = disk_needed([log, log], tmp_path / "dir", extend=True)
+    there = bytes_in(tmp_path / "dir" / "columns")
+    assert grown["columns"] == max(0, whole["columns"] - there) and grown["shards"] == whole["shards"]
+    assert disk_needed([log], tmp_path / "dir", extend=True)["columns"] == 0
 
 
 def test_a_disk_that_is_too_small_is_refused_before_any_work(

@@ -158,7 +158,7 @@ def plan_run(
         shutil.disk_usage(existing_folder(out)).free,
         cap,
         FIXED_BYTES + max(held, default=0),
-        _refusal(states, raw, config, out, workers=workers, memory_bytes=memory_bytes),
+        _refusal(states, raw, config, out, workers=workers, memory_bytes=memory_bytes, extend=extend),
     )
 
 

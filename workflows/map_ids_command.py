@@ -11,9 +11,8 @@ import tyro
 from ..pipeline.id_map import ID_MAP, map_ids
 from ..pipeline.manifest import MANIFEST, Manifest
 from ..pipeline.removal import remove_folders
-from ..pipeline.sizes import ByteSize
 from .console import print_json, progress_bars, say
-from .options import parse_options
+from .options import Flag, OptionalPath, OptionalSize, parse_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,19 +25,19 @@ class MapIdsCommand:
     new: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="NEW")]
     """DIR it is to go on with."""
 
-    out: Path | None = None
+    out: OptionalPath = None
     """Folder for the map; NEW/id_map by default."""
 
-    redo: bool = False
+    redo: Flag = False
     """Remove the map that is there first."""
 
     workers: int = 0
     """Threads; 0 takes every core. Changes no byte of the output."""
 
-    memory: ByteSize | None = None
+    memory: OptionalSize = None
     """Cap on anonymous resident memory (bytes); a quarter of the machine's memory by default."""
 
-    json: bool = False
+    json: Flag = False
     """Print one JSON object on stdout."""
 
 

@@ -7,7 +7,8 @@ exit status a wrong option gets (2, from tyro itself).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar, cast
+from pathlib import Path
+from typing import Annotated, TypeVar, cast
 
 import tyro
 
@@ -23,6 +24,13 @@ _MARKERS = (
     tyro.conf.HelptextFromCommentsOff,
 )
 _registry = tyro.constructors.ConstructorRegistry()
+_NO_HINT = tyro.conf.arg(help_behavior_hint="")
+Flag = Annotated[bool, _NO_HINT]
+"""An option without a value; that it is off by default goes without saying."""
+OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
+"""A path that need not be given."""
+OptionalSize = Annotated[ByteSize | None, tyro.conf.arg(metavar="SIZE", help_behavior_hint="")]
+"""A size that need not be given; the help says what is taken then."""
 
 
 @_registry.primitive_rule

@@ -125,7 +125,7 @@ def preprocess(
             stage refuses; ``out`` stays resumable.
     """
     config = settled(config)
-    check_resources(raw, config, out, workers=workers, memory_bytes=memory_bytes)
+    check_resources(raw, config, out, workers=workers, memory_bytes=memory_bytes, extend=extend)
     if extend:
         refuse_extension(out, {"ingest": ingest_identity(config.ingest), "count": config.count})
     for stage in FOLDERS:
@@ -177,13 +177,19 @@ def _map_old_ids(new: Manifest, out: Path, **run: Any) -> None:
 
 
 def check_resources(
-    raw: Sequence[Path], config: PreprocessConfig, out: Path, *, workers: int, memory_bytes: int | None
+    raw: Sequence[Path],
+    config: PreprocessConfig,
+    out: Path,
+    *,
+    workers: int,
+    memory_bytes: int | None,
+    extend: bool = False,
 ) -> None:
     """Raise ConfigError where a setting names no feature, the disk is too small, or a cap for one stage."""
     schema = schema_of(config.ingest.schema)
     numbers_of("feature_min_counts", config.rank.feature_min_counts, schema.sparse, config.rank.min_count)
     numbers_of("feature_dims", config.split.feature_dims, schema.sparse, config.split.embedding_dim)
-    refuse_full_disk(disk_needed(raw, out, is_columnar=schema.format == "parquet"), out)
+    refuse_full_disk(disk_needed(raw, out, is_columnar=schema.format == "parquet", extend=extend), out)
     if memory_bytes is None:
         return
     num_features, largest = len(schema.sparse), samples_of_block(config.ingest.block_bytes)

@@ -18,12 +18,12 @@ from ..pipeline.ingest import IngestConfig, ingest, ingest_identity
 from ..pipeline.manifest import MANIFEST, Manifest
 from ..pipeline.partial import durable_files
 from ..pipeline.schedule import ScheduleConfig
-from ..pipeline.sizes import ByteSize, format_byte_size
+from ..pipeline.sizes import format_byte_size
 from ..pipeline.stages import refuse_extension, remove_stale
 from ..pipeline.tasks import ProgressCallback
 from .console import print_json, progress_bars, say, stdout_console
 from .dry_run import plan_run, show_plan
-from .options import option_value, parse_options
+from .options import Flag, OptionalPath, OptionalSize, option_value, parse_options
 from .preprocess import (
     ALL_FOLDERS,
     FOLDERS,
@@ -36,8 +36,10 @@ from .preprocess import (
 from .recipes import DEFAULT_SCHEMA, recipe_for, recipe_like, with_schema_text
 
 ConfigT = TypeVar("ConfigT")
-Raw = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RAW")]
+Raw = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RAW", help_behavior_hint="")]
 Dir = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
+StageName = Annotated[str | None, tyro.conf.arg(metavar="STAGE", help_behavior_hint="")]
+Folders = Annotated[str, tyro.conf.arg(metavar="FOLDER,...", help_behavior_hint="")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,46 +51,49 @@ class _RunOptions:
     """What workers are: threads, processes of this machine, or those of a Ray cluster, the one RAY_ADDRESS
     names or else one started here. Changes no byte."""
 
-    memory: ByteSize | None = None
+    memory: OptionalSize = None
     """Cap on anonymous resident memory (bytes), of all processes together; a quarter of the machine's memory
     by default."""
 
-    durable: bool = False
+    durable: Flag = False
     """Sync every file to the device, so that what was finished survives a power cut too. Changes no byte."""
 
-    json: bool = False
+    json: Flag = False
     """Print one JSON object on stdout."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreprocessCommand(PreprocessConfig, _RunOptions):
-    """Every stage, and where to."""
-
+class _PreprocessOptions:
     raw: Raw
-    """Logs, in order: plain, gzip or zstd."""
+    """Logs, in order: text plain, gzip or zstd, or Parquet."""
 
     out: Path
     """Folder for all stages, DIR elsewhere."""
 
-    dry_run: bool = False
+    dry_run: Flag = False
     """Say what the run would do, stage by stage, with bytes, seconds, disk and memory; write nothing."""
 
-    redo: str | None = None
+    redo: StageName = None
     """Remove this stage and all that follow, then go on."""
 
-    extend: bool = False
+    extend: Flag = False
     """Add the last of these logs to a DIR made from the first of them: only they are read and counted; ids,
     and what follows from them, are made again."""
 
-    map_ids: bool = False
+    map_ids: Flag = False
     """With --extend: write which id each row of the old vocabulary has now to DIR/id_map."""
 
-    like: Path | None = None
+    like: OptionalPath = None
     """Take ids, hot rows and batch size from this folder instead of counting: for evaluation only."""
 
-    discard: str = ""
+    discard: Folders = ""
     """Empty these folders at the end: columns, samples, or both with a comma between. No other setting can
     then be tried on DIR without parsing the log again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreprocessCommand(PreprocessConfig, _RunOptions, _PreprocessOptions):
+    """Every stage, and where to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +106,10 @@ class IngestCommand(IngestConfig, _RunOptions):
     out: Path
     """Folder for all stages, DIR elsewhere."""
 
-    redo: bool = False
+    redo: Flag = False
     """Remove this stage and all that follow first."""
 
-    extend: bool = False
+    extend: Flag = False
     """Add the last of these logs to columns made from the first of them, and remove what is made again."""
 
 
@@ -118,7 +123,7 @@ class StageCommand(_RunOptions, Generic[ConfigT]):
     config: ConfigT
     """What the stage may vary."""
 
-    redo: bool = False
+    redo: Flag = False
     """Remove this stage and all that follow first."""
 
 
