@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..stats.row_bytes import row_bytes
+from ..stats.staging_slots import share_slots
 from .batch import BatchIds, IdReader, Table
 from .config import TrainConfig
 from .fae import Fae
 from .loader import Shards
+from .model_shape import tables_by_width
 from .placements import AllFast, Hybrid, HybridDedup, Placement
 from .staging import Cache, Lookahead
 
@@ -24,8 +26,10 @@ def choose_placement(config: TrainConfig, shards: Shards) -> Callable[[Sequence[
     if config.placement in _PLAIN:
         return _PLAIN[config.placement]
 
+    slots = staging_slots(config, shards)
+
     def staged(tables: Sequence[Table]) -> Placement:
-        num_slots = staging_slots(config, shards, tables)
+        num_slots = slots[tables[0].embedding_dim]
         if config.placement == "lookahead":
             window = config.window if config.plan == "online" else None
             return Lookahead(tables, num_slots, config.prefetch, window)
@@ -42,24 +46,20 @@ def choose_placement(config: TrainConfig, shards: Shards) -> Callable[[Sequence[
     return staged
 
 
-def staging_slots(config: TrainConfig, shards: Shards, tables: Sequence[Table]) -> int:
-    """Staging slots of the tables of one row width: the budget in proportion to the bytes of cold rows.
+def staging_slots(config: TrainConfig, shards: Shards) -> dict[int, int]:
+    """Staging slots of each row width, shared out as `hotset schedule` does.
 
-    Without a budget as many bytes as the hot rows take. At least one, and no more than there are cold rows.
+    Without a budget as many bytes as the hot rows take.
     """
-
-    def total(tables: Sequence[Table], count: Callable[[Table], int]) -> int:
-        return sum(count(t) * row_bytes(t.embedding_dim, config.embedding_optimizer) for t in tables)
-
-    def num_cold(table: Table) -> int:
-        return table.num_rows - table.num_hot
-
-    budget: int | None = config.staging_bytes
-    if budget is None:
-        budget = total(shards.tables, lambda table: table.num_hot)
-    share = total(tables, num_cold) / max(total(shards.tables, num_cold), 1)
-    num_slots = int(budget * share) // row_bytes(tables[0].embedding_dim, config.embedding_optimizer)
-    return max(1, min(num_slots, sum(map(num_cold, tables))))
+    widths = tables_by_width([table.embedding_dim for table in shards.tables])
+    sizes = [row_bytes(dim, config.embedding_optimizer) for dim in widths]
+    hot = [sum(shards.tables[table].num_hot for table in tables) for tables in widths.values()]
+    every = [sum(shards.tables[table].num_rows for table in tables) for tables in widths.values()]
+    cold = [num_rows - num_hot for num_rows, num_hot in zip(every, hot, strict=True)]
+    num_bytes: int | None = config.staging_bytes
+    if num_bytes is None:
+        num_bytes = sum(count * size for count, size in zip(hot, sizes, strict=True))
+    return dict(zip(widths, share_slots(num_bytes, cold, sizes), strict=True))
 
 
 def count_lookups(shards: Shards, tables: Sequence[int]) -> NDArray[np.int64]:

@@ -38,8 +38,9 @@ class TrainConfig:
     """Batches that rows may come and go ahead of the one computed. More hide slower transfers and leave
     fewer rows to choose from for the slots."""
 
-    plan: Literal["epoch", "online"] = "epoch"
-    """How lookahead plans: a whole epoch from its exact next uses, in the background, or batch by batch."""
+    plan: Literal["auto", "epoch", "online"] = "auto"
+    """How lookahead plans: a whole epoch from its exact next uses, in the background (epoch), or batch by
+    batch (online). auto takes what `hotset schedule` made where it fits the run, else epoch."""
 
     window: int = 64
     """Batches that lookahead knows ahead with --plan online."""

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from .batch import Batch
 from .embeddings import Embeddings, Part, Step, Width
+from .schedule_file import Schedule
 from .staging import PlanQueue, Staging
 
 
@@ -24,6 +25,7 @@ class Feed:
         read: a training batch by number.
         is_hot_only: whether a training batch looks up hot rows alone.
         is_fresh: rows that no batch has used have their initial values.
+        schedule: step plans made beforehand.
     """
 
     def __init__(
@@ -33,11 +35,13 @@ class Feed:
         is_hot_only: Callable[[int], bool],
         *,
         is_fresh: bool = True,
+        schedule: Schedule | None = None,
     ) -> None:
         self._embeddings = embeddings
         self._read = read
         self._is_hot_only = is_hot_only
         self._is_fresh = is_fresh
+        self._schedule = schedule
         self._last_item = -1
         """Of the last batch that has one."""
         self._staged = [w for w in embeddings.widths if isinstance(w.placement, Staging)]
@@ -67,7 +71,9 @@ class Feed:
     ) -> Iterator[Step]:
         """Each epoch planned as a whole, while the one before it runs."""
 
-        def plan(numbers: list[int]) -> tuple[list[int], list[PlanQueue]]:
+        def plan(epoch: int, numbers: list[int]) -> tuple[list[int], list[PlanQueue]]:
+            if scheduled := self._scheduled(epoch, numbers):
+                return numbers, scheduled
             queues = new_queues()
             for number in numbers:
                 self._add(number, queues)
@@ -77,13 +83,26 @@ class Feed:
 
         with ThreadPoolExecutor(1, thread_name_prefix="plan") as pool:
             coming: deque[Future[tuple[list[int], list[PlanQueue]]]] = deque()
-            rest = iter(epochs)
-            for numbers in rest:
-                coming.append(pool.submit(plan, list(numbers)))
+            for epoch, numbers in enumerate(epochs):
+                coming.append(pool.submit(plan, epoch, list(numbers)))
                 if len(coming) > 1:
                     yield from self._run_epoch(*coming.popleft().result())
             while coming:
                 yield from self._run_epoch(*coming.popleft().result())
+
+    def _scheduled(self, epoch: int, numbers: list[int]) -> list[PlanQueue] | None:
+        """The plans of an epoch that are on disk, where they are those of all widths."""
+        if self._schedule is None:
+            return None
+        staged = [number for number in numbers if self._is_staged(number)]
+        queues = [self._schedule.queue(epoch, _staging(w), w.embedding_dim, staged) for w in self._staged]
+        found = [queue for queue in queues if queue is not None]
+        if len(found) == len(queues):
+            return found
+        # Planners remember which rows were used: what is not planned here from the start is not at all.
+        self._schedule = None
+        assert epoch == 0, "a schedule is for all epochs or for none"
+        return None
 
     def _run_epoch(self, numbers: list[int], queues: list[PlanQueue]) -> Iterator[Step]:
         first_item = self._embeddings.conveyor.num_items

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..stats.cache_policies import CachePolicy, StagingPlanner, cache_planner, lookahead_planner
 from ..stats.lookahead import next_uses
-from ..stats.step_plan_stream import RowStream, StepPlans
+from ..stats.step_plan_stream import Residents, RowStream, StepPlans
 from ..stats.step_plans import find_distinct
 from .batch import BatchIds, Table
 from .placements import Placement, cold_in_place
@@ -170,10 +170,10 @@ class PlanQueue:
 
     Args:
         placement: of the width.
-        planner: of the run.
+        planner: of the run; None where all plans are made already.
     """
 
-    def __init__(self, placement: Staging, planner: StagingPlanner) -> None:
+    def __init__(self, placement: Staging, planner: StagingPlanner | None) -> None:
         self._placement, self._planner = placement, planner
         self._held: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         self._chunks: deque[StepPlans] = deque()
@@ -181,21 +181,33 @@ class PlanQueue:
         self.num_ready = 0
         """Step plans that can be taken."""
         self.flush = Transfer()
-        """What goes home after the last step; set by ``finish``."""
+        """What goes home after the last step."""
 
     def add(self, cold: ColdLookups) -> None:
         """The next batch of the epoch."""
         self._held.append((cold.rows_U, cold.lookups_of_rows))
         if not self._placement.needs_whole_epoch:
-            self._add_chunk(self._planner.plan(self._stream()))
+            assert self._planner is not None
+            self.add_chunk(self._planner.plan(self._stream()))
 
     def finish(self) -> None:
         """No batch follows in this epoch."""
+        assert self._planner is not None
         stream = self._stream()
         if stream.num_steps:
-            self._add_chunk(self._planner.plan(stream))
+            self.add_chunk(self._planner.plan(stream))
         plans, residents = self._planner.finish()
-        self._add_chunk(plans)
+        self.add_chunk(plans)
+        self.set_flush(residents)
+
+    def add_chunk(self, plans: StepPlans) -> None:
+        """Step plans that follow those added before."""
+        if plans.num_steps:
+            self._chunks.append(plans)
+            self.num_ready += plans.num_steps
+
+    def set_flush(self, residents: Residents) -> None:
+        """What goes home after the last step."""
         self.flush = Transfer(write_back=self._moves(residents.rows, residents.slots))
 
     def take(self, cold: ColdLookups, *, is_fresh: bool) -> StepPlan:
@@ -240,11 +252,6 @@ class PlanQueue:
         num_rows = max(self._placement.slow.num_home_slots, 1)
         uses = next_uses(stream.offsets, stream.rows, num_rows)
         return RowStream(stream.offsets, stream.rows, stream.lookups, uses)
-
-    def _add_chunk(self, plans: StepPlans) -> None:
-        if plans.num_steps:
-            self._chunks.append(plans)
-            self.num_ready += plans.num_steps
 
     def _moves(self, rows: NDArray[np.int64], slots: NDArray[np.int32]) -> Moves:
         return Moves(rows, slots + np.int64(self._placement.fast.num_home_slots))

@@ -30,6 +30,7 @@ from .model import Dlrm
 from .model_shape import dlrm_shape
 from .predict import Predictor
 from .row_optimizers import RowOptimizer
+from .schedule_file import Schedule
 from .shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
 
 _log = logging.getLogger(__name__)
@@ -60,8 +61,15 @@ class Trainer:
 
     def steps(self) -> Generator[Step]:
         """The training steps in the order of the run, each timed from here on, its rows in place."""
-        is_hot_only = self.shards.is_hot_only
-        feed = Feed(self.embeddings, self.shards.training_batch, lambda number: bool(is_hot_only[number]))
+        is_hot_only, schedule = self.shards.is_hot_only, None
+        if self.config.placement == "lookahead" and self.config.plan == "auto":
+            schedule = Schedule.find(self.shards, self.config)
+        feed = Feed(
+            self.embeddings,
+            self.shards.training_batch,
+            lambda number: bool(is_hot_only[number]),
+            schedule=schedule,
+        )
         steps = feed.steps(self.order.epochs())
         # An order that is decided as the run goes cannot be read ahead.
         ahead = Ahead(steps, self.config.prefetch + 2, "feed") if self.order.is_known else None
