@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
+import threading
 import time
 from contextlib import suppress
 from typing import Any
@@ -15,14 +17,30 @@ from typing import Any
 import joblib
 import ray
 from ray.util.joblib.ray_backend import RayBackend
+from ray.util.multiprocessing.pool import ResultThread
 
 from .engines import Engine, EngineName
 from .errors import ConfigError, EngineError
 
 _BACKEND = "hotset-ray"
 _MOST_SECONDS, _POLL_SECONDS = 3.0, 0.05
+_CONNECT_SECONDS = 5.0
 _SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Nothing is sent to anyone, and a warning about GPUs, which no task uses, stays away."""
+
+
+def _refuse_silence(address: str) -> None:
+    """Raise EngineError at once where nobody listens at ``HOST:PORT``; Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or "://" in address or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise EngineError(
+            f"no Ray cluster answers at RAY_ADDRESS {address}: {error.strerror or error}",
+            hint="name one that runs, or unset it: without one Ray starts on this machine",
+        ) from error
 
 
 def _say_nothing(*_: Any, **__: Any) -> None:
@@ -57,6 +75,7 @@ class RayEngine(Engine):
         self._most = 0
 
     def _connect(self) -> None:
+        _refuse_silence(os.environ.get("RAY_ADDRESS", ""))
         try:
             ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -91,6 +110,14 @@ class RayEngine(Engine):
                 break
             time.sleep(_POLL_SECONDS)
         return max(1, min(count, free))
+
+    def stop(self) -> None:
+        """Let go of the workers, and wait until no thread waits for them: at the end Ray would crash."""
+        super().stop()
+        deadline = time.monotonic() + _MOST_SECONDS
+        for thread in threading.enumerate():
+            if isinstance(thread, ResultThread):
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
         """Leave the cluster where this engine joined it."""

@@ -21,6 +21,7 @@ import joblib
 
 from .engines import Engine, current_engine, interrupts_kept_here
 from .errors import EngineError
+from .manifest import first_line
 from .travel import Call, Traveller, tell
 
 ProgressCallback = Callable[[str, int, int], None]
@@ -150,7 +151,7 @@ def _run_away(
                 engine.stop()
                 if num_deaths == _MOST_DEATHS:
                     raise EngineError(
-                        f"workers were killed {num_deaths} times in a row",
+                        f"workers were killed {num_deaths} times in a row: {first_line(death)}",
                         hint="out of memory? fewer --workers need less; the same command goes on from here",
                     ) from death
     finally:

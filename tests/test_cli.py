@@ -12,6 +12,7 @@ import pytest
 
 from hotset.pipeline.generate import GenerateConfig, generate
 from hotset.workflows.cli import COMMANDS, main
+from hotset.workflows.console import say
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -176,3 +177,8 @@ def test_without_torch_the_extra_is_named(words: list[str], tmp_path: Path) -> N
         f"error: hotset {words[0]} needs torch",
         "hint: pip install 'hotset[train]'",
     ]
+
+
+def test_a_message_stands_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    say("error: 127.0.0.1:1234: [bold] refused")
+    assert capsys.readouterr().err == "error: 127.0.0.1:1234: [bold] refused\n"

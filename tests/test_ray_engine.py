@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import time
 import warnings
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.engines import use_engine
-from hotset.pipeline.errors import ConfigError, InputError
+from hotset.pipeline.errors import ConfigError, EngineError, InputError
 from hotset.pipeline.tasks import num_workers, run_tasks
 from hotset.tests.away_tasks import die_at, fail_at, where_at
 from hotset.tests.criteo_text import draw_samples, text_of, tree_of
@@ -45,6 +46,14 @@ def cluster() -> Iterator[Any]:
         yield made
         ray.shutdown()
         made.shutdown()
+
+
+def test_an_address_where_nobody_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(EngineError, match="no Ray cluster answers at RAY_ADDRESS 127"), use_engine("ray"):
+            pass
 
 
 def kill_node(cluster: Any, places: set[tuple[str, int]]) -> None:
@@ -81,10 +90,10 @@ def test_a_cluster_makes_the_same_bytes_though_a_node_dies(tmp_path: Path, clust
 
     with use_engine("ray"):
         assert num_workers(0) == 4
-        places = set(run_tasks(where_at, ((number,) for number in range(40))))
-        assert len(places) == 4 and len({node for node, _ in places}) == 2
         with pytest.raises(ConfigError, match="5 workers on a Ray cluster of 4 CPUs"):
             list(run_tasks(where_at, [(1,)], workers=5))
+        places = set(run_tasks(where_at, ((number,) for number in range(40))))
+        assert len(places) == 4 and len({node for node, _ in places}) == 2
         preprocess([log], CONFIG, tmp_path / "together", progress=progress)
         assert "encode" in stages
         assert len(left_after_death()) <= 2

@@ -18,12 +18,13 @@ _WIDE = 200
 
 def stdout_console() -> Console:
     """For data; a pipe gets lines as long as they are."""
-    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=_WIDE)
+    width = None if sys.stdout.isatty() else _WIDE
+    return Console(highlight=False, emoji=False, width=width)
 
 
 def say(message: str) -> None:
     """A message for people, on stderr, not wrapped when that is no terminal."""
-    console = Console(stderr=True, highlight=False, markup=False)
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     console.print(message, soft_wrap=not sys.stderr.isatty())
 
 
