@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .checksum import HashedFile
 from .errors import ManifestError
 from .manifest import FileEntry, Manifest, first_line
-from .tables import multi_hot, one_hot
+from .tables import multi_hot, offsets_of, one_hot
 
 NO_NULLS = np.zeros(0, np.uint8)
 """The validity bitmap of a column without missing values."""
@@ -113,6 +113,8 @@ def _check_columns(batch: Any, wanted: dict[str, tuple[Any, ...]]) -> None:
         if column.type not in kinds:
             raise TypeError(f"column {name!r} is {column.type}, want {' or '.join(map(str, kinds))}")
         num_missing = column.null_count
+        if pa.types.is_list(column.type):
+            offsets_of(column)
         if column.type.num_fields and kinds != _LIST:
             num_missing += column.values.null_count
         if num_missing and kinds not in _MAY_LACK:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .arrow_files import fixed_lists, read_batch, values_of
+from .errors import ManifestError
 from .manifest import FileEntry, Manifest
 from .tables import is_multi_hot, offsets_of, one_hot
 
@@ -50,5 +53,15 @@ def read_lookups(samples: Manifest, entry: FileEntry, start: int, stop: int) -> 
         else:
             lookups = Lookups(ids[:, column], ONE_EACH)
             column += 1
+        _refuse_stray(lookups.ids, table, samples.folder / entry.path)
         found.append(lookups.of_samples(start, stop))
     return found
+
+
+def _refuse_stray(ids: NDArray[np.int32], table: dict[str, Any], path: Path) -> None:
+    """Raise ManifestError where an id is outside its table: kernels take ids as indexes."""
+    if ids.shape[0] and not 0 <= int(ids.min()) <= int(ids.max()) < table["num_rows"]:
+        raise ManifestError(
+            f"{path} is damaged: an id of {table['name']} is outside its {table['num_rows']} rows",
+            hint="remove its folder and run its stage again",
+        )

@@ -7,7 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
@@ -69,7 +71,7 @@ class ParquetParts:
                 if names:
                     row = end
                     continue
-                for batch in self._batches(parquet, group):
+                for batch in self._cut(self._batches(parquet, group)):
                     share = [self._file.num_bytes * at // num_rows for at in (row, row + batch.num_rows)]
                     yield self._name(row), partial(self._parse, batch, share[1] - share[0])
                     row += batch.num_rows
@@ -93,12 +95,28 @@ class ParquetParts:
         except DAMAGE as error:
             raise self._damaged(error) from error
 
+    def _cut(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Batches, those with much longer lists than others cut at ``block_bytes`` of values."""
+        most = self._config.block_bytes // _VALUE_BYTES
+        for batch in batches:
+            values = np.full(batch.num_rows, len(self._names) - len(self._lists), np.int64)
+            for name in self._lists:
+                lengths = pc.fill_null(pc.list_value_length(batch.column(name)), 1)
+                values += lengths.to_numpy(zero_copy_only=False)
+            ends = np.cumsum(values)
+            first, is_long = 0, batch.num_rows > 0 and ends[-1] > 2 * most
+            while first < batch.num_rows:
+                start = ends[first - 1] if first else 0
+                stop = int(np.searchsorted(ends, start + most, side="right")) if is_long else batch.num_rows
+                stop = min(max(stop, first + 1), batch.num_rows)
+                yield batch.slice(first, stop - first)
+                first = stop
+
     def _rows_of_part(self, group: Any) -> int:
         """Rows that have ``block_bytes`` of values; in lists, as many elements as they have on average."""
         chunks = (group.column(number) for number in range(group.num_columns))
-        lists = [
-            chunk.num_values for chunk in chunks if chunk.path_in_schema.partition(".")[0] in self._lists
-        ]
+        starts = tuple(f"{name}." for name in self._lists)
+        lists = [chunk.num_values for chunk in chunks if chunk.path_in_schema.startswith(starts)]
         values_of_row = len(self._names) - len(lists) + sum(lists) / max(group.num_rows, 1)
         return max(1, int(self._config.block_bytes / (_VALUE_BYTES * max(values_of_row, 1))))
 

@@ -79,7 +79,7 @@ class PartIds:
         tag_hot_samples(self.matrix, np.array(of_matrix, np.int64), is_hot)
         for table, hot in pairs:
             if table["name"] in self.lists:
-                tag_cold_bags(*self.lists[table["name"]], hot, is_hot)
+                tag_cold_bags(*self.lists[table["name"]], int(hot), is_hot)
         return is_hot
 
     def columns(self) -> dict[str, Any]:

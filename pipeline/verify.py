@@ -152,8 +152,8 @@ def _check_vocabulary(entry: FileEntry, vocabulary: Manifest, _: dict[str, Manif
     counts, places = (values_of(batch.column(name), np.int64) for name in ("count", "place"))
     keys = ("num_counted_samples", "num_model_samples", "num_train_samples")
     num_counted = next(vocabulary.totals[key] for key in keys if key in vocabulary.totals)
-    table = next(table for table in vocabulary.totals["tables"] if f"{table['name']}.arrow" == entry.path)
-    wanted = table.get("num_lookups", num_counted)
+    tables = {f"{table['name']}.arrow": table for table in vocabulary.totals["tables"]}
+    wanted = tables[entry.path].get("num_lookups", num_counted)
     rank_by = vocabulary.totals.get("rank_by", "frequency")
     if rank_by == "sampled":
         sampled = values_of(batch.column("sampled"), np.int64)

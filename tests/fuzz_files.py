@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,12 @@ from hotset.pipeline.errors import HotsetError
 from hotset.pipeline.inspect import frequency_statistics
 from hotset.pipeline.manifest import MANIFEST, Manifest, checksum_of
 from hotset.pipeline.output import hash_file
+from hotset.pipeline.texts import is_texts, read_texts
 from hotset.pipeline.verify import verify
 from hotset.tests.criteo_text import draw_samples, text_of
+from hotset.tests.other_logs import draw_log, schema_text, write_parquet
 from hotset.tests.test_preprocess import CONFIG
-from hotset.workflows.preprocess import FOLDERS, INPUTS, preprocess, run_stage
+from hotset.workflows.preprocess import FOLDERS, INPUTS, PreprocessConfig, preprocess, run_stage
 
 _HANG_SECONDS = 60
 _EXTREMES = [0, 1, 2, 3, 7, 8, 255, 2**16, 2**31 - 1, -(2**31), -1, 2**40, 2**62, 2**63 - 1, -(2**63)]
@@ -153,9 +156,13 @@ def read_stages(folder: Path) -> dict[str, str]:
     for name in list(FOLDERS.values())[:-1]:
         manifest = Manifest.read(folder / name)
         for entry in manifest.files:
-            batch = read_batch(manifest, entry)
+            batch = (read_texts if is_texts(entry) else read_batch)(manifest, entry)
             found[f"{name}/{entry.path}"] = str([batch.column(key).to_pylist() for key in batch.schema.names])
     return {path: hashlib.sha1(text.encode()).hexdigest() for path, text in found.items()}
+
+
+def _arrays_of(bags: Any) -> list[Any]:
+    return [array for each in bags for array in (each.offsets_B1, each.ids_N)]
 
 
 def read_shards(folder: Path) -> list[str]:
@@ -165,8 +172,10 @@ def read_shards(folder: Path) -> list[str]:
     shards = Shards.open(folder)
     batches = [shards.training_batch(number) for number in range(shards.num_training_batches)]
     batches += [shards.evaluation_batch(number) for number in range(shards.num_evaluation_batches)]
-    arrays = [(b.label_B.numpy(), b.dense_BK.numpy(), b.ids_BF, b.is_hot_B) for b in batches]
-    return [digest_of(*(array for array in four if array is not None)) for four in arrays]
+    arrays = [
+        [b.label_B.numpy(), b.dense_BK.numpy(), b.ids_BF, b.is_hot_B, *_arrays_of(b.bags)] for b in batches
+    ]
+    return [digest_of(*(array for array in several if array is not None)) for several in arrays]
 
 
 def kind_of(path: Path) -> str:
@@ -176,14 +185,29 @@ def kind_of(path: Path) -> str:
     return "shard" if path.parts[0] == "shards" else "stage"
 
 
+LISTS = {"y": "label", "tags": "list text", "site": "hex8", "price": "float", "codes": "list integer"}
+
+
+def _write_log(path: Path, seed: int, *, lists: bool) -> PreprocessConfig:
+    """A log of Criteo's, or one with lists; and how to preprocess it."""
+    luck = np.random.default_rng(seed)
+    if not lists:
+        path.write_bytes(text_of(draw_samples(300, luck)))
+        return CONFIG
+    log = draw_log(200, LISTS, luck, empty_lists=True)
+    write_parquet(path, log)
+    schema = schema_text(log, format="parquet")
+    return replace(CONFIG, ingest=replace(CONFIG.ingest, schema=schema))
+
+
 class Fuzzer:
     """A preprocessed folder whose files are mutated one by one."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, *, lists: bool = False) -> None:
         self.folder, self.seed = folder, seed
+        self.config = _write_log(folder / "log.tsv", seed, lists=lists)
         if not (folder / "dir").exists():
-            (folder / "log.tsv").write_bytes(text_of(draw_samples(300, np.random.default_rng(seed))))
-            preprocess([folder / "log.tsv"], CONFIG, folder / "whole", workers=1)
+            preprocess([folder / "log.tsv"], self.config, folder / "whole", workers=1)
             shutil.copytree(folder / "whole", folder / "dir")
         self.dir = folder / "dir"
         self.readers: dict[str, Callable[[Path], Any]] = {
@@ -255,19 +279,19 @@ class Fuzzer:
             made.mkdir()
             for folder in inputs:
                 (made / folder).symlink_to(self.dir / folder)
-            outcomes[stage] = self._judge(stage, partial(_make, made, stage))
+            outcomes[stage] = self._judge(stage, partial(_make, made, stage, getattr(self.config, stage)))
         return outcomes
 
 
-def _make(made: Path, stage: str, _: Path) -> Any:
-    run_stage(stage, getattr(CONFIG, stage), made, workers=1)
+def _make(made: Path, stage: str, config: Any, _: Path) -> Any:
+    run_stage(stage, config, made, workers=1)
     files = [path for path in sorted((made / FOLDERS[stage]).iterdir()) if path.name != MANIFEST]
     return {path.name: hash_file(path) for path in files}
 
 
-def run_child(folder: Path, first: int, stop: int, seed: int) -> None:
+def run_child(folder: Path, first: int, stop: int, seed: int, *, lists: bool) -> None:
     """Files ``first`` to ``stop``, a line of JSON before and after each."""
-    fuzzer = Fuzzer(folder, seed)
+    fuzzer = Fuzzer(folder, seed, lists=lists)
     for number in range(first, stop):
         print(json.dumps({"begun": number}), flush=True)
         faulthandler.dump_traceback_later(_HANG_SECONDS, exit=True)
@@ -275,8 +299,14 @@ def run_child(folder: Path, first: int, stop: int, seed: int) -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
-def fuzz_files(num_files: int, seed: int) -> dict[str, Any]:
-    """Mutate ``num_files`` files; ``wrong`` says what was neither right nor refused, a line each."""
+def fuzz_files(num_files: int, seed: int, *, lists: bool = False) -> dict[str, Any]:
+    """Mutate ``num_files`` files; ``wrong`` says what was neither right nor refused, a line each.
+
+    Args:
+        num_files: of one folder, each mutated and put back.
+        seed: of the log and the mutations.
+        lists: of a log with lists, floats and texts instead of Criteo's.
+    """
     started, number = time.perf_counter(), 0
     files, outcomes, wrong = Counter[str](), Counter[str](), list[str]()
     with tempfile.TemporaryDirectory() as folder:
@@ -290,6 +320,7 @@ def fuzz_files(num_files: int, seed: int) -> dict[str, Any]:
                 str(num_files),
                 "--seed",
                 str(seed),
+                *(["--lists"] if lists else []),
             ]
             command = [sys.executable, "-m", "hotset.tests.fuzz_files", *words]
             child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -326,13 +357,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=fuzz_files.__doc__)
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lists", action="store_true")
     parser.add_argument("--child", type=Path)
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
     if options.child:
-        run_child(options.child, options.first, options.files, options.seed)
+        run_child(options.child, options.first, options.files, options.seed, lists=options.lists)
     else:
-        print(json.dumps(fuzz_files(options.files, options.seed), indent=1))
+        print(json.dumps(fuzz_files(options.files, options.seed, lists=options.lists), indent=1))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,12 @@ def test_mutated_files_are_read_rightly_or_refused() -> None:
     assert result["inputs"] == NUM_FILES and result["outcomes"]["verify: refused"] > NUM_FILES / 2
 
 
+def test_mutated_files_of_a_log_with_lists_are_read_rightly_or_refused() -> None:
+    result = fuzz_files.fuzz_files(NUM_FILES, random.randrange(10**9), lists=True)
+    assert result["wrong"] == [], result["seed"]
+    assert result["inputs"] == NUM_FILES and result["outcomes"]["verify: refused"] > NUM_FILES / 2
+
+
 def test_a_reader_that_crashes_is_counted_and_the_next_file_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     program = """
 import os, sys

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hotset.pipeline.errors import InputError
 from hotset.pipeline.ingest import IngestConfig, ingest
 from hotset.pipeline.sizes import ByteSize
-from hotset.tests.other_logs import columns_in
+from hotset.tests.other_logs import Log, columns_in, naive_columns, schema_text, write_parquet
 
 BAD_ROWS: dict[str, tuple[str, Any, str]] = {
     "csv list": ("csv", b"1,0000beef|abc|,1\n", "column 'codes', element 2: found 'abc', want 8 hex digits"),
@@ -101,3 +104,28 @@ def test_parts_of_long_lists_have_fewer_rows(tmp_path: Path) -> None:
     columns = ingest([tmp_path / "log"], config, tmp_path / "out")
     assert [entry.num_samples for entry in columns.files] == [8] * 8
     assert columns.files[0].facts["lookups"] == {"d": 8000}
+
+
+def test_a_batch_with_lists_much_longer_than_others_is_cut(tmp_path: Path) -> None:
+    lengths = [1] * 500 + [2000] + [1] * 100 + [900] * 5 + [1] * 300
+    lists = [list(range(length)) for length in lengths]
+    pq.write_table(pa.table({"a.b": lists}), tmp_path / "log")
+    schema = "format = 'parquet'\n[sparse]\n'a.b' = { kind = 'integer', list = true, name = 'd' }"
+    config = IngestConfig(schema=schema, block_bytes=ByteSize(8000))
+    columns = ingest([tmp_path / "log"], config, tmp_path / "out")
+    assert columns_in(columns)["d"] == lists
+    sizes = [(entry.num_samples, entry.facts["lookups"]["d"]) for entry in columns.files]
+    assert (1, 2000) in sizes and all(rows == 1 or lookups <= 2000 for rows, lookups in sizes)
+    whole = ingest([tmp_path / "log"], config, tmp_path / "two", workers=2)
+    assert whole.fingerprint == columns.fingerprint
+
+
+@given(st.lists(st.none() | st.lists(st.none() | st.text(max_size=3), max_size=4), min_size=1, max_size=9))
+@settings(deadline=None, max_examples=25)
+def test_any_lists_come_back(lists: list[list[str | None] | None]) -> None:
+    """A missing list is one of one missing element, and so is an empty text."""
+    log = Log({"a": "list text"}, [(value,) for value in lists])
+    with TemporaryDirectory() as name:
+        raw = write_parquet(Path(name) / "log", log)
+        columns = ingest([raw], IngestConfig(schema=schema_text(log, format="parquet")), Path(name) / "out")
+        assert columns_in(columns) == naive_columns(log)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
+from hotset.pipeline.checksum import checksum_of_written
 from hotset.pipeline.count import CountConfig
 from hotset.pipeline.ingest import IngestConfig
 from hotset.pipeline.manifest import Manifest, checksum_of
@@ -284,19 +285,19 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     raw = write_parquet(tmp_path / "log", log)
     monkeypatch.setattr("hotset.pipeline.pack._FILE_BYTES", 4000)
     preprocess([raw], recipe(log, "parquet"), tmp_path / "whole", workers=1)
-    for number in (0, 4, 6, 11):
-        left = number
+    for number in (0, 4, 11, 20):
+        left, out = number, tmp_path / f"out{number}"
 
         def stopping(path: Path) -> tuple[int, str]:
             nonlocal left
             left -= 1
             if left < 0:
                 raise KeyboardInterrupt
-            return hash_file(path)
+            return checksum_of_written(path)
 
         with monkeypatch.context() as patch:
-            patch.setattr("hotset.pipeline.output.hash_file", stopping)
+            patch.setattr("hotset.pipeline.output.checksum_of_written", stopping)
             with pytest.raises(KeyboardInterrupt):
-                preprocess([raw], recipe(log, "parquet"), tmp_path / "out", workers=2)
-    preprocess([raw], recipe(log, "parquet"), tmp_path / "out", workers=3)
-    assert tree_of(tmp_path / "out") == tree_of(tmp_path / "whole")
+                preprocess([raw], recipe(log, "parquet"), out, workers=2)
+        preprocess([raw], recipe(log, "parquet"), out, workers=3)
+        assert tree_of(out) == tree_of(tmp_path / "whole")
