@@ -20,6 +20,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from ..stats.prefetch import LINE_BYTES, prefetch
 from .byte_words import CHUNK_BYTES, count_bits, find_separators, load8, lowest_bit
 
 PADDING_BYTES: Final = CHUNK_BYTES
@@ -32,11 +33,13 @@ _GROUP: Final = np.uint64(64)
 """Lines decoded together; the bits of a word."""
 _UNROLLED: Final = np.uint64(8)
 """Separators noted at a time; what is beyond the last of a chunk is written over."""
+_LINE_VALUES: Final = np.uint64(LINE_BYTES // 4)
+_TEXT_AHEAD: Final = np.uint64(4096)
+_WRITTEN_AHEAD: Final = np.uint64(2 * 64)
+"""How far ahead the cache is asked for text (bytes) and for what will be written (values). A block and
+its columns are larger than the cache: 130 ns a line without, 68 with both."""
 _MAX_SPAN: Final = np.uint64(2**31)
 """Bytes of a group, so that places within it fit in 32 bits."""
-_WORD, _LENGTH, _FAULT = range(3)
-"""Rows of a ``group``, (3, _GROUP): of one field of each line its first eight bytes and its length; and what
-is not zero where any field of the line was not good."""
 
 _ZERO, _ONE, _EIGHT, _LOW_6 = np.uint64(0), np.uint64(1), np.uint64(8), np.uint64(63)
 _LOW_8, _LOW_32 = np.uint64(0xFF), np.uint64(0xFFFFFFFF)
@@ -57,7 +60,7 @@ def count_newlines(text: NDArray[np.uint8]) -> int:
     return count
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(cache=True, nogil=True)
 def _find_fields(
     text: NDArray[np.uint8],
     num_bytes: np.uint64,
@@ -81,6 +84,7 @@ def _find_fields(
         if num_noted > last_entry or position - start > _MAX_SPAN:
             break
         separators, ends = find_separators(text, position)
+        prefetch(text, position + _TEXT_AHEAD)
         while ends != _ZERO and num_lines < _GROUP:
             newlines[num_lines] = num_noted + count_bits(separators & (ends - _ONE) & ~ends)
             num_lines += _ONE
@@ -96,113 +100,45 @@ def _find_fields(
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def _fetch(
-    text: NDArray[np.uint8],
-    start: np.uint64,
-    after: NDArray[np.uint32],
-    first_fields: NDArray[np.uint64],
-    column: np.uint64,
-    num_lines: np.uint64,
-    group: NDArray[np.uint64],
-) -> None:
-    """Fill a group with one field of each line; ``first_fields`` are entries of ``after``."""
-    for i in range(num_lines):
-        field = first_fields[i] + column
-        first = np.uint64(after[field])
-        group[_WORD, i] = load8(text, start + first)
-        group[_LENGTH, i] = np.uint64(after[field + _ONE]) - first - _ONE
+def _category(word: np.uint64, length: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """A field of eight hex digits, either case, or nothing: its number, and not zero where it is neither."""
+    letter = word & _EACH_40
+    lower = word | (letter >> _ONE)
+    is_digit = (lower + _EACH_50) & ~(lower + _EACH_46)
+    is_letter = (lower + _EACH_1F) & ~(lower + _EACH_19)
+    not_hex = ((is_digit | is_letter) & ~word & _EACH_80) ^ _EACH_80
+    nibbles = (word & _EACH_0F) + (letter >> np.uint64(6)) * np.uint64(9)
+    pairs = ((nibbles << np.uint64(4)) | (nibbles >> _EIGHT)) & _PAIRS
+    fours = ((pairs << _EIGHT) | (pairs >> np.uint64(16))) & _FOURS
+    number = ((fours << np.uint64(16)) | (fours >> np.uint64(32))) & _LOW_32
+    is_there = _ZERO - np.uint64(length != _ZERO)  # all bits
+    return number & is_there, (not_hex | (length ^ _EIGHT)) & is_there
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def _leave_out_return(
-    text: NDArray[np.uint8],
-    start: np.uint64,
-    after: NDArray[np.uint32],
-    ends: NDArray[np.uint64],
-    num_lines: np.uint64,
-    group: NDArray[np.uint64],
-) -> None:
-    """Shorten the last fields of lines that end in ``\\r\\n``; ``ends`` are entries of ``after``."""
-    for i in range(num_lines):
-        last_byte = start + np.uint64(after[ends[i]]) - np.uint64(2)
-        if group[_LENGTH, i] != _ZERO and text[last_byte] == _RETURN:
-            group[_LENGTH, i] -= _ONE
+def _integer(word: np.uint64, length: np.uint64) -> tuple[np.int64, np.uint64]:
+    """A field of at most eight bytes: an integer or nothing, and not zero where it is neither.
 
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def _decode_labels(
-    group: NDArray[np.uint64], num_lines: np.uint64, label: NDArray[np.uint8], first_sample: np.uint64
-) -> None:
-    """Fields that are 0 or 1."""
-    for i in range(num_lines):
-        value = (group[_WORD, i] ^ _EACH_30) & _LOW_8
-        label[first_sample + np.uint64(i)] = np.uint8(value)
-        group[_FAULT, i] |= (value >> _ONE) | (group[_LENGTH, i] ^ _ONE)
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def _decode_categories(
-    group: NDArray[np.uint64],
-    num_lines: np.uint64,
-    categories: NDArray[np.uint32],
-    row: np.uint64,
-    first_sample: np.uint64,
-) -> None:
-    """Fields of eight hex digits, either case, or nothing."""
-    for i in range(num_lines):
-        word, length = group[_WORD, i], group[_LENGTH, i]
-        letter = word & _EACH_40
-        lower = word | (letter >> _ONE)
-        is_digit = (lower + _EACH_50) & ~(lower + _EACH_46)
-        is_letter = (lower + _EACH_1F) & ~(lower + _EACH_19)
-        not_hex = ((is_digit | is_letter) & ~word & _EACH_80) ^ _EACH_80
-        nibbles = (word & _EACH_0F) + (letter >> np.uint64(6)) * np.uint64(9)
-        pairs = ((nibbles << np.uint64(4)) | (nibbles >> _EIGHT)) & _PAIRS
-        fours = ((pairs << _EIGHT) | (pairs >> np.uint64(16))) & _FOURS
-        category = ((fours << np.uint64(16)) | (fours >> np.uint64(32))) & _LOW_32
-        is_there = _ZERO - np.uint64(length != _ZERO)  # all bits
-        categories[row, first_sample + np.uint64(i)] = np.uint32(category & is_there)
-        group[_FAULT, i] |= (not_hex | (length ^ _EIGHT)) & is_there
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def _decode_integers(
-    group: NDArray[np.uint64],
-    num_lines: np.uint64,
-    dense: NDArray[np.int32],
-    row: np.uint64,
-    first_sample: np.uint64,
-) -> np.uint64:
-    """Fields of a decimal integer or nothing; all digits of a field are converted at once.
-
-    Returns:
-        Not zero where a field is longer than eight bytes: those are neither decoded nor judged.
+    All digits are converted at once.
 
     Source:
         Lemire, "Quickly parsing eight digits" (2018).
     """
-    are_long = _ZERO
-    for i in range(num_lines):
-        word, length = group[_WORD, i], group[_LENGTH, i]
-        is_long = _ZERO - np.uint64(length > _EIGHT)  # all bits
-        sign = np.uint64((word & _LOW_8) == _MINUS)
-        num_digits = length - sign
-        is_empty = _ZERO - np.uint64(num_digits == _ZERO)
-        digits = (word ^ _EACH_30) >> (sign << np.uint64(3))
-        digits = (digits << ((_GROUP - (num_digits << np.uint64(3))) & _LOW_6)) & ~is_empty
-        fault = (((digits + _EACH_76) | digits) & _EACH_80) | (sign & is_empty)
-        digits = (digits * np.uint64(10) + (digits >> _EIGHT)) & _PAIRS
-        digits = (digits * np.uint64(100) + (digits >> np.uint64(16))) & _FOURS
-        number = np.int64((digits * np.uint64(10000) + (digits >> np.uint64(32))) & _LOW_32)
-        dense[row, first_sample + np.uint64(i)] = np.int32((number ^ -np.int64(sign)) + np.int64(sign))
-        group[_FAULT, i] |= fault & ~is_long
-        are_long |= is_long
-    return are_long
+    sign = np.uint64((word & _LOW_8) == _MINUS)
+    num_digits = length - sign
+    is_empty = _ZERO - np.uint64(num_digits == _ZERO)  # all bits
+    digits = (word ^ _EACH_30) >> (sign << np.uint64(3))
+    digits = (digits << ((_GROUP - (num_digits << np.uint64(3))) & _LOW_6)) & ~is_empty
+    fault = (((digits + _EACH_76) | digits) & _EACH_80) | (sign & is_empty)
+    digits = (digits * np.uint64(10) + (digits >> _EIGHT)) & _PAIRS
+    digits = (digits * np.uint64(100) + (digits >> np.uint64(16))) & _FOURS
+    number = np.int64((digits * np.uint64(10000) + (digits >> np.uint64(32))) & _LOW_32)
+    return (number ^ -np.int64(sign)) + np.int64(sign), fault
 
 
 @numba.njit(cache=True, nogil=True)
 def _long_integer(text: NDArray[np.uint8], start: np.uint64, length: np.uint64) -> tuple[np.int32, bool]:
-    """A field `_decode_integers` leaves: its value, and whether it is ten digits at most, within int32."""
+    """A field too long for `_integer`: its value, and whether it is ten digits at most, within int32."""
     sign = np.uint64(text[start] == _MINUS)
     num_bytes, number = sign, np.int64(0)
     while num_bytes < min(length, sign + _MAX_DIGITS) and 48 <= text[start + num_bytes] < 58:
@@ -213,29 +149,35 @@ def _long_integer(text: NDArray[np.uint8], start: np.uint64, length: np.uint64) 
     return np.int32(-number if sign else number), True
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
-def _are_there(group: NDArray[np.uint64], num_lines: np.uint64) -> np.uint64:
-    """Bit i says that the i-th field is not empty."""
-    bits = _ZERO
-    for i in range(num_lines):
-        bits |= np.uint64(group[_LENGTH, i] != _ZERO) << np.uint64(i)
-    return bits
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(cache=True, nogil=True)
 def _write_bits(
-    bits: np.uint64, count: np.uint64, first: np.uint64, is_valid: NDArray[np.uint8], row: np.uint64
+    bits: NDArray[np.uint64], count: np.uint64, first: np.uint64, is_valid: NDArray[np.uint8]
 ) -> None:
-    """Write the lowest ``count`` of ``bits`` to a bitmap that is zero from bit ``first`` on."""
+    """Write the lowest ``count`` of each of ``bits`` to a row of bitmaps, zero yet from bit ``first`` on."""
     shift, byte = first & np.uint64(7), first >> np.uint64(3)
     num_bytes = (shift + count + np.uint64(7)) >> np.uint64(3)
-    for i in range(num_bytes):
-        moved = (bits << shift) >> (np.uint64(i) << np.uint64(3)) if i < 8 else bits >> (_GROUP - shift)
-        is_valid[row, byte + np.uint64(i)] |= np.uint8(moved & _LOW_8)
+    in_range = ~_ZERO if count == _GROUP else (_ONE << count) - _ONE
+    for row in range(np.uint64(bits.shape[0])):
+        kept = bits[row] & in_range
+        for i in range(num_bytes):
+            moved = (kept << shift) >> (np.uint64(i) << np.uint64(3)) if i < 8 else kept >> (_GROUP - shift)
+            is_valid[row, byte + np.uint64(i)] |= np.uint8(moved & _LOW_8)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
-def _close_ranks(values: NDArray[np.int32], first: np.uint64, count: np.uint64, are_good: np.uint64) -> None:
+@numba.njit(cache=True, nogil=True)
+def _keep_bits(bits: NDArray[np.uint64], count: np.uint64, are_good: np.uint64) -> None:
+    """Move the good ones of ``count`` bits of each row together."""
+    for row in range(np.uint64(bits.shape[0])):
+        kept, moved = _ZERO, _ZERO
+        for i in range(count):
+            if (are_good >> np.uint64(i)) & _ONE:
+                moved |= ((bits[row] >> np.uint64(i)) & _ONE) << kept
+                kept += _ONE
+        bits[row] = moved
+
+
+@numba.njit(cache=True, nogil=True)
+def _keep_values(values: NDArray[np.int32], first: np.uint64, count: np.uint64, are_good: np.uint64) -> None:
     """Move the good ones of ``count`` values from ``first`` on together, in each row."""
     for row in range(np.uint64(values.shape[0])):
         kept = first
@@ -245,7 +187,7 @@ def _close_ranks(values: NDArray[np.int32], first: np.uint64, count: np.uint64, 
                 kept += _ONE
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(cache=True, nogil=True)
 def _list_bad(bad_lines: NDArray[np.int64], num_bad: int, start: np.uint64, newline: np.uint64) -> int:
     if num_bad < bad_lines.shape[0]:
         bad_lines[num_bad, 0], bad_lines[num_bad, 1] = start, newline
@@ -281,8 +223,8 @@ def parse_lines(
     first_column = np.uint64(label.shape[0] > 0)
     num_fields = first_column + num_features
     after = np.empty(np.int64(_GROUP * (num_fields + np.uint64(3))), np.uint32)
-    newlines, first_fields = np.empty(64, np.uint64), np.empty(64, np.uint64)
-    lines, group = np.empty(64, np.uint64), np.empty((3, 64), np.uint64)
+    newlines, first_fields, lines = np.empty(64, np.uint64), np.empty(64, np.uint64), np.empty(64, np.uint64)
+    words, lengths, faults = np.empty(64, np.uint64), np.empty(64, np.uint64), np.empty(64, np.uint64)
     bits = np.empty(np.int64(num_features), np.uint64)
     start, num_samples, num_bad = _ZERO, _ZERO, 0
     while start < np.uint64(num_bytes):
@@ -296,33 +238,62 @@ def parse_lines(
             continue
         num_taken, field = _ZERO, _ZERO
         for line in range(num_lines):  # those with the right number of fields
-            first_fields[num_taken], lines[num_taken] = field, line
-            group[_FAULT, num_taken] = _ZERO
+            first_fields[num_taken], lines[num_taken], faults[num_taken] = field, line, _ZERO
             num_taken += np.uint64(newlines[line] - field == num_fields)
             field = newlines[line]
-        if first_column:
-            _fetch(text, start, after, first_fields, _ZERO, num_taken, group)
-            _decode_labels(group, num_taken, label, num_samples)
-        for row in range(num_features):
-            column = first_column + np.uint64(row)
-            _fetch(text, start, after, first_fields, column, num_taken, group)
-            if row == num_features - _ONE:
-                _leave_out_return(text, start, after, first_fields + num_fields, num_taken, group)
-            if row >= num_dense:
-                _decode_categories(group, num_taken, categories, np.uint64(row) - num_dense, num_samples)
-            elif _decode_integers(group, num_taken, dense, np.uint64(row), num_samples):
+        for column in range(num_fields):  # no helpers with arrays here: each call would count references
+            for i in range(num_taken):
+                field = first_fields[i] + np.uint64(column)
+                first = np.uint64(after[field])
+                words[i] = load8(text, start + first)
+                lengths[i] = np.uint64(after[field + _ONE]) - first - _ONE
+            if column == num_fields - _ONE:  # may end in a return
                 for i in range(num_taken):
-                    if group[_LENGTH, i] > _EIGHT:
-                        first = start + np.uint64(after[first_fields[i] + column])
-                        number, is_good = _long_integer(text, first, group[_LENGTH, i])
-                        dense[row, num_samples + np.uint64(i)] = number
-                        group[_FAULT, i] |= np.uint64(not is_good)
-            bits[row] = _are_there(group, num_taken)
+                    last = start + np.uint64(after[first_fields[i] + num_fields]) - np.uint64(2)
+                    if lengths[i] != _ZERO and text[last] == _RETURN:
+                        lengths[i] -= _ONE
+            if column < first_column:
+                for i in range(num_taken):
+                    value = (words[i] ^ _EACH_30) & _LOW_8
+                    label[num_samples + np.uint64(i)] = np.uint8(value)
+                    faults[i] |= (value >> _ONE) | (lengths[i] ^ _ONE)
+                continue
+            row = np.uint64(column) - first_column
+            if row < num_dense:
+                ahead = row * np.uint64(dense.shape[1]) + num_samples + _WRITTEN_AHEAD
+                are_long = _ZERO
+                for i in range(num_taken):
+                    number, fault = _integer(words[i], lengths[i])
+                    is_long = _ZERO - np.uint64(lengths[i] > _EIGHT)
+                    dense[row, num_samples + np.uint64(i)] = np.int32(number)
+                    faults[i] |= fault & ~is_long
+                    are_long |= is_long
+                for line in range(_GROUP // _LINE_VALUES):
+                    prefetch(dense, ahead + np.uint64(line) * _LINE_VALUES)
+                for i in range(num_taken if are_long else _ZERO):
+                    if lengths[i] > _EIGHT:
+                        first = start + np.uint64(after[first_fields[i] + np.uint64(column)])
+                        long_number, is_good = _long_integer(text, first, lengths[i])
+                        dense[row, num_samples + np.uint64(i)] = long_number
+                        faults[i] |= np.uint64(not is_good)
+            else:
+                feature = row - num_dense
+                ahead = feature * np.uint64(categories.shape[1]) + num_samples + _WRITTEN_AHEAD
+                for i in range(num_taken):
+                    category, fault = _category(words[i], lengths[i])
+                    categories[feature, num_samples + np.uint64(i)] = np.uint32(category)
+                    faults[i] |= fault
+                for line in range(_GROUP // _LINE_VALUES):
+                    prefetch(categories, ahead + np.uint64(line) * _LINE_VALUES)
+            are_there = _ZERO
+            for i in range(num_taken):
+                are_there |= np.uint64(lengths[i] != _ZERO) << np.uint64(i)
+            bits[row] = are_there
         are_good, good_lines = _ZERO, _ZERO
         for i in range(num_taken):
-            is_good = np.uint64(group[_FAULT, i] == _ZERO)
-            are_good |= is_good << np.uint64(i)
-            good_lines |= is_good << lines[i]
+            is_clean = np.uint64(faults[i] == _ZERO)
+            are_good |= is_clean << np.uint64(i)
+            good_lines |= is_clean << lines[i]
         num_good = count_bits(are_good)
         if num_good < num_lines:
             for line in range(num_lines):
@@ -330,20 +301,15 @@ def parse_lines(
                     first = start + np.uint64(after[newlines[line - 1]] if line > 0 else 0)
                     newline = start + np.uint64(after[newlines[line]]) - _ONE
                     num_bad = _list_bad(bad_lines, num_bad, first, newline)
-            _close_ranks(dense, num_samples, num_taken, are_good)
-            _close_ranks(categories, num_samples, num_taken, are_good)
-            kept = _ZERO
-            for i in range(num_taken):
-                if (are_good >> np.uint64(i)) & _ONE:
-                    if first_column:
-                        label[num_samples + kept] = label[num_samples + np.uint64(i)]
-                    for row in range(num_features):
-                        bit = (bits[row] >> np.uint64(i)) & _ONE
-                        bits[row] = (bits[row] & ~(_ONE << kept)) | (bit << kept)
-                    kept += _ONE
-        for row in range(num_features):
-            in_range = (_ONE << num_good) - _ONE if num_good < _GROUP else ~_ZERO
-            _write_bits(bits[row] & in_range, num_good, num_samples, is_valid, np.uint64(row))
+            if first_column:
+                kept = num_samples
+                for i in range(num_taken):
+                    label[kept] = label[num_samples + np.uint64(i)]
+                    kept += (are_good >> np.uint64(i)) & _ONE
+            _keep_values(dense, num_samples, num_taken, are_good)
+            _keep_values(categories, num_samples, num_taken, are_good)
+            _keep_bits(bits, num_taken, are_good)
+        _write_bits(bits, num_good, num_samples, is_valid)
         num_samples += num_good
         start += np.uint64(after[newlines[num_lines - _ONE]])
     return int(num_samples), num_bad
