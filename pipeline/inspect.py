@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..stats.coverage import falling, rows_for_shares, top_shares
-from .access_series import budgets_up_to, coverage, sampled_levels
+from .access_series import budgets_up_to, coverage
 from .arrow_files import DAMAGE
 from .cache_series import miss_ratios
 from .discard import is_discarded, refuse_discarded
@@ -26,6 +26,7 @@ from .hot_order import HotOrder, read_tables, row_bytes_of
 from .leaks import find_leaks
 from .log_drift import drift
 from .manifest import Manifest, first_line
+from .other_orders import counted_levels, peeled_levels, sampled_levels
 from .pack import PackConfig
 from .sizes import GIB, MIB
 from .tables import multi_hot
@@ -50,6 +51,8 @@ class Inspected:
     """Of the drift; see `log_drift.parts_of_log`."""
     workers: int
     progress: ProgressCallback
+    left_out: list[str]
+    """What could not be found out, and why, a line each."""
 
     @classmethod
     def open(
@@ -66,7 +69,7 @@ class Inspected:
         )
         redo = "ingest" if is_discarded(folder / "columns") else "encode"
         refuse_discarded(folder / "samples", "stats", redo)
-        return cls(folder, vocabulary, samples, plan, num_parts, workers, progress)
+        return cls(folder, vocabulary, samples, plan, num_parts, workers, progress, [])
 
     @property
     def tables(self) -> list[dict[str, Any]]:
@@ -110,8 +113,8 @@ def frequency_statistics(
         num_parts: parts of the training part whose hot sets are compared; None takes raw files, or 6.
 
     Returns:
-        Totals; ``warnings``, a line each; ``batches``: hot_only and mixed, None before they are packed; and
-        each series under its name, see `SERIES`.
+        Totals; ``warnings`` and ``left_out``, a line each; ``batches``: hot_only and mixed, None before they
+        are packed; and each series under its name, see `SERIES`.
 
     Raises:
         ConfigError: there is no such series.
@@ -123,7 +126,8 @@ def frequency_statistics(
             raise ConfigError(f"no series {name!r}", hint=f"one of {', '.join(SERIES)}")
     try:
         inspected = Inspected.open(folder, num_parts=num_parts, workers=workers, progress=progress)
-        return _totals(inspected) | {name: SERIES[name](inspected) for name in SERIES if name in wanted}
+        found = {name: SERIES[name](inspected) for name in SERIES if name in wanted}
+        return _totals(inspected) | {"left_out": inspected.left_out} | found
     except HotsetError:
         raise
     except DAMAGE as error:
@@ -227,25 +231,35 @@ def _as_rows(
 def hot_samples(inspected: Inspected) -> list[dict[str, Any]]:
     """Per order and budget: order, and what `hot_by_budget` says.
 
-    The orders are that of the folder's ids, and ``fae``, which counts 5 % of the training samples.
+    The first order is that of the folder's ids; the others are ``frequency``, ``peel`` where `peeled_levels`
+    can be had (``left_out`` says why not), and ``fae``, which counts 5 % of the training samples.
     """
-    widths = row_bytes_of(inspected.plan.totals)
-    every = sum(table["num_rows"] * width for table, width in zip(inspected.tables, widths, strict=True))
-    sizes = budgets_up_to(every)
-    num_hot, num_rows = _prefixes(inspected, sizes)
-    sampled = sampled_levels(inspected.samples, widths, sizes, inspected.num_train, workers=inspected.workers)
-    orders = {
-        str(inspected.vocabulary.config.get("rank_by", "frequency")): (
-            levels_of_tables(num_hot, inspected.tables),
-            num_rows,
-        ),
-        "fae": (sampled, _rows_by_level(sampled, len(sizes))),
-    }
-    curves = _curves(inspected, [levels for levels, _ in orders.values()], len(sizes))
+    own = str(inspected.vocabulary.totals.get("rank_by", "frequency"))
+    widths, workers = row_bytes_of(inspected.plan.totals), inspected.workers
+    sizes = budgets_up_to(
+        sum(t["num_rows"] * width for t, width in zip(inspected.tables, widths, strict=True))
+    )
+    num_hot, _ = _prefixes(inspected, sizes)
+    orders = {own: levels_of_tables(num_hot, inspected.tables)}
+    if own != "frequency":
+        orders["frequency"] = counted_levels(inspected.counts, widths, sizes)
+    else:
+        folder, vocabulary = inspected.folder, inspected.vocabulary
+        peeled = peeled_levels(
+            folder, vocabulary, widths, sizes, workers=workers, progress=inspected.progress
+        )
+        if isinstance(peeled, str):
+            inspected.left_out.append(f"hot_samples by peeling: {peeled}")
+        else:
+            orders["peel"] = peeled
+    if own != "sampled":
+        num_train = inspected.num_train
+        orders["fae"] = sampled_levels(inspected.samples, widths, sizes, num_train, workers=workers)
+    curves = _curves(inspected, list(orders.values()), len(sizes))
     return [
         {"order": order} | row
-        for (order, (_, rows)), curve in zip(orders.items(), curves, strict=True)
-        for row in _as_rows(inspected, sizes, curve, rows)
+        for (order, levels), curve in zip(orders.items(), curves, strict=True)
+        for row in _as_rows(inspected, sizes, curve, _rows_by_level(levels, len(sizes)))
     ]
 
 

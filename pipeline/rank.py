@@ -109,7 +109,7 @@ def rank(
         return output
     room = room_for("rank", memory_bytes, needed_bytes(workers), workers=workers) // num_workers(workers)
     room -= _LEAST_ROOM
-    tables = _rank_tables(config, counts, workers, progress)
+    tables = rank_tables(config, counts, workers, progress)
     arrange: Callable[[RankedTable], Arrangement | None] = _as_they_are
     facts: dict[str, Any] = {}
     if columns is not None and config.rank_by == "peel":
@@ -178,7 +178,7 @@ def _row_bytes(config: RankConfig, features: list[str]) -> list[int]:
     return [widths[name] or 1 for name in features]
 
 
-def _rank_tables(
+def rank_tables(
     config: RankConfig, counts: Manifest, workers: int, progress: ProgressCallback
 ) -> list[RankedTable]:
     """Every table by frequency; by look-ups per byte over all tables where widths are given."""

@@ -12,6 +12,11 @@ def first_to_reach(sizes: Sequence[int], shares: Sequence[float], wanted: float)
     return next((size for size, share in zip(sizes, shares, strict=True) if share >= wanted), None)
 
 
+def share_at(sizes: Sequence[int], shares: Sequence[float], size: float) -> float:
+    """The share at ``size``, between the points of a curve by logarithm; at most the last one."""
+    return float(np.interp(np.log2(max(size, 1)), np.log2(sizes), shares))
+
+
 def gain_of_doubling(sizes: Sequence[int], shares: Sequence[float], size: float) -> float:
     """By how much the share rises from ``size`` to twice that, between the points of a curve by logarithm.
 

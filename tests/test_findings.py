@@ -8,6 +8,7 @@ from hotset.stats.findings import (
     first_to_reach,
     gain_of_doubling,
     gain_of_one_more,
+    share_at,
     where_doubling_stops_paying,
 )
 
@@ -25,6 +26,7 @@ def test_gains_between_points_and_beyond_the_end() -> None:
     assert gain_of_doubling(SIZES, SHARES, 4) == pytest.approx(0.3)
     assert gain_of_doubling(SIZES, SHARES, 2 * 2**0.5) == pytest.approx(0.3)
     assert gain_of_doubling(SIZES, SHARES, 64) == 0
+    assert share_at(SIZES, SHARES, 4) == 0.3 and share_at(SIZES, SHARES, 0) == 0
     assert gain_of_one_more(SIZES, SHARES, 4, 4) == pytest.approx(0.3)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hotset.pipeline.access_series import budgets_up_to, coverage
 from hotset.pipeline.count import CountConfig
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.inspect import SERIES, frequency_statistics
+from hotset.pipeline.rank import RankConfig
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.split import SplitConfig
 from hotset.stats.coverage import coverage_points
@@ -64,6 +66,33 @@ def test_faes_sample_never_covers_more_lookups_than_exact_counts(folder: Path) -
         assert theirs["num_hot_rows"] <= ours["num_hot_rows"] + 30
         assert theirs["hot_lookup_share"] <= ours["hot_lookup_share"]
     assert sampled[-1]["hot_lookup_share"] == 1
+
+
+def test_other_orders_are_those_of_folders_ranked_so(log: list[Sample], tmp_path: Path) -> None:
+    for name, config in (
+        ("peel", RankConfig(rank_by="peel", peel_floor=16)),
+        ("count", RankConfig(peel_floor=16)),
+    ):
+        (tmp_path / name).mkdir()
+        run_to("split", tmp_path / name, log, replace(CONFIG, rank=config))
+    ranked, counted = (
+        frequency_statistics(tmp_path / name, series=["hot_samples"], workers=1) for name in ("peel", "count")
+    )
+    assert ranked["hot_samples"][0]["order"] == "peel"
+    assert of_order(ranked, "peel") == of_order(counted, "peel")
+    for ours, theirs in zip(of_order(ranked, "frequency"), of_order(counted, "frequency"), strict=True):
+        assert ours["num_hot_rows"] == theirs["num_hot_rows"]
+        assert ours["hot_lookup_share"] == theirs["hot_lookup_share"]
+    assert of_order(ranked, "fae") and ranked["left_out"] == counted["left_out"] == []
+
+
+def test_what_is_left_out_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotset.pipeline.other_orders.MAX_PEELED_SAMPLES", 100)
+    found = frequency_statistics(folder, series=["hot_samples"], workers=1)
+    assert found["left_out"] == [
+        "hot_samples by peeling: the log has 150 training samples, peeling is shown up to 100"
+    ]
+    assert not of_order(found, "peel")
 
 
 def test_every_series_is_there_and_plain(folder: Path) -> None:

@@ -126,6 +126,16 @@ def test_a_log_that_no_model_fits_and_that_has_no_whole_batch(tmp_path: Path, rn
     assert seen.console == [] and "data-drawn" in seen.dom
 
 
+@pytest.mark.real_data
+def test_the_report_of_a_real_log(real_data: Path, tmp_path: Path) -> None:
+    log, out = real_data / "criteo_kaggle_head_contiguous_15k.tsv.gz", str(tmp_path / "data")
+    assert main(["preprocess", str(log), "--out", out, "--hot-bytes", "1MiB"]) == 0
+    assert main(["stats", out, "--html", str(tmp_path / "page.html")]) == 0
+    seen = open_page(tmp_path / "page.html", tmp_path)
+    assert seen.console == [] and seen.requests == []
+    assert tuple(charts_in(seen)) == CHARTS and f'data-drawn="{len(CHARTS)}"' in seen.dom
+
+
 def test_what_cannot_be_written_is_one_line(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ _BYTES = (
 PUBLISHED = [(4_000_000, 0.51), (20_000_000, 0.65), (140_000_000, 0.76)]
 """FAE's Kaggle points: bytes of hot rows at dim 16, fully hot samples (PVLDB 15(1), figure 5)."""
 _FAE = "published by FAE, full log"
+_ORDER_COLORS = {"frequency": BLUE, "peel": GREEN, "fae": ORANGE, "sampled": ORANGE}
 ORDERS = {
     "frequency": "exact counts",
     "peel": "peeled",
@@ -187,7 +188,7 @@ def hot_samples(rows: Rows, chosen: int, *, with_published: bool) -> dict[str, A
         data.append(at | tips)
         if row["order"] == orders[0]:
             data.append(at | tips | {"y": row["hot_lookup_share"], "name": lookups})
-    colors = {lookups: INK} | dict(zip(names.values(), (BLUE, ORANGE, GREEN), strict=False))
+    colors = {lookups: INK} | {name: _ORDER_COLORS.get(order, PURPLE) for order, name in names.items()}
     sizes = [row["bytes"] for row in rows]
     axes = _axes(_byte_axis("memory for hot rows", sizes), _percent_axis("share"))
     published = {_FAE: [point for point in PUBLISHED if with_published and point[0] <= max(sizes)]}

@@ -20,6 +20,8 @@ _CHARACTER, _LINE = 6.7, 14.0
 """Size of a character of the labels' font, and of a line of it (pixels)."""
 _STEP = 6.0
 """Lines are taken as points no farther apart (pixels)."""
+_SHORT = 12
+"""Points of a line that is not much more than a few dots."""
 _ENOUGH = 26.0
 """More room than this is no better (pixels)."""
 
@@ -81,14 +83,7 @@ def place_labels(
         others = np.concatenate([np.full((1, 2), 1e9), *(d for other, d in dense.items() if other != name)])
         for x, y in dense[name][::2]:
             alone = min(0.3 * float(np.hypot(*(others - (x, y)).T).min()), _ENOUGH)
-            for dx, dy in (
-                (0, -12),
-                (0, 12),
-                (half + 8, 0),
-                (-half - 8, 0),
-                (half + 6, 11),
-                (-half - 6, -11),
-            ):
+            for dx, dy in _around(half, is_short=len(dense[name]) < _SHORT):
                 at = Label(name, float(x + dx), float(y + dy))
                 room = _room(at, half, every, found, frame)
                 score = (room if room > 2 else 8 * room - 40) + alone
@@ -97,6 +92,15 @@ def place_labels(
         if best is not None:
             found.append(best[1])
     return found
+
+
+def _around(half: float, *, is_short: bool) -> list[tuple[float, float]]:
+    """Where a label may stand from its point; farther off too where there are few points to choose from."""
+    near = [(0.0, 12.0), (half + 8, 0.0), (half + 6, 11.0), (-half - 6, 11.0)]
+    found = near + [(-dx, -dy) for dx, dy in near]
+    return (
+        found + [(1.1 * dx, dy + up) for dx, dy in found for up in (-26, -14, 14, 26)] if is_short else found
+    )
 
 
 def _room(at: Label, half: float, every: NDArray[np.float64], placed: list[Label], frame: Frame) -> float:

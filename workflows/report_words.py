@@ -10,6 +10,7 @@ from ..stats.findings import (
     first_to_reach,
     gain_of_doubling,
     gain_of_one_more,
+    share_at,
     where_doubling_stops_paying,
 )
 
@@ -69,7 +70,19 @@ def budget_sentences(statistics: Mapping[str, Any]) -> list[str]:
     else:
         found.append(f"{said}; one more MiB would add {100 * gain:.2g} points.")
     found.append(_stop(sizes, samples))
-    return found
+    return found + _peel(statistics, chosen)
+
+
+def _peel(statistics: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:
+    """What another order would make of the plan's budget."""
+    peeled = order_of(statistics, "peel")
+    if not peeled or peeled[0] == statistics["hot_samples"][0] or chosen["bytes"] >= peeled[-1]["bytes"]:
+        return []
+    sizes, shares = ([row[key] for row in peeled] for key in ("bytes", "hot_sample_share"))
+    share = share_at(sizes, shares, chosen["bytes"])
+    if share < chosen["hot_sample_share"] + 0.01:
+        return []
+    return [f"Ranked by peeling (preprocess --rank-by peel) the plan would make {percent(share)} fully hot."]
 
 
 def _stop(sizes: Sequence[int], samples: Sequence[float]) -> str:

@@ -18,6 +18,8 @@ def show_statistics(statistics: dict[str, Any], console: Console) -> None:
         if name in statistics:
             show(statistics, console)
     _show_split(statistics, console)
+    for line in statistics["left_out"]:
+        console.print(f"Left out: {line}.", soft_wrap=True, markup=False)
     for warning in statistics["warnings"]:
         console.print(f"Warning: {warning}.", soft_wrap=True, markup=False, style="bold yellow")
 

@@ -17,6 +17,9 @@ from ..train.advice import AdviceConfig, advise
 from .report_page import render
 from .report_sections import build_page
 
+_LEAST_SAMPLES = 1_000_000
+"""Training samples of a log that is compared with figures published for 39 M."""
+
 
 def check_html(out: Path) -> None:
     """Find out before the work is done that a report cannot be drawn or written.
@@ -65,6 +68,7 @@ def write_html(folder: Path, statistics: Mapping[str, Any], out: Path, *, worker
     except HotsetError:  # no preset fits such a log; the report does without predictions
         advice = None
     is_kaggle = columns.config["schema"] == "criteo-kaggle" and plan.totals["row_bytes"] == 64
+    is_kaggle = is_kaggle and statistics["num_train_samples"] >= _LEAST_SAMPLES
     page = render(build_page(folder.resolve().name, statistics, advice, is_kaggle=is_kaggle))
     aside = out.with_name(out.name + ".partial")
     try:
