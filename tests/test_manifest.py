@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +181,19 @@ def test_links_and_pipes_are_refused(tmp_path: Path) -> None:
 def test_a_manifest_of_other_types_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     write_parts(tmp_path, PARTS | changes)
     assert "is damaged" in refusal(tmp_path)
+
+
+def test_thousands_of_files_are_found_by_name_and_a_manifest_travels_by_its_folder(tmp_path: Path) -> None:
+    names = [f"file{number:05}.arrow" for number in range(3000)]
+    files = [FileEntry(name, 0, 0, "").to_json() for name in names]
+    (tmp_path / "counts").mkdir()
+    for name in names:
+        (tmp_path / "counts" / name).touch()
+    write_parts(tmp_path / "counts", PARTS, files=files)
+    manifest = Manifest.read(tmp_path / "counts")
+    assert [manifest.path_of(name).name for name in names] == names
+    assert [manifest.entry(name).path for name in reversed(names)] == names[::-1]
+    with pytest.raises(ManifestError, match="lists no file"):
+        manifest.entry("file.arrow")
+    packed = pickle.dumps(manifest)
+    assert len(packed) < 1000 and pickle.loads(packed) == manifest
