@@ -205,7 +205,7 @@ def _never_worse(
     num_rows = entries.shape[0]
     by_place = np.arange(num_rows, dtype=np.int32)
     reached = _prefixes(width_of_row, widths, budgets)
-    wanted = _hot_samples(found, by_place, reached)
+    wanted = _hot_samples(found, by_place[:0], reached)
     cuts = {0, num_rows}
     while True:
         order = np.empty(num_rows, np.int32)

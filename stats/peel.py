@@ -187,9 +187,10 @@ def peel(
         queue[row, _WIDTH] = width_of_row[row]
         queue[row, _WORTH] = _NONE
         if first_row <= row < stop_row:
-            left = 0
-            for k in range(row_starts[row], row_ends[row]):
-                left += is_lost[row_samples[k]] == 0
+            left = row_ends[row] - row_starts[row]
+            if stop_row < num_rows:
+                for k in range(row_starts[row], row_ends[row]):
+                    left -= is_lost[row_samples[k]]
             queue[row, _WORTH] = left
             most = max(most, left)
     ends = np.full((num_widths, most + 1, 2), _NONE, np.int32)
@@ -283,15 +284,19 @@ def hot_samples_of_prefixes(
     Args:
         sample_starts: (num_samples + 1,); see `list_rows`.
         sample_rows: (num_lookups,).
-        places: (num_rows,), of each row in the order.
+        places: (num_rows,), of each row in the order; none where the order is that of their numbers.
         num_rows_of: (num_prefixes,), rows of each prefix, rising.
         hot_samples: (num_prefixes,) out.
     """
     hot_samples[:] = 0
+    is_by_number = places.shape[0] == 0
     for sample in range(sample_starts.shape[0] - 1):
-        needed = np.int64(0)
-        for j in range(sample_starts[sample], sample_starts[sample + 1]):
-            needed = max(needed, np.int64(places[sample_rows[j]]) + 1)
+        needed, stop = np.int64(0), sample_starts[sample + 1]
+        if is_by_number and stop > sample_starts[sample]:
+            needed = np.int64(sample_rows[stop - 1]) + 1
+        elif not is_by_number:
+            for j in range(sample_starts[sample], stop):
+                needed = max(needed, np.int64(places[sample_rows[j]]) + 1)
         smallest = np.searchsorted(num_rows_of, needed)
         if smallest < hot_samples.shape[0]:
             hot_samples[smallest] += 1

@@ -156,6 +156,8 @@ def test_hot_samples_of_prefixes_are_counted_exactly(log: tuple[int, Samples]) -
     hot_samples_of_prefixes(*Incidence(samples, num_rows).lists[3:], places, prefixes, found)
     wanted = [hot_samples(samples, {row for row in range(num_rows) if places[row] < k}) for k in prefixes]
     assert found.tolist() == wanted
+    hot_samples_of_prefixes(*Incidence(samples, num_rows).lists[3:], places[:0], prefixes, found)
+    assert found.tolist() == [hot_samples(samples, set(range(k))) for k in prefixes]
 
 
 def test_peeling_comes_near_the_best_hot_sets_and_beats_frequency(rng: np.random.Generator) -> None:

@@ -17,6 +17,10 @@ BENCHES = {
     "dlrm": ("bench_dlrm", "raw TSV to training data against facebookresearch/dlrm's own preprocessing"),
     "growth": ("bench_growth", "raw TSV to shards at growing sizes: speed, memory and disk by stage"),
     "quality": ("bench_quality", "AUC over seeds and placements on a small real sample"),
+    "orders": (
+        "bench_orders",
+        "fully hot samples under each budget, by the order of rows and by FAE's sampling",
+    ),
     "kills": ("bench_kills", "SIGKILL preprocessing at random moments, resume it, compare every byte"),
 }
 """Each benchmark: the module of this folder that has its ``CONFIG``, ``measure`` and ``show``."""
