@@ -117,9 +117,8 @@ def _ranked(
 ) -> tuple[Manifest, dict[str, float]]:
     """The vocabulary in an order, made twice: the second time nothing is compiled."""
     sampled = order not in ("frequency", "peel")
-    config: Any = replace(
-        recipe.rank, rank_by="sampled" if sampled else order, with_replacement=order == "fae-code"
-    )
+    rank_by: Any = "sampled" if sampled else order
+    config = replace(recipe.rank, rank_by=rank_by, with_replacement=order == "fae-code")
     counts, columns = Manifest.read(folder / "counts"), Manifest.read(folder / "columns")
     for _ in range(2):
         shutil.rmtree(folder / "vocabulary", ignore_errors=True)
