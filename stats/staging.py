@@ -74,25 +74,29 @@ def _sift_down(
     keys: NDArray[np.int64], slots: NDArray[np.int32], end: int, key: int, slot: int, place: int
 ) -> None:
     """Put an entry at the free ``place`` of a heap of ``end`` entries, or below."""
-    while 2 * place + 1 < end:
-        child = 2 * place + 1
-        if child + 1 < end and keys[child + 1] < keys[child]:
-            child += 1
-        if keys[child] >= key:
+    child = 4 * place + 1
+    while child < end:
+        least, best = child, keys[child]
+        for other in range(child + 1, min(child + 4, end)):
+            if keys[other] < best:
+                least, best = other, keys[other]
+        if best >= key:
             break
-        keys[place], slots[place] = keys[child], slots[child]
-        place = child
+        keys[place], slots[place] = best, slots[least]
+        place = least
+        child = 4 * place + 1
     keys[place], slots[place] = key, slot
 
 
 @numba.njit(cache=True, nogil=True)
 def _push(keys: NDArray[np.int64], slots: NDArray[np.int32], end: int, key: int, slot: int) -> None:
     """Add an entry to a heap of ``end`` entries."""
-    at = end
-    while at > 0 and keys[(at - 1) >> 1] > key:
-        keys[at], slots[at] = keys[(at - 1) >> 1], slots[(at - 1) >> 1]
-        at = (at - 1) >> 1
-    keys[at], slots[at] = key, slot
+    place = end
+    while place > 0 and keys[(place - 1) >> 2] > key:
+        above = (place - 1) >> 2
+        keys[place], slots[place] = keys[above], slots[above]
+        place = above
+    keys[place], slots[place] = key, slot
 
 
 @numba.njit(cache=True, nogil=True)
@@ -105,7 +109,7 @@ def _compact_heap(
         if records[slots[i], _IS_HEAPED] and records[slots[i], _KEY] == keys[i]:
             keys[left], slots[left] = keys[i], slots[i]
             left += 1
-    for i in range(left // 2 - 1, -1, -1):
+    for i in range((left + 2) // 4 - 1, -1, -1):
         _sift_down(keys, slots, left, keys[i], slots[i], i)
     return left
 

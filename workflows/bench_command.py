@@ -16,6 +16,7 @@ BENCHES = {
     "preprocess": ("bench_preprocess", "raw TSV to shards, and parsing alone, against Polars and pyarrow"),
     "dlrm": ("bench_dlrm", "raw TSV to training data against facebookresearch/dlrm's own preprocessing"),
     "growth": ("bench_growth", "raw TSV to shards at growing sizes: speed, memory and disk by stage"),
+    "stats": ("bench_stats", "cache policies, LRU curve and counting against plain Python and NumPy"),
     "quality": ("bench_quality", "AUC over seeds and placements on a small real sample"),
     "orders": (
         "bench_orders",
