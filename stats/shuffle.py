@@ -17,7 +17,7 @@ from .prefetch import LINE_BYTES, prefetch
 BIN_BITS = 16
 NUM_BINS = 1 << BIN_BITS
 _SHIFT = np.uint64(64 - BIN_BITS)
-_ROWS_AHEAD, _LINE_WORDS = 16, LINE_BYTES // 4
+_ROWS_AHEAD, _DEALT_AHEAD, _LINE_WORDS = 16, 4, LINE_BYTES // 4
 
 HOT_ONLY, MIXED, EVALUATION = 0, 1, 2
 """Kinds of samples; every kind has files of its own."""
@@ -132,6 +132,8 @@ def deal_rows(
         row = next_row[files[i]]
         if row >= 0:
             next_row[files[i]] = row + 1
+            for word in range(0, dealt_rows.shape[1], _LINE_WORDS):
+                prefetch(dealt_rows, (row + _DEALT_AHEAD) * dealt_rows.shape[1] + word)
             dealt_keys[row] = keys[i]
             target = np.uint64(row)
             for column in range(num_columns):
