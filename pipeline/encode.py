@@ -25,7 +25,6 @@ from ..stats.hash_table import (
     insert_short_ids,
     new_short_table,
     new_table,
-    settle_unknown,
 )
 from .array_file import ArrayFile
 from .arrow_files import read_batch, validity_of, values_of, write_batch
@@ -231,7 +230,7 @@ def _encode_part(entry: FileEntry, num_train: int, lookup: _Lookup) -> int:
             found = scratch("found", ids.shape, np.int32)
             table.find(batch, found)
             np.maximum(ids, found, out=ids)
-    facts = _settle_oov(part, min(max(num_train, 0), entry.num_samples))
+    facts = part.settle_oov(min(max(num_train, 0), entry.num_samples))
     with lookup.output.writing(entry.path, entry.num_samples, **facts) as path:
         write_batch(path, part.columns())
     for number in range(len(lookup.earlier)):
@@ -248,26 +247,6 @@ def _collect_spilled(entry: FileEntry, lookup: _Lookup, ids_of_tables: list[NDAr
             for piece in pieces:
                 ids = ids_of_tables[piece.feature]
                 np.maximum(ids, np.fromfile(file, np.int32, ids.shape[0]), out=ids)
-
-
-def _settle_oov(part: PartIds, num_train: int) -> dict[str, Any]:
-    """Give what no piece knows the oov row; how many look-ups have it, and how many lists have, by table."""
-    oov_of = {table["name"]: np.array([table["oov_id"]], np.int32) for table in part.tables}
-    of_matrix = [oov_of[table["name"]] for table in one_hot(part.tables)]
-    counted = np.zeros((2, len(of_matrix)), np.int64)
-    for row, ids in zip(counted, (part.matrix[:num_train], part.matrix[num_train:]), strict=True):
-        settle_unknown(ids, np.concatenate([np.zeros(0, np.int32), *of_matrix]), row)
-    num_oov = dict(zip((table["name"] for table in one_hot(part.tables)), counted.T, strict=True))
-    lookups = {}
-    for name, (offsets, flat) in part.lists.items():
-        first = int(offsets[num_train])
-        lookups[name] = [first, flat.shape[0] - first]
-        num_oov[name] = np.zeros(2, np.int64)
-        for place, ids in enumerate((flat[:first], flat[first:])):
-            settle_unknown(ids[:, None], oov_of[name], num_oov[name][place : place + 1])
-    by_table = np.array([num_oov[table["name"]] for table in part.tables], np.int64)
-    facts: dict[str, Any] = {"oov_train": by_table[:, 0].tolist(), "oov_evaluation": by_table[:, 1].tolist()}
-    return facts | ({"lookups": lookups} if lookups else {})
 
 
 def _totals(vocabulary: Manifest, output: Output) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..stats.bag_shuffle import tag_cold_bags
+from ..stats.hash_table import settle_unknown
 from ..stats.hot_rows import tag_hot_samples
 from .arrow_files import as_fixed_lists, fixed_lists, values_of
 from .manifest import FileEntry
@@ -70,6 +71,30 @@ class PartIds:
         columns = iter(self.matrix.T)
         names = [table["name"] for table in self.tables]
         return [self.lists[name][1] if name in self.lists else next(columns) for name in names]
+
+    def settle_oov(self, num_train: int) -> dict[str, Any]:
+        """Give unknown categories, -1, the oov row; look-ups that have it, and those of lists, by table.
+
+        ``num_train``: samples that are for training, the first ones.
+        """
+        oov = {table["name"]: table["oov_id"] for table in self.tables}
+        names = [table["name"] for table in one_hot(self.tables)]
+        of_matrix = np.array([oov[name] for name in names], np.int32)
+        counted = np.zeros((2, len(names)), np.int64)
+        settle_unknown(self.matrix[:num_train], of_matrix, counted[0])
+        settle_unknown(self.matrix[num_train:], of_matrix, counted[1])
+        num_oov = dict(zip(names, counted.T, strict=True))
+        lookups = {}
+        for name, (offsets, ids) in self.lists.items():
+            first, num_oov[name] = int(offsets[num_train]), np.zeros(2, np.int64)
+            lookups[name] = [first, ids.shape[0] - first]
+            settle_unknown(ids[:first, None], np.array([oov[name]], np.int32), num_oov[name][:1])
+            settle_unknown(ids[first:, None], np.array([oov[name]], np.int32), num_oov[name][1:])
+        train, evaluation = (
+            [int(num_oov[table["name"]][place]) for table in self.tables] for place in range(2)
+        )
+        facts: dict[str, Any] = {"oov_train": train, "oov_evaluation": evaluation}
+        return facts | ({"lookups": lookups} if lookups else {})
 
     def tags(self, num_hot: Sequence[int]) -> NDArray[np.uint8]:
         """(num_samples,): 1 where all look-ups hit hot rows, whose id is below ``num_hot`` of their table."""

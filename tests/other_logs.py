@@ -23,8 +23,13 @@ Value = Any
 """An int, float or str, a list of them, or None, which is missing."""
 _TEXTS = ("", "a", "news & games", 'say "hi"', "a,b", "naïve ☃", " padded ", "0", "x" * 300, "\t")
 _TYPES = {"label": pa.int8(), "dense": pa.int32(), "integer": pa.int64(), "unsigned": pa.uint64()}
-_TYPES |= {"float": pa.float64(), "raw": pa.float64()}
-_DENSE = {"dense": '"integer"', "float": '"float"', "raw": '{ kind = "float", transform = "none" }'}
+_TYPES |= {"float": pa.float64(), "raw": pa.float64(), "whole": pa.int64()}
+_DENSE = {
+    "whole": '{ kind = "integer", transform = "none" }',
+    "dense": '"integer"',
+    "float": '"float"',
+    "raw": '{ kind = "float", transform = "none" }',
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +37,8 @@ class Log:
     """Named columns of values; None is missing."""
 
     kinds: dict[str, str]
-    """label, dense, float, raw (a float that is not transformed), integer, unsigned, text or hex8 of each
-    column, "list text" and the like, and unused."""
+    """label, dense, float, raw (a float that is not transformed), whole (such an integer), integer, unsigned,
+    text or hex8 of each column, "list text" and the like, and unused."""
     rows: list[tuple[Value, ...]]
 
 
@@ -60,6 +65,7 @@ def _draw(kind: str, rng: np.random.Generator, empty_lists: bool = False) -> Val
         "float": (-1.5, 0.0, 0.1, 12345.678, 1e300, 5e-324),
         "raw": (-1.5, -0.0, 0.1, 16777217.0, 3.4e38, 1e-46),
         "dense": (-(2**31), -1, 0, 5, 2**31 - 1),
+        "whole": (-(2**31), -1, 0, 5, 2**31 - 1),
         "integer": (-(2**63), -1, 0, 7, 2**63 - 1),
         "unsigned": (0, 9, 2**63 - 1, 2**63, 2**64 - 1),
         "hex8": ("00000000", "0000beef", "FFFFFFFF", "ffffffff", "80000000"),
@@ -136,7 +142,7 @@ def naive_columns(log: Log) -> dict[str, list[Any]]:
         values = [row[number] for row in log.rows]
         if kind in ("label", "dense"):
             columns["label" if kind == "label" else name] = [v if v is None else int(v) for v in values]
-        elif kind in ("float", "raw"):
+        elif kind in ("float", "raw", "whole"):
             columns[name] = values
         elif kind != "unused":
             columns[name] = [naive_category(kind, value) for value in values]

@@ -44,8 +44,10 @@ KINDS = {
     "seen": "list integer",
     "user": "text",
     "depth": "raw",
+    "year": "whole",
     "codes": "list hex8",
 }
+DENSE = ("dense", "float", "raw", "whole")
 SHAPES = {
     "lists and more": (120, KINDS),
     "one list": (60, {"y": "label", "only": "list text"}),
@@ -70,7 +72,7 @@ def write(path: Path, log: Log, format: str) -> Path:
 
 
 def naive_dense(kind: str, value: Any) -> float:
-    if kind == "raw":
+    if kind in ("raw", "whole"):
         return float(np.float32(value or 0))
     return float(np.float32(math.log1p(max(value or 0, 0))))
 
@@ -78,8 +80,8 @@ def naive_dense(kind: str, value: Any) -> float:
 def naive_samples(log: Log, num_train: int, num_hot: list[int]) -> list[tuple[Any, ...]]:
     """Label, dense values, ids of one-hot tables, bags, and tag of each sample of the log."""
     columns = naive_columns(log)
-    sparse = [n for n, k in log.kinds.items() if k not in ("label", "dense", "float", "raw", "unused")]
-    dense = [name for name, kind in log.kinds.items() if kind in ("dense", "float", "raw")]
+    sparse = [n for n, k in log.kinds.items() if k not in ("label", "unused", *DENSE)]
+    dense = [name for name, kind in log.kinds.items() if kind in DENSE]
     bags = {
         name: [v if log.kinds[name].startswith("list ") else [v] for v in columns[name]] for name in sparse
     }
@@ -165,7 +167,10 @@ def test_lists_and_floats_are_counted_in_totals(tmp_path: Path, rng: np.random.G
     preprocess([write_csv(tmp_path / "log", log)], recipe(log, "csv"), tmp_path / "out")
     columns = Manifest.read(tmp_path / "out/columns")
     assert columns.totals["lists"] == ["tags", "seen", "codes"]
-    assert (columns.totals["floats"], columns.totals["untransformed"]) == (["price", "depth"], ["depth"])
+    assert (columns.totals["floats"], columns.totals["untransformed"]) == (
+        ["price", "depth"],
+        ["depth", "year"],
+    )
     counts = {table["name"]: table for table in Manifest.read(tmp_path / "out/counts").totals["tables"]}
     lengths = [len(value) for value in naive_columns(log)["tags"]]
     assert counts["tags"]["num_lookups"] == sum(lengths[:60]) and "num_lookups" not in counts["site"]
