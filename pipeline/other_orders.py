@@ -74,9 +74,9 @@ def _levels(
     budgets: Sequence[int],
     seed: int,
 ) -> Levels:
-    widths_R = np.repeat(np.array(row_bytes, np.int64), num_rows)
-    levels = levels_by_count(counts_R, widths_R, np.array(budgets, np.int64), seed)
-    return np.split(levels, np.cumsum(num_rows)[:-1])
+    first_row_T = np.cumsum([0, *num_rows], dtype=np.int64)
+    widths, sizes = np.array(row_bytes, np.int64), np.array(budgets, np.int64)
+    return np.split(levels_by_count(counts_R, first_row_T, widths, sizes, seed), first_row_T[1:-1])
 
 
 def peeled_levels(

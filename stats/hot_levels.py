@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from .hashing import mix64_pair
 
 MAX_BUDGETS = 255
+_CHUNK_ROWS = 1 << 20
 
 
 def levels_of_prefixes(num_hot_L: NDArray[np.int64], num_rows: int) -> NDArray[np.uint8]:
@@ -60,13 +61,18 @@ def raise_levels(
 
 
 def levels_by_count(
-    counts_R: NDArray[np.int32], row_bytes_R: NDArray[np.int64], budgets_L: NDArray[np.int64], seed: int
+    counts_R: NDArray[np.int32],
+    first_row_T: NDArray[np.int64],
+    row_bytes_F: NDArray[np.int64],
+    budgets_L: NDArray[np.int64],
+    seed: int,
 ) -> NDArray[np.uint8]:
     """The level of each row where the rows with the highest counts are hot, as many as fit in their order.
 
     Args:
         counts_R: (num_rows,), of rows of all tables; those of 0 come last.
-        row_bytes_R: (num_rows,), bytes of each row.
+        first_row_T: (num_tables + 1,), first row of each table, then num_rows.
+        row_bytes_F: (num_tables,), bytes of a row.
         budgets_L: (num_budgets,), bytes, rising.
         seed: of the hash that decides between equal counts.
 
@@ -84,16 +90,22 @@ def levels_by_count(
     hashes = np.empty(rows.shape[0], np.uint64)
     hash_rows(rows, seed, hashes)
     order = rows[np.lexsort((hashes, -counts_R[rows].astype(np.int64)))]
-    levels = np.full(counts_R.shape[0], budgets_L.shape[0], np.uint8)
-    used = np.cumsum(row_bytes_R[order])
+    table_of_row = np.searchsorted(first_row_T, order, side="right") - 1
+    used = np.cumsum(row_bytes_F[table_of_row])
+    levels = np.empty(counts_R.shape[0], np.uint8)
     levels[order] = np.searchsorted(budgets_L, used)
-    rest = np.flatnonzero(counts_R == 0)
-    hashes = np.empty(rest.shape[0], np.uint64)
-    hash_rows(rest, seed, hashes)
-    rest_bytes = row_bytes_R[rest]
+    num_rows_F = np.diff(first_row_T)
+    seen_F = np.bincount(table_of_row, minlength=row_bytes_F.shape[0])
+    left_bytes = float(((num_rows_F - seen_F) * row_bytes_F).sum())
     before = float(used[-1]) if used.size else 0.0
-    ends = before + hashes * (2.0**-64 * float(rest_bytes.sum() - rest_bytes.max(initial=0))) + rest_bytes
-    levels[rest] = np.searchsorted(budgets_L, ends)
+    for table, row_bytes in enumerate(row_bytes_F.tolist()):
+        for first in range(int(first_row_T[table]), int(first_row_T[table + 1]), _CHUNK_ROWS):
+            chunk = counts_R[first : min(first + _CHUNK_ROWS, int(first_row_T[table + 1]))]
+            rest = first + np.flatnonzero(chunk == 0)
+            hashes = np.empty(rest.shape[0], np.uint64)
+            hash_rows(rest, seed, hashes)
+            ends = before + hashes * (2.0**-64 * (left_bytes - row_bytes)) + row_bytes
+            levels[rest] = np.searchsorted(budgets_L, ends)
     return levels
 
 

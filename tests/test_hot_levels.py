@@ -51,9 +51,10 @@ def test_levels_of_a_table_shorter_than_its_hot_rows() -> None:
 @pytest.mark.parametrize("num_rows", [0, 1, 200])
 def test_levels_by_count_agree_with_filling_each_budget(num_rows: int, rng: np.random.Generator) -> None:
     counts = rng.integers(0, 4, num_rows).astype(np.int32)
-    widths = rng.choice([4, 64], num_rows).astype(np.int64)
+    ends, of_table = np.array([0, num_rows // 3, num_rows]), np.array([4, 64])
+    widths = np.repeat(of_table, np.diff(ends))
     budgets = np.array([0, 4, 100, 1000, 10**6])
-    levels = levels_by_count(counts, widths, budgets, seed=1)
+    levels = levels_by_count(counts, ends, of_table, budgets, seed=1)
     assert levels.max(initial=0) <= 4
     for level, budget in enumerate(budgets[:4]):
         hot = (levels <= level) & (counts > 0)
@@ -66,10 +67,10 @@ def test_levels_by_count_agree_with_filling_each_budget(num_rows: int, rng: np.r
 
 
 def test_rows_without_a_count_fill_what_is_left() -> None:
-    widths = np.full(10_000, 64, np.int64)
     counts = np.zeros(10_000, np.int32)
     counts[:100] = 1
-    levels = levels_by_count(counts, widths, np.array([6400, 64 * 5000, 640_000]), seed=1)
+    budgets = np.array([6400, 64 * 5000, 640_000])
+    levels = levels_by_count(counts, np.array([0, 10_000]), np.array([64]), budgets, seed=1)
     assert (levels[:100] == 0).all() and not (levels[100:] == 0).any()
     assert abs(int((levels <= 1).sum()) - 5000) < 200
     assert (levels <= 2).all()

@@ -15,16 +15,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from .series_tables import Table
+
 _FRAME = Path(__file__).with_name("report_page.html")
 """The page around its content: the colours of both themes, and the script that draws."""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Numbers behind a chart; the first columns may be text, cells are written as they are."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)

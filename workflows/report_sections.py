@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import Any
 
 from ..pipeline.sizes import format_byte_size
-from .report_page import Page, Section, Table
+from . import series_tables as tables
+from .report_page import Page, Section
 from .report_words import advice_paragraphs, order_of, percent
 
 _HARDEST = 4
@@ -32,7 +33,7 @@ def build_page(
         _coverage(statistics, charts),
         *_policies(statistics, charts),
         _unique_rows(statistics, charts),
-        *_drift(statistics, charts),
+        _drift(statistics, charts),
     ]
     return Page(
         name, _facts(statistics), advice_paragraphs(statistics, advice), statistics["warnings"], sections
@@ -56,8 +57,7 @@ def _budgets(statistics: Mapping[str, Any], charts: Any, is_kaggle: bool) -> Sec
     text = (
         "A sample is fully hot when every row it looks up is hot: a batch of such samples moves nothing. "
         "FAE counts 5 % of the log: it misses rows that exact counts find, and fills the rest of the memory "
-        "with rows it never saw. Peeling makes most samples fully hot, at the price of some "
-        "hot look-ups."
+        "with rows it never saw. Peeling makes most samples fully hot, at the price of some hot look-ups."
     )
     text += "".join(f" Left out: {line}." for line in statistics["left_out"])
     if is_kaggle:
@@ -65,87 +65,32 @@ def _budgets(statistics: Mapping[str, Any], charts: Any, is_kaggle: bool) -> Sec
             " The diamonds are FAE's published figures for the full Kaggle log of 33.8 M rows; "
             "a shorter log has fewer rows, so its curve lies further left."
         )
-    table = Table(
-        ["order", "memory", "hot rows", "hot look-ups", "fully hot samples"],
-        [
-            [
-                row["order"],
-                format_byte_size(row["bytes"]),
-                f"{row['num_hot_rows']:,}",
-                percent(row["hot_lookup_share"]),
-                percent(row["hot_sample_share"]),
-            ]
-            for row in rows
-        ],
-    )
     chart = charts.hot_samples(rows, chosen, with_published=is_kaggle)
-    return Section("hot-samples", "What memory for hot rows buys", text, chart, table)
+    return Section("hot-samples", "What memory for hot rows buys", text, chart, tables.hot_samples(rows))
 
 
 def _placements(advice: Mapping[str, Any], charts: Any) -> Section:
     batch, machine = advice["workload"]["batch_size"], advice["machine"]
+    link, host = (machine[f"{name}_bytes_per_second"] / 1e9 for name in ("link", "host"))
     text = (
-        f"Predicted steps of {batch:,} samples with {machine['link_bytes_per_second'] / 1e9:g} GB/s each way "
-        f"between host and fast memory, {machine['host_bytes_per_second'] / 1e9:g} GB/s of random rows in "
-        "host "
-        f"memory and {machine['flops'] / 1e12:g} Tflop/s: expectations, not measurements. hotset advise "
-        "takes "
-        "other speeds."
-    )
-    table = Table(
-        ["fast memory", "placement", "samples/s", "step", "up a step", "down a step", "prefetch", "needs"],
-        [
-            [
-                format_byte_size(option["fast_bytes"]),
-                one["placement"],
-                f"{batch / one['step_seconds']:,.0f}",
-                f"{1e6 * one['step_seconds']:,.0f} µs",
-                format_byte_size(one["to_fast_bytes"]),
-                format_byte_size(one["to_slow_bytes"]),
-                "" if one["prefetch"] is None else str(one["prefetch"]),
-                format_byte_size(one["memory_bytes"]),
-            ]
-            for option in advice["options"]
-            for one in option["placements"]
-        ],
+        f"Predicted steps of {batch:,} samples with {link:g} GB/s each way between host and fast memory, "
+        f"{host:g} GB/s of random rows in host memory and {machine['flops'] / 1e12:g} Tflop/s: expectations, "
+        "not measurements. hotset advise takes other speeds."
     )
     chart = charts.advice(advice["options"], batch)
-    return Section("placements", "Which placement, with how much memory", text, chart, table)
-
-
-_USES = ("hot", "staging", "dense", "activations", "inputs", "transfers")
+    return Section(
+        "placements", "Which placement, with how much memory", text, chart, tables.placements(advice)
+    )
 
 
 def _memory(advice: Mapping[str, Any]) -> Section:
-    rows = [
-        [
-            format_byte_size(option["fast_bytes"]),
-            one["placement"],
-            *(format_byte_size(one["memory"][use]) for use in _USES),
-            format_byte_size(one["memory_bytes"]),
-        ]
-        for option in advice["options"]
-        for one in option["placements"][:1]
-    ]
-    columns = ["fast memory", "fastest placement", *_USES, "sum"]
     text = (
         "For the fastest placement of each size. Hot and staged rows with their optimizer state; dense "
         "parameters with gradients and state; activations and inputs of the batches in flight; buffers for "
         "rows on their way."
     )
-    every = [
-        [
-            format_byte_size(option["fast_bytes"]),
-            one["placement"],
-            *(format_byte_size(one["memory"][use]) for use in _USES),
-            format_byte_size(one["memory_bytes"]),
-        ]
-        for option in advice["options"]
-        for one in [*option["placements"], *option["too_large"]]
-    ]
-    return Section(
-        "memory", "What the memory is for", text, None, Table(columns, every), Table(columns, rows)
-    )
+    every, fastest = (tables.memory(advice, only_fastest=some) for some in (False, True))
+    return Section("memory", "What the memory is for", text, None, every, fastest)
 
 
 def _coverage(statistics: Mapping[str, Any], charts: Any) -> Section:
@@ -154,23 +99,10 @@ def _coverage(statistics: Mapping[str, Any], charts: Any) -> Section:
     names = [feature["name"] for feature in hardest]
     text = (
         "How many of the look-ups of each table its most looked-up rows serve. Named are the tables that "
-        "need "
-        f"the most rows for 90 %: {', '.join(names)}."
-    )
-    table = Table(
-        ["table", "rows", "top 1", "top 10", "top 100", "top 1000", "rows for 80 %", "90 %", "95 %", "99 %"],
-        [
-            [
-                feature["name"],
-                f"{feature['num_rows']:,}",
-                *(percent(share) for share in feature["top_share"].values()),
-                *(f"{rows:,}" for rows in feature["rows_for_share"].values()),
-            ]
-            for feature in features
-        ],
+        f"need the most rows for 90 %: {', '.join(names)}."
     )
     chart = charts.coverage(statistics["coverage"], names, order_of(statistics))
-    return Section("coverage", "How look-ups fall on rows", text, chart, table)
+    return Section("coverage", "How look-ups fall on rows", text, chart, tables.features(features))
 
 
 def _policies(statistics: Mapping[str, Any], charts: Any) -> Iterator[Section]:
@@ -180,31 +112,14 @@ def _policies(statistics: Mapping[str, Any], charts: Any) -> Iterator[Section]:
     first = percent(found["num_first_uses"] / found["num_needed"], 0)
     text = (
         f"Simulated on {found['num_batches']:,} batches of {found['batch_size']:,} samples drawn from the "
-        "training "
-        f"part in its shuffled order, with every slot under the policy's rule. {first} of the rows needed "
-        "were "
-        "needed for the first time; their initial values are made in place and not fetched. lookahead knows "
-        "the "
-        "order and evicts what is needed last: no policy does with fewer fetches. dataset evicts the rarest "
-        "row, "
-        "static keeps the most important ones for good, lfu and lru go by past use."
+        f"training part in its shuffled order, with every slot under the policy's rule. {first} of the rows "
+        "needed were needed for the first time; their initial values are made in place and not fetched. "
+        "lookahead knows the order and evicts what is needed last: no policy does with fewer fetches. "
+        "dataset evicts the rarest row, static keeps the most important ones for good, lfu and lru go by "
+        "past use."
     )
-    table = Table(
-        ["policy", "fast memory", "slots", "rows fetched again", "of those needed"],
-        [
-            [
-                row["policy"],
-                format_byte_size(row["bytes"]),
-                f"{row['num_slots']:,}",
-                f"{row['num_refetched']:,}",
-                percent(row["refetched_share"]),
-            ]
-            for row in found["curve"]
-        ],
-    )
-    yield Section(
-        "policies", "What each cache policy would fetch again", text, charts.miss_ratios(found), table
-    )
+    chart, table = charts.miss_ratios(found), tables.miss_ratios(found)
+    yield Section("policies", "What each cache policy would fetch again", text, chart, table)
 
 
 def _unique_rows(statistics: Mapping[str, Any], charts: Any) -> Section:
@@ -213,76 +128,16 @@ def _unique_rows(statistics: Mapping[str, Any], charts: Any) -> Section:
         "A batch looks most rows up more than once, and each has to cross a link only once. The line is what "
         "independent look-ups with these counts would give, the points were counted in the log's own order."
     )
-    table = Table(
-        ["samples of a batch", "look-ups", "expected", "measured", "measured less expected"],
-        [
-            [
-                f"{row['batch_size']:,}",
-                f"{row['num_lookups']:,}",
-                f"{row['expected']:,.0f}",
-                f"{row['measured']:,.0f}",
-                f"{100 * (row['measured'] / row['expected'] - 1):+.1f} %",
-            ]
-            for row in rows
-        ],
-    )
-    return Section(
-        "unique-rows", "Different rows of a batch", text, charts.unique_rows(rows) if rows else None, table
-    )
+    chart = charts.unique_rows(rows) if rows else None
+    return Section("unique-rows", "Different rows of a batch", text, chart, tables.unique_rows(rows))
 
 
-def _drift(statistics: Mapping[str, Any], charts: Any) -> Iterator[Section]:
+def _drift(statistics: Mapping[str, Any], charts: Any) -> Section:
     drift = statistics["drift"]
-    parts = Table(
-        [
-            "part",
-            "samples",
-            "hot look-ups by the plan",
-            "fully hot samples by the plan",
-            "look-ups without an id",
-        ],
-        [
-            [
-                part["name"],
-                f"{part['num_samples']:,}",
-                *(
-                    percent(part[key])
-                    for key in ("plan_hot_lookup_share", "plan_hot_sample_share", "no_id_share")
-                ),
-            ]
-            for part in drift["parts"]
-        ],
-    )
     text = (
         f"Every training part chooses the {format_byte_size(drift['budget_bytes'])} of rows it looks up "
-        "most; this is "
-        "what they serve in parts that come later (age 0: in the part itself)."
-    )
-    pairs = Table(
-        [
-            "chosen on",
-            "serves",
-            "rows in common",
-            "hot look-ups",
-            "fully hot samples",
-            "look-ups of unseen rows",
-        ],
-        [
-            [
-                pair["chosen_on"],
-                pair["serves"],
-                *(
-                    percent(pair[key])
-                    for key in (
-                        "common_rows_share",
-                        "hot_lookup_share",
-                        "hot_sample_share",
-                        "unseen_lookup_share",
-                    )
-                ),
-            ]
-            for pair in drift["pairs"]
-        ],
+        "most; this is what they serve in parts that come later (age 0: in the part itself)."
     )
     chart = charts.drift_by_age(drift["by_age"]) if len(drift["by_age"]) > 1 else None
-    yield Section("drift", "How hot rows age", text, chart, pairs, parts)
+    pairs, parts = tables.drift_pairs(drift), tables.drift_parts(drift)
+    return Section("drift", "How hot rows age", text, chart, pairs, parts)

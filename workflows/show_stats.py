@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..pipeline.inspect import SERIES
 from ..pipeline.sizes import format_byte_size
+from . import series_tables as tables
 
 
 def show_statistics(statistics: dict[str, Any], console: Console) -> None:
     """Print what `frequency_statistics` returned, series by series, then what was split and any warning."""
-    shown = {"features": _show_features, "budgets": _show_budgets, "drift": _show_drift}
-    for name, show in shown.items():
-        if name in statistics:
-            show(statistics, console)
+    for name in SERIES:
+        if name not in statistics:
+            continue
+        match name:
+            case "features":
+                _show_features(statistics, console)
+            case "budgets":
+                _show_budgets(statistics, console)
+            case "drift":
+                _show_drift(statistics["drift"], console)
+            case _:
+                title, table = _SHOWN[name]
+                _print_table(title, table(statistics[name]), console)
     _show_split(statistics, console)
     for line in statistics["left_out"]:
         console.print(f"Left out: {line}.", soft_wrap=True, markup=False)
@@ -50,7 +62,7 @@ def _shown(category: str) -> str:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="left" if column in ("feature", "part") else "right")
+        table.add_column(column, justify="left" if column == "feature" else "right")
     return table
 
 
@@ -87,27 +99,26 @@ def _show_budgets(statistics: dict[str, Any], console: Console) -> None:
     console.print(table, "")
 
 
-def _show_drift(statistics: dict[str, Any], console: Console) -> None:
-    drift = statistics["drift"]
-    table = _table(
-        "Parts of the log",
-        "part",
-        "samples",
-        "look-ups hot by the plan",
-        "fully hot samples",
-        "without an id",
-    )
-    for part in drift["parts"]:
-        keys = ("plan_hot_lookup_share", "plan_hot_sample_share", "no_id_share")
-        table.add_row(part["name"], f"{part['num_samples']:,}", *(f"{part[key]:.2%}" for key in keys))
-    console.print(table, "")
-    table = _table(
-        f"Hot sets of {format_byte_size(drift['budget_bytes'])} chosen on one training part, by their age",
-        "age in parts", "hot look-ups", "fully hot samples", "look-ups of rows they never saw",
-    )  # fmt: skip
-    for age in drift["by_age"]:
-        keys = ("hot_lookup_share", "hot_sample_share", "unseen_lookup_share")
-        table.add_row(f"{age['age']}", *(f"{age[key]:.2%}" for key in keys))
+_SHOWN: dict[str, tuple[str, Callable[[Any], tables.Table]]] = {
+    "coverage": ("What the most looked-up rows of a table serve", tables.coverage),
+    "hot_samples": ("What memory for hot rows buys, by order", tables.hot_samples),
+    "miss_ratios": ("What each cache policy would fetch again", tables.miss_ratios),
+    "unique_rows": ("Different rows of a batch", tables.unique_rows),
+}
+
+
+def _show_drift(drift: dict[str, Any], console: Console) -> None:
+    _print_table("Parts of the log", tables.drift_parts(drift), console)
+    budget = format_byte_size(drift["budget_bytes"])
+    title = f"Hot rows of {budget} chosen on one training part, by their age"
+    _print_table(title, tables.drift_by_age(drift), console)
+
+
+def _print_table(title: str, cells: tables.Table, console: Console) -> None:
+    table = _table(title, *cells.columns)
+    table.columns[0].justify = "left"
+    for row in cells.rows:
+        table.add_row(*map(escape, row))
     console.print(table, "")
 
 

@@ -61,6 +61,9 @@ class StatsCommand:
         given = [name for name in ("top", "id", "category") if getattr(self, name) is not None]
         if given and self.feature is None:
             raise ConfigError(f"--{given[0]} needs a table: name one with --feature")
+        wide = [name for name in ("html", "parquet", "series", "parts") if getattr(self, name) is not None]
+        if wide and self.feature is not None:
+            raise ConfigError(f"--{wide[0]} is of all tables: leave --feature out")
         if self.html is not None and self.series is not None:
             raise ConfigError("--html shows every series: leave --series out")
         if len(given) > 1:
