@@ -32,10 +32,7 @@ def bags_of(folder: Path, num_train: int) -> list[set[int]]:
         part: list[set[int]] = [set() for _ in range(entry.num_samples)]
         for table, lookups in zip(places, read_lookups(samples, entry, 0, entry.num_samples), strict=True):
             for i, bag in enumerate(part):
-                ids = (
-                    lookups.of_samples(i, i + 1).ids if lookups.offsets is not ONE_EACH else lookups.ids[[i]]
-                )
-                bag |= {int(table[row]) for row in ids}
+                bag |= {int(table[row]) for row in lookups.of_samples(i, i + 1).ids}
         bags += part
     return bags[:num_train]
 
