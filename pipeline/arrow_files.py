@@ -93,7 +93,8 @@ def columns_of(manifest: Manifest) -> dict[str, tuple[Any, ...]]:
         case "count":
             return {"category": _CATEGORY, "count": (pa.int64(),)}
         case "rank":
-            return {"category": _CATEGORY, "count": (pa.int64(),), "place": (pa.int64(),)}
+            sampled = {"sampled": (pa.int64(),)} if totals.get("rank_by") == "sampled" else {}
+            return {"category": _CATEGORY, "count": (pa.int64(),), "place": (pa.int64(),)} | sampled
         case "encode":
             lists = {table["name"]: (pa.list_(pa.int32()),) for table in multi_hot(totals["tables"])}
             return {"ids": (pa.list_(pa.int32(), len(one_hot(totals["tables"]))),)} | lists

@@ -158,6 +158,8 @@ def _append_table(
     places = np.empty(table.num_rows, np.int64)
     table.write_places(places)
     first_id = int(np.searchsorted(places, floor))
+    if first_id == table.num_rows:
+        return
     rows = (places[first_id:] - floor).astype(np.int32)
     del places
     for first, offsets, ids in table.iterate_lookups(columns, counted):
