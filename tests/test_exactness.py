@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -188,6 +189,24 @@ def test_epochs_without_a_cold_lookup_end(tmp_path: Path) -> None:
     spec = ShardSpec(num_rows=(3, 4), num_hot=(3, 4), num_hot_only=40, num_mixed=0, order="original")
     shards = Shards.open(write_shards(tmp_path / "shards", spec))
     trained(shards, placement="lookahead", epochs=3)
+
+
+@pytest.mark.parametrize("placement", [*STATELESS, *STAGING], ids=str)
+def test_what_moves_is_counted_by_table_as_by_kind(placement: dict[str, Any], shards: Shards) -> None:
+    trainer = trained(shards, **placement, **FIELDS)
+    row_bytes = 4 * 4 * (2 if placement in STAGING else 1)
+    counts = trainer.embeddings.rows_by_table()
+    found = tuple(sum(table[way] for table in counts) * row_bytes for way in ("to_fast", "to_slow"))
+    assert found == trainer.meter.training_bytes() and min(found) > 0
+    batches = [shards.training_batch(number).ids_BF for number in range(shards.num_training_batches)]
+    ids = [np.unique(np.concatenate([ids_BF[:, feature] for ids_BF in batches])) for feature in (0, 1)]
+    num_cold = sum(np.count_nonzero(i >= t.num_hot) for i, t in zip(ids, shards.tables, strict=True))
+    made = sum(table["made"] for table in counts)
+    # Each row is made once, at its first use; a warm cache makes others besides.
+    if placement["placement"] == "lookahead":
+        assert made == num_cold
+    elif placement in STAGING:
+        assert made >= sum(i.size for i in ids)
 
 
 def test_an_error_of_a_transfer_ends_the_run(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:

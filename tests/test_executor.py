@@ -90,7 +90,7 @@ def test_moved_rows_are_counted_with_their_state() -> None:
     executor = make_executor([0, 0], NUM_HOT, [3, 2], NUM_ROWS, num_staging=2)
     executor.transfer(Transfer(fetch=Moves(array(5, 0), array(5, 6))))
     executor.transfer(Transfer(write_back=Moves(array(5), array(5))))
-    assert executor._meter.training_bytes() == (2 * 32, 32)
+    assert executor.traffic.meter.training_bytes() == (2 * 32, 32)
 
 
 def hybrid_plans(executor: Executor, *, dedup: bool) -> list[tuple[list[list[int]], StepPlan]]:
@@ -112,7 +112,7 @@ def test_rows_in_place_train_as_rows_at_home(dedup: bool, num_vectors: int) -> N
     hybrid = make_executor([0, 0], [0, 0], [0, 0], NUM_ROWS)
     train(hybrid, hybrid_plans(hybrid, dedup=dedup))
     assert_equal_tables(hybrid, yardstick)
-    assert hybrid._meter.training_bytes() == (num_vectors * DIM * 4, num_vectors * DIM * 4)
+    assert hybrid.traffic.meter.training_bytes() == (num_vectors * DIM * 4, num_vectors * DIM * 4)
 
 
 def test_a_part_of_the_lookups_may_be_in_place() -> None:
@@ -132,8 +132,8 @@ def test_a_switch_is_counted_apart() -> None:
         executor.slow.weights_SD[[0, 1, 2, 3, 4]].eq(7.0).all()
         and not executor.slow.weights_SD[5:].eq(7.0).any()
     )
-    assert executor._meter.bytes_to_slow["switch"] == 5 * 32
-    assert executor._meter.bytes_to_fast["switch"] == 0
+    assert executor.traffic.meter.bytes_to_slow["switch"] == 5 * 32
+    assert executor.traffic.meter.bytes_to_fast["switch"] == 0
 
 
 def test_tables_are_put_together_from_both_tiers() -> None:

@@ -25,7 +25,7 @@ DENSE_LR = {"sgd": 0.1, "adagrad": 0.01, "adam": 0.0005}
 class TrainConfig:
     """Settings of a training run; together with the shards they decide its weights."""
 
-    placement: Placement = "all-fast"
+    placement: Placement = "lookahead"
     """Where rows live and move: all on the fast tier, all on the slow one (with or without
     deduplication inside a batch), as FAE does, in a cache as FreqCache has it, or hot rows on the fast
     tier and the others brought there just before they are needed (lookahead)."""

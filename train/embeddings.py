@@ -161,6 +161,13 @@ class Embeddings:
         for width in self.widths:
             width.executor.copy_hot(width.placement.plan_finish())
 
+    def rows_by_table(self) -> list[dict[str, int]]:
+        """Rows and vectors of each table that went each way or were made, evaluation apart."""
+        counts: list[dict[str, int]] = [{}] * len(self._place)
+        for table, (width, place) in self._place.items():
+            counts[table] = {way: int(rows[place]) for way, rows in width.executor.traffic.rows_F.items()}
+        return counts
+
     def close(self) -> None:
         """Stop the thread of transfers."""
         self.conveyor.close()

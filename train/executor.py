@@ -24,6 +24,7 @@ from .row_mover import make_rows, mover_of
 from .row_optimizers import RowOptimizer
 from .step_plan import Moves, Split, StepPlan, Transfer
 from .tiers import Tier
+from .traffic import Traffic
 
 _HOST = torch.device("cpu")
 _BUFFERS = ("pooled", "looked_up")
@@ -51,14 +52,14 @@ class Executor:
         lanes: Lanes | None = None,
     ) -> None:
         self.fast, self.slow = fast, slow
-        self._meter = meter
+        self.traffic = Traffic(meter, slow.layout)
         self._initial = initial
         self._replicator = Replicator(fast, slow)
         self._mover = mover_of(fast, slow, lanes or lanes_of(fast.device))
         self._resident_S = np.full(fast.num_slots - fast.layout.num_home_slots, -1, np.int64)
         self._fast_rows = backend_of(fast.device, optimizer)
         self._slow_rows = NumbaRows(optimizer)
-        self._in_place = InPlaceWork(fast, slow, self._fast_rows, self._slow_rows, meter)
+        self._in_place = InPlaceWork(fast, slow, self._fast_rows, self._slow_rows, self.traffic)
         self._dim = fast.weights_SD.shape[1]
         self._vectors = {
             name: torch.empty(0, self._dim, device=fast.device) for name in ("pooled", "looked_up")
@@ -82,11 +83,9 @@ class Executor:
     def copy_hot(self, plan: StepPlan) -> None:
         """The copy of every hot row at a switch, where the plan has one."""
         if plan.copy_hot:
-            with self._meter.during("switch"):
+            with self.traffic.meter.during("switch"):
                 self._replicator.copy(plan.copy_hot)
-                num_bytes = self._replicator.num_bytes
-                up = plan.copy_hot == "to_fast"
-                self._meter.moved(to_fast=num_bytes if up else 0, to_slow=0 if up else num_bytes)
+                self.traffic.by_table(plan.copy_hot, self._replicator.num_rows_F, self.fast.row_bytes)
 
     def transfer(self, transfer: Transfer, kind: str | None = None) -> None:
         """Write rows back, then bring others; counted as work of ``kind``."""
@@ -98,15 +97,16 @@ class Executor:
         for moves in (transfer.fetch, transfer.make):
             self._resident_S[moves.slots_N - first] = moves.rows_N
         row_bytes = self.fast.row_bytes
-        to_fast, to_slow = transfer.fetch.num_rows * row_bytes, transfer.write_back.num_rows * row_bytes
-        self._meter.moved(to_fast=to_fast, to_slow=to_slow, kind=kind)
+        self.traffic.rows("to_slow", transfer.write_back.rows_N, row_bytes, kind)
+        self.traffic.rows("to_fast", transfer.fetch.rows_N, row_bytes, kind)
+        self.traffic.rows("made", transfer.make.rows_N, row_bytes, kind)
 
     def copy_residents_home(self) -> None:
         """Let the slow tier know the newest values of staged rows, which stay where they are."""
         slots_N = np.flatnonzero(self._resident_S >= 0)
         moves = Moves(self._resident_S[slots_N], slots_N + self.fast.layout.num_home_slots)
         self._mover.write_back(moves)
-        self._meter.moved(to_slow=moves.num_rows * self.fast.row_bytes, kind="evaluation")
+        self.traffic.rows("to_slow", moves.rows_N, self.fast.row_bytes, "evaluation")
 
     def look_up(self, ids: BatchIds, plan: StepPlan) -> torch.Tensor:
         """(B, F, D) embeddings of a batch, a leaf whose gradient ``update`` wants.

@@ -44,6 +44,8 @@ class Feed:
         self._schedule = schedule
         self._last_item = -1
         """Of the last batch that has one."""
+        self.num_shortened = self.num_split = 0
+        """Transfers that wait longer than the prefetch depth wants; batches that run in passes."""
         self._staged = [w for w in embeddings.widths if isinstance(w.placement, Staging)]
         assert not self._staged or len(self._staged) == len(embeddings.widths)
 
@@ -158,6 +160,8 @@ class Feed:
 
     def _flush(self, queues: list[PlanQueue]) -> None:
         """Send home what is staged, once the last batch of the epoch is computed."""
+        self.num_shortened += sum(queue.num_shortened for queue in queues)
+        self.num_split += sum(queue.num_split for queue in queues)
         self._embeddings.send([queue.flush for queue in queues], self._last_item, "flush")
 
 

@@ -65,6 +65,11 @@ class Meter:
                 self.bytes_to_slow[kind] += to_slow
 
     @property
+    def kind(self) -> str | None:
+        """What the clock is in."""
+        return self._kind
+
+    @property
     def training_seconds(self) -> float:
         """Of the training steps and switches, evaluation apart; the clock must be stopped."""
         return sum(self.seconds[kind] for kind in TRAINING_KINDS)

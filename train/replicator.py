@@ -10,6 +10,9 @@ Source:
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .step_plan import HotCopy
 from .tiers import Tier
 
@@ -27,9 +30,9 @@ class Replicator:
                 self._slices.append((on_fast, slice(start, start + on_fast.stop - on_fast.start)))
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of one copy of all hot rows."""
-        return self._fast.layout.num_home_slots * self._fast.row_bytes
+    def num_rows_F(self) -> NDArray[np.int64]:  # noqa: N802
+        """(num_tables,) hot rows, all of which a copy moves."""
+        return self._fast.layout.last_F - self._fast.layout.first_F
 
     def copy(self, direction: HotCopy) -> None:
         """Overwrite the hot rows of one tier with those of the other."""

@@ -47,6 +47,13 @@ class TrainSummary:
     seconds_by_kind: dict[str, float]
     bytes_to_fast_by_kind: dict[str, int]
     bytes_to_slow_by_kind: dict[str, int]
+    rows_by_table: dict[str, dict[str, int]]
+    """Rows (or their vectors) of each table to the fast tier and to the slow one, and rows made on the fast
+    tier at their first use; evaluation apart."""
+    transfers: dict[str, float]
+    """Of staging placements: seconds of transfers, seconds that batches stalled for them and how many did,
+    the share of the transfers that was hidden behind compute, transfers that waited longer than the prefetch
+    depth wants, and batches in passes."""
     threads: int
     """Of the dense layers."""
     test_losses: list[float]
@@ -118,6 +125,7 @@ def summarise(
     """Put together what the trainer counted; its clock must be stopped."""
     meter = trainer.meter
     bytes_to_fast, bytes_to_slow = meter.training_bytes()
+    names = [table.name for table in trainer.shards.tables]
     return TrainSummary(
         **asdict(scores),
         hot=asdict(hot),
@@ -132,9 +140,25 @@ def summarise(
         seconds_by_kind=dict(meter.seconds),
         bytes_to_fast_by_kind=dict(meter.bytes_to_fast),
         bytes_to_slow_by_kind=dict(meter.bytes_to_slow),
+        rows_by_table=dict(zip(names, trainer.embeddings.rows_by_table(), strict=True)),
+        transfers=transfers(trainer),
         threads=threads,
         test_losses=list(trainer.scheduler.losses) if trainer.scheduler else [],
     )
+
+
+def transfers(trainer: Trainer) -> dict[str, float]:
+    """How the transfers of a run went."""
+    conveyor, feed = trainer.embeddings.conveyor, trainer.feed
+    hidden = 1 - conveyor.stall_seconds / conveyor.busy_seconds if conveyor.busy_seconds else 1.0
+    return {
+        "seconds": conveyor.busy_seconds,
+        "stall_seconds": conveyor.stall_seconds,
+        "stalls": conveyor.num_stalls,
+        "overlap": max(hidden, 0.0),
+        "shortened": feed.num_shortened,
+        "split": feed.num_split,
+    }
 
 
 class _Log:

@@ -178,6 +178,8 @@ class PlanQueue:
         self._held: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         self._chunks: deque[StepPlans] = deque()
         self._taken = 0
+        self.num_shortened = self.num_split = 0
+        """Plans taken that wait for later batches than the prefetch depth wants; that run in passes."""
         self.num_ready = 0
         """Step plans that can be taken."""
         self.flush = Transfer()
@@ -229,6 +231,8 @@ class PlanQueue:
         write_back = self._moves(plans.write_back_rows[left], plans.write_back_slots[left])
         rows, slots, is_first = plans.fetch_rows[came], plans.fetch_slots[came], plans.fetch_is_first[came]
         after = int(plans.after[step])
+        self.num_shortened += int(plans.is_shortened[step])
+        self.num_split += int(plans.is_split[step])
         staged = Staged(cold.positions_N, slots_U[cold.inverse_N] + np.int64(base))
         if plans.is_split[step]:
             is_made = is_first if is_fresh else np.zeros(rows.size, np.bool_)

@@ -46,6 +46,7 @@ class Trainer:
     dense_optimizer: torch.optim.Optimizer
     embeddings: Embeddings
     order: BatchOrder
+    feed: Feed
     predictor: Predictor
     meter: Meter
     scheduler: ShuffleScheduler | None
@@ -61,16 +62,7 @@ class Trainer:
 
     def steps(self) -> Generator[Step]:
         """The training steps in the order of the run, each timed from here on, its rows in place."""
-        is_hot_only, schedule = self.shards.is_hot_only, None
-        if self.config.placement == "lookahead" and self.config.plan == "auto":
-            schedule = Schedule.find(self.shards, self.config)
-        feed = Feed(
-            self.embeddings,
-            self.shards.training_batch,
-            lambda number: bool(is_hot_only[number]),
-            schedule=schedule,
-        )
-        steps = feed.steps(self.order.epochs())
+        steps = self.feed.steps(self.order.epochs())
         # An order that is decided as the run goes cannot be read ahead.
         ahead = Ahead(steps, self.config.prefetch + 2, "feed") if self.order.is_known else None
         try:
@@ -147,11 +139,24 @@ def build_trainer(shards: Shards, config: TrainConfig, order: BatchOrder | None 
         dense_optimizer,
         embeddings,
         order,
+        build_feed(shards, config, embeddings),
         predictor,
         meter,
         scheduler,
         device,
     )
+
+
+def build_feed(shards: Shards, config: TrainConfig, embeddings: Embeddings) -> Feed:
+    """What makes the steps of a run, from a schedule on disk where there is one for it."""
+    is_hot_only, schedule = shards.is_hot_only, None
+    if config.placement == "lookahead" and config.plan == "auto":
+        schedule = Schedule.find(shards, config)
+
+    def looks_up_hot_rows_alone(number: int) -> bool:
+        return bool(is_hot_only[number])
+
+    return Feed(embeddings, shards.training_batch, looks_up_hot_rows_alone, schedule=schedule)
 
 
 def build_model(shards: Shards, name: str, seed: int) -> Dlrm:
