@@ -121,6 +121,9 @@ def test_orders_for_which_the_columns_are_read(
     tmp_path: Path, logs: list[Path], config: PreprocessConfig
 ) -> None:
     assert check(logs[:2], config, tmp_path / "dir") == [MADE] * 6
+    by_order, plain = (plan_run(logs[:2], each, tmp_path / "other").estimate for each in (config, CONFIG))
+    assert by_order.core_seconds["rank"] > plain.core_seconds["rank"]
+    assert by_order.memory_bytes["rank"] > plain.memory_bytes["rank"]
     assert check(logs[:2], config, tmp_path / "dir") == [FINISHED] * 6
 
 
