@@ -175,6 +175,8 @@ def _write_file(
         is_hot = rows[order, 0]
         hot = [n for n, first in enumerate(batches) if is_hot[first : first + config.batch_size].all()]
         facts["hot_only_batches"] = hot
+    if inputs.lists:
+        facts["lookups"] = _lookups_of(rows, inputs)
     maker = ShardBatches(inputs, rows, buffers.bag_places[start:stop], buffers.bags, file.kind == EVALUATION)
     with output.writing(_name(file), file.num_samples, **facts) as path:
         with open_writer(path, maker.schema) as writer:
@@ -182,6 +184,13 @@ def _write_file(
                 writer.write_batch(maker.batch(order[first : first + config.batch_size]))
     forget(rows)  # the next file's pages in the page cache can be these
     return file.num_samples
+
+
+def _lookups_of(rows: NDArray[np.int32], inputs: PackInputs) -> dict[str, int]:
+    """Look-ups of some rows in each multi-hot table, from the lengths of their bags."""
+    first = 2 + len(inputs.dense)
+    lengths = rows[:, first : first + len(inputs.lists)].sum(axis=0, dtype=np.int64)
+    return dict(zip(inputs.lists, lengths.tolist(), strict=True))
 
 
 def _totals(config: PackConfig, inputs: PackInputs, output: Output) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from .manifest import MANIFEST, FileEntry, Manifest, first_line
 from .output import hash_file
 from .raw import RawFile, iterate_blocks
 from .stages import ALL_FOLDERS
-from .tables import offsets_of
+from .tables import is_multi_hot, offsets_of
 from .tasks import ProgressCallback, run_tasks, silent
 from .texts import is_texts
 from .verify_counts import check_counts
@@ -140,6 +140,9 @@ def _check_columns(entry: FileEntry, columns: Manifest, _: dict[str, Manifest]) 
         num_lookups = int(offsets_of(batch.column(name))[-1])
         if num_lookups != entry.facts["lookups"][name]:
             yield f"its lists of {name} have {num_lookups} elements, want {entry.facts['lookups'][name]}"
+    for name in columns.totals.get("floats", ()):
+        if not np.isfinite(values_of(batch.column(name).fill_null(0), np.float64)).all():
+            yield f"a value of {name} is not finite"
     if columns.totals["has_label"] and entry.num_samples:
         if values_of(batch.column("label"), np.uint8).max() > 1:
             yield "a label is neither 0 nor 1"
@@ -189,15 +192,23 @@ def _check_sums(manifests: dict[str, Manifest]) -> Iterator[str]:
 
 
 def _check_lookups(manifests: dict[str, Manifest]) -> Iterator[str]:
-    """Lists have as many look-ups in vocabulary, where it was counted from all days, as in samples."""
-    vocabulary, samples = manifests.get("vocabulary"), manifests.get("samples")
-    if vocabulary is None or samples is None or vocabulary.stage != "rank":
+    """Multi-hot tables have as many look-ups in samples as in shards, and in a vocabulary of all days."""
+    vocabulary, samples, shards = (manifests.get(name) for name in ("vocabulary", "samples", "shards"))
+    if samples is None:
         return
-    if "num_counted_samples" not in vocabulary.totals:
-        for table, encoded in zip(vocabulary.totals["tables"], samples.totals["tables"], strict=True):
-            want, have = table.get("num_lookups"), encoded.get("lookups_train")
-            if want != have:
-                yield f"{samples.folder} trains on {have} look-ups of {table['name']}, vocabulary has {want}"
+    for number, table in enumerate(samples.totals["tables"]):
+        if not is_multi_hot(table):
+            continue
+        name, train = table["name"], table["lookups_train"]
+        if vocabulary and vocabulary.stage == "rank" and "num_counted_samples" not in vocabulary.totals:
+            want = vocabulary.totals["tables"][number]["num_lookups"]
+            if want != train:
+                yield f"{samples.folder} trains on {train} look-ups of {name}, vocabulary has {want}"
+        if shards:
+            found = sum(entry.facts["lookups"][name] for entry in shards.files)
+            if found != train + table["lookups_evaluation"]:
+                want = train + table["lookups_evaluation"]
+                yield f"{shards.folder} has {found} look-ups of {name}, samples has {want}"
 
 
 def _check_raw(columns: Manifest, raw: Sequence[Path]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,9 +69,11 @@ def check_shards(entry: FileEntry, shards: Manifest, _: dict[str, Manifest]) -> 
         if sum(batch.num_rows for batch in batches) != entry.num_samples:
             yield f"its batches have not {entry.num_samples} samples"
         hot_only = entry.facts.get("hot_only_batches")
+        lookups: Counter[str] = Counter()
         for number, batch in enumerate(batches):
             ids = PartIds.read(batch, tables)
             faults = list(_ids_in_range(ids))
+            lookups.update({name: int(offsets[-1]) for name, (offsets, _) in ids.lists.items()})
             if shards.totals["has_label"] and not _are_labels(values_of(batch.column("label"), np.float32)):
                 faults.append("a label is neither 0 nor 1")
             is_hot = _tags(ids)
@@ -83,6 +86,8 @@ def check_shards(entry: FileEntry, shards: Manifest, _: dict[str, Manifest]) -> 
             if hot_only is not None and bool(is_hot.all()) != (number in hot_only):
                 faults.append("the manifest says wrongly whether it is hot-only")
             yield from (f"batch {number}: {fault}" for fault in faults)
+        if lookups != entry.facts.get("lookups", {}):
+            yield f"its lists have {dict(lookups)} look-ups, want {entry.facts.get('lookups')}"
 
 
 def _ids_in_range(ids: PartIds) -> Iterator[str]:

@@ -86,6 +86,19 @@ def test_parquet_lists_are_read_or_refused(tmp_path: Path, case: str) -> None:
     assert wanted in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("separator", ["|", ",", ";", " "])
+def test_lists_in_quotes_may_have_the_separator_of_fields(tmp_path: Path, separator: str) -> None:
+    rows: list[list[str | None]] = [["a", "b", "a"], ["c"], [None], ["", 'd"e'], ["", ""]]
+    fields = [separator.join(element or "" for element in row).replace('"', '""') for row in rows]
+    lines = [f'"{field}",{n}' for n, field in enumerate(fields)]
+    (tmp_path / "log").write_text("\n".join(["tags,n", *lines]))
+    keys = f'kind = "text", list = true, separator = "{separator}"'
+    schema = f'format = "csv"\n[sparse]\ntags = {{ {keys} }}\nn = "integer"'
+    found = columns_in(ingest([tmp_path / "log"], IngestConfig(schema=schema), tmp_path / "out"))
+    log = Log({"tags": "list text"}, [(row,) for row in rows])
+    assert found == naive_columns(log) | {"n": [0, 1, 2, 3, 4]}
+
+
 def test_a_list_that_the_schema_does_not_call_one_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"d": [[1], [2]]}), tmp_path / "log")
     with pytest.raises(InputError, match="rows that hold lists need list = true in the schema"):

@@ -238,6 +238,8 @@ def set_an_element(columns: dict[str, list[Any]], name: str, value: int) -> None
 
 FAULTS = {
     "columns": (lambda c: c["tags"][0].append(7), "its lists of tags have"),
+    "columns nan": (lambda c: c["price"].__setitem__(0, float("nan")), "a value of price is not finite"),
+    "shards longer": (lambda c: c["tags"][0].append(0), "its lists have"),
     "samples longer": (lambda c: c["tags"][0].append(0), "its lists of tags have"),
     "samples moved": (lambda c: move_an_element(c, "tags"), "its lists of tags are not as long as"),
     "samples range": (lambda c: set_an_element(c, "seen", 10**6), "an id of seen is outside its"),
