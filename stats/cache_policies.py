@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .staging import DATASET, LFU, LOOKAHEAD, LRU, STATIC, end_epoch, new_staging
+from .staging import DATASET, LFU, LOOKAHEAD, LRU, STATIC, end_epoch, new_staging, with_buckets
 from .staging import plan_steps as plan_steps_kernel
 from .staging_state import Emitted, Rule, Steps, Warm
 from .step_plan_stream import NEVER, Residents, RowStream, StepPlans, TooFewSlotsError
@@ -92,6 +92,10 @@ class StagingPlanner:
 
     def _emit(self, *, is_last: bool) -> StepPlans:
         held, first_step = self._held, self._next_step
+        if self._rule.policy == LOOKAHEAD:
+            uses = held.next_uses[held.next_uses < NEVER]
+            last_step = max(first_step + self.num_held_back, int(uses.max(initial=0)))
+            self._state = with_buckets(self._state, last_step + 1)
         out = self._new_emitted()
         done, num_needed = plan_steps_kernel(self._state, self._rule, held, self._warm, is_last, out)
         if num_needed:

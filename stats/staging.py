@@ -33,8 +33,9 @@ _NEVER = (1 << 30) - 1  # as in step_plan_stream; kernels see constants of their
 """Columns of a slot's record: one line of cache. ``_BEFORE`` is what ``slot_of_row`` said before the row
 came; ``_VACATED`` the last item that moved a row out of the slot, or in."""
 (_AFTER, _ELIGIBLE, _FRONT, _BOUNDARY, _TAIL, _HEAP, _FREE, _SEQUENCE) = range(8)
-(_STEP, _EPOCH_BASE, _SPLIT_STEP, _ENTRY, _ENTERED, _PINNED) = range(8, 14)
-_NUM_SCALARS = 14
+(_STEP, _EPOCH_BASE, _SPLIT_STEP, _ENTRY, _ENTERED, _PINNED, _TOP) = range(8, 15)
+_NUM_SCALARS = 15
+_ONE, _ALL = np.uint64(1), np.uint64(2**64 - 1)
 
 
 def new_staging(num_rows: int, num_slots: int, rank_of_row: NDArray[np.int32], *, limited: bool) -> Staging:
@@ -47,12 +48,28 @@ def new_staging(num_rows: int, num_slots: int, rank_of_row: NDArray[np.int32], *
         queue=np.zeros((2 * num_slots + 1, 2), np.int32),
         heap_keys=np.zeros(2 * num_slots + 1, np.int64),
         heap_slots=np.zeros(2 * num_slots + 1, np.int32),
+        heads=np.full(64, -1, np.int32),
+        tails=np.full(64, -1, np.int32),
+        filled=np.zeros(1, np.uint64),
+        links=np.zeros(num_slots, np.int32),
         free=np.zeros(num_slots, np.int32),
         victims=np.zeros(num_slots, np.int32),
         scalars=np.zeros(_NUM_SCALARS, np.int64),
     )
     _begin_epoch(staging)
     return staging
+
+
+def with_buckets(state: Staging, num_steps: int) -> Staging:
+    """``state`` with room for next uses below ``num_steps``."""
+    if num_steps <= state.heads.size:
+        return state
+    num_words = max(2 * state.filled.size, num_steps // 64 + 1)
+    heads, tails = np.full(64 * num_words, -1, np.int32), np.full(64 * num_words, -1, np.int32)
+    filled = np.zeros(num_words, np.uint64)
+    for new, old in ((heads, state.heads), (tails, state.tails), (filled, state.filled)):
+        new[: old.size] = old
+    return state._replace(heads=heads, tails=tails, filled=filled)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -62,6 +79,7 @@ def _begin_epoch(state: Staging) -> None:
     at[:] = 0
     at[_EPOCH_BASE], at[_ENTRY], at[_SPLIT_STEP], at[_FREE] = base, entry, -2, num_slots
     at[_AFTER], at[_SEQUENCE] = _LONG_AGO - 1, 1 << (_TIE_BITS - 1)
+    state.heads[:], state.filled[:] = -1, 0
     for i in range(num_slots):
         state.free[i] = num_slots - 1 - i
         records[i, _ROW] = records[i, _VACATED] = -1
@@ -148,7 +166,38 @@ def _compact_queue(queue: NDArray[np.int32], records: NDArray[np.int64], at: NDA
 
 
 @numba.njit(cache=True, nogil=True)
-def _lend(state: Staging, uses_heap: bool, after: int, boundary: int) -> tuple[int, int]:
+def _next_use(key: int) -> int:
+    """What look-ahead's key says: -(next use << _TIE_BITS) + a number below 1 << _TIE_BITS."""
+    return ((1 << _TIE_BITS) - 1 - key) >> _TIE_BITS
+
+
+@numba.njit(cache=True, nogil=True)
+def _enter_bucket(state: Staging, slot: int) -> None:
+    """Let ``slot`` stand behind those with the same next use; the others are found by the queue."""
+    records = state.records
+    use = _next_use(records[slot, _KEY])
+    if records[slot, _IS_HEAPED] or use >= _NEVER:
+        return
+    if state.heads[use] < 0:
+        state.heads[use] = slot
+        state.filled[use >> 6] |= _ONE << np.uint64(use & 63)
+        state.scalars[_TOP] = max(state.scalars[_TOP], use >> 6)
+    else:
+        state.links[state.tails[use]] = slot
+    state.tails[use], state.links[slot] = slot, -1
+    records[slot, _IS_HEAPED] = 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _drop_bucket(state: Staging, use: int) -> None:
+    """All rows of the bucket are used now."""
+    if use < state.heads.size:
+        state.heads[use] = -1
+        state.filled[use >> 6] &= ~(_ONE << np.uint64(use & 63))
+
+
+@numba.njit(cache=True, nogil=True)
+def _lend(state: Staging, policy: int, after: int, boundary: int) -> tuple[int, int]:
     """Move ``boundary`` past all uses up to step ``after``; returns it and how many rows may now leave."""
     at, queue, records = state.scalars, state.queue, state.records
     num_rows = 0
@@ -156,7 +205,9 @@ def _lend(state: Staging, uses_heap: bool, after: int, boundary: int) -> tuple[i
         slot = queue[boundary, 0]
         if records[slot, _LAST_USE] == queue[boundary, 1]:
             num_rows += 1
-            if uses_heap:
+            if policy == LOOKAHEAD:
+                _enter_bucket(state, slot)
+            elif policy == LFU or policy == DATASET:
                 _enter_heap(state.heap_keys, state.heap_slots, records, at, slot)
         boundary += 1
     return boundary, num_rows
@@ -168,6 +219,8 @@ def _see_ahead(state: Staging, rule: Rule, steps: Steps, local: int, num_known: 
     at, records = state.scalars, state.records
     first_step = at[_STEP] - local
     for other in range(max(at[_ENTERED] - first_step, local), min(local + rule.window + 1, num_known)):
+        idle_keys = np.empty(steps.offsets[other + 1] - steps.offsets[other], np.int64)
+        idle_slots, num_idle = np.empty(idle_keys.size, np.int32), 0
         for i in range(steps.offsets[other], steps.offsets[other + 1]):
             row = steps.rows[i]
             known = state.last_entry[row] - at[_ENTRY]
@@ -176,10 +229,12 @@ def _see_ahead(state: Staging, rule: Rule, steps: Steps, local: int, num_known: 
                 steps.next_uses[known] = first_step + other
             elif slot >= 0:
                 records[slot, _KEY] += (np.int64(_NEVER) - first_step - other) << _TIE_BITS
-                records[slot, _IS_HEAPED] = 0
                 if records[slot, _LAST_USE] <= at[_AFTER]:
-                    _enter_heap(state.heap_keys, state.heap_slots, records, at, slot)
+                    idle_keys[num_idle], idle_slots[num_idle] = records[slot, _KEY], slot
+                    num_idle += 1
             state.last_entry[row] = at[_ENTRY] + i
+        for i in np.argsort(idle_keys[:num_idle]):  # the one used longest ago is the first to leave
+            _enter_bucket(state, idle_slots[i])
         at[_ENTERED] = first_step + other + 1
 
 
@@ -231,6 +286,78 @@ def _gather(
 
 
 @numba.njit(cache=True, nogil=True)
+def _name_victim(state: Staging, slot: int, num_victims: int) -> int:
+    """Write ``slot`` to ``victims``; returns how many there are."""
+    at, records = state.scalars, state.records
+    state.victims[num_victims] = slot
+    at[_ELIGIBLE] -= records[slot, _LAST_USE] <= at[_AFTER]
+    records[slot, _LAST_USE], records[slot, _IS_HEAPED] = _NOBODY, 0
+    return num_victims + 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _choose_farthest(state: Staging, need: int, after: int, boundary: int) -> None:
+    """Victims of look-ahead: rows not used again by the queue, then the last buckets of those that are."""
+    at, records, queue = state.scalars, state.records, state.queue
+    num_victims, front = 0, at[_FRONT]
+    while num_victims < need and front < boundary:
+        slot = queue[front, 0]
+        if records[slot, _LAST_USE] == queue[front, 1] and _next_use(records[slot, _KEY]) >= _NEVER:
+            num_victims = _name_victim(state, slot, num_victims)
+        front += 1
+    at[_FRONT] = min(front, at[_BOUNDARY])
+    word, mask = at[_TOP], _ALL
+    while num_victims < need:
+        bits = state.filled[word] & mask
+        if bits == 0:
+            if word == at[_TOP] and state.filled[word] == 0:
+                at[_TOP] = max(word - 1, 0)
+            word, mask = word - 1, _ALL
+            continue
+        bit = 63
+        while not (bits >> np.uint64(bit)) & _ONE:
+            bit -= 1
+        use = 64 * word + bit
+        slot = state.heads[use]
+        if records[slot, _LAST_USE] > after:  # lent before, but not now; those behind it too
+            mask = (_ONE << np.uint64(bit)) - _ONE
+            continue
+        state.heads[use] = state.links[slot]
+        if state.heads[use] < 0:
+            _drop_bucket(state, use)
+        num_victims = _name_victim(state, slot, num_victims)
+
+
+@numba.njit(cache=True, nogil=True)
+def _choose_least(state: Staging, need: int, after: int) -> None:
+    """Victims of least key by the heap."""
+    at, records, keys, slots = state.scalars, state.records, state.heap_keys, state.heap_slots
+    num_victims = 0
+    while num_victims < need:
+        key, slot = keys[0], slots[0]
+        at[_HEAP] -= 1
+        end = at[_HEAP]
+        _sift_down(keys, slots, end, keys[end], slots[end], 0)
+        if not records[slot, _IS_HEAPED] or records[slot, _KEY] != key:
+            continue
+        records[slot, _IS_HEAPED] = 0
+        if records[slot, _LAST_USE] <= after:  # else it enters again when it may leave
+            num_victims = _name_victim(state, slot, num_victims)
+
+
+@numba.njit(cache=True, nogil=True)
+def _choose_oldest(state: Staging, need: int) -> None:
+    """Victims used longest ago by the queue."""
+    at, queue, num_victims = state.scalars, state.queue, 0
+    while num_victims < need:
+        slot, used = queue[at[_FRONT], 0], queue[at[_FRONT], 1]
+        at[_FRONT] += 1
+        if state.records[slot, _LAST_USE] == used:
+            num_victims = _name_victim(state, slot, num_victims)
+    at[_BOUNDARY] = max(at[_BOUNDARY], at[_FRONT])
+
+
+@numba.njit(cache=True, nogil=True)
 def _choose_victims(state: Staging, rule: Rule, num_missing: int) -> tuple[int, int]:
     """List in ``victims`` who leaves so that ``num_missing`` slots are free.
 
@@ -238,7 +365,6 @@ def _choose_victims(state: Staging, rule: Rule, num_missing: int) -> tuple[int, 
         How many, and the step to wait for; -1 and how many more would be wanted where too few may ever leave.
     """
     at, records, queue = state.scalars, state.records, state.queue
-    uses_heap = rule.policy != LRU and rule.policy != STATIC
     need = num_missing - at[_FREE]
     after, eligible, boundary = at[_AFTER], at[_ELIGIBLE], at[_BOUNDARY]
     while eligible < need:
@@ -247,33 +373,19 @@ def _choose_victims(state: Staging, rule: Rule, num_missing: int) -> tuple[int, 
         if boundary == at[_TAIL]:
             return -1, need - eligible
         after = queue[boundary, 1]
-        boundary, lent = _lend(state, uses_heap, after, boundary)
+        boundary, lent = _lend(state, rule.policy, after, boundary)
         eligible += lent
     if rule.policy == STATIC:
         need = eligible
-    num_victims = 0
-    while num_victims < need:
-        if uses_heap:
-            key, slot = state.heap_keys[0], state.heap_slots[0]
-            at[_HEAP] -= 1
-            end = at[_HEAP]
-            _sift_down(state.heap_keys, state.heap_slots, end, state.heap_keys[end], state.heap_slots[end], 0)
-            if not records[slot, _IS_HEAPED] or records[slot, _KEY] != key:
-                continue
-            records[slot, _IS_HEAPED] = 0
-            if records[slot, _LAST_USE] > after:  # enters again when it may leave
-                continue
-        else:
-            slot, used = queue[at[_FRONT], 0], queue[at[_FRONT], 1]
-            at[_FRONT] += 1
-            if records[slot, _LAST_USE] != used:
-                continue
-        state.victims[num_victims] = slot
-        num_victims += 1
-        at[_ELIGIBLE] -= records[slot, _LAST_USE] <= at[_AFTER]
-        records[slot, _LAST_USE] = _NOBODY
-    at[_BOUNDARY] = max(at[_BOUNDARY], at[_FRONT])
-    return num_victims, after
+    if need <= 0:
+        return 0, after
+    if rule.policy == LOOKAHEAD:
+        _choose_farthest(state, need, after, boundary)
+    elif rule.policy == LFU or rule.policy == DATASET:
+        _choose_least(state, need, after)
+    else:
+        _choose_oldest(state, need)
+    return need, after
 
 
 @numba.njit(cache=True, nogil=True)
@@ -399,6 +511,7 @@ def _split(state: Staging, steps: Steps, local: int, out: Emitted) -> None:
         records[slot, _LAST_USE], records[slot, _IS_HEAPED] = _NOBODY, 0
     _evict(state, num_residents, out)
     at[_HEAP] = at[_ELIGIBLE] = at[_FRONT] = at[_BOUNDARY] = at[_TAIL] = 0
+    state.heads[:], state.filled[:] = -1, 0
     end, first, misses = out.ends[0], steps.offsets[local], 0
     for i in range(first, steps.offsets[local + 1]):
         row, slot = steps.rows[i], (i - first) % num_slots
@@ -428,12 +541,13 @@ def _plan_group(
 ) -> tuple[int, int]:
     """Plan the item of step ``local`` and the steps it serves; returns the step after, and slots lacking."""
     at, num_slots, num_known = state.scalars, state.records.shape[0], steps.offsets.size - 1
-    uses_heap = rule.policy != LRU and rule.policy != STATIC
     first_step, at[_AFTER] = at[_STEP], at[_STEP] - rule.prefetch - 1
-    at[_BOUNDARY], num_rows = _lend(state, uses_heap, at[_AFTER], at[_BOUNDARY])
+    at[_BOUNDARY], num_rows = _lend(state, rule.policy, at[_AFTER], at[_BOUNDARY])
     at[_ELIGIBLE] += num_rows
-    if uses_heap:
+    if rule.policy == LFU or rule.policy == DATASET:
         at[_FRONT] = at[_BOUNDARY]
+    elif rule.policy == LOOKAHEAD:
+        _drop_bucket(state, first_step)
     num_missing, num_held, stop = 0, 0, local
     while stop < min(local + rule.group, num_known):
         if rule.group > 1:

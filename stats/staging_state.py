@@ -54,6 +54,14 @@ class Staging(NamedTuple):
     heap_keys: NDArray[np.int64]
     """(2 * num_slots + 1,); the least key leaves first."""
     heap_slots: NDArray[np.int32]
+    heads: NDArray[np.int32]
+    """(steps,): the first slot whose row is used next in the step and may leave, -1 where none."""
+    tails: NDArray[np.int32]
+    """(steps,): the last of them."""
+    filled: NDArray[np.uint64]
+    """(steps / 64,): a bit a step, set where it has some."""
+    links: NDArray[np.int32]
+    """(num_slots,): the slot behind, -1 for the last."""
     free: NDArray[np.int32]
     victims: NDArray[np.int32]
     scalars: NDArray[np.int64]
