@@ -298,6 +298,10 @@ def _miss_ratios(inspected: Inspected) -> dict[str, Any]:
 
 
 def _unique_rows(inspected: Inspected) -> list[dict[str, Any]]:
+    lists = multi_hot(inspected.samples.totals["tables"])
+    if lists:
+        names = ", ".join(table["name"] for table in lists)
+        inspected.left_out.append(f"unique_rows of list-valued features: {names}")
     return unique_rows_by_batch_size(inspected.folder, BATCH_SIZES)
 
 

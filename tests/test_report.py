@@ -70,6 +70,22 @@ def test_a_browser_draws_every_chart_without_a_word_or_a_request(
         assert any(label in drawn for drawn in charts.values()), label
 
 
+def test_a_point_tells_its_numbers(page: Path, tmp_path: Path) -> None:
+    points_at = """
+    setTimeout(() => {
+      const points = document.querySelectorAll("#chart-hot-samples svg .mark-symbol path[aria-label]");
+      const point = points[points.length - 1], box = point.getBoundingClientRect();
+      const at = { bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + box.height / 2 };
+      for (const kind of ["pointerover", "pointermove"]) point.dispatchEvent(new PointerEvent(kind, at));
+    }, 3000);
+    """
+    before, after = page.read_text().rsplit("</body>", 1)
+    (tmp_path / "tip.html").write_text(f"{before}<script>{points_at}</script></body>{after}")
+    tip = open_page(tmp_path / "tip.html", tmp_path).dom.split('id="vg-tooltip-element"')[1]
+    tip = tip.split("</table>")[0]
+    assert "fully hot samples" in tip and "iB" in tip and " %" in tip and "undefined" not in tip
+
+
 def test_the_browser_test_would_see_a_request_and_an_error(tmp_path: Path) -> None:
     (tmp_path / "bad.html").write_text(
         "<img src='http://example.com/x.png'><script>console.error('boo')</script>"

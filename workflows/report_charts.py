@@ -138,7 +138,7 @@ def _lines(
     more: Mapping[str, Points] | None = None,
     more_colors: Mapping[str, str] | None = None,
 ) -> list[alt.Chart]:
-    """Lines by name with their names on them, and a tip at the nearest point; ``more`` is only named here."""
+    """Lines by name with their names on them, and a tip near each point; ``more`` is only named here."""
     names = list(colors)
     color = alt.Color("name:N", scale=alt.Scale(domain=names, range=list(colors.values())), legend=None)
     base = alt.Chart(alt.Data(values=rows)).encode(x=axes.x, y=axes.y, detail="name:N", color=color)
@@ -148,14 +148,15 @@ def _lines(
         strokeWidth=alt.condition(is_thin, alt.value(1), alt.value(2.25)),
         strokeDash=alt.condition(is_dashed, alt.value([5, 4]), alt.value([1, 0])),
     )
-    tip = [alt.Tooltip(f"{key}:N") for key in tips]
-    over = alt.selection_point(on="pointerover", nearest=True, empty=False, clear="pointerout")
-    shown = alt.condition(over, alt.value(1), alt.value(0.9 if points else 0))
-    dots = base.mark_point(filled=True, size=36).encode(tooltip=tip, opacity=shown).add_params(over)
+    dots = base.mark_point(filled=True, size=36, opacity=0.9 if points else 0)
+    # Wide and unseen, so that the pointer need not be exact. (Vega-Lite's nearest selections lose tips.)
+    over = base.mark_point(filled=True, size=450, opacity=0).encode(
+        tooltip=[alt.Tooltip(f"{key}:N") for key in tips]
+    )
     drawn = {name: [(row["x"], row["y"]) for row in rows if row["name"] == name] for name in colors}
     wanted = [*(names if labels is None else labels), *(more or {})]
     placed = place_labels(drawn | dict(more or {}), wanted, axes.frame, obstacles)
-    return [line, dots, *_names(placed, dict(colors) | dict(more_colors or {}))]
+    return [line, dots, over, *_names(placed, dict(colors) | dict(more_colors or {}))]
 
 
 def _names(labels: Sequence[Label], colors: Mapping[str, str]) -> list[alt.Chart]:

@@ -41,7 +41,8 @@ class Page:
     title: str
     facts: Sequence[tuple[str, str]]
     advice: Sequence[tuple[str, str]]
-    warnings: Sequence[str]
+    notes: Sequence[str]
+    """What to know first: warnings, and what could not be found out."""
     sections: Sequence[Section] = field(default_factory=list)
 
 
@@ -65,15 +66,19 @@ def _head(page: Page) -> str:
     advice = "".join(
         f"<dt>{html.escape(about)}</dt><dd>{html.escape(text)}</dd>" for about, text in page.advice
     )
-    warnings = "".join(f'<p class="warning">Warning: {html.escape(text)}.</p>' for text in page.warnings)
+    notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in page.notes)
     return (
         f"<header><h1>How rows are accessed: {html.escape(page.title)}</h1><dl>{facts}</dl></header>"
-        f'{warnings}<section id="advice"><h2>What to do</h2><dl>{advice}</dl></section>'
+        f'{notes}<section id="advice"><h2>What to do</h2><dl>{advice}</dl></section>'
     )
 
 
 def _section(section: Section) -> str:
-    chart = f'<div class="chart" id="chart-{section.name}"></div>' if section.chart is not None else ""
+    chart = (
+        f'<div class="wide"><div class="chart" id="chart-{section.name}"></div></div>'
+        if section.chart is not None
+        else ""
+    )
     shown = _table(section.shown) if section.shown is not None else ""
     return (
         f'<section id="{section.name}"><h2>{html.escape(section.title)}</h2>'

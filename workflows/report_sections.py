@@ -35,9 +35,9 @@ def build_page(
         _unique_rows(statistics, charts),
         _drift(statistics, charts),
     ]
-    return Page(
-        name, _facts(statistics), advice_paragraphs(statistics, advice), statistics["warnings"], sections
-    )
+    notes = [f"Warning: {text}." for text in statistics["warnings"]]
+    notes += [f"Left out: {text}." for text in statistics["left_out"]]
+    return Page(name, _facts(statistics), advice_paragraphs(statistics, advice), notes, sections)
 
 
 def _facts(statistics: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -59,7 +59,6 @@ def _budgets(statistics: Mapping[str, Any], charts: Any, is_kaggle: bool) -> Sec
         "FAE counts 5 % of the log: it misses rows that exact counts find, and fills the rest of the memory "
         "with rows it never saw. Peeling makes most samples fully hot, at the price of some hot look-ups."
     )
-    text += "".join(f" Left out: {line}." for line in statistics["left_out"])
     if is_kaggle:
         text += (
             " The diamonds are FAE's published figures for the full Kaggle log of 33.8 M rows; "
