@@ -25,6 +25,7 @@ from hotset.tests.naive_plans import Machine, Parts, parts_of
 from hotset.tests.shard_factory import ShardSpec, write_shards
 from hotset.train.batch import IdReader
 from hotset.train.loader import Shards
+from hotset.workflows.cli import main
 
 SPECS = {
     "one-hot": ShardSpec(),
@@ -238,3 +239,17 @@ def test_a_schedule_opens_as_a_table(tmp_path: Path) -> None:
     table = pa.ipc.open_file(pa.memory_map(str(made.folder / made.files[0].path))).read_all()
     assert table.column("step").to_pylist() == list(range(table.num_rows))
     assert all(len(slots) == len(set(slots)) for slots in table.column("slots").to_pylist())
+
+
+def test_the_command_says_what_moves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_shards(tmp_path / "shards", ShardSpec(batch_size=8))
+    command = ["schedule", str(tmp_path), "--staging-bytes", "1KiB", "--epochs", "2"]
+    assert main([*command, "--workers", "1"]) == 0
+    said = capsys.readouterr().out
+    totals = Manifest.read(tmp_path / "schedule").totals
+    assert f"38 steps: {totals['rows_to_fast']} rows come" in said
+    assert f"{totals['rows_made']} are made at their first use" in said
+    assert main([*command, "--prefetch", "9"]) == 1
+    assert "was made with prefetch = 2, now 9" in capsys.readouterr().err
+    assert main([*command, "--redo", "--json", "--staging-bytes", "16"]) == 1
+    assert "distinct cold rows of width 4, staging holds 1" in capsys.readouterr().err

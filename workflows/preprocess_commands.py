@@ -272,6 +272,8 @@ def _finish(stage: str, made: Manifest, seconds: float, as_json: bool) -> int:
         print_json({"stage": stage, "dir": str(made.folder), "seconds": seconds} | made.totals)
     else:
         print(f"{made.folder}: {len(made.files)} files, {sum(e.num_bytes for e in made.files):,} bytes")
+        if stage == "schedule":
+            print(_describe_schedule(made))
     return 0
 
 
@@ -295,6 +297,18 @@ def _describe_shards(shards: Manifest) -> str:
         f"{samples['hot_only']:,} samples in {batches['hot_only']:,} hot-only batches, "
         f"{samples['mixed']:,} in {batches['mixed']:,} mixed, {samples['evaluation']:,} for evaluation; "
         f"{shards.totals['num_hot_rows']:,} of {shards.totals['num_rows']:,} rows are hot"
+    )
+
+
+def _describe_schedule(made: Manifest) -> str:
+    totals, epochs = made.totals, [epoch for width in made.totals["widths"] for epoch in width["epochs"]]
+    notes = {"wait for room": totals["shortened"], "run in passes": totals["split"]}
+    waits = "".join(f"; {count:,} {what}" for what, count in notes.items() if count)
+    come, go = (format_byte_size(totals[f"bytes_to_{tier}"]) for tier in ("fast", "slow"))
+    return (
+        f"{sum(epoch['steps'] for epoch in epochs):,} steps: {totals['rows_to_fast']:,} rows come "
+        f"({come}), {totals['rows_made']:,} are made at their first use, "
+        f"{totals['rows_to_slow']:,} go home ({go}){waits}"
     )
 
 
