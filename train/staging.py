@@ -208,6 +208,11 @@ class PlanQueue:
             self._chunks.append(plans)
             self.num_ready += plans.num_steps
 
+    @property
+    def chunks(self) -> tuple[StepPlans, ...]:
+        """The plans not taken yet."""
+        return tuple(self._chunks)
+
     def set_flush(self, residents: Residents) -> None:
         """What goes home after the last step."""
         self.flush = Transfer(write_back=self._moves(residents.rows, residents.slots))

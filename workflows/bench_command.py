@@ -17,6 +17,7 @@ BENCHES = {
     "dlrm": ("bench_dlrm", "raw TSV to training data against facebookresearch/dlrm's own preprocessing"),
     "growth": ("bench_growth", "raw TSV to shards at growing sizes: speed, memory and disk by stage"),
     "stats": ("bench_stats", "cache policies, LRU curve and counting against plain Python and NumPy"),
+    "placements": ("bench_placements", "bytes, speed and AUC of every placement from equal seeds"),
     "quality": ("bench_quality", "AUC over seeds and placements on a small real sample"),
     "orders": (
         "bench_orders",
