@@ -102,11 +102,14 @@ def has_grown(columns: Manifest, counts: Path) -> bool:
     """Whether the folder ``counts`` was sealed from parts that ``columns`` still has, all of them."""
     before = Manifest.read(counts) if (counts / MANIFEST).exists() else read_before(counts)
     spans = before.totals.get("spans", []) if before else []
-    return bool(spans) and all(
-        _checksum_of_parts(columns, facts["first_sample"], facts["first_sample"] + facts["num_samples"])
-        == facts["xxh3_128_of_parts"]
-        for facts in spans
-    )
+    try:
+        return bool(spans) and all(
+            _checksum_of_parts(columns, facts["first_sample"], facts["first_sample"] + facts["num_samples"])
+            == facts["xxh3_128_of_parts"]
+            for facts in spans
+        )
+    except (LookupError, TypeError):  # a manifest that no run of this version wrote
+        return False
 
 
 def parts_of(columns: Manifest, first: int, stop: int) -> Iterator[tuple[FileEntry, int, int]]:

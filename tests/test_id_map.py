@@ -165,7 +165,10 @@ def test_the_command_maps_two_folders_and_verify_looks_at_it(
 
 
 def test_an_extension_maps_the_ids_it_changes(
-    days: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    days: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     logs, out = [str(day) for day in days], tmp_path / "dir"
     words = ["--min-count", "2", "--eval-files", "1", "--workers", "1"]
@@ -179,6 +182,7 @@ def test_an_extension_maps_the_ids_it_changes(
         with killed(after, monkeypatch), pytest.raises(Killed):
             main(["preprocess", *logs, *words, "--out", str(out), "--extend", "--map-ids"])
     assert main(["preprocess", *logs, *words, "--out", str(out), "--extend", "--map-ids"]) == 0
+    assert "rows go on; they serve" in capsys.readouterr().err
     assert verify(out) == [] and not (out / "old_vocabulary").exists()
     assert main(["map-ids", str(tmp_path / "old"), str(out), "--out", str(tmp_path / "map")]) == 0
     assert tree_of(tmp_path / "map") == tree_of(out / "id_map")

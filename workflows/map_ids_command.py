@@ -65,14 +65,18 @@ def run(command: str, words: list[str]) -> int:
     if options.json:
         print_json({"dir": str(out)} | made.totals)
         return 0
+    print(describe_id_map(made))
+    return 0
+
+
+def describe_id_map(made: Manifest) -> str:
+    """One line: how many rows go on, and what they serve."""
     totals = made.totals
     share = totals["kept_lookups"] / max(1, totals["new_lookups"])
     num_anew = totals["num_new_rows"] - totals["num_kept"]
-    print(
-        f"{out}: {totals['num_kept']:,} of {totals['num_old_rows']:,} rows go on; they serve {share:.1%} of "
-        f"the look-ups that the new vocabulary counted. {num_anew:,} rows begin anew"
-    )
-    return 0
+    rows = f"{totals['num_kept']:,} of {totals['num_old_rows']:,} rows go on"
+    served = f"they serve {share:.1%} of the look-ups that the new vocabulary counted"
+    return f"{made.folder}: {rows}; {served}. {num_anew:,} rows begin anew"
 
 
 def _vocabulary(folder: Path) -> Manifest:

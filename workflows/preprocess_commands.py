@@ -14,6 +14,7 @@ import tyro
 from ..pipeline.discard import parse_discard
 from ..pipeline.engines import EngineName, use_engine
 from ..pipeline.errors import ConfigError
+from ..pipeline.id_map import ID_MAP
 from ..pipeline.ingest import IngestConfig, ingest, ingest_identity
 from ..pipeline.manifest import MANIFEST, Manifest
 from ..pipeline.partial import durable_files
@@ -23,6 +24,7 @@ from ..pipeline.stages import refuse_extension, remove_stale
 from ..pipeline.tasks import ProgressCallback
 from .console import print_json, progress_bars, say, stdout_console
 from .dry_run import plan_run, show_plan
+from .map_ids_command import describe_id_map
 from .options import Flag, OptionalPath, OptionalSize, option_value, parse_options
 from .preprocess import (
     ALL_FOLDERS,
@@ -183,6 +185,8 @@ def _preprocess(words: list[str]) -> int:
             maps_ids=options.map_ids,
             on_removed=_say_outdated,
         )
+    if options.map_ids and (options.out / ID_MAP / MANIFEST).exists():
+        say(describe_id_map(Manifest.read(options.out / ID_MAP)))
     if options.json:
         print_json(
             {"stages": [_stage_json(report) for report in reports], "dir": str(options.out)} | shards.totals
@@ -314,7 +318,8 @@ def _describe_schedule(made: Manifest) -> str:
 
 def _say_outdated(removed: list[Path]) -> None:
     for path in removed:
-        say(f"removed {path}, made from fewer logs: it is made again")
+        again = ": it is made again" if path.name in FOLDERS.values() else ""
+        say(f"removed {path}, made from fewer logs{again}")
 
 
 def _say_removed(removed: list[Path]) -> None:
