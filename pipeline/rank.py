@@ -99,7 +99,9 @@ def rank(
              decides; a row's position is its id; of text columns ``{feature}.texts.arrow``: id int32, text
              of the most frequent ones
     """
-    inputs = [input_of(counts)]
+    names = [table["name"] for table in counts.totals["tables"]]
+    numbers_of("feature_min_counts", config.feature_min_counts, names, 1)  # refused before it is begun
+    row_bytes, inputs = _row_bytes(config, names), [input_of(counts)]
     if config.rank_by != "frequency":
         if columns is None:
             raise ConfigError(f"rank_by {config.rank_by} needs the columns that were counted")
@@ -115,7 +117,7 @@ def rank(
     if columns is not None and config.rank_by == "peel":
         peeled = peel_order(
             tables,
-            _row_bytes(config, [table.name for table in tables]),
+            row_bytes,
             config.peel_floor,
             columns,
             counted_samples(counts),

@@ -24,7 +24,7 @@ from .encode import iterate_parts
 from .errors import ConfigError
 from .feature_settings import NO_SETTINGS, FeatureSettings, checked_settings, numbers_of
 from .hot_order import HotOrder
-from .manifest import FileEntry, Manifest
+from .manifest import MANIFEST, FileEntry, Manifest
 from .output import Output, input_of
 from .part_ids import PartIds
 from .sizes import MIB, ByteSize
@@ -85,17 +85,19 @@ def split(
     Reads:   ``{feature}.arrow`` of vocabulary, place; ``*.arrow`` of samples, ids
     Writes:  the same files as samples: is_hot uint8, 1 where all look-ups hit hot rows
     """
-    output = Output.begin("split", VERSION, config, [input_of(vocabulary), input_of(samples)], out)
-    if isinstance(output, Manifest):
-        return output
     widths = widths_of(config, [table["name"] for table in vocabulary.totals["tables"]])
     bytes_of_rows = [width["row_bytes"] for width in widths]
     calibrated = None
-    if config.mode == "budget":
-        num_hot, _ = HotOrder(vocabulary, bytes_of_rows).num_hot(config.hot_bytes)
-    else:
+    if config.mode != "budget" and not (out / MANIFEST).exists():  # refused before the folder is begun
         calibrated = calibrate(config.mode, vocabulary, bytes_of_rows, config.hot_bytes)
+    output = Output.begin("split", VERSION, config, [input_of(vocabulary), input_of(samples)], out)
+    if isinstance(output, Manifest):
+        return output
+    if config.mode != "budget":
+        calibrated = calibrated or calibrate(config.mode, vocabulary, bytes_of_rows, config.hot_bytes)
         num_hot = calibrated.num_hot
+    else:
+        num_hot, _ = HotOrder(vocabulary, bytes_of_rows).num_hot(config.hot_bytes)
     num_train, done = vocabulary.totals["num_train_samples"], 0
     tasks = ((entry, num_train - first, num_hot, samples, output) for first, entry in iterate_parts(samples))
     for num_samples in run_tasks(_tag_part, tasks, workers=workers):

@@ -141,6 +141,7 @@ def test_other_vocabularies_and_small_budgets_are_refused(tmp_path: Path, sample
     run_to("encode", tmp_path / "sampled", samples, config)
     with pytest.raises(ConfigError, match=r"small tables whole: they take .*, hot_bytes is 2\.5 KiB"):
         run_stage("split", config.split, tmp_path / "sampled")
+    assert not (tmp_path / "sampled" / "plan").exists() and not (tmp_path / "plan").exists()
     with pytest.raises(ConfigError, match="mode fae-code cannot be had with rank_by peel"):
         settled(PreprocessConfig(rank=RankConfig(rank_by="peel"), split=SplitConfig(mode="fae-code")))
 

@@ -58,6 +58,7 @@ def test_a_feature_may_have_a_min_count_of_its_own(tmp_path: Path, rng: np.rando
     with pytest.raises(ConfigError, match="feature_min_counts names 'C27', which is no feature"):
         unknown = RankConfig(feature_min_counts=FeatureSettings([("C27", 2)]))
         rank(unknown, Manifest.read(tmp_path / "counts"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def places_in(vocabulary: Manifest) -> list[np.ndarray]:

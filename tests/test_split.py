@@ -121,6 +121,7 @@ def test_a_plan_that_exceeds_its_budget_is_found(tmp_path: Path, folder: Path) -
 def test_a_width_for_no_feature_is_refused(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(ConfigError, match="feature_dims names 'C33', which is no feature of this log"):
         split_in(folder, tmp_path / "plan", SplitConfig(feature_dims=FeatureSettings([("C33", 8)])))
+    assert not (tmp_path / "plan").exists()
 
 
 def test_other_budgets_need_another_folder(tmp_path: Path, folder: Path) -> None:
