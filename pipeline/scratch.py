@@ -8,6 +8,7 @@ and their arrays with them; those of the caller's own thread go when the next st
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import threading
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ _local = threading.local()
 
 def scratch(name: str, shape: Sequence[int], dtype: Any) -> NDArray[Any]:
     """An array that holds anything, the calling thread's until it asks for ``name`` again."""
-    num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     held: dict[str, NDArray[np.uint8]] = _local.__dict__
     if name not in held or held[name].nbytes < num_bytes:
         held.pop(name, None)  # first, so that both never exist

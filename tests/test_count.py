@@ -126,7 +126,7 @@ def test_tables_that_do_not_fit_are_counted_in_runs_to_the_same_bytes(
     count(CountConfig(), columns, tmp_path / "whole", workers=1)
     count_stages_alone(monkeypatch)
     monkeypatch.setattr("hotset.stats.counting.SMALLEST_ENTRIES", 16)
-    monkeypatch.setattr("hotset.pipeline.count.SMALLEST_ENTRIES", 4)
+    monkeypatch.setattr("hotset.pipeline.count.SMALLEST_ENTRIES", 1)
     spilled: list[str] = []
     monkeypatch.setattr(_Tables, "_spill", recording(_Tables._spill, spilled))
     memory_bytes = needed_bytes(NUM_SPARSE, workers) + spare_bytes
@@ -157,7 +157,7 @@ def test_a_full_disk_while_tables_are_emptied_is_one_clear_line(
     columns = columns_of(tmp_path, draw_samples(400, rng))
     count_stages_alone(monkeypatch)
     monkeypatch.setattr("hotset.stats.counting.SMALLEST_ENTRIES", 16)
-    monkeypatch.setattr("hotset.pipeline.count.SMALLEST_ENTRIES", 4)
+    monkeypatch.setattr("hotset.pipeline.count.SMALLEST_ENTRIES", 1)
 
     def full(*_: Any) -> Path:
         raise OSError(28, "No space left on device")

@@ -47,6 +47,26 @@ def test_a_table_that_grows_within_a_chunk_loses_nothing(rng: np.random.Generato
     assert counter.num_missing == 20_000 - int(present.sum())
 
 
+def test_counts_and_categories_beyond_32_bits_are_exact() -> None:
+    counter, most = CategoryCounter(), 2**32 - 1
+    counter.add(np.array([7, 8, 7, most, 0], np.uint32), _ALL_VALID)
+    counter._table[counter._table == (7 << 32 | 2)] += np.uint64(most - 3)  # 7 was seen 2**32 - 2 times
+    counter.add(np.array([7], np.uint32), _ALL_VALID)
+    assert counter._table.ndim == 1
+    counter.add(np.array([9, 7, 8, 7, 7], np.uint32), np.array([0b01111], np.uint8))
+    assert counter._table.ndim == 2 and counter.num_missing == 1
+    counter.add(np.array([2**63, 8], np.uint64), _ALL_VALID)
+    assert counted(counter) == {0: 1, 7: 2**32 + 1, 8: 3, 9: 1, most: 1, 2**63: 1}
+
+
+def test_a_large_table_doubles() -> None:
+    counter = CategoryCounter()
+    categories = np.arange(250_000, dtype=np.uint32)
+    counter.add(categories, _ALL_VALID)
+    assert counter.num_bytes == 8 * 2**19
+    assert counted(counter) == dict.fromkeys(range(250_000), 1)
+
+
 def test_only_missing_values_give_no_category() -> None:
     counter = CategoryCounter()
     counter.add(np.arange(13, dtype=np.uint32), np.zeros(2, np.uint8))
