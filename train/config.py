@@ -34,6 +34,10 @@ class TrainConfig:
     """Fast memory for cold rows with their state, beside the hot ones; default as many bytes as those take.
     Cache uses the bytes of both; the other placements need none."""
 
+    slow_bytes: ByteSize | None = None
+    """Host memory for rows; what is larger lies in a scratch file of the run's folder while it trains.
+    Default: all in memory."""
+
     prefetch: int = 2
     """Batches that rows may come and go ahead of the one computed. More hide slower transfers and leave
     fewer rows to choose from for the slots."""

@@ -21,6 +21,7 @@ from .meter import Meter
 from .model_shape import tables_by_width
 from .placements import Placement
 from .row_optimizers import RowOptimizer
+from .scratch_rows import HostMemory
 from .step_plan import NOTHING_TO_MOVE, StepPlan, Transfer
 from .tiers import Tier
 
@@ -81,12 +82,13 @@ class Embeddings:
         seed: int,
         device: torch.device,
         meter: Meter,
+        host: HostMemory | None = None,
     ) -> Embeddings:
         """Lay out the tiers of each width; their rows are not yet set."""
         widths, lanes = [], lanes_of(device)
         for dim, chosen in tables_by_width([table.embedding_dim for table in tables]).items():
             placement = make_placement([tables[table] for table in chosen])
-            fast, slow = build_tiers(placement, dim, optimizer, device)
+            fast, slow = build_tiers(placement, dim, optimizer, device, host)
             initial = InitialValues.of(seed, chosen, placement.num_rows)
             executor = Executor(fast, slow, optimizer, initial, meter, lanes)
             widths.append(Width(dim, chosen, IdReader(tables, chosen), placement, executor))
@@ -187,13 +189,17 @@ class Embeddings:
 
 
 def build_tiers(
-    placement: Placement, embedding_dim: int, optimizer: RowOptimizer, device: torch.device
+    placement: Placement,
+    embedding_dim: int,
+    optimizer: RowOptimizer,
+    device: torch.device,
+    host: HostMemory | None,
 ) -> tuple[Tier, Tier]:
     """The fast and the slow tier of a placement, rows not yet set."""
     state_width = optimizer.state_width(embedding_dim)
     num_staging = placement.num_staging_slots
     fast = Tier(placement.fast, embedding_dim, state_width, num_staging=num_staging, device=str(device))
-    return fast, Tier(placement.slow, embedding_dim, state_width)
+    return fast, Tier(placement.slow, embedding_dim, state_width, host=host)
 
 
 def _planned(width: Width, batch: Batch) -> Part:

@@ -15,7 +15,7 @@ from .config import TrainConfig
 from .loader import Shards
 from .model_shape import preset_name
 from .predict import Scores
-from .run_folder import RunFolder, refuse_occupied
+from .run_folder import RunFolder, make_folder, refuse_occupied
 from .trainer import Trainer, build_trainer, refuse_divergence, run_steps, set_threads
 
 
@@ -85,7 +85,8 @@ def train(
     opened.refuse_damage()
     threads = set_threads(config.threads)
     order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None
-    trainer = build_trainer(opened, config, order)
+    make_folder(out)
+    trainer = build_trainer(opened, config, order, scratch=out)
     folder = RunFolder.begin(out, describe(trainer, threads, is_replay=replay is not None))
     log = _Log(folder, progress)
     run_steps(trainer, log)

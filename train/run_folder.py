@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from ..pipeline.errors import HotsetError
 from .batch_order import BATCH_ORDER
+from .weights_file import Weights, write_weights
 
 CONFIG, METRICS, WEIGHTS, SUMMARY = "config.json", "metrics.jsonl", "weights.safetensors", "summary.json"
 DENSE_PREFIX = "dense."
@@ -41,10 +41,7 @@ class RunFolder:
     def begin(cls, path: Path, config: Mapping[str, Any]) -> RunFolder:
         """Make the folder; raises HotsetError where something is in it already."""
         refuse_occupied(path)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise HotsetError(f"{path} cannot be written: {error.strerror}") from error
+        make_folder(path)
         folder = cls(path)
         folder._write_aside(CONFIG, lambda aside: aside.write_text(_to_json(config)))
         return folder
@@ -55,14 +52,9 @@ class RunFolder:
             file.write(json.dumps(entry) + "\n")
 
     def save_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Write all weights, host tensors none of which overlap."""
-        contiguous = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
-
-        def write(aside: Path) -> None:
-            save_file(contiguous, aside)
-            aside.chmod((self.path / CONFIG).stat().st_mode)  # the library makes it private
-
-        self._write_aside(WEIGHTS, write)
+        """Write all weights, float32 tensors of the host."""
+        whole = weights if isinstance(weights, Weights) else Weights.of(weights)
+        self._write_aside(WEIGHTS, lambda aside: write_weights(aside, whole))
 
     def save_batch_order(self, numbers: list[int]) -> None:
         """Write the training batch of each step."""
@@ -82,6 +74,14 @@ class RunFolder:
         with _explained(self.path / name):
             write(aside)
             os.replace(aside, self.path / name)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those around it; raises HotsetError where that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HotsetError(f"{path} cannot be written: {error.strerror}") from error
 
 
 @contextmanager

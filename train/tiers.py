@@ -20,6 +20,7 @@ from ..stats.step_plans import locate_rows
 from .batch import BatchIds
 from .initial_values import InitialValues
 from .row_kernels import fill_initial
+from .scratch_rows import HostMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +84,17 @@ class Tier:
         *,
         num_staging: int = 0,
         device: str = "cpu",
+        host: HostMemory | None = None,
     ) -> None:
         self.layout = layout
         self.num_slots = layout.num_home_slots + num_staging
         self.device = torch.device(device)
-        self.weights_SD = torch.empty(self.num_slots, embedding_dim, device=self.device)
-        self.state_SW = torch.zeros(self.num_slots, state_width, device=self.device)
+        if host is None:
+            self.weights_SD = torch.empty(self.num_slots, embedding_dim, device=self.device)
+            self.state_SW = torch.zeros(self.num_slots, state_width, device=self.device)
+        else:
+            self.weights_SD = host.rows(self.num_slots, embedding_dim)
+            self.state_SW = host.rows(self.num_slots, state_width)
 
     @property
     def row_bytes(self) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import tempfile
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +33,9 @@ from .model_shape import dlrm_shape
 from .predict import Predictor
 from .row_optimizers import RowOptimizer
 from .schedule_file import Schedule
+from .scratch_rows import HostMemory
 from .shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
+from .weights_file import Weights
 
 _log = logging.getLogger(__name__)
 
@@ -75,11 +79,18 @@ class Trainer:
             if ahead:
                 ahead.close()
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """Dense layers and tables by name, on the host, views where they can be."""
-        dense = {f"dense.{name}": tensor.cpu() for name, tensor in self.model.state_dict().items()}
-        tables = {table.name: self.embeddings.table(i) for i, table in enumerate(self.shards.tables)}
-        return dense | tables
+    def weights(self) -> Weights:
+        """Dense layers and tables by name, on the host, each made when it is asked for."""
+        dense = {f"dense.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        numbers = {table.name: number for number, table in enumerate(self.shards.tables)}
+        shapes: dict[str, tuple[int, ...]] = {name: tuple(tensor.shape) for name, tensor in dense.items()}
+        for table in self.shards.tables:
+            shapes[table.name] = (table.num_rows, table.embedding_dim)
+
+        def tensor_of(name: str) -> torch.Tensor:
+            return dense[name].cpu() if name in dense else self.embeddings.table(numbers[name])
+
+        return Weights(shapes, tensor_of)
 
 
 def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tensor], None]) -> None:
@@ -107,13 +118,17 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
         trainer.meter.enter(None)
 
 
-def build_trainer(shards: Shards, config: TrainConfig, order: BatchOrder | None = None) -> Trainer:
+def build_trainer(
+    shards: Shards, config: TrainConfig, order: BatchOrder | None = None, scratch: Path | None = None
+) -> Trainer:
     """Make the model, the tiers with their initial rows, and the order of batches.
 
     Args:
         order: replayed instead of the placement's own.
+        scratch: folder for rows that memory is not to hold; None: that of temporary files.
 
     Raises:
+        HotsetError: no room for such rows.
         ConfigError: no such device, or a model that does not fit the shards.
         ShardError: shards that cannot be trained on.
     """
@@ -126,7 +141,8 @@ def build_trainer(shards: Shards, config: TrainConfig, order: BatchOrder | None 
         _warn_of_row_bytes(shards, optimizer)
     model = build_model(shards, config.model, config.seed).to(device)
     make_placement = choose_placement(config, shards)
-    embeddings = Embeddings.build(shards.tables, make_placement, optimizer, config.seed, device, meter)
+    host = HostMemory(config.slow_bytes, scratch or Path(tempfile.gettempdir()))
+    embeddings = Embeddings.build(shards.tables, make_placement, optimizer, config.seed, device, meter, host)
     embeddings.initialise()
     predictor = Predictor(shards, model, embeddings, meter)
     scheduler = ShuffleScheduler.variant(config.fae_variant) if config.placement == "fae" else None
