@@ -7,8 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 import hotset
+
+settings.register_profile("hotset", deadline=None)  # a busy machine is no failure
+settings.load_profile("hotset")
 
 ROOT = Path(__file__).resolve().parent.parent
 if Path(hotset.__file__).resolve().parent != ROOT:
