@@ -153,7 +153,8 @@ def _lines(
     over = base.mark_point(filled=True, size=450, opacity=0).encode(
         tooltip=[alt.Tooltip(f"{key}:N") for key in tips]
     )
-    drawn = {name: [(row["x"], row["y"]) for row in rows if row["name"] == name] for name in colors}
+    in_the_way = [name for name in names if name not in thin]
+    drawn = {name: [(row["x"], row["y"]) for row in rows if row["name"] == name] for name in in_the_way}
     wanted = [*(names if labels is None else labels), *(more or {})]
     placed = place_labels(drawn | dict(more or {}), wanted, axes.frame, obstacles)
     return [line, dots, over, *_names(placed, dict(colors) | dict(more_colors or {}))]
