@@ -30,6 +30,10 @@ class TrainConfig:
     deduplication inside a batch), as FAE does, in a cache as FreqCache has it, or hot rows on the fast
     tier and the others brought there just before they are needed (lookahead)."""
 
+    hot_bytes: ByteSize | None = None
+    """Fast memory for hot rows with their state; default what the shards were packed with. Another budget
+    needs shards of order original."""
+
     staging_bytes: ByteSize | None = None
     """Fast memory for cold rows with their state, beside the hot ones; default as many bytes as those take.
     Cache uses the bytes of both; the other placements need none."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+import copy
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
@@ -65,6 +66,7 @@ class Shards:
             self.embedding_optimizer = str(totals["embedding_optimizer"])
             row_bytes(self.embedding_dim, self.embedding_optimizer)  # refuses an unknown one
             self.batch_size = int(manifest.config["batch_size"])
+            self.has_packed_budget = True
             self.is_grouped = manifest.config["order"] == "grouped"
             self._num_rows_F = np.array([table.num_rows for table in self.tables], np.int64)
             self._num_hot_F = np.array([table.num_hot for table in self.tables], np.int64)
@@ -101,6 +103,18 @@ class Shards:
                 hint="run `hotset pack` again with this version of hotset",
             )
         return cls(manifest)
+
+    def with_hot_rows(self, num_hot: Sequence[int]) -> Shards:
+        """The same batches where other prefixes of the tables are hot; all of them count as mixed."""
+        other = copy.copy(self)
+        other.tables = tuple(
+            replace(table, num_hot=count) for table, count in zip(self.tables, num_hot, strict=True)
+        )
+        other._num_hot_F = np.array(num_hot, np.int64)
+        other._training = [replace(place, is_hot_only=False) for place in self._training]
+        other.__dict__.pop("is_hot_only", None)
+        other.has_packed_budget = False
+        return other
 
     def refuse_damage(self, kinds: Collection[str] = _KINDS) -> None:
         """Hash the files of these kinds: a flipped byte may well be a good number.

@@ -12,6 +12,7 @@ from ..pipeline.tasks import ProgressCallback, silent
 from .batch import Batch
 from .batch_order import RecordedOrder
 from .config import TrainConfig
+from .hot_budget import with_hot_bytes
 from .loader import Shards
 from .model_shape import preset_name
 from .predict import Scores
@@ -82,6 +83,8 @@ def train(
     """
     refuse_occupied(out)
     opened = Shards.open(shards)
+    if config.hot_bytes is not None:
+        opened = with_hot_bytes(opened, config.hot_bytes, config.embedding_optimizer)
     opened.refuse_damage()
     threads = set_threads(config.threads)
     order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None

@@ -83,6 +83,8 @@ def _difference(manifest: Manifest, shards: Shards, config: TrainConfig) -> str 
         )
     if all(source.get("fingerprint") != shards.manifest.fingerprint for source in manifest.inputs):
         return "made for other shards"
+    if not shards.has_packed_budget:
+        return "made for other hot rows"
     wanted = {"seed": config.seed, "prefetch": config.prefetch, "window": None}
     for name, value in wanted.items():
         if manifest.config[name] != value:
