@@ -217,3 +217,12 @@ def test_an_error_of_a_transfer_ends_the_run(shards: Shards, monkeypatch: pytest
     monkeypatch.setattr(Executor, "warm_up", lambda executor: None)
     with pytest.raises(OSError, match="no such row"):
         trained(shards, after_step=no_log, placement="lookahead", **FIELDS)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("placement", STAGING, ids=str)
+def test_staging_on_a_gpu_ends_with_the_bits_of_all_fast_there(
+    placement: dict[str, Any], shards: Shards
+) -> None:
+    wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
+    assert_equal_bits(trained(shards, device="cuda", **placement, **FIELDS), wanted)

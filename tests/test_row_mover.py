@@ -29,8 +29,12 @@ def moves(rows: list[int], slots: list[int]) -> Moves:
     return Moves(np.array(rows, np.int64), np.array(slots, np.int64))
 
 
+@pytest.mark.parametrize("max_rows", [1, 50_000])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_row_comes_and_goes_with_its_state(device: str) -> None:
+def test_a_row_comes_and_goes_with_its_state(
+    device: str, max_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotset.train.row_mover.MAX_ROWS", max_rows)
     fast, slow, _ = tiers(device)
     mover = mover_of(fast, slow, lanes_of(fast.device))
     before = slow.weights_SD.clone()

@@ -159,7 +159,7 @@ def test_a_loss_that_is_no_number_stops_the_run() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("placement", ["all-fast", "hybrid", "hybrid-dedup", "fae"])
+@pytest.mark.parametrize("placement", ["all-fast", "hybrid", "hybrid-dedup", "fae", "cache", "lookahead"])
 def test_every_placement_trains_on_the_gpu(placement: Any, tmp_path: Path) -> None:
     spec = ShardSpec(num_hot_only=3000, num_mixed=3000, num_evaluation=2000, batch_size=64)
     shards = Shards.open(write_shards(tmp_path / "shards", spec))

@@ -6,6 +6,7 @@ streams of the lanes: a gather on the one side, one copy, a scatter on the other
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,9 @@ from .lanes import CudaLanes, Lanes
 from .row_kernels import copy_rows
 from .step_plan import Moves
 from .tiers import Tier
+
+MAX_ROWS = 50_000
+"""Rows that go through a pinned buffer at a time, which bounds it (FreqCache's default)."""
 
 
 class RowMover(Protocol):
@@ -58,8 +62,14 @@ class CudaMover:
         self._turn = 0
 
     def write_back(self, moves: Moves) -> None:
-        if moves.num_rows == 0:
-            return
+        for part in _parts(moves):
+            self._write_back(part)
+
+    def fetch(self, moves: Moves) -> None:
+        for part in _parts(moves):
+            self._fetch(part)
+
+    def _write_back(self, moves: Moves) -> None:
         # The rows must be home when this returns: a later fetch reads them there.
         with torch.cuda.stream(self._stream(self._lanes.down)):
             slots_N = torch.from_numpy(moves.slots_N).to(self._lanes.device)
@@ -71,9 +81,7 @@ class CudaMover:
         for (_, slow), buffer in zip(self._pairs, staged, strict=True):
             copy_rows(buffer.numpy(), order, slow.numpy(), moves.rows_N)
 
-    def fetch(self, moves: Moves) -> None:
-        if moves.num_rows == 0:
-            return
+    def _fetch(self, moves: Moves) -> None:
         order = np.arange(moves.num_rows)
         self._turn = 1 - self._turn
         slots_N = torch.from_numpy(moves.slots_N).to(self._lanes.device)
@@ -97,8 +105,15 @@ class CudaMover:
         key = (pair, self._turn, up)
         if key not in self._buffers or self._buffers[key].shape[0] < num_rows:
             width = self._pairs[pair][0].shape[1]
-            self._buffers[key] = torch.empty(num_rows + num_rows // 2, width, pin_memory=True)
+            room = min(num_rows + num_rows // 2, MAX_ROWS)
+            self._buffers[key] = torch.empty(room, width, pin_memory=True)
         return self._buffers[key][:num_rows]
+
+
+def _parts(moves: Moves) -> Iterator[Moves]:
+    for first in range(0, moves.num_rows, MAX_ROWS):
+        part = slice(first, first + MAX_ROWS)
+        yield Moves(moves.rows_N[part], moves.slots_N[part])
 
 
 def mover_of(fast: Tier, slow: Tier, lanes: Lanes) -> RowMover:
