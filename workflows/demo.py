@@ -23,9 +23,9 @@ from ..pipeline.sizes import MIB, ByteSize, format_byte_size
 from ..stats.row_bytes import row_bytes
 from ..train.config import TrainConfig
 from .console import print_json, progress_bars, say, stdout_console
+from .describe_stages import describe_stage
 from .options import parse_options
 from .preprocess import StageReport, preprocess
-from .preprocess_commands import describe_stage
 from .recipes import criteo_kaggle, small_real_sample
 from .show_stats import show_statistics
 

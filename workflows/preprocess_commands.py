@@ -19,10 +19,10 @@ from ..pipeline.ingest import IngestConfig, ingest, ingest_identity
 from ..pipeline.manifest import MANIFEST, Manifest
 from ..pipeline.partial import durable_files
 from ..pipeline.schedule import ScheduleConfig
-from ..pipeline.sizes import format_byte_size
 from ..pipeline.stages import refuse_extension, remove_stale
 from ..pipeline.tasks import ProgressCallback
 from .console import print_json, progress_bars, say, stdout_console
+from .describe_stages import describe_schedule, describe_shards, describe_stage
 from .dry_run import plan_run, show_plan
 from .map_ids_command import describe_id_map
 from .options import Flag, OptionalPath, OptionalSize, option_value, parse_options
@@ -192,7 +192,7 @@ def _preprocess(words: list[str]) -> int:
             {"stages": [_stage_json(report) for report in reports], "dir": str(options.out)} | shards.totals
         )
     else:
-        print(f"{options.out}: {_describe_shards(shards)}")
+        print(f"{options.out}: {describe_shards(shards)}")
     return 0
 
 
@@ -277,43 +277,12 @@ def _finish(stage: str, made: Manifest, seconds: float, as_json: bool) -> int:
     else:
         print(f"{made.folder}: {len(made.files)} files, {sum(e.num_bytes for e in made.files):,} bytes")
         if stage == "schedule":
-            print(_describe_schedule(made))
+            print(describe_schedule(made))
     return 0
-
-
-def describe_stage(report: StageReport) -> str:
-    """One line: the stage, its folder, how long it took and how fast that was."""
-    name = f"{report.stage:<8} {report.manifest.folder}"
-    if report.was_sealed:
-        return f"{name}: finished before"
-    rate = report.num_samples / max(report.seconds, 1e-9)
-    num_bytes = format_byte_size(sum(entry.num_bytes for entry in report.manifest.files))
-    return f"{name}: {num_bytes} in {report.seconds:.1f} s, {rate / 1e6:.2f} M samples/s"
 
 
 def _stage_json(report: StageReport) -> dict[str, Any]:
     return {"stage": report.stage, "seconds": report.seconds, "was_finished": report.was_sealed}
-
-
-def _describe_shards(shards: Manifest) -> str:
-    samples, batches = shards.totals["samples"], shards.totals["batches"]
-    return (
-        f"{samples['hot_only']:,} samples in {batches['hot_only']:,} hot-only batches, "
-        f"{samples['mixed']:,} in {batches['mixed']:,} mixed, {samples['evaluation']:,} for evaluation; "
-        f"{shards.totals['num_hot_rows']:,} of {shards.totals['num_rows']:,} rows are hot"
-    )
-
-
-def _describe_schedule(made: Manifest) -> str:
-    totals, epochs = made.totals, [epoch for width in made.totals["widths"] for epoch in width["epochs"]]
-    notes = {"wait for room": totals["shortened"], "run in passes": totals["split"]}
-    waits = "".join(f"; {count:,} {what}" for what, count in notes.items() if count)
-    come, go = (format_byte_size(totals[f"bytes_to_{tier}"]) for tier in ("fast", "slow"))
-    return (
-        f"{sum(epoch['steps'] for epoch in epochs):,} steps: {totals['rows_to_fast']:,} rows come "
-        f"({come}), {totals['rows_made']:,} are made at their first use, "
-        f"{totals['rows_to_slow']:,} go home ({go}){waits}"
-    )
 
 
 def _say_outdated(removed: list[Path]) -> None:
