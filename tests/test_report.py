@@ -14,12 +14,13 @@ import polars as pl
 import pytest
 
 from hotset.pipeline.generate import GenerateConfig, generate
-from hotset.pipeline.inspect import SERIES
+from hotset.pipeline.inspect import SERIES, frequency_statistics
 from hotset.tests.browser import Seen, open_page
 from hotset.tests.other_logs import draw_log, schema_text, write_csv
 from hotset.workflows.cli import main
 from hotset.workflows.report_labels import Frame, place_labels
 from hotset.workflows.report_words import budget_sentences, drift_sentences, policy_sentences
+from hotset.workflows.series_tables import drift_matrix
 
 SECTIONS = ("hot-samples", "placements", "memory", "coverage", "policies", "unique-rows", "drift")
 CHARTS = tuple(name for name in SECTIONS if name != "memory")
@@ -42,9 +43,7 @@ def page(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def statistics(folder: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "hotset.workflows.cli", "stats", str(folder / "<data>"), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(json.dumps(frequency_statistics(folder / "<data>")))
     return found
 
 
@@ -98,7 +97,7 @@ def test_the_page_holds_a_table_for_every_chart_and_names_nothing_outside(page: 
     text = page.read_text()
     own, *_ = text.split("<script>")
     assert re.findall(r'<section id="([a-z-]+)', own) == ["advice", *SECTIONS]
-    assert own.count("<details>") == len(SECTIONS) and own.count("<table>") == len(SECTIONS) + 2
+    assert own.count("<details>") == len(SECTIONS) and own.count("<table>") == len(SECTIONS) + 4
     assert "How rows are accessed: &lt;data&gt;" in own and "<data>" not in own
     assert "://" not in own and "url(" not in own
     assert len(text) < 2_000_000
@@ -229,3 +228,22 @@ def test_labels_stay_inside_and_off_each_other() -> None:
         for other in labels:
             apart = abs(label.x - other.x) > 2 * half or abs(label.y - other.y) >= 12
             assert other is label or apart
+
+
+def test_a_matrix_shades_other_parts_from_the_least_to_the_greatest() -> None:
+    shares = {
+        ("a", "a"): 0.9,
+        ("a", "b"): 0.5,
+        ("b", "a"): 0.7,
+        ("b", "b"): 0.95,
+        ("a", "c"): None,
+        ("b", "c"): 0.6,
+    }
+    drift = {
+        "parts": [{"name": name} for name in "abc"],
+        "pairs": [{"chosen_on": on, "serves": part, "share": share} for (on, part), share in shares.items()],
+    }
+    table = drift_matrix(drift, "share", "t")
+    assert table.columns == ["chosen on", "a", "b", "c"]
+    assert table.rows == [["a", "90.0 %", "50.0 %", ""], ["b", "70.0 %", "95.0 %", "60.0 %"]]
+    assert [[round(shade, 3) for shade in row] for row in table.shades] == [[0, 1, 0.15, 0], [0, 1, 1, 0.575]]

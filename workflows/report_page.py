@@ -30,8 +30,8 @@ class Section:
     text: str
     chart: Mapping[str, Any] | None
     table: Table
-    shown: Table | None = None
-    """A table that stands open below the chart."""
+    shown: Sequence[Table] = ()
+    """Tables that stand open below the chart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _section(section: Section) -> str:
         if section.chart is not None
         else ""
     )
-    shown = _table(section.shown) if section.shown is not None else ""
+    shown = "".join(map(_table, section.shown))
     return (
         f'<section id="{section.name}"><h2>{html.escape(section.title)}</h2>'
         f"<p>{html.escape(section.text)}</p>{chart}{shown}<details><summary>Numbers</summary>{_table(section.table)}</details></section>"
@@ -87,8 +87,16 @@ def _section(section: Section) -> str:
 
 
 def _table(table: Table) -> str:
+    title = f"<h3>{html.escape(table.title)}</h3>" if table.title else ""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
+    shades = table.shades or [[0.0] * len(row) for row in table.rows]
     rows = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
+        f"<tr>{''.join(map(_cell, row, shade))}</tr>" for row, shade in zip(table.rows, shades, strict=True)
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    body = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f'{title}<div class="scroll">{body}</div>'
+
+
+def _cell(text: str, shade: float) -> str:
+    style = f' style="--shade: {round(45 * shade)}%"' if shade else ""
+    return f"<td{style}>{html.escape(text)}</td>"

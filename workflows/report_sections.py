@@ -11,6 +11,8 @@ from . import series_tables as tables
 from .report_page import Page, Section
 from .report_words import advice_paragraphs, order_of, percent
 
+_MOST_PARTS = 12
+"""Of the log whose pairs are shown as a matrix."""
 _HARDEST = 4
 """Tables named in the coverage chart."""
 
@@ -89,7 +91,7 @@ def _memory(advice: Mapping[str, Any]) -> Section:
         "rows on their way."
     )
     every, fastest = (tables.memory(advice, only_fastest=some) for some in (False, True))
-    return Section("memory", "What the memory is for", text, None, every, fastest)
+    return Section("memory", "What the memory is for", text, None, every, [fastest])
 
 
 def _coverage(statistics: Mapping[str, Any], charts: Any) -> Section:
@@ -138,5 +140,11 @@ def _drift(statistics: Mapping[str, Any], charts: Any) -> Section:
         "most; this is what they serve in parts that come later (age 0: in the part itself)."
     )
     chart = charts.drift_by_age(drift["by_age"]) if len(drift["by_age"]) > 1 else None
-    pairs, parts = tables.drift_pairs(drift), tables.drift_parts(drift)
-    return Section("drift", "How hot rows age", text, chart, pairs, parts)
+    shown = [tables.drift_parts(drift)]
+    if 1 < len(drift["by_age"]) <= _MOST_PARTS:
+        titles = {
+            "hot_lookup_share": "Look-ups of each part that hot rows chosen on another serve",
+            "common_rows_share": "Hot rows of each part that another would have chosen too",
+        }
+        shown += [tables.drift_matrix(drift, key, title) for key, title in titles.items()]
+    return Section("drift", "How hot rows age", text, chart, tables.drift_pairs(drift), shown)

@@ -20,6 +20,9 @@ class Table:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    title: str = ""
+    shades: Sequence[Sequence[float]] = ()
+    """Of each cell, in [0, 1], where the table is a picture too; none shades nothing."""
 
 
 def features(rows: Rows) -> Table:
@@ -113,6 +116,27 @@ def drift_by_age(drift: Mapping[str, Any]) -> Table:
     """What hot sets serve as they age."""
     cells = [[f"{row['age']}", *(percent(row[key]) for key in _AGED.values())] for row in drift["by_age"]]
     return Table(["age in parts", *_AGED], cells)
+
+
+def drift_matrix(drift: Mapping[str, Any], key: str, title: str) -> Table:
+    """One share of `drift_pairs` as a matrix: a row for each hot set, a column for each part.
+
+    Shades run from the least share to the greatest of other parts: a set serves its own part best.
+    """
+    parts = [part["name"] for part in drift["parts"]]
+    sets = list(dict.fromkeys(pair["chosen_on"] for pair in drift["pairs"]))
+    found = {(pair["chosen_on"], pair["serves"]): pair[key] for pair in drift["pairs"]}
+    others = [share for (on, part), share in found.items() if on != part and share is not None]
+    low, high = min(others, default=0.0), max(others, default=1.0)
+    cells = [[on, *(percent(found[on, part]) for part in parts)] for on in sets]
+    shades = [[0.0, *(_shade(found[on, part], low, high) for part in parts)] for on in sets]
+    return Table(["chosen on", *parts], cells, title, shades)
+
+
+def _shade(share: float | None, low: float, high: float) -> float:
+    if share is None:
+        return 0.0
+    return min(1.0, 0.15 + 0.85 * (share - low) / (high - low)) if high > low else 0.5
 
 
 def drift_pairs(drift: Mapping[str, Any]) -> Table:
