@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from safetensors import safe_open
 
 from hotset.pipeline.errors import HotsetError
+from hotset.pipeline.sizes import ByteSize
 from hotset.tests.shard_factory import write_shards
 from hotset.train.config import TrainConfig
 from hotset.train.run import train
@@ -129,3 +131,14 @@ def test_a_flipped_bit_in_any_shard_is_refused_by_name(tmp_path: Path) -> None:
             train(shards, TrainConfig(), tmp_path / "run")
         assert not (tmp_path / "run").exists()
         path.write_bytes(whole)
+
+
+def test_batches_in_passes_are_told_with_the_size_that_would_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shards = write_shards(tmp_path / "shards", skew=1.1, batch_size=64)
+    few = TrainConfig(staging_bytes=ByteSize(64), **FIELDS)
+    assert train(shards, few, tmp_path / "few").transfers["split"] > 0
+    (enough,) = re.findall(r"--staging-bytes (\d+)KiB would do", caplog.text)
+    more = TrainConfig(staging_bytes=ByteSize(int(enough) * 1024), **FIELDS)
+    assert train(shards, more, tmp_path / "more").transfers["split"] == 0

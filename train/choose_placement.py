@@ -53,13 +53,17 @@ def staging_slots(config: TrainConfig, shards: Shards) -> dict[int, int]:
     """
     widths = tables_by_width([table.embedding_dim for table in shards.tables])
     sizes = [row_bytes(dim, config.embedding_optimizer) for dim in widths]
-    hot = [sum(shards.tables[table].num_hot for table in tables) for tables in widths.values()]
     every = [sum(shards.tables[table].num_rows for table in tables) for tables in widths.values()]
+    hot = [sum(shards.tables[table].num_hot for table in tables) for tables in widths.values()]
     cold = [num_rows - num_hot for num_rows, num_hot in zip(every, hot, strict=True)]
-    num_bytes: int | None = config.staging_bytes
-    if num_bytes is None:
-        num_bytes = sum(count * size for count, size in zip(hot, sizes, strict=True))
-    return dict(zip(widths, share_slots(num_bytes, cold, sizes), strict=True))
+    return dict(zip(widths, share_slots(staging_bytes(config, shards), cold, sizes), strict=True))
+
+
+def staging_bytes(config: TrainConfig, shards: Shards) -> int:
+    """The budget of staging slots, given or as many bytes as the hot rows take."""
+    if config.staging_bytes is not None:
+        return config.staging_bytes
+    return sum(t.num_hot * row_bytes(t.embedding_dim, config.embedding_optimizer) for t in shards.tables)
 
 
 def count_lookups(shards: Shards, tables: Sequence[int]) -> NDArray[np.int64]:

@@ -46,6 +46,8 @@ class Feed:
         """Of the last batch that has one."""
         self.num_shortened = self.num_split = 0
         """Transfers that wait longer than the prefetch depth wants; batches that run in passes."""
+        self.slots_wanted = 1.0
+        """Slots that the largest batch of any width needs, in those there are."""
         self._staged = [w for w in embeddings.widths if isinstance(w.placement, Staging)]
         assert not self._staged or len(self._staged) == len(embeddings.widths)
 
@@ -162,6 +164,7 @@ class Feed:
         """Send home what is staged, once the last batch of the epoch is computed."""
         self.num_shortened += sum(queue.num_shortened for queue in queues)
         self.num_split += sum(queue.num_split for queue in queues)
+        self.slots_wanted = max(self.slots_wanted, *(queue.slots_wanted for queue in queues))
         self._embeddings.send([queue.flush for queue in queues], self._last_item, "flush")
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..pipeline.sizes import KIB
 from ..pipeline.tasks import ProgressCallback, silent
 from .batch import Batch
 from .batch_order import RecordedOrder
+from .choose_placement import staging_bytes
 from .config import TrainConfig
 from .hot_budget import with_hot_bytes
 from .loader import Shards
@@ -18,6 +22,8 @@ from .model_shape import preset_name
 from .predict import Scores
 from .run_folder import RunFolder, make_folder, refuse_occupied
 from .trainer import Trainer, build_trainer, refuse_divergence, run_steps, set_threads
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,7 @@ def train(
     log = _Log(folder, progress)
     run_steps(trainer, log)
     log.log_loss(trainer)
+    _warn_of_passes(trainer)
     predictions = trainer.predictor.predict()
     scores, hot, mixed = predictions.scores, predictions.scores_of(hot=True), predictions.scores_of(hot=False)
     summary = summarise(trainer, threads, out, scores, hot, mixed)
@@ -163,6 +170,21 @@ def transfers(trainer: Trainer) -> dict[str, float]:
         "shortened": feed.num_shortened,
         "split": feed.num_split,
     }
+
+
+def _warn_of_passes(trainer: Trainer) -> None:
+    """Say what would do where batches had more cold rows than there are slots: it costs a second fetch."""
+    feed = trainer.feed
+    if not feed.num_split:
+        return
+    enough = math.ceil(staging_bytes(trainer.config, trainer.shards) * feed.slots_wanted / KIB) + 1
+    _log.warning(
+        "%s of %s batches had more cold rows than staging slots and ran in passes: "
+        "--staging-bytes %sKiB would do",
+        feed.num_split,
+        trainer.step,
+        enough,
+    )
 
 
 class _Log:

@@ -180,6 +180,8 @@ class PlanQueue:
         self._taken = 0
         self.num_shortened = self.num_split = 0
         """Plans taken that wait for later batches than the prefetch depth wants; that run in passes."""
+        self.slots_wanted = 1.0
+        """Slots that the largest batch needs, in those there are; 1 where they are enough."""
         self.num_ready = 0
         """Step plans that can be taken."""
         self.flush = Transfer()
@@ -242,6 +244,7 @@ class PlanQueue:
         if plans.is_split[step]:
             is_made = is_first if is_fresh else np.zeros(rows.size, np.bool_)
             num_slots = self._placement.num_staging_slots
+            self.slots_wanted = max(self.slots_wanted, cold.rows_U.size / num_slots)
             split = Split(cold.rows_U, is_made, cold.inverse_N, num_slots)
             return StepPlan(transfer=Transfer(after, write_back), staged=staged, split=split)
         made = is_first if is_fresh else np.zeros(rows.size, np.bool_)
