@@ -298,6 +298,9 @@ def _miss_ratios(inspected: Inspected) -> dict[str, Any]:
 
 
 def _unique_rows(inspected: Inspected) -> list[dict[str, Any]]:
+    if not inspected.num_train:
+        inspected.left_out.append("unique_rows: no sample of the log trains")
+        return []
     lists = multi_hot(inspected.samples.totals["tables"])
     if lists:
         names = ", ".join(table["name"] for table in lists)

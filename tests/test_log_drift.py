@@ -11,6 +11,7 @@ import pytest
 
 from hotset.pipeline.count import CountConfig
 from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.inspect import frequency_statistics
 from hotset.pipeline.log_drift import drift
 from hotset.pipeline.rank import RankConfig
 from hotset.pipeline.sizes import ByteSize
@@ -122,7 +123,9 @@ def test_raw_files_are_parts_and_one_may_be_of_both_kinds(tmp_path: Path, log: l
         drift(tmp_path / "out", 2**20, num_parts=40)
 
 
-def test_a_log_with_adopted_ids_chooses_nothing(tmp_path: Path, log: list[Sample]) -> None:
+def test_a_log_with_adopted_ids_chooses_nothing(
+    tmp_path: Path, log: list[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "model").mkdir()
     run_to("pack", tmp_path / "model", log, CONFIG)
     (tmp_path / "next").write_bytes(text_of(log[150:]))
@@ -132,3 +135,8 @@ def test_a_log_with_adopted_ids_chooses_nothing(tmp_path: Path, log: list[Sample
     assert found["pairs"] == found["by_age"] == []
     (part,) = found["parts"]
     assert part["num_samples"] == 50 and part["no_id_share"] > 0
+    every = frequency_statistics(tmp_path / "out", workers=1)
+    assert every["unique_rows"] == every["miss_ratios"]["curve"] == []
+    assert "unique_rows: no sample of the log trains" in every["left_out"]
+    assert main(["stats", str(tmp_path / "out"), "--html", str(tmp_path / "x.html")]) == 1
+    assert "has no training part to report on" in capsys.readouterr().err

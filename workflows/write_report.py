@@ -60,8 +60,12 @@ def write_html(folder: Path, statistics: Mapping[str, Any], out: Path, *, worker
         out: replaced where it exists.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: it cannot be written, or no sample trains.
     """
+    if not statistics["num_train_samples"]:
+        raise ConfigError(
+            f"{folder} has no training part to report on", hint="report on the folder its ids come from"
+        )
     columns, plan = (Manifest.read(folder / name) for name in ("columns", "plan"))
     try:
         advice = advise(folder, AdviceConfig(), Machine(), workers=workers)
