@@ -69,7 +69,7 @@ def parts_of_log(columns: Manifest, num_train: int, num_parts: int | None) -> li
     raw, num_samples = columns.totals["raw"], columns.num_samples
     if num_parts is None and len(raw) > 1:
         firsts = np.cumsum([0, *(log["samples"] for log in raw)]).tolist()
-        named = list(zip([log["name"] for log in raw], pairwise(firsts), strict=True))
+        named = list(zip(_distinct([log["name"] for log in raw]), pairwise(firsts), strict=True))
     else:
         wanted = min(DEFAULT_PARTS, num_train) if num_parts is None else num_parts
         if num_parts is not None and not 1 <= num_parts <= num_train:
@@ -84,6 +84,14 @@ def parts_of_log(columns: Manifest, num_train: int, num_parts: int | None) -> li
             f"{num_sets} parts for training: want {MAX_PARTS - 1} at most", hint="give --parts 6"
         )
     return parts
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Names of files, which may lie in folders of their own, with a number where they are not distinct."""
+    return [
+        f"{name} ({names[: place + 1].count(name)})" if names.count(name) > 1 else name
+        for place, name in enumerate(names)
+    ]
 
 
 def _cut(name: str, first: int, stop: int, num_train: int) -> Iterator[LogPart]:

@@ -123,6 +123,17 @@ def test_raw_files_are_parts_and_one_may_be_of_both_kinds(tmp_path: Path, log: l
         drift(tmp_path / "out", 2**20, num_parts=40)
 
 
+def test_files_of_one_name_are_told_apart(tmp_path: Path, log: list[Sample]) -> None:
+    for day in ("mon", "tue"):
+        (tmp_path / day).mkdir()
+        (tmp_path / day / "log").write_bytes(text_of(log[:40]))
+    days = [str(tmp_path / day / "log") for day in ("mon", "tue")]
+    assert main(["preprocess", *days, "--eval-fraction", "0", "--out", str(tmp_path / "out")]) == 0
+    found = drift(tmp_path / "out", 2**20, workers=1)
+    assert [part["name"] for part in found["parts"]] == ["log (1)", "log (2)"]
+    assert {pair["hot_lookup_share"] for pair in found["pairs"]} == {1.0}
+
+
 def test_a_log_with_adopted_ids_chooses_nothing(
     tmp_path: Path, log: list[Sample], capsys: pytest.CaptureFixture[str]
 ) -> None:
