@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotset.stats.row_bytes import OPTIMIZERS
+from hotset.stats.step_plans import epoch_order
 from hotset.tests.shard_factory import ShardSpec, write_shards
 from hotset.tests.test_trainer import assert_equal_bits, no_log, shard_specs, trained
 from hotset.train.conveyor import Conveyor
@@ -22,6 +23,8 @@ from hotset.train.executor import Executor
 from hotset.train.loader import Shards
 from hotset.train.step_plan import Transfer
 from hotset.train.trainer import Trainer
+from hotset.workflows.preprocess import preprocess
+from hotset.workflows.recipes import small_real_sample
 
 STATELESS: tuple[dict[str, Any], ...] = ({"placement": "hybrid"}, {"placement": "hybrid-dedup"})
 STAGING: tuple[dict[str, Any], ...] = (
@@ -217,6 +220,18 @@ def test_an_error_of_a_transfer_ends_the_run(shards: Shards, monkeypatch: pytest
     monkeypatch.setattr(Executor, "warm_up", lambda executor: None)
     with pytest.raises(OSError, match="no such row"):
         trained(shards, after_step=no_log, placement="lookahead", **FIELDS)
+
+
+@pytest.mark.real_data
+def test_placements_end_with_equal_bits_on_a_real_sample(real_data: Path, tmp_path: Path) -> None:
+    preprocess([real_data / "criteo_kaggle_uniform_110k.tsv.gz"], small_real_sample(), tmp_path)
+    shards = Shards.open(tmp_path)
+    kinds = shards.is_hot_only
+    order = epoch_order(kinds, 0, 0, spread=True)[:10].tolist()
+    fields: dict[str, Any] = {"embedding_optimizer": "adagrad"}
+    all_fast = trained(shards, order, placement="all-fast", **fields)
+    for placement in (*STATELESS, *STAGING, {"placement": "fae"}):
+        assert_equal_bits(trained(shards, order, **placement, **fields), all_fast)
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from hotset.tests.shard_factory import write_shards
 from hotset.tests.test_trainer import assert_equal_bits, trained
 from hotset.train.loader import Shards
 from hotset.train.schedule_file import Schedule
-from hotset.train.staging import PlanQueue
+from hotset.train.staging import Lookahead, PlanQueue
 
 SETTINGS: dict[str, Any] = {"staging_bytes": ByteSize(1500), "prefetch": 1, "epochs": 2}
 
@@ -38,6 +38,22 @@ def test_training_runs_the_schedule_and_moves_what_it_says(
     totals = Manifest.read(data / "schedule").totals
     assert scheduled.meter.training_bytes() == planned.meter.training_bytes()
     assert scheduled.meter.training_bytes() == (totals["bytes_to_fast"], totals["bytes_to_slow"])
+
+
+def test_large_epochs_are_planned_on_line_unless_there_is_a_schedule(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Shards.open(data)
+    planned = trained(shards, placement="lookahead", plan="epoch", **SETTINGS)
+    monkeypatch.setattr("hotset.train.choose_placement.MOST_LOOKUPS", 10)
+    scheduled = trained(shards, placement="lookahead", **SETTINGS)
+    assert scheduled.meter.training_bytes() == planned.meter.training_bytes()
+    monkeypatch.setattr(Schedule, "find", lambda *_: None)
+    online = trained(shards, placement="lookahead", window=1, **SETTINGS)
+    for trainer in (scheduled, online):
+        assert_equal_bits(trainer, planned)
+    (placement,) = {type(width.placement) for width in online.embeddings.widths}
+    assert placement is Lookahead and not online.embeddings.widths[0].placement.needs_whole_epoch  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

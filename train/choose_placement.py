@@ -20,6 +20,10 @@ from .staging import Cache, Lookahead
 
 _PLAIN: dict[str, type[Placement]] = {kind.name: kind for kind in (AllFast, Hybrid, HybridDedup, Fae)}
 
+MOST_LOOKUPS = 1 << 28
+"""Of an epoch's mixed batches, that are planned as a whole unless asked for: some 60 bytes for each distinct
+cold row of a batch, 1-2 GB here. A few batches known ahead move nearly the same bytes."""
+
 
 def choose_placement(config: TrainConfig, shards: Shards) -> Callable[[Sequence[Table]], Placement]:
     """What makes the placement of the tables of one row width."""
@@ -31,8 +35,7 @@ def choose_placement(config: TrainConfig, shards: Shards) -> Callable[[Sequence[
     def staged(tables: Sequence[Table]) -> Placement:
         num_slots = slots[tables[0].embedding_dim]
         if config.placement == "lookahead":
-            window = config.window if config.plan == "online" else None
-            return Lookahead(tables, num_slots, config.prefetch, window)
+            return Lookahead(tables, num_slots, config.prefetch, known_window(config, shards))
         return Cache(
             tables,
             num_slots + sum(table.num_hot for table in tables),
@@ -44,6 +47,13 @@ def choose_placement(config: TrainConfig, shards: Shards) -> Callable[[Sequence[
         )
 
     return staged
+
+
+def known_window(config: TrainConfig, shards: Shards) -> int | None:
+    """Batches that lookahead knows ahead; None: the epoch."""
+    num_lookups = int(shards.manifest.totals["samples"]["mixed"]) * len(shards.tables)
+    is_large = config.plan == "auto" and num_lookups > MOST_LOOKUPS
+    return config.window if config.plan == "online" or is_large else None
 
 
 def staging_slots(config: TrainConfig, shards: Shards) -> dict[int, int]:

@@ -48,10 +48,11 @@ class TrainConfig:
 
     plan: Literal["auto", "epoch", "online"] = "auto"
     """How lookahead plans: a whole epoch from its exact next uses, in the background (epoch), or batch by
-    batch (online). auto takes what `hotset schedule` made where it fits the run, else epoch."""
+    batch (online). auto takes what `hotset schedule` made where it fits the run, else epoch, or online where
+    an epoch has more than 268 million look-ups in mixed batches."""
 
     window: int = 64
-    """Batches that lookahead knows ahead with --plan online."""
+    """Batches that lookahead knows ahead where it plans online."""
 
     cache_policy: Literal["lru", "lfu", "dataset"] = "lfu"
     """Which row leaves the cache: the one used longest ago, the one with the fewest look-ups, or the

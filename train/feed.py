@@ -64,7 +64,7 @@ class Feed:
         def new_queues() -> list[PlanQueue]:
             return [PlanQueue(*pair) for pair in zip(placements, planners, strict=True)]
 
-        if placements[0].needs_whole_epoch:
+        if placements[0].needs_whole_epoch or self._schedule is not None:
             yield from self._planned_ahead(epochs, new_queues)
         else:
             for numbers in epochs:
