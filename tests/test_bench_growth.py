@@ -15,6 +15,7 @@ from hotset.pipeline.sizes import ByteSize
 from hotset.workflows import bench, bench_growth
 from hotset.workflows.bench_growth import BenchGrowthConfig, measure, measure_write_rate, show
 from hotset.workflows.preprocess import FOLDERS
+from hotset.workflows.recipes import criteo_kaggle
 
 
 def here(contestant: bench.Contestant, scratch: Path, *, workers: int) -> bench.Measurement:
@@ -38,12 +39,21 @@ def test_each_size_is_described_by_stage(tmp_path: Path, monkeypatch: pytest.Mon
         assert list(run["stages"]) == list(FOLDERS)
         assert run["written_bytes"] == sum(stage["written_bytes"] for stage in run["stages"].values())
         assert sum(run["result"]["samples"].values()) == run["num_samples"]
+        assert run["polars"]["samples_per_second"] > 0
         assert run["result"]["hot_bytes"] == 64 * 1000 and run["peak_anonymous_bytes"] > 0
     assert result["settings"]["memory_bytes"] == 1 << 30
     assert list(tmp_path.iterdir()) == []
     text = io.StringIO()
     show(result, Console(file=text, width=120))
     assert "Raw log to shards within 1 GiB" in text.getvalue() and "300" in text.getvalue()
+
+
+def test_polars_is_left_out_where_its_memory_would_not_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [{"num_samples": 10, "polars": {"peak_anonymous_bytes": 1 << 60}}]
+    found = bench_growth._run_polars(before, 20, (tmp_path, tmp_path), tmp_path, 1, criteo_kaggle())
+    assert found["needed_bytes"] == 1 << 61 and found["free_bytes"] > 0
 
 
 def test_the_file_written_for_the_rate_is_removed(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 A run of each size in a fresh process, warmed up. The question is whether anything grows faster than the log:
 anonymous memory should not grow at all beyond the cap, and samples a second should not fall, unless what is
 written is more than the device takes. So its sustained rate is measured too, on a file that is synced.
+
+Beside it runs the same job in Polars, all in memory, as far as it gets: a size is left out where the memory
+it took for the one before, in proportion, is more than what is free.
 """
 
 from __future__ import annotations
@@ -22,13 +25,22 @@ from ..pipeline.generate import GenerateConfig, generate
 from ..pipeline.memory import default_memory_bytes
 from ..pipeline.sizes import GIB, MIB, ByteSize, format_byte_size
 from ..pipeline.tasks import num_workers
-from .bench import AnonymousMemory, Contestant, Measurement, describe_machine, measure_in_fresh_process
+from .bench import (
+    AnonymousMemory,
+    Contestant,
+    Measurement,
+    describe_machine,
+    measure_in_fresh_process,
+    memory_bytes,
+)
+from .polars_baseline import polars_program
 from .preprocess import PreprocessConfig, StageReport, preprocess
 from .recipes import criteo_kaggle
 
 _PROFILE = "criteo-kaggle"
 _WARM_UP_SAMPLES = 2000
 _RATE_BYTES = 4 * GIB
+_MOST_OF_FREE = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +62,9 @@ class BenchGrowthConfig:
     hot_bytes: ByteSize | None = None
     """Fast memory for hot rows (bytes); the recipe's by default."""
 
+    polars: bool = True
+    """Run the same job in Polars too, as far as memory goes."""
+
     scratch: Path | None = None
     """Folder for what comes and goes, three times the largest log; the system's own by default."""
 
@@ -70,8 +85,8 @@ CONFIG = BenchGrowthConfig
 def measure(config: BenchGrowthConfig) -> dict[str, Any]:
     """Preprocess a log of each size; plain data, ready for JSON."""
     machine, workers, recipe = describe_machine(), num_workers(config.workers), _recipe(config)
-    memory_bytes = config.memory or default_memory_bytes()
-    runs = []
+    cap_bytes = config.memory or default_memory_bytes()
+    runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="hotset-bench-", dir=config.scratch) as name:
         scratch = Path(name)
         rate = measure_write_rate(scratch / "rate", _RATE_BYTES)
@@ -84,12 +99,15 @@ def measure(config: BenchGrowthConfig) -> dict[str, Any]:
             )
             generate(wanted, log, workers=workers)
             os.sync()
-            arguments = (workers, recipe, memory_bytes)
+            arguments = (workers, recipe, cap_bytes)
             contestant = Contestant(
                 "hotset", "raw TSV to shards", preprocess_by_stage, (warm_up, *arguments), (log, *arguments)
             )
             measured = measure_in_fresh_process(contestant, scratch, workers=workers)
-            runs.append(_run(measured, log.stat().st_size, rate))
+            run = _run(measured, log.stat().st_size, rate)
+            if config.polars:
+                run["polars"] = _run_polars(runs, num_samples, (warm_up, log), scratch, workers, recipe)
+            runs.append(run)
             log.unlink()
     return {
         "benchmark": "growth",
@@ -98,8 +116,37 @@ def measure(config: BenchGrowthConfig) -> dict[str, Any]:
         "disk_write_bytes_per_second": rate,
         "runs": runs,
         "data": {"source": "generated", "profile": _PROFILE, "seed": config.seed},
-        "settings": {"memory_bytes": memory_bytes, "workers": workers, "recipe": asdict(recipe)},
+        "settings": {"memory_bytes": cap_bytes, "workers": workers, "recipe": asdict(recipe)},
         "machine": machine,
+    }
+
+
+def _run_polars(
+    runs: list[dict[str, Any]],
+    num_samples: int,
+    logs: tuple[Path, Path],
+    scratch: Path,
+    workers: int,
+    recipe: PreprocessConfig,
+) -> dict[str, Any]:
+    """Speed and memory of the Polars program, or the memory it would need."""
+    before = [run for run in runs if run["polars"].get("peak_anonymous_bytes")]
+    free = memory_bytes("MemAvailable", "/proc/meminfo")
+    if before:
+        last = before[-1]
+        needed = last["polars"]["peak_anonymous_bytes"] * num_samples / last["num_samples"]
+        if needed > _MOST_OF_FREE * free:
+            return {"needed_bytes": int(needed), "free_bytes": free}
+    warm_up, log = logs
+    contestant = Contestant(
+        "polars", "the same in Polars", polars_program, (warm_up, workers, recipe), (log, workers, recipe)
+    )
+    measured = measure_in_fresh_process(contestant, scratch, workers=workers)
+    return {
+        "wall_seconds": measured.wall_seconds,
+        "cpu_seconds": measured.cpu_seconds,
+        "samples_per_second": num_samples / measured.wall_seconds,
+        "peak_anonymous_bytes": measured.peak_anonymous_bytes,
     }
 
 
@@ -187,4 +234,19 @@ def show(result: dict[str, Any], console: Console) -> None:
                 format_byte_size(stage["peak_anonymous_bytes"]),
                 format_byte_size(stage["written_bytes"]),
             )
+        table.add_row("", "polars", *_cells_of_polars(run))
     console.print(table)
+
+
+def _cells_of_polars(run: dict[str, Any]) -> tuple[str, ...]:
+    polars = run.get("polars")
+    if polars is None:
+        return ("not run", "", "", "")
+    if "needed_bytes" in polars:
+        return ("", "", f"would need {format_byte_size(polars['needed_bytes'])}", "")
+    return (
+        f"{polars['wall_seconds']:.2f}",
+        f"{polars['samples_per_second']:,.0f}",
+        format_byte_size(polars["peak_anonymous_bytes"]),
+        "",
+    )
