@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,10 +117,10 @@ def test_evaluation_on_the_way_sees_the_newest_rows_and_changes_none(
     assert_equal_bits(trainer, all_fast)
 
 
-def differs(shards: Shards, all_fast: Trainer, **placement: Any) -> bool:
+def differs(shards: Shards, all_fast: Trainer, **fields: Any) -> bool:
     """Whether the bits differ from those of all-fast."""
     try:
-        assert_equal_bits(trained(shards, **placement, **FIELDS), all_fast)
+        assert_equal_bits(trained(shards, **fields, **FIELDS), all_fast)
     except AssertionError:
         return True
     return False
@@ -150,7 +151,8 @@ def test_a_transfer_that_does_not_wait_for_compute_is_noticed(
 ) -> None:
     put = Conveyor.put
     monkeypatch.setattr(Conveyor, "put", lambda conveyor, work, after: put(conveyor, work, -1))
-    assert differs(shards, all_fast, placement="lookahead")
+    # Slow batches, so that transfers get ahead of them on a busy machine too.
+    assert differs(shards, all_fast, after_step=lambda *_: time.sleep(0.003), placement="lookahead")
 
 
 def test_an_epoch_that_starts_before_the_flush_is_noticed(

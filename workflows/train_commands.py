@@ -100,6 +100,10 @@ def _metric(name: str) -> Any:
     return lambda summary: "-" if summary[name] is None else f"{summary[name]:.4f}"
 
 
+def _num_made(summary: dict[str, Any]) -> int:
+    return sum(table["made"] for table in summary["rows_by_table"].values())
+
+
 _SCORES: tuple[tuple[str, Any], ...] = (
     ("AUC", _metric("auc")),
     ("log loss", _metric("log_loss")),
@@ -110,4 +114,6 @@ _ROWS: tuple[tuple[str, Any], ...] = (
     ("samples/s", lambda summary: f"{summary['samples_per_second']:,.0f}"),
     ("bytes to the fast tier", lambda summary: format_byte_size(summary["bytes_to_fast"])),
     ("bytes to the slow tier", lambda summary: format_byte_size(summary["bytes_to_slow"])),
+    ("rows made at first use", lambda summary: f"{_num_made(summary):,}"),
+    ("batches that waited", lambda summary: f"{summary['transfers']['stalls']:,}"),
 )
