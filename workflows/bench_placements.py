@@ -13,7 +13,7 @@ import statistics
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
@@ -53,6 +53,9 @@ class BenchPlacementsConfig:
 
     batch_size: int = 2048
     """Samples of a batch."""
+
+    order: Literal["grouped", "original"] = "grouped"
+    """Of the shards: hot-only batches and mixed ones, or samples shuffled all together."""
 
     hot_shares: tuple[float, ...] = (0.015,)
     """Hot rows as shares of all rows; as many slots again stage the others."""
@@ -95,7 +98,7 @@ def bench_placements(config: BenchPlacementsConfig) -> dict[str, Any]:
         By share: bytes a sample each way by placement, ratios to Belady and the hybrids, rounds of training.
     """
     recipe = criteo_kaggle()
-    recipe = replace(recipe, pack=replace(recipe.pack, batch_size=config.batch_size))
+    recipe = replace(recipe, pack=replace(recipe.pack, batch_size=config.batch_size, order=config.order))
     result: dict[str, Any] = {"config": asdict(config), "shares": []}
     with tempfile.TemporaryDirectory() as scratch:
         log, data = Path(scratch) / "log.tsv", Path(scratch) / "data"

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -36,6 +36,9 @@ class BenchQualityConfig:
     placements: tuple[Placement, ...] = ("all-fast", "fae")
     """To train with each seed."""
 
+    order: Literal["grouped", "original"] = "grouped"
+    """Of the shards: hot-only batches and mixed ones, or samples shuffled all together."""
+
     def __post_init__(self) -> None:
         if not self.seeds or not self.placements:
             raise ConfigError("name at least one seed and one placement")
@@ -49,6 +52,7 @@ def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
     """
     runs: dict[str, list[dict[str, Any]]] = {placement: [] for placement in config.placements}
     recipe, training = small_real_sample(), small_real_sample_training()
+    recipe = replace(recipe, pack=replace(recipe.pack, order=config.order))
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         shards = preprocess([config.data], recipe, data)
