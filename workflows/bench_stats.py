@@ -26,9 +26,12 @@ from ..stats.reuse import lru_misses
 from ..stats.step_plan_stream import RowStream
 from ..stats.step_plans import find_distinct
 from .bench import describe_machine
+from .plain_peel import Incidence, peel_with_a_heap, peel_with_kernels
 from .plain_policies import PLAIN
 
 _NO_NULLS = np.zeros(0, np.uint8)
+_LOOKUPS_PER_SAMPLE = 4
+"""Of rows that are not certainly hot, about what a sample of Criteo's log has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +100,7 @@ def bench_stats(config: BenchStatsConfig) -> dict[str, Any]:
         By name ``lookups_per_second`` of a core, that of the plain version, and their ``ratio``.
     """
     log = _Log(config)
-    comparisons = [*log.policies(), log.counting()]
+    comparisons = [*log.policies(), log.counting(), log.peeling()]
     seconds: dict[str, list[tuple[float, float]]] = {one.name: [] for one in comparisons}
     for one in comparisons:
         one.kernel()  # compiles
@@ -209,6 +212,21 @@ class _Log:
             np.unique(categories, return_counts=True)
 
         return Comparison("counting", "NumPy, unique", kernel, categories.size, plain, categories.size)
+
+    def peeling(self) -> Comparison:
+        """The order in which rows are dropped, from the incidence of rows and samples."""
+        whole = Incidence.of(self._lookups, _LOOKUPS_PER_SAMPLE)
+        head = self._lookups[: self._config.plain_batches * self._config.batch_lookups]
+        part = Incidence.of(head, _LOOKUPS_PER_SAMPLE)
+        assert sorted(peel_with_kernels(part).tolist()) == sorted(peel_with_a_heap(part))
+        return Comparison(
+            "peel",
+            "Python, sets and a heap",
+            lambda: peel_with_kernels(whole),
+            self._lookups.size,
+            lambda: peel_with_a_heap(part),
+            head.size,
+        )
 
 
 def _planner(name: str, config: BenchStatsConfig, ranks: NDArray[np.int64], prefetch: int) -> StagingPlanner:
