@@ -19,9 +19,9 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 # The kernels as plain Python, so that an error inside one shows its line; integers wrap there with a warning.
-KERNEL_TESTS := bag_shuffle bags cache_policies cache_sweep calibration cold_rows counting criteo_parser dense_values drift hash_table hashing hot_levels hot_rows merging peel ranking reuse row_kernels row_updates shuffle step_plans text_fields text_numbers
+KERNEL_TESTS := tests/pipeline/raw/test_criteo_kernel.py tests/pipeline/raw/test_text_fields.py tests/pipeline/raw/test_text_numbers.py tests/stats/analysis/test_drift.py tests/stats/analysis/test_stack_distances.py tests/stats/batches/test_bag_shuffle.py tests/stats/batches/test_bags.py tests/stats/batches/test_dense_values.py tests/stats/batches/test_row_slots.py tests/stats/batches/test_sample_shuffle.py tests/stats/counting/test_category_counter.py tests/stats/counting/test_count_merging.py tests/stats/counting/test_hash_table.py tests/stats/ranking/test_fae_calibration.py tests/stats/ranking/test_frequency_ranking.py tests/stats/ranking/test_hot_levels.py tests/stats/ranking/test_hot_rows.py tests/stats/ranking/test_peeling.py tests/stats/staging/test_cold_rows.py tests/stats/staging/test_miss_ratios.py tests/stats/staging/test_staging_planner.py tests/stats/test_hashing.py tests/train/rows/test_row_kernels.py tests/train/rows/test_row_updates.py
 test-uncompiled: $(STAMP)
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q -n 2 -W ignore::RuntimeWarning $(KERNEL_TESTS:%=tests/test_%.py)
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q -n 2 -W ignore::RuntimeWarning $(KERNEL_TESTS)
 
 # mypy needs the folder to be called like the package (docs: the root is the package).
 check: $(STAMP)

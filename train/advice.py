@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from ..pipeline.errors import ConfigError
-from ..pipeline.hot_order import HotOrder, row_bytes_of
-from ..pipeline.inspect import count_hot_samples, read_row_counts
-from ..pipeline.manifest import Manifest
+from ..pipeline.folders.manifest import Manifest
+from ..pipeline.hot_rows.hot_order import HotOrder, row_bytes_of
+from ..pipeline.inspect.frequency_series import count_hot_samples, read_row_counts
+from ..pipeline.runtime.tasks import ProgressCallback, silent
 from ..pipeline.sizes import MIB, format_byte_size
-from ..pipeline.tasks import ProgressCallback, silent
-from ..stats.step_times import MAX_PREFETCH, compute_seconds, predict, where_more_stops_paying
-from ..stats.unique_rows import AccessRates, expected_unique_rows
-from ..stats.workload import Budget, Machine, Prediction, Workload
-from .model_shape import DlrmShape, dlrm_shape
+from ..stats.prediction.access_rates import AccessRates, expected_unique_rows
+from ..stats.prediction.step_times import MAX_PREFETCH, compute_seconds, predict, where_more_stops_paying
+from ..stats.prediction.workload import Budget, Machine, Prediction, Workload
+from .model.dlrm_shape import DlrmShape, dlrm_shape
 
 STAGING_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Shares of the room for rows that are tried as staging area."""

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from ..pipeline.errors import HotsetError, ShardError
-from .embeddings import Embeddings
-from .loader import Shards
+from .data.shards import Shards
+from .execution.embeddings import Embeddings
 from .meter import Meter
-from .placements import AllFast
+from .placements.placements import AllFast
 from .predict import Predictor, Scores
-from .row_optimizers import RowOptimizer
+from .rows.row_optimizers import RowOptimizer
 from .run_folder import DENSE_PREFIX, read_config, read_weights
 from .trainer import build_model, set_threads
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..stats import metrics
-from .embeddings import Embeddings
-from .loader import Shards
+from ..stats.analysis import metrics
+from .data.shards import Shards
+from .execution.embeddings import Embeddings
 from .meter import Meter
-from .model import Dlrm
+from .model.dlrm import Dlrm
 
 
 @dataclass(frozen=True, slots=True)

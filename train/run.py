@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
+from ..pipeline.runtime.tasks import ProgressCallback, silent
 from ..pipeline.sizes import KIB
-from ..pipeline.tasks import ProgressCallback, silent
-from .batch import Batch
-from .batch_order import RecordedOrder
-from .choose_placement import staging_bytes
 from .config import TrainConfig
-from .hot_budget import with_hot_bytes
-from .loader import Shards
-from .model_shape import preset_name
+from .data.batch import Batch
+from .data.batch_order import RecordedOrder
+from .data.hot_budget import with_hot_bytes
+from .data.shards import Shards
+from .model.dlrm_shape import preset_name
+from .placements.choose_placement import staging_bytes
 from .predict import Scores
 from .run_folder import RunFolder, make_folder, refuse_occupied
 from .trainer import Trainer, build_trainer, refuse_divergence, run_steps, set_threads

@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ..pipeline.errors import HotsetError
-from .batch_order import BATCH_ORDER
+from .data.batch_order import BATCH_ORDER
 from .weights_file import Weights, write_weights
 
 CONFIG, METRICS, WEIGHTS, SUMMARY = "config.json", "metrics.jsonl", "weights.safetensors", "summary.json"

@@ -15,26 +15,26 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..pipeline.errors import ConfigError, HotsetError, ShardError
+from ..pipeline.runtime.tasks import num_workers
 from ..pipeline.sizes import format_byte_size
-from ..pipeline.tasks import num_workers
-from ..stats.row_bytes import row_bytes
-from .batch import Batch
-from .batch_order import BatchOrder, SeededOrder
-from .buffer import Ahead
-from .choose_placement import choose_placement
+from ..stats.ranking.row_bytes import row_bytes
 from .config import TrainConfig
-from .embeddings import Embeddings, Step
-from .fae import FaeOrder
-from .feed import Feed
-from .loader import Shards
+from .data.background import Ahead
+from .data.batch import Batch
+from .data.batch_order import BatchOrder, SeededOrder
+from .data.shards import Shards
+from .execution.embeddings import Embeddings, Step
+from .execution.step_source import Feed
 from .meter import Meter
-from .model import Dlrm
-from .model_shape import dlrm_shape
+from .model.dlrm import Dlrm
+from .model.dlrm_shape import dlrm_shape
+from .placements.choose_placement import choose_placement
+from .placements.fae import FaeOrder
+from .placements.schedule_file import Schedule
+from .placements.shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
 from .predict import Predictor
-from .row_optimizers import RowOptimizer
-from .schedule_file import Schedule
-from .scratch_rows import HostMemory
-from .shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
+from .rows.mapped_rows import HostMemory
+from .rows.row_optimizers import RowOptimizer
 from .weights_file import Weights
 
 _log = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ COMMANDS = {
     "evaluate": ("train_commands", "evaluate a trained run"),
     "bench": ("bench_command", "measure against named baselines, interleaved"),
 }
-"""Each command: the module of this folder that runs it, and what it does."""
+"""Each command: the module of `commands` that runs it, and what it does."""
 
 _STAGE_INTERRUPTED = "what is finished is kept, the same command goes on from there"
 _AFTER_INTERRUPTION = {
@@ -93,7 +93,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _run(command: str, words: list[str]) -> int:
     try:
-        module = importlib.import_module(f".{COMMANDS[command][0]}", __package__)
+        module = importlib.import_module(f".commands.{COMMANDS[command][0]}", __package__)
         status: int = module.run(command, words)
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "safetensors"):

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from ..pipeline.tasks import ProgressCallback, silent
+from ..pipeline.runtime.tasks import ProgressCallback, silent
 
 _WIDE = 200
 

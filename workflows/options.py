@@ -12,7 +12,11 @@ from typing import Annotated, TypeVar, cast
 
 import tyro
 
-from ..pipeline.feature_settings import FeatureSettings, format_feature_settings, parse_feature_settings
+from ..pipeline.schema.feature_settings import (
+    FeatureSettings,
+    format_feature_settings,
+    parse_feature_settings,
+)
 from ..pipeline.sizes import ByteSize, format_byte_size, parse_byte_size
 
 T = TypeVar("T")

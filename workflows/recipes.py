@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..pipeline.count import CountConfig
-from ..pipeline.feature_settings import FeatureSettings
-from ..pipeline.ingest import IngestConfig
-from ..pipeline.manifest import Manifest
-from ..pipeline.pack import PackConfig
-from ..pipeline.rank import RankConfig
-from ..pipeline.schema_file import is_fingerprint, schema_of, setting_of
+from ..pipeline.folders.manifest import Manifest
+from ..pipeline.schema.feature_settings import FeatureSettings
+from ..pipeline.schema.schema_file import is_fingerprint, schema_of, setting_of
 from ..pipeline.sizes import KIB, ByteSize
-from ..pipeline.split import SplitConfig
+from ..pipeline.stages.count import CountConfig
+from ..pipeline.stages.ingest import IngestConfig
+from ..pipeline.stages.pack import PackConfig
+from ..pipeline.stages.preprocess import PreprocessConfig
+from ..pipeline.stages.rank import RankConfig
+from ..pipeline.stages.split import SplitConfig
 from ..train.config import TrainConfig
-from .preprocess import PreprocessConfig
 
 
 def criteo_kaggle() -> PreprocessConfig:

@@ -1,0 +1,1 @@
+"""Categories looked up in tables of ids: what the stage `encode` is made of."""

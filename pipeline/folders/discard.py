@@ -1,0 +1,58 @@
+"""``--discard``: remove the files of folders that nothing needs once shards are packed.
+
+The manifest stays, so that the chain from raw log to shards stays pinned and a run of the same command sees
+its stages as done; a mark beside it says that the files are gone on purpose. What needs them refuses.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ..errors import ConfigError, ManifestError
+from .manifest import Manifest
+from .partial_folder import write_synced
+
+DISCARDABLE = ("columns", "samples")
+"""Folders whose files only `count`, `encode`, `split` and `pack` read, and `stats`; nine tenths of what is
+between raw log and shards."""
+MARK = "discarded.json"
+
+
+def parse_discard(text: str) -> tuple[str, ...]:
+    """``"columns,samples"`` -> names; raises ConfigError on any other."""
+    names = tuple(word.strip() for word in text.split(",") if word.strip())
+    for name in names:
+        if name not in DISCARDABLE:
+            raise ConfigError(f"{name!r} cannot be discarded", hint=f"name {' or '.join(DISCARDABLE)}")
+    return names
+
+
+def discard_files(folder: Path) -> int:
+    """Remove the data files of a sealed folder; returns the bytes freed. Stopped half-way, it goes on."""
+    manifest = Manifest.read(folder)
+    freed = 0
+    try:
+        write_synced(folder / MARK, json.dumps({"checksum": manifest.fingerprint}).encode(), sync=True)
+        for entry in manifest.files:
+            path = folder / entry.path
+            if path.exists():
+                freed += path.stat().st_size
+                path.unlink()
+    except OSError as error:
+        raise ManifestError(f"{folder} cannot be discarded: {error.strerror or error}") from error
+    return freed
+
+
+def is_discarded(folder: Path) -> bool:
+    """Whether the files of ``folder`` were removed by `discard_files`."""
+    return (folder / MARK).exists()
+
+
+def refuse_discarded(folder: Path, needed_by: str, redo: str) -> None:
+    """Raise ManifestError where ``needed_by`` would read files that were discarded."""
+    if is_discarded(folder):
+        raise ManifestError(
+            f"{folder} was discarded, and {needed_by} needs its files",
+            hint=f"make it again from the raw log: preprocess ... --redo {redo}",
+        )

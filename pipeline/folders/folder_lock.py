@@ -1,0 +1,122 @@
+"""One writer a folder: a lock that the kernel lets go of when its holder dies, however it dies.
+
+A POSIX record lock (``fcntl.lockf``) on a file in a stage's ``.partial/``, which goes when the folder is
+sealed: a kill leaves nothing to clean up, and a finished folder holds no trace. The text of the file is
+the holder's process id and serves the message alone; what decides is the kernel's lock.
+
+A run that failed inside a process that lives on (a notebook) leaves its lock to the next run of the same
+thread. Over NFS the lock holds between machines where the mount has locking (version 4, or lockd); the
+process named may then be one of another machine. Mounts with ``nolock`` or ``local_lock``, and file systems
+without locks at all, keep no two machines apart: give each its own folder there.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ManifestError
+
+_HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN)
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_MOST_ATTEMPTS = 100
+
+_held: dict[tuple[int, int], FolderLock] = {}
+"""Locks of this process by device and inode; closing any other descriptor of such a file would free it."""
+_changing = threading.RLock()  # a finalizer may let go of a lock while this thread takes one
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FolderLock:
+    """A lock that this process holds."""
+
+    inode: tuple[int, int]
+    """Device and inode of the locked file."""
+    descriptor: int
+    thread: threading.Thread
+    """The thread that took it: another one of this process is refused while that one lives."""
+    process: int
+    """Its process: a forked child inherits this record, but not the lock."""
+
+    @classmethod
+    def take(cls, path: Path, folder: Path) -> FolderLock:
+        """Lock ``folder`` by the file ``path``, made with the folders above it where it is not there.
+
+        Raises:
+            ManifestError: another run holds the lock; says which process.
+            OSError: the file cannot be written.
+        """
+        with _changing:
+            for _ in range(_MOST_ATTEMPTS):
+                lock = cls._take_over(path, folder) or cls._take_file(path, folder)
+                if lock is not None:
+                    _held[lock.inode] = lock
+                    return lock
+        raise ManifestError(f"{folder} is removed again and again by another run", hint="stop one of them")
+
+    @classmethod
+    def _take_over(cls, path: Path, folder: Path) -> FolderLock | None:
+        """What an earlier run of this thread, or of one that has ended, left locked."""
+        held = _held.get(_inode_of(path)) if path.exists() else None
+        if held is None or held.process != os.getpid():
+            return None
+        if held.thread is not threading.current_thread() and held.thread.is_alive():
+            raise _refusal(folder, f"another thread of this process ({os.getpid()})")
+        return cls(held.inode, held.descriptor, threading.current_thread(), os.getpid())
+
+    @classmethod
+    def _take_file(cls, path: Path, folder: Path) -> FolderLock | None:
+        """None where the file went, with its folder, between opening and locking it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:
+            return None
+        try:
+            _lock_or_refuse(descriptor, folder)
+            status = os.fstat(descriptor)
+            inode = (status.st_dev, status.st_ino)
+            if path.exists() and _inode_of(path) == inode:
+                os.pwrite(descriptor, f"{os.getpid():<10}\n".encode(), 0)
+                return cls(inode, descriptor, threading.current_thread(), os.getpid())
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return None
+
+    def release(self) -> None:
+        """Let go of the lock, unless a later run took it over."""
+        with _changing:
+            if _held.get(self.inode) is self:
+                del _held[self.inode]
+                os.close(self.descriptor)
+
+
+def _inode_of(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _lock_or_refuse(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _HELD_BY_ANOTHER:
+            number = os.pread(descriptor, 32, 0).strip()
+            raise _refusal(
+                folder, f"process {int(number)}" if number.isdigit() else "another process"
+            ) from None
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+
+
+def _refusal(folder: Path, who: str) -> ManifestError:
+    return ManifestError(
+        f"{folder} is being written by {who}",
+        hint="wait until that run ends, or stop it: the same command then goes on from there",
+    )

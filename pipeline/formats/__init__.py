@@ -1,0 +1,1 @@
+"""What data files hold: Arrow batches, tables, ids of samples."""

@@ -1,0 +1,1 @@
+"""Synthetic click logs with the statistics of a real one."""

@@ -1,0 +1,1 @@
+"""Which rows are hot under a byte budget, and how much that makes hot."""

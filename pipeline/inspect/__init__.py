@@ -1,0 +1,1 @@
+"""What a preprocessed folder says of access frequencies: one file for each series."""

@@ -1,0 +1,90 @@
+"""Miss-ratio curves: what each policy would fetch again over a stretch of the training order, by slots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...stats.staging.miss_ratios import POLICIES, CacheSweep, distinct_stream, slots_to_try
+from ...stats.staging.step_plans import RowStream
+from ..folders.manifest import Manifest
+from ..hot_rows.hot_order import read_tables
+from ..runtime.tasks import ProgressCallback, run_tasks, silent
+from .training_trace import draw_stretch
+
+NUM_BATCHES = 32
+NUM_SIZES = 7
+
+
+def miss_ratios(
+    vocabulary: Manifest,
+    samples: Manifest,
+    batch_size: int,
+    row_bytes: int,
+    *,
+    seed: int = 0,
+    num_batches: int = NUM_BATCHES,
+    workers: int = 0,
+    progress: ProgressCallback = silent,
+) -> dict[str, Any]:
+    """Rows fetched under each policy and size of the fast tier, every slot of which the policy rules.
+
+    Args:
+        vocabulary: places of rows in the order of importance.
+        samples: made by `encode`.
+        batch_size: of the simulated training.
+        row_bytes: of a slot; tables of other widths are taken as this wide.
+        seed: of the shuffle.
+        num_batches: length of the stretch; 32 batches of 2,048 take about 10 s CPU.
+
+    Returns:
+        ``batch_size``, ``num_batches``, ``num_needed`` (distinct rows of all batches), ``num_first_uses`` (of
+        them, those never needed before), and ``curve``: policy, num_slots, bytes, num_refetched and
+        refetched_share (of those needed, in [0, 1]; a first use is made in its slot). The curve is empty
+        where there is no whole batch.
+    """
+    train = vocabulary.totals["num_train_samples"]
+    drawn = draw_stretch(
+        samples, train, num_batches * batch_size, seed=seed, workers=workers, progress=progress
+    )
+    starts = drawn.batch_starts(batch_size)
+    facts = {"batch_size": batch_size, "num_batches": starts.shape[0] - 1, "prefetch": 0}
+    if starts.shape[0] < 2:
+        return facts | {"num_needed": 0, "num_first_uses": 0, "curve": []}
+    stream = distinct_stream(drawn.rows, starts)
+    rows, keys = np.unique(stream.rows, return_inverse=True)
+    sizes = slots_to_try(int(np.diff(stream.offsets).max()), rows.shape[0], NUM_SIZES)
+    sweep = CacheSweep(RowStream(stream.offsets, keys), _places(vocabulary, rows), sizes[-1])
+    curve: list[dict[str, Any]] = []
+    for found in run_tasks(_run, [(sweep, policy, sizes) for policy in POLICIES], workers=workers):
+        policy = POLICIES[len(curve) // len(sizes)]
+        for size, again in zip(sizes, found, strict=True):
+            sizes_ = {"num_slots": size, "bytes": size * row_bytes}
+            share = again / stream.rows.shape[0]
+            curve.append({"policy": policy} | sizes_ | {"num_refetched": again, "refetched_share": share})
+        progress("policies", len(curve), len(POLICIES) * len(sizes))
+    needed = {"num_needed": int(stream.rows.shape[0]), "num_first_uses": int(rows.shape[0])}
+    return facts | needed | {"curve": curve}
+
+
+def _run(sweep: CacheSweep, policy: str, sizes: list[int]) -> list[int]:
+    """Fetches of one policy at rising sizes; where it needs none, it needs none with more slots."""
+    found: list[int] = []
+    for size in sizes:
+        found.append(0 if found and found[-1] == 0 else sweep.refetches(policy, size))
+    return found
+
+
+def _places(vocabulary: Manifest, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The place over all tables of rows numbered through, which ascend."""
+    places = read_tables(vocabulary, "place")
+    first_row_T = np.cumsum([0, *(place.shape[0] for place in places)])
+    ends = np.searchsorted(rows, first_row_T)
+    return np.concatenate(
+        [
+            place[rows[a:b] - first]
+            for place, first, a, b in zip(places, first_row_T, ends, ends[1:], strict=False)
+        ]
+    )

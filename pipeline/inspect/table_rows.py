@@ -1,0 +1,169 @@
+"""Rows of one table as people ask for them: the head, one by its id, one by its category.
+
+Reads the vocabulary alone (and the plan, where there is one, for what is hot), so it works on folders whose
+samples were discarded. A category is found by a scan: 10 M rows take 10 ms, and no index is kept for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, ManifestError
+from ..folders.manifest import Manifest
+from ..formats.arrow_files import read_batch, values_of
+from ..formats.category_texts import texts_of_table
+from ..schema.schema import schema_named
+from ..schema.schema_file import schema_of
+
+MISSING, OOV = "(missing)", "(oov)"
+"""How the rows without a category of their own are called; `--category` takes both."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """One table of a vocabulary, mapped."""
+
+    facts: dict[str, Any]
+    """What the manifest says of it: name, num_rows, missing_id, oov_id."""
+    kind: str
+    """What its categories are: hex8, integer, unsigned or text."""
+    categories: NDArray[Any]
+    """(num_rows,) uint32 or uint64; those of missing and oov hold anything."""
+    counts: NDArray[np.int64]
+    """(num_rows,) look-ups of the training part."""
+    num_hot: int | None
+    """Rows that the plan keeps in fast memory; None before there is a plan."""
+    texts: dict[int, str] = field(default_factory=dict)
+    """By id, the texts of the most frequent categories."""
+
+    def rows(self, ids: list[int]) -> list[dict[str, Any]]:
+        """Each row's id, category, count, share of the table's look-ups, and that of the rows up to it.
+
+        Shares are in [0, 1]; ``is_hot`` is None before there is a plan.
+        """
+        served = np.cumsum(self.counts[: max(ids, default=-1) + 1])
+        total = max(1, int(self.counts.sum()))
+        return [
+            {
+                "id": row,
+                "category": self.category_of(row),
+                "count": int(self.counts[row]),
+                "share": int(self.counts[row]) / total,
+                "cumulative_share": int(served[row]) / total,
+                "is_hot": None if self.num_hot is None else row < self.num_hot,
+            }
+            for row in ids
+        ]
+
+    def category_of(self, row: int) -> str:
+        """The category of a row as the log writes it; of a text that was not kept its hash in hex."""
+        shared = {"missing_id": MISSING, "oov_id": OOV}
+        names = [name for key, name in shared.items() if self.facts[key] == row]
+        if names:
+            return " ".join(names)
+        return self.texts.get(row) or format_category(int(self.categories[row]), self.kind)
+
+    def head(self, top: int) -> list[dict[str, Any]]:
+        """The rows of the first ``top`` ids, which are the most important ones."""
+        return self.rows(list(range(min(top, self.counts.shape[0]))))
+
+    def by_id(self, row: int) -> dict[str, Any]:
+        """The row with one id; raises ConfigError where the table has none."""
+        num_rows = self.counts.shape[0]
+        if not 0 <= row < num_rows:
+            raise ConfigError(
+                f"table {self.facts['name']} has no id {row}", hint=f"its ids go from 0 to {num_rows - 1}"
+            )
+        return self.rows([row])[0]
+
+    def by_category(self, text: str) -> dict[str, Any]:
+        """The row that looks up ``text`` use; ``is_known`` says whether it is the category's own.
+
+        Raises:
+            ConfigError: no category of this table's kind is written so.
+        """
+        row, is_known = self._find(text)
+        return self.rows([row])[0] | {"asked": text, "is_known": is_known}
+
+    def _find(self, text: str) -> tuple[int, bool]:
+        if text in (MISSING, OOV):
+            return self.facts["missing_id" if text == MISSING else "oov_id"], True
+        category = parse_category(text, self.kind, self.facts["name"])
+        nobody = {self.facts["missing_id"], self.facts["oov_id"]}
+        rows = [int(row) for row in np.flatnonzero(self.categories == category) if row not in nobody]
+        return (rows[0], True) if rows else (self.facts["oov_id"], False)
+
+
+def open_table(folder: Path, feature: str) -> TableRows:
+    """The table called ``feature`` of a folder that was preprocessed as far as its vocabulary.
+
+    Raises:
+        ConfigError: no feature has that name; the hint names those there are.
+        ManifestError: there is no vocabulary, or it is damaged.
+    """
+    vocabulary = Manifest.read(folder / "vocabulary")
+    tables = {table["name"]: table for table in vocabulary.totals["tables"]}
+    if feature not in tables:
+        raise ConfigError(f"no feature {feature!r} in {folder}", hint=f"one of {', '.join(tables)}")
+    entry = next(entry for entry in vocabulary.files if entry.path == f"{feature}.arrow")
+    batch = read_batch(vocabulary, entry)
+    array = batch.column("category")
+    categories = values_of(array, array.type.to_pandas_dtype())
+    counts = values_of(batch.column("count"), np.int64)
+    texts, num_hot = texts_of_table(vocabulary, feature), _num_hot(folder, feature)
+    return TableRows(tables[feature], _kind(folder, feature), categories, counts, num_hot, texts)
+
+
+def _kind(folder: Path, feature: str) -> str:
+    columns = Manifest.read(folder / "columns")
+    text = columns.totals.get("schema")
+    schema = schema_named(columns.config["schema"]) if text is None else schema_of(text)
+    return schema.kind_of[feature]
+
+
+def _num_hot(folder: Path, feature: str) -> int | None:
+    try:
+        plan = Manifest.read(folder / "plan")
+    except ManifestError:
+        return None
+    tables = {table["name"]: table for table in plan.totals["tables"]}
+    return int(tables[feature]["num_hot"])
+
+
+def format_category(category: int, kind: str) -> str:
+    """A category as the log writes it: hex digits, a number, or the hash of a text in hex."""
+    match kind:
+        case "hex8":
+            return f"{category:08x}"
+        case "integer":
+            return str(category - 2**64 if category >= 2**63 else category)
+        case "unsigned":
+            return str(category)
+    return f"#{category:016x}"
+
+
+def parse_category(text: str, kind: str, feature: str) -> int:
+    """The number that stands for a category as the log writes it; ``#`` and 16 hex digits name a text's hash.
+
+    Raises:
+        ConfigError: the table's categories are not written so.
+    """
+    try:
+        if kind == "text":
+            is_hash = len(text) == 17 and text.startswith("#")
+            return int(text[1:], 16) if is_hash else xxhash.xxh3_64_intdigest(text.encode())
+        number = int(text, 16 if kind == "hex8" else 10)
+        low, high = {"hex8": (0, 2**32), "integer": (-(2**63), 2**63), "unsigned": (0, 2**64)}[kind]
+        if not low <= number < high:
+            raise ValueError("out of range")
+    except ValueError:
+        wanted = {"hex8": "hex digits, 8 at most", "integer": "a whole number"}.get(kind, "a number from 0")
+        hint = f"write {wanted}; {MISSING} and {OOV} name the rows without a category"
+        raise ConfigError(f"{text!r} is no category of {feature} ({kind})", hint=hint) from None
+    return number % 2**64

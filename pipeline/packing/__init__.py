@@ -1,0 +1,1 @@
+"""Shuffling samples into shards: what the stage `pack` is made of."""

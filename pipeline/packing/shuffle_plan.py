@@ -1,0 +1,206 @@
+"""Which output file each sample goes to, found in passes over tags and hashed keys.
+
+The first pass counts keys by their top bits; the second collects only the keys of the bins where one
+file ends and the next begins, which gives the exact first key of every file. Memory is a few MiB; where
+bins and files are so many that their keys take more, the second pass is repeated for some files at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...stats.batches.sample_shuffle import (
+    BIN_BITS,
+    EVALUATION,
+    HOT_ONLY,
+    MIXED,
+    NUM_BINS,
+    count_bins,
+    files_of_keys,
+    find_in_bins,
+    keys_and_kinds,
+)
+from ..folders.manifest import FileEntry, Manifest
+from ..formats.arrow_files import read_batch, values_of
+from ..runtime.tasks import run_tasks
+from ..sizes import MIB
+from ..stages.encode import iterate_parts
+
+_LARGEST = np.uint64(2**64 - 1)
+_ROOM_BYTES = 64 * MIB
+_BYTES_PER_KEY = 24
+"""Of a key that is collected: itself in pieces, joined, and sorted."""
+_Keys = tuple[NDArray[np.uint64], NDArray[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffledFile:
+    """An output file: the ``number``-th of its kind."""
+
+    index: int
+    """Among all files."""
+    kind: int
+    number: int
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """What the order of samples depends on."""
+
+    plan: Manifest
+    """Tags of all samples, in log order."""
+    seed: int
+    is_grouped: bool
+    """Hot-only and mixed samples apart; else all training samples count as mixed."""
+    samples_per_file: int
+    """A multiple of the batch size; the last file of each kind may be shorter."""
+
+    def keys_and_kinds(self, entry: FileEntry, first_sample: int) -> _Keys:
+        """Key and kind of each sample of one file of tags."""
+        is_hot = values_of(read_batch(self.plan, entry).column("is_hot"), np.uint8)
+        keys, kinds = np.empty(is_hot.shape[0], np.uint64), np.empty(is_hot.shape[0], np.uint8)
+        num_train = self.plan.totals["num_train_samples"]
+        keys_and_kinds(self.seed, first_sample, num_train, is_hot, self.is_grouped, keys, kinds)
+        return keys, kinds
+
+
+@dataclass(frozen=True, slots=True)
+class ShufflePlan:
+    """Output files, and the keys at which they begin."""
+
+    shuffle: Shuffle
+    files: list[ShuffledFile]
+    first_file_of_bin: NDArray[np.int64]
+    """(3, NUM_BINS)."""
+    last_keys: NDArray[np.uint64]
+    """(num_files,), the largest key that belongs to each file."""
+    parts: list[tuple[FileEntry, int]]
+    """Files of tags and the number of their first sample; columns and samples have files of the same name."""
+
+    def keys_and_files(
+        self, entry: FileEntry, first_sample: int
+    ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+        """Key and output file of each sample of a part; and (num_files,), how many go to each file."""
+        keys, kinds = self.shuffle.keys_and_kinds(entry, first_sample)
+        files, counts = np.empty(keys.shape[0], np.int64), np.zeros(len(self.files), np.int64)
+        per_file = self.shuffle.samples_per_file
+        files_of_keys(keys, kinds, self.first_file_of_bin, self.last_keys, per_file, files, counts)
+        return keys, files, counts
+
+    def parts_for(self, kinds: set[int]) -> list[tuple[FileEntry, int]]:
+        """Parts that may hold samples of the kinds given."""
+        num_train = self.shuffle.plan.totals["num_train_samples"]
+        return [
+            (entry, first)
+            for entry, first in self.parts
+            if (first < num_train and kinds != {EVALUATION})
+            or (first + entry.num_samples > num_train and EVALUATION in kinds)
+        ]
+
+
+def plan_shuffle(shuffle: Shuffle, *, workers: int = 0, room_bytes: int = _ROOM_BYTES) -> ShufflePlan:
+    """Divide all samples among output files; exact, and the same for any number of workers."""
+    parts = [(entry, first) for first, entry in iterate_parts(shuffle.plan)]
+    bins = np.zeros((3, NUM_BINS), np.int64)
+    for keys, kinds in run_tasks(shuffle.keys_and_kinds, parts, workers=workers, here=True):
+        count_bins(keys, kinds, bins)
+    files = list(_divide(bins.sum(axis=1), shuffle.samples_per_file))
+    first_files = _first_files(files, bins, shuffle.samples_per_file)
+    last_keys = np.full(len(files), _LARGEST, np.uint64)
+    for cuts in _groups_of_cuts(_cuts(shuffle, files, bins), bins, room_bytes):
+        _find_last_keys(shuffle, cuts, parts, workers, last_keys)
+    return ShufflePlan(shuffle, files, first_files, last_keys, parts)
+
+
+def _divide(num_samples: NDArray[np.int64], samples_per_file: int) -> Iterator[ShuffledFile]:
+    index = 0
+    for kind in (HOT_ONLY, MIXED, EVALUATION):
+        for number, first in enumerate(range(0, int(num_samples[kind]), samples_per_file)):
+            count = min(samples_per_file, int(num_samples[kind]) - first)
+            yield ShuffledFile(index, kind, number, count)
+            index += 1
+
+
+def _first_files(
+    files: list[ShuffledFile], bins: NDArray[np.int64], samples_per_file: int
+) -> NDArray[np.int64]:
+    """(3, NUM_BINS): the file that the first key of each bin belongs to; all of evaluation, its first."""
+    first_files = np.zeros((3, NUM_BINS), np.int64)
+    for kind in (HOT_ONLY, MIXED, EVALUATION):
+        indexes = [file.index for file in files if file.kind == kind]
+        if indexes:
+            ranks = np.cumsum(bins[kind]) - bins[kind]
+            first_files[kind] = np.minimum(indexes[0] + ranks // samples_per_file, indexes[-1])
+    return first_files
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Where a training file begins that is not the first of its kind."""
+
+    file: ShuffledFile
+    bin: int
+    """The bin its first key is in."""
+    offset: int
+    """Keys of its kind and bin before it."""
+
+
+def _cuts(shuffle: Shuffle, files: list[ShuffledFile], bins: NDArray[np.int64]) -> Iterator[_Cut]:
+    for kind in (HOT_ONLY, MIXED):
+        ends = np.cumsum(bins[kind])
+        for file in files:
+            if file.kind == kind and file.number > 0:
+                rank = file.number * shuffle.samples_per_file
+                cut_bin = int(np.searchsorted(ends, rank, side="right"))
+                yield _Cut(file, cut_bin, rank - int(ends[cut_bin] - bins[kind, cut_bin]))
+
+
+def _groups_of_cuts(cuts: Iterator[_Cut], bins: NDArray[np.int64], room_bytes: int) -> Iterator[list[_Cut]]:
+    """Cuts the keys of whose bins fit in ``room_bytes`` together, one at the least."""
+    group: list[_Cut] = []
+    held = 0
+    for cut in cuts:
+        needed = _BYTES_PER_KEY * int(bins[cut.file.kind, cut.bin])
+        if group and held + needed > room_bytes:
+            yield group
+            group, held = [], 0
+        group.append(cut)
+        held += needed
+    if group:
+        yield group
+
+
+def _find_last_keys(
+    shuffle: Shuffle,
+    cuts: list[_Cut],
+    parts: list[tuple[FileEntry, int]],
+    workers: int,
+    last_keys: NDArray[np.uint64],
+) -> None:
+    """Write to ``last_keys``, (num_files,), the key before the first of each cut's file."""
+    is_marked = np.zeros((3, NUM_BINS), np.bool_)
+    for cut in cuts:
+        is_marked[cut.file.kind, cut.bin] = True
+    keys_of_kinds = _keys_in_bins(shuffle, is_marked, parts, workers)
+    for cut in cuts:
+        keys = keys_of_kinds[cut.file.kind]
+        first_of_bin = np.searchsorted(keys, np.uint64(cut.bin) << np.uint64(64 - BIN_BITS))
+        last_keys[cut.file.index - 1] = keys[first_of_bin + cut.offset] - np.uint64(1)
+
+
+def _keys_in_bins(
+    shuffle: Shuffle, is_marked: NDArray[np.bool_], parts: list[tuple[FileEntry, int]], workers: int
+) -> list[NDArray[np.uint64]]:
+    """For each kind: the keys in its marked bins, ascending."""
+    collected: list[list[NDArray[np.uint64]]] = [[], [], []]
+    for keys, kinds in run_tasks(shuffle.keys_and_kinds, parts, workers=workers, here=True):
+        found = np.empty(keys.shape[0], np.bool_)
+        find_in_bins(keys, kinds, is_marked, found)
+        for kind in (HOT_ONLY, MIXED):
+            collected[kind].append(keys[found & (kinds == kind)])
+    return [np.sort(np.concatenate([np.zeros(0, np.uint64), *keys])) for keys in collected]

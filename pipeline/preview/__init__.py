@@ -1,0 +1,1 @@
+"""What a run would find, do and need, told before it begins."""

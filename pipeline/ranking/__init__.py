@@ -1,0 +1,1 @@
+"""Tables in the order of importance: what the stage `rank` is made of."""

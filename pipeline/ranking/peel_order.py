@@ -1,0 +1,255 @@
+"""The order of all rows by peeling; see `stats.peel`.
+
+The incidence of rows and samples lies in memory, so rows that are certainly hot are left out of it: the
+``peel_floor`` most looked-up ones stay first, by frequency. They have most of the look-ups. Where peeling
+would make fewer samples fully hot than frequency does under one of many budgets, which the greedy choice does
+not exclude, the hot set of that budget is made the one by frequency, and peeled further from there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...stats.ranking import peeling as kernels
+from ..errors import ConfigError, ManifestError
+from ..folders.manifest import Manifest
+from ..runtime.memory import room_for
+from ..runtime.tasks import ProgressCallback, num_workers, run_tasks
+from .ranked_tables import Arrangement, RankedTable
+
+_BUDGETS_PER_DOUBLING = 4
+_MAX_SAMPLES, _MAX_ROWS = 2**32 - 1, 2**31 - 1
+_SCRATCH_BYTES = 24 << 20
+"""A part's look-ups, for each worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeeledOrder:
+    """Where each row goes."""
+
+    new_places: NDArray[np.int32]
+    """(num_rows,), by place in the order by frequency."""
+    floor: int
+    """Rows that stay first, by frequency."""
+    cuts: list[int]
+    """Numbers of rows whose hot set is that by frequency."""
+
+    def arrange(self, table: RankedTable) -> Arrangement:
+        """One table's rows in their new order."""
+        places = np.empty(table.num_rows, np.int64)
+        table.write_places(places)
+        places = self.new_places[places].astype(np.int64)
+        order = np.argsort(places)
+        return Arrangement(order, places[order], {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Incidence:
+    """Rows above the floor and training samples, both ways; see `stats.peel` for shapes."""
+
+    row_starts: NDArray[np.int64]
+    row_ends: NDArray[np.int64]
+    row_samples: NDArray[np.uint32]
+    sample_starts: NDArray[np.int64]
+    sample_rows: NDArray[np.int32]
+
+
+def peel_order(
+    tables: Sequence[RankedTable],
+    row_bytes: Sequence[int],
+    floor: int,
+    columns: Manifest,
+    counted: range,
+    *,
+    workers: int,
+    memory_bytes: int | None,
+    progress: ProgressCallback,
+) -> PeeledOrder:
+    """Rank the rows of all tables by peeling.
+
+    Args:
+        tables: with places by frequency, or by look-ups per byte where ``row_bytes`` differ.
+        row_bytes: per table; only their ratios count.
+        floor: rows that stay first, by place.
+        columns: what the tables were counted from.
+        counted: the samples of the log that were counted.
+        workers: threads; change nothing of the order.
+        memory_bytes: cap on anonymous memory; None takes a quarter of the machine's, or what is needed.
+        progress: told look-ups as they are read.
+
+    Raises:
+        ConfigError: the cap cannot be kept, or there are too many samples.
+        ManifestError: the counts were not made from these columns.
+    """
+    num_samples, total = len(counted), sum(table.num_rows for table in tables)
+    floor = min(floor, total)
+    if num_samples > _MAX_SAMPLES or total > _MAX_ROWS:
+        raise ConfigError(
+            f"peeling goes to {_MAX_SAMPLES} training samples and {_MAX_ROWS} rows, "
+            f"there are {num_samples} and {total}",
+            hint="rank by frequency",
+        )
+    starts = _starts(tables, floor)
+    num_rows = total - floor
+    needed = kernels.BYTES_PER_LOOKUP * int(starts[-1]) + kernels.BYTES_PER_ROW * (num_rows + floor)
+    needed += kernels.BYTES_PER_SAMPLE * num_samples
+    lookups = sorted((table.lookup_bytes() for table in tables), reverse=True)[: num_workers(workers)]
+    needed += sum(lookups) + _SCRATCH_BYTES * num_workers(workers)
+    try:
+        room_for("rank --rank-by peel", memory_bytes, needed, workers=1)
+    except ConfigError as error:
+        raise ConfigError(str(error), hint=f"{error.hint}, and so does a larger --peel-floor") from None
+    found = _incidence(tables, starts, floor, columns, counted, workers, progress)
+    width_of_row, widths = _widths(tables, row_bytes, floor, num_rows)
+    entries = np.empty(num_rows, np.int32)
+    kernels.entry_order(found.row_starts, found.row_ends, found.row_samples, num_samples, entries)
+    budgets = _budgets(tables, row_bytes, floor)
+    places, cuts = _never_worse(found, width_of_row, widths, entries, budgets)
+    new_places = np.arange(floor + num_rows, dtype=np.int32)
+    new_places[floor:] = places + np.int32(floor)
+    return PeeledOrder(new_places, floor, [floor + cut for cut in cuts])
+
+
+def _starts(tables: Sequence[RankedTable], floor: int) -> NDArray[np.int64]:
+    """(num_rows + 1,): where the samples of each row above the floor begin, rows by place."""
+    firsts = np.concatenate([table.firsts for table in tables])
+    order = np.argsort(firsts)
+    counts = np.concatenate([table.runs.counts for table in tables])[order]
+    lengths = np.concatenate([table.runs.lengths for table in tables])[order]
+    return np.concatenate([[0], np.cumsum(np.repeat(counts, lengths)[floor:])])
+
+
+def _incidence(
+    tables: Sequence[RankedTable],
+    starts: NDArray[np.int64],
+    floor: int,
+    columns: Manifest,
+    counted: range,
+    workers: int,
+    progress: ProgressCallback,
+) -> _Incidence:
+    ends, row_samples = starts[:-1].copy(), np.empty(int(starts[-1]), np.uint32)
+    done = 0
+    tasks = ((table, floor, starts, ends, row_samples, columns, counted) for table in tables)
+    for _ in run_tasks(_append_table, tasks, workers=workers, here=True):
+        done += len(counted)
+        progress("rank", done, len(tables) * len(counted))
+    sample_starts = np.zeros(len(counted) + 1, np.int64)
+    sample_rows = np.empty(int((ends - starts[:-1]).sum()), np.int32)
+    kernels.list_rows(starts, ends, row_samples, sample_starts, sample_rows)
+    return _Incidence(starts, ends, row_samples, sample_starts, sample_rows)
+
+
+def _append_table(
+    table: RankedTable,
+    floor: int,
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    row_samples: NDArray[np.uint32],
+    columns: Manifest,
+    counted: range,
+) -> None:
+    """Add the look-ups of one table to the lists of its rows; no other table has those rows."""
+    places = np.empty(table.num_rows, np.int64)
+    table.write_places(places)
+    first_id = int(np.searchsorted(places, floor))
+    if first_id == table.num_rows:
+        return
+    rows = (places[first_id:] - floor).astype(np.int32)
+    del places
+    for first, offsets, ids in table.iterate_lookups(columns, counted):
+        if not kernels.append_samples(ids, offsets, first, first_id, rows, starts, ends, row_samples):
+            raise ManifestError(
+                f"{table.counts.folder} counts fewer look-ups of {table.name} than {columns.folder} has",
+                hint="hotset verify says which folder is damaged",
+            )
+
+
+def _widths(
+    tables: Sequence[RankedTable], row_bytes: Sequence[int], floor: int, num_rows: int
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Of each row above the floor the number of its width, and the widths, widest first."""
+    widths = sorted(set(row_bytes), reverse=True)
+    width_of_row = np.zeros(num_rows, np.uint8)
+    if len(widths) > 1:
+        for table, width in zip(tables, row_bytes, strict=True):
+            places = np.empty(table.num_rows, np.int64)
+            table.write_places(places)
+            width_of_row[places[places >= floor] - floor] = widths.index(width)
+    return width_of_row, np.array(widths, np.int64)
+
+
+def _budgets(tables: Sequence[RankedTable], row_bytes: Sequence[int], floor: int) -> NDArray[np.int64]:
+    """Budgets where peeling must be no worse: powers of two, some between them; less the floor's bytes."""
+    total, taken = 0, 0
+    for table, width in zip(tables, row_bytes, strict=True):
+        inside = np.clip(floor - table.firsts, 0, table.runs.lengths)
+        total += table.num_rows * width
+        taken += int(inside.sum()) * width
+    powers = np.arange(_BUDGETS_PER_DOUBLING * (total.bit_length() + 1)) / _BUDGETS_PER_DOUBLING
+    budgets = np.unique((2.0**powers).astype(np.int64)) - taken
+    return budgets[(budgets >= 0) & (budgets < total - taken)]
+
+
+def _never_worse(
+    found: _Incidence,
+    width_of_row: NDArray[np.uint8],
+    widths: NDArray[np.int64],
+    entries: NDArray[np.int32],
+    budgets: NDArray[np.int64],
+) -> tuple[NDArray[np.int32], list[int]]:
+    """The new place of each row, and the numbers of first rows that had to be those by frequency."""
+    num_rows = entries.shape[0]
+    by_place = np.arange(num_rows, dtype=np.int32)
+    reached = _prefixes(width_of_row, widths, budgets)
+    wanted = _hot_samples(found, by_place[:0], reached)
+    cuts = {0, num_rows}
+    while True:
+        order = np.empty(num_rows, np.int32)
+        for first, stop in itertools.pairwise(sorted(cuts)):
+            dropped = np.empty(stop - first, np.int32)
+            kernels.peel(
+                found.row_starts,
+                found.row_ends,
+                found.row_samples,
+                found.sample_starts,
+                found.sample_rows,
+                width_of_row,
+                widths,
+                entries,
+                first,
+                stop,
+                dropped,
+            )
+            order[first:stop] = dropped[::-1]
+        places = np.empty(num_rows, np.int32)
+        places[order] = by_place
+        hot = _hot_samples(found, places, _prefixes(width_of_row[order], widths, budgets))
+        worse = set(reached[hot < wanted].tolist())
+        if not worse:
+            return places, sorted(cuts - {0, num_rows})
+        cuts |= worse
+
+
+def _prefixes(
+    width_of_row: NDArray[np.uint8], widths: NDArray[np.int64], budgets: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """How many rows, of these widths one after the other, fit in each budget."""
+    if widths.shape[0] == 1:
+        fitting: NDArray[np.int64] = np.minimum(budgets // widths[0], width_of_row.shape[0])
+        return fitting
+    reached: NDArray[np.int64] = np.searchsorted(np.cumsum(widths[width_of_row]), budgets, side="right")
+    return reached
+
+
+def _hot_samples(
+    found: _Incidence, places: NDArray[np.int32], prefixes: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    hot_samples = np.empty(prefixes.shape[0], np.int64)
+    kernels.hot_samples_of_prefixes(found.sample_starts, found.sample_rows, places, prefixes, hot_samples)
+    return hot_samples

@@ -1,0 +1,112 @@
+"""The order of rows by counts of a sample of the log, as FAE sees it: for comparison.
+
+Ids are ranks by sampled counts, so that FAE's hot rows are a prefix of every table like any others. Ties, and
+most rows are in one, are by category, which knows nothing of the real counts: missing first, oov last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...stats.ranking.fae_calibration import add_drawn, draw_samples
+from ...stats.ranking.frequency_ranking import expand_runs, first_places, runs_of
+from ..folders.manifest import Manifest
+from ..runtime.memory import room_for
+from ..runtime.tasks import ProgressCallback, num_workers, run_tasks
+from .ranked_tables import Arrangement, RankedTable
+
+_BYTES_PER_ROW = 16
+_BYTES_PER_ROW_AT_WORK = 48
+_SCRATCH_BYTES = 24 << 20
+"""A part's look-ups, for each worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledOrder:
+    """Where each row goes."""
+
+    num_drawn: int
+    """Samples drawn."""
+    tables: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]
+    """By name: rows by frequency in the new order, and their sampled counts, falling; (num_rows,) both."""
+    firsts: dict[str, NDArray[np.int64]]
+    """By name, of each run of equal sampled counts: the place of its first row over all tables."""
+
+    def arrange(self, table: RankedTable) -> Arrangement:
+        """One table's rows in their new order, with a column ``sampled``."""
+        order, sampled = self.tables[table.name]
+        places = np.empty(table.num_rows, np.int64)
+        expand_runs(self.firsts[table.name], runs_of(sampled)[1], 1, places)
+        return Arrangement(order, places, {"sampled": sampled})
+
+
+def sampled_order(
+    tables: Sequence[RankedTable],
+    columns: Manifest,
+    counted: range,
+    *,
+    rate: float,
+    seed: int,
+    with_replacement: bool,
+    workers: int,
+    memory_bytes: int | None,
+    progress: ProgressCallback,
+) -> SampledOrder:
+    """Rank the rows of all tables by their look-ups in a sample of the log; over tables ties are by table.
+
+    Args:
+        tables: by frequency.
+        columns: what they were counted from.
+        counted: the samples of the log that were counted.
+        rate: share of them that is drawn.
+        seed: of the draw.
+        with_replacement: see `stats.calibration.draw_samples`.
+        workers: threads.
+        memory_bytes: cap on anonymous memory; None takes a quarter of the machine's, or what is needed.
+        progress: told look-ups as they are read.
+
+    Raises:
+        ConfigError: the cap cannot be kept.
+    """
+    sizes = sorted((table.num_rows for table in tables), reverse=True)[: num_workers(workers)]
+    lookups = sorted((table.lookup_bytes() for table in tables), reverse=True)[: num_workers(workers)]
+    needed = len(counted) + sum(table.num_rows for table in tables) * _BYTES_PER_ROW + sum(lookups)
+    needed += sum(sizes) * _BYTES_PER_ROW_AT_WORK + num_workers(workers) * _SCRATCH_BYTES
+    room_for("rank --rank-by sampled", memory_bytes, needed, workers=1)
+    times = np.zeros(len(counted), np.uint8)
+    num_drawn = draw_samples(len(counted), rate, seed, with_replacement, times)
+    found, done = {}, 0
+    tasks = ((table, columns, counted, times) for table in tables)
+    for table, ordered in zip(
+        tables, run_tasks(_order_table, tasks, workers=workers, here=True), strict=True
+    ):
+        found[table.name] = ordered
+        done += len(counted)
+        progress("rank", done, len(tables) * len(counted))
+    runs = [runs_of(found[table.name][1]) for table in tables]
+    firsts = first_places(runs, [1] * len(tables))
+    return SampledOrder(num_drawn, found, dict(zip(found, firsts, strict=True)))
+
+
+def _order_table(
+    table: RankedTable, columns: Manifest, counted: range, times: NDArray[np.uint8]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    sampled = np.zeros(table.num_rows, np.int64)
+    for first, offsets, ids in table.iterate_lookups(columns, counted):
+        add_drawn(ids, offsets, times[first : first + offsets.shape[0] - 1], sampled)
+    order = np.lexsort((*reversed(category_order(table)), -sampled))
+    return order, sampled[order]
+
+
+def category_order(table: RankedTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.integer]]:
+    """Sort keys of a table's rows: missing first, oov last, then by category; the first key weighs most."""
+    rows = np.zeros(table.num_rows, table.dtype)
+    table.write_categories(rows)
+    is_oov, is_not_missing = np.zeros(rows.shape[0], np.bool_), np.ones(rows.shape[0], np.bool_)
+    is_oov[table.runs.oov_id] = True
+    is_not_missing[table.runs.missing_id] = False
+    return is_oov, is_not_missing, rows

@@ -1,0 +1,1 @@
+"""Reading raw logs: Criteo's text, CSV and Parquet to typed columns."""

@@ -1,0 +1,250 @@
+"""Values of one column of a CSV block or a Parquet batch, each with its state: good, missing or bad.
+
+Text is read by kernels and typed arrays as they are, never by guessing. A list-valued column is read as
+its elements, one behind the other, and where each row's begin; a missing list has one missing element.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from .hash_text import DistinctTexts, hash_text
+from .text_fields import BAD, GOOD, MISSING, parse_hex8, parse_integers
+from .text_numbers import HARD, count_elements, parse_decimals, split_elements
+
+LIMITS = {
+    "label": (0, 1),
+    "dense": (2**31, 2**31 - 1),
+    "integer": (2**63, 2**63 - 1),
+    "unsigned": (0, 2**64 - 1),
+}
+"""How far values of a kind go below and above 0."""
+FLOATS = ("float", "float32")
+"""Kinds of dense columns whose values are float64; of the second, those that a float32 can hold, rounded."""
+_EXACT_DIGITS, _EXACT_POWER = 15, 22
+"""Decimals of so few digits, and powers of ten, are float64 without rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Text of one column: ``text[starts[i]:stops[i]]``."""
+
+    text: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ListSpans:
+    """Text of one column of lists, one field each."""
+
+    fields: Spans
+    separator: int
+    """Byte between two elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What a column holds."""
+
+    values: NDArray[Any]
+    """(num_values,) uint64, negative ones as two's complement, or float64; 0 where the state is not GOOD."""
+    states: NDArray[np.uint8]
+    """(num_values,), GOOD, MISSING or BAD."""
+    offsets: NDArray[np.int64] | None = None
+    """(num_rows + 1,), where the elements of each row begin; None where a row has one value."""
+    texts: DistinctTexts | None = None
+    """Where the values are hashes of texts, these."""
+
+    def is_row(self, state: int) -> NDArray[np.bool_]:
+        """(num_rows,): whether the value of a row, or one of its elements, is in ``state``."""
+        is_in: NDArray[np.bool_] = self.states == state
+        if self.offsets is None:
+            return is_in
+        before = np.concatenate([[0], np.cumsum(is_in)])
+        found: NDArray[np.bool_] = before[self.offsets[1:]] > before[self.offsets[:-1]]
+        return found
+
+    def rows(self, keep: NDArray[np.bool_]) -> Values:
+        """The values of the rows to be kept."""
+        if self.offsets is None:
+            return Values(self.values[keep], self.states[keep])
+        lengths = np.diff(self.offsets)
+        is_kept = np.repeat(keep, lengths)
+        offsets = np.concatenate([[0], np.cumsum(lengths[keep])]).astype(np.int64)
+        return Values(self.values[is_kept], self.states[is_kept], offsets)
+
+    def first_bad(self, row: int) -> int:
+        """The first value of a row that is BAD."""
+        first = row if self.offsets is None else int(self.offsets[row])
+        return first + int(np.argmax(self.states[first:] == BAD))
+
+
+def read_column(values: Any, kind: str) -> Values:
+    """Read Spans, ListSpans, a typed array, or an Arrow list of either, as `plain` gives them."""
+    if isinstance(values, ListSpans):
+        offsets = np.empty(values.fields.starts.shape[0] + 1, np.int64)
+        elements = elements_of(values, offsets)
+        return replace(read_column(elements, kind), offsets=offsets)
+    if not isinstance(values, Spans) and is_list(values.type):
+        return _read_lists(values, kind)
+    if kind == "text" and isinstance(values, Spans):
+        return _read_texts(values)
+    return Values(*read_values(values, kind))
+
+
+def _read_texts(spans: Spans) -> Values:
+    hashes, texts = hash_text(spans.text, spans.starts, spans.stops)
+    states = np.where(spans.starts == spans.stops, MISSING, GOOD).astype(np.uint8)
+    hashes[states == MISSING] = 0
+    return Values(hashes, states, texts=texts)
+
+
+def elements_of(lists: ListSpans, offsets: NDArray[np.int64]) -> Spans:
+    """The elements of lists in fields; writes where each field's begin to ``offsets``, (num_fields + 1,)."""
+    fields = (lists.fields.text, lists.fields.starts, lists.fields.stops, lists.separator)
+    count_elements(*fields, offsets)
+    starts, stops = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
+    split_elements(*fields, starts, stops)
+    return Spans(lists.fields.text, starts, stops)
+
+
+def elements_of_row(lists: Any, row: int) -> Any:
+    """The elements of one row of ListSpans or of an Arrow list, as Spans or a typed array."""
+    if isinstance(lists, ListSpans):
+        fields = lists.fields
+        one = Spans(fields.text, fields.starts[row : row + 1], fields.stops[row : row + 1])
+        return elements_of(ListSpans(one, lists.separator), np.empty(2, np.int64))
+    return plain(lists[row : row + 1].cast(pa.large_list(lists.type.value_type)).flatten())
+
+
+def _read_lists(array: Any, kind: str) -> Values:
+    array = array.cast(pa.large_list(array.type.value_type))
+    is_null = array.is_null().to_numpy(zero_copy_only=False)
+    lengths = np.diff(np.asarray(array.offsets)) * ~is_null
+    offsets = np.concatenate([[0], np.cumsum(np.where(is_null, 1, lengths))]).astype(np.int64)
+    found = read_column(plain(array.flatten()), kind)
+    if not is_null.any():
+        return replace(found, offsets=offsets)
+    is_there = np.ones(offsets[-1], np.bool_)
+    is_there[offsets[:-1][is_null]] = False
+    all_values = np.zeros(offsets[-1], found.values.dtype)
+    all_states = np.full(offsets[-1], MISSING, np.uint8)
+    all_values[is_there], all_states[is_there] = found.values, found.states
+    return Values(all_values, all_states, offsets, found.texts)
+
+
+def read_values(values: Any, kind: str) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    """The values of one column, negative ones as two's complement or float64, and the state of each."""
+    if kind in FLOATS:
+        found, states = _read_decimals(values) if isinstance(values, Spans) else _read_floats(values)
+        return _refuse_infinite(found, states, kind)
+    if not isinstance(values, Spans):
+        return _read_numbers(values, kind)
+    if kind == "text":
+        read = _read_texts(values)
+        return read.values, read.states
+    integers = np.zeros(values.starts.shape[0], np.uint64)
+    states = np.zeros(values.starts.shape[0], np.uint8)
+    spans = (values.text, values.starts, values.stops)
+    if kind == "hex8":
+        parse_hex8(*spans, integers, states)
+    else:
+        below, above = LIMITS[kind]
+        parse_integers(*spans, np.uint64(below), np.uint64(above), integers, states)
+    return integers, states
+
+
+def _read_decimals(spans: Spans) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+    found = np.empty(spans.starts.shape[0], np.float64)
+    states = np.empty(spans.starts.shape[0], np.uint8)
+    parse_decimals(spans.text, spans.starts, spans.stops, found, states)
+    for i in np.flatnonzero(states == HARD):
+        found[i] = float(bytes(spans.text[spans.starts[i] : spans.stops[i]]))
+        states[i] = GOOD
+    return found, states
+
+
+def _read_floats(array: Any) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+    is_valid = array.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_decimal(array.type):
+        found = _read_exact_decimals(array)
+    else:
+        found = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
+    return np.where(is_valid, found, 0), np.where(is_valid, GOOD, MISSING).astype(np.uint8)
+
+
+def _read_exact_decimals(array: Any) -> NDArray[np.float64]:
+    """Decimals to the nearest float64; Arrow's own conversion may be one off."""
+    kind = array.type
+    is_short = kind.precision <= _EXACT_DIGITS and 0 <= kind.scale <= _EXACT_POWER
+    if not (is_short and pa.types.is_decimal128(kind)):
+        return np.array([float(value) if value is not None else 0 for value in array.to_pylist()], np.float64)
+    words = np.frombuffer(array.buffers()[1], np.int64)[2 * array.offset : 2 * (array.offset + len(array))]
+    found: NDArray[np.float64] = words[::2].astype(np.float64) / 10.0**kind.scale
+    return found
+
+
+def _refuse_infinite(
+    values: NDArray[np.float64], states: NDArray[np.uint8], kind: str
+) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+    with np.errstate(over="ignore"):
+        rounded = values.astype(np.float32) if kind == "float32" else values
+    is_bad = (states == GOOD) & ~np.isfinite(rounded)
+    states[is_bad], values[is_bad] = BAD, 0
+    return values, states
+
+
+def _read_numbers(array: Any, kind: str) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+    below, above = LIMITS.get(kind, (0, 0))  # text and hex8 come here from columns of nothing but nulls
+    is_valid = array.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.uint8())
+    numbers = array.fill_null(0).to_numpy(zero_copy_only=False)
+    if numbers.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):
+            fits = (numbers == np.floor(numbers)) & (np.abs(numbers) <= 2.0**53)
+        numbers = np.where(fits, numbers, 0).astype(np.int64)
+    else:
+        fits = np.ones(numbers.shape[0], np.bool_)
+    if numbers.dtype.kind == "u":
+        fits &= numbers <= np.uint64(above)
+    else:
+        fits &= (numbers >= -below) & (numbers <= min(above, 2**63 - 1))
+    states = np.where(is_valid, np.where(fits, GOOD, BAD), MISSING).astype(np.uint8)
+    wide = numbers.astype(np.int64).view(np.uint64) if numbers.dtype.kind == "i" else numbers
+    return np.where(states == GOOD, wide, 0).astype(np.uint64), states
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a Parquet column of this Arrow type holds lists."""
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in tests)
+
+
+def is_text(kind: Any) -> bool:
+    """Whether `plain` gives Spans of a Parquet column of this Arrow type."""
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(test(kind) for test in (*tests, pa.types.is_binary, pa.types.is_large_binary))
+
+
+def plain(array: Any) -> Any:
+    """A Parquet column as Spans, or as a typed array without a dictionary; a list stays what it is."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_null(array.type):
+        return array.cast(pa.int64())
+    if not is_text(array.type):
+        return array
+    if not pa.types.is_large_binary(array.type):
+        array = array.cast(pa.large_string() if pa.types.is_string_view(array.type) else pa.large_binary())
+    _, offsets, text = array.buffers()
+    spans = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+    stops = np.where(array.is_valid().to_numpy(zero_copy_only=False), spans[1:], spans[:-1])
+    bytes_of_text = np.frombuffer(text, np.uint8) if text is not None else np.zeros(0, np.uint8)
+    return Spans(bytes_of_text, spans[:-1].copy(), stops)

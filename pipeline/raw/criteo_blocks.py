@@ -1,0 +1,112 @@
+"""One block of Criteo text to Arrow columns, and in words what is wrong with a bad line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ..runtime.thread_buffers import scratch
+from ..schema.schema import Schema
+from .criteo_faults import MAX_FIELD_BYTES, REASONS, classify_line
+from .criteo_kernel import count_newlines, parse_lines
+from .raw_blocks import Block
+
+_LISTED_BAD_LINES = 1024
+_SHOWN_BYTES = 40
+_WANTED = {
+    "bad_label": "0 or 1",
+    "bad_integer": "a decimal integer or nothing",
+    "integer_range": "an integer from -2147483648 to 2147483647",
+    "bad_category": "8 hex digits or nothing",
+    "nul_byte": "text without NUL bytes",
+    "long_field": f"at most {MAX_FIELD_BYTES} bytes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A line that is not as it should be."""
+
+    reason: str
+    line_in_block: int
+    """From 0."""
+    text: str
+    """Which column, what was found and what was wanted, to follow "line 7"."""
+    is_label_off: bool = False
+    """The line has one field too few or too many, as one read with the wrong idea of its label would."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedBlock:
+    """The columns of a block's good lines, valid until the thread parses its next block."""
+
+    columns: dict[str, Any]
+    num_samples: int
+    bad_lines: NDArray[np.int64]
+    """(num_bad, 2), first byte and newline of each bad line in the block."""
+
+
+def parse_block(block: Block, schema: Schema, *, has_label: bool) -> ParsedBlock:
+    """Parse the lines of ``block``; exact, every bound checked."""
+    num_lines = count_newlines(block.lines)
+    num_columns = len(schema.dense) + len(schema.sparse)
+    label = scratch("label", (num_lines if has_label else 0,), np.uint8)
+    dense = scratch("dense", (len(schema.dense), num_lines), np.int32)
+    categories = scratch("categories", (len(schema.sparse), num_lines), np.uint32)
+    is_valid = scratch("is_valid", (num_columns, -(-num_lines // 8)), np.uint8)
+    capacity = _LISTED_BAD_LINES
+    while True:
+        is_valid[:] = 0
+        bad_lines = np.empty((capacity, 2), np.int64)
+        arrays = (label, dense, categories, is_valid)
+        num_samples, num_bad = parse_lines(block.text, block.num_bytes, *arrays, bad_lines)
+        if num_bad <= capacity:
+            break
+        capacity = num_bad
+    columns = {"label": _array(pa.uint8(), label, None, num_samples)} if has_label else {}
+    kinds = [pa.int32()] * len(schema.dense) + [pa.uint32()] * len(schema.sparse)
+    rows = zip((*schema.dense, *schema.sparse), kinds, (*dense, *categories), is_valid, strict=True)
+    columns |= {name: _array(kind, values, bits, num_samples) for name, kind, values, bits in rows}
+    return ParsedBlock(columns, int(num_samples), bad_lines[:num_bad])
+
+
+def _array(kind: Any, values: NDArray[Any], is_valid: NDArray[np.uint8] | None, length: int) -> Any:
+    bits = None if is_valid is None else pa.py_buffer(is_valid[: -(-length // 8)])
+    array = pa.Array.from_buffers(kind, length, [bits, pa.py_buffer(values[:length])])
+    return array if array.null_count else pa.Array.from_buffers(kind, length, [None, array.buffers()[1]])
+
+
+def count_reasons(
+    block: Block, bad_lines: NDArray[np.int64], schema: Schema, *, has_label: bool
+) -> dict[str, int]:
+    """How many of ``bad_lines`` are bad for which reason."""
+    counted: Counter[str] = Counter()
+    for start, stop in bad_lines:
+        code, *_ = classify_line(block.text[start:stop], len(schema.dense), len(schema.sparse), has_label)
+        counted[REASONS[code]] += 1
+    return dict(sorted(counted.items()))
+
+
+def describe_fault(block: Block, span: NDArray[np.int64], schema: Schema, *, has_label: bool) -> Fault:
+    """What is wrong with the line ``block.text[span[0]:span[1]]``, in words."""
+    line = block.text[span[0] : span[1]]
+    code, column, start, stop = classify_line(line, len(schema.dense), len(schema.sparse), has_label)
+    reason, line_in_block = REASONS[code], count_newlines(block.text[: span[0]])
+    names = schema.columns(has_label=has_label)
+    if reason == "field_count":
+        fields = "1 field" if column == 1 else f"{column} fields"
+        text = f": found {fields}, want {len(names)} between tabs"
+        return Fault(reason, line_in_block, text, column == len(names) + (-1 if has_label else 1))
+    found = bytes(line[start:stop])
+    shown = repr(found[:_SHOWN_BYTES])[1:]
+    if len(found) > _SHOWN_BYTES:
+        shown += f"... ({len(found)} bytes)"
+    name = names[column] if column < len(names) else "beyond the last"
+    return Fault(
+        reason, line_in_block, f", column {column + 1} ({name}): found {shown}, want {_WANTED[reason]}"
+    )

@@ -1,0 +1,1 @@
+"""How work is run: tasks, worker processes, memory."""

@@ -1,0 +1,1 @@
+"""Step plans of whole epochs: what the stage `schedule` is made of."""

@@ -1,0 +1,1 @@
+"""Schemas: what a log's columns are, and the files that say so."""

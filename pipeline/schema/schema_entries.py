@@ -1,0 +1,141 @@
+"""What a schema file says of each column under ``dense`` and ``[sparse]``: a word, or a table of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError
+from .schema import DENSE_KINDS, KINDS, TRANSFORMS
+from .schema_names import check_name, nearest, refuse_twice, shown
+
+_MAX_EMBEDDING_DIM = 1 << 16
+DEFAULT_LIST_SEPARATOR = "|"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One feature as a schema file describes it."""
+
+    column: str
+    name: str
+    """Of the feature."""
+    kind: str
+    is_list: bool = False
+    separator: str = DEFAULT_LIST_SEPARATOR
+    """Between the elements of a list in a CSV field."""
+    transform: str = "log1p"
+    min_count: int | None = None
+    embedding_dim: int | None = None
+
+
+def read_sparse(keys: Mapping[str, Any]) -> list[Entry]:
+    """The entries under ``[sparse]``; raises ConfigError on the first mistake."""
+    sparse = keys.get("sparse", {})
+    if not isinstance(sparse, dict):
+        raise ConfigError(f'sparse must be a table of column = "kind", got {shown(sparse)}')
+    if not sparse:
+        raise ConfigError("sparse names no column", hint='under [sparse], write a line: column = "text"')
+    return [_entry(column, value, KINDS, _SPARSE_KEYS, keys["format"]) for column, value in sparse.items()]
+
+
+def read_dense(keys: Mapping[str, Any]) -> list[Entry]:
+    """The entries of ``dense``, a list of columns or a table; raises ConfigError on the first mistake."""
+    dense = keys.get("dense", [])
+    if isinstance(dense, dict):
+        return [
+            _entry(column, value, DENSE_KINDS, _DENSE_KEYS, keys["format"]) for column, value in dense.items()
+        ]
+    if not isinstance(dense, list) or not all(isinstance(name, str) for name in dense):
+        raise ConfigError(
+            f"dense must be a list of column names, or a table of column = kind, got {shown(dense)}"
+        )
+    refuse_twice(dense)
+    return [_entry(column, "integer", DENSE_KINDS, _DENSE_KEYS, keys["format"]) for column in dense]
+
+
+def _entry(
+    column: str, value: Any, kinds: Sequence[str], checks: Mapping[str, Callable[[Any], str]], format: str
+) -> Entry:
+    found = value if isinstance(value, dict) else {"kind": value}
+    for key in found:
+        if key not in checks:
+            raise ConfigError(f"column {column!r} has an unknown key {key!r}", hint=nearest(key, checks))
+    kind = found.get("kind")
+    if kind not in kinds:
+        hint = _hint_for(kind, kinds)
+        raise ConfigError(
+            f"column {column!r} must be one of {', '.join(kinds)}, got {shown(kind)}", hint=hint
+        )
+    for key, check in checks.items():
+        wanted = check(found[key]) if key in found else ""
+        if wanted:
+            raise ConfigError(f"column {column!r}: {key} must be {wanted}, got {shown(found[key])}")
+    is_list = bool(found.get("list", False))
+    if "separator" in found and not (is_list and format == "csv"):
+        raise ConfigError(f"column {column!r}: separator is for a list in a csv log")
+    name = found.get("name", column)
+    check_name(name)
+    return Entry(
+        column,
+        name,
+        str(kind),
+        is_list,
+        found.get("separator", DEFAULT_LIST_SEPARATOR),
+        found.get("transform", "log1p"),
+        found.get("min_count"),
+        found.get("embedding_dim"),
+    )
+
+
+def _hint_for(kind: Any, kinds: Sequence[str]) -> str | None:
+    if isinstance(kind, list) or (isinstance(kind, str) and kind.startswith("list")):
+        return 'a list-valued column is written column = { kind = "text", list = true }'
+    return nearest(kind, kinds) if isinstance(kind, str) else None
+
+
+def is_separator(value: Any) -> bool:
+    """Whether this can stand between two fields, or two elements of a list."""
+    is_byte = isinstance(value, str) and len(value) == 1 and value.isascii()
+    return is_byte and value not in '"\r\n\0'
+
+
+def _want_name(value: Any) -> str:
+    return "" if isinstance(value, str) else "a name"
+
+
+def _want_flag(value: Any) -> str:
+    return "" if isinstance(value, bool) else "true or false"
+
+
+def _want_count(value: Any) -> str:
+    return "" if type(value) is int and 1 <= value < 2**63 else "a whole number, 1 or more"
+
+
+def _want_dim(value: Any) -> str:
+    is_dim = type(value) is int and 1 <= value <= _MAX_EMBEDDING_DIM
+    return "" if is_dim else f"a whole number from 1 to {_MAX_EMBEDDING_DIM}"
+
+
+def _want_transform(value: Any) -> str:
+    return "" if value in TRANSFORMS else " or ".join(TRANSFORMS)
+
+
+def _want_separator(value: Any) -> str:
+    return "" if is_separator(value) else "one ASCII character"
+
+
+def _want_anything(value: Any) -> str:
+    return ""
+
+
+_DENSE_KEYS = {"kind": _want_anything, "transform": _want_transform, "name": _want_name}
+_SPARSE_KEYS = {
+    "kind": _want_anything,
+    "list": _want_flag,
+    "separator": _want_separator,
+    "min_count": _want_count,
+    "embedding_dim": _want_dim,
+    "name": _want_name,
+}

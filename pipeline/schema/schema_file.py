@@ -1,0 +1,223 @@
+"""Schemas as TOML: read with every mistake named, written in one canonical form, fingerprinted by content.
+
+A setting is what stands in a config: the name of a built-in schema, or the text of a schema file. Texts
+that say the same have one fingerprint, wherever the file lies and whatever its comments are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from ..errors import ConfigError
+from .schema import SCHEMAS, Schema, schema_named
+from .schema_entries import Entry, is_separator, read_dense, read_sparse
+from .schema_names import find_columns, nearest, refuse_twice, shown
+
+_KEYS = ("format", "separator", "header", "fields", "label", "dense", "sparse")
+_CSV_ONLY = ("separator", "header", "fields")
+_FINGERPRINT = re.compile(r"toml:[0-9a-f]{32}")
+_LATER_KEYS = ("lists", "floats", "untransformed", "renamed", "min_counts", "embedding_dims")
+"""Left out of a fingerprint where they say nothing, so that schemas keep the one they always had."""
+
+
+def setting_of(word: str) -> str:
+    """What a user named, a built-in schema or a .toml file, as a setting.
+
+    Raises:
+        ConfigError: there is no such schema, or the file cannot be read or is no schema.
+    """
+    if word in SCHEMAS or not word.endswith(".toml"):
+        schema_named(word)
+        return word
+    try:
+        text = Path(word).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"schema {word} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"schema {word} is not UTF-8 text") from error
+    return write_schema(read_schema(text, word))
+
+
+def schema_of(setting: str) -> Schema:
+    """The schema a setting stands for; raises ConfigError where it is none."""
+    return read_schema(setting) if "\n" in setting else schema_named(setting)
+
+
+def identity_of(setting: str) -> str:
+    """How a manifest names a setting: a built-in schema by name, any other by the hash of what it says.
+
+    What it says of ``min_count`` and ``embedding_dim`` is left out: no column depends on it.
+    """
+    if "\n" not in setting:
+        return setting
+    says = asdict(schema_of(setting).without_settings)
+    for key in _LATER_KEYS:
+        if not says[key]:
+            del says[key]
+    text = json.dumps(says, sort_keys=True, separators=(",", ":"))
+    return f"toml:{xxhash.xxh3_128_hexdigest(text.encode())}"
+
+
+def is_fingerprint(setting: str) -> bool:
+    """Whether this is what `identity_of` gives for a schema that is not built in."""
+    return _FINGERPRINT.fullmatch(setting) is not None
+
+
+def read_schema(text: str, source: str = "the schema") -> Schema:
+    """Parse a TOML schema.
+
+    Args:
+        text: keys as `write_schema` writes them.
+        source: what to call it in messages.
+
+    Raises:
+        ConfigError: the first thing wrong, in one line.
+    """
+    try:
+        keys = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{source} is no TOML: {' '.join(str(error).split())}") from error
+    try:
+        return _schema(keys)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}", hint=error.hint) from None
+
+
+def _schema(keys: dict[str, Any]) -> Schema:
+    for key in keys:
+        if key not in _KEYS:
+            raise ConfigError(f"unknown key {key!r}", hint=nearest(key, _KEYS))
+    if keys.get("format") not in ("csv", "parquet"):
+        raise ConfigError(f"format must be csv or parquet, got {shown(keys.get('format'))}")
+    if keys["format"] == "parquet":
+        for key in _CSV_ONLY:
+            if key in keys:
+                raise ConfigError(f"{key} is for csv, and the format is parquet")
+    label = keys.get("label")
+    if label is not None and not isinstance(label, str):
+        raise ConfigError(f"label must be the name of a column, got {shown(label)}")
+    schema = _with_features(keys, label, read_dense(keys), read_sparse(keys))
+    if schema.fields:
+        find_columns(schema.columns(has_label=True), schema.fields, "fields")
+    return schema
+
+
+def _with_features(
+    keys: dict[str, Any], label: str | None, dense: list[Entry], sparse: list[Entry]
+) -> Schema:
+    refuse_twice([*([label] if label is not None else []), *(entry.column for entry in dense + sparse)])
+    refuse_twice([entry.name for entry in dense + sparse], "feature")
+    is_csv = keys["format"] == "csv"
+    min_counts = [(entry.name, entry.min_count) for entry in sparse if entry.min_count is not None]
+    dims = [(entry.name, entry.embedding_dim) for entry in sparse if entry.embedding_dim is not None]
+    return Schema(
+        dense=tuple(entry.name for entry in dense),
+        sparse=tuple(entry.name for entry in sparse),
+        kinds=tuple(entry.kind for entry in sparse),
+        label=label,
+        format=keys["format"],
+        separator=_separator(keys.get("separator", ",")),
+        fields=_fields(keys),
+        lists=tuple((entry.name, entry.separator if is_csv else "") for entry in sparse if entry.is_list),
+        floats=tuple(entry.name for entry in dense if entry.kind == "float"),
+        untransformed=tuple(entry.name for entry in dense if entry.transform == "none"),
+        renamed=tuple((entry.name, entry.column) for entry in dense + sparse if entry.name != entry.column),
+        min_counts=tuple(sorted(min_counts)),
+        embedding_dims=tuple(sorted(dims)),
+    )
+
+
+def _fields(keys: dict[str, Any]) -> tuple[str, ...]:
+    has_header, fields = keys.get("header", True), keys.get("fields", [])
+    if not isinstance(has_header, bool):
+        raise ConfigError(f"header must be true or false, got {shown(has_header)}")
+    if not isinstance(fields, list) or not all(isinstance(name, str) and name for name in fields):
+        raise ConfigError(f"fields must be a list of column names, got {shown(fields)}")
+    if has_header and fields:
+        raise ConfigError("fields is for a log with header = false")
+    if not has_header and not fields:
+        raise ConfigError("a log with header = false needs fields, the names of all its columns in order")
+    refuse_twice(fields)
+    return tuple(fields)
+
+
+def _separator(separator: Any) -> str:
+    if not is_separator(separator):
+        raise ConfigError(f"separator must be one ASCII character, got {shown(separator)}")
+    return str(separator)
+
+
+def write_schema(schema: Schema, notes: dict[str, str] | None = None) -> str:
+    """A schema as TOML that `read_schema` gives back; ``notes`` become comments behind the columns."""
+    notes = notes or {}
+    lines = [f"format = {_quoted(schema.format)}"]
+    if schema.format == "csv":
+        lines += [f"separator = {_quoted(schema.separator)}", f"header = {str(not schema.fields).lower()}"]
+    if schema.fields:
+        lines.append(_list("fields", schema.fields))
+    if schema.label is not None:
+        lines.append(f"label = {_quoted(schema.label)}")
+    columns = dict(schema.renamed)
+    if not (schema.floats or schema.untransformed or any(name in columns for name in schema.dense)):
+        lines += [_list("dense", schema.dense), ""]
+    else:
+        lines += ["", "[dense]", *_entries(schema, schema.dense, _says_of_dense(schema), notes), ""]
+    lines += ["[sparse]", *_entries(schema, schema.sparse, _says_of_sparse(schema), notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _says_of_dense(schema: Schema) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"kind": "float" if name in schema.floats else "integer"}
+        | ({"transform": "none"} if name in schema.untransformed else {})
+        for name in schema.dense
+    }
+
+
+def _says_of_sparse(schema: Schema) -> dict[str, dict[str, Any]]:
+    lists, min_counts, dims = dict(schema.lists), dict(schema.min_counts), dict(schema.embedding_dims)
+    says: dict[str, dict[str, Any]] = {name: {"kind": kind} for name, kind in schema.kind_of.items()}
+    for name, keys in says.items():
+        keys |= {"list": True} if name in lists else {}
+        keys |= {"separator": lists[name]} if lists.get(name) else {}
+        keys |= {"min_count": min_counts[name]} if name in min_counts else {}
+        keys |= {"embedding_dim": dims[name]} if name in dims else {}
+    return says
+
+
+def _entries(
+    schema: Schema, names: Iterable[str], says: dict[str, dict[str, Any]], notes: dict[str, str]
+) -> Iterator[str]:
+    """A line for each feature: a word where its kind says all, else a table."""
+    columns = dict(schema.renamed)
+    for name in names:
+        keys = says[name] | ({"name": name} if name in columns else {})
+        pairs = ", ".join(f"{key} = {_value(value)}" for key, value in keys.items())
+        value = _quoted(keys["kind"]) if len(keys) == 1 else f"{{ {pairs} }}"
+        note = f"  # {notes[name]}" if name in notes else ""
+        yield f"{_key(columns.get(name, name))} = {value}{note}"
+
+
+def _value(value: str | int) -> str:
+    return _quoted(value) if isinstance(value, str) else str(value).lower()
+
+
+def _list(key: str, names: Iterable[str]) -> str:
+    return f"{key} = [{', '.join(map(_quoted, names))}]"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    """A TOML basic string; JSON's escapes are TOML's too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,180 @@
+"""``map-ids``: two vocabularies -> id_map/, so that a model of the old ids goes on with the new ones.
+
+Ids are ranks: a day more changes them. A row whose category is in both vocabularies is copied from its old
+place to its new one, and only rows of new categories begin anew. The new vocabulary is looked up by the old
+categories in hash tables, in pieces where a table is larger than the memory a worker may hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ...stats.counting.hash_table import (
+    MAX_LOAD,
+    find_ids,
+    find_short_ids,
+    insert_ids,
+    insert_short_ids,
+    new_short_table,
+    new_table,
+)
+from ..errors import ManifestError
+from ..folders.manifest import FileEntry, Manifest
+from ..folders.output import Output
+from ..formats.arrow_files import NO_NULLS, read_batch, values_of, write_batch
+from ..runtime.memory import array_in, room_for
+from ..runtime.tasks import ProgressCallback, num_workers, run_tasks, silent
+from ..sizes import MIB
+
+VERSION = 1
+ID_MAP = "id_map"
+_LEAST_ROOM = 8 * MIB
+_CHUNK = 1 << 18
+"""Rows that are looked up, or added up, at a time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MapIdsConfig:
+    """There is nothing to vary."""
+
+
+def map_ids(
+    old: Manifest,
+    new: Manifest,
+    out: Path,
+    *,
+    workers: int = 0,
+    memory_bytes: int | None = None,
+    progress: ProgressCallback = silent,
+) -> Manifest:
+    """Two vocabularies -> id_map: for each row of the old one its id in the new one.
+
+    Reads:   ``{feature}.arrow`` of both: category, count
+    Writes:  ``{feature}.arrow``: new_id int32 for each old id; -1 where the category has no row of its own
+             any more. No new id occurs twice: oov becomes oov and missing missing, or -1 where missing
+             values share the new oov row.
+
+    Raises:
+        ManifestError: the vocabularies have other features, or features of other kinds.
+    """
+    tables = _pairs(old, new)
+    inputs = [{"name": name, "fingerprint": m.fingerprint} for name, m in (("old", old), ("vocabulary", new))]
+    output = Output.begin("map-ids", VERSION, MapIdsConfig(), inputs, out)
+    if isinstance(output, Manifest):
+        return output
+    room = room_for("map-ids", memory_bytes, needed_bytes(workers), workers=workers) // num_workers(workers)
+    tasks = ((before, after, old, new, output, room) for before, after in tables)
+    for done, _ in enumerate(run_tasks(_map_table, tasks, workers=workers), 1):
+        progress("map-ids", done, len(tables))
+    totals = [
+        {"name": after["name"], "num_old_rows": before["num_rows"], "num_new_rows": after["num_rows"]}
+        | output.finished[f"{after['name']}.arrow"].facts
+        for before, after in tables
+    ]
+    sums = {key: sum(table[key] for table in totals) for key in list(totals[0])[1:]} if totals else {}
+    return output.seal({"tables": totals} | sums)
+
+
+def needed_bytes(workers: int) -> int:
+    """The least that `map_ids` can do with."""
+    return num_workers(workers) * _LEAST_ROOM
+
+
+def _pairs(old: Manifest, new: Manifest) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The tables of both, which have the same names and kinds of categories."""
+    names = [[table["name"] for table in vocabulary.totals["tables"]] for vocabulary in (old, new)]
+    hint = "both folders must come from the same schema"
+    if names[0] != names[1]:
+        found, wanted = (", ".join(own) for own in names)
+        raise ManifestError(f"{old.folder} has the features {found}; {new.folder} has {wanted}", hint=hint)
+    pairs = list(zip(old.totals["tables"], new.totals["tables"], strict=True))
+    for before, _ in pairs:
+        path = f"{before['name']}.arrow"
+        kinds = [read_batch(m, _entry(m, path)).schema.field("category").type for m in (old, new)]
+        if kinds[0] != kinds[1]:
+            raise ManifestError(
+                f"categories of {before['name']} are {kinds[0]} in {old.folder}, {kinds[1]} in {new.folder}",
+                hint=hint,
+            )
+    return pairs
+
+
+def _entry(manifest: Manifest, path: str) -> FileEntry:
+    return next(entry for entry in manifest.files if entry.path == path)
+
+
+def _map_table(
+    before: dict[str, Any], after: dict[str, Any], old: Manifest, new: Manifest, output: Output, room: int
+) -> None:
+    path = f"{before['name']}.arrow"
+    if output.has(path):
+        return
+    old_batch, new_batch = (read_batch(manifest, _entry(manifest, path)) for manifest in (old, new))
+    dtype = old_batch.column("category").type.to_pandas_dtype()
+    categories = values_of(old_batch.column("category"), dtype)
+    new_ids = array_in(room // 4, output, (before["num_rows"],), np.int32)
+    new_ids[:] = -1
+    for table in _hash_tables(values_of(new_batch.column("category"), dtype), after, room // 2):
+        find = find_short_ids if table.ndim == 1 else find_ids
+        for start in range(0, categories.shape[0], _CHUNK):
+            found = np.empty(min(_CHUNK, categories.shape[0] - start), np.int32)
+            find(categories[start : start + _CHUNK], NO_NULLS, table, -1, -1, found)
+            part = new_ids[start : start + _CHUNK]
+            np.maximum(part, found, out=part)
+        del table
+    _map_special(before, after, new_ids)
+    new_counts = values_of(new_batch.column("count"), np.int64)
+    kept = [new_ids[start : start + _CHUNK] for start in range(0, new_ids.shape[0], _CHUNK)]
+    facts = {
+        "num_kept": sum(int(np.count_nonzero(part >= 0)) for part in kept),
+        "kept_lookups": sum(int(new_counts[part[part >= 0]].sum()) for part in kept),
+        "new_lookups": int(new_counts.sum()),
+    }
+    with output.writing(path, before["num_rows"], **facts) as aside:
+        write_batch(aside, {"new_id": pa.array(new_ids)})
+
+
+def _hash_tables(categories: NDArray[Any], facts: dict[str, Any], room: int) -> Iterator[NDArray[np.uint64]]:
+    """Hash tables from categories to ids, each of as many rows as fit in ``room`` bytes."""
+    is_short = categories.dtype.itemsize == 4
+    largest = 1 << (max(room // (8 if is_short else 16), 16).bit_length() - 1)
+    num_rows = int(largest * MAX_LOAD)
+    insert = insert_short_ids if is_short else insert_ids
+    for first in range(0, categories.shape[0], num_rows):
+        piece = categories[first : first + num_rows]
+        table = (new_short_table if is_short else new_table)(piece.shape[0])
+        insert(piece, first, facts["missing_id"], facts["oov_id"], table)
+        yield table
+
+
+def _map_special(before: dict[str, Any], after: dict[str, Any], new_ids: NDArray[np.int32]) -> None:
+    """Settle the rows of missing and oov, whose categories are null and hold anything."""
+    if before["missing_id"] != before["oov_id"]:
+        has_own = after["missing_id"] != after["oov_id"]
+        new_ids[before["missing_id"]] = after["missing_id"] if has_own else -1
+    new_ids[before["oov_id"]] = after["oov_id"]
+
+
+def check_id_map(entry: FileEntry, id_map: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
+    """Faults of one table of an id map."""
+    facts = next(table for table in id_map.totals["tables"] if f"{table['name']}.arrow" == entry.path)
+    new_ids = values_of(read_batch(id_map, entry).column("new_id"), np.int32)
+    kept = new_ids[new_ids >= 0]
+    if new_ids.shape[0] != facts["num_old_rows"] or kept.shape[0] != facts["num_kept"]:
+        wanted = f"{facts['num_kept']} of {facts['num_old_rows']}"
+        yield f"it keeps {kept.shape[0]} of {new_ids.shape[0]} rows, want {wanted}"
+    if new_ids.shape[0] and not -1 <= int(new_ids.min()) <= int(new_ids.max()) < facts["num_new_rows"]:
+        yield f"an id is outside the new table's {facts['num_new_rows']} rows"
+    elif np.unique(kept).shape[0] != kept.shape[0]:
+        yield "two old rows have the same new id"
+    if "vocabulary" in manifests:
+        tables = {table["name"]: table for table in manifests["vocabulary"].totals["tables"]}
+        if tables.get(facts["name"], {}).get("num_rows") != facts["num_new_rows"]:
+            yield "vocabulary has another number of rows"

@@ -1,0 +1,1 @@
+"""Checks of every manifest, checksum and invariant of a folder."""

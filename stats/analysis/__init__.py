@@ -1,0 +1,1 @@
+"""Kernels of what is shown: coverage, drift, stack distances, metrics."""

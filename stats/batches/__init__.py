@@ -1,0 +1,1 @@
+"""Kernels on samples and batches: shuffles, bags, distinct rows, slots."""

@@ -1,0 +1,1 @@
+"""Exact counts of categories: hash tables and merging."""

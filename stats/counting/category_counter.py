@@ -1,0 +1,101 @@
+"""Exact counts of categories, in memory proportional to the distinct ones and not to the log.
+
+Where even those are too many, a counter is emptied into a run, ascending, as often as need be, and the
+runs are merged: see `merging`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .hash_table import MAX_LOAD, add_counts, compact_entries, copy_entries
+from .packed_counts import add_short_counts, compact_short_entries, copy_short_entries, widened
+
+_HALF, _LOW_HALF = np.uint64(32), np.uint64(2**32 - 1)
+SMALLEST_ENTRIES = 1 << 12
+_LARGE_ENTRIES = 1 << 18
+BYTES_PER_TABLE_BYTE = 2.25
+"""What a table and its run or its next size take at the most, in bytes of the table."""
+
+
+class CategoryCounter:
+    """Counts the look-ups of one table's categories, chunk by chunk; exact.
+
+    In short entries, until a category or a count needs more than 32 bits.
+    """
+
+    def __init__(self) -> None:
+        self.num_missing = 0
+        """Look-ups without a category so far."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._table = np.zeros(SMALLEST_ENTRIES, np.uint64)
+        self._num_used = 0
+
+    @property
+    def _is_short(self) -> bool:
+        return self._table.ndim == 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the table."""
+        return self._table.nbytes
+
+    def add(
+        self,
+        categories: NDArray[np.uint32],
+        is_valid: NDArray[np.uint8],
+        make_room: Callable[[], None] | None = None,
+    ) -> None:
+        """Count a chunk.
+
+        Args:
+            categories: (num_lookups,), uint32 or uint64.
+            is_valid: Arrow validity bitmap, or length 0 where none is missing.
+            make_room: called when the table is full, to `grow` it or to `take` what it holds; None grows.
+        """
+        done = 0
+        while True:
+            if self._is_short and categories.dtype != np.uint32:
+                self._table = widened(self._table)
+            max_used = int(self._table.shape[0] * MAX_LOAD)
+            add_to = add_short_counts if self._is_short else add_counts
+            done, self._num_used, num_missing = add_to(
+                categories, is_valid, done, self._table, self._num_used, max_used
+            )
+            self.num_missing += num_missing
+            if done == categories.shape[0]:
+                return
+            if self._num_used < max_used:  # a count is full
+                self._table = widened(self._table)
+            else:
+                (make_room or self.grow)()
+
+    def grow(self) -> None:
+        """Move to a table four times as large, or twice where it is large already."""
+        factor = 4 if self._table.shape[0] < _LARGE_ENTRIES else 2
+        grown = np.zeros((factor * self._table.shape[0], *self._table.shape[1:]), np.uint64)
+        (copy_short_entries if self._is_short else copy_entries)(self._table, grown)
+        self._table = grown
+
+    def take(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Distinct categories, ascending, and how often each was looked up; the table begins anew.
+
+        Missing look-ups are left out, and go on being counted.
+        """
+        if self._is_short:
+            words = self._table[: compact_short_entries(self._table)]
+            words.sort()
+            categories = words >> _HALF
+            words &= _LOW_HALF
+            counts = words.view(np.int64)
+        else:
+            taken = self._table[: compact_entries(self._table)]
+            order = np.argsort(taken[:, 0])
+            categories, counts = taken[order, 0], taken[order, 1].view(np.int64)
+        self._begin()
+        return categories, counts

@@ -1,0 +1,1 @@
+"""Expected traffic and step times from access rates alone."""

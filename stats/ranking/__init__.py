@@ -1,0 +1,1 @@
+"""Orders of rows, and the hot rows under a budget."""

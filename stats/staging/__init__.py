@@ -1,0 +1,1 @@
+"""Planners of staging slots: next uses, policies, step plans."""

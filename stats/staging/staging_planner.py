@@ -1,0 +1,222 @@
+"""Planners of one staging area: batches in, step plans out, for every policy by the same rule.
+
+The rule of transfers: item t waits for compute(t - P - 1), P being the prefetch depth, and evicts among the
+rows unused in steps t - P to t. Where too few may leave, it waits for a later step, t - 1 at most; such steps
+are marked as shortened. So no plan reads a row before its last update is home, and at P = 0 `lookahead` is
+Belady's algorithm. Policies: see `staging`; `cache` policies after Fang et al., arXiv 2208.05321, as
+released, with state of rows, dirty rows and transfers handled here.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .staging_kernel import DATASET, LFU, LOOKAHEAD, LRU, STATIC, end_epoch, new_staging, with_buckets
+from .staging_kernel import plan_steps as plan_steps_kernel
+from .staging_state import Emitted, Rule, Steps, Warm
+from .step_plans import NEVER, Residents, RowStream, StepPlans, TooFewSlotsError
+
+CachePolicy = Literal["static", "lru", "lfu", "dataset"]
+CACHE_POLICIES: dict[CachePolicy, int] = {"static": STATIC, "lru": LRU, "lfu": LFU, "dataset": DATASET}
+DEFAULT_WARMUP_RATIO = 0.7
+_LAST_RANK = np.iinfo(np.int32).max
+_NOTHING, _NO_RANKS = np.empty(0, np.int64), np.empty(0, np.int32)
+
+
+class StagingPlanner:
+    """Plans the steps of an epoch after the other, for rows of one width; made by the functions below.
+
+    `plan` may hold batches back until those after them are known; `finish` plans the rest and ends the epoch.
+    All that a planner remembers from epoch to epoch is which rows were used before.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        num_rows: int,
+        num_slots: int,
+        warm: Warm | None = None,
+        rank_of_row: NDArray[np.int32] = _NO_RANKS,
+    ) -> None:
+        if num_slots < 1:
+            raise ValueError(f"num_slots must be 1 or more, got {num_slots}")
+        if rule.prefetch < 0:
+            raise ValueError(f"the prefetch depth must be 0 or more, got {rule.prefetch}")
+        self.num_slots = num_slots
+        self._rule, self._warm = rule, warm or Warm(_NOTHING, _NOTHING)
+        self._state = new_staging(num_rows, num_slots, rank_of_row, limited=rule.window >= 0)
+        self._held = Steps(np.zeros(1, np.int64), _NOTHING, _NOTHING, _NOTHING)
+        self._next_step = 0
+
+    @property
+    def num_held_back(self) -> int:
+        """Batches given whose steps are not planned yet."""
+        return int(self._held.offsets.size) - 1
+
+    def plan(self, batches: RowStream) -> StepPlans:
+        """The step plans that can be made now that ``batches`` follow those given before.
+
+        Raises:
+            TooFewSlotsError: a batch has more rows than there are slots, and is not to be split.
+        """
+        self._held = self._joined(batches)
+        return self._emit(is_last=False)
+
+    def finish(self) -> tuple[StepPlans, Residents]:
+        """The step plans of the batches held back, and what goes home after them; the next step is 0
+        again."""
+        plans = self._emit(is_last=True)
+        rows, slots = np.empty(self.num_slots, np.int64), np.empty(self.num_slots, np.int32)
+        count = end_epoch(self._state, rows, slots)
+        self._next_step = 0
+        return plans, Residents(rows[:count].copy(), slots[:count].copy())
+
+    def _joined(self, batches: RowStream) -> Steps:
+        held, rule = self._held, self._rule
+        if batches.next_uses is None and rule.policy == LOOKAHEAD and rule.window < 0:
+            raise ValueError("this planner wants the next use of every row with the batches")
+        lookups = np.ones(batches.rows.size, np.int64) if batches.lookups is None else batches.lookups
+        known = rule.window < 0 and batches.next_uses is not None
+        next_uses = batches.next_uses if known else np.full(batches.rows.size, NEVER, np.int64)
+        assert next_uses is not None
+        return Steps(
+            np.concatenate([held.offsets, batches.offsets[1:] + held.offsets[-1]]),
+            np.concatenate([held.rows, batches.rows]),
+            np.concatenate([held.lookups, lookups]),
+            np.concatenate([held.next_uses, next_uses]),
+        )
+
+    def _emit(self, *, is_last: bool) -> StepPlans:
+        held, first_step = self._held, self._next_step
+        if self._rule.policy == LOOKAHEAD:
+            uses = held.next_uses[held.next_uses < NEVER]
+            last_step = max(first_step + self.num_held_back, int(uses.max(initial=0)))
+            self._state = with_buckets(self._state, last_step + 1)
+        out = self._new_emitted()
+        done, num_needed = plan_steps_kernel(self._state, self._rule, held, self._warm, is_last, out)
+        if num_needed:
+            raise TooFewSlotsError(first_step + done, self.num_slots, num_needed)
+        cut = int(held.offsets[done])
+        self._held = Steps(
+            held.offsets[done:] - cut, held.rows[cut:], held.lookups[cut:], held.next_uses[cut:]
+        )
+        self._next_step = first_step + done
+        num_fetches, num_write_backs = out.ends.tolist()
+        return StepPlans(
+            first_step=first_step,
+            offsets=held.offsets[: done + 1].copy(),
+            slots=out.slots[:cut],
+            fetch_offsets=out.fetch_offsets[: done + 1],
+            fetch_rows=out.fetch_rows[:num_fetches].copy(),
+            fetch_slots=out.fetch_slots[:num_fetches].copy(),
+            fetch_is_first=out.fetch_is_first[:num_fetches].copy(),
+            write_back_offsets=out.write_back_offsets[: done + 1],
+            write_back_rows=out.write_back_rows[:num_write_backs].copy(),
+            write_back_slots=out.write_back_slots[:num_write_backs].copy(),
+            after=out.after[:done],
+            waits_for=out.waits_for[:done],
+            is_shortened=out.is_shortened[:done],
+            is_split=out.is_split[:done],
+            num_hits=out.num_hits[:done],
+            num_misses=out.num_misses[:done],
+        )
+
+    def _new_emitted(self) -> Emitted:
+        num_steps, num_entries = self.num_held_back, self._held.rows.size
+        num_fetches = num_entries + self._warm.rows.size
+        num_write_backs = min(num_fetches, num_entries) + self.num_slots
+        steps = np.int64, num_steps
+        return Emitted(
+            slots=np.empty(num_entries, np.int32),
+            fetch_offsets=np.zeros(num_steps + 1, np.int64),
+            fetch_rows=np.empty(num_fetches, np.int64),
+            fetch_slots=np.empty(num_fetches, np.int32),
+            fetch_is_first=np.empty(num_fetches, np.bool_),
+            write_back_offsets=np.zeros(num_steps + 1, np.int64),
+            write_back_rows=np.empty(num_write_backs, np.int64),
+            write_back_slots=np.empty(num_write_backs, np.int32),
+            after=np.empty(steps[1], steps[0]),
+            waits_for=np.empty(steps[1], steps[0]),
+            is_shortened=np.empty(num_steps, np.bool_),
+            is_split=np.empty(num_steps, np.bool_),
+            num_hits=np.empty(steps[1], steps[0]),
+            num_misses=np.empty(steps[1], steps[0]),
+            ends=np.zeros(2, np.int64),
+        )
+
+
+def lookahead_planner(
+    num_rows: int, num_slots: int, *, prefetch: int, window: int | None = None, splits: bool = False
+) -> StagingPlanner:
+    """The row whose next use is farthest leaves; among equals the one used longest ago.
+
+    Args:
+        num_rows: keys are below it.
+        num_slots: of the staging area.
+        prefetch: P.
+        window: batches known ahead of the one planned, at least 0: a row unused in them is as far as any
+            other such row, and the planner holds ``window`` batches back. None: `plan` gets the next use of
+            every row, see `lookahead.next_uses`, and holds nothing back.
+        splits: a batch of too many rows runs in passes; else it is refused.
+
+    Source:
+        Belady, IBM Systems Journal 5 (1966); Mattson et al., IBM Systems Journal 9 (1970), for its
+        optimality.
+    """
+    if window is not None and window < 0:
+        raise ValueError(f"window must be 0 or more, got {window}")
+    rule = Rule(LOOKAHEAD, prefetch, 1, -1 if window is None else window, splits)
+    return StagingPlanner(rule, num_rows, num_slots)
+
+
+def cache_planner(
+    policy: CachePolicy,
+    num_rows: int,
+    num_slots: int,
+    *,
+    prefetch: int,
+    batches_per_item: int = 1,
+    warmup_ratio: float = DEFAULT_WARMUP_RATIO,
+    warm_rows: NDArray[np.int64] = _NOTHING,
+    warm_counts: NDArray[np.int64] | None = None,
+    rank_of_row: NDArray[np.integer[Any]] = _NO_RANKS,
+    splits: bool = False,
+) -> StagingPlanner:
+    """A run-time cache.
+
+    Args:
+        policy: ``lru``: the row used longest ago leaves (earlier batch; within a batch the one that appears
+            earlier). ``lfu``: the one with the fewest look-ups since it came; ties as in lru. ``dataset``:
+            the one with the last rank. ``static``: the warm rows stay for good, every other row leaves as
+            soon as the rule of transfers lets it.
+        num_rows: keys are below it.
+        num_slots: of the staging area.
+        prefetch: P.
+        batches_per_item: N; the rows of N batches come with one item, before the first of them, and none of
+            them leaves before the last. A window of too many rows ends earlier, with the last batch that
+            fits.
+        warmup_ratio: share of the slots filled before step 0, but for those that step 0 needs, in [0, 1].
+        warm_rows: (at least that many, or fewer,); keys in the order of importance, the most important first.
+        warm_counts: (as many,); look-ups that ``lfu`` takes them to have had; None: 0.
+        rank_of_row: (num_rows,); place of each row in the order of importance, 0 the most important, all from
+            2^31 - 1 on being equal; for
+            ``dataset``.
+        splits: as in `lookahead_planner`; not for ``static``.
+    """
+    if policy not in CACHE_POLICIES:
+        raise ValueError(f"no cache policy {policy!r}: want one of {', '.join(CACHE_POLICIES)}")
+    if not 0 <= warmup_ratio <= 1:
+        raise ValueError(f"warmup_ratio must be in [0, 1], got {warmup_ratio}")
+    if batches_per_item < 1:
+        raise ValueError(f"batches_per_item must be 1 or more, got {batches_per_item}")
+    if policy == "dataset" and rank_of_row.size != num_rows:
+        raise ValueError(f"dataset wants the rank of {num_rows} rows, got {rank_of_row.size}")
+    rows = warm_rows[: math.ceil(num_slots * warmup_ratio)]
+    counts = np.zeros(rows.size, np.int64) if warm_counts is None else warm_counts[: rows.size]
+    rule = Rule(CACHE_POLICIES[policy], prefetch, batches_per_item, -1, splits and policy != "static")
+    ranks = np.minimum(rank_of_row, _LAST_RANK).astype(np.int32)
+    return StagingPlanner(rule, num_rows, num_slots, Warm(rows, counts), ranks)

@@ -1,0 +1,207 @@
+"""Mutated lines of Criteo's format through the parser, each held against a naive one.
+
+    python -m hotset.tests.fuzz.fuzz_lines --lines 1000000
+
+The text ends where a page ends whose next one may not be read, and every array the parser writes has guard
+bytes behind it: a read or write out of bounds is a crash or a failure, not luck.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import mmap
+import random
+import re
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotset.pipeline.raw.criteo_faults import MAX_FIELD_BYTES, REASONS, classify_line
+from hotset.pipeline.raw.criteo_kernel import PADDING_BYTES, parse_lines
+from hotset.tests.support.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, parse_naively
+
+_REGION_BYTES = 1 << 23
+_LINES_A_TEXT = 2000
+GUARD, _GUARD_BYTES = 0xA5, 64
+_SHARP = [b"\t", b"\0", b"\r", b"\n", b"-", b"+", b" ", b".", b"0", b"9", b":", b"/", b"g", b"G", b"@", b"`"]
+_INTEGERS = [2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 10**7, 10**8 - 1, 10**8, 10**10, 2**32, 2**63, 2**64]
+_LENGTHS = [1, 2, 7, 8, 9, 10, 11, 40, 64, 65, 200]
+_INTEGER, _CATEGORY = re.compile(rb"-?[0-9]+"), re.compile(rb"[0-9a-fA-F]{8}")
+
+
+class GuardedText:
+    """Memory whose end is the end of what this process may read."""
+
+    def __init__(self) -> None:
+        self._map = mmap.mmap(-1, _REGION_BYTES + mmap.PAGESIZE)
+        self._bytes = np.frombuffer(self._map, np.uint8)
+        address = self._bytes.ctypes.data + _REGION_BYTES
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), 0):
+            raise OSError(ctypes.get_errno(), "mprotect")
+
+    def put(self, text: bytes) -> NDArray[np.uint8]:
+        """``text`` at the very end."""
+        place = self._bytes[_REGION_BYTES - len(text) : _REGION_BYTES]
+        place[:] = np.frombuffer(text, np.uint8)
+        return place
+
+
+def guarded(shape: tuple[int, ...], dtype: Any, fill: int) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    """An array and the guard bytes behind it."""
+    num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.full(num_bytes + _GUARD_BYTES, GUARD, np.uint8)
+    array = memory[:num_bytes].view(dtype).reshape(shape)
+    array[...] = fill
+    return array, memory[num_bytes:]
+
+
+def mutate(line: bytes, other: bytes, luck: random.Random) -> bytes:
+    """``line`` after none to four edits; half of them leave it plausible."""
+    for _ in range(luck.choice([0, 1, 1, 1, 2, 3, 4])):
+        line = _edit_field(line, luck) if luck.random() < 0.6 else _edit_bytes(line, other, luck)
+    return line + b"\r" if luck.random() < 0.05 else line
+
+
+def _edit_field(line: bytes, luck: random.Random) -> bytes:
+    """Put something that may or may not belong there in place of one field."""
+    fields = line.split(b"\t")
+    number = luck.randrange(len(fields))
+    match luck.randrange(8):
+        case 0:
+            field = b""
+        case 1:
+            field = b"%d" % luck.choice(_INTEGERS)
+        case 2:
+            field = b"%d" % luck.randint(-(10 ** luck.randint(1, 12)), 10 ** luck.randint(1, 12))
+        case 3:
+            field = b"0" * luck.randint(1, 12) + b"%d" % luck.randrange(1000)
+        case 4:
+            field = bytes(luck.choices(b"0123456789abcdefABCDEF", k=luck.choice([7, 8, 8, 8, 8, 9])))
+        case 5:
+            field = bytes(luck.choices(b"0123456789abcdefABCDEFgG/:@`-+ .\x80\xb0\xff\0", k=8))
+        case 6:
+            field = luck.choice(fields)
+        case _:
+            field = bytes(
+                luck.choices(b"-0123456789", k=luck.choice([1, 2, 7, 8, 9, 10, 11, 40, 64, 65, 200]))
+            )
+    fields[number] = field
+    return b"\t".join(fields)
+
+
+def _edit_bytes(line: bytes, other: bytes, luck: random.Random) -> bytes:
+    """Overwrite, insert, remove, cut, double or splice."""
+    start = luck.randrange(len(line) + 1)
+    stop = min(start + luck.choice([0, 1, 1, 2, 3, 8, 9, 40]), len(line))
+    match luck.randrange(6):
+        case 0 | 1:
+            new = luck.choice(_SHARP) if luck.random() < 0.7 else luck.randbytes(luck.randint(1, 3))
+            return line[:start] + new + line[stop:]
+        case 2:
+            return line[:start] + line[stop:]
+        case 3:
+            return line[:start]
+        case 4:
+            return line[:stop] + line[start:]
+        case _:
+            return line[:start] + other[luck.randrange(len(other) + 1) :]
+
+
+def naive_reason(line: bytes, *, label: bool) -> str:
+    """Faults of the whole line come first, then those of its fields from the left."""
+    fields = line.removesuffix(b"\r").split(b"\t")
+    for field in fields:
+        if len(field) > MAX_FIELD_BYTES:
+            return "long_field"
+        if b"\0" in field:
+            return "nul_byte"
+    if len(fields) != label + NUM_DENSE + NUM_SPARSE:
+        return "field_count"
+    if label and fields[0] not in (b"0", b"1"):
+        return "bad_label"
+    for field in fields[label : label + NUM_DENSE]:
+        if field and not _INTEGER.fullmatch(field):
+            return "bad_integer"
+        if field and (len(field.removeprefix(b"-")) > 10 or not -(2**31) <= int(field) < 2**31):
+            return "integer_range"
+    is_good = all(not field or _CATEGORY.fullmatch(field) for field in fields[label + NUM_DENSE :])
+    return "good" if is_good else "bad_category"
+
+
+def check_text(text: bytes, memory: GuardedText, *, label: bool) -> Counter[str]:
+    """Parse ``text`` and hold every line against the naive parser; counts of lines by reason."""
+    lines = text.split(b"\n")[:-1]
+    naive = [(naive_reason(line, label=label), parse_naively(line, label=label)) for line in lines]
+    num_lines, bits = len(lines), (NUM_DENSE + NUM_SPARSE, -(-len(lines) // 8))
+    shapes = [((num_lines if label else 0,), np.uint8, 9), ((NUM_DENSE, num_lines), np.int32, 9)]
+    shapes += [((NUM_SPARSE, num_lines), np.uint32, 9), (bits, np.uint8, 0), ((num_lines, 2), np.int64, -1)]
+    arrays, guards = zip(*(guarded(*shape) for shape in shapes), strict=True)
+    num_samples, num_bad = parse_lines(memory.put(text + bytes(PADDING_BYTES)), len(text), *arrays)
+    assert all((guard == GUARD).all() for guard in guards), "wrote beyond an array"
+    bad_lines = [text[start:stop] for start, stop in arrays[4][:num_bad]]
+    assert bad_lines == [line for line, (reason, _) in zip(lines, naive, strict=True) if reason != "good"]
+    assert samples_of(arrays, num_samples, label=label) == [
+        sample for _, sample in naive if sample is not None
+    ]
+    for line, (reason, sample) in zip(lines, naive, strict=True):
+        code, *_ = classify_line(memory.put(line), NUM_DENSE, NUM_SPARSE, label)
+        assert REASONS[code] == reason and (reason == "good") == (sample is not None), (line, reason)
+    return Counter(reason for reason, _ in naive)
+
+
+def samples_of(arrays: tuple[NDArray[Any], ...], num_samples: int, *, label: bool) -> list[Sample]:
+    """What the parser wrote, as samples."""
+    labels, dense, categories, is_valid, _ = arrays
+    there = np.unpackbits(is_valid, axis=1, bitorder="little").astype(np.bool_)
+    assert not there[:, num_samples:].any()
+    is_there = there[:, :num_samples]
+    values = np.concatenate([dense, categories])[:, :num_samples]
+    assert not values[~is_there].any()
+    rows: list[Any] = np.where(is_there, values.astype(object), np.array(None)).T.tolist()
+    found = labels[:num_samples].tolist() if label else [0] * num_samples
+    return [
+        Sample(first, tuple(row[:NUM_DENSE]), tuple(row[NUM_DENSE:]))
+        for first, row in zip(found, rows, strict=True)
+    ]
+
+
+def fuzz_lines(num_lines: int, seed: int) -> dict[str, Any]:
+    """At least ``num_lines`` mutated lines; raises AssertionError at the first that is judged wrongly."""
+    luck, memory, counts = random.Random(seed), GuardedText(), Counter[str]()
+    base = [sample.line() for sample in draw_samples(2000, np.random.default_rng(seed))]
+    base.append(b"0" + b"\t" * (NUM_DENSE + NUM_SPARSE))
+    started = time.perf_counter()
+    while counts.total() < num_lines:
+        label = luck.random() < 0.7
+        lines = [mutate(luck.choice(base), luck.choice(base), luck) for _ in range(_LINES_A_TEXT)]
+        if not label:
+            lines = [line.partition(b"\t")[2] if luck.random() < 0.95 else line for line in lines]
+        counts += check_text(b"\n".join(lines) + b"\n", memory, label=label)
+    accepted = counts.pop("good", 0)
+    return {
+        "inputs": accepted + counts.total(),
+        "accepted": accepted,
+        "refused": dict(counts.most_common()),
+        "wrong": 0,
+        "seed": seed,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def main() -> None:
+    """Print the result as JSON."""
+    parser = argparse.ArgumentParser(description=fuzz_lines.__doc__)
+    parser.add_argument("--lines", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    print(json.dumps(fuzz_lines(options.lines, options.seed), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Some thousand mutated lines in every run of the tests, other ones each time."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.raw.criteo_kernel import parse_lines
+from hotset.tests.fuzz import fuzz_lines
+from hotset.tests.fuzz.fuzz_lines import GuardedText, check_text, mutate
+from hotset.tests.support.criteo_text import draw_samples, text_of
+
+NUM_LINES = 2_000 if os.environ.get("NUMBA_DISABLE_JIT") == "1" else 20_000
+
+
+def test_mutated_lines_are_judged_as_the_naive_parser_does() -> None:
+    words = [
+        "-m",
+        "hotset.tests.fuzz.fuzz_lines",
+        "--lines",
+        str(NUM_LINES),
+        "--seed",
+        str(random.randrange(10**9)),
+    ]
+    found = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    assert found.returncode == 0, f"{words}: {found.stderr}"
+    result = json.loads(found.stdout)
+    assert result["inputs"] == result["accepted"] + sum(result["refused"].values()) >= NUM_LINES
+    assert result["accepted"] > NUM_LINES / 10 and len(result["refused"]) == 7
+
+
+def test_a_read_beyond_the_guarded_text_is_a_crash() -> None:
+    program = """
+import ctypes
+from hotset.tests.fuzz.fuzz_lines import GuardedText
+text = GuardedText().put(b"text")
+ctypes.string_at(text.ctypes.data, 4)
+print("inside", flush=True)
+ctypes.string_at(text.ctypes.data, 5)
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.stdout == "inside\n" and found.returncode == -signal.SIGSEGV
+
+
+def test_a_line_that_is_judged_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = text_of(draw_samples(20, np.random.default_rng(4)))
+    assert check_text(text, GuardedText(), label=True) == Counter(good=20)
+
+    def wrong(text: Any, num_bytes: int, label: Any, *arrays: Any) -> tuple[int, int]:
+        found: tuple[int, int] = parse_lines(text, num_bytes, label, *arrays)
+        label[3] ^= 1
+        return found
+
+    monkeypatch.setattr(fuzz_lines, "parse_lines", wrong)
+    with pytest.raises(AssertionError):
+        check_text(text, GuardedText(), label=True)
+
+
+def test_equal_seeds_mutate_equally() -> None:
+    made = [mutate(b"1\t2\t3", b"4", random.Random(seed)) for seed in [*range(50)] * 2]
+    assert made[:50] == made[50:] and len(set(made)) > 10

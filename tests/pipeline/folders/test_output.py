@@ -1,0 +1,244 @@
+"""Stage folders: killed at any moment, the same run ends in the same bytes; another is refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from hotset.pipeline.errors import ManifestError
+from hotset.pipeline.folders.manifest import MANIFEST, Manifest
+from hotset.pipeline.folders.output import Output, hash_file, input_of
+from hotset.pipeline.folders.partial_folder import PARTIAL
+from hotset.tests.support.criteo_text import tree_of
+
+INPUTS = [{"name": "columns", "fingerprint": "ab" * 16}]
+NAMES = ("b.arrow", "a.arrow", "c.arrow")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """What a made-up stage may vary."""
+
+    width: int = 3
+    fraction: float = 1 / 7
+    names: tuple[str, ...] = ("x", "y")
+
+
+def run(folder: Path, config: Config | None = None, inputs: list[dict[str, Any]] = INPUTS) -> Manifest:
+    """A stage of three files; returns its manifest."""
+    output = Output.begin("stage", 2, config or Config(), inputs, folder)
+    if isinstance(output, Manifest):
+        return output
+    for number, name in enumerate(NAMES):
+        if not output.has(name):
+            with output.writing(name, number, kind=f"k{number}") as path:
+                path.write_bytes(name.encode() * number)
+    return output.seal({"samples": 3})
+
+
+def test_a_finished_folder_holds_its_files_and_a_manifest(tmp_path: Path) -> None:
+    manifest = run(tmp_path / "out")
+    assert set(tree_of(tmp_path / "out")) == {*NAMES, MANIFEST}
+    assert not (tmp_path / "out" / PARTIAL).exists()
+    assert manifest == Manifest.read(tmp_path / "out")
+    assert (manifest.stage, manifest.version, manifest.inputs) == ("stage", 2, INPUTS)
+    assert manifest.config == {"width": 3, "fraction": 1 / 7, "names": ["x", "y"]}
+    assert [entry.path for entry in manifest.files] == sorted(NAMES)
+    for entry in manifest.files:
+        text = (tmp_path / "out" / entry.path).read_bytes()
+        assert (entry.num_bytes, entry.xxh3_128) == (len(text), xxhash.xxh3_128_hexdigest(text))
+    assert input_of(manifest) == {"name": "out", "fingerprint": manifest.fingerprint}
+
+
+def test_an_equal_run_only_looks_at_a_sealed_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = run(tmp_path / "out")
+    (tmp_path / "out" / PARTIAL).mkdir()  # killed after the manifest, before this went
+    monkeypatch.setattr(Output, "writing", None)
+    assert run(tmp_path / "out") == manifest
+    assert set(tree_of(tmp_path / "out")) == {*NAMES, MANIFEST} and not (tmp_path / "out" / PARTIAL).exists()
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+def test_killed_at_any_rename_the_same_run_ends_in_the_same_bytes(
+    tmp_path: Path, is_after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "whole")
+    wanted = tree_of(tmp_path / "whole")
+    replace, calls_left = os.replace, 0
+
+    def killing(source: Path, target: Path) -> None:
+        nonlocal calls_left
+        calls_left -= 1
+        if calls_left == 0 and not is_after:
+            raise Killed
+        replace(source, target)
+        if calls_left == 0:
+            raise Killed
+
+    monkeypatch.setattr(os, "replace", killing)
+    num_renames = 2 * len(NAMES) + 2
+    for kill_at in range(1, num_renames + 1):
+        calls_left = kill_at
+        with pytest.raises(Killed):
+            run(tmp_path / f"out{kill_at}")
+        run(tmp_path / f"out{kill_at}")
+        assert tree_of(tmp_path / f"out{kill_at}") == wanted
+
+
+def test_killed_again_and_again_it_still_ends_in_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "whole")
+    replace, calls_left, num_kills = os.replace, 3, 0
+
+    def killing(source: Path, target: Path) -> None:
+        nonlocal calls_left
+        calls_left -= 1
+        if calls_left == 0:
+            raise Killed
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", killing)
+    while not (tmp_path / "out" / MANIFEST).exists():
+        calls_left, num_kills = 4, num_kills + 1
+        try:
+            run(tmp_path / "out")
+        except Killed:
+            assert num_kills < 10
+    assert num_kills > 2 and tree_of(tmp_path / "out") == tree_of(tmp_path / "whole")
+
+
+def test_finished_files_are_not_written_again(tmp_path: Path) -> None:
+    output = Output.begin("stage", 2, Config(), INPUTS, tmp_path)
+    assert isinstance(output, Output)
+    with output.writing("b.arrow", 1) as path:
+        path.write_bytes(b"kept")
+    resumed = Output.begin("stage", 2, Config(), INPUTS, tmp_path)
+    assert isinstance(resumed, Output)
+    assert resumed.has("b.arrow") and not resumed.has("a.arrow")
+    assert resumed.finished == output.finished
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+@pytest.mark.parametrize(
+    ("config", "inputs", "message"),
+    [
+        (Config(width=4), INPUTS, "was made with width = 3, now 4"),
+        (Config(fraction=0.5), INPUTS, "was made with fraction = 0.14285714285714285, now 0.5"),
+        (Config(names=()), INPUTS, r"was made with names = \['x', 'y'\], now \[\]"),
+        (Config(), [{"name": "columns", "fingerprint": "cd" * 16}], "was made from other inputs"),
+        (Config(), [], "was made from other inputs"),
+    ],
+)
+def test_other_settings_or_inputs_are_refused_by_name(
+    tmp_path: Path, config: Config, inputs: list[dict[str, Any]], message: str, is_sealed: bool
+) -> None:
+    if is_sealed:
+        run(tmp_path)
+    else:
+        Output.begin("stage", 2, Config(), INPUTS, tmp_path)
+    before = tree_of(tmp_path)
+    with pytest.raises(ManifestError, match=message) as caught:
+        run(tmp_path, config, inputs)
+    assert caught.value.hint is not None and "--redo stage" in caught.value.hint
+    assert tree_of(tmp_path) == before
+
+
+def test_another_stage_or_version_is_refused(tmp_path: Path) -> None:
+    run(tmp_path)
+    with pytest.raises(ManifestError, match="holds stage 'stage', want 'other'"):
+        Output.begin("other", 2, Config(), INPUTS, tmp_path)
+    with pytest.raises(ManifestError, match="was made from another version of hotset"):
+        Output.begin("stage", 3, Config(), INPUTS, tmp_path)
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("all of it")
+    with pytest.raises(ManifestError, match="is not empty and was not begun by this stage"):
+        run(tmp_path)
+    assert tree_of(tmp_path) == {"thesis.tex": b"all of it"}
+
+
+def test_a_file_put_into_an_unfinished_folder_is_left_alone(tmp_path: Path) -> None:
+    Output.begin("stage", 2, Config(), INPUTS, tmp_path)
+    (tmp_path / "notes.txt").write_text("all of them")
+    assert [entry.path for entry in run(tmp_path).files] == sorted(NAMES)
+    assert (tmp_path / "notes.txt").read_text() == "all of them"
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    with pytest.raises(ManifestError, match="cannot be written"):
+        run(tmp_path / "out")
+
+
+def test_a_sealed_folder_whose_file_was_cut_is_refused(tmp_path: Path) -> None:
+    run(tmp_path)
+    (tmp_path / "c.arrow").write_bytes(b"short")
+    with pytest.raises(ManifestError, match=r"c\.arrow has 5 bytes, want 14"):
+        run(tmp_path)
+    (tmp_path / "c.arrow").unlink()
+    with pytest.raises(ManifestError, match=r"c\.arrow cannot be read: No such file"):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["short file", "no file", "short record", "record of nothing"])
+def test_half_a_file_that_a_power_cut_left_is_made_again(tmp_path: Path, damage: str) -> None:
+    run(tmp_path / "whole")
+    output = Output.begin("stage", 2, Config(), INPUTS, tmp_path / "out")
+    assert isinstance(output, Output)
+    with output.writing("c.arrow", 2, kind="k2") as path:
+        path.write_bytes(b"c.arrow" * 2)
+    file, record = tmp_path / "out" / "c.arrow", tmp_path / "out" / PARTIAL / "c.arrow.json"
+    if damage == "short file":
+        file.write_bytes(b"")
+    elif damage == "no file":
+        file.unlink()
+    else:
+        record.write_text('{"path": ' if damage == "short record" else "[]")
+    run(tmp_path / "out")
+    assert tree_of(tmp_path / "out") == tree_of(tmp_path / "whole")
+
+
+def test_a_damaged_beginning_is_refused(tmp_path: Path) -> None:
+    Output.begin("stage", 2, Config(), INPUTS, tmp_path)
+    (tmp_path / PARTIAL / "begun.json").write_text("{")
+    with pytest.raises(ManifestError, match=r"begun\.json is damaged"):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["b.arrow", MANIFEST])
+def test_a_full_device_is_an_error_to_mend_and_the_same_run_goes_on(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "whole")
+
+    def full(source: Path, target: Path) -> None:
+        if Path(target).name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(ManifestError, match=f"{name} cannot be written: No space left on device"):
+        run(tmp_path / "out")
+    monkeypatch.setattr(os, "replace", replace)
+    run(tmp_path / "out")
+    assert tree_of(tmp_path / "out") == tree_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1])
+def test_files_are_hashed_block_by_block(tmp_path: Path, num_bytes: int) -> None:
+    text = bytes(range(256)) * (num_bytes // 256 + 1)
+    (tmp_path / "file").write_bytes(text[:num_bytes])
+    assert hash_file(tmp_path / "file") == (num_bytes, xxhash.xxh3_128_hexdigest(text[:num_bytes]))

@@ -1,0 +1,162 @@
+"""Arrow files: written, mapped, and refused where they are not what the manifest says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from hotset.pipeline.errors import ManifestError
+from hotset.pipeline.folders.manifest import FileEntry, Manifest
+from hotset.pipeline.formats.arrow_files import (
+    NO_NULLS,
+    as_fixed_lists,
+    fixed_lists,
+    open_writer,
+    read_batch,
+    validity_of,
+    values_of,
+    write_batch,
+)
+
+
+def listed(path: Path, num_samples: int) -> tuple[Manifest, FileEntry]:
+    """A manifest that lists ``path`` as it is now."""
+    entry = FileEntry(path.name, num_samples, path.stat().st_size, "00" * 16)
+    return Manifest(path.parent, "some stage", 1, {}, [], [entry], {}, "00" * 16), entry
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 7, 1000])
+def test_what_was_written_is_read(tmp_path: Path, num_samples: int, rng: np.random.Generator) -> None:
+    numbers = rng.integers(0, 2**32, num_samples).astype(np.uint32)
+    matrix = rng.random((num_samples, 3), np.float32)
+    is_missing = rng.random(num_samples) < 0.5
+    columns = {"a": pa.array(numbers, mask=is_missing), "b": pa.array(numbers), "c": as_fixed_lists(matrix)}
+    write_batch(tmp_path / "file.arrow", columns)
+    batch = read_batch(*listed(tmp_path / "file.arrow", num_samples))
+    assert batch.schema.names == ["a", "b", "c"]
+    np.testing.assert_array_equal(values_of(batch.column("b"), np.uint32), numbers)
+    np.testing.assert_array_equal(fixed_lists(batch.column("c"), 3, np.float32), matrix)
+    present = np.unpackbits(validity_of(batch.column("a")), count=num_samples or None, bitorder="little")
+    if is_missing.any():
+        np.testing.assert_array_equal(present, ~is_missing)
+    assert validity_of(batch.column("b")) is NO_NULLS
+    for name, dtype in (("b", np.uint32), ("c", np.float32)):
+        array = batch.column(name)
+        values = values_of(array.values if name == "c" else array, dtype)
+        assert not values.flags.owndata
+
+
+def test_a_part_of_an_array_is_that_part() -> None:
+    array, matrix = pa.array(np.arange(10, dtype=np.int32)), np.arange(30, dtype=np.int32).reshape(10, 3)
+    assert values_of(array.slice(3, 4), np.int32).tolist() == [3, 4, 5, 6]
+    lists = as_fixed_lists(matrix)
+    np.testing.assert_array_equal(fixed_lists(lists.slice(2, 5), 3, np.int32), matrix[2:7])
+
+
+def test_fixed_lists_share_the_memory_of_the_matrix() -> None:
+    matrix = np.arange(12, dtype=np.float32).reshape(4, 3)
+    assert as_fixed_lists(matrix).values.buffers()[1].address == matrix.ctypes.data
+    np.testing.assert_array_equal(fixed_lists(as_fixed_lists(matrix[:, :2]), 2, np.float32), matrix[:, :2])
+
+
+def test_several_batches_go_into_one_file(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("x", pa.int64())])
+    with open_writer(tmp_path / "file.arrow", schema) as writer:
+        for number in range(3):
+            writer.write_batch(pa.record_batch([pa.array([number])], schema=schema))
+    with pa.OSFile(str(tmp_path / "file.arrow")) as file:
+        assert pa.ipc.open_file(file).read_all().column("x").to_pylist() == [0, 1, 2]
+
+
+def damage(path: Path, kind: str) -> None:
+    text = path.read_bytes()
+    damaged: dict[str, bytes] = {
+        "cut": text[: len(text) // 2],
+        "longer": text + b"\0",
+        "zeros": bytes(len(text)),
+        "tail": text[:-10] + b"\xff" * 10,
+        "footer": text[:-200] + b"\x7f" * 190 + text[-10:],
+    }
+    path.write_bytes(damaged[kind])
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("cut", r"has \d+ bytes, want \d+"),
+        ("longer", r"has \d+ bytes, want \d+"),
+        ("zeros", "is damaged"),
+        ("tail", "is damaged"),
+        ("footer", "is damaged"),
+    ],
+)
+def test_damage_is_named_in_one_line(tmp_path: Path, kind: str, message: str) -> None:
+    path = tmp_path / "file.arrow"
+    write_batch(path, {"a": pa.array(np.arange(100))})
+    manifest, entry = listed(path, 100)
+    damage(path, kind)
+    with pytest.raises(ManifestError, match=rf"file\.arrow {message}") as caught:
+        read_batch(manifest, entry)
+    assert "\n" not in str(caught.value) and caught.value.hint
+
+
+def test_a_file_without_a_batch_is_damaged(tmp_path: Path) -> None:
+    with open_writer(tmp_path / "file.arrow", pa.schema([pa.field("x", pa.int64())])):
+        pass
+    with pytest.raises(ManifestError, match=r"file\.arrow is damaged"):
+        read_batch(*listed(tmp_path / "file.arrow", 0))
+
+
+def test_another_number_of_samples_is_refused(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {"a": pa.array(np.arange(100))}
+    write_batch(tmp_path / "file.arrow", columns)
+    manifest, entry = listed(tmp_path / "file.arrow", 100)
+    with pytest.raises(ManifestError, match="has 100 samples, its manifest says 99"):
+        read_batch(manifest, replace(entry, num_samples=99))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    write_batch(tmp_path / "file.arrow", {"a": pa.array([1])})
+    manifest, entry = listed(tmp_path / "file.arrow", 1)
+    (tmp_path / "file.arrow").unlink()
+    with pytest.raises(ManifestError, match=r"file\.arrow cannot be read: No such file"):
+        read_batch(manifest, entry)
+
+
+COUNTS = {"category": np.arange(3, dtype=np.uint32), "count": np.ones(3, np.int64)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        ({"category": np.arange(3, dtype=np.uint64)}, None),
+        ({"category": np.arange(3, dtype=np.int32)}, "column 'category' is int32, want uint32 or uint64"),
+        ({"count": np.ones(3, np.int32)}, "column 'count' is int32, want int64"),
+        ({"count": None}, "it has 0 columns 'count', want 1"),
+        ({"count": pa.array([1, None, 3])}, "column 'count' lacks 1 values"),
+        ({"count": np.array([1, 0, 2])}, "it counts a category 0 times"),
+    ],
+)
+def test_columns_are_those_of_the_stage(tmp_path: Path, changes: dict[str, Any], message: str | None) -> None:
+    columns = {name: pa.array(values) for name, values in (COUNTS | changes).items() if values is not None}
+    write_batch(tmp_path / "file.arrow", columns)
+    manifest, entry = listed(tmp_path / "file.arrow", 3)
+    manifest = replace(manifest, stage="count")
+    if message is None:
+        assert read_batch(manifest, entry).num_rows == 3
+    else:
+        with pytest.raises(ManifestError, match=f"file.arrow is damaged: {message}"):
+            read_batch(manifest, entry)
+
+
+def test_values_of_another_type_or_width_are_refused() -> None:
+    with pytest.raises(ManifestError, match="a column is int32, want int64"):
+        values_of(pa.array([1, 2], pa.int32()), np.int64)
+    with pytest.raises(ManifestError, match="lists of 3, want 2"):
+        fixed_lists(as_fixed_lists(np.zeros((2, 3), np.int32)), 2, np.int32)

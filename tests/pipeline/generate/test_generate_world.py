@@ -1,0 +1,79 @@
+"""The tables made from a profile: exact marginals for any dependence and scale, click rate, sigmoid."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.generate.generate_kernel import NUM_SIGMOID, World, draw_samples
+from hotset.pipeline.generate.generate_world import piece_ranks, scaled_num_rows, sigmoid_table, world_of
+from hotset.pipeline.generate.profile import load_profile
+
+ONE = float(1 << 32)
+PROFILE = load_profile("criteo-kaggle")
+
+
+def shares(ends: np.ndarray) -> np.ndarray:
+    return np.diff(ends.astype(np.float64), axis=-1, prepend=0.0) / ONE
+
+
+def missing_by_class(world: World, column: int) -> np.ndarray:
+    found = np.zeros(world.class_ends.shape[0])
+    for group in range(world.missing_masks.shape[0]):
+        names_it = (world.missing_masks[group] >> np.uint64(column)) & np.uint64(1)
+        found += shares(world.missing_ends[group]) @ names_it.astype(np.float64)
+    return found
+
+
+def test_missing_shares_are_the_profiles() -> None:
+    world = world_of("criteo-kaggle")
+    weights = shares(world.class_ends)
+    for place, column in enumerate(PROFILE.columns):
+        assert weights @ missing_by_class(world, place) == pytest.approx(column.missing_share, abs=1e-6)
+
+
+def test_buckets_of_all_classes_together_have_the_profiles_shares() -> None:
+    world = world_of("criteo-kaggle")
+    weights = shares(world.class_ends)
+    for place, column in enumerate(PROFILE.columns):
+        present = weights * (1 - missing_by_class(world, place))
+        drawn = present @ shares(world.bucket_ends[:, place, 1:]) / present.sum()
+        starts = np.append(world.bucket_starts[place].astype(np.float64), ONE)
+        np.testing.assert_allclose(drawn, np.diff(starts) / ONE, atol=2e-4, err_msg=column.name)
+
+
+def test_the_sigmoid_is_the_sigmoid() -> None:
+    logits = (np.arange(NUM_SIGMOID) - NUM_SIGMOID // 2) / 256
+    np.testing.assert_allclose(sigmoid_table() / ONE, 1 / (1 + np.exp(-logits)), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "scale", "wanted"),
+    [(3, 10, 3), (100, 1000, 100), (583, 10, 100), (10_131_227, 1000, 10_131)],
+)
+def test_a_scale_divides_large_tables_and_leaves_small_ones(num_rows: int, scale: float, wanted: int) -> None:
+    assert scaled_num_rows(num_rows, scale) == wanted
+
+
+def test_pieces_cover_each_column_once() -> None:
+    for column in PROFILE.columns:
+        ranks = piece_ranks(column, 1)
+        assert ranks[0] == 0 and ranks[-1] == column.present.num_values
+        assert np.all(np.diff(ranks) > 0)
+        assert set(column.present.ranks.astype(int)) <= set(ranks.tolist())
+
+
+@pytest.mark.parametrize("scale", [1, 17.5, 1000, 1e9])
+def test_every_scale_gives_valid_samples_that_click_at_the_rate(scale: float) -> None:
+    num_samples = 60_000
+    world = world_of("criteo-kaggle", scale)
+    ranks, logits = np.empty((num_samples, 39), np.int64), np.empty(num_samples, np.int64)
+    labels = np.empty(num_samples, np.uint8)
+    draw_samples(world, np.uint64(11), 0, ranks, logits, labels)
+    assert labels.mean() == pytest.approx(0.256, abs=0.006)
+    for place, column in enumerate(PROFILE.columns):
+        assert ranks[:, place].max() < piece_ranks(column, scale)[-1]
+        first_share = np.mean(ranks[ranks[:, place] >= 0, place] == 0)
+        assert first_share == pytest.approx(
+            float(column.present.at(column.present.num_values, np.array([1]))[0]), abs=0.012
+        )

@@ -1,0 +1,155 @@
+"""FAE's modes through every stage: sampled order, thresholds, hot rows, and what they lose."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.hot_rows.hot_order import read_tables
+from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.stages.count import CountConfig
+from hotset.pipeline.stages.preprocess import PreprocessConfig, run_stage, settled
+from hotset.pipeline.stages.rank import RankConfig, rank
+from hotset.pipeline.stages.split import SplitConfig, split
+from hotset.pipeline.verify.verify import verify
+from hotset.stats.ranking.fae_calibration import draw_samples
+from hotset.tests.support.criteo_text import Sample, tree_of
+from hotset.tests.support.criteo_text import draw_samples as draw_log
+from hotset.tests.support.naive_stages import OOV, ids_of, naive_log, rows_of, run_to
+from hotset.workflows.cli import main
+
+NUM_TRAIN, RATE, SEED = 90, 0.3, 5
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    return draw_log(150, np.random.default_rng(8))
+
+
+def config_of(mode: Any, hot_bytes: int = 64 * 40) -> PreprocessConfig:
+    return settled(
+        PreprocessConfig(
+            count=CountConfig(eval_fraction=0.4),
+            rank=RankConfig(sampling_rate=RATE, sampling_seed=SEED, min_count=2),
+            split=SplitConfig(mode=mode, hot_bytes=ByteSize(hot_bytes)),
+        )
+    )
+
+
+@pytest.fixture(scope="module", params=["fae-code", "fae-paper"])
+def folder(
+    request: pytest.FixtureRequest, samples: list[Sample], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Every stage in each mode; tables are tiny, so the paper's 1 MB is made 500 bytes."""
+    folder = tmp_path_factory.mktemp(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hotset.pipeline.hot_rows.fae_hot_rows.LARGE_TABLE_BYTES", 500)
+        run_to(
+            "pack",
+            folder,
+            samples,
+            config_of(request.param, 64 * (40 if request.param == "fae-code" else 200)),
+        )
+    return folder
+
+
+def test_ids_are_ranks_by_sampled_counts(folder: Path, samples: list[Sample]) -> None:
+    vocabulary = Manifest.read(folder / "vocabulary")
+    with_replacement = "code" in folder.name
+    assert vocabulary.totals["rank_by"] == "sampled"
+    assert vocabulary.config["with_replacement"] == with_replacement
+    times = np.zeros(NUM_TRAIN, np.uint8)
+    drawn = draw_samples(NUM_TRAIN, RATE, SEED, with_replacement, times)
+    assert vocabulary.totals["sampling"] == {"num_drawn_samples": drawn} and drawn > 10
+    naive = naive_log(samples, NUM_TRAIN, min_count=2, num_hot_rows=0)
+    over_all = []
+    for f, (table, found) in enumerate(zip(naive.tables, rows_of(vocabulary), strict=True)):
+        seen = Counter[int]()
+        for sample in range(NUM_TRAIN):
+            seen[naive.ids[sample][f]] += int(times[sample])
+        rows = sorted(
+            (-seen[row], what == OOV, what is not None, what if isinstance(what, int) else 0, row)
+            for row, (what, _) in enumerate(table)
+        )
+        assert found == [table[row] for *_, row in rows]
+        over_all += [(count, f, new) for new, (count, *_) in enumerate(rows)]
+        assert read_tables(vocabulary, "sampled")[f].tolist() == [-count for count, *_ in rows]
+    place = {(f, new): n for n, (_, f, new) in enumerate(sorted(over_all))}
+    places = [each.tolist() for each in read_tables(vocabulary, "place")]
+    assert places == [[place[f, new] for new in range(len(table))] for f, table in enumerate(naive.tables)]
+
+
+def test_what_is_hot_and_what_was_lost_stands_in_the_plan(folder: Path) -> None:
+    assert verify(folder) == []
+    vocabulary, plan = Manifest.read(folder / "vocabulary"), Manifest.read(folder / "plan")
+    tables, facts = plan.totals["tables"], plan.totals["calibration"]
+    num_hot, sampled = [table["num_hot"] for table in tables], read_tables(vocabulary, "sampled")
+    assert facts["hot_bytes"] == 64 * sum(num_hot) == 64 * plan.totals["num_hot_rows"]
+    assert facts["num_unsampled_hot_rows"] == sum(
+        int((counts[:hot] == 0).sum()) for counts, hot in zip(sampled, num_hot, strict=True)
+    )
+    if "code" in folder.name:
+        assert sum(num_hot) == 40 and "threshold" not in facts
+    else:
+        is_large = [64 * table["num_rows"] >= 500 for table in tables]
+        assert facts["num_large_tables"] == sum(is_large) == facts["num_covered_tables"]
+        for table, counts, large in zip(tables, sampled, is_large, strict=True):
+            accesses = RATE * NUM_TRAIN
+            passing = int((counts >= np.ceil(facts["threshold"] * accesses)).sum())
+            assert table["num_hot"] == (passing if large else table["num_rows"])
+        low, middle, high = facts["estimated_bytes"]
+        assert low == middle == high == facts["hot_bytes"] and facts["is_covered"]  # tables of few chunks
+    ids = np.array(ids_of(Manifest.read(folder / "samples")))[:NUM_TRAIN]
+    best = 0
+    of_rows = read_tables(vocabulary, "count")
+    rows = sorted((-int(c), f, i) for f, table in enumerate(of_rows) for i, c in enumerate(table))
+    chosen = {(f, i) for _, f, i in rows[: facts["exact"]["num_hot_rows"]]}
+    best = sum(all((f, int(i)) in chosen for f, i in enumerate(row)) for row in ids)
+    assert facts["exact"] == {"num_hot_rows": sum(num_hot), "hot_samples": best}
+
+
+def test_stats_say_what_was_lost(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stats", str(folder)]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(folder.name[:8]))
+    assert "samples and chose" in line and "exact counts would make" in line
+    assert ("covers that" in line) == ("paper" in folder.name)
+
+
+def test_workers_and_interruptions_do_not_change_a_byte(tmp_path: Path, folder: Path) -> None:
+    counts, columns = Manifest.read(folder / "counts"), Manifest.read(folder / "columns")
+    config = RankConfig(rank_by="sampled")
+    for workers in (1, 3):
+        rank(config, counts, tmp_path / f"{workers}", columns=columns, workers=workers)
+    assert tree_of(tmp_path / "1") == tree_of(tmp_path / "3")
+
+
+def test_other_vocabularies_and_small_budgets_are_refused(tmp_path: Path, samples: list[Sample]) -> None:
+    config = config_of("fae-paper")
+    run_to("encode", tmp_path, samples, replace(config, rank=RankConfig()))
+    vocabulary, encoded = Manifest.read(tmp_path / "vocabulary"), Manifest.read(tmp_path / "samples")
+    with pytest.raises(ConfigError, match=r"needs ids by sampled counts, .* has them by frequency") as caught:
+        split(config.split, vocabulary, encoded, tmp_path / "plan")
+    assert "--rank-by sampled" in str(caught.value.hint)
+    (tmp_path / "sampled").mkdir()
+    run_to("encode", tmp_path / "sampled", samples, config)
+    with pytest.raises(ConfigError, match=r"small tables whole: they take .*, hot_bytes is 2\.5 KiB"):
+        run_stage("split", config.split, tmp_path / "sampled")
+    assert not (tmp_path / "sampled" / "plan").exists() and not (tmp_path / "plan").exists()
+    with pytest.raises(ConfigError, match="mode fae-code cannot be had with rank_by peel"):
+        settled(PreprocessConfig(rank=RankConfig(rank_by="peel"), split=SplitConfig(mode="fae-code")))
+
+
+@pytest.mark.parametrize("changes", [{"sampling_rate": 0.0}, {"sampling_rate": 1.1}, {"sampling_seed": -1}])
+def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
+    (name,) = changes
+    with pytest.raises(ConfigError, match=name):
+        RankConfig(**changes)
+    with pytest.raises(ConfigError, match="mode must be one of budget, fae-paper, fae-code, got 'luck'"):
+        SplitConfig(mode="luck")  # type: ignore[arg-type]

@@ -1,0 +1,125 @@
+"""Which file each sample goes to, against a sort of all keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.folders.output import Output
+from hotset.pipeline.formats.arrow_files import write_batch
+from hotset.pipeline.packing.shuffle_plan import Shuffle, plan_shuffle
+from hotset.stats.batches.sample_shuffle import EVALUATION, HOT_ONLY, MIXED, keys_and_kinds
+from hotset.tests.support.naive_stages import shuffled
+
+SEED = 3
+
+
+@dataclass(frozen=True)
+class NoConfig:
+    """The tags are given, not computed."""
+
+
+def plan_of(folder: Path, is_hot: NDArray[np.uint8], num_train: int, num_parts: int) -> Manifest:
+    """A folder of tags in parts of unequal length, some of them empty."""
+    output = Output.begin("split", 1, NoConfig(), [], folder)
+    assert isinstance(output, Output)
+    cuts = np.sort(np.random.default_rng(num_parts).integers(0, len(is_hot) + 1, num_parts - 1))
+    for number, part in enumerate(np.split(is_hot, cuts)):
+        with output.writing(f"part{number:03}.arrow", len(part)) as path:
+            write_batch(path, {"is_hot": pa.array(part)})
+    return output.seal({"num_train_samples": num_train})
+
+
+def naive_files(
+    is_hot: NDArray[np.uint8], num_train: int, is_grouped: bool, samples_per_file: int
+) -> list[tuple[int, int, list[int]]]:
+    """Kind, number and sample numbers in order of each output file."""
+    kinds = [HOT_ONLY if is_grouped and hot else MIXED for hot in is_hot[:num_train]]
+    files = []
+    for kind in (HOT_ONLY, MIXED, EVALUATION):
+        numbers = [i for i in range(num_train) if kinds[i] == kind]
+        order = list(range(num_train, len(is_hot))) if kind == EVALUATION else shuffled(numbers, SEED)
+        for number, first in enumerate(range(0, len(order), samples_per_file)):
+            files.append((kind, number, order[first : first + samples_per_file]))
+    return files
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("is_grouped", [True, False])
+@pytest.mark.parametrize(
+    ("num_samples", "num_train", "num_parts", "samples_per_file"),
+    [
+        (0, 0, 1, 4),
+        (1, 1, 1, 4),
+        (9, 9, 3, 4),
+        (9, 0, 3, 4),
+        (500, 400, 7, 1),
+        (500, 400, 7, 50),
+        (500, 401, 40, 64),
+        (500, 400, 3, 10_000),
+    ],
+)
+def test_every_sample_goes_where_a_sort_puts_it(
+    tmp_path: Path,
+    num_samples: int,
+    num_train: int,
+    num_parts: int,
+    samples_per_file: int,
+    is_grouped: bool,
+    workers: int,
+    rng: np.random.Generator,
+) -> None:
+    is_hot = (rng.random(num_samples) < 0.6).astype(np.uint8)
+    plan = plan_of(tmp_path, is_hot, num_train, num_parts)
+    found = plan_shuffle(Shuffle(plan, SEED, is_grouped, samples_per_file), workers=workers)
+    narrow = plan_shuffle(found.shuffle, workers=workers, room_bytes=50)
+    np.testing.assert_array_equal(narrow.last_keys, found.last_keys)
+    wanted = naive_files(is_hot, num_train, is_grouped, samples_per_file)
+    assert [(f.index, f.kind, f.number, f.num_samples) for f in found.files] == [
+        (index, kind, number, len(order)) for index, (kind, number, order) in enumerate(wanted)
+    ]
+    members: list[list[int]] = [[] for _ in wanted]
+    for entry, first_sample in found.parts:
+        _, files, counts = found.keys_and_files(entry, first_sample)
+        for sample, file in enumerate(files.tolist(), first_sample):
+            members[file].append(sample)
+        np.testing.assert_array_equal(counts, np.bincount(files, minlength=len(members)))
+        for kinds in ({HOT_ONLY}, {MIXED}, {EVALUATION}, {MIXED, EVALUATION}):
+            is_read = (entry, first_sample) in found.parts_for(kinds)
+            assert is_read or all(found.files[file].kind not in kinds for file in files)
+    assert members == [sorted(order) for _, _, order in wanted]
+
+
+def test_files_that_end_in_one_bin_are_cut_at_the_exact_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Keys in few bins: every file begins in the middle of one, and several files in the same."""
+
+    def crowded(
+        seed: int,
+        first_sample: int,
+        num_train: int,
+        is_hot: NDArray[np.uint8],
+        is_grouped: bool,
+        keys: NDArray[np.uint64],
+        kinds: NDArray[np.uint8],
+    ) -> None:
+        keys_and_kinds(seed, first_sample, num_train, is_hot, is_grouped, keys, kinds)
+        keys[kinds != EVALUATION] >>= np.uint64(14)  # the order stays
+
+    monkeypatch.setattr("hotset.pipeline.packing.shuffle_plan.keys_and_kinds", crowded)
+    is_hot = (rng.random(300) < 0.6).astype(np.uint8)
+    plan = plan_of(tmp_path, is_hot, 250, 4)
+    found = plan_shuffle(Shuffle(plan, SEED, True, 9), workers=1)
+    members: list[list[int]] = [[] for _ in found.files]
+    for entry, first_sample in found.parts:
+        _, files, _ = found.keys_and_files(entry, first_sample)
+        for sample, file in enumerate(files.tolist(), first_sample):
+            members[file].append(sample)
+    assert members == [sorted(order) for _, _, order in naive_files(is_hot, 250, True, 9)]

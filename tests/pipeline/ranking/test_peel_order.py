@@ -1,0 +1,195 @@
+"""A vocabulary in the order of peeling, held against a slow one, and what it does to samples."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.errors import ConfigError, ManifestError
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.hot_rows.hot_order import HotOrder, read_tables
+from hotset.pipeline.schema.feature_settings import FeatureSettings
+from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.stages.count import CountConfig
+from hotset.pipeline.stages.pack import PackConfig
+from hotset.pipeline.stages.preprocess import PreprocessConfig, run_stage, settled
+from hotset.pipeline.stages.rank import RankConfig, rank
+from hotset.pipeline.stages.split import SplitConfig
+from hotset.pipeline.verify.verify import verify
+from hotset.tests.pipeline.stages.test_preprocess import failing_writer
+from hotset.tests.stats.ranking.test_peeling import naive_peel
+from hotset.tests.support.criteo_text import SCHEMA, Sample, draw_samples, tree_of
+from hotset.tests.support.naive_stages import (
+    NaiveLog,
+    columns_of,
+    ids_of,
+    naive_log,
+    rows_of,
+    run_to,
+    tags_of,
+)
+
+NUM_TRAIN = 90
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    return draw_samples(150, np.random.default_rng(8))
+
+
+def config_of(**fields: object) -> PreprocessConfig:
+    rank_config = RankConfig(**({"rank_by": "peel", "peel_floor": 7, "min_count": 2} | fields))  # type: ignore[arg-type]
+    return PreprocessConfig(
+        count=CountConfig(eval_fraction=0.4),
+        rank=rank_config,
+        split=SplitConfig(hot_bytes=ByteSize(64 * 60)),
+        pack=PackConfig(batch_size=16),
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(samples: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every stage, made once."""
+    folder = tmp_path_factory.mktemp("peel")
+    run_to("pack", folder, samples, config_of())
+    return folder
+
+
+def naive_order(naive: NaiveLog, cuts: list[int]) -> list[int]:
+    """Places by frequency in their new order; the rows up to the first cut stay."""
+    above = [
+        [place - cuts[0] for f, row in enumerate(ids) if (place := naive.places[f][row]) >= cuts[0]]
+        for ids in naive.ids[:NUM_TRAIN]
+    ]
+    num_rows, order = sum(map(len, naive.places)), list(range(cuts[0]))
+    for first, stop in itertools.pairwise([*cuts, num_rows]):
+        dropped = naive_peel(above, [0] * (num_rows - cuts[0]), [1], first - cuts[0], stop - cuts[0])
+        order += [place + cuts[0] for place in reversed(dropped)]
+    return order
+
+
+def test_the_vocabulary_is_in_the_order_of_a_slow_peeling(folder: Path, samples: list[Sample]) -> None:
+    vocabulary = Manifest.read(folder / "vocabulary")
+    assert vocabulary.totals["rank_by"] == "peel"
+    naive = naive_log(samples, NUM_TRAIN, min_count=2, num_hot_rows=0)
+    peeled = vocabulary.totals["peel"]
+    assert peeled["floor"] == 7
+    row_at = {place: (f, row) for f, places in enumerate(naive.places) for row, place in enumerate(places)}
+    order = [row_at[place] for place in naive_order(naive, [7, *peeled["cuts"]])]
+    places = [[new for new, (table, _) in enumerate(order) if table == f] for f in range(len(naive.tables))]
+    tables = [[naive.tables[f][row] for table, row in order if table == f] for f in range(len(naive.tables))]
+    assert [place.tolist() for place in read_tables(vocabulary, "place")] == places
+    assert rows_of(vocabulary) == tables
+
+
+def test_everything_that_follows_uses_it(folder: Path) -> None:
+    assert verify(folder) == []
+    plan, encoded = Manifest.read(folder / "plan"), Manifest.read(folder / "samples")
+    num_hot = [table["num_hot"] for table in plan.totals["tables"]]
+    assert sum(num_hot) == 60
+    is_hot = [all(i < n for i, n in zip(ids, num_hot, strict=True)) for ids in ids_of(encoded)]
+    assert tags_of(plan) == is_hot and any(is_hot) and not all(is_hot)
+
+
+def hot_samples_by_budget(folder: Path, row_bytes: list[int], budgets: list[int]) -> list[int]:
+    vocabulary, encoded = Manifest.read(folder / "vocabulary"), Manifest.read(folder / "samples")
+    order, ids = HotOrder(vocabulary, row_bytes), np.array(ids_of(encoded))[:NUM_TRAIN]
+    return [int((ids < np.array(order.num_hot(budget)[0])).all(axis=1).sum()) for budget in budgets]
+
+
+@pytest.mark.parametrize("dims", [{}, {"C3": 4, "C7": 64, "C26": 8}])
+def test_it_never_makes_fewer_samples_hot_than_frequency(
+    tmp_path: Path, samples: list[Sample], dims: dict[str, int]
+) -> None:
+    split = SplitConfig(feature_dims=FeatureSettings(dims.items()))
+    row_bytes = [4 * dims.get(name, 16) for name in SCHEMA.sparse]
+    budgets = [1 << power for power in range(6, 16)]
+    found, summed = {}, {}
+    for order in ("frequency", "peel"):
+        (tmp_path / order).mkdir()
+        config = settled(replace(config_of(rank_by=order), split=split))
+        assert bool(config.rank.peel_row_bytes) == (bool(dims) and order == "peel")
+        run_to("encode", tmp_path / order, samples, config)
+        found[order] = hot_samples_by_budget(tmp_path / order, row_bytes, budgets)
+        finer = list(range(64, 1 << 14, 256))
+        summed[order] = sum(hot_samples_by_budget(tmp_path / order, row_bytes, finer))
+    assert all(ours >= wanted for ours, wanted in zip(found["peel"], found["frequency"], strict=True))
+    assert summed["peel"] > summed["frequency"]
+
+
+@pytest.mark.parametrize("floor", [0, 50, 10_000])
+def test_workers_do_not_change_a_byte(tmp_path: Path, folder: Path, floor: int) -> None:
+    counts, columns = Manifest.read(folder / "counts"), Manifest.read(folder / "columns")
+    config = RankConfig(rank_by="peel", peel_floor=floor)
+    made = [
+        rank(config, counts, tmp_path / f"{workers}", columns=columns, workers=workers) for workers in (1, 3)
+    ]
+    assert tree_of(tmp_path / "1") == tree_of(tmp_path / "3")
+    if floor == 10_000:
+        by_frequency = rank(RankConfig(), counts, tmp_path / "frequency")
+        assert rows_of(made[0]) == rows_of(by_frequency)
+
+
+def test_what_peeling_needs_is_said(tmp_path: Path, folder: Path) -> None:
+    counts, columns = Manifest.read(folder / "counts"), Manifest.read(folder / "columns")
+    with pytest.raises(ConfigError, match="rank_by peel needs the columns"):
+        rank(RankConfig(rank_by="peel"), counts, tmp_path / "out")
+    with pytest.raises(ConfigError, match="rank --rank-by peel cannot keep within 180 MiB") as caught:
+        rank(
+            RankConfig(rank_by="peel"),
+            counts,
+            tmp_path / "out",
+            columns=columns,
+            memory_bytes=180 << 20,
+            workers=1,
+        )
+    hint = "MiB would do; fewer --workers need less, and so does a larger --peel-floor"
+    assert hint in str(caught.value.hint)
+    few = FeatureSettings([("C3", 8)])
+    with pytest.raises(ConfigError, match="peel_row_bytes says nothing of 'C1'"):
+        rank(RankConfig(rank_by="peel", peel_row_bytes=few), counts, tmp_path / "few", columns=columns)
+    with pytest.raises(ConfigError, match="peel_floor must be 0 or more, got -1"):
+        RankConfig(peel_floor=-1)
+
+
+def test_counts_of_another_log_are_refused(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "other").mkdir()
+    run_to("count", tmp_path / "other", draw_samples(150, np.random.default_rng(9)), config_of())
+    counts, columns = Manifest.read(folder / "counts"), Manifest.read(tmp_path / "other" / "columns")
+    with pytest.raises(ManifestError, match=r"counts fewer look-ups of C\d+ than"):
+        rank(RankConfig(rank_by="peel", peel_floor=0), counts, tmp_path / "out", columns=columns)
+
+
+def test_stopped_half_way_it_goes_on_to_the_same_bytes(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, columns = Manifest.read(folder / "counts"), Manifest.read(folder / "columns")
+    config = RankConfig(rank_by="peel", peel_floor=3)
+    rank(config, counts, tmp_path / "unbroken", columns=columns, workers=1)
+    with monkeypatch.context() as patch:
+        writer = failing_writer(5, KeyboardInterrupt)
+        patch.setattr("hotset.pipeline.ranking.ranked_tables.write_batch", writer)
+        with pytest.raises(KeyboardInterrupt):
+            rank(config, counts, tmp_path / "out", columns=columns, workers=1)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    rank(config, counts, tmp_path / "out", columns=columns, workers=2)
+    assert tree_of(tmp_path / "out") == tree_of(tmp_path / "unbroken")
+
+
+def test_only_samples_that_were_counted_are_peeled(tmp_path: Path, samples: list[Sample]) -> None:
+    """A window of days ends in the order of a log of those days alone."""
+    config = PreprocessConfig(count=CountConfig(eval_fraction=0.0, count_last=2), rank=config_of().rank)
+    parts = (samples[:40], samples[40:70], samples[70:120])
+    places = []
+    for name, days in (("window", parts), ("alone", parts[1:])):
+        (tmp_path / name).mkdir()
+        columns_of(tmp_path / name, *days)
+        for stage in ("count", "rank"):
+            run_stage(stage, getattr(config, stage), tmp_path / name)
+        vocabulary = Manifest.read(tmp_path / name / "vocabulary")
+        places.append((rows_of(vocabulary), [p.tolist() for p in read_tables(vocabulary, "place")]))
+    assert places[0] == places[1]

@@ -1,0 +1,105 @@
+"""Stages on a real Ray cluster of several nodes on one machine, one of which dies in the middle."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.errors import ConfigError, EngineError, InputError
+from hotset.pipeline.runtime.engines import use_engine
+from hotset.pipeline.runtime.tasks import num_workers, run_tasks
+from hotset.pipeline.stages.preprocess import preprocess
+from hotset.tests.pipeline.stages.test_preprocess import CONFIG
+from hotset.tests.support.criteo_text import draw_samples, text_of, tree_of
+from hotset.tests.support.remote_tasks import die_at, fail_at, where_at
+
+pytest.importorskip("ray", reason="ray is not installed: pip install 'hotset[ray]'")
+pytestmark = pytest.mark.filterwarnings("default")  # Ray's own: files and processes it leaves to the system
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head without CPUs and two nodes of two; the object store, which nothing uses, as small as may be."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+    from ray.cluster_utils import Cluster
+
+    small = {"object_store_memory": 80 << 20, "include_dashboard": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0} | small)
+        for _ in range(2):
+            made.add_node(num_cpus=2, object_store_memory=80 << 20)
+        ray.init(made.address, log_to_driver=False, logging_level=logging.ERROR)
+        made.wait_for_nodes()
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+def test_an_address_where_nobody_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(EngineError, match="no Ray cluster answers at RAY_ADDRESS 127"), use_engine("ray"):
+            pass
+
+
+def kill_node(cluster: Any, places: set[tuple[str, int]]) -> None:
+    """End a node as a machine ends that loses its power."""
+    node = next(iter(cluster.worker_nodes))
+    cluster.remove_node(node, allow_graceful=False)
+    assert any(place == node.node_id for place, _ in places)
+    for place, pid in places:
+        if place == node.node_id:
+            with suppress(ProcessLookupError):  # it saw that its node has gone
+                os.kill(pid, signal.SIGKILL)
+
+
+def left_after_death() -> set[tuple[str, int]]:
+    """Where tasks run once one node is left; workers of the other may take a while to see that it died."""
+    for _ in range(30):
+        left = set(run_tasks(where_at, ((number,) for number in range(40))))
+        if len({node for node, _ in left}) == 1:
+            return left
+        time.sleep(0.5)
+    raise AssertionError(f"tasks still run on more than one node: {left}")
+
+
+def test_a_cluster_makes_the_same_bytes_though_a_node_dies(tmp_path: Path, cluster: Any) -> None:
+    log = tmp_path / "log.tsv"
+    log.write_bytes(text_of(draw_samples(180, np.random.default_rng(10))))
+    preprocess([log], CONFIG, tmp_path / "alone", workers=1)
+    stages: list[str] = []
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage == "encode" and stage not in stages:
+            kill_node(cluster, places)
+        stages.append(stage)
+
+    with use_engine("ray"):
+        assert num_workers(0) == 4
+        with pytest.raises(ConfigError, match="5 workers on a Ray cluster of 4 CPUs"):
+            list(run_tasks(where_at, [(1,)], workers=5))
+        places = set(run_tasks(where_at, ((number,) for number in range(40))))
+        assert len(places) == 4 and len({node for node, _ in places}) == 2
+        preprocess([log], CONFIG, tmp_path / "together", progress=progress)
+        assert "encode" in stages
+        assert len(left_after_death()) <= 2
+        tasks = [(number, 7, tmp_path / "mark") for number in range(20)]
+        assert list(run_tasks(die_at, tasks)) == [number * number for number in range(20)]
+        with pytest.raises(InputError, match="7 is bad") as caught:
+            list(run_tasks(fail_at, ((number, 7) for number in range(1000))))
+        assert caught.value.hint == "give another"
+    assert tree_of(tmp_path / "together") == tree_of(tmp_path / "alone")

@@ -1,0 +1,231 @@
+"""Schemas as TOML: what is read, what is refused in which words, one fingerprint for one content."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.schema.schema import SCHEMAS, Schema
+from hotset.pipeline.schema.schema_file import (
+    identity_of,
+    is_fingerprint,
+    read_schema,
+    schema_of,
+    setting_of,
+    write_schema,
+)
+from hotset.pipeline.schema.schema_names import find_columns
+
+TEXT = """
+format = "csv"  # a comment
+label = "click"
+dense = ["age"]
+
+[sparse]
+site = "hex8"
+"user id" = "text"
+"""
+WANTED = Schema(
+    dense=("age",), sparse=("site", "user id"), kinds=("hex8", "text"), label="click", format="csv"
+)
+
+
+def test_a_schema_is_read() -> None:
+    assert read_schema(TEXT) == WANTED
+    assert WANTED.columns(has_label=True) == ("click", "age", "site", "user id")
+    assert WANTED.columns(has_label=False) == ("age", "site", "user id")
+    assert WANTED.kind_of == {"site": "hex8", "user id": "text"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        WANTED,
+        Schema(dense=(), sparse=("a",), kinds=("integer",), label=None, format="parquet"),
+        Schema(
+            dense=('q"\\', "é\t\x7f"),
+            sparse=("a.b", "#"),
+            kinds=("unsigned", "text"),
+            label="y",
+            format="csv",
+            separator="\t",
+            fields=("y", "#", "a.b", 'q"\\', "é\t\x7f", "unused"),
+        ),
+        Schema(
+            dense=("price", "depth", "n"),
+            sparse=("tags", "the user", "z", "x"),
+            kinds=("text", "integer", "hex8", "unsigned"),
+            format="csv",
+            lists=(("tags", "|"), ("z", ",")),
+            floats=("price", "depth"),
+            untransformed=("depth", "n"),
+            renamed=(("n", "ids"), ("the user", "user"), ("x", "label ")),
+            min_counts=(("the user", 4), ("z", 2)),
+            embedding_dims=(("tags", 8),),
+        ),
+    ],
+)
+def test_what_is_written_is_read_again(schema: Schema) -> None:
+    assert read_schema(write_schema(schema)) == schema
+    assert read_schema(write_schema(schema, dict.fromkeys(schema.sparse, "a note"))) == schema
+
+
+def test_a_feature_may_say_more_than_its_kind() -> None:
+    schema = read_schema("""
+format = "csv"
+[dense]
+price = "float"
+depth = { kind = "float", transform = "none" }
+ids = { kind = "integer", name = "how many" }
+[sparse]
+site = "hex8"
+user = { kind = "integer", min_count = 4, embedding_dim = 8, name = "member" }
+[sparse.tags]
+kind = "text"
+list = true
+separator = ";"
+""")
+    assert (schema.dense, schema.sparse) == (("price", "depth", "how many"), ("site", "member", "tags"))
+    assert (schema.floats, schema.untransformed) == (("price", "depth"), ("depth",))
+    assert (schema.lists, schema.one_hot) == ((("tags", ";"),), ("site", "member"))
+    assert (schema.min_counts, schema.embedding_dims) == ((("member", 4),), (("member", 8),))
+    assert schema.columns(has_label=True) == ("price", "depth", "ids", "site", "user", "tags")
+    assert read_schema(write_schema(schema)) == schema
+
+
+def test_settings_of_later_stages_are_no_part_of_the_fingerprint() -> None:
+    plain = GOOD.replace('"text"', '{ kind = "text" }')
+    more = GOOD.replace('"text"', '{ kind = "text", min_count = 3, embedding_dim = 4 }')
+    assert identity_of(GOOD) == identity_of(plain) == identity_of(more)
+    assert write_schema(read_schema(more).without_settings) == write_schema(read_schema(GOOD))
+    for other in ("list = true", "name = 'b'"):
+        changed = GOOD.replace('"text"', f'{{ kind = "text", {other} }}')
+        assert identity_of(changed) not in (identity_of(GOOD), identity_of(more))
+
+
+def test_the_fingerprint_of_a_plain_schema_is_the_one_it_always_had() -> None:
+    assert identity_of(TEXT) == "toml:3ee57c171518ed147cc3c129a12760f4"
+
+
+CSV = 'format = "csv"\n'
+GOOD = CSV + '[sparse]\na = "text"'
+
+
+def _with(keys: str) -> str:
+    return GOOD.replace('"text"', f'{{ kind = "text", {keys} }}')
+
+
+MISTAKES = {
+    "= 3": "is no TOML: Invalid statement (at line 1, column 1)",
+    GOOD.replace("a =", "a = \na ="): "is no TOML: Invalid value (at line 3, column 5)",
+    GOOD + '\na = "hex8"': "is no TOML: Cannot overwrite a value",
+    '[sparse]\na = "text"': "format must be csv or parquet, got None",
+    GOOD.replace("csv", "tsv"): "format must be csv or parquet, got 'tsv'",
+    GOOD.replace("[", 'labels = "b"\n['): "unknown key 'labels' (did you mean 'label'?)",
+    GOOD.replace("[", "label = 3\n["): "label must be the name of a column, got 3",
+    GOOD.replace(
+        "[", 'dense = "b"\n['
+    ): "dense must be a list of column names, or a table of column = kind, got 'b'",
+    GOOD.replace("[", 'dense = ["a"]\n['): "column 'a' is named twice",
+    GOOD.replace("[", 'dense = ["b", "b"]\n['): "column 'b' is named twice",
+    GOOD.replace("[", 'label = "a"\n['): "column 'a' is named twice",
+    GOOD.replace("[", 'dense = ["label"]\n['): "a feature cannot be called 'label'",
+    CSV: "sparse names no column",
+    CSV + "sparse = 3": "sparse must be a table",
+    GOOD.replace("text", "txt"): "column 'a' must be one of integer, unsigned, text, hex8, got 'txt'"
+    " (did you mean 'text'?)",
+    GOOD.replace('"text"', "3"): "column 'a' must be one of integer, unsigned, text, hex8, got 3",
+    GOOD.replace("text", "list"): "column 'a' must be one of integer, unsigned, text, hex8, got 'list'"
+    ' (a list-valued column is written column = { kind = "text", list = true })',
+    GOOD.replace(
+        '"text"', '["text"]'
+    ): "column 'a' must be one of integer, unsigned, text, hex8, got ['text']",
+    _with("lists = true"): "column 'a' has an unknown key 'lists' (did you mean 'list'?)",
+    _with("list = 1"): "column 'a': list must be true or false, got 1",
+    _with("min_count = 0"): "column 'a': min_count must be a whole number, 1 or more, got 0",
+    _with("min_count = true"): "column 'a': min_count must be a whole number, 1 or more, got True",
+    _with("embedding_dim = 70000"): "column 'a': embedding_dim must be a whole number from 1 to 65536",
+    _with("name = 3"): "column 'a': name must be a name, got 3",
+    _with('name = "ids"'): "a feature cannot be called 'ids': shards have a column of that name",
+    _with('separator = ";"'): "column 'a': separator is for a list in a csv log",
+    _with('list = true, separator = ";;"'): "column 'a': separator must be one ASCII character, got ';;'",
+    _with('list = true, separator = ";"').replace("csv", "parquet"): "column 'a': separator is for a list in",
+    _with('name = "b"') + '\nb = "text"': "feature 'b' is named twice",
+    GOOD.replace(
+        '"text"', "{ list = true }"
+    ): "column 'a' must be one of integer, unsigned, text, hex8, got None",
+    GOOD + '\n[dense]\nb = "text"': "column 'b' must be one of integer, float, got 'text'",
+    GOOD
+    + '\n[dense]\nb = { kind = "float", transform = "log" }': "column 'b': transform must be log1p or none",
+    GOOD + '\n[dense]\nb = { kind = "float", min_count = 2 }': "column 'b' has an unknown key 'min_count'",
+    GOOD + '\n[dense]\na = "float"': "column 'a' is named twice",
+    GOOD.replace(
+        "a =", "is_hot ="
+    ): "a feature cannot be called 'is_hot': shards have a column of that name (call",
+    GOOD.replace("[", 'dense = ["dense"]\n['): "a feature cannot be called 'dense'",
+    GOOD.replace("a =", '"../a" ='): "'../a' cannot be the name of a file",
+    GOOD.replace("a =", '"" ='): "'' cannot be the name of a file",
+    GOOD.replace("[", 'separator = ";;"\n['): "separator must be one ASCII character, got ';;'",
+    GOOD.replace("[", "separator = '\"'\n["): "separator must be one ASCII character, got '\"'",
+    GOOD.replace("[", "header = 1\n["): "header must be true or false, got 1",
+    GOOD.replace("[", "header = false\n["): "a log with header = false needs fields",
+    GOOD.replace("[", 'fields = ["a"]\n['): "fields is for a log with header = false",
+    GOOD.replace("[", 'header = false\nfields = ["ab"]\n['): "fields has no column 'a'",
+    GOOD.replace("[", 'header = false\nfields = ["a", "a"]\n['): "column 'a' is named twice",
+    GOOD.replace("[", "header = false\nfields = [1]\n["): "fields must be a list of column names, got [1]",
+    GOOD.replace('csv"', 'parquet"\nheader = true'): "header is for csv, and the format is parquet",
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES)
+def test_mistakes_are_one_clear_line(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_schema(text, "my.toml")
+    shown = str(caught.value) + (f" ({caught.value.hint})" if caught.value.hint else "")
+    assert "\n" not in str(caught.value) and str(caught.value).startswith("my.toml")
+    assert MISTAKES[text] in shown
+
+
+def test_a_file_counts_by_what_it_says(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.toml", tmp_path / "b.toml"
+    path.write_text(TEXT)
+    other.write_text(TEXT.replace("a comment", "another").replace('["age"]', '[ "age" ]'))
+    assert setting_of(str(path)) == setting_of(str(other))
+    assert schema_of(setting_of(str(path))) == WANTED
+    assert is_fingerprint(identity_of(TEXT)) and identity_of(TEXT) == identity_of(setting_of(str(other)))
+    assert identity_of(TEXT) != identity_of(TEXT.replace("hex8", "text"))
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_built_in_schemas_go_by_their_names(name: str) -> None:
+    assert setting_of(name) == name == identity_of(name)
+    assert schema_of(name) is SCHEMAS[name]
+    assert not is_fingerprint(name)
+
+
+def test_schemas_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no schema 'movielens'") as caught:
+        setting_of("movielens")
+    assert caught.value.hint == "one of criteo-kaggle, criteo-1tb, avazu, or a .toml file"
+    with pytest.raises(ConfigError, match=r"none\.toml cannot be read: No such file"):
+        setting_of(str(tmp_path / "none.toml"))
+    (tmp_path / "latin.toml").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        setting_of(str(tmp_path / "latin.toml"))
+    (tmp_path / "bad.toml").write_text("format = 3")
+    with pytest.raises(ConfigError, match=r"bad\.toml: format must be csv"):
+        setting_of(str(tmp_path / "bad.toml"))
+
+
+def test_columns_are_found_or_the_nearest_is_named() -> None:
+    assert find_columns(["c", "a"], ["a", "b", "c", "b"], "log.csv") == [2, 0]
+    with pytest.raises(ConfigError, match=r"log\.csv has no column 'site'") as caught:
+        find_columns(["site"], ["user", "sites"], "log.csv")
+    assert caught.value.hint == "did you mean 'sites'?"
+    with pytest.raises(ConfigError) as caught:
+        find_columns(["site"], ["x"], "log.csv")
+    assert caught.value.hint == "it has ['x']"
+    with pytest.raises(ConfigError, match="has two columns 'b'"):
+        find_columns(["b"], ["b", "b"], "log.csv")

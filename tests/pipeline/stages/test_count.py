@@ -1,0 +1,170 @@
+"""Counts of the training part, exact and of nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.errors import ConfigError, ManifestError
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.formats.arrow_files import read_batch
+from hotset.pipeline.stages.count import CountConfig, _Tables, count, needed_bytes, num_training_samples
+from hotset.tests.support.criteo_text import NUM_DENSE, NUM_SPARSE, SCHEMA, Sample, draw_samples, tree_of
+from hotset.tests.support.memory_caps import count_stages_alone
+from hotset.tests.support.naive_stages import columns_of
+
+
+def counted(counts: Manifest) -> list[dict[int | None, int]]:
+    """Per table, how often each category (None: missing) was seen."""
+    tables = []
+    for name, facts in zip(SCHEMA.sparse, counts.totals["tables"], strict=True):
+        entry = next(entry for entry in counts.files if entry.path == f"{name}.arrow")
+        batch = read_batch(counts, entry)
+        categories = batch.column("category").to_pylist()
+        assert str(batch.column("category").type) == "uint32" and categories == sorted(set(categories))
+        assert facts == {"name": name, "num_categories": len(categories), "num_missing": facts["num_missing"]}
+        assert entry.facts == {"num_missing": facts["num_missing"]}
+        table: dict[int | None, int] = dict(zip(categories, batch.column("count").to_pylist(), strict=True))
+        tables.append(table | ({None: facts["num_missing"]} if facts["num_missing"] else {}))
+    return tables
+
+
+def naive_counts(samples: list[Sample]) -> list[dict[int | None, int]]:
+    return [dict(Counter(sample.categories[f] for sample in samples)) for f in range(NUM_SPARSE)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("num_samples", "eval_fraction", "num_train"),
+    [(1, 0.0, 1), (1, 0.99, 1), (7, 1 / 7, 6), (90, 1 / 7, 78), (90, 0.5, 45), (90, 0.0, 90), (90, 0.98, 2)],
+)
+def test_counts_are_those_of_the_first_samples(
+    tmp_path: Path,
+    num_samples: int,
+    eval_fraction: float,
+    num_train: int,
+    workers: int,
+    rng: np.random.Generator,
+) -> None:
+    samples = draw_samples(num_samples, rng)
+    columns = columns_of(tmp_path, samples)
+    counts = count(CountConfig(eval_fraction=eval_fraction), columns, tmp_path / "counts", workers=workers)
+    assert counted(counts) == naive_counts(samples[:num_train])
+    assert (counts.totals["num_samples"], counts.totals["num_train_samples"]) == (num_samples, num_train)
+
+
+@pytest.mark.parametrize(("eval_files", "num_train"), [(1, 41), (2, 30), (3, 30)])
+def test_whole_files_can_be_kept_for_evaluation(
+    tmp_path: Path, eval_files: int, num_train: int, rng: np.random.Generator
+) -> None:
+    samples = draw_samples(60, rng)
+    columns = columns_of(tmp_path, samples[:30], [], samples[30:41], samples[41:])
+    counts = count(CountConfig(eval_files=eval_files), columns, tmp_path / "counts")
+    assert counted(counts) == naive_counts(samples[:num_train])
+    assert counts.totals["num_train_samples"] == num_train
+
+
+@pytest.mark.parametrize("eval_files", [4, 5])
+def test_no_sample_to_train_on_is_refused(tmp_path: Path, eval_files: int, rng: np.random.Generator) -> None:
+    samples = draw_samples(9, rng)
+    columns = columns_of(tmp_path, [], samples[:3], samples[3:6], samples[6:])
+    with pytest.raises(ConfigError, match=f"eval_files {eval_files} of 4 files leaves no sample to train on"):
+        num_training_samples(CountConfig(eval_files=eval_files), columns)
+    assert num_training_samples(CountConfig(eval_files=2), columns) == 3
+    with pytest.raises(ConfigError, match="leaves no sample to train on"):
+        num_training_samples(CountConfig(eval_files=3), columns)
+
+
+def test_a_table_that_only_misses_values_has_no_category(tmp_path: Path) -> None:
+    columns = columns_of(tmp_path, [Sample(0, (1,) * NUM_DENSE, (None,) * NUM_SPARSE)] * 30)
+    counts = count(CountConfig(eval_fraction=0.1), columns, tmp_path / "counts")
+    assert counted(counts) == [{None: 27}] * NUM_SPARSE
+
+
+def test_other_settings_need_another_folder(tmp_path: Path, rng: np.random.Generator) -> None:
+    columns = columns_of(tmp_path, draw_samples(9, rng))
+    made = count(CountConfig(), columns, tmp_path / "counts")
+    assert count(CountConfig(), columns, tmp_path / "counts") == made
+    with pytest.raises(ManifestError, match=r"was made with eval_fraction = 0\.142857\d+, now 0\.2"):
+        count(CountConfig(eval_fraction=0.2), columns, tmp_path / "counts")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"eval_fraction": 1.0},
+        {"eval_fraction": -0.1},
+        {"eval_fraction": float("nan")},
+        {"eval_files": -1},
+    ],
+)
+def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
+    (name,) = changes
+    with pytest.raises(ConfigError, match=name):
+        CountConfig(**changes)
+
+
+def test_progress_ends_at_the_total(tmp_path: Path, rng: np.random.Generator) -> None:
+    columns = columns_of(tmp_path, draw_samples(40, rng))
+    told: list[tuple[str, int, int]] = []
+    config = CountConfig(eval_fraction=0.5)
+    count(config, columns, tmp_path / "counts", workers=1, progress=lambda *words: told.append(words))
+    assert told[-1] == ("count", 20 * NUM_SPARSE, 20 * NUM_SPARSE)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("spare_bytes", [0, 2000])
+def test_tables_that_do_not_fit_are_counted_in_runs_to_the_same_bytes(
+    tmp_path: Path, workers: int, spare_bytes: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = columns_of(tmp_path, draw_samples(400, rng))
+    count(CountConfig(), columns, tmp_path / "whole", workers=1)
+    count_stages_alone(monkeypatch)
+    monkeypatch.setattr("hotset.stats.counting.category_counter.SMALLEST_ENTRIES", 16)
+    monkeypatch.setattr("hotset.pipeline.stages.count.SMALLEST_ENTRIES", 1)
+    spilled: list[str] = []
+    monkeypatch.setattr(_Tables, "_spill", recording(_Tables._spill, spilled))
+    memory_bytes = needed_bytes(NUM_SPARSE, workers) + spare_bytes
+    count(CountConfig(), columns, tmp_path / "runs", workers=workers, memory_bytes=memory_bytes)
+    assert tree_of(tmp_path / "runs") == tree_of(tmp_path / "whole")
+    assert len(spilled) > len(set(spilled)) > 0
+    assert [path for path in (tmp_path / "runs").iterdir() if path.suffix not in (".arrow", ".json")] == []
+
+
+def recording(spill: Callable[[_Tables, str], None], names: list[str]) -> Callable[[_Tables, str], None]:
+    def recorded(tables: _Tables, name: str) -> None:
+        names.append(name)
+        spill(tables, name)
+
+    return recorded
+
+
+def test_a_cap_that_cannot_be_kept_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    columns = columns_of(tmp_path, draw_samples(9, rng))
+    with pytest.raises(ConfigError, match="count cannot keep within 1 MiB of memory") as caught:
+        count(CountConfig(), columns, tmp_path / "counts", workers=1, memory_bytes=1 << 20)
+    assert "--memory 177MiB would do" in str(caught.value.hint)
+
+
+def test_a_full_disk_while_tables_are_emptied_is_one_clear_line(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = columns_of(tmp_path, draw_samples(400, rng))
+    count_stages_alone(monkeypatch)
+    monkeypatch.setattr("hotset.stats.counting.category_counter.SMALLEST_ENTRIES", 16)
+    monkeypatch.setattr("hotset.pipeline.stages.count.SMALLEST_ENTRIES", 1)
+
+    def full(*_: Any) -> Path:
+        raise OSError(28, "No space left on device")
+
+    least = needed_bytes(NUM_SPARSE, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Tables, "_runs_file", full)
+        with pytest.raises(ManifestError, match="has no room for what does not fit in memory: No space left"):
+            count(CountConfig(), columns, tmp_path / "counts", workers=1, memory_bytes=least)
+    count(CountConfig(), columns, tmp_path / "counts", workers=1, memory_bytes=least)

@@ -1,0 +1,178 @@
+"""Categories to ids: what training knows has its own, everything else is oov, missing has a row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.errors import ConfigError, ManifestError
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.formats.part_ids import PartSize, largest_part
+from hotset.pipeline.stages.count import CountConfig
+from hotset.pipeline.stages.encode import EncodeConfig, encode, iterate_parts, needed_bytes
+from hotset.pipeline.stages.ingest import IngestConfig
+from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.stages.rank import RankConfig
+from hotset.tests.support.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, text_of, tree_of
+from hotset.tests.support.memory_caps import count_stages_alone
+from hotset.tests.support.naive_stages import SMALL_BLOCKS, columns_of, ids_of, naive_log, run_to
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("num_samples", "eval_fraction"), [(1, 0.0), (7, 0.5), (150, 0.4), (150, 0.0)])
+@pytest.mark.parametrize("min_count", [1, 3])
+def test_ids_agree_with_a_dictionary(
+    tmp_path: Path,
+    num_samples: int,
+    eval_fraction: float,
+    min_count: int,
+    workers: int,
+    rng: np.random.Generator,
+) -> None:
+    samples = draw_samples(num_samples, rng)
+    count, rank = CountConfig(eval_fraction=eval_fraction), RankConfig(min_count=min_count)
+    made = run_to("encode", tmp_path, samples, PreprocessConfig(count=count, rank=rank), workers=workers)
+    num_train = num_samples - int(eval_fraction * num_samples)
+    naive = naive_log(samples, num_train, min_count=min_count, num_hot_rows=0)
+    assert ids_of(made) == naive.ids
+    for f, table in enumerate(made.totals["tables"]):
+        is_oov = [ids[f] == table["oov_id"] for ids in naive.ids]
+        assert table["oov_train"] == sum(is_oov[:num_train]) == table["oov_count"]
+        assert table["oov_evaluation"] == sum(is_oov[num_train:])
+    assert made.totals["num_train_samples"] == num_train and made.num_samples == num_samples
+
+
+def test_what_training_never_saw_is_oov(tmp_path: Path) -> None:
+    """The first table meets a new category in evaluation, the second its first missing value."""
+    known = Sample(1, (1,) * NUM_DENSE, (7,) * NUM_SPARSE)
+    new = replace(known, categories=(8, None, *known.categories[2:]))
+    config = PreprocessConfig(count=CountConfig(eval_fraction=0.5))
+    made = run_to("encode", tmp_path, [known, known, new, known], config)
+    assert ids_of(made) == [[0] * 26, [0] * 26, [1, 1] + [0] * 24, [0] * 26]
+    first, second, third, *_ = made.totals["tables"]
+    assert first["oov_id"] == second["oov_id"] == second["missing_id"] == 1
+    assert (first["oov_evaluation"], second["oov_evaluation"], third["oov_evaluation"]) == (1, 1, 0)
+    assert first["oov_train"] == second["oov_train"] == first["oov_count"] == 0
+
+
+def test_the_ids_of_training_do_not_depend_on_evaluation(tmp_path: Path, rng: np.random.Generator) -> None:
+    samples = draw_samples(80, rng)
+    config = PreprocessConfig(count=CountConfig(eval_fraction=0.5))
+    ids = []
+    for name, evaluation in (("a", samples[40:]), ("b", draw_samples(40, np.random.default_rng(5)))):
+        (tmp_path / name).mkdir()
+        ids.append(ids_of(run_to("encode", tmp_path / name, [*samples[:40], *evaluation], config)))
+    assert ids[0][:40] == ids[1][:40] and ids[0][40:] != ids[1][40:]
+
+
+def test_a_part_of_which_nothing_was_good_has_no_samples(tmp_path: Path, rng: np.random.Generator) -> None:
+    samples = draw_samples(40, rng)
+    raw = tmp_path / "log"
+    raw.write_bytes(text_of(samples[:20]) + b"x\n" * 2500 + text_of(samples[20:]))
+    ingest = IngestConfig(block_bytes=SMALL_BLOCKS.block_bytes, on_bad_line="skip", max_bad_fraction=1)
+    shards = preprocess([raw], PreprocessConfig(ingest=ingest), tmp_path, workers=2)
+    made = Manifest.read(tmp_path / "samples")
+    naive = naive_log(samples, 35, min_count=1, num_hot_rows=0)
+    assert ids_of(made) == naive.ids and any(entry.num_samples == 0 for entry in made.files)
+    assert sum(shards.totals["samples"].values()) == 40
+
+
+def test_parts_are_numbered_by_their_first_sample(tmp_path: Path, rng: np.random.Generator) -> None:
+    columns = columns_of(tmp_path, draw_samples(30, rng), [], draw_samples(5, rng))
+    parts = list(iterate_parts(columns))
+    assert [entry for _, entry in parts] == columns.files
+    assert [first for first, _ in parts] == [
+        sum(entry.num_samples for entry in columns.files[:n]) for n in range(len(columns.files))
+    ]
+
+
+def test_sealed_samples_are_left_as_they_are(tmp_path: Path, rng: np.random.Generator) -> None:
+    run_to("encode", tmp_path, draw_samples(30, rng), PreprocessConfig())
+    before = tree_of(tmp_path / "samples")
+    columns, vocabulary = (Manifest.read(tmp_path / name) for name in ("columns", "vocabulary"))
+    encode(EncodeConfig(), columns, vocabulary, tmp_path / "samples")
+    assert tree_of(tmp_path / "samples") == before
+
+
+def test_another_vocabulary_needs_another_folder(tmp_path: Path, rng: np.random.Generator) -> None:
+    samples = draw_samples(30, rng)
+    for name, min_count in (("a", 1), ("b", 2)):
+        (tmp_path / name).mkdir()
+        config = PreprocessConfig(rank=RankConfig(min_count=min_count))
+        run_to("encode", tmp_path / name, samples, config)
+    columns, vocabulary = Manifest.read(tmp_path / "a/columns"), Manifest.read(tmp_path / "b/vocabulary")
+    with pytest.raises(ManifestError, match="was made from other inputs"):
+        encode(EncodeConfig(), columns, vocabulary, tmp_path / "a/samples")
+
+
+@pytest.mark.parametrize("damage", ["cut", "scrambled"])
+def test_a_damaged_input_file_is_named(tmp_path: Path, damage: str, rng: np.random.Generator) -> None:
+    run_to("rank", tmp_path, draw_samples(30, rng), PreprocessConfig())
+    columns, vocabulary = (Manifest.read(tmp_path / name) for name in ("columns", "vocabulary"))
+    path = tmp_path / "columns" / columns.files[1].path
+    text = path.read_bytes()
+    path.write_bytes(text[:-10] if damage == "cut" else b"\1" * len(text))
+    message = "bytes, want" if damage == "cut" else "is damaged"
+    with pytest.raises(ManifestError, match=f"{path.name}.* {message}") as caught:
+        encode(EncodeConfig(), columns, vocabulary, tmp_path / "samples")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("spare_bytes", [0, 1000, 3000])
+def test_tables_that_do_not_fit_are_looked_up_in_passes_to_the_same_bytes(
+    tmp_path: Path, workers: int, spare_bytes: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing to spare every pass has a piece of one table, of 16 entries."""
+    run_to("encode", tmp_path, draw_samples(150, rng), PreprocessConfig(count=CountConfig(eval_fraction=0.4)))
+    columns, vocabulary = (Manifest.read(tmp_path / name) for name in ("columns", "vocabulary"))
+    count_stages_alone(monkeypatch)
+    largest = max(entry.num_samples for entry in columns.files)
+    memory_bytes = needed_bytes(PartSize(largest), NUM_SPARSE, workers) + spare_bytes
+    told: list[tuple[str, int, int]] = []
+    out = tmp_path / "passes" / "samples"
+    encode(
+        EncodeConfig(),
+        columns,
+        vocabulary,
+        out,
+        workers=workers,
+        memory_bytes=memory_bytes,
+        progress=lambda *words: told.append(words),
+    )
+    assert tree_of(out) == tree_of(tmp_path / "samples")
+    assert told[-1][1] == told[-1][2] >= 2 * 150
+    largest_table = max(table["num_rows"] for table in vocabulary.totals["tables"])
+    assert largest_table > 11 or spare_bytes  # it does not fit into 16 entries
+
+
+def test_stopped_between_passes_the_same_run_goes_on(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_to("encode", tmp_path, draw_samples(90, rng), PreprocessConfig())
+    columns, vocabulary = (Manifest.read(tmp_path / name) for name in ("columns", "vocabulary"))
+    count_stages_alone(monkeypatch)
+    memory_bytes = needed_bytes(largest_part(columns.files), NUM_SPARSE, 1) + 3000
+    out, num_told = tmp_path / "passes" / "samples", 0
+
+    def stop(*_: object) -> None:
+        nonlocal num_told
+        num_told += 1
+        if num_told == len(columns.files) + 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        encode(EncodeConfig(), columns, vocabulary, out, workers=1, memory_bytes=memory_bytes, progress=stop)
+    encode(EncodeConfig(), columns, vocabulary, out, workers=1, memory_bytes=memory_bytes + 2000)
+    assert tree_of(out) == tree_of(tmp_path / "samples")
+
+
+def test_a_cap_that_cannot_be_kept_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    run_to("rank", tmp_path, draw_samples(9, rng), PreprocessConfig())
+    columns, vocabulary = (Manifest.read(tmp_path / name) for name in ("columns", "vocabulary"))
+    with pytest.raises(ConfigError, match="encode cannot keep within 1 MiB of memory") as caught:
+        encode(EncodeConfig(), columns, vocabulary, tmp_path / "samples", workers=1, memory_bytes=1 << 20)
+    assert "MiB would do" in str(caught.value.hint)

@@ -1,0 +1,308 @@
+"""Shards against the naive shuffle: every sample once, with its label, values and ids, in the right batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.errors import ConfigError, ManifestError
+from hotset.pipeline.folders.manifest import MANIFEST, Manifest
+from hotset.pipeline.formats import arrow_files
+from hotset.pipeline.packing.scatter_samples import deal
+from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.stages.count import CountConfig
+from hotset.pipeline.stages.ingest import IngestConfig
+from hotset.pipeline.stages.pack import PackConfig, needed_bytes, pack
+from hotset.pipeline.stages.preprocess import PreprocessConfig
+from hotset.pipeline.stages.split import SplitConfig
+from hotset.tests.support.criteo_text import SCHEMA, Sample, draw_samples, tree_of
+from hotset.tests.support.memory_caps import count_stages_alone
+from hotset.tests.support.naive_stages import (
+    NaiveLog,
+    ShardSample,
+    batches_of,
+    naive_log,
+    naive_shard_sample,
+    run_to,
+    shuffled,
+)
+
+NUM_SAMPLES, NUM_TRAIN = 200, 160
+NUM_HOT_ROWS = 110
+WORDS = 2 + 13 + 26
+"""int32 words of a sample while it is dealt."""
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    return draw_samples(NUM_SAMPLES, np.random.default_rng(9))
+
+
+@pytest.fixture(scope="module")
+def naive(samples: list[Sample]) -> NaiveLog:
+    return naive_log(samples, NUM_TRAIN, min_count=1, num_hot_rows=NUM_HOT_ROWS)
+
+
+def split_folder(folder: Path, samples: list[Sample], num_hot_rows: int, *, label: bool = True) -> Path:
+    config = PreprocessConfig(
+        ingest=IngestConfig(label=label),
+        count=CountConfig(eval_fraction=0.2),
+        split=SplitConfig(hot_bytes=ByteSize(64 * num_hot_rows)),
+    )
+    run_to("split", folder, samples, config)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(samples: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything before pack, made once."""
+    return split_folder(tmp_path_factory.mktemp("pack"), samples, NUM_HOT_ROWS)
+
+
+def pack_in(folder: Path, out: Path, config: PackConfig, **options: Any) -> Manifest:
+    columns, encoded, plan = (Manifest.read(folder / name) for name in ("columns", "samples", "plan"))
+    return pack(config, columns, encoded, plan, out, **({"workers": 1} | options))
+
+
+def naive_batches(
+    samples: list[Sample], naive: NaiveLog, numbers: list[int], batch_size: int, *, label: bool = True
+) -> list[list[ShardSample]]:
+    rows = [naive_shard_sample(samples[n], naive.ids[n]) for n in numbers]
+    rows = rows if label else [(0.0, dense, ids) for _, dense, ids in rows]
+    return [rows[first : first + batch_size] for first in range(0, len(rows), batch_size)]
+
+
+def naive_orders(naive: NaiveLog, seed: int, order: str) -> dict[str, list[int]]:
+    """Sample numbers of each kind, in order."""
+    is_hot = [order == "grouped" and hot for hot in naive.is_hot[:NUM_TRAIN]]
+    hot_only = [n for n in range(NUM_TRAIN) if is_hot[n]]
+    mixed = [n for n in range(NUM_TRAIN) if not is_hot[n]]
+    evaluation = list(range(NUM_TRAIN, len(naive.ids)))
+    return {"hot_only": shuffled(hot_only, seed), "mixed": shuffled(mixed, seed), "evaluation": evaluation}
+
+
+@pytest.mark.parametrize("order", ["grouped", "original"])
+@pytest.mark.parametrize(("batch_size", "seed"), [(1, 0), (7, 1), (64, 0), (64, 2**63 - 1), (10_000, 5)])
+def test_shards_agree_with_the_naive_shuffle(
+    tmp_path: Path,
+    folder: Path,
+    samples: list[Sample],
+    naive: NaiveLog,
+    batch_size: int,
+    seed: int,
+    order: Any,
+) -> None:
+    config = PackConfig(batch_size=batch_size, order=order, seed=seed)
+    shards = pack_in(folder, tmp_path / "shards", config, workers=2)
+    counted = {}
+    for kind, numbers in naive_orders(naive, seed, order).items():
+        found = list(batches_of(shards, kind))
+        assert [batch for batch, _ in found] == naive_batches(samples, naive, numbers, batch_size)
+        counted[kind] = (len(numbers), len(found))
+        if kind == "evaluation":
+            tags = [tag for _, batch_tags in found for tag in batch_tags or []]
+            assert tags == naive.is_hot[NUM_TRAIN:]
+    totals = shards.totals
+    assert totals["samples"] == {kind: num_samples for kind, (num_samples, _) in counted.items()}
+    if order == "grouped":
+        assert totals["batches"] == {kind: num_batches for kind, (_, num_batches) in counted.items()}
+        assert 0 < totals["samples"]["hot_only"] < NUM_TRAIN
+    for entry in shards.files:
+        is_unsorted = kind_of(entry) == "mixed" and order == "original"
+        assert ("hot_only_batches" in entry.facts) == is_unsorted
+
+
+def kind_of(entry: Any) -> str:
+    return str(entry.facts["kind"])
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_original_order_says_which_batches_happen_to_be_hot_only(
+    tmp_path: Path,
+    folder: Path,
+    naive: NaiveLog,
+    batch_size: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 4 * WORDS * 30)
+    shards = pack_in(folder, tmp_path / "shards", PackConfig(batch_size=batch_size, order="original"))
+    numbers = naive_orders(naive, 0, "original")["mixed"]
+    batches = [numbers[first : first + batch_size] for first in range(0, len(numbers), batch_size)]
+    is_hot_only = [all(naive.is_hot[n] for n in batch) for batch in batches]
+    found, mixed = [], [entry for entry in shards.files if kind_of(entry) == "mixed"]
+    for entry in mixed:
+        found += [n in entry.facts["hot_only_batches"] for n in range(entry.facts["batches"])]
+    assert len(mixed) > 3 and found == is_hot_only and any(is_hot_only)
+    num_hot_only, num_evaluation = sum(is_hot_only), -(-(NUM_SAMPLES - NUM_TRAIN) // batch_size)
+    num_batches = {"hot_only": num_hot_only, "mixed": len(batches) - num_hot_only}
+    assert shards.totals["batches"] == num_batches | {"evaluation": num_evaluation}
+
+
+def test_totals_hold_what_a_trainer_needs(tmp_path: Path, folder: Path, naive: NaiveLog) -> None:
+    shards = pack_in(folder, tmp_path / "shards", PackConfig())
+    plan, totals = Manifest.read(folder / "plan"), shards.totals
+    assert totals["tables"] == plan.totals["tables"]
+    assert [table["num_hot"] for table in totals["tables"]] == naive.num_hot
+    assert {"name", "num_rows", "num_hot", "oov_id"} <= set(totals["tables"][0])
+    assert totals["dense"] == list(SCHEMA.dense) and totals["has_label"] is True
+    assert (totals["embedding_dim"], totals["embedding_optimizer"], totals["row_bytes"]) == (16, "sgd", 64)
+    assert (totals["hot_bytes"], totals["num_hot_rows"]) == (64 * NUM_HOT_ROWS, NUM_HOT_ROWS)
+    assert totals["num_rows"] == sum(map(len, naive.tables))
+    assert [entry["name"] for entry in shards.inputs] == ["columns", "samples", "plan"]
+    assert shards.inputs[2]["fingerprint"] == plan.fingerprint
+
+
+@pytest.mark.parametrize(("num_hot_rows", "absent"), [(0, "hot_only"), (100_000, "mixed")])
+def test_without_a_hot_or_a_cold_row_a_kind_is_absent(
+    tmp_path: Path, samples: list[Sample], num_hot_rows: int, absent: str
+) -> None:
+    folder = split_folder(tmp_path, samples, num_hot_rows)
+    shards = pack_in(folder, tmp_path / "shards", PackConfig(batch_size=16))
+    assert {kind_of(entry) for entry in shards.files} == {"hot_only", "mixed", "evaluation"} - {absent}
+    assert shards.totals["samples"][absent] == shards.totals["batches"][absent] == 0
+
+
+def test_a_log_without_labels_has_none(tmp_path: Path, samples: list[Sample], naive: NaiveLog) -> None:
+    folder = split_folder(tmp_path, samples, NUM_HOT_ROWS, label=False)
+    shards = pack_in(folder, tmp_path / "shards", PackConfig(batch_size=32))
+    assert shards.totals["has_label"] is False
+    for kind, numbers in naive_orders(naive, 0, "grouped").items():
+        found = [batch for batch, _ in batches_of(shards, kind)]
+        assert found == naive_batches(samples, naive, numbers, 32, label=False)
+
+
+@pytest.mark.parametrize("order", ["grouped", "original"])
+def test_files_and_passes_change_nothing_but_where_batches_stand(
+    tmp_path: Path, folder: Path, order: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = PackConfig(batch_size=8, order=order)
+    whole = pack_in(folder, tmp_path / "whole", config)
+    monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 4 * WORDS * 8 * 2 + 5)
+    count_stages_alone(monkeypatch)
+    trees, least = [], least_bytes(folder, config, workers=2)
+    for name, memory_bytes, workers in (("large", None, 1), ("tiny", least, 2), ("small", least + 4000, 2)):
+        shards = pack_in(folder, tmp_path / name, config, memory_bytes=memory_bytes, workers=workers)
+        trees.append(tree_of(tmp_path / name))
+    assert trees[0] == trees[1] == trees[2]
+    assert {entry.num_samples for entry in shards.files if kind_of(entry) == "mixed"} >= {16}
+    assert len(shards.files) > 12 > len(whole.files)
+    for kind in ("hot_only", "mixed", "evaluation"):
+        assert list(batches_of(shards, kind)) == list(batches_of(whole, kind))
+
+
+def least_bytes(folder: Path, config: PackConfig, *, workers: int = 1) -> int:
+    largest = max(entry.num_samples for entry in Manifest.read(folder / "columns").files)
+    return needed_bytes(config, WORDS, largest, workers)
+
+
+@pytest.mark.parametrize("spare_bytes", [0, 8_000, 20_000])
+def test_what_is_held_at_a_time_fits_in_the_memory_given(
+    tmp_path: Path, folder: Path, spare_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count_stages_alone(monkeypatch)
+    config = PackConfig(batch_size=16)
+    monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 4 * WORDS * 16)
+    held: list[tuple[list[int], Any]] = []
+
+    def recording(group: list[Any], *others: Any) -> Any:
+        held.append(([file.num_samples for file in group], deal(group, *others)))
+        return held[-1][1]
+
+    monkeypatch.setattr("hotset.pipeline.stages.pack.deal", recording)
+    memory_bytes = least_bytes(folder, config) + spare_bytes
+    pack_in(folder, tmp_path / "shards", config, memory_bytes=memory_bytes)
+    assert sum(sum(group) for group, _ in held) == NUM_SAMPLES
+    assert len(held) > 1
+    for group, buffers in held:
+        assert buffers.rows.nbytes + buffers.keys.nbytes <= 16 * (4 * WORDS + 8) + spare_bytes
+        assert len(group) == 1 or spare_bytes
+
+
+def test_a_cap_that_cannot_be_kept_is_refused_with_one_that_can(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"pack cannot keep within 1 MiB of memory") as caught:
+        pack_in(folder, tmp_path / "shards", PackConfig(), memory_bytes=1 << 20)
+    enough = re.match(r"--memory (\d+)MiB would do", str(caught.value.hint))
+    assert enough is not None
+    with pytest.raises(ConfigError, match="pack cannot keep within"):
+        pack_in(folder, tmp_path / "shards", PackConfig(), memory_bytes=(int(enough[1]) - 1) << 20)
+    assert pack_in(folder, tmp_path / "shards", PackConfig(), memory_bytes=int(enough[1]) << 20)
+
+
+def test_seeds_give_other_orders_and_equal_ones_equal_bytes(tmp_path: Path, folder: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        pack_in(folder, tmp_path / name, PackConfig(batch_size=16, seed=seed))
+    trees = [tree_of(tmp_path / name) for name in "abc"]
+    assert trees[0] == trees[1]
+    assert trees[0]["evaluation-00000.arrow"] == trees[2]["evaluation-00000.arrow"]
+    assert trees[0]["mixed-00000.arrow"] != trees[2]["mixed-00000.arrow"]
+
+
+def interrupt_after(num_files: int, error: type[BaseException]) -> Callable[..., Any]:
+    """An `open_writer` that fails once ``num_files`` were written."""
+    left = num_files
+
+    def failing(path: Path, schema: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            path.write_bytes(b"half of it")
+            raise error
+        return arrow_files.open_writer(path, schema)
+
+    return failing
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_interrupted_run_goes_on_to_the_same_bytes(
+    tmp_path: Path, folder: Path, workers: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count_stages_alone(monkeypatch)
+    monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 4 * WORDS * 8 * 3)
+    config = PackConfig(batch_size=8)
+    pack_in(folder, tmp_path / "whole", config)
+    for num_files in (0, 1, 5):
+        out = tmp_path / f"out{num_files}"
+        with monkeypatch.context() as patch:
+            patch.setattr("hotset.pipeline.stages.pack.open_writer", interrupt_after(num_files, error))
+            with pytest.raises(error):
+                least = least_bytes(folder, config, workers=workers)
+                pack_in(folder, out, config, workers=workers, memory_bytes=least)
+        assert not (out / MANIFEST).exists()
+        pack_in(folder, out, config, workers=3 - workers)
+        assert tree_of(out) == tree_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 3}, "was made with batch_size = 16, now 3"),
+        ({"order": "original"}, "was made with order = grouped, now original"),
+        ({"seed": 1}, "was made with seed = 0, now 1"),
+    ],
+)
+def test_other_settings_need_another_folder(
+    tmp_path: Path, folder: Path, changes: dict[str, Any], message: str
+) -> None:
+    made = pack_in(folder, tmp_path / "shards", PackConfig(batch_size=16))
+    assert pack_in(folder, tmp_path / "shards", PackConfig(batch_size=16)) == made
+    with pytest.raises(ManifestError, match=message):
+        pack_in(folder, tmp_path / "shards", PackConfig(**({"batch_size": 16} | changes)))
+
+
+def test_progress_ends_at_the_total(tmp_path: Path, folder: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    pack_in(folder, tmp_path / "shards", PackConfig(), progress=lambda *words: told.append(words))
+    assert told[-1] == ("pack", NUM_SAMPLES, NUM_SAMPLES)
+
+
+@pytest.mark.parametrize("changes", [{"batch_size": 0}, {"order": "groupd"}, {"seed": -1}, {"seed": 2**63}])
+def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
+    (name,) = changes
+    with pytest.raises(ConfigError, match=name):
+        PackConfig(**changes)

@@ -1,0 +1,95 @@
+"""What is checked before the first stage: disk and memory."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.sizes import GIB, MIB
+from hotset.pipeline.stages.preflight import (
+    COMPRESSION,
+    DISK_FACTORS,
+    bytes_in,
+    disk_needed,
+    refuse_full_disk,
+)
+from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
+from hotset.tests.support.criteo_text import draw_samples, text_of
+from hotset.workflows.cli import main
+
+
+@pytest.fixture
+def log(tmp_path: Path, rng: np.random.Generator) -> Path:
+    path = tmp_path / "log.tsv"
+    path.write_bytes(text_of(draw_samples(60, rng)))
+    return path
+
+
+def test_the_estimate_is_the_factors_times_the_text(log: Path, tmp_path: Path) -> None:
+    num_bytes = log.stat().st_size
+    needed = disk_needed([log, log], tmp_path / "dir")
+    assert needed == {name: int(2 * factor * num_bytes) for name, factor in DISK_FACTORS.items()}
+    packed = tmp_path / "log.gz"
+    packed.write_bytes(gzip.compress(log.read_bytes()))
+    columns = int(DISK_FACTORS["columns"] * COMPRESSION * packed.stat().st_size)
+    assert disk_needed([packed], tmp_path / "dir")["columns"] == columns
+    assert disk_needed([log], tmp_path, is_columnar=True)["plan"] == int(0.01 * COMPRESSION * num_bytes)
+
+
+def test_what_is_there_is_not_needed_again(log: Path, tmp_path: Path) -> None:
+    preprocess([log], PreprocessConfig(), tmp_path / "dir", until="count")
+    whole, left = disk_needed([log], tmp_path / "other"), disk_needed([log], tmp_path / "dir")
+    assert left == whole | {"columns": 0, "counts": 0}
+    (tmp_path / "dir" / "vocabulary").mkdir()
+    (tmp_path / "dir" / "vocabulary" / "C1.arrow").write_bytes(b"x" * 100)
+    assert disk_needed([log], tmp_path / "dir")["vocabulary"] == max(0, whole["vocabulary"] - 100)
+
+
+def test_folders_that_grow_need_what_is_new(log: Path, tmp_path: Path) -> None:
+    preprocess([log], PreprocessConfig(), tmp_path / "dir", until="count")
+    whole = disk_needed([log, log], tmp_path / "other")
+    grown = disk_needed([log, log], tmp_path / "dir", extend=True)
+    there = bytes_in(tmp_path / "dir" / "columns")
+    assert grown["columns"] == max(0, whole["columns"] - there) and grown["shards"] == whole["shards"]
+    assert disk_needed([log], tmp_path / "dir", extend=True)["columns"] == 0
+
+
+def test_a_disk_that_is_too_small_is_refused_before_any_work(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10_000))
+    out = tmp_path / "a" / "dir"
+    assert main(["preprocess", str(log), "--out", str(out)]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert f"{out} needs about" in error and "9.8 KiB are free" in error
+    assert hint.startswith("hint: make room for") and not out.parent.exists()
+
+
+def test_the_refusal_says_which_folder_needs_how_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=GIB))
+    needed = {"columns": 2 * GIB, "plan": 10 * MIB, "counts": 0}
+    with pytest.raises(
+        ConfigError, match=r"about 2 GiB of disk \(columns 2 GiB, plan 10 MiB\), 1 GiB are free"
+    ):
+        refuse_full_disk(needed, tmp_path / "dir")
+    refuse_full_disk({"columns": GIB}, tmp_path / "dir")
+
+
+def test_a_cap_that_a_later_stage_cannot_keep_is_refused_before_any_work(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["preprocess", str(log), "--out", str(tmp_path / "dir"), "--workers", "1", "--memory"]
+    assert main([*words, "185MiB"]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert "cannot keep within 185 MiB of memory" in error and not (tmp_path / "dir").exists()
+    enough = hint.split()[2]
+    assert enough.endswith("MiB") and 185 < int(enough[:-3]) < 300
+    assert main([*words, "300MiB"]) == 0

@@ -1,0 +1,256 @@
+"""The schedule stage: its plans run on the machine that finds a stale read, whatever it was stopped by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+
+from hotset.pipeline.errors import ConfigError, ManifestError, ShardError
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.scheduling import epoch_plans
+from hotset.pipeline.scheduling.step_plan_files import read_plans, read_residents, write_plans
+from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
+from hotset.pipeline.verify import check_schedule as verify_schedule
+from hotset.pipeline.verify.verify import verify
+from hotset.stats.batches.row_slots import epoch_order
+from hotset.stats.staging.step_plans import Residents
+from hotset.tests.support.naive_plans import Machine, Parts, parts_of
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.train.data.batch import IdReader
+from hotset.train.data.shards import Shards
+from hotset.workflows.cli import main
+
+SPECS = {
+    "one-hot": ShardSpec(),
+    "original": ShardSpec(order="original", batch_size=8),
+    "multi-hot": ShardSpec(multi_hot=(1, 2), batch_size=8),
+    "widths": ShardSpec(
+        num_rows=(5, 40, 300, 90), num_hot=(5, 10, 20, 8), table_dims=(4, 8, 4, 8), multi_hot=(3,)
+    ),
+    "all hot": ShardSpec(num_rows=(5, 4), num_hot=(5, 4), num_mixed=0),
+}
+CONFIG = ScheduleConfig(staging_bytes=ByteSize(3000), epochs=2, seed=5, split_batches=True)
+
+
+def cold_rows_of(shards: Shards, number: int, tables: list[int]) -> list[int]:
+    """Distinct cold rows of a training batch, look-up by look-up as the trainer reads it."""
+    ids = IdReader(shards.tables, tables).read(shards.training_batch(number))
+    chosen = [shards.tables[table] for table in tables]
+    bases = np.cumsum([0, *(table.num_rows - table.num_hot for table in chosen)])
+    rows = []
+    for i, row in enumerate(ids.ids_N.tolist()):
+        feature = (i if ids.bags_N is None else int(ids.bags_N[i])) % len(tables)
+        if row >= chosen[feature].num_hot:
+            rows.append(int(bases[feature]) + row - chosen[feature].num_hot)
+    return list(dict.fromkeys(rows))
+
+
+def epoch_of(made: Manifest, epoch: int, dim: int) -> tuple[list[Parts], list[int], Residents]:
+    """Step plans of an epoch, its batches, and what goes home."""
+    parts, batches, residents = list[Parts](), list[int](), None
+    for entry in made.files:
+        if (entry.facts["epoch"], entry.facts["embedding_dim"]) != (epoch, dim):
+            continue
+        if entry.facts["kind"] == "residents":
+            residents = read_residents(made, entry)
+            continue
+        for plans, numbers in read_plans(made, entry):
+            parts += parts_of(plans)
+            batches += numbers.tolist()
+    assert residents is not None
+    return parts, batches, residents
+
+
+def bytes_in(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("window", [None, 2])
+def test_every_epoch_reads_the_rows_its_batches_look_up(
+    name: str, window: int | None, tmp_path: Path
+) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", SPECS[name]))
+    made = schedule(replace(CONFIG, window=window), shards.manifest, tmp_path / "schedule")
+    dims = [table.embedding_dim for table in shards.tables]
+    is_hot_only = shards.is_hot_only
+    for width in made.totals["widths"]:
+        tables = [table for table, dim in enumerate(dims) if dim == width["embedding_dim"]]
+        used: set[int] = set()
+        for epoch in range(2):
+            parts, batches, residents = epoch_of(made, epoch, width["embedding_dim"])
+            order = epoch_order(is_hot_only, CONFIG.seed, epoch, spread=shards.is_grouped)
+            assert batches == [number for number in order if not is_hot_only[number]]
+            rows = [cold_rows_of(shards, number, tables) for number in batches]
+            Machine(rows, parts, width["num_slots"], seed=0).run(residents)
+            first = [row for part in parts for row, _, is_first in part.fetches if is_first]
+            assert sorted(first) == sorted(set().union(*rows) - used) if rows else not first
+            used |= set().union(*rows)
+    assert [fault for fault in verify(tmp_path) if "schedule" in fault] == []
+    assert list(verify_schedule.check_schedule(made, shards.manifest)) == []
+
+
+def test_the_totals_are_those_of_the_plans(tmp_path: Path) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", SPECS["one-hot"]))
+    made = schedule(replace(CONFIG, epochs=1), shards, tmp_path / "schedule")
+    (width,) = made.totals["widths"]
+    (epoch,) = width["epochs"]
+    parts, _, residents = epoch_of(made, 0, 4)
+    fetches = [is_first for part in parts for _, _, is_first in part.fetches]
+    assert width["num_slots"] == 3000 // 16 and width["num_rows"] == 310
+    assert (epoch["rows_to_fast"], epoch["rows_made"]) == (fetches.count(False), fetches.count(True))
+    assert epoch["rows_to_slow"] == sum(len(part.write_backs) for part in parts) + residents.rows.size
+    assert made.totals["bytes_to_fast"] == 16 * epoch["rows_to_fast"]
+    assert made.totals["bytes_to_slow"] == 16 * epoch["rows_to_slow"]
+
+
+@pytest.mark.parametrize("stop_after", [1, 3])
+def test_a_schedule_cut_short_resumes_to_the_same_bytes(
+    stop_after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch_plans, "STRETCH_ENTRIES", 40)
+    monkeypatch.setattr(epoch_plans, "FILE_BYTES", 200)
+    shards = Manifest.read(write_shards(tmp_path / "shards", ShardSpec(batch_size=8)))
+    whole = schedule(CONFIG, shards, tmp_path / "whole", workers=1)
+    assert len(whole.files) > 5
+    calls = 0
+
+    def stopping(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > stop_after:
+            raise KeyboardInterrupt
+        write_plans(*arguments)
+
+    monkeypatch.setattr(epoch_plans, "write_plans", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        schedule(CONFIG, shards, tmp_path / "cut", workers=2)
+    monkeypatch.setattr(epoch_plans, "write_plans", write_plans)
+    schedule(CONFIG, shards, tmp_path / "cut", workers=2)
+    assert bytes_in(tmp_path / "cut") == bytes_in(tmp_path / "whole")
+
+
+def test_where_files_and_stretches_end_changes_no_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", ShardSpec(batch_size=8)))
+    whole = epoch_of(schedule(CONFIG, shards, tmp_path / "whole"), 1, 4)[0]
+    monkeypatch.setattr(epoch_plans, "STRETCH_ENTRIES", 1)
+    assert epoch_of(schedule(CONFIG, shards, tmp_path / "other"), 1, 4)[0] == whole
+
+
+def test_other_settings_want_another_folder(tmp_path: Path) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", SPECS["one-hot"]))
+    schedule(CONFIG, shards, tmp_path / "schedule")
+    with pytest.raises(ManifestError, match="was made with prefetch = 2, now 1"):
+        schedule(replace(CONFIG, prefetch=1), shards, tmp_path / "schedule")
+
+
+@pytest.mark.parametrize("name", ["one-hot", "widths"])
+def test_too_few_slots_are_refused_with_the_bytes_that_do(name: str, tmp_path: Path) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", SPECS[name]))
+    config = replace(CONFIG, split_batches=False, staging_bytes=ByteSize(100))
+    for _ in shards.totals["tables"]:
+        with pytest.raises(ConfigError, match=r"a batch looks up \d+ distinct cold rows") as refused:
+            schedule(config, shards, tmp_path / "schedule")
+        enough = int((refused.value.hint or "").split()[1].removesuffix("KiB"))
+        config = replace(config, staging_bytes=ByteSize(enough * 1024))
+        if name == "one-hot":
+            break
+        try:  # the same folder takes other settings: nothing was made of those refused
+            schedule(config, shards, tmp_path / "schedule")
+            return
+        except ConfigError:
+            continue
+    schedule(config, shards, tmp_path / "schedule")
+
+
+def test_a_cap_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", SPECS["one-hot"]))
+    with pytest.raises(ConfigError, match="schedule cannot keep within 1 MiB"):
+        schedule(CONFIG, shards, tmp_path / "schedule", memory_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("name", ["one-hot", "multi-hot"])
+def test_an_id_outside_its_table_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", SPECS[name]))
+    shards.totals["tables"][2]["num_rows"] = 21
+    with pytest.raises(ShardError, match=r"mixed-00000.arrow: batch 0: id \d+ in table C3 of 21 rows"):
+        schedule(CONFIG, shards, tmp_path / "schedule")
+
+
+def test_a_config_refuses_nonsense() -> None:
+    for setting in ({"prefetch": -1}, {"window": -1}, {"epochs": 0}, {"seed": -1}, {"staging_bytes": -1}):
+        with pytest.raises(ConfigError, match=f"{next(iter(setting))} must be"):
+            ScheduleConfig(**setting)  # type: ignore[arg-type]
+
+
+FAULTS: dict[str, tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]] = {
+    "a row goes home that a batch may still use": ("after", lambda a: a - (a >= 0)),
+    "a row is fetched before it is home": ("waits_for", lambda a: a * 0 - 1),
+    "a row goes home from a slot that does not hold it": ("write_back_rows", lambda a: a[::-1]),
+    "its slots do not hold the rows": ("fetch_rows", lambda a: a[::-1]),
+    "a slot is read that holds no row": ("slots", lambda a: a[::-1]),
+    "what it moves is not what the manifest says": ("is_shortened", lambda a: ~a),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_verify_finds_a_plan_that_cannot_be_run(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Manifest.read(
+        write_shards(tmp_path / "shards", ShardSpec(batch_size=4, num_mixed=300, skew=1.2))
+    )
+    config = replace(CONFIG, staging_bytes=ByteSize(300), prefetch=4)
+    made = schedule(config, shards, tmp_path / "schedule")
+    name, change = FAULTS[fault]
+
+    def reading(*arguments: Any) -> Any:
+        for plans, batches in read_plans(*arguments):
+            changed: Any = {name: change(getattr(plans, name))}
+            yield replace(plans, **changed), batches
+
+    monkeypatch.setattr(verify_schedule, "read_plans", reading)
+    faults = list(verify_schedule.check_schedule(made, shards))
+    assert faults and fault in faults[0]
+
+
+def test_verify_finds_a_flipped_byte(tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", SPECS["one-hot"])
+    made = schedule(CONFIG, Manifest.read(tmp_path / "shards"), tmp_path / "schedule")
+    path = made.folder / made.files[0].path
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert any(fault.startswith(f"{path} is damaged") for fault in verify(tmp_path))
+
+
+def test_a_schedule_opens_as_a_table(tmp_path: Path) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", SPECS["one-hot"]))
+    made = schedule(CONFIG, shards, tmp_path / "schedule")
+    table = pa.ipc.open_file(pa.memory_map(str(made.folder / made.files[0].path))).read_all()
+    assert table.column("step").to_pylist() == list(range(table.num_rows))
+    assert all(len(slots) == len(set(slots)) for slots in table.column("slots").to_pylist())
+
+
+def test_the_command_says_what_moves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_shards(tmp_path / "shards", ShardSpec(batch_size=8))
+    command = ["schedule", str(tmp_path), "--staging-bytes", "1KiB", "--epochs", "2"]
+    assert main([*command, "--workers", "1"]) == 0
+    said = capsys.readouterr().out
+    totals = Manifest.read(tmp_path / "schedule").totals
+    assert f"38 steps: {totals['rows_to_fast']} rows come" in said
+    assert f"{totals['rows_made']} are made at their first use" in said
+    assert main([*command, "--prefetch", "9"]) == 1
+    assert "was made with prefetch = 2, now 9" in capsys.readouterr().err
+    assert main([*command, "--redo", "--json", "--staging-bytes", "16"]) == 1
+    assert "distinct cold rows of width 4, staging holds 1" in capsys.readouterr().err

@@ -1,0 +1,147 @@
+"""Hot rows under a byte budget, and the tag of every sample."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.errors import ConfigError, ManifestError
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.schema.feature_settings import FeatureSettings
+from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.stages.count import CountConfig
+from hotset.pipeline.stages.preprocess import PreprocessConfig
+from hotset.pipeline.stages.split import SplitConfig, split
+from hotset.pipeline.verify.check_plan import faults_of_plan
+from hotset.tests.support.criteo_text import SCHEMA, Sample, draw_samples
+from hotset.tests.support.naive_stages import naive_log, run_to, tags_of
+
+NUM_TRAIN = 90
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    return draw_samples(150, np.random.default_rng(8))
+
+
+@pytest.fixture(scope="module")
+def folder(samples: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything before split, made once."""
+    folder = tmp_path_factory.mktemp("split")
+    run_to("encode", folder, samples, PreprocessConfig(count=CountConfig(eval_fraction=0.4)))
+    return folder
+
+
+def split_in(folder: Path, out: Path, config: SplitConfig, *, workers: int = 1) -> Manifest:
+    vocabulary, encoded = Manifest.read(folder / "vocabulary"), Manifest.read(folder / "samples")
+    return split(config, vocabulary, encoded, out, workers=workers)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("num_hot_rows", [0, 1, 60, 100, 150, 10_000])
+@pytest.mark.parametrize(
+    ("optimizer", "dim", "row_bytes"),
+    [("sgd", 16, 64), ("adagrad", 16, 128), ("rowwise-adagrad", 4, 20)],
+)
+def test_hot_rows_and_tags_agree_with_the_naive_ones(
+    tmp_path: Path,
+    folder: Path,
+    samples: list[Sample],
+    optimizer: Any,
+    dim: int,
+    row_bytes: int,
+    num_hot_rows: int,
+    workers: int,
+) -> None:
+    hot_bytes = ByteSize(row_bytes * (num_hot_rows + 1) - 1)
+    config = SplitConfig(hot_bytes=hot_bytes, embedding_dim=dim, embedding_optimizer=optimizer)
+    plan = split_in(folder, tmp_path / "plan", config, workers=workers)
+    naive = naive_log(samples, NUM_TRAIN, min_count=1, num_hot_rows=num_hot_rows)
+    assert tags_of(plan) == naive.is_hot
+    facts, tables = plan.totals, plan.totals["tables"]
+    assert [table["num_hot"] for table in tables] == naive.num_hot
+    assert [table["name"] for table in tables] == list(SCHEMA.sparse)
+    assert [table["num_rows"] for table in tables] == [len(table) for table in naive.tables]
+    assert facts["num_rows"] == sum(map(len, naive.tables))
+    assert facts["num_hot_rows"] == sum(naive.num_hot) == min(num_hot_rows, facts["num_rows"])
+    assert facts["row_bytes"] == row_bytes and facts["num_train_samples"] == NUM_TRAIN
+    hot_train, hot_evaluation = sum(naive.is_hot[:NUM_TRAIN]), sum(naive.is_hot[NUM_TRAIN:])
+    assert facts["samples"] == {
+        "hot": hot_train,
+        "mixed": NUM_TRAIN - hot_train,
+        "evaluation": 60,
+        "evaluation_hot": hot_evaluation,
+    }
+    assert (num_hot_rows not in (100, 150)) or 0 < hot_train < NUM_TRAIN
+
+
+@pytest.mark.parametrize("hot_bytes", [0, 63, 2_000, 5_000, 100_000])
+def test_rows_of_several_widths_fill_the_budget_by_lookups_per_byte(
+    tmp_path: Path, folder: Path, samples: list[Sample], hot_bytes: int
+) -> None:
+    dims = {"C3": 4, "C7": 64, "C26": 16}
+    config = SplitConfig(hot_bytes=ByteSize(hot_bytes), feature_dims=FeatureSettings(dims.items()))
+    plan = split_in(folder, tmp_path / "plan", config)
+    naive = naive_log(samples, NUM_TRAIN, min_count=1, num_hot_rows=0)
+    widths = [4 * dims.get(name, 16) for name in SCHEMA.sparse]
+    rows = sorted(
+        (-Fraction(count, widths[f]), f, i)
+        for f, table in enumerate(naive.tables)
+        for i, (_, count) in enumerate(table)
+    )
+    num_hot, left = [0] * len(widths), hot_bytes
+    for _, f, _ in rows:
+        if widths[f] > left:
+            break
+        left -= widths[f]
+        num_hot[f] += 1
+    tables = plan.totals["tables"]
+    assert [table["num_hot"] for table in tables] == num_hot
+    found = {t["name"]: (t["embedding_dim"], t["row_bytes"]) for t in tables if "embedding_dim" in t}
+    assert found == {"C3": (4, 16), "C7": (64, 256)} and plan.totals["row_bytes"] == 64
+    is_hot = [all(i < n for i, n in zip(ids, num_hot, strict=True)) for ids in naive.ids]
+    assert tags_of(plan) == is_hot
+    assert list(faults_of_plan(plan)) == []
+
+
+def test_a_plan_that_exceeds_its_budget_is_found(tmp_path: Path, folder: Path) -> None:
+    dims = FeatureSettings([("C3", 4)])
+    plan = split_in(folder, tmp_path / "plan", SplitConfig(hot_bytes=ByteSize(4096), feature_dims=dims))
+    small = replace(plan, config=plan.config | {"hot_bytes": 4000})
+    assert [fault for fault in faults_of_plan(small) if "the budget is 4000" in fault]
+    wide = replace(plan, config=plan.config | {"feature_dims": []})
+    assert list(faults_of_plan(wide)) == ["C3 has rows of 16 bytes, want 64"]
+
+
+def test_a_width_for_no_feature_is_refused(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(ConfigError, match="feature_dims names 'C33', which is no feature of this log"):
+        split_in(folder, tmp_path / "plan", SplitConfig(feature_dims=FeatureSettings([("C33", 8)])))
+    assert not (tmp_path / "plan").exists()
+
+
+def test_other_budgets_need_another_folder(tmp_path: Path, folder: Path) -> None:
+    made = split_in(folder, tmp_path / "plan", SplitConfig())
+    assert split_in(folder, tmp_path / "plan", SplitConfig()) == made
+    with pytest.raises(ManifestError, match="was made with hot_bytes = 268435456, now 64"):
+        split_in(folder, tmp_path / "plan", SplitConfig(hot_bytes=ByteSize(64)))
+    with pytest.raises(ManifestError, match="was made with embedding_optimizer = sgd, now adagrad"):
+        split_in(folder, tmp_path / "plan", SplitConfig(embedding_optimizer="adagrad"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hot_bytes": ByteSize(-1)},
+        {"embedding_dim": 0},
+        {"embedding_optimizer": "adamax"},
+    ],
+)
+def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
+    (name,) = changes
+    with pytest.raises(ConfigError, match=name):
+        SplitConfig(**changes)

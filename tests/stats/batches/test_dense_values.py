@@ -1,0 +1,32 @@
+"""Transforms of dense values against Python's own arithmetic."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hotset.stats.batches.dense_values import transform_values
+
+
+def naive_transform(values: NDArray[np.float64], is_valid: NDArray[np.bool_], is_log: bool) -> list[float]:
+    kept = [float(value) if valid else 0.0 for value, valid in zip(values, is_valid, strict=True)]
+    return [float(np.float32(math.log1p(max(value, 0)) if is_log else value)) for value in kept]
+
+
+@pytest.mark.parametrize("is_log", [False, True])
+@pytest.mark.parametrize("dtype", [np.float64, np.int32])
+@pytest.mark.parametrize("num_values", [0, 1, 9, 1000])
+def test_values_are_those_of_the_naive_transform(
+    num_values: int, dtype: type, is_log: bool, rng: np.random.Generator
+) -> None:
+    values: NDArray[Any] = (rng.standard_normal(num_values) * 1e6).astype(dtype)
+    is_valid = rng.random(num_values) < 0.7
+    out = np.empty((num_values, 2), np.float32)
+    transform_values(values, np.packbits(is_valid, bitorder="little"), is_log, out[:, 1])
+    assert out[:, 1].tolist() == naive_transform(values.astype(np.float64), is_valid, is_log)
+    transform_values(values, np.zeros(0, np.uint8), is_log, out[:, 0])
+    assert out[:, 0].tolist() == naive_transform(values.astype(np.float64), np.ones(num_values, bool), is_log)

@@ -1,0 +1,145 @@
+"""The shuffle's kernels against sorts and loops in plain Python."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hotset.stats.batches.sample_shuffle import (
+    BIN_BITS,
+    EVALUATION,
+    HOT_ONLY,
+    MIXED,
+    NUM_BINS,
+    count_bins,
+    deal_rows,
+    files_of_keys,
+    find_in_bins,
+    gather_rows,
+    keys_and_kinds,
+    log1p_table,
+    transform_dense,
+)
+from hotset.stats.hashing import mix64_pair
+
+
+def drawn_keys(num_samples: int, rng: np.random.Generator) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+    """Keys crowded in few bins, and kinds."""
+    keys = rng.integers(0, 2**64, num_samples, dtype=np.uint64)
+    keys[::2] >>= np.uint64(40)
+    return keys, rng.integers(0, 3, num_samples).astype(np.uint8)
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+@pytest.mark.parametrize(("first_sample", "num_samples"), [(0, 0), (0, 7), (5, 20), (100, 9)])
+def test_keys_and_kinds_agree_with_the_rule(
+    first_sample: int, num_samples: int, is_grouped: bool, rng: np.random.Generator
+) -> None:
+    seed, num_train = 11, 17
+    is_hot = rng.integers(0, 2, num_samples).astype(np.uint8)
+    keys, kinds = np.empty(num_samples, np.uint64), np.empty(num_samples, np.uint8)
+    keys_and_kinds(seed, first_sample, num_train, is_hot, is_grouped, keys, kinds)
+    for i in range(num_samples):
+        sample = first_sample + i
+        if sample >= num_train:
+            assert (int(keys[i]), int(kinds[i])) == (sample - num_train, EVALUATION)
+        else:
+            assert keys[i] == mix64_pair(np.uint64(seed), np.uint64(sample))
+            assert kinds[i] == (HOT_ONLY if is_grouped and is_hot[i] else MIXED)
+
+
+def test_seeds_give_orders_that_have_nothing_in_common() -> None:
+    num_samples = 2000
+    orders = []
+    for seed in (0, 1):
+        keys, kinds = np.empty(num_samples, np.uint64), np.empty(num_samples, np.uint8)
+        keys_and_kinds(seed, 0, num_samples, np.zeros(num_samples, np.uint8), True, keys, kinds)
+        assert np.unique(keys).shape[0] == num_samples
+        orders.append(np.argsort(keys))
+    # The correlation of two random orders is normal with deviation 1 / sqrt(n - 1).
+    for order in (orders[0], orders[1][np.argsort(orders[0])]):
+        assert abs(np.corrcoef(order, np.arange(num_samples))[0, 1]) < 5 / np.sqrt(num_samples - 1)
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 7, 1000])
+def test_bins_agree_with_the_top_bits(num_samples: int, rng: np.random.Generator) -> None:
+    keys, kinds = drawn_keys(num_samples, rng)
+    bins = np.zeros((3, NUM_BINS), np.int64)
+    count_bins(keys, kinds, bins)
+    wanted = np.zeros_like(bins)
+    top = (keys >> np.uint64(64 - BIN_BITS)).astype(np.int64)
+    np.add.at(wanted, (kinds, top), 1)
+    np.testing.assert_array_equal(bins, wanted)
+    is_marked = np.zeros((3, NUM_BINS), np.bool_)
+    is_marked[1, top[: num_samples // 2]] = True
+    found = np.empty(num_samples, np.bool_)
+    find_in_bins(keys, kinds, is_marked, found)
+    np.testing.assert_array_equal(found, is_marked[kinds, top])
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 7, 1000])
+def test_files_of_keys_agree_with_a_sort(num_samples: int, rng: np.random.Generator) -> None:
+    samples_per_file = 30
+    keys, kinds = drawn_keys(num_samples, rng)
+    keys[kinds == EVALUATION] = np.arange((kinds == EVALUATION).sum(), dtype=np.uint64)
+    wanted = np.empty(num_samples, np.int64)
+    last_keys: list[int] = []
+    first_file_of_bin = np.zeros((3, NUM_BINS), np.int64)
+    for kind in (HOT_ONLY, MIXED, EVALUATION):
+        mine = np.flatnonzero(kinds == kind)
+        mine = mine[np.argsort(keys[mine])]
+        first_file_of_bin[kind] = len(last_keys)
+        wanted[mine] = len(last_keys) + np.arange(mine.shape[0]) // samples_per_file
+        cuts = keys[mine][samples_per_file::samples_per_file] - np.uint64(1)
+        last_keys += [*cuts.tolist(), 2**64 - 1] if mine.shape[0] else []
+    files, counts = np.empty(num_samples, np.int64), np.full(len(last_keys), 5, np.int64)
+    files_of_keys(
+        keys, kinds, first_file_of_bin, np.array(last_keys, np.uint64), samples_per_file, files, counts
+    )
+    np.testing.assert_array_equal(files, wanted)
+    np.testing.assert_array_equal(counts - 5, np.bincount(wanted, minlength=len(last_keys)))
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 7, 200])
+def test_rows_are_dealt_in_order_to_the_files_in_the_buffer(
+    num_samples: int, rng: np.random.Generator
+) -> None:
+    rows = rng.integers(-(2**31), 2**31, (num_samples, 4)).astype(np.int32)
+    keys, files = rng.integers(0, 2**64, num_samples, dtype=np.uint64), rng.integers(0, 3, num_samples)
+    counts = np.bincount(files, minlength=3)
+    next_row = np.array([counts[2], -1, 0])
+    dealt_rows = np.full((counts[0] + counts[2], 4), 7, np.int32)
+    dealt_keys = np.zeros(counts[0] + counts[2], np.uint64)
+    columns, ids = np.ascontiguousarray(rows[:, :3].T), rows[:, 3:]
+    deal_rows(columns, ids, keys, files, next_row, dealt_rows, dealt_keys)
+    order = np.concatenate([np.flatnonzero(files == 2), np.flatnonzero(files == 0)])
+    np.testing.assert_array_equal(dealt_rows, rows[order])
+    np.testing.assert_array_equal(dealt_keys, keys[order])
+    assert next_row.tolist() == [counts[0] + counts[2], -1, counts[2]]
+
+
+def test_dense_values_agree_with_log1p_rounded_once(rng: np.random.Generator) -> None:
+    values = np.concatenate(
+        [[-(2**31), -1, 0, 1, 15, 16, 17, 2**31 - 1], rng.integers(-50, 2**31, 500)]
+    ).astype(np.int32)
+    is_present = rng.random(values.shape[0]) < 0.8
+    wanted = np.log1p(np.maximum(values, 0).astype(np.float64)).astype(np.float32)
+    matrix = np.full((values.shape[0], 3), -1, np.float32)
+    transform_dense(values, np.zeros(0, np.uint8), log1p_table(16), matrix[:, 1])
+    np.testing.assert_array_equal(matrix[:, 1], wanted)
+    transform_dense(values, np.packbits(is_present, bitorder="little"), log1p_table(16), matrix[:, 2])
+    np.testing.assert_array_equal(matrix[:, 2], np.where(is_present, wanted, 0))
+    assert (matrix[:, 0] == -1).all()
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 7, 200])
+def test_rows_are_taken_apart_in_the_given_order(num_samples: int, rng: np.random.Generator) -> None:
+    rows = rng.integers(-(2**31), 2**31, (num_samples, 2 + 3 + 4)).astype(np.int32)
+    order = rng.permutation(num_samples)[: num_samples // 2 + 1]
+    count = order.shape[0]
+    label, is_hot = np.empty(count, np.int32), np.empty(count, np.int32)
+    dense, ids = np.empty((count, 3), np.int32), np.empty((count, 4), np.int32)
+    gather_rows(rows, order, label, dense, ids, is_hot)
+    found = np.column_stack([is_hot, label, dense, ids])
+    np.testing.assert_array_equal(found, rows[order])

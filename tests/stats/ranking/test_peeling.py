@@ -1,0 +1,190 @@
+"""Peeling against a slow twin, against every possible hot set, and against frequency."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from hotset.stats.ranking.peeling import append_samples, entry_order, hot_samples_of_prefixes, list_rows, peel
+
+Samples = list[list[int]]
+"""Rows that each sample looks up, perhaps twice."""
+
+
+class Incidence:
+    """Rows and samples both ways, as the kernels want them."""
+
+    def __init__(self, samples: Samples, num_rows: int) -> None:
+        lookups = np.array([row for rows in samples for row in rows], np.int32)
+        offsets = np.cumsum([0, *map(len, samples)])
+        self.row_starts = np.concatenate([[0], np.cumsum(np.bincount(lookups, minlength=num_rows))])
+        self.row_starts = self.row_starts.astype(np.int64)
+        self.row_ends = self.row_starts[:-1].copy()
+        self.row_samples = np.zeros(self.row_starts[-1], np.uint32)
+        rows = np.arange(num_rows, dtype=np.int32)
+        lists = (self.row_starts, self.row_ends, self.row_samples)
+        assert append_samples(lookups, offsets, 0, 0, rows, *lists)
+        self.sample_starts = np.zeros(len(samples) + 1, np.int64)
+        self.sample_rows = np.zeros(int((self.row_ends - self.row_starts[:-1]).sum()), np.int32)
+        list_rows(*lists, self.sample_starts, self.sample_rows)
+        self.lists = (*lists, self.sample_starts, self.sample_rows)
+
+    def entries(self) -> NDArray[np.int32]:
+        order = np.zeros(self.row_ends.shape[0], np.int32)
+        entry_order(*self.lists[:3], self.sample_starts.shape[0] - 1, order)
+        return order
+
+    def dropped(
+        self, width_of_row: Sequence[int], widths: Sequence[int], first: int, stop: int | None = None
+    ) -> list[int]:
+        stop = self.row_ends.shape[0] if stop is None else stop
+        dropped = np.zeros(stop - first, np.int32)
+        numbers, of_row = np.array(widths, np.int64), np.array(width_of_row, np.uint8)
+        peel(*self.lists, of_row, numbers, self.entries(), first, stop, dropped)
+        return [int(row) for row in dropped]
+
+
+def naive_entries(samples: Samples, num_rows: int) -> list[int]:
+    """Lone rows by falling number of lone rows in their sample, then all others; ties from the last row."""
+    seen = [{s for s, rows in enumerate(samples) if row in rows} for row in range(num_rows)]
+    lone = {row for row in range(num_rows) if len(seen[row]) == 1}
+
+    def key(row: int) -> tuple[int, int]:
+        return (-len(lone & set(samples[min(seen[row])])) if row in lone else 0), -row
+
+    return sorted(range(num_rows), key=key)
+
+
+def naive_peel(
+    samples: Samples, width_of_row: Sequence[int], widths: Sequence[int], first: int, stop: int | None = None
+) -> list[int]:
+    """Drop the row of least worth, searched for among all, until none is left."""
+    num_rows = len(width_of_row)
+    stop = num_rows if stop is None else stop
+    alive = {s: set(rows) for s, rows in enumerate(samples) if all(row < stop for row in rows)}
+    stamps = itertools.count()
+    came = {row: next(stamps) for row in naive_entries(samples, num_rows)}
+    left = {row: sum(row in rows for rows in alive.values()) for row in range(first, stop)}
+    dropped: list[int] = []
+    while left:
+        row = min(
+            left,
+            key=lambda row: (
+                Fraction(left[row], widths[width_of_row[row]]),
+                width_of_row[row],
+                came[row],
+            ),
+        )
+        dropped.append(row)
+        del left[row]
+        for sample in [s for s, rows in alive.items() if row in rows]:
+            for other in sorted(alive.pop(sample)):
+                if other in left:
+                    left[other] -= 1
+                    came[other] = next(stamps)
+                    if left[other] == 0:
+                        dropped.append(other)
+                        del left[other]
+    return dropped
+
+
+logs = st.integers(1, 9).flatmap(
+    lambda num_rows: st.tuples(
+        st.just(num_rows),
+        st.lists(st.lists(st.integers(0, num_rows - 1), max_size=5), max_size=14),
+    )
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(log=logs, widths=st.lists(st.integers(1, 40), min_size=3, max_size=3, unique=True), data=st.data())
+def test_rows_are_dropped_as_by_the_twin(
+    log: tuple[int, Samples], widths: list[int], data: st.DataObject
+) -> None:
+    num_rows, samples = log
+    width_of_row = data.draw(st.lists(st.integers(0, 2), min_size=num_rows, max_size=num_rows))
+    first, stop = sorted(data.draw(st.integers(0, num_rows)) for _ in range(2))
+    found = Incidence(samples, num_rows)
+    assert found.entries().tolist() == naive_entries(samples, num_rows)
+    wanted = naive_peel(samples, width_of_row, widths, first, stop)
+    assert found.dropped(width_of_row, widths, first, stop) == wanted
+    assert sorted(wanted) == list(range(first, stop))
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 2000])
+def test_a_skewed_log_is_peeled_as_by_the_twin(num_samples: int, rng: np.random.Generator) -> None:
+    samples = (rng.zipf(1.3, (num_samples, 3)) % 60).tolist()
+    found = Incidence(samples, 60)
+    assert found.dropped([0] * 60, [64], 5) == naive_peel(samples, [0] * 60, [64], 5)
+
+
+def test_the_incidence_lists_each_row_of_a_sample_once() -> None:
+    found = Incidence([[3, 0, 3, 3], [], [2, 3]], 4)
+    assert found.row_ends.tolist() == [1, 1, 2, 4] and found.row_starts.tolist() == [0, 1, 1, 2, 6]
+    assert found.row_samples[:4].tolist() == [0, 2, 0, 2]
+    assert found.sample_starts.tolist() == [0, 2, 2, 4]
+    assert found.sample_rows.tolist() == [0, 3, 2, 3]
+
+
+def test_more_lookups_than_were_counted_are_not_written() -> None:
+    starts, ends = np.array([0, 1, 2]), np.array([0, 1])
+    samples = np.full(2, 9, np.uint32)
+    ids, offsets = np.array([5, 7, 6, 6], np.int32), np.arange(5)
+    rows = np.array([0, 1], np.int32)
+    assert not append_samples(ids, offsets, 4, 6, rows, starts, ends, samples)
+    assert samples.tolist() == [6, 5]
+
+
+def hot_samples(samples: Samples, hot: set[int]) -> int:
+    return sum(set(rows) <= hot for rows in samples)
+
+
+@settings(max_examples=200, deadline=None)
+@given(log=logs)
+def test_hot_samples_of_prefixes_are_counted_exactly(log: tuple[int, Samples]) -> None:
+    num_rows, samples = log
+    places = np.arange(num_rows, dtype=np.int32)[::-1].copy()
+    prefixes = np.arange(num_rows + 1)
+    found = np.full(num_rows + 1, -1)
+    hot_samples_of_prefixes(*Incidence(samples, num_rows).lists[3:], places, prefixes, found)
+    wanted = [hot_samples(samples, {row for row in range(num_rows) if places[row] < k}) for k in prefixes]
+    assert found.tolist() == wanted
+    hot_samples_of_prefixes(*Incidence(samples, num_rows).lists[3:], places[:0], prefixes, found)
+    assert found.tolist() == [hot_samples(samples, set(range(k))) for k in prefixes]
+
+
+def test_peeling_comes_near_the_best_hot_sets_and_beats_frequency(rng: np.random.Generator) -> None:
+    num_rows, peeled, by_count, best = 8, 0, 0, 0
+    for _ in range(60):
+        samples = [sorted(set((rng.zipf(1.4, 3) % num_rows).tolist())) for _ in range(12)]
+        order = Incidence(samples, num_rows).dropped([0] * num_rows, [1], 0)[::-1]
+        counts = np.bincount([row for rows in samples for row in rows], minlength=num_rows)
+        falling = np.argsort(-counts, kind="stable").tolist()
+        for k in range(1, num_rows):
+            ours = hot_samples(samples, set(order[:k]))
+            most = max(hot_samples(samples, set(hot)) for hot in itertools.combinations(range(num_rows), k))
+            assert ours <= most
+            peeled, best = peeled + ours, best + most
+            by_count += hot_samples(samples, set(falling[:k]))
+    assert by_count < peeled <= best
+    assert peeled > 0.95 * best
+
+
+def test_rows_that_are_only_hot_together_stay_together() -> None:
+    """Frequency takes the two rows of most look-ups, whose samples all need a third one."""
+    samples = [[0, 2], [0, 3], [0, 4], [1, 5], [1, 6], [1, 7], [8, 9], [8, 9]]
+    order = Incidence(samples, 10).dropped([0] * 10, [1], 0)[::-1]
+    assert set(order[:2]) == {8, 9}
+    assert hot_samples(samples, {0, 1}) == 0 < hot_samples(samples, {8, 9}) == 2
+
+
+def test_a_narrow_row_outlives_a_wide_one_of_equal_use() -> None:
+    samples = [[0], [0], [1], [1]]
+    assert Incidence(samples, 2).dropped([1, 0], [128, 16], 0) == [1, 0]

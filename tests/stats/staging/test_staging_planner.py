@@ -1,0 +1,313 @@
+"""Planners against their slow twin, and their plans on a machine that runs them in any order allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from hotset.stats.staging.next_uses import next_uses
+from hotset.stats.staging.staging_planner import StagingPlanner, cache_planner, lookahead_planner
+from hotset.stats.staging.step_plans import Residents, RowStream, StepPlans, TooFewSlotsError
+from hotset.tests.support.naive_plans import (
+    Item,
+    Machine,
+    Parts,
+    WrongPlanError,
+    as_item,
+    naive_items,
+    num_warm,
+    parts_of,
+)
+
+NUM_ROWS = 12
+POLICIES = ("lookahead", "window", "static", "lru", "lfu", "dataset")
+
+
+@dataclass
+class Trace:
+    """Batches, the planner they go through, and in what portions."""
+
+    policy: str
+    batches: list[list[int]]
+    lookups: list[list[int]]
+    num_slots: int
+    prefetch: int
+    window: int
+    group: int
+    warmup_ratio: float
+    portion: int
+    seed: int
+    splits: bool = False
+
+    @property
+    def warm(self) -> list[int]:
+        return list(range(NUM_ROWS))[: num_warm(self.num_slots, self.warmup_ratio)] if self.is_cache else []
+
+    @property
+    def is_cache(self) -> bool:
+        return self.policy in ("static", "lru", "lfu", "dataset")
+
+
+@st.composite
+def traces(draw: st.DrawFn, policies: tuple[str, ...] = POLICIES) -> Trace:
+    policy = draw(st.sampled_from(policies))
+    rows = st.integers(0, NUM_ROWS - 1).map(lambda row: min(row, NUM_ROWS - 1))
+    batches = draw(st.lists(st.lists(rows, max_size=4, unique=True), max_size=14))
+    lookups = [[draw(st.integers(1, 5)) for _ in batch] for batch in batches]
+    warmup_ratio = draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
+    num_slots = draw(st.integers(max([1, *map(len, batches)]), 9))
+    if policy == "static":
+        warmup_ratio = 0.3
+        num_slots += max(num_warm(num_slots + 4, 0.3), 1)
+    return Trace(
+        policy,
+        batches,
+        lookups,
+        num_slots,
+        prefetch=draw(st.integers(0, 4)),
+        window=draw(st.integers(0, 6)),
+        group=draw(st.integers(1, 3)),
+        warmup_ratio=warmup_ratio,
+        portion=draw(st.integers(1, 6)),
+        seed=draw(st.integers(0, 2**32)),
+    )
+
+
+def arrays(lists: list[list[int]]) -> list[NDArray[np.int64]]:
+    return [np.array(values, np.int64) for values in lists]
+
+
+def planner_of(trace: Trace) -> StagingPlanner:
+    if not trace.is_cache:
+        window = trace.window if trace.policy == "window" else None
+        return lookahead_planner(
+            NUM_ROWS, trace.num_slots, prefetch=trace.prefetch, window=window, splits=trace.splits
+        )
+    order = np.arange(NUM_ROWS, dtype=np.int32)
+    return cache_planner(
+        trace.policy,  # type: ignore[arg-type]
+        NUM_ROWS,
+        trace.num_slots,
+        prefetch=trace.prefetch,
+        batches_per_item=trace.group,
+        warmup_ratio=trace.warmup_ratio,
+        warm_rows=order.astype(np.int64),
+        warm_counts=order[::-1].astype(np.int64),
+        rank_of_row=order,
+        splits=trace.splits,
+    )
+
+
+def plan_epoch(planner: StagingPlanner, trace: Trace) -> tuple[list[StepPlans], Residents]:
+    whole = RowStream.of(arrays(trace.batches), arrays(trace.lookups))
+    uses = next_uses(whole.offsets, whole.rows, NUM_ROWS)
+    plans = []
+    for first in range(0, len(trace.batches), trace.portion):
+        stop = min(first + trace.portion, len(trace.batches))
+        part = RowStream.of(arrays(trace.batches[first:stop]), arrays(trace.lookups[first:stop]))
+        known = uses[whole.offsets[first] : whole.offsets[stop]]
+        plans.append(planner.plan(replace(part, next_uses=known)))
+    rest, residents = planner.finish()
+    return [*plans, rest], residents
+
+
+def naive_epoch(trace: Trace, used: set[int]) -> tuple[list[Item], set[int]]:
+    return naive_items(
+        "lookahead" if trace.policy == "window" else trace.policy,
+        trace.batches,
+        trace.num_slots,
+        trace.prefetch,
+        lookups=trace.lookups,
+        window=trace.window if trace.policy == "window" else len(trace.batches),
+        group=trace.group if trace.is_cache else 1,
+        warm=trace.warm,
+        warm_counts=list(range(NUM_ROWS))[::-1],
+        used_before=used,
+    )
+
+
+def all_parts(plans: list[StepPlans]) -> list[Parts]:
+    return [part for plan in plans for part in parts_of(plan)]
+
+
+@given(traces())
+@settings(max_examples=400, deadline=None)
+def test_plans_are_those_of_the_twin(trace: Trace) -> None:
+    planner, used = planner_of(trace), set[int]()
+    for _ in range(2):
+        plans, residents = plan_epoch(planner, trace)
+        items, home = naive_epoch(trace, used)
+        assert [as_item(part) for part in all_parts(plans)] == items
+        assert set(residents.rows.tolist()) == home
+
+
+@given(traces())
+@settings(max_examples=400, deadline=None)
+def test_no_order_of_events_reads_a_stale_row_or_finds_no_slot(trace: Trace) -> None:
+    plans, residents = plan_epoch(planner_of(trace), trace)
+    for seed in range(3):
+        Machine(trace.batches, all_parts(plans), trace.num_slots, trace.seed + seed).run(residents)
+
+
+@given(traces(("lookahead", "window", "lru", "lfu", "dataset")), st.integers(1, 3))
+@settings(max_examples=150, deadline=None)
+def test_batches_too_large_run_in_passes(trace: Trace, num_slots: int) -> None:
+    trace = replace(trace, num_slots=num_slots, splits=True)
+    plans, residents = plan_epoch(planner_of(trace), trace)
+    parts = all_parts(plans)
+    assert [part.is_split for part in parts] == [len(batch) > num_slots for batch in trace.batches]
+    Machine(trace.batches, parts, num_slots, trace.seed).run(residents)
+
+
+@given(traces(("lookahead", "window", "lru", "lfu", "dataset")))
+@settings(max_examples=100, deadline=None)
+def test_a_batch_too_large_is_refused_with_the_number_that_would_do(trace: Trace) -> None:
+    largest = max(map(len, trace.batches), default=0)
+    if largest > 1:
+        with pytest.raises(TooFewSlotsError) as refused:
+            plan_epoch(planner_of(replace(trace, num_slots=1)), trace)
+        assert 1 < refused.value.num_needed <= largest
+    plan_epoch(planner_of(replace(trace, num_slots=max(largest, 1))), trace)
+
+
+@given(traces())
+@settings(max_examples=300, deadline=None)
+def test_no_policy_fetches_fewer_rows_than_lookahead(trace: Trace) -> None:
+    best = plan_epoch(planner_of(replace(trace, policy="lookahead", prefetch=0)), trace)[0]
+    same = plan_epoch(planner_of(replace(trace, policy="lookahead")), trace)[0]
+    other = plan_epoch(planner_of(trace), trace)[0]
+    num_fetches = [sum(plan.fetch_rows.size for plan in plans) for plans in (best, same, other)]
+    assert num_fetches[0] <= num_fetches[1]
+    assert num_fetches[1] <= num_fetches[2] or trace.group > 1
+
+
+@given(traces())
+@settings(max_examples=100, deadline=None)
+def test_hits_and_misses_are_all_lookups(trace: Trace) -> None:
+    plans, _ = plan_epoch(planner_of(trace), trace)
+    found = np.concatenate([plan.num_hits + plan.num_misses for plan in plans])
+    assert found.tolist() == [sum(lookups) for lookups in trace.lookups]
+    ones = replace(trace, lookups=[[1] * len(batch) for batch in trace.batches])
+    plans, _ = plan_epoch(planner_of(ones), ones)
+    if trace.warmup_ratio == 0:
+        assert sum(plan.num_misses.sum() for plan in plans) == sum(plan.fetch_rows.size for plan in plans)
+
+
+REFERENCE_STRING = [7, 0, 1, 2, 0, 3, 0, 4, 2, 3, 0, 3, 2, 1, 2, 0, 1, 7, 0, 1]
+"""Silberschatz, Galvin and Gagne, Operating System Concepts, 10.4: 9 faults of OPT in 3 frames, 12 of LRU."""
+
+
+def trace_of(policy: str, batches: list[list[int]], num_slots: int, **changes: Any) -> Trace:
+    lookups = [[1] * len(batch) for batch in batches]
+    return replace(Trace(policy, batches, lookups, num_slots, 0, 0, 1, 0.0, 20, 0), **changes)
+
+
+def fetched(trace: Trace) -> list[list[int]]:
+    return [
+        [row for row, _, _ in part.fetches] for part in all_parts(plan_epoch(planner_of(trace), trace)[0])
+    ]
+
+
+@pytest.mark.parametrize(("policy", "num_faults"), [("lookahead", 9), ("lru", 12)])
+def test_a_known_reference_string_faults_as_often_as_known(policy: str, num_faults: int) -> None:
+    trace = trace_of(policy, [[row] for row in REFERENCE_STRING], 3)
+    assert sum(map(len, fetched(trace))) == num_faults
+
+
+def test_lfu_lets_the_row_with_the_fewest_lookups_go() -> None:
+    # 0 and 1 have two look-ups each when 3 comes, 2 has one; a row that comes again begins at 0.
+    batches = [[0], [0], [1], [1], [2], [3], [2], [3]]
+    assert fetched(trace_of("lfu", batches, 3)) == [[0], [], [1], [], [2], [3], [2], [3]]
+
+
+def test_dataset_lets_the_last_rank_go_but_never_a_row_of_the_batch() -> None:
+    batches = [[9, 8], [1], [9, 2], [8]]
+    assert fetched(trace_of("dataset", batches, 2)) == [[9, 8], [1], [9, 2], [8]]
+    assert fetched(trace_of("dataset", batches, 3)) == [[9, 8], [1], [2], [8]]
+
+
+def test_static_keeps_the_warm_rows_alone() -> None:
+    batches = [[9], [0], [9, 1], [5], [0]]
+    assert fetched(trace_of("static", batches, 4, warmup_ratio=0.5)) == [[9, 0, 1], [], [9], [5], []]
+    assert fetched(trace_of("static", [[9], [8], [9]], 4, warmup_ratio=0.5)) == [[9, 0, 1], [8], [9]]
+
+
+def test_one_item_serves_a_window_of_batches() -> None:
+    batches = [[0], [1], [2], [0], [4], [5]]
+    assert fetched(trace_of("lru", batches, 3, group=3)) == [[0, 1, 2], [], [], [4, 5], [], []]
+    assert fetched(trace_of("lru", batches, 2, group=3)) == [[0, 1], [], [2], [], [4, 5], []]
+
+
+def test_a_limited_view_takes_all_rows_beyond_it_for_equally_far() -> None:
+    # When 3 comes, 2 is not used again, but only a view of three batches shows that 0 and 1 are.
+    batches = [[0], [1], [2], [3], [3], [0], [1]]
+    assert fetched(trace_of("window", batches, 3, window=1))[3:] == [[3], [], [0], []]
+    assert fetched(trace_of("window", batches, 3, window=3))[3:] == [[3], [], [], []]
+
+
+def test_a_transfer_may_run_ahead_by_the_prefetch_depth() -> None:
+    batches = [[0], [1], [2], [3], [4], [5]]
+    for prefetch, after in [(0, [-1, 0, 1, 2, 3, 4]), (1, [-1, -1, 0, 1, 2, 3]), (3, [-1, -1, -1, -1, 0, 1])]:
+        trace = trace_of("lookahead", batches, 4, prefetch=prefetch)
+        parts = all_parts(plan_epoch(planner_of(trace), trace)[0])
+        assert [part.after for part in parts] == after
+        assert not any(part.is_shortened for part in parts)
+
+
+def test_a_step_is_shortened_where_too_few_rows_may_leave() -> None:
+    trace = trace_of("lookahead", [[0, 1], [2, 3], [0, 1], [2, 3]], 3, prefetch=1)
+    parts = all_parts(plan_epoch(planner_of(trace), trace)[0])
+    assert [part.after for part in parts] == [-1, 0, 1, 2]
+    assert [part.is_shortened for part in parts] == [False, True, True, True]
+
+
+FAULTS: dict[str, Callable[[Parts], Parts]] = {
+    "starts one step early": lambda part: replace(part, after=part.after - 1),
+    "skips a write-back": lambda part: replace(part, write_backs=part.write_backs[1:]),
+    "does not wait for another item": lambda part: replace(part, waits_for=-1),
+    "makes a row that was used before": lambda part: replace(
+        part, fetches=[(row, slot, True) for row, slot, _ in part.fetches]
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("policy", ["lookahead", "lru", "lfu", "dataset"])
+def test_a_plan_with_a_fault_is_found_out(fault: str, policy: str, rng: np.random.Generator) -> None:
+    batches = [rng.choice(NUM_ROWS, 2, replace=False).tolist() for _ in range(60)]
+    trace = trace_of(policy, batches, 5, prefetch=3)
+    plans, residents = plan_epoch(planner_of(trace), trace)
+    parts = all_parts(plans)
+    faulty = [FAULTS[fault](part) for part in parts]
+    with pytest.raises(WrongPlanError):
+        for seed in range(50):
+            Machine(batches, faulty, trace.num_slots, seed).run(residents)
+
+
+def test_a_planner_is_told_what_it_cannot_do() -> None:
+    with pytest.raises(ValueError, match="num_slots must be 1 or more, got 0"):
+        lookahead_planner(1, 0, prefetch=0)
+    with pytest.raises(ValueError, match="prefetch depth must be 0 or more, got -1"):
+        lookahead_planner(1, 1, prefetch=-1)
+    with pytest.raises(ValueError, match="no cache policy 'fifo'"):
+        cache_planner("fifo", 1, 1, prefetch=0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="dataset wants the rank of 3 rows, got 0"):
+        cache_planner("dataset", 3, 1, prefetch=0)
+    with pytest.raises(ValueError, match="wants the next use"):
+        lookahead_planner(1, 1, prefetch=0).plan(RowStream.of(arrays([[0]])))
+
+
+def test_rows_that_cross_are_counted_with_first_uses_and_without() -> None:
+    trace = trace_of("lru", [[0], [1], [0], [2, 3, 4]], 1, splits=True)
+    (plans, _), residents = plan_epoch(planner_of(trace), trace)
+    assert plans.rows_to_fast(makes_first_uses=False).tolist() == [1, 1, 1, 6]
+    assert plans.rows_to_fast(makes_first_uses=True).tolist() == [0, 0, 1, 0]
+    assert plans.rows_to_slow().tolist() == [0, 1, 1, 4]
+    assert residents.rows.size == 0

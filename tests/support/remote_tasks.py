@@ -1,0 +1,43 @@
+"""Tasks that tests send to other processes; quick to import, because every worker does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from hotset.pipeline.errors import InputError
+from hotset.pipeline.runtime.tasks import Advance
+
+
+def square(number: int, advance: Advance | None = None) -> int:
+    """A task."""
+    if advance is not None:
+        advance(number)
+        advance(1)
+    return number * number
+
+
+def die_at(number: int, fatal: int, mark: Path | None) -> int:
+    """A task whose worker is killed, the first time or, without a mark, each time."""
+    if number == fatal and not (mark and mark.exists()):
+        if mark:
+            mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+def fail_at(number: int, bad: int) -> int:
+    """A task that refuses one number."""
+    if number == bad:
+        raise InputError(f"{number} is bad", hint="give another")
+    time.sleep(0.01)
+    return os.getpid()
+
+
+def where_at(number: int) -> tuple[str, int]:
+    """A task that says which node of a Ray cluster it ran on, and in which process."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id()), os.getpid()

@@ -1,0 +1,245 @@
+"""Every placement ends with the bits of all-fast, and what would break that is noticed."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotset.pipeline.stages.preprocess import preprocess
+from hotset.stats.batches.row_slots import epoch_order
+from hotset.stats.ranking.row_bytes import OPTIMIZERS
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.train.test_trainer import assert_equal_bits, no_log, shard_specs, trained
+from hotset.train.data.shards import Shards
+from hotset.train.execution.embeddings import Embeddings
+from hotset.train.execution.executor import Executor
+from hotset.train.execution.transfer_thread import Conveyor
+from hotset.train.rows.step_plan import Transfer
+from hotset.train.trainer import Trainer
+from hotset.workflows.recipes import small_real_sample
+
+STATELESS: tuple[dict[str, Any], ...] = ({"placement": "hybrid"}, {"placement": "hybrid-dedup"})
+STAGING: tuple[dict[str, Any], ...] = (
+    {"placement": "lookahead"},
+    {"placement": "lookahead", "plan": "online", "window": 3},
+    *({"placement": "cache", "cache_policy": policy} for policy in ("lru", "lfu", "dataset")),
+    {"placement": "cache", "cache_batches": 3},
+)
+
+
+@given(
+    spec=shard_specs(),
+    optimizer=st.sampled_from(OPTIMIZERS),
+    dense_optimizer=st.sampled_from(["same", "adam"]),
+    epochs=st.integers(1, 2),
+    staging_bytes=st.sampled_from([None, 0, 500, 5_000, 50_000]),
+    prefetch=st.integers(0, 4),
+)
+@settings(max_examples=25, deadline=None)
+def test_placements_end_with_equal_bits(
+    spec: ShardSpec,
+    optimizer: Any,
+    dense_optimizer: Any,
+    epochs: int,
+    staging_bytes: int | None,
+    prefetch: int,
+) -> None:
+    fields: dict[str, Any] = {
+        "embedding_optimizer": optimizer,
+        "dense_optimizer": dense_optimizer,
+        "epochs": epochs,
+        "embedding_lr": 0.1,
+        "staging_bytes": staging_bytes,
+        "prefetch": prefetch,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        shards = Shards.open(write_shards(Path(folder) / "shards", spec))
+        all_fast = trained(shards, placement="all-fast", **fields)
+        for placement in (*STATELESS, *STAGING):
+            assert_equal_bits(trained(shards, **placement, **fields), all_fast)
+        fae = trained(shards, placement="fae", **fields)
+        for placement in ({"placement": "all-fast"}, STAGING[0]):
+            assert_equal_bits(trained(shards, fae.numbers, **placement, **fields), fae)
+        assert_equal_bits(trained(shards, all_fast.numbers, placement="fae", **fields), all_fast)
+
+
+TIGHT = ShardSpec(
+    num_rows=(300, 400), num_hot=(3, 5), num_hot_only=40, num_mixed=400, skew=1.2, batch_size=20
+)
+FIELDS: dict[str, Any] = {
+    "embedding_optimizer": "adagrad",
+    "epochs": 2,
+    "staging_bytes": 2_000,
+    "prefetch": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
+    """Shards whose rows come and go all the time in so few slots."""
+    return Shards.open(write_shards(tmp_path_factory.mktemp("data") / "shards", TIGHT))
+
+
+@pytest.fixture(scope="module")
+def all_fast(shards: Shards) -> Trainer:
+    """What training has to end with."""
+    return trained(shards, placement="all-fast", **FIELDS)
+
+
+def evaluating(losses: list[float | None]) -> Callable[..., None]:
+    """Evaluate after every third step."""
+
+    def after_step(trainer: Trainer, *_: Any) -> None:
+        if trainer.step % 3 == 0:
+            losses.append(trainer.predictor.mean_loss(1000))
+
+    return after_step
+
+
+@pytest.mark.parametrize("placement", [*STATELESS, *STAGING], ids=str)
+def test_evaluation_on_the_way_sees_the_newest_rows_and_changes_none(
+    placement: dict[str, Any], shards: Shards, all_fast: Trainer
+) -> None:
+    wanted: list[float | None] = []
+    found: list[float | None] = []
+    trained(shards, after_step=evaluating(wanted), placement="all-fast", **FIELDS)
+    trainer = trained(shards, after_step=evaluating(found), **placement, **FIELDS)
+    assert found == wanted and len(wanted) > 5
+    assert_equal_bits(trainer, all_fast)
+
+
+def differs(shards: Shards, all_fast: Trainer, **fields: Any) -> bool:
+    """Whether the bits differ from those of all-fast."""
+    try:
+        assert_equal_bits(trained(shards, **fields, **FIELDS), all_fast)
+    except AssertionError:
+        return True
+    return False
+
+
+def test_without_a_fault_nothing_differs(shards: Shards, all_fast: Trainer) -> None:
+    assert not differs(shards, all_fast, placement="lookahead")
+
+
+def test_a_fetch_that_overtakes_a_write_back_is_noticed(
+    shards: Shards, all_fast: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: dict[int, Transfer] = {}
+    transfer = Executor.transfer
+
+    def overtaking(executor: Executor, wanted: Transfer, kind: str | None = None) -> None:
+        before = late.pop(id(executor), Transfer())
+        transfer(executor, Transfer(fetch=wanted.fetch, make=wanted.make), kind)
+        transfer(executor, Transfer(write_back=before.write_back), kind)
+        late[id(executor)] = wanted
+
+    monkeypatch.setattr(Executor, "transfer", overtaking)
+    assert differs(shards, all_fast, placement="lookahead")
+
+
+def test_a_transfer_that_does_not_wait_for_compute_is_noticed(
+    shards: Shards, all_fast: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = Conveyor.put
+    monkeypatch.setattr(Conveyor, "put", lambda conveyor, work, after: put(conveyor, work, -1))
+    # Slow batches, so that transfers get ahead of them on a busy machine too.
+    assert differs(shards, all_fast, after_step=lambda *_: time.sleep(0.003), placement="lookahead")
+
+
+def test_an_epoch_that_starts_before_the_flush_is_noticed(
+    shards: Shards, all_fast: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = Embeddings.send
+    held: list[Any] = []
+
+    def late(embeddings: Embeddings, transfers: Any, after: int, kind: str) -> int:
+        if kind == "flush":
+            held.append(transfers)
+            return send(embeddings, [None], after, kind)
+        number = send(embeddings, transfers, after, kind)
+        if held:
+            send(embeddings, held.pop(), after, kind)
+        return number
+
+    monkeypatch.setattr(Embeddings, "send", late)
+    assert differs(shards, all_fast, placement="lookahead")
+
+
+def test_an_evaluation_that_reads_the_slow_tier_only_is_noticed(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def unsettled(embeddings: Embeddings) -> Any:
+        with embeddings.conveyor.paused():
+            yield
+
+    wanted: list[float | None] = []
+    found: list[float | None] = []
+    trained(shards, after_step=evaluating(wanted), placement="lookahead", **FIELDS)
+    monkeypatch.setattr(Embeddings, "settled", unsettled)
+    trained(shards, after_step=evaluating(found), placement="lookahead", **FIELDS)
+    assert found != wanted
+
+
+def test_epochs_without_a_cold_lookup_end(tmp_path: Path) -> None:
+    spec = ShardSpec(num_rows=(3, 4), num_hot=(3, 4), num_hot_only=40, num_mixed=0, order="original")
+    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    trained(shards, placement="lookahead", epochs=3)
+
+
+@pytest.mark.parametrize("placement", [*STATELESS, *STAGING], ids=str)
+def test_what_moves_is_counted_by_table_as_by_kind(placement: dict[str, Any], shards: Shards) -> None:
+    trainer = trained(shards, **placement, **FIELDS)
+    row_bytes = 4 * 4 * (2 if placement in STAGING else 1)
+    counts = trainer.embeddings.rows_by_table()
+    found = tuple(sum(table[way] for table in counts) * row_bytes for way in ("to_fast", "to_slow"))
+    assert found == trainer.meter.training_bytes() and min(found) > 0
+    batches = [shards.training_batch(number).ids_BF for number in range(shards.num_training_batches)]
+    ids = [np.unique(np.concatenate([ids_BF[:, feature] for ids_BF in batches])) for feature in (0, 1)]
+    num_cold = sum(np.count_nonzero(i >= t.num_hot) for i, t in zip(ids, shards.tables, strict=True))
+    made = sum(table["made"] for table in counts)
+    # Each row is made once, at its first use; a warm cache makes others besides.
+    if placement["placement"] == "lookahead":
+        assert made == num_cold
+    elif placement in STAGING:
+        assert made >= sum(i.size for i in ids)
+
+
+def test_an_error_of_a_transfer_ends_the_run(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> None:
+        raise OSError("no such row")
+
+    monkeypatch.setattr(Executor, "transfer", failing)
+    monkeypatch.setattr(Executor, "warm_up", lambda executor: None)
+    with pytest.raises(OSError, match="no such row"):
+        trained(shards, after_step=no_log, placement="lookahead", **FIELDS)
+
+
+@pytest.mark.real_data
+def test_placements_end_with_equal_bits_on_a_real_sample(real_data: Path, tmp_path: Path) -> None:
+    preprocess([real_data / "criteo_kaggle_uniform_110k.tsv.gz"], small_real_sample(), tmp_path)
+    shards = Shards.open(tmp_path)
+    kinds = shards.is_hot_only
+    order = epoch_order(kinds, 0, 0, spread=True)[:10].tolist()
+    fields: dict[str, Any] = {"embedding_optimizer": "adagrad"}
+    all_fast = trained(shards, order, placement="all-fast", **fields)
+    for placement in (*STATELESS, *STAGING, {"placement": "fae"}):
+        assert_equal_bits(trained(shards, order, **placement, **fields), all_fast)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("placement", STAGING, ids=str)
+def test_staging_on_a_gpu_ends_with_the_bits_of_all_fast_there(
+    placement: dict[str, Any], shards: Shards
+) -> None:
+    wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
+    assert_equal_bits(trained(shards, device="cuda", **placement, **FIELDS), wanted)

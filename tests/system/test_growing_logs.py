@@ -1,0 +1,391 @@
+"""A day more: adding logs to a folder ends in the bytes of a run over all of them, even when killed."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.counting.merged_counts import counts_in
+from hotset.pipeline.errors import InputError, ManifestError
+from hotset.pipeline.folders.discard import discard_files
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.preview.dry_run import plan_run
+from hotset.pipeline.preview.run_states import FINISHED
+from hotset.pipeline.raw import raw_blocks as raw_module
+from hotset.pipeline.runtime.engines import use_engine
+from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.stages.count import CountConfig
+from hotset.pipeline.stages.ingest import IngestConfig
+from hotset.pipeline.stages.pack import PackConfig
+from hotset.pipeline.stages.preprocess import FOLDERS, PreprocessConfig, preprocess, remove_from
+from hotset.pipeline.stages.rank import RankConfig
+from hotset.pipeline.verify.check_counts import check_counts, is_sum
+from hotset.pipeline.verify.verify import verify
+from hotset.tests.pipeline.stages.test_preprocess import CONFIG, check, copy_of
+from hotset.tests.support.criteo_text import Sample, draw_samples, text_of, tree_of
+from hotset.tests.support.naive_stages import naive_log, naive_table, rows_of
+from hotset.tests.support.other_logs import draw_log, schema_text, write_csv, write_parquet
+from hotset.workflows.cli import main
+
+LENGTHS = (60, 45, 50, 40)
+WINDOW = replace(CONFIG, count=CountConfig(eval_files=1, count_last=2))
+SETTINGS = {
+    "a fraction": CONFIG,
+    "a day": replace(CONFIG, count=CountConfig(eval_files=1)),
+    "a window": WINDOW,
+    "a window and a fraction": replace(CONFIG, count=CountConfig(eval_fraction=0.3, count_last=2)),
+    "a day long window": replace(CONFIG, count=CountConfig(eval_files=1, count_last=1)),
+}
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[list[Sample]]:
+    drawn = draw_samples(sum(LENGTHS), np.random.default_rng(12))
+    stops = np.cumsum(LENGTHS)
+    return [drawn[stop - length : stop] for length, stop in zip(LENGTHS, stops, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def days(samples: list[list[Sample]], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("days")
+    paths = [folder / f"day_{number}" for number in range(len(samples))]
+    for number, (path, day) in enumerate(zip(paths, samples, strict=True)):
+        path.write_bytes(gzip.compress(text_of(day), mtime=0) if number == 1 else text_of(day))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def made(days: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """DIR of the first so many days, made from scratch; not to be changed."""
+    folder = tmp_path_factory.mktemp("made")
+    for number in (2, 3):
+        preprocess(days[:number], CONFIG, folder / str(number), workers=1)
+    return {number: folder / str(number) for number in (2, 3)}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_days_added_one_by_one_end_in_the_bytes_of_a_run_from_scratch(
+    tmp_path: Path, days: list[Path], setting: str
+) -> None:
+    config = SETTINGS[setting]
+    for number in range(2, len(days) + 1):
+        preprocess(days[:number], config, tmp_path / "dir", workers=2, extend=True)
+        preprocess(days[:number], config, tmp_path / str(number), workers=1)
+        assert tree_of(tmp_path / "dir") == tree_of(tmp_path / str(number))
+        assert verify(tmp_path / "dir", raw=days[:number]) == []
+    preprocess(days, config, tmp_path / "dir", extend=True)  # nothing to add
+    assert tree_of(tmp_path / "dir") == tree_of(tmp_path / str(len(days)))
+
+
+def test_several_days_at_once_an_empty_one_and_a_single_one_before(tmp_path: Path, days: list[Path]) -> None:
+    empty = tmp_path / "empty"
+    empty.write_bytes(b"")
+    logs = [days[0], empty, *days[1:]]
+    for config in (CONFIG, WINDOW):
+        name = f"window{config.count.count_last}"
+        first = replace(config, count=replace(config.count, eval_files=0, eval_fraction=0.3))
+        preprocess(logs[:1], first, tmp_path / name, extend=True)
+        preprocess(logs, first, tmp_path / name, extend=True)
+        preprocess(logs, first, tmp_path / f"{name} at once")
+        assert tree_of(tmp_path / name) == tree_of(tmp_path / f"{name} at once")
+
+
+def test_the_extended_folder_agrees_with_the_naive_run(
+    tmp_path: Path, days: list[Path], samples: list[list[Sample]], made: dict[int, Path]
+) -> None:
+    out = copy_of(made[2], tmp_path / "dir")
+    preprocess(days[:3], CONFIG, out, extend=True)
+    log = [sample for day in samples[:3] for sample in day]
+    check(out, log, len(log) - int(0.3 * len(log)), CONFIG)
+
+
+def test_only_the_new_day_is_read_and_counted(
+    tmp_path: Path, days: list[Path], made: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = copy_of(made[2], tmp_path / "dir")
+    read: list[str] = []
+    iterate = raw_module.iterate_blocks
+
+    def recording(raw: raw_module.RawFile, *settings: Any, **options: Any) -> Iterator[Any]:
+        read.append(raw.path.name)
+        return iterate(raw, *settings, **options)
+
+    told: dict[str, int] = {}
+    monkeypatch.setattr("hotset.pipeline.raw.log_parts.iterate_blocks", recording)
+    preprocess(
+        days[:3], CONFIG, out, extend=True, progress=lambda stage, done, total: told.update({stage: done})
+    )
+    assert read == ["day_2"]
+    trained = {
+        number: Manifest.read(path / "counts").totals["num_train_samples"] for number, path in made.items()
+    }
+    assert told["count"] == 26 * (trained[3] - trained[2])
+
+
+def test_a_longer_log_is_refused_without_extend(
+    tmp_path: Path, days: list[Path], made: dict[int, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = copy_of(made[2], tmp_path / "dir")
+    before = tree_of(out)
+    with pytest.raises(ManifestError, match="columns was made from the first 2 of these 3 files") as caught:
+        preprocess(days[:3], CONFIG, out)
+    assert "--extend adds the 1 behind them" in str(caught.value.hint)
+    assert tree_of(out) == before
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (0, 2, 1), (0,), (1, 2)])
+def test_other_logs_than_those_behind_are_refused(
+    tmp_path: Path, days: list[Path], made: dict[int, Path], order: tuple[int, ...]
+) -> None:
+    out = copy_of(made[2], tmp_path / "dir")
+    before = tree_of(out)
+    with pytest.raises(ManifestError, match="columns was made from other inputs"):
+        preprocess([days[number] for number in order], CONFIG, out, extend=True)
+    assert tree_of(out) == before
+
+
+def test_a_setting_that_counts_differently_is_refused_before_anything_changes(
+    tmp_path: Path, days: list[Path], made: dict[int, Path]
+) -> None:
+    out = copy_of(made[2], tmp_path / "dir")
+    before = tree_of(out)
+    with pytest.raises(ManifestError, match=r"counts was made with eval_fraction = 0.3, now 0.2"):
+        preprocess(days[:3], replace(CONFIG, count=CountConfig(eval_fraction=0.2)), out, extend=True)
+    other = replace(CONFIG, ingest=replace(CONFIG.ingest, max_bad_fraction=0.5))
+    with pytest.raises(ManifestError, match=r"columns was made with max_bad_fraction"):
+        preprocess(days[:3], other, out, extend=True)
+    assert tree_of(out) == before
+    discard_files(out / "columns")
+    with pytest.raises(ManifestError, match="columns was discarded, and --extend needs its files"):
+        preprocess(days[:3], CONFIG, out, extend=True)
+
+
+def test_a_bad_new_day_leaves_the_old_state_to_go_back_to(
+    tmp_path: Path, days: list[Path], made: dict[int, Path]
+) -> None:
+    out = copy_of(made[2], tmp_path / "dir")
+    bad, good = tmp_path / "day_2", days[2].read_bytes()
+    bad.write_bytes(good[:-60] + b"x")
+    logs = [*days[:2], bad]
+    with pytest.raises(InputError, match=r"day_2, line 50"):
+        preprocess(logs, CONFIG, out, workers=1, extend=True)
+    kept = {name: text for name, text in tree_of(made[2]).items() if not name.startswith("columns/manifest")}
+    assert kept.items() <= tree_of(out).items()
+    preprocess(days[:2], CONFIG, copy_of(out, tmp_path / "back"), workers=1)
+    assert tree_of(tmp_path / "back") == tree_of(made[2])
+    bad.write_bytes(good)
+    preprocess(logs, CONFIG, out, workers=1, extend=True)
+    assert tree_of(out) == tree_of(made[3])
+
+
+def test_a_day_that_grew_while_it_was_added_begins_the_addition_anew(
+    tmp_path: Path, days: list[Path], made: dict[int, Path]
+) -> None:
+    out = copy_of(made[2], tmp_path / "dir")
+    half = tmp_path / "day_2"
+    half.write_bytes(days[2].read_bytes()[:9000] + b"x\n")
+    with pytest.raises(InputError):
+        preprocess([*days[:2], half], CONFIG, out, workers=1, extend=True)
+    half.write_bytes(days[2].read_bytes())
+    preprocess([*days[:2], half], CONFIG, out, workers=1, extend=True)
+    assert tree_of(out) == tree_of(made[3])
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+@contextmanager
+def killed(after: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Raise Killed at the ``after``-th change of a name in the file system."""
+    calls = [0]
+    with monkeypatch.context() as patch:
+
+        def dying(change: Any) -> Any:
+            def changed(*words: Any, **options: Any) -> Any:
+                calls[0] += 1
+                if calls[0] == after:
+                    raise Killed
+                return change(*words, **options)
+
+            return changed
+
+        for name in ("replace", "unlink", "rmdir", "link"):
+            patch.setattr(os, name, dying(getattr(os, name)))
+        yield calls
+
+
+@pytest.mark.parametrize("setting", ["a fraction", "a window"])
+def test_killed_at_any_moment_the_same_command_ends_in_the_same_bytes(
+    tmp_path: Path, days: list[Path], setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, before, wanted = SETTINGS[setting], tmp_path / "before", tmp_path / "wanted"
+    preprocess(days[:3], config, before, workers=1)
+    preprocess(days, config, wanted, workers=1, until="rank")
+    whole = copy_of(before, tmp_path / "whole")
+    with killed(-1, monkeypatch) as calls:
+        preprocess(days, config, whole, workers=1, extend=True, until="count")
+    moments = {*range(1, 8), *random.Random().sample(range(8, calls[0] + 1), 8)}  # others in every run
+    for moment in sorted(moments):
+        out = copy_of(before, tmp_path / f"at{moment}")
+        with killed(moment, monkeypatch), pytest.raises(Killed):
+            preprocess(days, config, out, workers=1, extend=True)
+        preprocess(days, config, out, workers=1 + moment % 2, extend=True, until="rank")
+        left = {name: text for name, text in tree_of(out).items() if not name.endswith(("lock", "workers"))}
+        assert left == tree_of(wanted), moment  # an emptied folder that no stage has begun may hold its lock
+        shutil.rmtree(out)
+
+
+def test_killed_while_counting_a_run_without_extend_goes_on_too(
+    tmp_path: Path, days: list[Path], made: dict[int, Path]
+) -> None:
+    out = copy_of(made[2], tmp_path / "dir")
+    preprocess(days[:3], CONFIG, out, extend=True, until="ingest")
+    assert sorted(path.name for path in out.iterdir()) == ["columns", "counts"]
+    preprocess(days[:3], CONFIG, out)
+    assert tree_of(out) == tree_of(made[3])
+
+
+def test_a_run_stopped_anywhere_is_extended(tmp_path: Path, days: list[Path], made: dict[int, Path]) -> None:
+    for stage in list(FOLDERS)[1:]:
+        out = copy_of(made[2], tmp_path / stage, before=stage)
+        preprocess(days[:3], CONFIG, out, extend=True)
+        assert tree_of(out) == tree_of(made[3])
+
+
+def test_the_commands_say_what_is_made_again(
+    tmp_path: Path, days: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs, out = [str(day) for day in days[:3]], str(tmp_path / "dir")
+    assert main(["preprocess", *logs[:2], "--out", out]) == 0
+    assert main(["preprocess", *logs, "--out", out]) == 1
+    assert "hint: --extend adds the 1 behind them" in capsys.readouterr().err
+    assert main(["preprocess", *logs, "--out", out, "--extend"]) == 0
+    said = capsys.readouterr().err
+    assert f"removed {out}/vocabulary, made from fewer logs: it is made again" in said
+    assert f"removed {out}/counts" not in said
+    assert main(["preprocess", *logs, "--out", str(tmp_path / "scratch")]) == 0
+    assert tree_of(tmp_path / "dir") == tree_of(tmp_path / "scratch")
+
+
+def test_stage_by_stage_counts_go_on_too(tmp_path: Path, days: list[Path]) -> None:
+    logs, out = [str(day) for day in days[:3]], str(tmp_path / "dir")
+    stages = ("count", "rank", "encode", "split", "pack")
+    assert main(["ingest", *logs[:2], "--out", out]) == 0
+    assert all(main([stage, out]) == 0 for stage in stages)
+    assert main(["ingest", *logs, "--out", out, "--extend"]) == 0
+    assert all(main([stage, out]) == 0 for stage in stages)
+    assert main(["preprocess", *logs, "--out", str(tmp_path / "scratch")]) == 0
+    assert tree_of(tmp_path / "dir") == tree_of(tmp_path / "scratch")
+
+
+def test_other_columns_are_not_gone_on_from(tmp_path: Path, days: list[Path], made: dict[int, Path]) -> None:
+    out = copy_of(made[2], tmp_path / "dir")
+    shutil.rmtree(out / "columns")
+    with pytest.raises(ManifestError, match="counts was made from other inputs"):
+        preprocess([days[3], days[2]], CONFIG, out)
+
+
+@pytest.mark.parametrize("config", [SETTINGS["a window"], SETTINGS["a window and a fraction"]])
+def test_a_window_counts_the_last_days_of_the_training_part(
+    tmp_path: Path, days: list[Path], samples: list[list[Sample]], config: PreprocessConfig
+) -> None:
+    preprocess(days, config, tmp_path / "dir", workers=2)
+    log = [sample for day in samples for sample in day]
+    num_train = sum(LENGTHS[:3]) if config.count.eval_files else len(log) - int(0.3 * len(log))
+    first = LENGTHS[0]
+    vocabulary = Manifest.read(tmp_path / "dir" / "vocabulary")
+    columns = [[sample.categories[f] for sample in log[first:num_train]] for f in range(26)]
+    assert rows_of(vocabulary) == [naive_table(column, 2) for column in columns]
+    assert vocabulary.totals["num_counted_samples"] == num_train - first
+    assert Manifest.read(tmp_path / "dir" / "shards").totals["samples"]["evaluation"] == len(log) - num_train
+    assert naive_log(log[first:], num_train - first, min_count=2, num_hot_rows=75).tables == rows_of(
+        vocabulary
+    )
+
+
+def test_a_window_longer_than_the_log_counts_all_of_it(tmp_path: Path, days: list[Path]) -> None:
+    whole, window = CountConfig(eval_files=1), CountConfig(eval_files=1, count_last=9)
+    for name, config in (("whole", whole), ("window", window)):
+        preprocess(days, replace(CONFIG, count=config), tmp_path / name)
+    rows = [rows_of(Manifest.read(tmp_path / name / "vocabulary")) for name in ("whole", "window")]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("format", "count_last", "rank_by"),
+    [("csv", 0, "frequency"), ("csv", 2, "peel"), ("parquet", 0, "peel"), ("parquet", 2, "frequency")],
+)
+def test_days_with_lists_and_texts_are_added(
+    tmp_path: Path, format: str, count_last: int, rank_by: Any, rng: np.random.Generator
+) -> None:
+    kinds = {"y": "label", "tags": "list text", "age": "dense", "site": "text", "seen": "list integer"}
+    logs = [draw_log(40, kinds, rng) for _ in range(4)]
+    write = write_csv if format == "csv" else write_parquet
+    raw = [write(tmp_path / f"day{number}.{format}", log) for number, log in enumerate(logs)]
+    config = PreprocessConfig(
+        ingest=IngestConfig(schema=schema_text(logs[0], format=format), block_bytes=ByteSize(900)),
+        count=CountConfig(eval_fraction=0.2, count_last=count_last),
+        rank=RankConfig(rank_by=rank_by),
+        pack=PackConfig(batch_size=8),
+    )
+    for number in (2, 3, 4):
+        preprocess(raw[:number], config, tmp_path / "dir", workers=2, extend=True)
+    assert all(stage.state.state == FINISHED for stage in plan_run(raw, config, tmp_path / "dir").stages)
+    preprocess(raw, config, tmp_path / "scratch", workers=1)
+    assert tree_of(tmp_path / "dir") == tree_of(tmp_path / "scratch")
+    assert verify(tmp_path / "dir", raw=raw) == []
+
+
+def test_a_day_is_added_by_processes(tmp_path: Path, days: list[Path], made: dict[int, Path]) -> None:
+    for config in (CONFIG, WINDOW):
+        out = tmp_path / f"dir{config.count.count_last}"
+        preprocess(days[:2], config, out, workers=1)
+        with use_engine("processes"):
+            preprocess(days[:3], config, out, workers=2, extend=True, until="rank")
+        preprocess(days[:3], config, out, workers=1)
+        preprocess(days[:3], config, tmp_path / "scratch", workers=1)
+        assert tree_of(out) == tree_of(tmp_path / "scratch")
+        shutil.rmtree(tmp_path / "scratch")
+
+
+def test_a_day_that_does_not_add_up_is_found(tmp_path: Path, days: list[Path]) -> None:
+    preprocess(days, WINDOW, tmp_path / "dir")
+    counts = tmp_path / "dir" / "counts"
+    manifest = Manifest.read(counts)
+    assert {entry.path for entry in manifest.files} == {
+        f"{prefix}C{number}.arrow" for prefix in ("", "file0001-", "file0002-") for number in range(1, 27)
+    }
+    files = {entry.path: entry for entry in manifest.files}
+    days_of_table = [counts_in(manifest, files[f"{day}C9.arrow"]) for day in ("file0001-", "file0002-")]
+    categories, occurrences = counts_in(manifest, files["C9.arrow"])
+    assert is_sum((categories, occurrences), days_of_table)
+    assert not is_sum((categories[:-1], occurrences[:-1]), days_of_table)
+    assert not is_sum((categories + np.uint32(1), occurrences), days_of_table)
+    assert not is_sum((categories, occurrences), days_of_table[:1])
+    spans = [span | {"num_samples": span["num_samples"] + 1} for span in manifest.totals["spans"]]
+    other = replace(manifest, totals=manifest.totals | {"spans": spans})
+    assert list(check_counts(files["C9.arrow"], other, {})) == ["it counts 95 look-ups, want 97"]
+    assert list(check_counts(files["file0001-C9.arrow"], other, {})) == ["it counts 45 look-ups, want 46"]
+
+
+def test_removing_a_reopened_folder_leaves_nothing(
+    tmp_path: Path, days: list[Path], made: dict[int, Path]
+) -> None:
+    out = copy_of(made[2], tmp_path / "dir")
+    bad = tmp_path / "day_2"
+    bad.write_bytes(b"x\n")
+    with pytest.raises(InputError):
+        preprocess([*days[:2], bad], CONFIG, out, extend=True)
+    remove_from("ingest", out)
+    assert list(out.iterdir()) == []

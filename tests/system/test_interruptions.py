@@ -1,0 +1,379 @@
+"""Whatever gets in the way of a run, it ends in one clear line, and the same run ends in the same bytes."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.errors import HotsetError, InputError, ManifestError
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.folders.partial_folder import BEGUN, PARTIAL, REMOVED, durable_files
+from hotset.pipeline.folders.removal import remove_folders
+from hotset.pipeline.stages.preprocess import FOLDERS, INPUTS, StageReport, preprocess, remove_from
+from hotset.tests.pipeline.folders.test_folder_lock import start_holder
+from hotset.tests.pipeline.stages.test_preprocess import CONFIG, copy_of
+from hotset.tests.support.criteo_text import draw_samples, text_of, tree_of
+from hotset.workflows.cli import main
+
+STAGES = list(FOLDERS)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("logs") / "log.tsv"
+    path.write_bytes(text_of(draw_samples(180, np.random.default_rng(10))))
+    return path
+
+
+@pytest.fixture
+def log(original: Path, tmp_path: Path) -> Path:
+    """A copy of the log that a test may change."""
+    return Path(shutil.copy(original, tmp_path))
+
+
+@pytest.fixture(scope="module")
+def made(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run makes that nothing gets in the way of; not to be changed."""
+    out = tmp_path_factory.mktemp("made") / "dir"
+    preprocess([original], CONFIG, out, workers=1)
+    return out
+
+
+@pytest.fixture(scope="module")
+def unbroken(made: Path) -> dict[str, bytes]:
+    return tree_of(made)
+
+
+def refusal(log: Path, out: Path, kind: type[HotsetError] = ManifestError) -> str:
+    """The one line that a run ends in."""
+    with pytest.raises(kind) as caught:
+        preprocess([log], CONFIG, out, workers=2)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def check_goes_on(log: Path, out: Path, unbroken: dict[str, bytes]) -> None:
+    preprocess([log], CONFIG, out, workers=2)
+    assert tree_of(out) == unbroken
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_second_run_is_told_who_writes_the_folder(
+    tmp_path: Path, log: Path, made: Path, unbroken: dict[str, bytes], stage: str
+) -> None:
+    out = copy_of(made, tmp_path / "dir", before=stage)
+    folder = out / FOLDERS[stage]
+    with start_holder(folder / PARTIAL / "lock") as holder:
+        assert refusal(log, out) == f"{folder} is being written by process {holder.pid}"
+        before = tree_of(out)
+        with pytest.raises(ManifestError, match="is being written"):
+            remove_from("ingest", out)
+        assert {name: text for name, text in tree_of(out).items() if PARTIAL not in name} == {
+            name: text for name, text in before.items() if PARTIAL not in name
+        }
+        holder.kill()
+    check_goes_on(log, out, unbroken)
+
+
+def test_the_second_command_is_one_line_and_exit_status_1(
+    tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with start_holder(tmp_path / "dir" / "columns" / PARTIAL / "lock") as holder:
+        assert main(["preprocess", str(log), "--out", str(tmp_path / "dir")]) == 1
+        error, hint = capsys.readouterr().err.splitlines()
+        assert error.startswith("error: ") and f"process {holder.pid}" in error and hint.startswith("hint: ")
+        holder.kill()
+
+
+@contextmanager
+def no_file_beyond(num_bytes: int) -> Iterator[None]:
+    """Writes beyond ``num_bytes`` of any file fail, as on a device that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("num_bytes", [0, 150, 1500])
+def test_a_full_device_loses_nothing(
+    tmp_path: Path, log: Path, made: Path, unbroken: dict[str, bytes], stage: str, num_bytes: int
+) -> None:
+    out = copy_of(made, tmp_path / "dir", before=stage)
+    with no_file_beyond(num_bytes):
+        assert "cannot be written: File too large" in refusal(log, out)
+    check_goes_on(log, out, unbroken)
+
+
+def test_a_full_device_is_one_line_of_the_command_and_exit_status_1(tmp_path: Path, log: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+
+    words = [
+        sys.executable,
+        "-m",
+        "hotset.workflows.cli",
+        "preprocess",
+        str(log),
+        "--out",
+        str(tmp_path / "d"),
+    ]
+    found = subprocess.run(words, preexec_fn=limit, capture_output=True, text=True)
+    error, hint = found.stderr.splitlines()[-2:]
+    assert found.returncode == 1 and "Traceback" not in found.stderr
+    assert error.startswith("error: ") and "File too large" in error and hint.startswith("hint: ")
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Nothing below ``folder`` can be written by this process, which gives up being root for a while."""
+    paths = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
+    for path in paths:
+        path.chmod(0o555)
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if os.getuid() == 0:
+            os.seteuid(0)
+        for path in paths:
+            path.chmod(0o755)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_read_only_folder_is_refused_and_a_finished_one_is_read(
+    log: Path, made: Path, unbroken: dict[str, bytes], stage: str
+) -> None:
+    with tempfile.TemporaryDirectory() as scratch:  # tmp_path lies in folders that only its owner may enter
+        Path(scratch).chmod(0o755)
+        raw, out = Path(scratch) / log.name, Path(scratch) / "dir"
+        shutil.copy(log, raw)
+        copy_of(made, out, before=stage).mkdir(exist_ok=True)
+        with read_only(out):
+            assert refusal(raw, out) == f"{out / FOLDERS[stage]} cannot be written: Permission denied"
+        check_goes_on(raw, out, unbroken)
+        with read_only(out):
+            preprocess([raw], CONFIG, out, workers=2)
+            with pytest.raises(ManifestError, match="cannot be written: Permission denied"):
+                remove_from("ingest", out)
+        assert tree_of(out) == unbroken
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5000])
+
+
+def grow(path: Path) -> None:
+    path.write_bytes(path.read_bytes() * 2)
+
+
+def swap(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+CHANGES: dict[str, Callable[[Path], None]] = {
+    "cut": cut,
+    "grown": grow,
+    "gone": Path.unlink,
+    "a folder": swap,
+}
+
+
+def restore(original: Path, log: Path) -> None:
+    if log.is_dir():
+        log.rmdir()
+    shutil.copy(original, log)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_log_that_changes_while_it_is_read_is_named(
+    tmp_path: Path, original: Path, log: Path, unbroken: dict[str, bytes], change: str, workers: int
+) -> None:
+    def change_it(stage: str, done: int, total: int) -> None:
+        if log.is_file() and log.stat().st_size == original.stat().st_size:
+            CHANGES[change](log)
+
+    with pytest.raises(InputError) as caught:
+        preprocess([log], CONFIG, tmp_path / "dir", workers=workers, progress=change_it)
+    assert str(log) in str(caught.value) and "\n" not in str(caught.value)
+    restore(original, log)
+    check_goes_on(log, tmp_path / "dir", unbroken)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_log_that_changes_between_stages_is_named(
+    tmp_path: Path, original: Path, log: Path, made: Path, unbroken: dict[str, bytes], change: str
+) -> None:
+    out = copy_of(made, tmp_path / "dir", before="encode")
+    CHANGES[change](log)
+    kind = ManifestError if change in ("cut", "grown") else InputError
+    assert log.name in refusal(log, out, kind)
+    restore(original, log)
+    check_goes_on(log, out, unbroken)
+
+
+@pytest.mark.parametrize(("stage", "name"), [(stage, name) for stage in INPUTS for name in INPUTS[stage]])
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_an_input_that_vanishes_between_stages_is_named(
+    tmp_path: Path, log: Path, made: Path, unbroken: dict[str, bytes], stage: str, name: str, is_folder: bool
+) -> None:
+    out = copy_of(made, tmp_path / "dir", before=stage)
+    before = STAGES[STAGES.index(stage) - 1]
+    gone = out / name if is_folder else out / name / Manifest.read(out / name).files[0].path
+
+    def remove(report: StageReport) -> None:
+        if report.stage == before:
+            gone.rename(tmp_path / "aside")
+
+    with pytest.raises(ManifestError, match=str(gone)):
+        preprocess([log], CONFIG, out, workers=2, on_stage=remove)
+    (tmp_path / "aside").rename(gone)
+    check_goes_on(log, out, unbroken)
+
+
+@pytest.mark.parametrize("stage", ["count", "encode", "split", "pack"])
+def test_an_input_that_vanishes_during_a_stage_costs_no_more_than_that_run(
+    tmp_path: Path, log: Path, made: Path, unbroken: dict[str, bytes], stage: str
+) -> None:
+    out = copy_of(made, tmp_path / "dir", before=stage)
+    gone = out / INPUTS[stage][-1]
+
+    def remove(at: str, done: int, total: int) -> None:
+        if at == stage and gone.exists():
+            gone.rename(tmp_path / "aside")
+
+    try:
+        preprocess([log], CONFIG, out, workers=1, progress=remove)
+    except ManifestError as error:
+        assert str(gone) in str(error)
+    (tmp_path / "aside").rename(gone)
+    check_goes_on(log, out, unbroken)
+
+
+def test_a_pipe_in_place_of_a_log_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "is not a plain file" in refusal(tmp_path / "pipe", tmp_path / "dir", InputError)
+    with pytest.raises(InputError, match=r"log\.gz cannot be read: No such file"):
+        preprocess([tmp_path / "log.gz"], CONFIG, tmp_path / "dir")
+
+
+def test_a_clock_that_jumps_changes_nothing(
+    tmp_path: Path, log: Path, unbroken: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    luck = random.Random(3)
+    for name in ("time", "perf_counter"):
+        monkeypatch.setattr(f"time.{name}", lambda: luck.uniform(-1e9, 1e10))
+    out = tmp_path / "dir"
+    with pytest.raises(RuntimeError):
+        preprocess([log], CONFIG, out, workers=2, on_stage=fail)
+    for path in [log, *out.rglob("*")]:
+        os.utime(path, (0, luck.choice([0, 2**32])))
+    check_goes_on(log, out, unbroken)
+    for path in [log, *out.rglob("*")]:
+        os.utime(path, (0, luck.choice([0, 2**32])))
+    check_goes_on(log, out, unbroken)
+
+
+def fail(report: StageReport) -> None:
+    if report.stage == "rank":
+        raise RuntimeError
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+def killing(monkeypatch: pytest.MonkeyPatch, after: int) -> Callable[[], int]:
+    """Let ``after`` removals and renames through and kill at the next; returns how many there were."""
+    num_calls = 0
+
+    def counting(function: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: object, **names: object) -> None:
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls > after:
+                raise Killed
+            function(*args, **names)
+
+        return call
+
+    for name in ("replace", "unlink", "rmdir"):
+        monkeypatch.setattr(os, name, counting(getattr(os, name)))
+    return lambda: num_calls
+
+
+@pytest.mark.parametrize("stage", ["ingest", "encode", "pack"])
+def test_a_redo_that_is_killed_goes_on_with_the_plain_command(
+    tmp_path: Path,
+    log: Path,
+    made: Path,
+    unbroken: dict[str, bytes],
+    stage: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        num_calls = killing(patch, after=10**6)
+        remove_from(stage, copy_of(made, tmp_path / "all"))
+    most = num_calls()
+    for after in sorted({*range(4), *np.linspace(4, most - 1, 5).astype(int).tolist()}):
+        out = copy_of(made, tmp_path / f"dir{after}")
+        with monkeypatch.context() as patch:
+            killing(patch, after)
+            with pytest.raises(Killed):
+                remove_from(stage, out)
+        check_goes_on(log, out, unbroken)
+        shutil.rmtree(out)
+
+
+def test_a_folder_begun_and_removed_is_emptied_by_the_next_run(
+    tmp_path: Path, log: Path, made: Path, unbroken: dict[str, bytes]
+) -> None:
+    out = copy_of(made, tmp_path / "dir", before="pack")
+    with no_file_beyond(1500), pytest.raises(ManifestError):
+        preprocess([log], CONFIG, out)
+    partial = out / "shards" / PARTIAL
+    (partial / BEGUN).rename(partial / REMOVED)  # killed there
+    (out / "shards" / "half.arrow").write_text("half of it")
+    check_goes_on(log, out, unbroken)
+    (tmp_path / "strange").mkdir()
+    remove_folders([tmp_path / "strange"])
+    assert not (tmp_path / "strange").exists()
+
+
+def test_a_durable_run_syncs_every_file_and_changes_no_byte(
+    tmp_path: Path, log: Path, unbroken: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_synced, fsync = 0, os.fsync
+
+    def counting(descriptor: int) -> None:
+        nonlocal num_synced
+        num_synced += 1
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", counting)
+    preprocess([log], CONFIG, tmp_path / "plain", workers=2)
+    num_plain, num_synced = num_synced, 0
+    with durable_files():
+        preprocess([log], CONFIG, tmp_path / "dir", workers=2)
+    num_durable, num_synced = num_synced, 0
+    assert main(["ingest", str(log), "--out", str(tmp_path / "asked"), "--durable"]) == 0
+    assert num_plain == 2 * len(FOLDERS)  # each manifest, and the folder it was renamed in
+    assert num_durable - num_plain == 2 * (len(unbroken) - len(FOLDERS))  # each file, and its record
+    assert num_synced == 2 + 2 * (len(tree_of(tmp_path / "asked")) - 1)
+    assert tree_of(tmp_path / "dir") == tree_of(tmp_path / "plain") == unbroken

@@ -1,0 +1,310 @@
+"""List-valued columns and floats from the raw log to shards, against naive twins."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+
+from hotset.pipeline.folders.checksum import checksum_of_written
+from hotset.pipeline.folders.manifest import Manifest, checksum_of
+from hotset.pipeline.folders.output import hash_file
+from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.stages.count import CountConfig
+from hotset.pipeline.stages.ingest import IngestConfig
+from hotset.pipeline.stages.pack import PackConfig
+from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.stages.split import SplitConfig
+from hotset.pipeline.verify.verify import verify
+from hotset.tests.support.criteo_text import tree_of
+from hotset.tests.support.naive_stages import OOV, naive_table, shuffled
+from hotset.tests.support.other_logs import (
+    Log,
+    columns_in,
+    draw_log,
+    naive_columns,
+    schema_text,
+    write_csv,
+    write_parquet,
+)
+
+KINDS = {
+    "y": "label",
+    "tags": "list text",
+    "age": "dense",
+    "site": "hex8",
+    "price": "float",
+    "seen": "list integer",
+    "user": "text",
+    "depth": "raw",
+    "year": "whole",
+    "codes": "list hex8",
+}
+DENSE = ("dense", "float", "raw", "whole")
+SHAPES = {
+    "lists and more": (120, KINDS),
+    "one list": (60, {"y": "label", "only": "list text"}),
+    "lists alone": (60, {"a": "list unsigned", "b": "list text", "d": "float"}),
+    "one row": (1, KINDS),
+    "one row of a list": (1, {"only": "list integer"}),
+    "thirty lists": (20, {"y": "label"} | {f"list {n}": "list integer" for n in range(30)}),
+}
+
+
+def recipe(log: Log, format: str, **pack: Any) -> PreprocessConfig:
+    return PreprocessConfig(
+        ingest=IngestConfig(schema=schema_text(log, format=format), block_bytes=ByteSize(3000)),
+        count=CountConfig(eval_fraction=1 / 3),
+        split=SplitConfig(hot_bytes=ByteSize(64 * 36)),
+        pack=PackConfig(**({"batch_size": 8} | pack)),
+    )
+
+
+def write(path: Path, log: Log, format: str) -> Path:
+    return (write_csv if format == "csv" else write_parquet)(path, log)
+
+
+def naive_dense(kind: str, value: Any) -> float:
+    if kind in ("raw", "whole"):
+        return float(np.float32(value or 0))
+    return float(np.float32(math.log1p(max(value or 0, 0))))
+
+
+def naive_samples(log: Log, num_train: int, num_hot: list[int]) -> list[tuple[Any, ...]]:
+    """Label, dense values, ids of one-hot tables, bags, and tag of each sample of the log."""
+    columns = naive_columns(log)
+    sparse = [n for n, k in log.kinds.items() if k not in ("label", "unused", *DENSE)]
+    dense = [name for name, kind in log.kinds.items() if kind in DENSE]
+    bags = {
+        name: [v if log.kinds[name].startswith("list ") else [v] for v in columns[name]] for name in sparse
+    }
+    ids = {}
+    for name in sparse:
+        table = naive_table([value for bag in bags[name][:num_train] for value in bag], 1)
+        known = {what: row for row, (what, _) in enumerate(table)}
+        ids[name] = [[known.get(value, known[OOV]) for value in bag] for bag in bags[name]]
+    samples = []
+    for i in range(len(log.rows)):
+        is_hot = all(row < hot for name, hot in zip(sparse, num_hot, strict=True) for row in ids[name][i])
+        one_hot = [row for name in sparse if not log.kinds[name].startswith("list ") for row in ids[name][i]]
+        lists = {name: ids[name][i] for name in sparse if log.kinds[name].startswith("list ")}
+        values = [naive_dense(log.kinds[name], columns[name][i]) for name in dense]
+        samples.append((columns["label"][i] if "label" in columns else None, values, one_hot, lists, is_hot))
+    return samples
+
+
+def samples_in(shards: Manifest, kind: str) -> list[tuple[Any, ...]]:
+    """What `naive_samples` gives, but for the tags, of all samples of a kind."""
+    found: list[tuple[Any, ...]] = []
+    lists = [table["name"] for table in shards.totals["tables"] if table.get("is_multi_hot")]
+    for entry in shards.files:
+        if entry.facts["kind"] != kind:
+            continue
+        reader = pa.ipc.open_file(shards.folder / entry.path)
+        for number in range(reader.num_record_batches):
+            batch = reader.get_batch(number)
+            batch.validate(full=True)
+            assert all(str(batch.schema.field(name).type) == "list<item: int32>" for name in lists)
+            columns = batch.to_pydict()
+            labels = columns.get("label", [None] * batch.num_rows)
+            rows = zip(*(columns[name] for name in lists), strict=True)
+            bags = [dict(zip(lists, row, strict=True)) for row in rows]
+            found += zip(labels, columns["dense"], columns["ids"], bags, strict=True)
+    return found
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shards_are_those_of_the_naive_twin(
+    tmp_path: Path, shape: str, format: str, rng: np.random.Generator
+) -> None:
+    num_rows, kinds = SHAPES[shape]
+    log = draw_log(num_rows, kinds, rng, empty_lists=format == "parquet")
+    raw = write(tmp_path / "log", log, format)
+    shards = preprocess([raw], recipe(log, format, seed=3), tmp_path / "out", workers=2)
+    assert columns_in(Manifest.read(tmp_path / "out/columns")) == naive_columns(log)
+    num_train = num_rows - num_rows // 3
+    samples = naive_samples(log, num_train, [table["num_hot"] for table in shards.totals["tables"]])
+    order = shuffled(range(num_train), 3)
+    for kind, numbers in {
+        "hot_only": [i for i in order if samples[i][4]],
+        "mixed": [i for i in order if not samples[i][4]],
+        "evaluation": list(range(num_train, num_rows)),
+    }.items():
+        assert samples_in(shards, kind) == [samples[i][:4] for i in numbers]
+    assert shards.totals["samples"]["hot_only"] > 0 or num_rows < 30
+    assert verify(tmp_path / "out", raw=[raw]) == []
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_workers_and_memory_change_no_byte(
+    tmp_path: Path, format: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = draw_log(150, KINDS, rng, empty_lists=format == "parquet")
+    raw = write(tmp_path / "log", log, format)
+    monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 4000)
+    shards = preprocess([raw], recipe(log, format), tmp_path / "whole", workers=1)
+    assert len(shards.files) > 6
+    monkeypatch.setattr("hotset.pipeline.runtime.memory.FIXED_BYTES", 0)
+    monkeypatch.setattr("hotset.pipeline.runtime.memory.anonymous_bytes", lambda: 0)
+    monkeypatch.setattr("hotset.pipeline.runtime.memory._SLACK_BYTES", 0)
+    monkeypatch.setattr("hotset.pipeline.stages.encode._LEAST_TABLES", 300)
+    monkeypatch.setattr("hotset.pipeline.stages.pack.room_for", lambda stage, cap, needed, **others: needed)
+    monkeypatch.setattr("hotset.pipeline.stages.encode.room_for", lambda stage, cap, needed, **others: needed)
+    preprocess([raw], recipe(log, format), tmp_path / "small", workers=3)
+    assert tree_of(tmp_path / "whole") == tree_of(tmp_path / "small")
+
+
+def test_lists_and_floats_are_counted_in_totals(tmp_path: Path, rng: np.random.Generator) -> None:
+    log = draw_log(90, KINDS, rng)
+    preprocess([write_csv(tmp_path / "log", log)], recipe(log, "csv"), tmp_path / "out")
+    columns = Manifest.read(tmp_path / "out/columns")
+    assert columns.totals["lists"] == ["tags", "seen", "codes"]
+    assert (columns.totals["floats"], columns.totals["untransformed"]) == (
+        ["price", "depth"],
+        ["depth", "year"],
+    )
+    counts = {table["name"]: table for table in Manifest.read(tmp_path / "out/counts").totals["tables"]}
+    lengths = [len(value) for value in naive_columns(log)["tags"]]
+    assert counts["tags"]["num_lookups"] == sum(lengths[:60]) and "num_lookups" not in counts["site"]
+    for folder in ("counts", "vocabulary", "samples", "plan", "shards"):
+        tables = Manifest.read(tmp_path / "out" / folder).totals["tables"]
+        marked = [table["name"] for table in tables if "is_multi_hot" in table]
+        assert marked == ["tags", "seen", "codes"]
+    tables = {table["name"]: table for table in Manifest.read(tmp_path / "out/samples").totals["tables"]}
+    assert (tables["tags"]["lookups_train"], tables["tags"]["lookups_evaluation"]) == (
+        sum(lengths[:60]),
+        sum(lengths[60:]),
+    )
+
+
+def test_a_feature_can_be_called_otherwise_than_its_column(tmp_path: Path, rng: np.random.Generator) -> None:
+    log = draw_log(40, {"y": "label", "ids": "list text", "dense": "dense", "b": "integer"}, rng)
+    config = PreprocessConfig(count=CountConfig(eval_fraction=1 / 3), pack=PackConfig(batch_size=8))
+    text = """
+format = "csv"
+label = "y"
+[dense]
+dense = { kind = "integer", name = "d" }
+[sparse]
+ids = { kind = "text", list = true, name = "the ids" }
+b = "integer"
+"""
+    config = replace(config, ingest=IngestConfig(schema=text))
+    shards = preprocess([write_csv(tmp_path / "log", log)], config, tmp_path / "out")
+    assert [table["name"] for table in shards.totals["tables"]] == ["the ids", "b"]
+    assert shards.totals["dense"] == ["d"] and verify(tmp_path / "out") == []
+    found = columns_in(Manifest.read(tmp_path / "out/columns"))
+    assert found["the ids"] == naive_columns(log)["ids"]
+
+
+def reseal(folder: Path, change: Any, name: str | None = None) -> Path:
+    """Change the columns of a file, the first with samples, and make its manifest agree."""
+    manifest = folder / "manifest.json"
+    parts = json.loads(manifest.read_text())
+    entry = next(e for e in parts["files"] if (e["path"] == name if name else e["samples"] > 3))
+    path: Path = folder / entry["path"]
+    batches = pa.ipc.open_file(path.read_bytes()).read_all().to_batches()
+    columns = {name: batches[0].column(name).to_pylist() for name in batches[0].schema.names}
+    change(columns)
+    arrays = [pa.array(columns[field.name], field.type) for field in batches[0].schema]
+    batches[0] = pa.record_batch(arrays, schema=batches[0].schema)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    entry["bytes"], entry["xxh3_128"] = hash_file(path)
+    parts.pop("checksum")
+    parts["files"] = parts["files"]
+    manifest.write_text(json.dumps(parts | {"checksum": checksum_of(parts)}))
+    return path
+
+
+def move_an_element(columns: dict[str, list[Any]], name: str) -> None:
+    """Take the last element of one list and put it into the next."""
+    place = next(i for i, bag in enumerate(columns[name][:-1]) if bag)
+    columns[name][place + 1].append(columns[name][place].pop())
+
+
+def set_an_element(columns: dict[str, list[Any]], name: str, value: int) -> None:
+    next(bag for bag in columns[name] if bag)[0] = value
+
+
+FAULTS = {
+    "columns": (lambda c: c["tags"][0].append(7), "its lists of tags have"),
+    "columns nan": (lambda c: c["price"].__setitem__(0, float("nan")), "a value of price is not finite"),
+    "shards longer": (lambda c: c["tags"][0].append(0), "its lists have"),
+    "samples longer": (lambda c: c["tags"][0].append(0), "its lists of tags have"),
+    "samples moved": (lambda c: move_an_element(c, "tags"), "its lists of tags are not as long as"),
+    "samples range": (lambda c: set_an_element(c, "seen", 10**6), "an id of seen is outside its"),
+    "samples below": (lambda c: set_an_element(c, "seen", -1), "an id of seen is outside its"),
+    "plan": (lambda c: c["is_hot"].append(1 - c["is_hot"].pop()), "its tags do not agree with the ids"),
+    "shards range": (lambda c: set_an_element(c, "codes", 10**6), "an id of codes is outside its"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_lists_that_do_not_fit_are_found_though_every_checksum_does(
+    tmp_path: Path, case: str, rng: np.random.Generator
+) -> None:
+    log = draw_log(90, KINDS, rng, empty_lists=True)
+    preprocess([write_parquet(tmp_path / "log", log)], recipe(log, "parquet"), tmp_path / "out")
+    change, message = FAULTS[case]
+    path = reseal(tmp_path / "out" / case.partition(" ")[0], change)
+    faults = verify(tmp_path / "out")
+    assert any(str(path) in fault and message in fault for fault in faults), faults
+
+
+def test_offsets_that_run_backwards_are_found(tmp_path: Path, rng: np.random.Generator) -> None:
+    log = draw_log(90, KINDS, rng, empty_lists=True)
+    preprocess([write_parquet(tmp_path / "log", log)], recipe(log, "parquet"), tmp_path / "out")
+    for stage in ("columns", "samples", "shards"):
+        manifest = Manifest.read(tmp_path / "out" / stage)
+        path = manifest.folder / manifest.files[0].path
+        whole = path.read_bytes()
+        offsets = np.array(pa.ipc.open_file(whole).get_batch(0).column("tags").offsets)
+        swapped = offsets.copy()
+        swapped[[1, -2]] = offsets[[-2, 1]]
+        assert whole.count(offsets.tobytes()) == 1
+        path.write_bytes(whole.replace(offsets.tobytes(), swapped.tobytes()))
+        parts = json.loads((manifest.folder / "manifest.json").read_text())
+        parts["files"][0]["xxh3_128"] = hash_file(path)[1]
+        parts.pop("checksum")
+        text = json.dumps(parts | {"checksum": checksum_of(parts)})
+        before = (manifest.folder / "manifest.json").read_text()
+        (manifest.folder / "manifest.json").write_text(text)
+        faults = verify(tmp_path / "out")
+        assert any("the offsets of a list column do not cut" in fault for fault in faults), faults
+        path.write_bytes(whole)
+        (manifest.folder / "manifest.json").write_text(before)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bytes(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = draw_log(150, KINDS, rng, empty_lists=True)
+    raw = write_parquet(tmp_path / "log", log)
+    monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 4000)
+    preprocess([raw], recipe(log, "parquet"), tmp_path / "whole", workers=1)
+    for number in (0, 4, 11, 20):
+        left, out = number, tmp_path / f"out{number}"
+
+        def stopping(path: Path) -> tuple[int, str]:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            return checksum_of_written(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("hotset.pipeline.folders.output.checksum_of_written", stopping)
+            with pytest.raises(KeyboardInterrupt):
+                preprocess([raw], recipe(log, "parquet"), out, workers=2)
+        preprocess([raw], recipe(log, "parquet"), out, workers=3)
+        assert tree_of(out) == tree_of(tmp_path / "whole")

@@ -1,0 +1,43 @@
+"""Orders of batches: from the seed, and recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.errors import HotsetError
+from hotset.stats.batches.row_slots import epoch_order
+from hotset.train.data.batch_order import BATCH_ORDER, RecordedOrder, SeededOrder
+
+KINDS = np.arange(12) < 8
+
+
+def test_epochs_follow_one_another() -> None:
+    order = list(SeededOrder(KINDS, 3, 2, is_grouped=True).epochs())
+    assert order == [epoch_order(KINDS, 3, epoch, spread=True).tolist() for epoch in range(2)]
+
+
+def write_order(folder: Path, numbers: list[int]) -> Path:
+    np.save(folder / BATCH_ORDER, np.array(numbers, np.int32))
+    return folder
+
+
+def test_a_recorded_order_is_replayed(tmp_path: Path) -> None:
+    run = write_order(tmp_path, [2, 0, 1, 1, 2, 0])
+    assert list(RecordedOrder.of_run(run, 3, 2).epochs()) == [[2, 0, 1], [1, 2, 0]]
+
+
+@pytest.mark.parametrize("numbers", [[], [0, 1], [0, 1, 1], [0, 1, 3], [0, 1, -1], [0, 1, 2, 2]])
+def test_an_order_of_other_shards_is_refused(numbers: list[int], tmp_path: Path) -> None:
+    with pytest.raises(HotsetError, match="each of 3 batches 1 times"):
+        RecordedOrder.of_run(write_order(tmp_path, numbers), 3, 1)
+
+
+def test_a_run_without_an_order_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HotsetError, match="cannot be read"):
+        RecordedOrder.of_run(tmp_path, 3, 1)
+    (tmp_path / BATCH_ORDER).write_bytes(b"damaged")
+    with pytest.raises(HotsetError, match="cannot be read"):
+        RecordedOrder.of_run(tmp_path, 3, 1)

@@ -1,0 +1,199 @@
+"""Shards as batches, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from hotset.pipeline.errors import ManifestError, ShardError
+from hotset.pipeline.folders.manifest import checksum_of
+from hotset.tests.support.shard_factory import ShardSpec, draw_samples, training_samples, write_shards
+from hotset.train.data.shards import Shards
+
+SPEC = ShardSpec()
+
+
+def change_manifest(folder: Path, **changes: Any) -> None:
+    """Write other facts into a manifest and seal it again."""
+    path = folder / "manifest.json"
+    parts = json.loads(path.read_text())
+    parts.pop("checksum")
+    parts |= changes
+    path.write_text(json.dumps(parts | {"checksum": checksum_of(parts)}))
+
+
+def overwrite(path: Path, old: bytes, new: bytes) -> None:
+    """Replace the first occurrence of ``old`` in a file, size unchanged."""
+    content = path.read_bytes()
+    assert old in content and len(old) == len(new)
+    path.write_bytes(content.replace(old, new, 1))
+
+
+def test_batches_hold_what_was_written(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    kinds = training_samples(SPEC, np.random.default_rng(SPEC.seed))
+    batches = [shards.training_batch(number) for number in range(shards.num_training_batches)]
+    assert [batch.is_hot_only for batch in batches] == shards.is_hot_only.tolist()
+    for is_hot_only, kind in ((True, "hot_only"), (False, "mixed")):
+        chosen = [batch for batch in batches if batch.is_hot_only == is_hot_only]
+        np.testing.assert_array_equal(np.concatenate([b.ids_BF for b in chosen]), kinds[kind]["ids"])
+        np.testing.assert_array_equal(torch.cat([b.dense_BK for b in chosen]), kinds[kind]["dense"])
+        np.testing.assert_array_equal(torch.cat([b.label_B for b in chosen]), kinds[kind]["label"])
+    assert [batch.num_samples for batch in batches] == [32, 32, 6, 32, 32, 32, 32, 22]
+
+
+def test_evaluation_batches_say_which_samples_are_hot(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    batches = [shards.evaluation_batch(number) for number in range(shards.num_evaluation_batches)]
+    is_hot = [np.all(batch.ids_BF < np.array(SPEC.num_hot), axis=1) for batch in batches]
+    np.testing.assert_array_equal(
+        np.concatenate([batch.is_hot_B for batch in batches]), np.concatenate(is_hot)
+    )
+
+
+def test_the_folder_around_the_shards_will_do(tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", SPEC)
+    assert Shards.open(tmp_path).num_training_batches == Shards.open(tmp_path / "shards").num_training_batches
+
+
+def test_arrays_are_views_of_the_file_that_torch_takes_without_a_warning(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards", SPEC)
+    before = (folder / "mixed-00000.arrow").read_bytes()
+    batch = Shards.open(folder).training_batch(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.from_numpy(batch.ids_BF)
+    assert not batch.ids_BF.flags.owndata
+    batch.ids_BF[:] = 0
+    assert (folder / "mixed-00000.arrow").read_bytes() == before
+
+
+def test_original_order_names_its_hot_only_batches(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", order="original"))
+    limits = np.array(SPEC.num_hot)
+    hot = [np.all(shards.training_batch(i).ids_BF < limits) for i in range(shards.num_training_batches)]
+    assert shards.is_hot_only.tolist() == hot
+    assert any(hot) and not all(hot) and not shards.is_grouped
+
+
+def test_a_log_without_dense_features_has_batches(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", num_dense=0))
+    assert shards.training_batch(0).dense_BK.shape == (32, 0)
+
+
+def test_unlabelled_shards_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ShardError, match="no labels"):
+        Shards.open(write_shards(tmp_path / "shards", has_label=False))
+
+
+@pytest.mark.parametrize("changes", [{"stage": "split"}, {"version": 2}, {"config": {}}, {"totals": {}}])
+def test_another_stage_or_version_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards")
+    change_manifest(folder, **changes)
+    with pytest.raises(ShardError):
+        Shards.open(folder)
+
+
+def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="unfinished"):
+        Shards.open(tmp_path)
+
+
+def test_a_cut_file_is_named(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards")
+    path = folder / "mixed-00000.arrow"
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ManifestError, match=r"mixed-00000\.arrow has"):
+        Shards.open(folder)
+
+
+def test_a_file_of_zeros_is_named(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards")
+    path = folder / "mixed-00000.arrow"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(ShardError, match=r"mixed-00000\.arrow cannot be read"):
+        Shards.open(folder)
+
+
+def test_another_number_of_batches_is_refused(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards")
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    files[0]["batches"] += 1
+    change_manifest(folder, files=files)
+    with pytest.raises(ShardError, match="has 3 batches, want 4"):
+        Shards.open(folder)
+
+
+@pytest.mark.parametrize("stray", [-1, 300, 2**31 - 1])
+def test_an_id_outside_its_table_is_named(stray: int, tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards")
+    ids_BF = Shards.open(folder).training_batch(3).ids_BF
+    damaged = ids_BF.copy()
+    damaged[7, 2] = stray
+    overwrite(folder / "mixed-00000.arrow", ids_BF.tobytes(), damaged.tobytes())
+    with pytest.raises(ShardError, match=f"mixed-00000.arrow: batch 0: id {stray} in table C3 of 300 rows"):
+        Shards.open(folder).training_batch(3)
+
+
+def test_a_cold_row_in_a_hot_only_batch_is_named(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards")
+    ids_BF = Shards.open(folder).training_batch(0).ids_BF
+    damaged = ids_BF.copy()
+    damaged[0, 1] = 10
+    overwrite(folder / "hot_only-00000.arrow", ids_BF.tobytes(), damaged.tobytes())
+    with pytest.raises(ShardError, match="id 10 in table C2 of 10 hot rows"):
+        Shards.open(folder).training_batch(0)
+
+
+def test_another_number_of_samples_is_refused(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards")
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    files[0]["samples"] -= 1
+    change_manifest(folder, files=files)
+    shards = Shards.open(folder)
+    numbers = range(shards.num_evaluation_batches)
+    with pytest.raises(ShardError, match="samples, want"):
+        assert [shards.evaluation_batch(number) for number in numbers]
+        assert [shards.training_batch(number) for number in range(shards.num_training_batches)]
+
+
+def test_other_columns_are_refused(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards")
+    change_manifest(
+        folder, totals=json.loads((folder / "manifest.json").read_text())["totals"] | {"dense": ["I1"]}
+    )
+    with pytest.raises(ShardError, match="column 'dense'"):
+        Shards.open(folder).training_batch(0)
+
+
+def test_the_factory_writes_the_columns_of_the_format(tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = write_shards(tmp_path / "shards", SPEC)
+    with pa.memory_map(str(folder / "evaluation-00000.arrow")) as source:
+        schema = pa.ipc.open_file(source).schema
+    assert [str(kind) for kind in schema.types][:1] == ["float"]
+    assert schema.names == ["label", "dense", "ids", "is_hot"]
+    assert draw_samples(SPEC, 3, hot_only=True, rng=rng)["is_hot"].tolist() == [1, 1, 1]
+
+
+def test_multi_hot_features_are_columns_of_lists(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", multi_hot=(1,), table_dims=(4, 8, 4)))
+    assert [table.embedding_dim for table in shards.tables] == [4, 8, 4]
+    batch = shards.training_batch(0)
+    assert batch.ids_BF.shape == (32, 2)
+    (bags,) = batch.bags
+    assert bags.offsets_B1.size == 33 and bags.offsets_B1[-1] == bags.ids_N.size
+
+
+def test_a_stray_id_in_a_bag_is_named(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards", multi_hot=(2,), num_hot=(5, 10, 1), skew=1.1)
+    shards = Shards.open(folder)
+    shards._num_rows_F[2] = 3
+    with pytest.raises(ShardError, match=r"in table C3 of 300 rows"):
+        shards.training_batch(shards.num_training_batches - 1)

@@ -1,0 +1,98 @@
+"""DLRM: shapes, interaction and initial values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hotset.pipeline.errors import ConfigError, ShardError
+from hotset.train.model.dlrm import Dlrm, PairwiseDots, pair_positions
+from hotset.train.model.dlrm_shape import dlrm_shape
+
+
+def naive_dots(vectors_BVD: torch.Tensor) -> torch.Tensor:
+    num_vectors = vectors_BVD.shape[1]
+    pairs = [(i, j) for i in range(num_vectors) for j in range(i)]
+    return torch.stack([(vectors_BVD[:, i] * vectors_BVD[:, j]).sum(1) for i, j in pairs], dim=1)
+
+
+def dots(vectors_BVD: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = PairwiseDots.apply(vectors_BVD, *pair_positions(vectors_BVD.shape[1]))  # type: ignore[no-untyped-call]
+    return found
+
+
+@pytest.mark.parametrize("num_vectors", [2, 3, 27])
+def test_the_interaction_is_the_dot_of_every_pair(num_vectors: int) -> None:
+    torch.manual_seed(0)
+    vectors_BVD = torch.randn(5, num_vectors, 4, dtype=torch.float64, requires_grad=True)
+    expected, found = naive_dots(vectors_BVD), dots(vectors_BVD)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(expected)
+    (wanted,) = torch.autograd.grad((expected * weights).sum(), vectors_BVD)
+    (gradient,) = torch.autograd.grad((found * weights).sum(), vectors_BVD)
+    torch.testing.assert_close(gradient, wanted)
+
+
+def linear_shapes(model: Dlrm, part: str) -> list[tuple[int, ...]]:
+    return [tuple(p.shape) for name, p in model.named_parameters() if name.startswith(part) and p.dim() == 2]
+
+
+def test_the_presets_have_the_published_widths() -> None:
+    kaggle = Dlrm(dlrm_shape("auto", 13, 26, 16), 0)
+    assert linear_shapes(kaggle, "bottom") == [(512, 13), (256, 512), (64, 256), (16, 64)]
+    assert linear_shapes(kaggle, "top") == [(512, 27 * 26 // 2 + 16), (256, 512), (1, 256)]
+    terabyte = Dlrm(dlrm_shape("auto", 13, 26, 64), 0)
+    assert linear_shapes(terabyte, "bottom") == [(512, 13), (256, 512), (64, 256)]
+    assert linear_shapes(terabyte, "top") == [(512, 27 * 26 // 2 + 64), (512, 512), (256, 512), (1, 256)]
+    small = Dlrm(dlrm_shape("auto", 13, 26, 8), 0)
+    assert linear_shapes(small, "bottom") == [(64, 13), (8, 64)]
+    assert linear_shapes(small, "top") == [(64, 27 * 26 // 2 + 8), (1, 64)]
+
+
+def test_a_preset_of_another_dim_is_refused() -> None:
+    with pytest.raises(ConfigError, match="kaggle has embedding_dim 16, the shards have 8"):
+        dlrm_shape("kaggle", 13, 26, 8)
+
+
+def test_without_dense_features_there_is_no_bottom() -> None:
+    model = Dlrm(dlrm_shape("small", 0, 3, 4), 0)
+    assert model.bottom is None
+    assert model(torch.empty(5, 0), torch.randn(5, 3, 4)).shape == (5,)
+
+
+def test_one_vector_has_nothing_to_interact_with() -> None:
+    with pytest.raises(ShardError, match="nothing interacts"):
+        dlrm_shape("small", 0, 1, 4)
+
+
+def test_initial_values_depend_on_the_seed_alone() -> None:
+    shape = dlrm_shape("small", 2, 3, 4)
+    torch.manual_seed(5)
+    first, again, other = (torch.cat([p.flatten() for p in Dlrm(shape, s).parameters()]) for s in (7, 7, 8))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert torch.rand(1).item() == torch.rand(1, generator=torch.Generator().manual_seed(5)).item()
+
+
+def test_an_empty_batch_has_no_logits() -> None:
+    model = Dlrm(dlrm_shape("small", 2, 3, 4), 0)
+    assert model(torch.empty(0, 2), torch.empty(0, 3, 4)).shape == (0,)
+
+
+def test_other_row_widths_are_projected_in_the_order_of_the_tables() -> None:
+    model = Dlrm(dlrm_shape("small", 2, 3, 4, [2, 4, 2]), 0)
+    assert model.projections is not None
+    narrow_BFd, wide_BFD = torch.randn(5, 2, 2), torch.randn(5, 1, 4)
+    emb_BFD = model.join([narrow_BFd, wide_BFD])
+    maps_FdD = model.projections.maps["2"]
+    assert torch.equal(emb_BFD[:, 1], wide_BFD[:, 0])
+    torch.testing.assert_close(emb_BFD[:, 0], narrow_BFd[:, 0] @ maps_FdD[0])
+    torch.testing.assert_close(emb_BFD[:, 2], narrow_BFd[:, 1] @ maps_FdD[1])
+
+
+def test_projections_leave_the_other_layers_as_they_are() -> None:
+    plain, projecting = (
+        Dlrm(dlrm_shape("small", 2, 3, 4), 0),
+        Dlrm(dlrm_shape("small", 2, 3, 4, [2, 4, 2]), 0),
+    )
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(tensor, projecting.state_dict()[name])

@@ -1,0 +1,114 @@
+"""FAE: which tier serves a batch, when hot rows are copied, and the order of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from hotset.tests.train.placements.test_placements import TABLES
+from hotset.train.data.batch import BatchIds
+from hotset.train.placements.fae import Fae, FaeOrder
+from hotset.train.placements.shuffle_scheduler import ShuffleScheduler
+from hotset.train.rows.step_plan import NOTHING_TO_MOVE
+
+HOT = BatchIds.of_matrix(np.array([[0, 2], [1, 0]], np.int32))
+MIXED = BatchIds.of_matrix(np.array([[0, 2], [3, 5]], np.int32))
+
+
+def test_hot_rows_are_copied_where_the_kind_of_batch_changes() -> None:
+    placement = Fae(TABLES)
+    copies = [
+        placement.plan(ids, is_hot_only=ids is HOT).copy_hot for ids in (MIXED, MIXED, HOT, HOT, MIXED, HOT)
+    ]
+    assert copies == [None, None, "to_fast", None, "to_slow", "to_fast"]
+    assert placement.plan_finish().copy_hot == "to_slow"
+    assert placement.plan_finish() is NOTHING_TO_MOVE
+
+
+def test_the_replica_holds_the_hot_rows_and_the_slow_tier_all() -> None:
+    placement = Fae(TABLES)
+    assert (placement.fast.num_home_slots, placement.slow.num_home_slots) == (5, 10)
+
+
+def test_mixed_batches_do_all_their_embedding_work_in_place() -> None:
+    in_place = Fae(TABLES).plan(MIXED, is_hot_only=False).in_place
+    assert in_place is not None and in_place.positions_N is None and in_place.inverse_N is None
+    assert in_place.rows_N.tolist() == [0, 6, 3, 9]
+
+
+def test_hot_only_batches_touch_the_fast_tier_alone() -> None:
+    placement = Fae(TABLES)
+    assert placement.plan(HOT, is_hot_only=True).in_place is None
+    assert placement.plan(HOT, is_hot_only=True) is NOTHING_TO_MOVE
+
+
+def test_evaluation_reads_hot_rows_where_they_are_current() -> None:
+    placement = Fae(TABLES)
+    on_slow = placement.plan_evaluation(MIXED).in_place
+    assert on_slow is not None and on_slow.positions_N is None
+    placement.plan(HOT, is_hot_only=True)
+    split = placement.plan_evaluation(MIXED).in_place
+    assert split is not None and split.positions_N is not None
+    assert (split.positions_N.tolist(), split.rows_N.tolist()) == ([2, 3], [3, 9])
+    assert placement.plan_evaluation(HOT) is NOTHING_TO_MOVE
+    assert placement.is_replica_current
+
+
+def run_order(
+    num_hot_only: int, num_mixed: int, losses: list[float], *, epochs: int = 1, variant: str = "paper"
+) -> tuple[list[int], list[tuple[str, int]], list[float]]:
+    """The order, its phases as (kind, length), and the losses that were not asked for."""
+    left: Iterator[float] = iter(losses)
+    kinds = np.arange(num_hot_only + num_mixed) < num_hot_only
+    order = FaeOrder(kinds, 1, epochs, ShuffleScheduler.variant(variant), lambda: next(left))
+    numbers = [number for epoch in order.epochs() for number in epoch]
+    phases: list[tuple[str, int]] = []
+    for number in numbers:
+        kind = "hot" if kinds[number] else "mixed"
+        count = phases.pop()[1] if phases and phases[-1][0] == kind else 0
+        phases.append((kind, count + 1))
+    return numbers, phases, list(left)
+
+
+def test_mixed_batches_come_first_and_each_batch_comes_once() -> None:
+    numbers, phases, left = run_order(8, 4, [0.5, 0.4, 0.3])
+    assert sorted(numbers) == list(range(12))
+    assert phases == [("mixed", 2), ("hot", 4), ("mixed", 2), ("hot", 4)]
+    assert left == []
+
+
+def test_a_rise_of_test_loss_shortens_the_turns() -> None:
+    _, phases, left = run_order(8, 8, [0.5, 0.6, 0.6, 0.6, 0.6])
+    assert phases == [("mixed", 4), ("hot", 4), *[("mixed", 2), ("hot", 2)] * 2]
+    assert left == []
+
+
+def test_the_rate_is_kept_over_epochs() -> None:
+    _, phases, _ = run_order(4, 4, [0.5, 0.6, *[0.6] * 20], epochs=2)
+    assert phases == [("mixed", 2), ("hot", 2), *[("mixed", 1), ("hot", 1)] * 6]
+
+
+def test_the_codes_variant_switches_once_an_epoch_and_tests_nothing() -> None:
+    _, phases, _ = run_order(6, 4, [], epochs=2, variant="code")
+    assert phases == [("mixed", 4), ("hot", 6)] * 2
+
+
+@pytest.mark.parametrize(("num_hot_only", "num_mixed"), [(5, 0), (0, 5)])
+def test_one_kind_alone_never_switches(num_hot_only: int, num_mixed: int) -> None:
+    numbers, phases, _ = run_order(num_hot_only, num_mixed, [])
+    assert len(phases) == 1 and sorted(numbers) == list(range(5))
+
+
+def test_without_test_losses_the_rate_stays() -> None:
+    kinds = np.arange(8) < 4
+    scheduler = ShuffleScheduler()
+    epochs = FaeOrder(kinds, 0, 2, scheduler, lambda: None).epochs()
+    assert sum(len(list(epoch)) for epoch in epochs) == 16
+    assert (scheduler.rate, scheduler.losses) == (50.0, [])
+
+
+def test_epochs_are_shuffled_anew() -> None:
+    numbers, _, _ = run_order(0, 20, [], epochs=2)
+    assert numbers[:20] != numbers[20:]

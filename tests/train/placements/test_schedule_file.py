@@ -1,0 +1,89 @@
+"""A schedule on disk is what a run would have planned, and is used only where it is for the run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
+from hotset.tests.support.shard_factory import write_shards
+from hotset.tests.train.test_trainer import assert_equal_bits, trained
+from hotset.train.data.shards import Shards
+from hotset.train.placements.schedule_file import Schedule
+from hotset.train.placements.staging_placements import Lookahead, PlanQueue
+
+SETTINGS: dict[str, Any] = {"staging_bytes": ByteSize(1500), "prefetch": 1, "epochs": 2}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    shards = write_shards(tmp_path / "shards", skew=1.2, table_dims=(4, 8, 4), multi_hot=(1,))
+    schedule(ScheduleConfig(split_batches=True, **SETTINGS), Manifest.read(shards), tmp_path / "schedule")
+    return tmp_path
+
+
+def test_training_runs_the_schedule_and_moves_what_it_says(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Shards.open(data)
+    planned = trained(shards, placement="lookahead", plan="epoch", **SETTINGS)
+    monkeypatch.setattr(PlanQueue, "finish", None)  # no plan is made any more
+    scheduled = trained(shards, placement="lookahead", **SETTINGS)
+    assert_equal_bits(scheduled, planned)
+    totals = Manifest.read(data / "schedule").totals
+    assert scheduled.meter.training_bytes() == planned.meter.training_bytes()
+    assert scheduled.meter.training_bytes() == (totals["bytes_to_fast"], totals["bytes_to_slow"])
+
+
+def test_large_epochs_are_planned_on_line_unless_there_is_a_schedule(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Shards.open(data)
+    planned = trained(shards, placement="lookahead", plan="epoch", **SETTINGS)
+    monkeypatch.setattr("hotset.train.placements.choose_placement.MOST_LOOKUPS", 10)
+    scheduled = trained(shards, placement="lookahead", **SETTINGS)
+    assert scheduled.meter.training_bytes() == planned.meter.training_bytes()
+    monkeypatch.setattr(Schedule, "find", lambda *_: None)
+    online = trained(shards, placement="lookahead", window=1, **SETTINGS)
+    for trainer in (scheduled, online):
+        assert_equal_bits(trainer, planned)
+    (placement,) = {type(width.placement) for width in online.embeddings.widths}
+    assert placement is Lookahead and not online.embeddings.widths[0].placement.needs_whole_epoch  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 3}, "seed 0 there, 3 here"),
+        ({"prefetch": 2}, "prefetch 1 there, 2 here"),
+        ({"epochs": 3}, "2 epochs there, 3 here"),
+        ({"embedding_optimizer": "adagrad"}, "counted with sgd, trained with adagrad"),
+    ],
+)
+def test_a_schedule_of_another_run_is_left_alone(
+    change: dict[str, Any], message: str, data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    trained(Shards.open(data), placement="lookahead", **(SETTINGS | change))
+    assert message in caplog.text
+
+
+def test_other_slots_or_another_order_are_planned_here(data: Path) -> None:
+    shards = Shards.open(data)
+    other = trained(shards, placement="lookahead", **(SETTINGS | {"staging_bytes": ByteSize(900)}))
+    yardstick = trained(shards, placement="all-fast", **SETTINGS)
+    assert_equal_bits(other, yardstick)
+    order = yardstick.numbers[::-1]
+    replayed = trained(shards, order, placement="lookahead", **SETTINGS)
+    assert_equal_bits(replayed, trained(shards, order, placement="all-fast", **SETTINGS))
+
+
+def test_no_schedule_is_none(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards"))
+    trainer = trained(shards, placement="lookahead")
+    assert Schedule.find(shards, trainer.config) is None

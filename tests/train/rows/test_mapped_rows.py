@@ -1,0 +1,62 @@
+"""Rows that memory is not to hold."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hotset.pipeline.errors import HotsetError
+from hotset.tests.support.shard_factory import write_shards
+from hotset.tests.train.test_trainer import assert_equal_bits, no_log, trained
+from hotset.train.config import TrainConfig
+from hotset.train.data.shards import Shards
+from hotset.train.rows.mapped_rows import HostMemory, mapped_rows
+from hotset.train.trainer import build_trainer, run_steps
+
+
+def test_mapped_rows_are_zeros_in_a_nameless_file(tmp_path: Path) -> None:
+    rows = mapped_rows(5, 3, tmp_path)
+    assert rows.shape == (5, 3) and not rows.any()
+    rows[2] = 7.0
+    assert rows[2].eq(7.0).all() and list(tmp_path.iterdir()) == []
+    assert mapped_rows(0, 3, tmp_path).shape == (0, 3)
+
+
+def test_memory_is_used_up_before_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mapped: list[int] = []
+
+    def recorded(num_rows: int, width: int, folder: Path) -> torch.Tensor:
+        mapped.append(num_rows)
+        return mapped_rows(num_rows, width, folder)
+
+    monkeypatch.setattr("hotset.train.rows.mapped_rows.mapped_rows", recorded)
+    memory = HostMemory(100, tmp_path)
+    for num_rows in (20, 5, 2):
+        memory.rows(num_rows, 2)
+    assert mapped == [20] and memory.left_bytes == 100 - 56
+
+
+def test_a_disk_without_room_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(HotsetError, match="no room for 40 B of rows: No space left"):
+        mapped_rows(5, 2, tmp_path)
+
+
+@pytest.mark.parametrize("placement", ["lookahead", "cache", "hybrid"])
+def test_a_model_larger_than_memory_trains_to_the_same_bits(placement: Any, tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards"))
+    fields: dict[str, Any] = {"embedding_optimizer": "adagrad", "epochs": 2, "staging_bytes": 2000}
+    all_fast = trained(shards, placement="all-fast", **fields)
+    config = TrainConfig(placement=placement, slow_bytes=1000, **fields)  # type: ignore[arg-type]
+    capped = build_trainer(shards, config, scratch=tmp_path)
+    before = set(tmp_path.iterdir())
+    run_steps(capped, no_log)
+    assert_equal_bits(capped, all_fast)
+    assert set(tmp_path.iterdir()) == before

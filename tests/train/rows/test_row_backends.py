@@ -1,0 +1,101 @@
+"""The Numba and the torch back end hold each other to the same bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotset.stats.batches.row_slots import find_distinct
+from hotset.stats.ranking.row_bytes import OPTIMIZERS
+from hotset.train.data.batch import BatchIds
+from hotset.train.rows.initial_values import InitialValues
+from hotset.train.rows.row_backends import Lookups, NumbaRows, RowBackend, TorchRows, backend_of
+from hotset.train.rows.row_optimizers import RowOptimizer
+from hotset.train.rows.tiers import Layout, Tier
+
+NAMES = OPTIMIZERS
+
+
+def make_tier(optimizer: RowOptimizer, num_tables: int, num_rows: int, dim: int, device: str = "cpu") -> Tier:
+    layout = Layout.of([0] * num_tables, [num_rows] * num_tables)
+    tier = Tier(layout, dim, optimizer.state_width(dim), device=device)
+    tier.initialise(InitialValues.of(3, range(num_tables), [num_rows] * num_tables))
+    return tier
+
+
+def draw_lookups(tier: Tier, num_samples: int, rng: np.random.Generator) -> Lookups:
+    num_rows = int(tier.layout.last_F[0])
+    ids = np.minimum(rng.zipf(1.3, (num_samples, tier.layout.num_tables)) - 1, num_rows - 1).astype(np.int32)
+    slots_N, _ = tier.layout.locate(BatchIds.of_matrix(ids))
+    return Lookups(np.arange(ids.size), slots_N)
+
+
+def step(backend: RowBackend, tier: Tier, lookups: Lookups, grad_PD: torch.Tensor) -> torch.Tensor:
+    vectors_PD = torch.zeros_like(grad_PD)
+    backend.look_up(tier.weights_SD, lookups, vectors_PD)
+    backend.update(tier, lookups, grad_PD.clone(), tier.layout.num_tables)
+    return vectors_PD
+
+
+@given(
+    name=st.sampled_from(NAMES),
+    num_samples=st.sampled_from([0, 1, 5, 127, 128, 300]),
+    num_tables=st.integers(1, 3),
+    dim=st.sampled_from([1, 3, 4, 16]),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=40, deadline=None)
+def test_both_back_ends_give_the_same_bits(
+    name: str, num_samples: int, num_tables: int, dim: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    optimizer = RowOptimizer(name, 0.03)
+    tiers = [make_tier(optimizer, num_tables, 40, dim) for _ in range(2)]
+    backends: list[RowBackend] = [NumbaRows(optimizer), TorchRows(optimizer)]
+    for _ in range(3):
+        lookups = draw_lookups(tiers[0], num_samples, rng)
+        grad_PD = torch.from_numpy(rng.normal(size=(lookups.slots_N.size, dim)).astype(np.float32))
+        first, second = (step(b, tier, lookups, grad_PD) for b, tier in zip(backends, tiers, strict=True))
+        assert torch.equal(first, second)
+    assert torch.equal(tiers[0].weights_SD, tiers[1].weights_SD)
+    assert torch.equal(tiers[0].state_SW, tiers[1].state_SW)
+
+
+@pytest.mark.parametrize("backend_type", [NumbaRows, TorchRows])
+@pytest.mark.parametrize("name", NAMES)
+def test_summing_first_and_applying_then_is_the_update(
+    backend_type: type[NumbaRows] | type[TorchRows], name: str, rng: np.random.Generator
+) -> None:
+    optimizer = RowOptimizer(name, 0.03)
+    backend = backend_type(optimizer)
+    at_once, in_two = (make_tier(optimizer, 2, 30, 4) for _ in range(2))
+    lookups = draw_lookups(at_once, 300, rng)
+    grad_PD = torch.from_numpy(rng.normal(size=(600, 4)).astype(np.float32))
+    backend.update(at_once, lookups, grad_PD, 2)
+    slots_U, inverse_N = find_distinct(lookups.slots_N)
+    backend.apply(
+        in_two, slots_U, backend.sum_by_row(lookups.positions_N, inverse_N, slots_U.size, grad_PD, 2)
+    )
+    assert torch.equal(at_once.weights_SD, in_two.weights_SD)
+    assert torch.equal(at_once.state_SW, in_two.state_SW)
+
+
+def test_the_host_uses_numba() -> None:
+    assert isinstance(backend_of(torch.device("cpu"), RowOptimizer("sgd", 0.1)), NumbaRows)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_the_gpu_gives_the_bits_of_the_host(name: str, rng: np.random.Generator) -> None:
+    optimizer = RowOptimizer(name, 0.03)
+    host, device = make_tier(optimizer, 3, 50, 16), make_tier(optimizer, 3, 50, 16, "cuda")
+    for _ in range(3):
+        lookups = draw_lookups(host, 500, rng)
+        grad_PD = torch.from_numpy(rng.normal(size=(1500, 16)).astype(np.float32))
+        step(NumbaRows(optimizer), host, lookups, grad_PD)
+        step(TorchRows(optimizer, device.device), device, lookups, grad_PD.cuda())
+    assert torch.equal(host.weights_SD, device.weights_SD.cpu())
+    assert torch.equal(host.state_SW, device.state_SW.cpu())

@@ -1,0 +1,81 @@
+"""Rows travel with their state, between tiers of any device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hotset.train.device_streams import CudaLanes, HostLanes, lanes_of
+from hotset.train.rows.initial_values import InitialValues
+from hotset.train.rows.row_mover import CudaMover, HostMover, make_rows, mover_of
+from hotset.train.rows.step_plan import Moves
+from hotset.train.rows.tiers import Layout, Tier
+
+NUM_ROWS = [5, 9]
+
+
+def tiers(device: str = "cpu") -> tuple[Tier, Tier, InitialValues]:
+    fast = Tier(Layout.of([0, 0], [2, 3]), 4, 1, num_staging=3, device=device)
+    slow = Tier(Layout.of([2, 3], NUM_ROWS), 4, 1)
+    initial = InitialValues.of(0, [0, 1], NUM_ROWS)
+    for tier in (fast, slow):
+        tier.initialise(initial)
+        tier.state_SW.copy_(torch.arange(tier.num_slots, dtype=torch.float32).unsqueeze(1))
+    return fast, slow, initial
+
+
+def moves(rows: list[int], slots: list[int]) -> Moves:
+    return Moves(np.array(rows, np.int64), np.array(slots, np.int64))
+
+
+@pytest.mark.parametrize("max_rows", [1, 50_000])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_row_comes_and_goes_with_its_state(
+    device: str, max_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotset.train.rows.row_mover.MAX_ROWS", max_rows)
+    fast, slow, _ = tiers(device)
+    mover = mover_of(fast, slow, lanes_of(fast.device))
+    before = slow.weights_SD.clone()
+    for _ in range(3):
+        mover.fetch(moves([8, 0], [5, 7]))
+    assert torch.equal(fast.weights_SD[[5, 7]].cpu(), before[[8, 0]])
+    assert fast.state_SW[[5, 7], 0].tolist() == [8, 0]
+    fast.weights_SD[5], fast.state_SW[5] = 3.0, 9.0
+    mover.write_back(moves([8], [5]))
+    assert slow.weights_SD[8].eq(3.0).all() and slow.state_SW[8] == 9.0
+    assert torch.equal(slow.weights_SD[:8], before[:8])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_row_is_made_as_it_stands_at_home(device: str) -> None:
+    fast, slow, initial = tiers(device)
+    make_rows(fast, slow, initial, moves([3, 1, 8], [6, 5, 7]))
+    assert torch.equal(fast.weights_SD[[6, 5, 7]].cpu(), slow.weights_SD[[3, 1, 8]])
+    assert not fast.state_SW[5:].any()
+
+
+def test_the_host_needs_no_streams() -> None:
+    fast, slow, _ = tiers()
+    lanes = lanes_of(torch.device("cpu"))
+    assert isinstance(lanes, HostLanes) and isinstance(mover_of(fast, slow, lanes), HostMover)
+    assert lanes.mark() is None
+
+
+@pytest.mark.gpu
+def test_marks_order_the_streams_of_a_gpu() -> None:
+    lanes = lanes_of(torch.device("cuda"))
+    assert isinstance(lanes, CudaLanes)
+    values = torch.zeros(1 << 24, device="cuda")
+    for step in range(10):
+        values.add_(1)
+        computed = lanes.mark()
+        with lanes.transferring():
+            lanes.wait(computed)
+            values.mul_(2)
+            done = lanes.mark()
+        lanes.wait(done)
+        assert step < 10
+    assert isinstance(mover_of(*tiers("cuda")[:2], lanes), CudaMover)
+    assert values[0].item() == values[-1].item() == 2**11 - 2

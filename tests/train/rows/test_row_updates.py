@@ -1,0 +1,124 @@
+"""Optimizer steps on rows against slow, obvious twins, bit for bit, and against torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from hotset.train.rows.row_optimizers import RowOptimizer
+from hotset.train.rows.row_steps import step_with_numba
+from hotset.train.rows.row_updates import (
+    apply_adagrad,
+    apply_adam,
+    apply_momentum,
+    apply_rowwise_adagrad,
+    apply_sgd,
+)
+
+F32 = np.float32
+
+
+@pytest.fixture
+def rows_and_sums(rng: np.random.Generator) -> tuple[NDArray[np.float32], ...]:
+    """Weights and positive state of 20 rows, and gradients of three of them."""
+    weights, state, sums = (rng.normal(size=shape).astype(F32) for shape in ((20, 6), (20, 6), (3, 6)))
+    return weights, np.abs(state), sums
+
+
+SLOTS = np.array([7, 0, 19])
+
+
+def test_sgd_steps_down_the_gradient(rows_and_sums: tuple[NDArray[np.float32], ...]) -> None:
+    weights, _, sums = rows_and_sums
+    expected = weights.copy()
+    expected[SLOTS] = weights[SLOTS] - F32(0.1) * sums
+    apply_sgd(weights, SLOTS, sums, F32(0.1))
+    np.testing.assert_array_equal(weights, expected)
+
+
+def test_adagrad_divides_by_the_root_of_the_squares(rows_and_sums: tuple[NDArray[np.float32], ...]) -> None:
+    weights, state, sums = rows_and_sums
+    squares, expected = state.copy(), weights.copy()
+    squares[SLOTS] = state[SLOTS] + sums * sums
+    expected[SLOTS] = weights[SLOTS] - F32(0.1) * sums / (np.sqrt(squares[SLOTS]) + F32(1e-10))
+    apply_adagrad(weights, state, SLOTS, sums, F32(0.1), F32(1e-10))
+    np.testing.assert_array_equal(state, squares)
+    np.testing.assert_array_equal(weights, expected)
+
+
+def test_rowwise_adagrad_keeps_the_mean_square(rows_and_sums: tuple[NDArray[np.float32], ...]) -> None:
+    weights, full_state, sums = rows_and_sums
+    state, expected = full_state[:, :1].copy(), weights.copy()
+    before = state.copy()
+    square = sums * sums
+    low = square[:, [0, 1, 2, 3]] + np.pad(square[:, [4, 5]], ((0, 0), (0, 2)))
+    mean = ((low[:, 0] + low[:, 2]) + (low[:, 1] + low[:, 3])) / F32(6)
+    apply_rowwise_adagrad(weights, state, SLOTS, sums, F32(0.1), F32(1e-10), np.empty(8, F32))
+    np.testing.assert_array_equal(state[SLOTS, 0], before[SLOTS, 0] + mean)
+    root = np.sqrt(state[SLOTS]) + F32(1e-10)
+    expected[SLOTS] = expected[SLOTS] - F32(0.1) * sums / root
+    np.testing.assert_array_equal(weights, expected)
+
+
+def test_momentum_keeps_a_share_of_the_last_step(rows_and_sums: tuple[NDArray[np.float32], ...]) -> None:
+    weights, state, sums = rows_and_sums
+    velocity, expected = state.copy(), weights.copy()
+    velocity[SLOTS] = F32(0.9) * state[SLOTS] + sums
+    expected[SLOTS] = weights[SLOTS] - F32(0.1) * velocity[SLOTS]
+    apply_momentum(weights, state, SLOTS, sums, F32(0.1), F32(0.9))
+    np.testing.assert_array_equal(state, velocity)
+    np.testing.assert_array_equal(weights, expected)
+
+
+def test_adam_corrects_by_the_steps_of_each_row(rows_and_sums: tuple[NDArray[np.float32], ...]) -> None:
+    weights, moments, sums = rows_and_sums
+    state = np.concatenate([moments, moments + 1, np.zeros((20, 1), F32)], axis=1)
+    state[SLOTS, 12] = [0, 4, 10**6]
+    expected, before = weights.copy(), state.copy()
+    sizes, scales = np.array([9, 3, 2, 1.5], F32), np.array([9, 0.1, 0.2, 0.3], F32)
+    for slot, gradient, entry in zip(SLOTS, sums, [1, 3, 3], strict=True):
+        mean = F32(0.9) * before[slot, :6] + F32(0.1) * gradient
+        square = F32(0.99) * before[slot, 6:12] + F32(0.01) * (gradient * gradient)
+        root = np.sqrt(square) / scales[entry] + F32(1e-8)
+        expected[slot] = weights[slot] - sizes[entry] * mean / root
+        before[slot] = np.concatenate([mean, square, [before[slot, 12] + 1]])
+    keep, take = np.array([0.9, 0.99], F32), np.array([0.1, 0.01], F32)
+    apply_adam(weights, state, SLOTS, sums, keep, take, sizes, scales, F32(1e-8))
+    np.testing.assert_array_equal(state, before)
+    np.testing.assert_array_equal(weights, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("sgd", lambda rows: torch.optim.SGD(rows, lr=0.1)),
+        ("momentum", lambda rows: torch.optim.SGD(rows, lr=0.1, momentum=0.9)),
+        ("adagrad", lambda rows: torch.optim.Adagrad(rows, lr=0.1)),
+        ("adam", lambda rows: torch.optim.Adam(rows, lr=0.1)),
+    ],
+)
+def test_a_row_seen_at_each_step_moves_as_torch_moves_it(
+    name: str, make: Any, rng: np.random.Generator
+) -> None:
+    optimizer = RowOptimizer(name, 0.1)
+    weights = rng.normal(size=(3, 4)).astype(F32)
+    state = np.zeros((3, optimizer.state_width(4)), F32)
+    parameter = torch.nn.Parameter(torch.from_numpy(weights.copy()))
+    other = make([parameter])
+    for _ in range(50):
+        gradient = rng.normal(size=(3, 4)).astype(F32)
+        step_with_numba(optimizer, weights, state, np.arange(3), gradient)
+        parameter.grad = torch.from_numpy(gradient)
+        other.step()
+    np.testing.assert_allclose(weights, parameter.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_corrections_of_adam_end_where_float32_sees_none() -> None:
+    sizes, scales = RowOptimizer("adam", 0.5).adam_tables
+    assert sizes[1] == F32(0.5 / (1 - 0.9)) and scales[1] == F32(np.sqrt(1 - 0.999))
+    assert sizes[-1] == F32(0.5) and scales[-1] == 1
+    assert sizes.size < 20_000

@@ -1,0 +1,144 @@
+"""Training from shards to a run folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from hotset.pipeline.errors import HotsetError
+from hotset.pipeline.sizes import ByteSize
+from hotset.tests.support.shard_factory import write_shards
+from hotset.train.config import TrainConfig
+from hotset.train.run import train
+
+FIELDS: dict[str, Any] = {"threads": 1, "log_every": 2}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_shards(folder / "shards")
+    return folder
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_folder_holds_all_of_a_run(shards: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    summary = train(shards, TrainConfig(evaluate_every=3, **FIELDS), out).to_dict()
+    assert json.loads((out / "summary.json").read_text()) == summary
+    wanted = "auc log_loss accuracy num_samples placement samples_per_second bytes_to_fast bytes_to_slow run"
+    assert set(wanted.split()) <= summary.keys()
+    assert (summary["num_samples"], summary["num_training_samples"], summary["num_steps"]) == (90, 220, 8)
+    config = json.loads((out / "config.json").read_text())
+    assert (config["threads"], config["model"], config["config"]["log_every"]) == (1, "small", 2)
+    losses = [line["step"] for line in lines_of(out) if "loss" in line]
+    evaluations = [line["step"] for line in lines_of(out) if "evaluation" in line]
+    assert (losses, evaluations) == ([2, 4, 6, 8], [3, 6, 8])
+    assert lines_of(out)[-1]["evaluation"]["auc"] == summary["auc"]
+    assert sorted(np.load(out / "batch_order.npy").tolist()) == list(range(8))
+
+
+def test_weights_are_tables_in_id_order_under_their_names(shards: Path, tmp_path: Path) -> None:
+    for placement in ("all-fast", "hybrid"):
+        train(shards, TrainConfig(placement=placement, **FIELDS), tmp_path / placement)
+    first, second = (
+        (tmp_path / name / "weights.safetensors").read_bytes() for name in ("all-fast", "hybrid")
+    )
+    assert first == second
+    with safe_open(tmp_path / "hybrid" / "weights.safetensors", "np") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+        assert file.metadata() is None
+    assert [shapes[name] for name in ("C1", "C2", "C3")] == [(5, 4), (40, 4), (300, 4)]
+    assert shapes["dense.bottom.0.weight"] == (64, 2)
+
+
+def test_a_recorded_order_is_replayed(shards: Path, tmp_path: Path) -> None:
+    train(shards, TrainConfig(placement="fae", seed=4, **FIELDS), tmp_path / "fae")
+    train(shards, TrainConfig(seed=4, **FIELDS), tmp_path / "replay", replay=tmp_path / "fae")
+    for name in ("weights.safetensors", "batch_order.npy"):
+        assert (tmp_path / "fae" / name).read_bytes() == (tmp_path / "replay" / name).read_bytes()
+    assert json.loads((tmp_path / "replay" / "config.json").read_text())["is_replay"]
+
+
+def test_progress_is_in_samples_of_all_epochs(shards: Path, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    train(shards, TrainConfig(epochs=2, **FIELDS), tmp_path / "run", progress=lambda *call: seen.append(call))
+    assert len(seen) == 16 and seen[-1] == ("train", 440, 440)
+
+
+def test_an_interrupted_run_is_unfinished_and_in_the_way(shards: Path, tmp_path: Path) -> None:
+    def interrupt(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(shards, TrainConfig(**FIELDS), tmp_path / "run", progress=interrupt)
+    assert not (tmp_path / "run" / "summary.json").exists()
+    with pytest.raises(HotsetError, match="holds an unfinished run"):
+        train(shards, TrainConfig(**FIELDS), tmp_path / "run")
+
+
+def test_an_occupied_folder_is_refused_before_training(shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+
+    def fail(stage: str, done: int, total: int) -> None:
+        raise AssertionError("trained")
+
+    with pytest.raises(HotsetError, match="is not empty"):
+        train(shards, TrainConfig(**FIELDS), tmp_path, progress=fail)
+
+
+def test_the_last_losses_are_logged_too(shards: Path, tmp_path: Path) -> None:
+    train(shards, TrainConfig(threads=1, log_every=5), tmp_path / "run")
+    assert [line["step"] for line in lines_of(tmp_path / "run") if "loss" in line] == [5, 8]
+
+
+def test_a_diverging_run_stops_with_a_hint(shards: Path, tmp_path: Path) -> None:
+    with pytest.raises(HotsetError, match="training loss") as stopped:
+        train(shards, TrainConfig(embedding_lr=1e30, dense_lr=1e30, **FIELDS), tmp_path / "run")
+    assert stopped.value.hint is not None and "--embedding-lr" in stopped.value.hint
+
+
+def test_without_evaluation_samples_there_are_no_scores(tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", num_evaluation=0)
+    summary = train(tmp_path, TrainConfig(placement="fae", **FIELDS), tmp_path / "run").to_dict()
+    assert (summary["auc"], summary["log_loss"], summary["accuracy"], summary["num_samples"]) == (
+        None,
+        None,
+        None,
+        0,
+    )
+    assert summary["test_losses"] == []
+    assert "NaN" not in (tmp_path / "run" / "summary.json").read_text()
+
+
+def test_a_flipped_bit_in_any_shard_is_refused_by_name(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path / "shards")
+    for path in sorted(shards.glob("*.arrow")):
+        whole = path.read_bytes()
+        damaged = bytearray(whole)
+        damaged[len(whole) // 2] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(HotsetError, match=path.name):
+            train(shards, TrainConfig(), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+        path.write_bytes(whole)
+
+
+def test_batches_in_passes_are_told_with_the_size_that_would_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shards = write_shards(tmp_path / "shards", skew=1.1, batch_size=64)
+    few = TrainConfig(staging_bytes=ByteSize(64), **FIELDS)
+    assert train(shards, few, tmp_path / "few").transfers["split"] > 0
+    (enough,) = re.findall(r"--staging-bytes (\d+)KiB would do", caplog.text)
+    more = TrainConfig(staging_bytes=ByteSize(int(enough) * 1024), **FIELDS)
+    assert train(shards, more, tmp_path / "more").transfers["split"] == 0

@@ -1,0 +1,68 @@
+"""Growth: every size is run and described; sizes that are none are refused."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.stages.preprocess import FOLDERS
+from hotset.workflows.bench import bench_growth
+from hotset.workflows.bench import bench_harness as bench
+from hotset.workflows.bench.bench_growth import BenchGrowthConfig, measure, measure_write_rate, show
+from hotset.workflows.recipes import criteo_kaggle
+
+
+def here(contestant: bench.Contestant, scratch: Path, *, workers: int) -> bench.Measurement:
+    return bench.measure(contestant, scratch)
+
+
+def test_each_size_is_described_by_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_growth, "measure_in_fresh_process", here)
+    monkeypatch.setattr(bench_growth, "_RATE_BYTES", 1)
+    monkeypatch.setattr(bench_growth, "_WARM_UP_SAMPLES", 50)
+    config = BenchGrowthConfig(
+        samples="90, 300",
+        workers=1,
+        hot_bytes=ByteSize(64 * 1000),
+        scratch=tmp_path,
+        memory=ByteSize(1 << 30),
+    )
+    result: dict[str, Any] = json.loads(json.dumps(measure(config)))
+    assert [run["num_samples"] for run in result["runs"]] == [90, 300]
+    for run in result["runs"]:
+        assert list(run["stages"]) == list(FOLDERS)
+        assert run["written_bytes"] == sum(stage["written_bytes"] for stage in run["stages"].values())
+        assert sum(run["result"]["samples"].values()) == run["num_samples"]
+        assert run["polars"]["samples_per_second"] > 0
+        assert run["result"]["hot_bytes"] == 64 * 1000 and run["peak_anonymous_bytes"] > 0
+    assert result["settings"]["memory_bytes"] == 1 << 30
+    assert list(tmp_path.iterdir()) == []
+    text = io.StringIO()
+    show(result, Console(file=text, width=120))
+    assert "Raw log to shards within 1 GiB" in text.getvalue() and "300" in text.getvalue()
+
+
+def test_polars_is_left_out_where_its_memory_would_not_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [{"num_samples": 10, "polars": {"peak_anonymous_bytes": 1 << 60}}]
+    found = bench_growth._run_polars(before, 20, (tmp_path, tmp_path), tmp_path, 1, criteo_kaggle())
+    assert found["needed_bytes"] == 1 << 61 and found["free_bytes"] > 0
+
+
+def test_the_file_written_for_the_rate_is_removed(tmp_path: Path) -> None:
+    assert measure_write_rate(tmp_path / "rate", 1) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("samples", ["", "0", "-1", "1e6", "10,", "many"])
+def test_sizes_that_are_none_are_refused(samples: str) -> None:
+    with pytest.raises(ConfigError, match="samples must be numbers with commas between"):
+        BenchGrowthConfig(samples=samples)

@@ -1,0 +1,1 @@
+"""Shards as batches, in the order they are trained on."""

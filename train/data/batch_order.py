@@ -1,0 +1,77 @@
+"""Where the order of training batches comes from: the seed, or an earlier run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...pipeline.errors import HotsetError
+from ...stats.batches.row_slots import epoch_order
+
+BATCH_ORDER = "batch_order.npy"
+
+
+class BatchOrder(Protocol):
+    """The batches of a run, in the order they are trained on."""
+
+    is_known: bool
+    """Whether the order is fixed beforehand, so that batches may be read and planned ahead."""
+
+    def epochs(self) -> Iterator[Iterable[int]]:
+        """Batch numbers, epoch by epoch."""
+
+
+class SeededOrder:
+    """Each epoch a permutation by (seed, epoch), hot-only batches spread evenly in grouped shards."""
+
+    is_known = True
+
+    def __init__(
+        self, is_hot_only: NDArray[np.bool_], seed: int, num_epochs: int, *, is_grouped: bool
+    ) -> None:
+        self._is_hot_only = is_hot_only
+        self._seed = seed
+        self._num_epochs = num_epochs
+        self._is_grouped = is_grouped
+
+    def epochs(self) -> Iterator[list[int]]:
+        for epoch in range(self._num_epochs):
+            yield epoch_order(self._is_hot_only, self._seed, epoch, spread=self._is_grouped).tolist()
+
+
+class RecordedOrder:
+    """The order another run recorded.
+
+    Args:
+        numbers: training batch of each step.
+        num_epochs: each as long as the others.
+    """
+
+    is_known = True
+
+    def __init__(self, numbers: NDArray[np.int32], num_epochs: int = 1) -> None:
+        self._numbers = numbers
+        self._num_epochs = num_epochs
+
+    @classmethod
+    def of_run(cls, run: Path, num_batches: int, num_epochs: int) -> RecordedOrder:
+        """Read the order of ``run``; raises HotsetError where it does not fit these shards."""
+        path = run / BATCH_ORDER
+        try:
+            numbers = np.load(path, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise HotsetError(
+                f"{path} cannot be read: {error}", hint="name the folder of a finished run"
+            ) from error
+        wanted = np.repeat(np.arange(num_batches), num_epochs)
+        if not np.array_equal(np.sort(numbers), wanted):
+            raise HotsetError(f"{path} does not visit each of {num_batches} batches {num_epochs} times")
+        return cls(numbers, num_epochs)
+
+    def epochs(self) -> Iterator[list[int]]:
+        for numbers in np.split(self._numbers, self._num_epochs):
+            yield numbers.tolist()

@@ -1,0 +1,1 @@
+"""What runs step plans: transfers, look-ups, updates."""

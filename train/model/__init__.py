@@ -1,0 +1,1 @@
+"""DLRM without its tables."""

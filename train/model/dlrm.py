@@ -1,0 +1,145 @@
+"""DLRM without its tables: bottom MLP, dot interaction, top MLP.
+
+The embeddings come in as one tensor, so the model knows nothing of tiers and placements. Shapes:
+B samples, F tables, K dense features, D embedding_dim, V = F + 1 vectors that interact (F where K = 0),
+P = V (V - 1) / 2 pairs.
+
+Source:
+    Naumov et al., Deep Learning Recommendation Model, arXiv 1906.00091; its initial values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .dlrm_shape import DlrmShape, tables_by_width
+
+
+class PairwiseDots(torch.autograd.Function):
+    """Dot products of all pairs of vectors: the lower triangle of their Gram matrix, no diagonal.
+
+    Written out because the backward pass of indexing is a scatter with accumulation, slow on the CPU and
+    in no fixed order on the GPU; here both directions are one gather and one product.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, vectors_BVD: torch.Tensor, pairs_P: torch.Tensor, mirror_VV: torch.Tensor
+    ) -> torch.Tensor:
+        """(B, V, D) -> (B, P); ``pairs_P`` and ``mirror_VV`` are those of ``pair_positions``."""
+        ctx.save_for_backward(vectors_BVD, mirror_VV)
+        gram_BVV = torch.bmm(vectors_BVD, vectors_BVD.transpose(1, 2))
+        return gram_BVV.flatten(1).index_select(1, pairs_P)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BP: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """d(u.v) is v for u and u for v: the symmetric matrix of gradients times the vectors."""
+        vectors_BVD, mirror_VV = ctx.saved_tensors
+        padded = torch.nn.functional.pad(grad_BP, (0, 1))
+        num_samples, num_vectors, _ = vectors_BVD.shape
+        grad_BVV = padded.index_select(1, mirror_VV).view(num_samples, num_vectors, num_vectors)
+        return torch.bmm(grad_BVV, vectors_BVD), None, None
+
+
+def pair_positions(num_vectors: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the pairs stand in a flat (V, V) matrix, and the pair each of its entries belongs to.
+
+    Returns:
+        (P,) int64, the lower triangle row by row, and (V * V,) int64 in [0, P], P on the diagonal.
+    """
+    rows, columns = torch.tril_indices(num_vectors, num_vectors, offset=-1)
+    num_pairs = rows.numel()
+    mirror_VV = torch.full((num_vectors, num_vectors), num_pairs)
+    mirror_VV[rows, columns] = torch.arange(num_pairs)
+    mirror_VV[columns, rows] = torch.arange(num_pairs)
+    return rows * num_vectors + columns, mirror_VV.flatten()
+
+
+class Dlrm(nn.Module):
+    """Logits from dense features and embeddings."""
+
+    def __init__(self, shape: DlrmShape, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.bottom = _mlp(shape.bottom, generator, relu_last=True) if shape.bottom else None
+        self.top = _mlp(shape.top, generator, relu_last=False)
+        self.projections = Projections(shape, generator) if shape.table_dims else None
+        pairs_P, mirror_VV = pair_positions(shape.num_vectors)
+        self.pairs_P: torch.Tensor
+        self.mirror_VV: torch.Tensor
+        self.register_buffer("pairs_P", pairs_P, persistent=False)
+        self.register_buffer("mirror_VV", mirror_VV, persistent=False)
+
+    def join(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        """(B, F, D) embeddings of all tables from those of each row width, as `Embeddings` gives them."""
+        if self.projections is None:
+            (emb_BFD,) = embeddings
+            return emb_BFD
+        joined_BFD: torch.Tensor = self.projections(embeddings)
+        return joined_BFD
+
+    def forward(self, dense_BK: torch.Tensor, emb_BFD: torch.Tensor) -> torch.Tensor:
+        """(B, K) and (B, F, D) -> (B,) logits."""
+        if self.bottom is None:
+            return self._logit(self._dots(emb_BFD))
+        bottom_BD = self.bottom(dense_BK)
+        vectors_BVD = torch.cat([bottom_BD.unsqueeze(1), emb_BFD], dim=1)
+        return self._logit(torch.cat([bottom_BD, self._dots(vectors_BVD)], dim=1))
+
+    def _dots(self, vectors_BVD: torch.Tensor) -> torch.Tensor:
+        dots_BP: torch.Tensor = PairwiseDots.apply(vectors_BVD, self.pairs_P, self.mirror_VV)  # type: ignore[no-untyped-call]
+        return dots_BP
+
+    def _logit(self, inputs: torch.Tensor) -> torch.Tensor:
+        logit_B1: torch.Tensor = self.top(inputs)
+        return logit_B1.squeeze(1)
+
+
+class Projections(nn.Module):
+    """Learned linear maps without bias from other row widths to the common one."""
+
+    def __init__(self, shape: DlrmShape, generator: torch.Generator) -> None:
+        super().__init__()
+        self._widths = tables_by_width(shape.table_dims)
+        self._num_tables = shape.num_tables
+        self.maps = nn.ParameterDict()
+        for dim, tables in self._widths.items():
+            if dim != shape.embedding_dim:
+                weight_FdD = torch.empty(len(tables), dim, shape.embedding_dim)
+                weight_FdD.normal_(0.0, math.sqrt(2 / (dim + shape.embedding_dim)), generator=generator)
+                self.maps[str(dim)] = nn.Parameter(weight_FdD)
+
+    def forward(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        """One (B, F, d) tensor a row width -> (B, F, D) of all tables in their order."""
+        columns: list[Any] = [None] * self._num_tables
+        for (dim, tables), emb_BFd in zip(self._widths.items(), embeddings, strict=True):
+            emb_BFD = emb_BFd
+            if str(dim) in self.maps:
+                emb_BFD = torch.bmm(emb_BFd.transpose(0, 1), self.maps[str(dim)]).transpose(0, 1)
+            for table, emb_BD in zip(tables, emb_BFD.unbind(1), strict=True):
+                columns[table] = emb_BD
+        return torch.stack(columns, dim=1)
+
+
+def _mlp(widths: tuple[int, ...], generator: torch.Generator, *, relu_last: bool) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    num_layers = len(widths) - 1
+    for i in range(num_layers):
+        layers.append(_linear(widths[i], widths[i + 1], generator))
+        if relu_last or i < num_layers - 1:
+            layers.append(nn.ReLU())
+    return nn.Sequential(*layers)
+
+
+def _linear(num_inputs: int, num_outputs: int, generator: torch.Generator) -> nn.Linear:
+    """A layer with DLRM's initial values: N(0, 2 / (m + n)) weights, N(0, 1 / m) biases."""
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, num_inputs, num_outputs)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        layer.weight.normal_(0.0, math.sqrt(2 / (num_inputs + num_outputs)), generator=generator)
+        layer.bias.normal_(0.0, math.sqrt(1 / num_outputs), generator=generator)
+    return layer

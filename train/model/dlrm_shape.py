@@ -1,0 +1,112 @@
+"""Sizes of a DLRM: presets, and the shape that fits given shards. Imports nothing heavy.
+
+K dense features, D embedding_dim, V = F + 1 vectors that interact (F where K = 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...pipeline.errors import ConfigError, ShardError
+
+
+@dataclass(frozen=True, slots=True)
+class DlrmShape:
+    """Sizes of a DLRM; with a seed they decide its initial values."""
+
+    num_dense: int
+    """K; 0 leaves the bottom MLP out."""
+    num_tables: int
+    """F."""
+    embedding_dim: int
+    """D, which is also the width the bottom MLP ends in."""
+    bottom_widths: tuple[int, ...]
+    """Hidden layers between the dense features and D."""
+    top_widths: tuple[int, ...]
+    """Hidden layers between the interaction and the logit."""
+    table_dims: tuple[int, ...] = ()
+    """Row width of each table where some differ from D: such embeddings are projected to D by a learned
+    linear map without bias. Empty: all are D wide."""
+
+    @property
+    def num_vectors(self) -> int:
+        return self.num_tables + (self.num_dense > 0)
+
+    @property
+    def top_inputs(self) -> int:
+        pairs = self.num_vectors * (self.num_vectors - 1) // 2
+        return pairs + (self.embedding_dim if self.num_dense else 0)
+
+    @property
+    def bottom(self) -> tuple[int, ...]:
+        """Widths of the bottom MLP from its inputs to its outputs; empty without dense features."""
+        return (self.num_dense, *self.bottom_widths, self.embedding_dim) if self.num_dense else ()
+
+    @property
+    def top(self) -> tuple[int, ...]:
+        """Widths of the top MLP from its inputs to the logit."""
+        return (self.top_inputs, *self.top_widths, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Preset:
+    embedding_dim: int | None
+    bottom_widths: tuple[int, ...]
+    top_widths: tuple[int, ...]
+
+
+PRESETS = {
+    "kaggle": _Preset(16, (512, 256, 64), (512, 256)),
+    "terabyte": _Preset(64, (512, 256), (512, 512, 256)),
+    "small": _Preset(None, (64,), (64,)),
+}
+
+
+def preset_name(model: str, embedding_dim: int) -> str:
+    """The preset ``model`` names; ``auto`` is the one that fits ``embedding_dim``."""
+    if model != "auto":
+        return model
+    return next((name for name, preset in PRESETS.items() if preset.embedding_dim == embedding_dim), "small")
+
+
+def tables_by_width(dims: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Numbers of the tables of each row width, widths in the order of their first table.
+
+    Args:
+        dims: row width of each table.
+    """
+    return {
+        dim: tuple(number for number, other in enumerate(dims) if other == dim) for dim in dict.fromkeys(dims)
+    }
+
+
+def dlrm_shape(
+    model: str, num_dense: int, num_tables: int, embedding_dim: int, table_dims: Sequence[int] = ()
+) -> DlrmShape:
+    """The shape of preset ``model`` (or ``auto``) for shards of these sizes.
+
+    Args:
+        model: name of the preset.
+        num_dense: dense features.
+        num_tables: embedding tables.
+        embedding_dim: the width that interacts.
+        table_dims: row width of each table; empty where all are ``embedding_dim``.
+
+    Raises:
+        ConfigError: the preset has another embedding_dim.
+        ShardError: with one table and no dense feature nothing interacts.
+    """
+    name = preset_name(model, embedding_dim)
+    preset = PRESETS[name]
+    if preset.embedding_dim not in (None, embedding_dim):
+        raise ConfigError(
+            f"model {name} has embedding_dim {preset.embedding_dim}, the shards have {embedding_dim}",
+            hint="use --model auto, or pack with that --embedding-dim",
+        )
+    others = tuple(table_dims) if set(table_dims) - {embedding_dim} else ()
+    widths = (preset.bottom_widths, preset.top_widths)
+    shape = DlrmShape(num_dense, num_tables, embedding_dim, *widths, others)
+    if shape.num_vectors < 2:
+        raise ShardError("the shards have one table and no dense feature: nothing interacts")
+    return shape

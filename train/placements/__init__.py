@@ -1,0 +1,1 @@
+"""Where rows live, and the step plan of each batch."""

@@ -1,0 +1,114 @@
+"""FAE as published: hot-only batches wholly on the fast tier, mixed ones wholly on the slow one.
+
+Both tiers hold the hot rows; one copy at a time is current, and a switch between the kinds of batches
+copies all of them. When to switch is the shuffle scheduler's, from test loss. Kernels and copies are
+those of the other placements, so what differs is the algorithm.
+
+Source:
+    Adnan et al., Accelerating Recommendation System Training by Leveraging Popular Choices (FAE),
+    PVLDB 15 (2021), section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...stats.batches.row_slots import shuffled
+from ..data.batch import BatchIds, Table
+from ..rows.step_plan import NOTHING_TO_MOVE, StepPlan
+from ..rows.tiers import Layout
+from .placements import Placement, all_in_place, cold_in_place
+from .shuffle_scheduler import ShuffleScheduler
+
+
+class Fae(Placement):
+    """Every row on the slow tier, and a replica of the hot ones on the fast tier."""
+
+    name = "fae"
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        super().__init__(tables)
+        self.fast = Layout.of(self.none, self.num_hot)
+        self.slow = Layout.of(self.none, self.num_rows)
+        self.is_replica_current = False
+
+    def plan(self, ids: BatchIds, *, is_hot_only: bool) -> StepPlan:
+        """All on the fast tier or all in place; with the copy where the kind of batch changes."""
+        is_switch = is_hot_only != self.is_replica_current
+        self.is_replica_current = is_hot_only
+        if is_hot_only:
+            return StepPlan(copy_hot="to_fast") if is_switch else NOTHING_TO_MOVE
+        in_place = all_in_place(self.slow, ids)
+        return StepPlan(copy_hot="to_slow" if is_switch else None, in_place=in_place)
+
+    def plan_evaluation(self, ids: BatchIds) -> StepPlan:
+        """Hot rows where they are current, cold rows in place."""
+        in_place = all_in_place(self.slow, ids)
+        if not self.is_replica_current:
+            return StepPlan(in_place=in_place)
+        return cold_in_place(self.fast, in_place.rows_N, ids)
+
+    def plan_finish(self) -> StepPlan:
+        """The last switch, after which the slow tier is whole."""
+        if not self.is_replica_current:
+            return NOTHING_TO_MOVE
+        self.is_replica_current = False
+        return StepPlan(copy_hot="to_slow")
+
+
+class FaeOrder:
+    """The order of batches the shuffle scheduler makes: mixed and hot-only ones in turns.
+
+    Args:
+        is_hot_only: (num_batches,); kind of each training batch.
+        seed: shuffles the batches of each kind, anew each epoch.
+        num_epochs: of the run; the last switch of all is followed by no test.
+        scheduler: decides how many batches a turn takes.
+        test_loss: measured after each switch; None where there are no evaluation samples.
+    """
+
+    is_known = False
+
+    def __init__(
+        self,
+        is_hot_only: NDArray[np.bool_],
+        seed: int,
+        num_epochs: int,
+        scheduler: ShuffleScheduler,
+        test_loss: Callable[[], float | None],
+    ) -> None:
+        self._is_hot_only = is_hot_only
+        self._seed = seed
+        self._num_epochs = num_epochs
+        self._scheduler = scheduler
+        self._test_loss = test_loss
+
+    def epochs(self) -> Iterator[Iterator[int]]:
+        """Batch numbers, epoch by epoch; each is decided when it is asked for."""
+        for epoch in range(self._num_epochs):
+            order = shuffled(self._is_hot_only.size, self._seed, epoch)
+            is_hot = self._is_hot_only[order]
+            yield self._epoch(order[~is_hot].tolist(), order[is_hot].tolist(), epoch)
+
+    def _epoch(self, mixed: list[int], hot_only: list[int], epoch: int) -> Iterator[int]:
+        mixed_done = hot_done = 0
+        for num_mixed, num_hot_only in self._scheduler.turns(len(mixed), len(hot_only)):
+            yield from mixed[mixed_done : mixed_done + num_mixed]
+            mixed_done += num_mixed
+            if num_hot_only == 0:
+                continue
+            if num_mixed:
+                self._observe()
+            yield from hot_only[hot_done : hot_done + num_hot_only]
+            hot_done += num_hot_only
+            is_end = mixed_done == len(mixed) and hot_done == len(hot_only)
+            if mixed and not (is_end and epoch == self._num_epochs - 1):
+                self._observe()
+
+    def _observe(self) -> None:
+        # A switch changes no value, so the loss may be taken before its copy is made.
+        if self._scheduler.is_adaptive and (loss := self._test_loss()) is not None:
+            self._scheduler.observe(loss)

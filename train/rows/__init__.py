@@ -1,0 +1,1 @@
+"""Embedding rows in tiers: layout, initial values, movement, optimizer steps."""

@@ -1,0 +1,175 @@
+"""Kernels over embedding rows on the host: initial values, look-ups, gradient sums (updates: `row_updates`).
+
+All arithmetic is float32 with every operation rounded on its own, in an order that depends on sample
+positions alone: never on slots, threads or placement. So a row's bits are a function of the batches.
+Shapes: S slots of a tier, D embedding_dim, N look-ups listed, P = B * F look-ups of a batch in sample
+order (position = sample * F + feature), U distinct rows.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from ...stats.hashing import mix64_pair
+
+BLOCK_SAMPLES = 128
+"""Samples whose gradients of one row are summed before the sums of the blocks are."""
+
+
+@numba.njit(cache=True, nogil=True)
+def fill_initial(
+    stream: np.uint64, first_id: int, bound: np.float32, weights_SD: NDArray[np.float32]
+) -> None:
+    """Write the initial values of rows ``first_id, first_id + 1, ...`` of one table.
+
+    Each is an odd multiple of ``bound * 2**-24`` chosen by 24 bits of a hash: uniform, symmetric, and
+    rounded once, so that any machine makes the same bits.
+
+    Args:
+        stream: hash of (seed, table).
+        first_id: id of the first row.
+        bound: values lie in (-bound, bound).
+        weights_SD: (num_rows, embedding_dim), written.
+    """
+    for row in range(weights_SD.shape[0]):
+        row_stream = mix64_pair(stream, np.uint64(first_id + row))
+        for column in range(weights_SD.shape[1]):
+            bits = mix64_pair(row_stream, np.uint64(column)) >> np.uint64(40)
+            odd = 2 * np.int64(bits) + 1 - (1 << 24)
+            weights_SD[row, column] = (np.float32(odd) * np.float32(2.0**-24)) * bound
+
+
+@numba.njit(cache=True, nogil=True)
+def look_up(
+    weights_SD: NDArray[np.float32],
+    slots_N: NDArray[np.int64],
+    positions_N: NDArray[np.int64],
+    vectors_PD: NDArray[np.float32],
+) -> None:
+    """Copy row ``slots[i]`` to ``vectors[positions[i]]``, exactly.
+
+    Args:
+        weights_SD: (num_slots, embedding_dim).
+        slots_N: (num_lookups,), each in [0, num_slots).
+        positions_N: (num_lookups,); position of each look-up in the batch.
+        vectors_PD: (num_positions, embedding_dim), written at ``positions``.
+    """
+    for i in range(slots_N.size):
+        slot, position = slots_N[i], positions_N[i]
+        for column in range(weights_SD.shape[1]):
+            vectors_PD[position, column] = weights_SD[slot, column]
+
+
+@numba.njit(cache=True, nogil=True)
+def sum_gradients(
+    grad_PD: NDArray[np.float32],
+    positions_N: NDArray[np.int64],
+    inverse_N: NDArray[np.int32],
+    block_positions: int,
+    partial_UD: NDArray[np.float32],
+    block_U: NDArray[np.int64],
+    sums_UD: NDArray[np.float32],
+) -> None:
+    """Sum the gradients of each distinct row: within blocks of samples, then over the blocks, in order.
+
+    Args:
+        grad_PD: (num_positions, embedding_dim); gradient of the loss by each look-up.
+        positions_N: (num_lookups,), ascending.
+        inverse_N: (num_lookups,); which distinct row each look-up reads.
+        block_positions: positions a block of samples spans, ``BLOCK_SAMPLES * num_features``.
+        partial_UD: (num_distinct, embedding_dim), scratch.
+        block_U: (num_distinct,), scratch.
+        sums_UD: (num_distinct, embedding_dim), written.
+
+    Error:
+        Two-level summation in float32: for N look-ups of one row at most ``(128 + N / 128) * 2**-24``
+        of the sum of magnitudes, where a serial sum has ``N * 2**-24``.
+
+    Source:
+        Higham, Accuracy and Stability of Numerical Algorithms (2002), section 4.2.
+    """
+    width = grad_PD.shape[1]
+    block_U[:] = -1
+    sums_UD[:] = 0
+    for i in range(positions_N.size):
+        position, row = positions_N[i], inverse_N[i]
+        block = position // block_positions
+        if block_U[row] == block:
+            for column in range(width):
+                partial_UD[row, column] += grad_PD[position, column]
+            continue
+        if block_U[row] >= 0:
+            for column in range(width):
+                sums_UD[row, column] += partial_UD[row, column]
+        block_U[row] = block
+        for column in range(width):
+            partial_UD[row, column] = grad_PD[position, column]
+    for row in range(sums_UD.shape[0]):
+        for column in range(width):
+            sums_UD[row, column] += partial_UD[row, column]
+
+
+@numba.njit(cache=True, nogil=True)
+def pool_bags(
+    vectors_ND: NDArray[np.float32], bags_N: NDArray[np.int64], pooled_PD: NDArray[np.float32]
+) -> None:
+    """Sum the vectors of each bag in the order of its look-ups; an empty bag is zero.
+
+    Args:
+        vectors_ND: (num_lookups, embedding_dim).
+        bags_N: (num_lookups,), ascending; bag of each look-up.
+        pooled_PD: (num_bags, embedding_dim), written.
+
+    Error:
+        Serial summation in float32: ``(n - 1) * 2**-24`` of the sum of magnitudes for a bag of n.
+    """
+    pooled_PD[:] = 0
+    for i in range(bags_N.size):
+        bag = bags_N[i]
+        for column in range(vectors_ND.shape[1]):
+            pooled_PD[bag, column] += vectors_ND[i, column]
+
+
+@numba.njit(cache=True, nogil=True)
+def copy_rows(
+    source_SD: NDArray[np.float32],
+    source_N: NDArray[np.int64],
+    target_SD: NDArray[np.float32],
+    target_N: NDArray[np.int64],
+) -> None:
+    """Copy row ``source[i]`` of one array to row ``target[i]`` of another, exactly.
+
+    Args:
+        source_SD: (num_slots, width).
+        source_N: (num_rows,), each in [0, num_slots).
+        target_SD: (num_slots of the target, width), written at ``target``.
+        target_N: (num_rows,), none twice.
+    """
+    for i in range(source_N.size):
+        old, new = source_N[i], target_N[i]
+        for column in range(source_SD.shape[1]):
+            target_SD[new, column] = source_SD[old, column]
+
+
+@numba.njit(cache=True, nogil=True)
+def fill_initial_rows(
+    streams_N: NDArray[np.uint64],
+    ids_N: NDArray[np.int64],
+    bounds_N: NDArray[np.float32],
+    weights_SD: NDArray[np.float32],
+    slots_N: NDArray[np.int64],
+) -> None:
+    """Write the initial values of single rows of several tables, those of ``fill_initial``.
+
+    Args:
+        streams_N: (num_rows,); hash of (seed, table) of each row.
+        ids_N: (num_rows,).
+        bounds_N: (num_rows,); of each row's table.
+        weights_SD: (num_slots, embedding_dim), written at ``slots``.
+        slots_N: (num_rows,), none twice.
+    """
+    for i in range(ids_N.size):
+        slot = slots_N[i]
+        fill_initial(streams_N[i], ids_N[i], bounds_N[i], weights_SD[slot : slot + 1])

@@ -1,0 +1,112 @@
+"""Where rows live: the fast and the slow tier, each one tensor of weights and one of optimizer state.
+
+A tier holds a range of ids of every table, table after table, so the slot of a row it holds is a base
+plus the id; further slots behind them stage rows that live elsewhere. Weights and state of a slot always
+move together. Tables of another row width have tiers of their own.
+"""
+# ruff: noqa: N815  (tensors carry shape suffixes)
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...stats.batches.bags import locate_bags
+from ...stats.batches.row_slots import locate_rows
+from ..data.batch import BatchIds
+from .initial_values import InitialValues
+from .mapped_rows import HostMemory
+from .row_kernels import fill_initial
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which rows a tier holds, and in which slots."""
+
+    first_F: NDArray[np.int64]
+    """First id of each table held."""
+    last_F: NDArray[np.int64]
+    """One past the last; equal to ``first_F`` where a table has no row here."""
+    base_F: NDArray[np.int64]
+    """Slot of the row ``first_F``."""
+    num_home_slots: int
+    """Slots of all these rows together; staging slots come behind them."""
+
+    @classmethod
+    def of(cls, first: Sequence[int], last: Sequence[int]) -> Layout:
+        """Lay out ids ``first[f]`` to ``last[f]`` of each table f, one table after the other."""
+        first_F, last_F = np.array(first, np.int64), np.array(last, np.int64)
+        counts = last_F - first_F
+        if counts.size and counts.min() < 0:
+            raise ValueError("a table's range of ids ends before it begins")
+        base_F = np.concatenate([[0], np.cumsum(counts)])[:-1].astype(np.int64)
+        return cls(first_F, last_F, base_F, int(counts.sum()))
+
+    @property
+    def num_tables(self) -> int:
+        return int(self.first_F.size)
+
+    def slots_of_table(self, table: int) -> slice:
+        """The slots of a table's rows, in id order."""
+        base = int(self.base_F[table])
+        return slice(base, base + int(self.last_F[table] - self.first_F[table]))
+
+    def locate(self, ids: BatchIds) -> tuple[NDArray[np.int64], int]:
+        """The slot of every look-up in sample order, -1 where its row is not here; how many are not."""
+        slots_N = np.empty(ids.ids_N.size, np.int64)
+        if ids.bags_N is None:
+            ids_BF = ids.ids_N.reshape(ids.num_samples, ids.num_features)
+            num_absent = locate_rows(ids_BF, self.first_F, self.last_F, self.base_F, slots_N)
+        else:
+            args = (self.first_F, self.last_F, self.base_F, slots_N)
+            num_absent = locate_bags(ids.ids_N, ids.bags_N, *args)
+        return slots_N, num_absent
+
+    def rows_at(self, slots_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Table and id of the rows that live in ``slots_N``."""
+        # Of several tables with one base all but the last are empty.
+        tables_N = np.searchsorted(self.base_F, slots_N, side="right") - 1
+        return tables_N, slots_N - self.base_F[tables_N] + self.first_F[tables_N]
+
+
+class Tier:
+    """Rows in slots on one device."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        embedding_dim: int,
+        state_width: int,
+        *,
+        num_staging: int = 0,
+        device: str = "cpu",
+        host: HostMemory | None = None,
+    ) -> None:
+        self.layout = layout
+        self.num_slots = layout.num_home_slots + num_staging
+        self.device = torch.device(device)
+        if host is None:
+            self.weights_SD = torch.empty(self.num_slots, embedding_dim, device=self.device)
+            self.state_SW = torch.zeros(self.num_slots, state_width, device=self.device)
+        else:
+            self.weights_SD = host.rows(self.num_slots, embedding_dim)
+            self.state_SW = host.rows(self.num_slots, state_width)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row with its state."""
+        return 4 * (self.weights_SD.shape[1] + self.state_SW.shape[1])
+
+    def initialise(self, initial: InitialValues) -> None:
+        """Give every row that lives here its initial values."""
+        for table in range(self.layout.num_tables):
+            part = self.weights_SD[self.layout.slots_of_table(table)]
+            values = part if part.device.type == "cpu" else torch.empty(part.shape)
+            stream, bound = initial.streams_F[table], initial.bounds_F[table]
+            fill_initial(stream, int(self.layout.first_F[table]), bound, values.numpy())
+            if values is not part:
+                part.copy_(values)

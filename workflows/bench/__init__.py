@@ -1,0 +1,1 @@
+"""Benchmarks: each against named baselines, interleaved."""

@@ -1,0 +1,161 @@
+"""The frequency statistics as tables people read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ...pipeline.inspect.frequency_series import SERIES
+from ...pipeline.sizes import format_byte_size
+from ..report import series_tables as tables
+
+
+def show_statistics(statistics: dict[str, Any], console: Console) -> None:
+    """Print what `frequency_statistics` returned, series by series, then what was split and any warning."""
+    for name in SERIES:
+        if name not in statistics:
+            continue
+        match name:
+            case "features":
+                _show_features(statistics, console)
+            case "budgets":
+                _show_budgets(statistics, console)
+            case "drift":
+                _show_drift(statistics["drift"], console)
+            case _:
+                title, table = _SHOWN[name]
+                _print_table(title, table(statistics[name]), console)
+    _show_split(statistics, console)
+    for line in statistics["left_out"]:
+        console.print(f"Left out: {line}.", soft_wrap=True, markup=False)
+    for warning in statistics["warnings"]:
+        console.print(f"Warning: {warning}.", soft_wrap=True, markup=False, style="bold yellow")
+
+
+def show_rows(found: dict[str, Any], console: Console) -> None:
+    """Print rows of one table, as `TableRows.rows` returns them."""
+    rows, lookups = f"{found['num_rows']:,} rows", f"{found['num_lookups']:,} look-ups"
+    table = _table(
+        f"{found['feature']} ({found['kind']}): {rows}, {lookups}",
+        "id", "category", "look-ups", "share", "up to here", "",
+    )  # fmt: skip
+    for row in found["rows"]:
+        shares = [f"{row[key]:.4%}" for key in ("share", "cumulative_share")]
+        hot = "hot" if row["is_hot"] else ""
+        table.add_row(f"{row['id']:,}", _shown(row["category"]), f"{row['count']:,}", *shares, hot)
+    console.print(table)
+    for row in found["rows"]:
+        if not row.get("is_known", True):
+            asked = f"{row['asked']} has no id of its own: its look-ups use the oov row, shown here."
+            console.print(asked, soft_wrap=True, markup=False)
+
+
+def _shown(category: str) -> str:
+    """A category as one line of plain characters, its brackets no markup."""
+    return escape("".join(letter if letter.isprintable() else " " for letter in category))
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column == "feature" else "right")
+    return table
+
+
+def _show_features(statistics: dict[str, Any], console: Console) -> None:
+    table = _table(
+        f"Look-ups of {statistics['num_train_samples']:,} training samples",
+        "feature", "rows", "top 1", "top 10", "top 100", "top 1000",
+        "rows for 80 %", "90 %", "95 %", "99 %",
+    )  # fmt: skip
+    for feature in statistics["features"]:
+        shares = [f"{share:.1%}" for share in feature["top_share"].values()]
+        rows = [f"{rows:,}" for rows in feature["rows_for_share"].values()]
+        table.add_row(feature["name"], f"{feature['num_rows']:,}", *shares, *rows)
+    console.print(table, "")
+
+
+def _show_budgets(statistics: dict[str, Any], console: Console) -> None:
+    dim, width = statistics["embedding_dim"], statistics["row_bytes"]
+    table = _table(
+        f"What fast memory buys (dim {dim}, {width} bytes a row, {statistics['num_rows']:,} rows)",
+        "hot bytes", "hot rows", "of all rows", "hot look-ups", "fully hot samples", "",
+    )  # fmt: skip
+    for budget in statistics["budgets"]:
+        share = budget["num_hot_rows"] / max(1, statistics["num_rows"])
+        table.add_row(
+            format_byte_size(budget["bytes"]),
+            f"{budget['num_hot_rows']:,}",
+            f"{share:.2%}",
+            f"{budget['hot_lookup_share']:.1%}",
+            f"{budget['hot_sample_share']:.1%}",
+            "<- chosen" if budget["is_chosen"] else "",
+            style="bold" if budget["is_chosen"] else None,
+        )
+    console.print(table, "")
+
+
+_SHOWN: dict[str, tuple[str, Callable[[Any], tables.Table]]] = {
+    "coverage": ("What the most looked-up rows of a table serve", tables.coverage),
+    "hot_samples": ("What memory for hot rows buys, by order", tables.hot_samples),
+    "miss_ratios": ("What each cache policy would fetch again", tables.miss_ratios),
+    "unique_rows": ("Different rows of a batch", tables.unique_rows),
+}
+
+
+def _show_drift(drift: dict[str, Any], console: Console) -> None:
+    _print_table("Parts of the log", tables.drift_parts(drift), console)
+    budget = format_byte_size(drift["budget_bytes"])
+    title = f"Hot rows of {budget} chosen on one training part, by their age"
+    _print_table(title, tables.drift_by_age(drift), console)
+
+
+def _print_table(title: str, cells: tables.Table, console: Console) -> None:
+    table = _table(title, *cells.columns)
+    table.columns[0].justify = "left"
+    for row in cells.rows:
+        table.add_row(*map(escape, row))
+    console.print(table, "")
+
+
+def _show_split(statistics: dict[str, Any], console: Console) -> None:
+    samples, batches = statistics["samples"], statistics["batches"]
+    line = (
+        f"Samples: {samples['hot']:,} hot, {samples['mixed']:,} mixed, "
+        f"{samples['evaluation']:,} for evaluation"
+    )
+    if batches:
+        line += (
+            f". Batches of {batches['batch_size']:,}: {batches['hot_only']:,} hot-only, "
+            f"{batches['mixed']:,} mixed, {batches['evaluation']:,} for evaluation"
+        )
+    console.print(line, soft_wrap=True)
+    if statistics["calibration"]:
+        console.print(_describe_calibration(statistics), soft_wrap=True)
+    share = statistics["oov"]["evaluation_share"]
+    if share is not None:
+        console.print(f"{share:.2%} of the evaluation look-ups have no id of their own.", soft_wrap=True)
+
+
+def _describe_calibration(statistics: dict[str, Any]) -> str:
+    """What FAE's sampling chose, what it thought that was, and what exact counts would do."""
+    facts, num_train = statistics["calibration"], max(1, statistics["num_train_samples"])
+    found, exact = statistics["samples"]["hot"] / num_train, facts["exact"]["hot_samples"] / num_train
+    chosen = f"{statistics['num_hot_rows']:,} rows, {format_byte_size(facts['hot_bytes'])}"
+    if "estimated_bytes" in facts:
+        low, _, high = map(format_byte_size, facts["estimated_bytes"])
+        covers = "covers" if facts["is_covered"] else "does not cover"
+        chosen += (
+            f" (its interval, {low} to {high}, {covers} that; of single tables "
+            f"{facts['num_covered_tables']} of {facts['num_large_tables']})"
+        )
+    return (
+        f"{statistics['mode']} counted {facts['num_drawn_samples']:,} samples and chose {chosen}; "
+        f"{facts['num_unsampled_hot_rows']:,} of them it never saw. "
+        f"It makes {found:.1%} of the samples fully hot; "
+        f"exact counts would make {exact:.1%} with as many bytes."
+    )
