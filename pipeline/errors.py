@@ -1,19 +1,27 @@
-"""Everything a user can mend is one of these; anything else that is raised is a bug.
+"""Everything a user can fix is one of these errors; anything else that is raised is a bug.
 
     HotsetError            (a ValueError, so that library users may catch either)
     ├── ConfigError        an option or config field that makes no sense
     ├── InputError         a raw log that cannot be read: which file, line, column
     ├── ManifestError      a stage folder that is missing, unfinished, stale or damaged
     ├── ShardError         shards a trainer cannot use
-    ├── EngineError        workers elsewhere that cannot be had or do not stay alive
-    └── MissingExtraError  an optional package that is not installed
+    ├── EngineError        worker processes that cannot be started or do not stay alive
+    ├── MissingExtraError  an optional package that is not installed
+    └── SystemFaultError   memory, threads, open files or a device that the system does not give
 
 Each carries a message of one line and, where there is something to do, a hint.
 """
 
+from __future__ import annotations
+
+import errno
+import shlex
+import sys
+from pathlib import Path
+
 
 class HotsetError(ValueError):
-    """What was found, where, and what was wanted; ``hint`` says what to do about it."""
+    """An error that names what was found, where, and what was wanted; ``hint`` is what to do about it."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -37,8 +45,104 @@ class ShardError(HotsetError):
 
 
 class EngineError(HotsetError):
-    """Workers elsewhere that cannot be had or do not stay alive."""
+    """Worker processes that cannot be started or do not stay alive."""
 
 
 class MissingExtraError(HotsetError):
     """An optional package that is not installed."""
+
+
+class SystemFaultError(HotsetError):
+    """Memory, threads, open files or a device that the system does not give; no file is damaged."""
+
+
+_SIGNS_OF_NO_THREADS = ("Failed to launch worker thread", "can't start new thread")
+_SIGNS_OF_NO_MEMORY = (
+    "CUDA out of memory",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "std::bad_alloc",
+    "malloc of size",
+)
+_OF_DEVICES = (
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOSPC,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ESTALE,
+)
+
+
+def system_fault(subject: object, error: BaseException) -> SystemFaultError | None:
+    """Return what the system refused while ``subject`` was worked on, None where the error is another.
+
+    Libraries wrap errors of the system in errors of their own, which then look like those of a damaged file.
+    """
+    if isinstance(error, HotsetError):
+        return None
+    text = first_line(error)
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, UnicodeEncodeError):
+        return SystemFaultError(
+            f"{str(subject)!a} has a name that is not UTF-8", hint="rename the file or its folder"
+        )
+    if number in (errno.EMFILE, errno.ENFILE):
+        return SystemFaultError(
+            f"{subject}: too many open files",
+            hint="raise the limit: `ulimit -n 4096`, or use fewer --workers",
+        )
+    if number == errno.EAGAIN or any(sign in text for sign in _SIGNS_OF_NO_THREADS):
+        return SystemFaultError(
+            f"{subject}: the system starts no more threads: {text}",
+            hint="raise the limits `ulimit -u` and `ulimit -v`, or use fewer --workers",
+        )
+    if (
+        isinstance(error, MemoryError)
+        or number == errno.ENOMEM
+        or any(sign in text for sign in _SIGNS_OF_NO_MEMORY)
+    ):
+        return SystemFaultError(
+            f"{subject}: there is not enough memory: {text}",
+            hint="free memory, use fewer --workers, or raise the limit `ulimit -v`",
+        )
+    if number in _OF_DEVICES:
+        return SystemFaultError(f"{subject}: {error.strerror}")  # type: ignore[attr-defined]
+    return None
+
+
+def refuse_system_fault(subject: object, error: BaseException) -> None:
+    """Raise SystemFaultError where ``error`` is one of the system, and not of what was read."""
+    fault = system_fault(subject, error)
+    if fault is not None:
+        raise fault from error
+
+
+def require_at_least(name: str, value: float | None, least: int) -> None:
+    """Raise ConfigError where the option ``name`` is below ``least`` or no finite number; None is unset."""
+    if value is not None and not least <= value < float("inf"):
+        raise ConfigError(f"{name} must be {least} or more, got {value}")
+
+
+def require_at_most(name: str, value: float | None, most: int) -> None:
+    """Raise ConfigError where the option ``name`` is above ``most``; None is unset."""
+    if value is not None and value > most:
+        raise ConfigError(f"{name} must be at most {most}, got {value}")
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that installs an optional extra with the Python that runs now."""
+    # hotset is on no package index, so the checkout is named; an editable install runs from there.
+    python = shlex.quote(sys.executable or "python3")
+    checkout = Path(__file__).resolve().parents[1]
+    if (checkout / "pyproject.toml").exists():
+        return f"{python} -m pip install {shlex.quote(f'{checkout}[{extra}]')}"
+    return f"in the folder of hotset's source, run {python} -m pip install '.[{extra}]'"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the message of ``error`` in one line, or its type if it has none."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

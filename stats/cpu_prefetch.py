@@ -1,4 +1,4 @@
-"""Asking the cache for what a kernel will read soon: a look-up into a large table then does not wait.
+"""Asking the cache for what a kernel will read soon: a lookup into a large table then does not wait.
 
 This file must not change what it computes (the compile caches of its callers do not watch it): nothing.
 """
@@ -15,7 +15,7 @@ from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
 AHEAD: Final = np.uint64(128)
-"""Look-ups between asking and reading. On tables of 16 MiB: 18 ns a look-up without, 10 at 16 ahead, 6 at
+"""Lookups between asking and reading. On tables of 16 MiB: 18 ns per lookup without, 10 at 16 ahead, 6 at
 64 and more."""
 LINE_BYTES: Final = 64
 
@@ -31,11 +31,14 @@ def prefetch(array: NDArray[Any], position: np.uint64) -> None:
 def _prefetch_compiled(_: Any, array: Any, position: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = create_struct_proxy(signature.args[0])(context, builder, value=arguments[0]).data
-        byte_pointer, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+        byte_pointer = ir.IntType(8).as_pointer()
+        flag = ir.IntType(32)
         pointer = builder.bitcast(builder.gep(data, [arguments[1]]), byte_pointer)
         kind = ir.FunctionType(ir.VoidType(), [byte_pointer, flag, flag, flag])
         function = builder.module.declare_intrinsic("llvm.prefetch", [byte_pointer], kind)
-        to_read, keep, is_data = flag(0), flag(3), flag(1)
+        to_read = flag(0)
+        keep = flag(3)
+        is_data = flag(1)
         builder.call(function, [pointer, to_read, keep, is_data])
         return context.get_dummy_value()
 

@@ -1,21 +1,22 @@
-"""The one integer hash everything random on disk or in a table is made of.
+"""The one integer hash behind everything random on disk or in a table.
 
 A 64-bit finaliser turns (seed, position) into bits, so that a value depends on where it stands and
-not on what was drawn before it: any part can be made alone, in any order, on any machine.
+not on what was drawn before it: any part can be computed alone, in any order, on any machine.
 
 This file must never change what it returns (the compile caches of its callers do not watch it, and
-shuffles, initial values and generated logs are made of it); a test pins its values.
+shuffles, initial values and generated logs depend on it); a test pins its values.
 """
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from .kernel import inlined_kernel
 
-@numba.njit(cache=True, nogil=True, inline="always")
+
+@inlined_kernel
 def mix64(bits: np.uint64) -> np.uint64:
-    """A bijection on 64-bit integers whose every output bit depends on every input bit.
+    """Mix 64 bits: a bijection on integers whose every output bit depends on every input bit.
 
     Source:
         Steele, Lea and Flood, OOPSLA 2014 (SplitMix64), with the constants of Stafford's variant 13.
@@ -26,7 +27,7 @@ def mix64(bits: np.uint64) -> np.uint64:
     return bits ^ (bits >> np.uint64(31))
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined_kernel
 def mix64_pair(seed: np.uint64, position: np.uint64) -> np.uint64:
-    """64 bits for ``position`` in the stream of ``seed``: two rounds, so that near seeds share nothing."""
+    """Return 64 bits for ``position`` in the stream of ``seed``, in two rounds: near seeds share nothing."""
     return mix64(mix64(seed) ^ np.uint64(position))  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What every test may use."""
+"""Fixtures and settings of all tests."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
 import hotset
 
-settings.register_profile("hotset", deadline=None)  # a busy machine is no failure
-settings.load_profile("hotset")
+try:
+    from hypothesis import settings
+except ImportError:  # where a GPU is, torch often comes without the packages of development
+    pass
+else:
+    settings.register_profile("hotset", deadline=None)  # a busy machine is no failure
+    settings.load_profile("hotset")
 
 ROOT = Path(__file__).resolve().parent.parent
 if Path(hotset.__file__).resolve().parent != ROOT:
@@ -21,13 +25,13 @@ if Path(hotset.__file__).resolve().parent != ROOT:
 
 @pytest.fixture
 def rng() -> np.random.Generator:
-    """Seeded anew for each test."""
+    """A generator with the same seed in each test."""
     return np.random.default_rng(20201103)
 
 
 @pytest.fixture
 def real_data() -> Path:
-    """The folder of real samples; skips where there is none."""
+    """The folder of real samples; tests are skipped where there is none."""
     folder = os.environ.get("HOTSET_REAL_DATA")
     if not folder:
         pytest.skip("HOTSET_REAL_DATA names no folder of real samples")

@@ -1,7 +1,7 @@
-"""Which placement and how much fast memory a preprocessed log wants, before anything is trained.
+"""Predicts which placement and how much fast memory suit a preprocessed log, before anything is trained.
 
 Reads the vocabulary's counts, and the ids once to count fully hot samples; all mathematics is in
-`stats.step_times`. Imports no torch.
+`stats.prediction.step_times`. Imports no torch.
 """
 
 from __future__ import annotations
@@ -14,69 +14,70 @@ from typing import Any
 
 import numpy as np
 
-from ..pipeline.errors import ConfigError
+from ..pipeline.errors import ConfigError, require_at_least
 from ..pipeline.folders.manifest import Manifest
-from ..pipeline.hot_rows.hot_order import HotOrder, row_bytes_of
-from ..pipeline.inspect.frequency_series import count_hot_samples, read_row_counts
-from ..pipeline.runtime.tasks import ProgressCallback, silent
+from ..pipeline.folders.stage_totals import ColumnsTotals, PlanTotals, VocabularyTotals
+from ..pipeline.hot_rows.hot_order import HotOrder
+from ..pipeline.inspect.hot_sample_series import count_hot_samples
+from ..pipeline.inspect.inspected_folder import packed_batch_size, read_row_counts
+from ..pipeline.runtime.resources import DEFAULT_RESOURCES, Resources
 from ..pipeline.sizes import MIB, format_byte_size
+from ..pipeline.stages.pack import PackConfig
 from ..stats.prediction.access_rates import AccessRates, expected_unique_rows
 from ..stats.prediction.step_times import MAX_PREFETCH, compute_seconds, predict, where_more_stops_paying
 from ..stats.prediction.workload import Budget, Machine, Prediction, Workload
 from .model.dlrm_shape import DlrmShape, dlrm_shape
 
 STAGING_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
-"""Shares of the room for rows that are tried as staging area."""
-_DENSE_STATE = {"sgd": 0, "momentum": 1, "adagrad": 1, "rowwise-adagrad": 1, "adam": 2}
+"""Shares of the memory for rows that are tried as staging slots."""
+_DENSE_STATES = 2
+"""Numbers of state per weight of the dense layers: Adam's, their default optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdviceConfig:
-    """What to predict for."""
+    """The memory, batch size and model to predict for."""
 
     fast_bytes: tuple[int, ...] = ()
-    """Fast memory to consider, all uses together (bytes); none given means a ladder up to all rows."""
+    """Sizes of fast memory to consider, each for all uses together; by default five sizes up to one that
+    holds all rows."""
 
-    batch_size: int = 2048
-    """Samples of a step."""
+    batch_size: int | None = None
+    """Number of samples per step; by default that of the shards, or the default of `pack` before there are
+    any."""
 
     model: str = "auto"
-    """DLRM preset, as `train --model` has it."""
+    """DLRM preset, as in `hotset train --model`."""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size must be 1 or more, got {self.batch_size}")
+        require_at_least("batch_size", self.batch_size, 1)
 
 
 def advise(
-    folder: Path,
-    config: AdviceConfig,
-    machine: Machine,
-    *,
-    workers: int = 0,
-    progress: ProgressCallback = silent,
+    folder: Path, config: AdviceConfig, machine: Machine, resources: Resources = DEFAULT_RESOURCES
 ) -> dict[str, Any]:
     """Predict every placement at every size of fast memory.
 
     Returns:
-        ``workload`` and ``machine`` as they were taken; ``compute_seconds`` of a step with every row at
-        hand; ``options``: per size the predictions that fit, the
-        fastest first, and what the others need; ``best`` the fastest of all; ``enough`` the size from
-        which more gains under 1 % with the best placement.
+        ``workload`` and ``machine`` as they were used; ``compute_seconds`` of a step with every row on the
+        fast tier; ``options``: per size the predictions that fit, the fastest first, and the memory the
+        others need; ``best``: the fastest of all; ``enough``: the size from which more memory gains less
+        than 1% with the best placement.
 
     Raises:
         ManifestError: the folder has not been preprocessed as far as its plan.
-        ConfigError: a model that does not fit, or no memory given that holds the dense parts.
+        ConfigError: a model that does not fit, or no size given that holds the dense parts.
     """
     vocabulary, samples, plan = (Manifest.read(folder / name) for name in ("vocabulary", "samples", "plan"))
-    workload = _workload(vocabulary, plan, Manifest.read(folder / "columns"), config)
+    batch_size = config.batch_size or packed_batch_size(folder) or PackConfig().batch_size
+    workload = read_workload(vocabulary, plan, Manifest.read(folder / "columns"), config.model, batch_size)
     sizes = sorted(set(config.fast_bytes or _ladder(workload)))
     budgets = [budget for size in sizes for budget in _budgets(size, workload)]
-    counted = _count_hot(budgets, vocabulary, samples, plan, workers, progress)
+    counted = _count_hot(budgets, vocabulary, samples, plan, resources)
     options = []
     for size in sizes:
-        made = [one for budget in counted[size] for one in predict(workload, machine, budget)]
-        options.append(_option(size, made))
+        predictions = [one for budget in counted[size] for one in predict(workload, machine, budget)]
+        options.append(_option(size, predictions))
     return {
         "workload": _described(workload),
         "machine": asdict(machine),
@@ -86,65 +87,86 @@ def advise(
     }
 
 
-def _workload(vocabulary: Manifest, plan: Manifest, columns: Manifest, config: AdviceConfig) -> Workload:
+def read_workload(
+    vocabulary: Manifest, plan: Manifest, columns: Manifest, model: str, batch_size: int
+) -> Workload:
+    """The log and the model that predictions are for."""
     counts = read_row_counts(vocabulary)
-    num_train = vocabulary.totals["num_train_samples"]
-    dim, optimizer = plan.config["embedding_dim"], plan.config["embedding_optimizer"]
-    num_dense = len(columns.totals["dense"])
-    shape = dlrm_shape(config.model, num_dense, len(counts), dim)
+    num_train = VocabularyTotals.of(vocabulary).num_train_samples
+    dim = plan.config["embedding_dim"]
+    num_dense = len(ColumnsTotals.of(columns).dense)
+    # The model as training would build it, for its operations and memory.
+    shape = dlrm_shape(model, num_dense, len(counts), dim)
     rates = AccessRates.of_counts(counts, num_train)
-    # Tables of several widths enter by the mean width of a look-up.
-    widths, lookups = np.array(row_bytes_of(plan.totals)), np.array([int(count.sum()) for count in counts])
+    # Tables of several widths enter by the mean width of a lookup.
+    widths = np.array(PlanTotals.of(plan).bytes_of_rows)
+    lookups = np.array([int(count.sum()) for count in counts])
     row_bytes = round(float(widths @ lookups) / max(1, int(lookups.sum())))
-    layers = [*pairwise(shape.bottom), *pairwise(shape.top)]
-    num_weights = sum((inputs + 1) * outputs for inputs, outputs in layers)
     return Workload(
         rates=rates,
-        num_rows=vocabulary.totals["num_rows"],
+        num_rows=VocabularyTotals.of(vocabulary).num_rows,
         num_train_samples=num_train,
-        batch_size=config.batch_size,
+        batch_size=batch_size,
         vector_bytes=4 * dim,
         row_bytes=row_bytes,
-        flops_per_sample=_flops(shape, layers),
-        dense_bytes=4 * num_weights * (2 + _DENSE_STATE[optimizer]),
-        activation_bytes=_activation_bytes(shape, layers),
+        flops_per_sample=_flops(shape),
+        dense_bytes=dense_bytes(shape),
+        activation_bytes=activation_bytes(shape),
         input_bytes=4 + 4 * num_dense + int(4 * rates.lookups_per_sample),
     )
 
 
-def _flops(shape: DlrmShape, layers: list[tuple[int, int]]) -> float:
-    """Of a sample: a product and a sum for each weight and each pair, forward and twice backward."""
-    products = sum(inputs * outputs for inputs, outputs in layers)
+def _layers(shape: DlrmShape) -> list[tuple[int, int]]:
+    """Inputs and outputs of each linear layer."""
+    return [*pairwise(shape.bottom), *pairwise(shape.top)]
+
+
+def _flops(shape: DlrmShape) -> float:
+    """Operations per sample: a product and a sum for each weight and each pair, forward and twice
+    backward."""
+    products = sum(inputs * outputs for inputs, outputs in _layers(shape))
     return 3 * 2.0 * (products + shape.num_vectors**2 * shape.embedding_dim)
 
 
-def _activation_bytes(shape: DlrmShape, layers: list[tuple[int, int]]) -> int:
-    outputs = sum(outputs for _, outputs in layers)
+def dense_bytes(shape: DlrmShape) -> int:
+    """Bytes of the dense parameters, their gradients and the state of their default optimizer."""
+    num_weights = sum((inputs + 1) * outputs for inputs, outputs in _layers(shape))
+    return 4 * num_weights * (2 + _DENSE_STATES)
+
+
+def activation_bytes(shape: DlrmShape) -> int:
+    """Bytes per sample of activations and their gradients, float32 each."""
+    outputs = sum(outputs for _, outputs in _layers(shape))
     interaction = shape.num_vectors * shape.embedding_dim + shape.num_vectors**2 + shape.top_inputs
     return 2 * 4 * (outputs + interaction)
 
 
 def _ladder(workload: Workload) -> list[int]:
-    """Sizes from one with room for a few rows to one that holds all, in whole MiB."""
+    """Sizes from one that holds a few rows to one that holds all, in whole MiB."""
     every = workload.num_rows * workload.row_bytes
     sizes = (_fixed_bytes(workload) + int(part * every) for part in (1 / 256, 1 / 64, 1 / 16, 1 / 4, 1))
     return [-(-size // MIB) * MIB for size in sizes]
 
 
 def _fixed_bytes(workload: Workload) -> int:
-    """What a step needs besides rows: dense parameters, activations, inputs ahead, rows on their way."""
-    travelling = 2 * _unique_rows(workload) * workload.row_bytes
+    """Memory of a step besides rows: dense parameters, activations, inputs read ahead, rows being moved."""
+    in_transfer = 2 * _unique_rows(workload) * workload.row_bytes
     inputs = (2 + MAX_PREFETCH) * workload.input_bytes
-    return workload.dense_bytes + workload.batch_size * (workload.activation_bytes + inputs) + int(travelling)
+    return (
+        workload.dense_bytes + workload.batch_size * (workload.activation_bytes + inputs) + int(in_transfer)
+    )
 
 
 def _unique_rows(workload: Workload) -> float:
-    """Different rows of a batch, expected."""
+    """Expected number of distinct rows of a batch."""
     rates = workload.rates
     return expected_unique_rows(rates.rates, workload.batch_size, rates.num_rows)
 
 
 def _budgets(fast_bytes: int, workload: Workload) -> list[tuple[int, Budget]]:
+    """The ways to share one size of memory between hot rows and staging slots; hot rows are not counted
+    yet."""
+    # What is left for rows, shared out in several ways: the best share depends on the placement.
     room = max(0, fast_bytes - _fixed_bytes(workload))
     budgets = []
     for share in STAGING_SHARES:
@@ -159,16 +181,16 @@ def _count_hot(
     vocabulary: Manifest,
     samples: Manifest,
     plan: Manifest,
-    workers: int,
-    progress: ProgressCallback,
+    resources: Resources,
 ) -> dict[int, list[Budget]]:
-    """Hot rows and fully hot samples of each budget, in one pass over the ids."""
-    order = HotOrder(vocabulary, row_bytes_of(plan.totals))
+    """Count the hot rows and fully hot samples of each budget, in one pass over the ids."""
+    # Ascending, so that each hot set contains those before it and a single pass counts for all.
+    order = HotOrder(vocabulary, PlanTotals.of(plan).bytes_of_rows)
     ascending = sorted(budgets, key=lambda one: one[1].hot_bytes)
     found = [order.num_hot(budget.hot_bytes) for _, budget in ascending]
     num_hot = np.array([hot for hot, _ in found], np.int64)
-    num_train = vocabulary.totals["num_train_samples"]
-    hot_samples = count_hot_samples(samples, num_hot, num_train, workers, progress)
+    num_train = VocabularyTotals.of(vocabulary).num_train_samples
+    hot_samples = count_hot_samples(samples, num_hot, num_train, resources)
     counted: dict[int, list[Budget]] = {}
     for (size, budget), (_, num_rows), count in zip(ascending, found, hot_samples, strict=True):
         share = int(count) / max(1, num_train)
@@ -176,11 +198,11 @@ def _count_hot(
     return counted
 
 
-def _option(fast_bytes: int, made: Sequence[Prediction]) -> dict[str, Any]:
+def _option(fast_bytes: int, predictions: Sequence[Prediction]) -> dict[str, Any]:
     """The best prediction of each placement that fits, the fastest first; then those that do not."""
-    fitting = [one for one in made if one.memory_bytes <= fast_bytes]
+    fitting = [one for one in predictions if one.memory_bytes <= fast_bytes]
     best = _cheapest_of_each(fitting, lambda one: one.step_seconds)
-    too_large = _cheapest_of_each(made, lambda one: one.memory_bytes)
+    too_large = _cheapest_of_each(predictions, lambda one: one.memory_bytes)
     return {
         "fast_bytes": fast_bytes,
         "placements": [_plain(one) for one in best],
@@ -188,10 +210,12 @@ def _option(fast_bytes: int, made: Sequence[Prediction]) -> dict[str, Any]:
     }
 
 
-def _cheapest_of_each(made: Sequence[Prediction], cost: Callable[[Prediction], float]) -> list[Prediction]:
+def _cheapest_of_each(
+    predictions: Sequence[Prediction], cost: Callable[[Prediction], float]
+) -> list[Prediction]:
     """The cheapest prediction of each placement, the cheapest first."""
     best: dict[str, Prediction] = {}
-    for one in sorted(made, key=cost):
+    for one in sorted(predictions, key=cost):
         best.setdefault(one.placement, one)
     return list(best.values())
 
@@ -201,20 +225,22 @@ def _plain(one: Prediction) -> dict[str, Any]:
 
 
 def _conclusion(options: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The fastest of all, and the smallest size from which more memory gains under 1 %.
+    """The fastest of all, and the smallest size from which more memory gains less than 1%.
 
     Raises:
         ConfigError: nothing fits at any size.
     """
+    # Sizes too small for any placement are listed, but not compared.
     fitting = [option for option in options if option["placements"]]
     if not fitting:
         least = min(one["memory_bytes"] for option in options for one in option["too_large"])
         raise ConfigError(
             f"no placement fits in {format_byte_size(options[-1]['fast_bytes'])}",
-            hint=f"the least that would do is {format_byte_size(least)}; a smaller --batch-size needs less",
+            hint=f"at least {format_byte_size(least)} is needed; a smaller --batch-size needs less",
         )
     seconds = [option["placements"][0]["step_seconds"] for option in fitting]
-    fastest, enough = fitting[seconds.index(min(seconds))], fitting[where_more_stops_paying(seconds)]
+    fastest = fitting[seconds.index(min(seconds))]
+    enough = fitting[where_more_stops_paying(seconds)]
     return {
         "best": {"fast_bytes": fastest["fast_bytes"], **_named(fastest)},
         "enough": {"fast_bytes": enough["fast_bytes"], **_named(enough)},

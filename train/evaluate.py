@@ -8,33 +8,46 @@ from typing import Any
 
 import torch
 
-from ..pipeline.errors import HotsetError, ShardError
+from ..pipeline.errors import ShardError
+from ..pipeline.schema.schema_names import DENSE_PREFIX
 from .data.shards import Shards
 from .execution.embeddings import Embeddings
 from .meter import Meter
+from .model.dlrm_shape import tables_by_width
 from .placements.placements import AllFast
 from .predict import Predictor, Scores
 from .rows.row_optimizers import RowOptimizer
-from .run_folder import DENSE_PREFIX, read_config, read_weights
+from .run_config import RunConfig
+from .run_folder import (
+    CONFIG,
+    WEIGHTS,
+    read_config,
+    read_finite,
+    read_manifest,
+    read_weights,
+    refuse_changed_files,
+    refuse_other_weights,
+)
 from .trainer import build_model, set_threads
+from .weights_file import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluateSummary:
-    """How good a run's weights are; None where a score is undefined."""
+    """The quality of a run's weights; None where a score is undefined."""
 
     auc: float | None
     log_loss: float | None
-    """Nats a sample."""
+    """Log loss in nats per sample."""
     accuracy: float | None
     num_samples: int
     hot: Scores
-    """Of the samples all of whose look-ups are hot."""
+    """Scores of the samples all of whose lookups are hot."""
     mixed: Scores
-    """Of the others."""
+    """Scores of the other samples."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """The summary as plain data."""
         return asdict(self)
 
 
@@ -42,30 +55,33 @@ def evaluate(run: Path, shards: Path) -> EvaluateSummary:
     """Predict the evaluation part of ``shards`` with the weights of ``run``, on the host.
 
     Raises:
-        HotsetError: ``run`` is no finished run, or damaged.
+        HotsetError: ``run`` is not a finished run, or damaged.
         ShardError: the shards have no labels, or tables that are not those of the run.
     """
-    config, weights = read_config(run), read_weights(run)
+    # Cheap checks before anything is hashed.
+    config = read_config(run)
+    weights = read_weights(run)
     opened = Shards.open(shards)
-    refuse_other_tables(run, config, opened)
+    refuse_other_tables(config, opened)
+    if (manifest := read_manifest(run)) is not None:
+        refuse_changed_files(manifest, (CONFIG, WEIGHTS))
     opened.refuse_damage(["evaluation"])
-    set_threads(config["threads"])
+    set_threads(config.threads)
     predictions = _predictor(run, config, weights, opened).predict()
-    hot, mixed = predictions.scores_of(hot=True), predictions.scores_of(hot=False)
-    return EvaluateSummary(**asdict(predictions.scores), hot=hot, mixed=mixed)
-
-
-def refuse_other_tables(run: Path, config: dict[str, Any], shards: Shards) -> None:
-    """Raise ShardError where the shards' tables, dim or dense features are not those of the run."""
-    folder, hint = (
-        shards.manifest.folder,
-        "evaluate on the shards the run was trained on, or ones of their vocabulary",
+    return EvaluateSummary(
+        **asdict(predictions.scores),
+        hot=predictions.scores_of(hot=True),
+        mixed=predictions.scores_of(hot=False),
     )
-    try:
-        trained = [(table["name"], table["num_rows"], table["embedding_dim"]) for table in config["tables"]]
-        sizes = {"embedding_dim": config["embedding_dim"], "num_dense": config["num_dense"]}
-    except (KeyError, TypeError) as error:
-        raise HotsetError(f"the config of {run} lacks {error}") from error
+
+
+def refuse_other_tables(config: RunConfig, shards: Shards) -> None:
+    """Raise ShardError where the shards' tables, dim or dense features are not those of the run."""
+    folder = shards.manifest.folder
+    hint = "evaluate on the shards the run was trained on, or on shards of the same vocabulary"
+    trained = [(table.name, table.num_rows, table.embedding_dim) for table in config.tables]
+    sizes = {"embedding_dim": config.embedding_dim, "num_dense": config.num_dense}
+    # The first table that differs is named; a missing or additional one at the end follows.
     found = [(table.name, table.num_rows, table.embedding_dim) for table in shards.tables]
     for wanted, other in zip(trained, found, strict=False):
         if wanted != other:
@@ -84,22 +100,19 @@ def _described(table: tuple[str, int, int]) -> str:
     return f"{name} of {num_rows} rows, {dim} wide"
 
 
-def _predictor(
-    run: Path, config: dict[str, Any], weights: dict[str, torch.Tensor], shards: Shards
-) -> Predictor:
+def _predictor(run: Path, config: RunConfig, weights: Weights, shards: Shards) -> Predictor:
     host = torch.device("cpu")
     meter = Meter(host)
-    model = build_model(shards, config["model"], 0)
-    embeddings = Embeddings.build(shards.tables, AllFast, RowOptimizer("sgd", 0.1), 0, host, meter)
-    dense = {
-        name.removeprefix(DENSE_PREFIX): tensor
-        for name, tensor in weights.items()
-        if name.startswith(DENSE_PREFIX)
-    }
-    try:
-        model.load_state_dict(dense)
-        for number, table in enumerate(shards.tables):
-            embeddings.set_table(number, weights[table.name])
-    except (RuntimeError, KeyError) as error:
-        raise HotsetError(f"the weights of {run} are not those its config describes: {error}") from error
+    # Seeds and optimizer do not matter: every weight is overwritten, and none is trained.
+    model = build_model(shards, config.model, 0)
+    refuse_other_weights(run, weights, config, model)
+    widths = tables_by_width([table.embedding_dim for table in shards.tables])
+    placements = {dim: AllFast([shards.tables[table] for table in tables]) for dim, tables in widths.items()}
+    embeddings = Embeddings.build(shards.tables, placements, RowOptimizer("sgd", 0.1), 0, host, meter)
+    model.load_state_dict(
+        {name: read_finite(run, weights, f"{DENSE_PREFIX}{name}") for name in model.state_dict()}
+    )
+    # One table at a time: only the one at hand is in memory twice.
+    for number, table in enumerate(shards.tables):
+        embeddings.set_table(number, read_finite(run, weights, table.name))
     return Predictor(shards, model, embeddings, meter)

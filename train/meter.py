@@ -1,4 +1,4 @@
-"""Seconds and bytes by kind of work, counted without stopping the device.
+"""Counts seconds and bytes by kind of work, without stopping the device.
 
 On the GPU the host runs ahead, so laps there are measured between events in the stream and read when
 they have long passed.
@@ -10,42 +10,50 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Literal
 
 import torch
 
-KINDS = ("hot_only", "mixed", "switch", "flush", "evaluation")
-TRAINING_KINDS = KINDS[:4]
+Kind = Literal["hot_only", "mixed", "switch", "flush", "evaluation"]
+TRAINING_KINDS: tuple[Kind, ...] = ("hot_only", "mixed", "switch", "flush")
+KINDS: tuple[Kind, ...] = (*TRAINING_KINDS, "evaluation")
 _MAX_OPEN_LAPS = 256
+"""Laps whose events are kept at most before they are read."""
+
+_Instant = float | torch.cuda.Event
+"""Seconds of the host's clock, or an event in the stream of a GPU."""
 
 
 class Meter:
     """A clock that is always in one kind of work, or stopped."""
 
     def __init__(self, device: torch.device) -> None:
-        self.seconds = dict.fromkeys(KINDS, 0.0)
-        self.bytes_to_fast = dict.fromkeys(KINDS, 0)
-        self.bytes_to_slow = dict.fromkeys(KINDS, 0)
+        self.seconds: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
+        self.bytes_to_fast: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        self.bytes_to_slow: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        # The loop and the transfer thread both count bytes; the clock is the loop's alone.
         self._lock = threading.Lock()
         self._on_gpu = device.type == "cuda"
-        self._kind: str | None = None
-        self._start: Any = None
-        self._laps: list[tuple[str, Any, Any]] = []
+        self._kind: Kind | None = None
+        self._start: _Instant = 0.0
+        self._laps: list[tuple[Kind, _Instant, _Instant]] = []
 
-    def enter(self, kind: str | None) -> None:
-        """What follows is work of ``kind``; None stops the clock."""
+    def enter(self, kind: Kind | None) -> None:
+        """Count what follows as work of ``kind``; None stops the clock."""
         if kind == self._kind:
             return
         now = self._now()
         if self._kind is not None:
             self._laps.append((self._kind, self._start, now))
-        self._kind, self._start = kind, now
+        self._kind = kind
+        self._start = now
+        # Read now and then: open laps hold events, and reading one waits for the GPU to pass it.
         if len(self._laps) > _MAX_OPEN_LAPS or kind is None:
             self._add_up()
 
     @contextmanager
-    def during(self, kind: str) -> Iterator[None]:
-        """Work of ``kind`` inside other work."""
+    def during(self, kind: Kind) -> Iterator[None]:
+        """Count the block as work of ``kind`` inside other work."""
         before = self._kind
         self.enter(kind)
         try:
@@ -53,10 +61,10 @@ class Meter:
         finally:
             self.enter(before)
 
-    def moved(self, *, to_fast: int = 0, to_slow: int = 0, kind: str | None = None) -> None:
-        """Count bytes that went between the tiers for ``kind`` of work, the current one if None.
+    def moved(self, *, to_fast: int = 0, to_slow: int = 0, kind: Kind | None = None) -> None:
+        """Count bytes that moved between the tiers for ``kind`` of work, the current one if None.
 
-        A thread that is not the clock's says which.
+        A thread that does not run the clock has to name the kind.
         """
         kind = kind or self._kind
         if kind is not None:
@@ -65,13 +73,13 @@ class Meter:
                 self.bytes_to_slow[kind] += to_slow
 
     @property
-    def kind(self) -> str | None:
-        """What the clock is in."""
+    def kind(self) -> Kind | None:
+        """The kind of work that the clock counts now; None where it is stopped."""
         return self._kind
 
     @property
     def training_seconds(self) -> float:
-        """Of the training steps and switches, evaluation apart; the clock must be stopped."""
+        """Seconds of the training steps and switches, evaluation apart; the clock must be stopped."""
         return sum(self.seconds[kind] for kind in TRAINING_KINDS)
 
     def training_bytes(self) -> tuple[int, int]:
@@ -79,7 +87,7 @@ class Meter:
         to_fast = sum(self.bytes_to_fast[kind] for kind in TRAINING_KINDS)
         return to_fast, sum(self.bytes_to_slow[kind] for kind in TRAINING_KINDS)
 
-    def _now(self) -> Any:
+    def _now(self) -> _Instant:
         if not self._on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -88,9 +96,9 @@ class Meter:
 
     def _add_up(self) -> None:
         for kind, start, end in self._laps:
-            if self._on_gpu:
+            if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
                 end.synchronize()
                 self.seconds[kind] += start.elapsed_time(end) / 1e3
-            else:
+            elif isinstance(start, float) and isinstance(end, float):
                 self.seconds[kind] += end - start
         self._laps.clear()

@@ -1,11 +1,10 @@
-"""Predictions for the evaluation part, and how good they are."""
+"""Predictions for the evaluation part of shards, and their scores."""
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,17 +19,17 @@ from .model.dlrm import Dlrm
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How good predictions are; None where it is undefined."""
+    """The quality of predictions; None where a score is undefined."""
 
     auc: float | None
     log_loss: float | None
-    """Nats a sample."""
+    """Log loss in nats per sample."""
     accuracy: float | None
     num_samples: int
 
     @classmethod
     def of(cls, logit_N: NDArray[np.float32], label_N: NDArray[np.float32]) -> Scores:
-        """Scores of logits against labels, each (num_samples,)."""
+        """Score logits against labels, each (num_samples,)."""
         found = [score(logit_N, label_N) for score in (metrics.auc, metrics.log_loss, metrics.accuracy)]
         auc, log_loss, accuracy = [None if math.isnan(value) else value for value in found]
         return cls(auc, log_loss, accuracy, int(label_N.size))
@@ -38,25 +37,26 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Logits of evaluation samples in log order, with what is known of each."""
+    """Logits of evaluation samples in log order, with the label and kind of each."""
 
     logit_N: NDArray[np.float32]
     label_N: NDArray[np.float32]
     is_hot_N: NDArray[np.bool_]
+    """Whether all lookups of the sample are hot."""
 
     @property
     def scores(self) -> Scores:
-        """Of all samples."""
+        """The scores of all samples."""
         return Scores.of(self.logit_N, self.label_N)
 
     def scores_of(self, *, hot: bool) -> Scores:
-        """Of the samples all of whose look-ups are hot, or of the others."""
+        """The scores of the samples all of whose lookups are hot, or of the others."""
         chosen = self.is_hot_N == hot
         return Scores.of(self.logit_N[chosen], self.label_N[chosen])
 
 
 class Predictor:
-    """A model with its rows, as far as predicting needs them."""
+    """Predicts with a model and its rows as they are at the moment."""
 
     def __init__(self, shards: Shards, model: Dlrm, embeddings: Embeddings, meter: Meter) -> None:
         self._shards = shards
@@ -66,9 +66,12 @@ class Predictor:
 
     def predict(self, max_samples: int | None = None) -> Predictions:
         """Predict the evaluation part, or its first ``max_samples``; counted as evaluation."""
-        logits, labels, is_hot = [], [], []
+        logits: list[torch.Tensor] = []
+        labels: list[NDArray[np.float32]] = []
+        is_hot: list[NDArray[np.uint8]] = []
         num_samples = 0
-        with self._meter.during("evaluation"), self._embeddings.settled(), torch.no_grad():
+        # Evaluation reads cold rows on the slow tier, so staged ones are written back first.
+        with self._meter.during("evaluation"), self._embeddings.rows_written_back(), torch.no_grad():
             for number in range(self._shards.num_evaluation_batches):
                 if max_samples is not None and num_samples >= max_samples:
                     break
@@ -77,19 +80,16 @@ class Predictor:
                 emb_BFD = self._model.join(self._embeddings.look_up(step))
                 logits.append(self._model(batch.dense_BK.to(emb_BFD.device), emb_BFD))
                 labels.append(batch.label_B.numpy())
+                assert batch.is_hot_B is not None, "evaluation batches have it"
                 is_hot.append(batch.is_hot_B)
                 num_samples += batch.num_samples
             logit_N = torch.cat(logits).cpu().numpy() if logits else np.empty(0, np.float32)
-        label_N, is_hot_N = _joined(labels, np.float32), _joined(is_hot, np.bool_)
+        # Whole batches were predicted; the last may reach past ``max_samples``.
+        label_N = np.concatenate([np.empty(0, np.float32), *labels])
+        is_hot_N = np.concatenate([np.empty(0, np.uint8), *is_hot]).astype(np.bool_)
         return Predictions(logit_N[:max_samples], label_N[:max_samples], is_hot_N[:max_samples])
 
     def mean_loss(self, max_samples: int) -> float | None:
         """Log loss of the first ``max_samples`` evaluation samples; None where there is none."""
         predictions = self.predict(max_samples)
-        return (
-            Scores.of(predictions.logit_N, predictions.label_N).log_loss if predictions.label_N.size else None
-        )
-
-
-def _joined(parts: list[Any], dtype: type) -> NDArray[Any]:
-    return np.concatenate([np.empty(0, dtype), *parts]).astype(dtype)
+        return predictions.scores.log_loss if predictions.label_N.size else None

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from ..pipeline.runtime.tasks import ProgressCallback, silent
+from ..pipeline.runtime.resources import ProgressCallback, silent
 from ..pipeline.sizes import KIB
 from .config import TrainConfig
 from .data.batch import Batch
 from .data.batch_order import RecordedOrder
-from .data.hot_budget import with_hot_bytes
-from .data.shards import Shards
+from .data.shards import Shards, with_hot_bytes
+from .execution.traffic import Way
+from .meter import Kind
 from .model.dlrm_shape import preset_name
-from .placements.choose_placement import staging_bytes
-from .predict import Scores
+from .predict import Predictions, Scores
 from .run_folder import RunFolder, make_folder, refuse_occupied
 from .trainer import Trainer, build_trainer, refuse_divergence, run_steps, set_threads
 
@@ -27,47 +27,67 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class TransferSummary:
+    """How the transfers of a staging placement went; zeros for the other placements."""
+
+    seconds: float
+    """Seconds spent in transfers."""
+    stall_seconds: float
+    """Seconds that batches waited for transfers."""
+    stalls: int
+    """Batches that waited at all."""
+    overlap: float
+    """Share of the transfers' time that was hidden behind compute."""
+    shortened: int
+    """Transfers that waited for a later batch than the prefetch depth asks for."""
+    split: int
+    """Batches that ran in passes."""
+    prefetch: int
+    """Batches that transfers were to run ahead."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainSummary:
-    """What a run reached and what it cost."""
+    """The quality a run reached and its cost."""
 
     auc: float | None
     log_loss: float | None
-    """Nats a sample."""
+    """Log loss in nats per sample."""
     accuracy: float | None
     num_samples: int
-    """Evaluation samples the three above are of."""
-    hot: dict[str, Any]
-    """The same four of the evaluation samples all of whose look-ups are hot."""
-    mixed: dict[str, Any]
-    """The same four of the others."""
+    """Evaluation samples behind the three above."""
+    hot: Scores
+    """The same four for the evaluation samples all of whose lookups are hot."""
+    mixed: Scores
+    """The same four for the other samples."""
     placement: str
     samples_per_second: float
-    """Training samples; the training steps and switches alone."""
+    """Training samples per second of training steps and switches, evaluation apart."""
     bytes_to_fast: int
-    """Rows and vectors from the slow tier, evaluation apart."""
+    """Bytes of rows and vectors from the slow tier, evaluation apart."""
     bytes_to_slow: int
-    """Rows and gradients to the slow tier, evaluation apart."""
+    """Bytes of rows and gradients to the slow tier, evaluation apart."""
     run: str
+    num_rows: int
+    """Rows of all tables."""
+    num_hot_rows: int
     num_training_samples: int
-    """All epochs together."""
+    """Training samples of all epochs together."""
     num_steps: int
-    seconds_by_kind: dict[str, float]
-    bytes_to_fast_by_kind: dict[str, int]
-    bytes_to_slow_by_kind: dict[str, int]
-    rows_by_table: dict[str, dict[str, int]]
-    """Rows (or their vectors) of each table to the fast tier and to the slow one, and rows made on the fast
-    tier at their first use; evaluation apart."""
-    transfers: dict[str, float]
-    """Of staging placements: seconds of transfers, seconds that batches stalled for them and how many did,
-    the share of the transfers that was hidden behind compute, transfers that waited longer than the prefetch
-    depth wants, and batches in passes."""
+    seconds_by_kind: dict[Kind, float]
+    bytes_to_fast_by_kind: dict[Kind, int]
+    bytes_to_slow_by_kind: dict[Kind, int]
+    rows_by_table: dict[str, dict[Way, int]]
+    """Rows (or their vectors) of each table moved to the fast tier and to the slow one, and rows initialized
+    on the fast tier at their first use; evaluation apart."""
+    transfers: TransferSummary
     threads: int
-    """Of the dense layers."""
+    """Threads of the dense layers."""
     test_losses: list[float]
-    """Of the shuffle scheduler of ``fae``, nats a sample; one a switch."""
+    """Test loss after each switch of ``fae``, nats per sample."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """The summary as plain data, as ``summary.json`` holds it."""
         return asdict(self)
 
 
@@ -87,24 +107,27 @@ def train(
     Raises:
         HotsetError: shards that cannot be used, a config that does not fit them, ``out`` not empty.
     """
+    # Everything that can be refused is refused before the first file is written.
     refuse_occupied(out)
     opened = Shards.open(shards)
     if config.hot_bytes is not None:
-        opened = with_hot_bytes(opened, config.hot_bytes, config.embedding_optimizer)
+        opened = with_hot_bytes(opened, config.hot_bytes, config.row_optimizer(opened.embedding_optimizer))
     opened.refuse_damage()
     threads = set_threads(config.threads)
     order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None
+
     make_folder(out)
-    trainer = build_trainer(opened, config, order, scratch=out)
-    folder = RunFolder.begin(out, describe(trainer, threads, is_replay=replay is not None))
+    trainer = build_trainer(opened, config, order, spill_folder=out)
+    description = describe(trainer, threads, is_replay=replay is not None)
+    folder = RunFolder.begin(out, description, weight_bytes=trainer.weights().num_bytes)
     log = _Log(folder, progress)
     run_steps(trainer, log)
     log.log_loss(trainer)
     _warn_of_passes(trainer)
+
     predictions = trainer.predictor.predict()
-    scores, hot, mixed = predictions.scores, predictions.scores_of(hot=True), predictions.scores_of(hot=False)
-    summary = summarise(trainer, threads, out, scores, hot, mixed)
-    folder.log({"step": trainer.step, "evaluation": asdict(scores)})
+    summary = summarize(trainer, threads, out, predictions)
+    folder.log({"step": trainer.step, "evaluation": asdict(predictions.scores)})
     folder.save_weights(trainer.weights())
     folder.save_batch_order(trainer.numbers)
     folder.finish(summary.to_dict())
@@ -112,10 +135,11 @@ def train(
 
 
 def describe(trainer: Trainer, threads: int, *, is_replay: bool) -> dict[str, Any]:
-    """What ``config.json`` says of a run."""
+    """The contents of ``config.json``: settings, model and tables of a run."""
     shards = trainer.shards
     return {
-        "config": asdict(trainer.config),
+        # Defaults that the shards decided are written out, so that the run can be repeated elsewhere.
+        "config": asdict(trainer.config) | asdict(trainer.optimizers),
         "threads": threads,
         "is_replay": is_replay,
         "shards": shards.manifest.fingerprint,
@@ -130,65 +154,71 @@ def describe(trainer: Trainer, threads: int, *, is_replay: bool) -> dict[str, An
     }
 
 
-def summarise(
-    trainer: Trainer, threads: int, out: Path, scores: Scores, hot: Scores, mixed: Scores
-) -> TrainSummary:
+def summarize(trainer: Trainer, threads: int, out: Path, predictions: Predictions) -> TrainSummary:
     """Put together what the trainer counted; its clock must be stopped."""
     meter = trainer.meter
     bytes_to_fast, bytes_to_slow = meter.training_bytes()
     names = [table.name for table in trainer.shards.tables]
     return TrainSummary(
-        **asdict(scores),
-        hot=asdict(hot),
-        mixed=asdict(mixed),
+        **asdict(predictions.scores),
+        hot=predictions.scores_of(hot=True),
+        mixed=predictions.scores_of(hot=False),
         placement=trainer.config.placement,
         samples_per_second=trainer.num_samples / max(meter.training_seconds, 1e-9),
         bytes_to_fast=bytes_to_fast,
         bytes_to_slow=bytes_to_slow,
         run=str(out),
+        num_rows=sum(table.num_rows for table in trainer.shards.tables),
+        num_hot_rows=sum(table.num_hot for table in trainer.shards.tables),
         num_training_samples=trainer.num_samples,
         num_steps=trainer.step,
         seconds_by_kind=dict(meter.seconds),
         bytes_to_fast_by_kind=dict(meter.bytes_to_fast),
         bytes_to_slow_by_kind=dict(meter.bytes_to_slow),
         rows_by_table=dict(zip(names, trainer.embeddings.rows_by_table(), strict=True)),
-        transfers=transfers(trainer),
+        transfers=summarize_transfers(trainer),
         threads=threads,
         test_losses=list(trainer.scheduler.losses) if trainer.scheduler else [],
     )
 
 
-def transfers(trainer: Trainer) -> dict[str, float]:
-    """How the transfers of a run went."""
-    conveyor, feed = trainer.embeddings.conveyor, trainer.feed
-    hidden = 1 - conveyor.stall_seconds / conveyor.busy_seconds if conveyor.busy_seconds else 1.0
-    return {
-        "seconds": conveyor.busy_seconds,
-        "stall_seconds": conveyor.stall_seconds,
-        "stalls": conveyor.num_stalls,
-        "overlap": max(hidden, 0.0),
-        "shortened": feed.num_shortened,
-        "split": feed.num_split,
-    }
+def summarize_transfers(trainer: Trainer) -> TransferSummary:
+    """Put together how the transfers of a run went."""
+    thread = trainer.embeddings.transfer_thread
+    source = trainer.step_source
+    prefetch = trainer.config.prefetch
+    assert prefetch is not None, "build_trainer chooses it"
+    hidden = 1 - thread.stall_seconds / thread.busy_seconds if thread.busy_seconds else 1.0
+    return TransferSummary(
+        seconds=thread.busy_seconds,
+        stall_seconds=thread.stall_seconds,
+        stalls=thread.num_stalls,
+        overlap=max(hidden, 0.0),
+        shortened=source.num_shortened,
+        split=source.num_split,
+        prefetch=prefetch,
+    )
 
 
 def _warn_of_passes(trainer: Trainer) -> None:
-    """Say what would do where batches had more cold rows than there are slots: it costs a second fetch."""
-    feed = trainer.feed
-    if not feed.num_split:
+    """Warn of batches with more cold rows than there are slots, which fetch rows twice, and name a size that
+    would be enough."""
+    source = trainer.step_source
+    if not source.num_split:
         return
-    enough = math.ceil(staging_bytes(trainer.config, trainer.shards) * feed.slots_wanted / KIB) + 1
+    assert trainer.config.staging_bytes is not None, "build_trainer chooses it"
+    enough = math.ceil(trainer.config.staging_bytes * source.slots_wanted / KIB) + 1
     _log.warning(
         "%s of %s batches had more cold rows than staging slots and ran in passes: "
-        "--staging-bytes %sKiB would do",
-        feed.num_split,
+        "--staging-bytes %sKiB would be enough",
+        source.num_split,
         trainer.step,
         enough,
     )
 
 
 class _Log:
-    """Writes the losses and evaluations of a run as it goes, and shows its progress."""
+    """Writes the losses and evaluations of a run during training, and shows its progress."""
 
     def __init__(self, folder: RunFolder, progress: ProgressCallback) -> None:
         self._folder = folder
@@ -196,7 +226,7 @@ class _Log:
 
     def __call__(self, trainer: Trainer, batch: Batch, loss_sum: torch.Tensor) -> None:
         trainer.losses.append(loss_sum)
-        trainer.logged_samples += batch.num_samples
+        trainer.unlogged_samples += batch.num_samples
         if trainer.step % trainer.config.log_every == 0:
             self.log_loss(trainer)
         if trainer.config.evaluate_every and trainer.step % trainer.config.evaluate_every == 0:
@@ -206,11 +236,14 @@ class _Log:
         self._progress("train", trainer.num_samples, total)
 
     def log_loss(self, trainer: Trainer) -> None:
-        """Write the mean loss since the last line, if there were steps since."""
+        """Write the mean loss since the last line, where there were steps since."""
         if not trainer.losses:
             return
-        mean_loss = float(torch.stack(trainer.losses).sum()) / trainer.logged_samples
+        # The only copy of losses from the device, so that steps in between do not wait for it.
+        mean_loss = float(torch.stack(trainer.losses).sum()) / trainer.unlogged_samples
+        if not math.isfinite(mean_loss):
+            trainer.shards.refuse_damage()  # which explains such a loss better than a learning rate does
         refuse_divergence(mean_loss, trainer.step)
         self._folder.log({"step": trainer.step, "samples": trainer.num_samples, "loss": mean_loss})
         trainer.losses.clear()
-        trainer.logged_samples = 0
+        trainer.unlogged_samples = 0

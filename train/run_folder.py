@@ -1,10 +1,11 @@
 """The folder of a training run.
 
     config.json           settings, model and tables: all that `evaluate` needs beside the weights
-    metrics.jsonl         losses and evaluations as they came
+    metrics.jsonl         losses and evaluations in the order they were measured
     weights.safetensors   dense layers and tables; its bytes depend on the weights alone
     batch_order.npy       (num_steps,) int32, the training batch of each step
-    summary.json          written last: a folder without it is unfinished
+    summary.json          quality and cost; a folder without it is unfinished
+    manifest.json         written last: bytes and checksums of the files above, as in a stage's folder
 
 Tables are stored under their feature's name in id order, whatever the placement; dense layers as
 ``dense.bottom.0.weight`` and so on.
@@ -13,7 +14,11 @@ Tables are stored under their feature's name in id order, whatever the placement
 from __future__ import annotations
 
 import json
+import logging
 import os
+import stat
+import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,28 +26,51 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
-from ..pipeline.errors import HotsetError
+from ..pipeline.errors import HotsetError, ManifestError, first_line
+from ..pipeline.folders.checksum import hash_file
+from ..pipeline.folders.manifest import MANIFEST, FileEntry, Manifest, checksum_of
+from ..pipeline.schema.schema_names import DENSE_PREFIX
+from ..pipeline.sizes import format_byte_size
 from .data.batch_order import BATCH_ORDER
-from .weights_file import Weights, write_weights
+from .run_config import RunConfig
+from .weights_file import Weights, open_weights, write_weights
 
-CONFIG, METRICS, WEIGHTS, SUMMARY = "config.json", "metrics.jsonl", "weights.safetensors", "summary.json"
-DENSE_PREFIX = "dense."
+_log = logging.getLogger(__name__)
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+WEIGHTS = "weights.safetensors"
+SUMMARY = "summary.json"
+RUN_FILES = (CONFIG, METRICS, WEIGHTS, BATCH_ORDER, SUMMARY)
+"""Files of a finished run beside its manifest."""
+RUN_STAGE = "train"
+"""The stage that the manifest of a run names."""
+_VERSION = 1
+_MOST_CONFIG_BYTES = 64 * 2**20
+_HINT = "give the --out folder of a finished `hotset train`"
 
 
 class RunFolder:
-    """A run being written."""
+    """The folder of a run while it is written."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, reserved: int | None = None) -> None:
         self.path = path
+        self._free_reserved: Callable[[], object] = lambda: None
+        if reserved is not None:
+            self._free_reserved = weakref.finalize(self, os.close, reserved)
 
     @classmethod
-    def begin(cls, path: Path, config: Mapping[str, Any]) -> RunFolder:
-        """Make the folder; raises HotsetError where something is in it already."""
+    def begin(cls, path: Path, config: Mapping[str, Any], *, weight_bytes: int = 0) -> RunFolder:
+        """Create the folder and write its config, with room reserved for the weights.
+
+        Raises:
+            HotsetError: something is in the folder already, or the disk is too small.
+        """
         refuse_occupied(path)
         make_folder(path)
-        folder = cls(path)
+        folder = cls(path, _reserve(path, weight_bytes) if weight_bytes else None)
         folder._write_aside(CONFIG, lambda aside: aside.write_text(_to_json(config)))
         return folder
 
@@ -52,32 +80,69 @@ class RunFolder:
             file.write(json.dumps(entry) + "\n")
 
     def save_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Write all weights, float32 tensors of the host."""
+        """Write all weights, float32 tensors on the host."""
         whole = weights if isinstance(weights, Weights) else Weights.of(weights)
+        self._free_reserved()
         self._write_aside(WEIGHTS, lambda aside: write_weights(aside, whole))
 
     def save_batch_order(self, numbers: list[int]) -> None:
         """Write the training batch of each step."""
 
         def write(aside: Path) -> None:
+            # Given a path, numpy would append ".npy" to its name.
             with open(aside, "wb") as file:
                 np.save(file, np.array(numbers, np.int32))
 
         self._write_aside(BATCH_ORDER, write)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary, which makes the run finished."""
+        """Write the summary, which marks the run as finished, and seal the folder."""
         self._write_aside(SUMMARY, lambda aside: aside.write_text(_to_json(summary)))
+        self.seal()
 
-    def _write_aside(self, name: str, write: Callable[[Path], Any]) -> None:
+    def seal(self) -> None:
+        """Write the manifest of the files that are there."""
+        self._write_aside(MANIFEST, lambda aside: aside.write_text(_to_json(self._manifest())))
+
+    def _manifest(self) -> dict[str, Any]:
+        there = [name for name in RUN_FILES if (self.path / name).exists()]
+        entries = [FileEntry(name, 0, *hash_file(self.path / name)) for name in there]
+        shards = json.loads((self.path / CONFIG).read_bytes()).get("shards")
+        # The keys of a stage's manifest; settings and results stand in the files it lists.
+        parts = {
+            "stage": RUN_STAGE,
+            "version": _VERSION,
+            "config": {},
+            "inputs": [{"name": "shards", "fingerprint": shards}],
+            "files": [entry.to_json() for entry in entries],
+            "totals": {},
+        }
+        return parts | {"checksum": checksum_of(parts)}
+
+    def _write_aside(self, name: str, write: Callable[[Path], object]) -> None:
+        # Renamed when complete, so that a file under its final name is always whole.
         aside = self.path / f".{name}.tmp"
         with _explained(self.path / name):
             write(aside)
             os.replace(aside, self.path / name)
 
 
+def _reserve(folder: Path, num_bytes: int) -> int:
+    """Take room on the disk by a file without a name, which goes with the process; returns its descriptor."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+            return os.dup(file.fileno())
+    except OSError as error:
+        raise HotsetError(
+            f"{folder} has no room for {format_byte_size(num_bytes)} of weights: {error.strerror}",
+            hint="write --out to a larger disk",
+        ) from error
+    return file
+
+
 def make_folder(path: Path) -> None:
-    """Make a folder and those around it; raises HotsetError where that cannot be."""
+    """Create a folder and its parents; raises HotsetError where that is impossible."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -86,53 +151,120 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """A full disk or a read-only folder in one line; what writes weights has errors of its own."""
+    """Turn a full disk or a read-only folder into a HotsetError; the writer of weights has errors of its
+    own."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise HotsetError(
-            f"{path} cannot be written: {reason}", hint="make room, remove the folder, and train again"
+            f"{path} cannot be written: {reason}", hint="free disk space, remove the folder and train again"
         ) from error
 
 
 def refuse_occupied(path: Path) -> None:
-    """Raise HotsetError where ``path`` is anything but absent or an empty folder."""
+    """Raise HotsetError unless ``path`` is absent or an empty folder."""
     try:
         if not path.exists() or not any(path.iterdir()):
             return
     except OSError as error:
         raise HotsetError(f"{path} cannot be written: {error.strerror}") from error
+    # Name what is there, so that a user knows whether it may be deleted.
     state = "is not empty"
     if (path / CONFIG).exists():
         state = f"holds {'a finished' if (path / SUMMARY).exists() else 'an unfinished'} run"
     raise HotsetError(f"{path} {state}", hint="give another --out, or remove the folder")
 
 
-def read_config(run: Path) -> dict[str, Any]:
-    """The config of a finished run; raises HotsetError where there is none."""
+def read_config(run: Path) -> RunConfig:
+    """The config of a finished run; raises HotsetError where there is none, or one that no run writes."""
+    # The summary marks the end of a run: one without it has not ended.
     if not (run / SUMMARY).exists():
         state = "is unfinished" if (run / CONFIG).exists() else "holds no training run"
-        raise HotsetError(
-            f"{run} {state}: it has no {SUMMARY}", hint="name the --out of a finished `hotset train`"
+        raise HotsetError(f"{run} {state}: it has no {SUMMARY}", hint=_HINT)
+    path = _plain_file(run / CONFIG)
+    try:
+        if path.stat().st_size > _MOST_CONFIG_BYTES:
+            raise ValueError(f"it has {path.stat().st_size} bytes")
+        parsed = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise HotsetError(f"{path} cannot be read: {first_line(error)}", hint=_HINT) from error
+    return RunConfig.read(parsed, str(path))
+
+
+def read_weights(run: Path) -> Weights:
+    """Every tensor of a run by name, each read when it is asked for.
+
+    Raises:
+        HotsetError: the file is missing or damaged, or holds other values than float32.
+    """
+    return open_weights(_plain_file(run / WEIGHTS))
+
+
+def read_manifest(run: Path) -> Manifest | None:
+    """The manifest of a run; None, with a warning, where an earlier version of hotset wrote the run.
+
+    Raises:
+        ManifestError: there is one, and it is damaged or that of a stage.
+    """
+    if not (run / MANIFEST).exists():
+        _log.warning("%s has no %s (an earlier hotset wrote it): its files cannot be checked", run, MANIFEST)
+        return None
+    manifest = Manifest.read(run)
+    if (manifest.stage, manifest.version) != (RUN_STAGE, _VERSION):
+        raise ManifestError(
+            f"{run} holds {manifest.stage!r} of version {manifest.version}, want {RUN_STAGE!r} of {_VERSION}",
+            hint=_HINT,
         )
-    try:
-        config = json.loads((run / CONFIG).read_bytes())
-    except (OSError, ValueError) as error:
-        raise HotsetError(f"{run / CONFIG} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise HotsetError(f"{run / CONFIG} is damaged")
-    return config
+    return manifest
 
 
-def read_weights(run: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of a run by name, on the host; raises HotsetError where the file is damaged."""
-    path = run / WEIGHTS
+def refuse_changed_files(manifest: Manifest, names: tuple[str, ...]) -> None:
+    """Hash files of a run; raises ManifestError where one is not as it was when the run ended."""
+    for name in names:
+        entry = manifest.entry(name)
+        path = manifest.checked_path(entry)
+        _, checksum = hash_file(path)
+        if checksum != entry.xxh3_128:
+            raise ManifestError(
+                f"{path} is damaged: its checksum is {checksum}, want {entry.xxh3_128}",
+                hint="take the run from a copy, or train again",
+            )
+
+
+def refuse_other_weights(run: Path, weights: Weights, config: RunConfig, model: torch.nn.Module) -> None:
+    """Raise HotsetError unless there are exactly the tensors that the config describes, in their shapes."""
+    wanted = {f"{DENSE_PREFIX}{name}": tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    wanted |= {table.name: (table.num_rows, table.embedding_dim) for table in config.tables}
+    for name in sorted(wanted.keys() | weights.shapes.keys()):
+        if wanted.get(name) != weights.shapes.get(name):
+            raise HotsetError(
+                f"the weights of {run} are not those its config describes: "
+                f"{name} has the shape {weights.shapes.get(name)}, want {wanted.get(name)}",
+                hint="take the run from a copy, or train again",
+            )
+
+
+def read_finite(run: Path, weights: Weights, name: str) -> torch.Tensor:
+    """The tensor ``name``; raises HotsetError where one of its values is no number."""
+    tensor = weights[name]
+    if not torch.isfinite(tensor).all():
+        raise HotsetError(
+            f"the weights of {run} are damaged: {name} holds values that are not finite",
+            hint="take the run from a copy, or train again with lower learning rates",
+        )
+    return tensor
+
+
+def _plain_file(path: Path) -> Path:
+    """Return ``path``; raises HotsetError where it is no plain file: opening a pipe waits for ever."""
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}
-    except (OSError, SafetensorError) as error:
-        raise HotsetError(f"{path} cannot be read: {error}") from error
+        is_plain = stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        raise HotsetError(f"{path} cannot be read: {error.strerror}", hint=_HINT) from error
+    if not is_plain:
+        raise HotsetError(f"{path} cannot be read: it is not a plain file", hint=_HINT)
+    return path
 
 
 def _to_json(values: Mapping[str, Any]) -> str:

@@ -16,19 +16,20 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..pipeline.errors import ConfigError, HotsetError, ShardError
 from ..pipeline.runtime.tasks import num_workers
+from ..pipeline.schema.schema_names import DENSE_PREFIX
 from ..pipeline.sizes import format_byte_size
 from ..stats.ranking.row_bytes import row_bytes
-from .config import TrainConfig
-from .data.background import Ahead
+from .config import Optimizers, TrainConfig
+from .data.background import BackgroundIterator
 from .data.batch import Batch
 from .data.batch_order import BatchOrder, SeededOrder
 from .data.shards import Shards
-from .execution.embeddings import Embeddings, Step
-from .execution.step_source import Feed
+from .execution.embeddings import Embeddings, PlannedStep
+from .execution.step_source import StepSource
 from .meter import Meter
 from .model.dlrm import Dlrm
 from .model.dlrm_shape import dlrm_shape
-from .placements.choose_placement import choose_placement
+from .placements.choose_placement import build_placements, with_staging
 from .placements.fae import FaeOrder
 from .placements.schedule_file import Schedule
 from .placements.shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
@@ -50,38 +51,48 @@ class Trainer:
     dense_optimizer: torch.optim.Optimizer
     embeddings: Embeddings
     order: BatchOrder
-    feed: Feed
+    step_source: StepSource
     predictor: Predictor
     meter: Meter
     scheduler: ShuffleScheduler | None
-    """Of the placement ``fae``."""
+    """Scheduler of the placement ``fae``; None for the others."""
     device: torch.device
     step: int = 0
     num_samples: int = 0
     numbers: list[int] = field(default_factory=list)
-    """Training batch of each step so far."""
+    """Number of the training batch of each step so far."""
     losses: list[torch.Tensor] = field(default_factory=list)
-    """Loss sum of each batch since the last line of the log, left on the device."""
-    logged_samples: int = 0
+    """Loss sum of each batch since the last line of the log, kept on the device."""
+    unlogged_samples: int = 0
+    """Samples behind those losses."""
 
-    def steps(self) -> Generator[Step]:
-        """The training steps in the order of the run, each timed from here on, its rows in place."""
-        steps = self.feed.steps(self.order.epochs())
-        # An order that is decided as the run goes cannot be read ahead.
-        ahead = Ahead(steps, self.config.prefetch + 2, "feed") if self.order.is_known else None
+    @property
+    def optimizers(self) -> Optimizers:
+        """The optimizers and learning rates of the run."""
+        return self.config.optimizers(self.shards.embedding_optimizer)
+
+    def steps(self) -> Generator[PlannedStep]:
+        """The training steps in the order of the run, each timed from here on, once its rows are in place."""
+        steps = self.step_source.steps(self.order.epochs())
+        # An order that depends on the run (fae) cannot be read ahead. The queue holds two batches more than
+        # transfers may run ahead: the one being computed and the one being prepared.
+        assert self.config.prefetch is not None, "build_trainer chooses it"
+        num_ahead = self.config.prefetch + 2
+        ahead = BackgroundIterator(steps, num_ahead, "steps") if self.order.is_known else None
         try:
             for step in ahead or steps:
                 self.meter.enter("hot_only" if step.batch.is_hot_only else "mixed")
                 self.numbers.append(step.number)
-                self.embeddings.arrive(step)
+                self.embeddings.wait_for_rows(step)
                 yield step
         finally:
             if ahead:
                 ahead.close()
 
     def weights(self) -> Weights:
-        """Dense layers and tables by name, on the host, each made when it is asked for."""
-        dense = {f"dense.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        """Dense layers and tables by name, on the host, each copied when it is asked for."""
+        # Dense tensors are there already, tables are put together one at a time while they are written.
+        dense = {f"{DENSE_PREFIX}{name}": tensor for name, tensor in self.model.state_dict().items()}
         numbers = {table.name: number for number, table in enumerate(self.shards.tables)}
         shapes: dict[str, tuple[int, ...]] = {name: tuple(tensor.shape) for name, tensor in dense.items()}
         for table in self.shards.tables:
@@ -94,7 +105,7 @@ class Trainer:
 
 
 def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tensor], None]) -> None:
-    """Train on every batch of the run, then bring all rows home.
+    """Train on every batch of the run, then write all rows back.
 
     The loss of a batch is summed over its samples and divided by the nominal batch size, so that a short
     last batch takes a small step.
@@ -103,32 +114,35 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
         for step in steps:
             batch = step.batch
             embeddings = trainer.embeddings.look_up(step)
-            dense_BK, label_B = batch.dense_BK.to(trainer.device), batch.label_B.to(trainer.device)
+            dense_BK = batch.dense_BK.to(trainer.device)
+            label_B = batch.label_B.to(trainer.device)
             logit_B = trainer.model(dense_BK, trainer.model.join(embeddings))
             loss_sum = binary_cross_entropy_with_logits(logit_B, label_B, reduction="sum")  # nats
             trainer.dense_optimizer.zero_grad(set_to_none=True)
             (loss_sum / trainer.shards.batch_size).backward()  # type: ignore[no-untyped-call]
+            # Dense layers by torch's optimizer, embedding rows by ours.
             trainer.dense_optimizer.step()
             trainer.embeddings.update(step, embeddings)
             trainer.step += 1
             trainer.num_samples += batch.num_samples
             after_step(trainer, batch, loss_sum.detach())
+        # Clocked as part of training: a placement is not done before its rows are back.
         trainer.meter.enter("flush")
         trainer.embeddings.finish()
         trainer.meter.enter(None)
 
 
 def build_trainer(
-    shards: Shards, config: TrainConfig, order: BatchOrder | None = None, scratch: Path | None = None
+    shards: Shards, config: TrainConfig, order: BatchOrder | None = None, spill_folder: Path | None = None
 ) -> Trainer:
-    """Make the model, the tiers with their initial rows, and the order of batches.
+    """Build the model, the tiers with their initial rows, and the order of batches.
 
     Args:
-        order: replayed instead of the placement's own.
-        scratch: folder for rows that memory is not to hold; None: that of temporary files.
+        order: order of batches to use instead of the placement's own.
+        spill_folder: folder for rows beyond ``slow_bytes``; None: that of temporary files.
 
     Raises:
-        HotsetError: no room for such rows.
+        HotsetError: no disk space for such rows.
         ConfigError: no such device, or a model that does not fit the shards.
         ShardError: shards that cannot be trained on.
     """
@@ -136,18 +150,23 @@ def build_trainer(
         raise ShardError(f"{shards.manifest.folder} has no training batch")
     device = open_device(config.device)
     meter = Meter(device)
-    optimizer = RowOptimizer(config.embedding_optimizer, config.resolved_embedding_lr)
+    # The order of batches is built last: that of fae needs the predictor for its test loss.
+    chosen = config.optimizers(shards.embedding_optimizer)
+    optimizer = RowOptimizer(chosen.embedding_optimizer, chosen.embedding_lr)
+    # The two placements that keep hot rows on the fast tier permanently.
     if config.placement in ("fae", "lookahead"):
         _warn_of_row_bytes(shards, optimizer)
     model = build_model(shards, config.model, config.seed).to(device)
-    make_placement = choose_placement(config, shards)
-    host = HostMemory(config.slow_bytes, scratch or Path(tempfile.gettempdir()))
-    embeddings = Embeddings.build(shards.tables, make_placement, optimizer, config.seed, device, meter, host)
-    embeddings.initialise()
+    # From here on nothing is left open: a schedule on disk is compared with it, and the run records it.
+    config = with_staging(config, shards)
+    placements = build_placements(config, shards)
+    host = HostMemory(config.slow_bytes, spill_folder or Path(tempfile.gettempdir()))
+    embeddings = Embeddings.build(shards.tables, placements, optimizer, config.seed, device, meter, host)
+    embeddings.initialize()
     predictor = Predictor(shards, model, embeddings, meter)
     scheduler = ShuffleScheduler.variant(config.fae_variant) if config.placement == "fae" else None
     order = order or _own_order(shards, config, scheduler, predictor)
-    dense_optimizer = build_dense_optimizer(model, config)
+    dense_optimizer = build_dense_optimizer(model, chosen)
     return Trainer(
         config,
         shards,
@@ -155,7 +174,7 @@ def build_trainer(
         dense_optimizer,
         embeddings,
         order,
-        build_feed(shards, config, embeddings),
+        build_step_source(shards, config, embeddings),
         predictor,
         meter,
         scheduler,
@@ -163,43 +182,42 @@ def build_trainer(
     )
 
 
-def build_feed(shards: Shards, config: TrainConfig, embeddings: Embeddings) -> Feed:
-    """What makes the steps of a run, from a schedule on disk where there is one for it."""
-    is_hot_only, schedule = shards.is_hot_only, None
+def build_step_source(shards: Shards, config: TrainConfig, embeddings: Embeddings) -> StepSource:
+    """Build the source of a run's steps, from a schedule on disk where there is one for this run."""
+    # A plan asked for by name is made here, whatever lies on disk.
+    schedule = None
     if config.placement == "lookahead" and config.plan == "auto":
         schedule = Schedule.find(shards, config)
 
     def looks_up_hot_rows_alone(number: int) -> bool:
-        return bool(is_hot_only[number])
+        return bool(shards.is_hot_only[number])
 
-    return Feed(embeddings, shards.training_batch, looks_up_hot_rows_alone, schedule=schedule)
+    return StepSource(embeddings, shards.training_batch, looks_up_hot_rows_alone, schedule=schedule)
 
 
 def build_model(shards: Shards, name: str, seed: int) -> Dlrm:
-    """The dense layers of preset ``name`` for these shards."""
+    """Build the dense layers of preset ``name`` for these shards."""
     dims = [table.embedding_dim for table in shards.tables]
     return Dlrm(dlrm_shape(name, shards.num_dense, len(dims), shards.embedding_dim, dims), seed)
 
 
-def build_dense_optimizer(model: Dlrm, config: TrainConfig) -> torch.optim.Optimizer:
-    """Torch's own optimizer of the dense layers."""
+def build_dense_optimizer(model: Dlrm, chosen: Optimizers) -> torch.optim.Optimizer:
+    """Build torch's own optimizer of the dense layers."""
     kinds: dict[str, Any] = {
         "sgd": torch.optim.SGD,
         "adagrad": torch.optim.Adagrad,
         "adam": torch.optim.Adam,
     }
-    made: torch.optim.Optimizer = kinds[config.resolved_dense_optimizer](
-        model.parameters(), lr=config.resolved_dense_lr
-    )
-    return made
+    optimizer: torch.optim.Optimizer = kinds[chosen.dense_optimizer](model.parameters(), lr=chosen.dense_lr)
+    return optimizer
 
 
 def open_device(name: str) -> torch.device:
-    """The torch device ``name``; raises ConfigError where this machine has none such."""
+    """The torch device ``name``; raises ConfigError where this machine has no such device."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"no device is called {name!r}", hint="--device is cpu or cuda") from error
+        raise ConfigError(f"unknown device {name!r}", hint="--device is cpu or cuda") from error
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"training runs on cpu or cuda, not on {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -208,39 +226,42 @@ def open_device(name: str) -> torch.device:
 
 
 def set_threads(threads: int | None) -> int:
-    """Fix the threads of the dense layers for the run; returns how many."""
+    """Set the number of threads of the dense layers for the run, and return it."""
     threads = threads or num_workers(0)
     torch.set_num_threads(threads)
     return threads
 
 
 def refuse_divergence(mean_loss: float, step: int) -> None:
-    """Raise HotsetError where the training loss is no number any more."""
+    """Raise HotsetError where the training loss is no longer a finite number."""
     if not math.isfinite(mean_loss):
         raise HotsetError(
             f"the training loss is {mean_loss} at step {step}",
-            hint="lower --embedding-lr or --dense-lr",
+            hint="lower --embedding-lr or --dense-lr, and give another --out or remove the folder",
         )
 
 
 def _own_order(
     shards: Shards, config: TrainConfig, scheduler: ShuffleScheduler | None, predictor: Predictor
 ) -> BatchOrder:
-    kinds, seed, epochs = shards.is_hot_only, config.seed, config.epochs
+    kinds = shards.is_hot_only
     if scheduler is None:
-        return SeededOrder(kinds, seed, epochs, is_grouped=shards.is_grouped)
-    return FaeOrder(kinds, seed, epochs, scheduler, lambda: predictor.mean_loss(TEST_SAMPLES))
+        return SeededOrder(kinds, config.seed, config.epochs, is_grouped=shards.is_grouped)
+    return FaeOrder(kinds, config.seed, config.epochs, scheduler, lambda: predictor.mean_loss(TEST_SAMPLES))
 
 
 def _warn_of_row_bytes(shards: Shards, optimizer: RowOptimizer) -> None:
+    """Warn where the hot rows take more bytes with this optimizer than with the one they were chosen for."""
+
     def hot_bytes(name: str) -> int:
         return sum(table.num_hot * row_bytes(table.embedding_dim, name) for table in shards.tables)
 
-    real, counted = hot_bytes(optimizer.name), hot_bytes(shards.embedding_optimizer)
-    if real > counted:
+    needed = hot_bytes(optimizer.name)
+    counted = hot_bytes(shards.embedding_optimizer)
+    if needed > counted:
         _log.warning(
-            "the hot rows take %s with %s, the shards' budget counted %s with %s",
-            format_byte_size(real),
+            "the hot rows take %s with %s; the shards were packed for %s with %s",
+            format_byte_size(needed),
             optimizer.name,
             format_byte_size(counted),
             shards.embedding_optimizer,

@@ -1,7 +1,7 @@
 """Writes weights as safetensors, one tensor in memory at a time: a model may be larger than that.
 
-The library wants all of them at once. The format is 8 bytes of length, a JSON header and the tensors one
-after the other; here in the order of their names, so the bytes depend on names and values alone.
+The safetensors library wants all of them at once. The format is 8 bytes of length, a JSON header and the
+tensors one after the other; here in the order of their names, so the bytes depend on names and values alone.
 
 Source:
     https://github.com/huggingface/safetensors, README, section "Format".
@@ -13,18 +13,23 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+
+from ..pipeline.errors import HotsetError, first_line
 
 _ALIGNMENT = 8
+_DTYPE = "F32"
 
 
 class Weights(Mapping[str, torch.Tensor]):
-    """Host tensors by name, each put together when it is asked for.
+    """Host tensors by name, each built when it is asked for.
 
     Args:
-        shapes: of each.
-        tensor_of: makes one.
+        shapes: shape of each tensor.
+        tensor_of: builds one.
     """
 
     def __init__(
@@ -33,9 +38,14 @@ class Weights(Mapping[str, torch.Tensor]):
         self.shapes = shapes
         self._tensor_of = tensor_of
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors as float32, without the header."""
+        return sum(4 * math.prod(shape) for shape in self.shapes.values())
+
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> Weights:
-        """Tensors there are already."""
+        """Wrap tensors that exist already."""
         return cls({name: tuple(tensor.shape) for name, tensor in tensors.items()}, tensors.__getitem__)
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -50,13 +60,39 @@ class Weights(Mapping[str, torch.Tensor]):
         return len(self.shapes)
 
 
+def open_weights(path: Path) -> Weights:
+    """The tensors of a file, each read when it is asked for.
+
+    Raises:
+        HotsetError: damaged, or of tensors that are not float32.
+    """
+    try:
+        file: Any = safe_open(path, framework="pt")
+        slices = {name: file.get_slice(name) for name in file.keys()}
+        shapes = {name: tuple(found.get_shape()) for name, found in slices.items()}
+        other = {name: found.get_dtype() for name, found in slices.items() if found.get_dtype() != _DTYPE}
+    except (OSError, SafetensorError, ValueError) as error:
+        raise HotsetError(f"{path} cannot be read: {first_line(error)}") from error
+    for name, dtype in other.items():
+        raise HotsetError(f"{path} is damaged: {name} holds {dtype}, want {_DTYPE}")
+
+    def tensor_of(name: str) -> torch.Tensor:
+        tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
+
+    return Weights(shapes, tensor_of)
+
+
 def write_weights(path: Path, weights: Weights) -> None:
-    """Write float32 tensors to ``path``, which is overwritten."""
+    """Write float32 tensors to ``path``, overwriting it."""
     shapes = weights.shapes
-    header, end = {}, 0
+    # Offsets follow from the shapes, so the header can be written before the first tensor is built.
+    header = {}
+    end = 0
     for name in sorted(shapes):
-        start, end = end, end + 4 * math.prod(shapes[name])
-        header[name] = {"dtype": "F32", "shape": list(shapes[name]), "data_offsets": [start, end]}
+        start = end
+        end = start + 4 * math.prod(shapes[name])
+        header[name] = {"dtype": _DTYPE, "shape": list(shapes[name]), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     with open(path, "wb") as file:

@@ -1,44 +1,51 @@
-"""The ``hotset`` command: finds the command, runs it, turns errors a user can mend into one line.
+"""The ``hotset`` command: find the subcommand, run it, and turn errors that a user can fix into one line.
 
 Commands that train import torch; the others must not, so each is imported when it is called.
 """
 
 from __future__ import annotations
 
+import difflib
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import resolve_name
 
 from .. import __version__
-from ..pipeline.errors import HotsetError, MissingExtraError
+from ..pipeline.errors import HotsetError, MissingExtraError, install_hint, system_fault
 from .console import say
 
 COMMANDS = {
-    "demo": ("demo", "generate a log, preprocess it, train on it two ways and compare"),
+    "demo": ("demo", "generate a log, preprocess it, train on it three ways and compare"),
     "generate": ("generate_command", "write a synthetic click log with the statistics of a real one"),
-    "schema": ("schema_command", "propose a schema for a log of your own"),
-    "preprocess": ("preprocess_commands", "raw logs to shards: every stage, resuming where it stopped"),
-    "ingest": ("preprocess_commands", "raw logs -> columns: parse and check"),
-    "count": ("preprocess_commands", "columns -> counts: how often each category is looked up"),
-    "rank": ("preprocess_commands", "counts -> vocabulary: ids in the order of importance"),
-    "encode": ("preprocess_commands", "vocabulary -> samples: categories to ids"),
-    "split": ("preprocess_commands", "samples -> plan: hot rows under a byte budget, hot and mixed samples"),
-    "pack": ("preprocess_commands", "plan -> shards: shuffled batches of one kind each"),
-    "schedule": ("preprocess_commands", "shards -> schedule: which cold rows come and go, batch by batch"),
-    "map-ids": ("map_ids_command", "old vocabulary, new one -> id_map: each old row's new id"),
-    "stats": ("stats_command", "inspect frequency statistics"),
-    "advise": ("advise_command", "predict which placement and how much fast memory pay"),
-    "verify": ("verify_command", "check every manifest, checksum and invariant of a folder"),
+    "schema": ("schema_command", "propose a schema for your own log"),
+    "preprocess": (
+        "preprocess_commands",
+        "turn raw logs into shards: all stages, resuming after an interruption",
+    ),
+    "ingest": ("preprocess_commands", "parse and check raw logs"),
+    "count": ("preprocess_commands", "count how often each category occurs"),
+    "rank": ("preprocess_commands", "give each category an id, the most important first"),
+    "encode": ("preprocess_commands", "replace categories by their ids"),
+    "split": ("preprocess_commands", "choose hot rows within a byte budget"),
+    "pack": ("preprocess_commands", "shuffle samples into hot-only and mixed batches"),
+    "schedule": ("preprocess_commands", "plan which cold rows each batch loads and evicts"),
+    "map-ids": ("map_ids_command", "map the rows of an old vocabulary to a new one"),
+    "stats": ("stats_command", "show frequency statistics, or write a report"),
+    "advise": ("advise_command", "predict which placement and how much fast memory pay off"),
+    "verify": ("verify_command", "check every manifest, checksum and invariant"),
     "train": ("train_commands", "train a model on shards"),
     "evaluate": ("train_commands", "evaluate a trained run"),
-    "bench": ("bench_command", "measure against named baselines, interleaved"),
+    "bench": ("bench_command", "run benchmarks against named baselines"),
 }
-"""Each command: the module of `commands` that runs it, and what it does."""
+"""For each command, the module of `commands` that runs it and a line of help."""
 
-_STAGE_INTERRUPTED = "what is finished is kept, the same command goes on from there"
+_STAGE_INTERRUPTED = "finished work is kept; run the same command to resume"
 _AFTER_INTERRUPTION = {
-    "train": "the run is unfinished and cannot go on: remove its folder and train again",
+    "train": "the run is unfinished and cannot be resumed; delete its folder and train again",
     "evaluate": "nothing was written",
     "stats": "nothing was written",
     "advise": "nothing was written",
@@ -46,61 +53,99 @@ _AFTER_INTERRUPTION = {
     "generate": "nothing was written",
     "bench": "nothing was written",
 }
-"""What a user does next; stages keep what is finished."""
+"""Hint after an interruption of a command that is no stage; stages keep finished work."""
+
+
+_CACHE_HINT = "set NUMBA_CACHE_DIR to a folder that can be written, with room for 50 MB"
 
 
 def usage() -> str:
-    """The text of ``hotset --help``."""
+    """Return the text of ``hotset --help``."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {description}" for name, (_, description) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: hotset COMMAND [OPTIONS]",
             "",
-            "Prepares click logs and trains recommendation models whose tables do not fit on the GPU.",
+            "Preprocess click logs, and train recommendation models whose embedding tables",
+            "do not fit on the GPU.",
             "",
             *lines,
             "",
-            "hotset COMMAND --help explains a command's options; hotset --version prints the version.",
+            "hotset COMMAND --help explains the options of a command; hotset -V (--version) prints",
+            "the version.",
+            "",
+            "Exit status: 0 success, 1 an error that you can fix, 2 wrong usage, 130 interrupted.",
         ]
     )
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 1 for what a user can mend, 2 for wrong usage."""
-    words = list(sys.argv[1:] if words is None else words)
-    if not words or words[0] in ("-h", "--help", "help"):
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status: 0, 1 for an error a user can fix, 2 for wrong usage."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
-        return 0 if words else 2
-    if words[0] == "--version":
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
         print(f"hotset {__version__}")
         return 0
-    if words[0] not in COMMANDS:
-        say(f"error: no command {words[0]!r}\nhint: one of {', '.join(COMMANDS)}")
+    if arguments[0] not in COMMANDS:
+        nearest = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+        hint = f"hotset {nearest[0]}" if nearest else "hotset --help lists the commands"
+        say(f"error: there is no command {arguments[0]!r}\nhint: {hint}")
         return 2
     try:
-        return _run(words[0], words[1:])
+        status = _run(arguments[0], arguments[1:])
+        if sys.stdout is not None:  # closed by the caller
+            sys.stdout.flush()  # while an error of it can still be explained
+        _note_slow_start()
+        return status
     except HotsetError as error:
         say(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""))
         return 1
     except KeyboardInterrupt:
-        say(f"interrupted: {_AFTER_INTERRUPTION.get(words[0], _STAGE_INTERRUPTED)}")
+        say(f"interrupted: {_AFTER_INTERRUPTION.get(arguments[0], _STAGE_INTERRUPTED)}")
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of stdout has gone: nothing may be flushed to it at exit
+        _drop_stdout()
+        return 1
+    except (OSError, MemoryError, RuntimeError, UnicodeEncodeError) as error:
+        # Errors of stdout are the only ones of a device that reach this line without a name.
+        is_stdout = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT)
+        unnamed = "stdout cannot be written" if is_stdout else f"hotset {arguments[0]}"
+        fault = system_fault(getattr(error, "filename", None) or unnamed, error)
+        if fault is None:
+            raise
+        if is_stdout:
+            _drop_stdout()  # what is left in it would fail again at exit
+        say(f"error: {fault}" + (f"\nhint: {fault.hint}" if fault.hint else ""))
         return 1
 
 
-def _run(command: str, words: list[str]) -> int:
+def _drop_stdout() -> None:
+    """Let nothing be written to stdout any more, not even at exit."""
+    with suppress(OSError, AttributeError):  # it is no file, or closed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _note_slow_start() -> None:
+    """Say once why each command compiles its kernels again, where it does."""
+    # Importing Numba takes a second, which a command without kernels is not to wait for.
+    kernels = sys.modules.get(resolve_name("..stats.kernel", __package__))
+    fault = kernels.cache_fault() if kernels is not None else None
+    if fault is not None:
+        say(f"note: compiled code is not kept, so each command starts slowly: {fault}\nhint: {_CACHE_HINT}")
+
+
+def _run(command: str, arguments: Sequence[str]) -> int:
+    # Modules are imported when called, so that only the commands that train import torch.
     try:
         module = importlib.import_module(f".commands.{COMMANDS[command][0]}", __package__)
-        status: int = module.run(command, words)
+        status: int = module.run(command, arguments)
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "safetensors"):
             raise
-        raise MissingExtraError(
-            f"hotset {command} needs {error.name}", hint="pip install 'hotset[train]'"
-        ) from error
+        raise MissingExtraError(f"hotset {command} needs {error.name}", hint=install_hint("train")) from error
     return status
 
 

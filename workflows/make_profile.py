@@ -1,14 +1,15 @@
-"""Remake the generator's profile from published aggregates and a rank-coded part of the log.
+"""Rebuild the generator's profile from published aggregates and a rank-coded part of the log.
 
     python -m hotset.workflows.make_profile AGGREGATES.json RANKED.csv.gz --out PROFILE.json
 
-AGGREGATES holds, for a whole log, coverage of each categorical column, quantiles and frequent values of each
-integer column, and missing patterns. RANKED is a part of the same log whose categories are frequency ranks
-over all of it (0 = most frequent; missing is a value like any other); only the dependence is fitted to it,
-and only shares of latent classes leave it. The same inputs and seed give the same profile on one machine.
+AGGREGATES holds, for a whole log, the coverage of each categorical column, quantiles and frequent values of
+each integer column, and patterns of missing values. RANKED is a part of the same log whose categories are
+frequency ranks over the whole log (0 = most frequent; missing is a value like any other). Only the dependence
+between columns is fitted to it, and only shares of latent classes are taken from it. The same inputs and seed
+give the same profile on one machine.
 
-Read by hand, not fitted: which rank missing has in the ranked part, which columns move together, and the
-planted click model.
+Set by hand, not fitted: the rank of missing values in the ranked part, the columns that depend on each other,
+and the planted click model.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ SPARSE = [f"C{number}" for number in range(1, 27)]
 MISSING_RANKS = {"C4": 1, "C6": 3, "C24": 4} | dict.fromkeys(
     ["C3", "C12", "C16", "C19", "C20", "C21", "C22", "C25", "C26"], 0
 )
+"""Rank of the missing value in the columns of RANKED that have one."""
 DENSE_TOGETHER = [["I1", "I10"], ["I3"], ["I4", "I13"], ["I5"], ["I6"], ["I7", "I9", "I11"], ["I8"], ["I12"]]
+"""Groups of integer columns that are missing in the same samples; I2 never is."""
 COUPLED = {
     0: ["C3", "C4", "C12", "C16", "C21", "C24"],
     1: ["C7", "C11", "C13"],
@@ -39,7 +42,9 @@ COUPLED = {
     4: ["I3", "I4", "I8", "I13"],
     5: ["I7", "I9", "I11"],
 }
+"""Columns that depend on each other, by group of the fit."""
 NUM_CLASSES = 32
+"""Latent classes of the fit."""
 
 CLICK: dict[str, Any] = {
     "rate": 0.256,
@@ -73,17 +78,18 @@ CLICK: dict[str, Any] = {
         "I13": [-0.06, 0.06, 2.3, 0.0],
     },
 }
+"""The planted click model, as the profile stores it."""
 
 
 def main() -> None:
-    """Read the arguments, make the profile, write it."""
+    """Read the arguments, build the profile and write it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("aggregates", type=Path, help="JSON of aggregates")
     parser.add_argument("ranked", type=Path, help="rank-coded part of the log, CSV with a header")
     parser.add_argument("--out", type=Path, required=True, help="profile to write")
-    parser.add_argument("--seed", type=int, default=0, help="of the fit")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the fit")
     options = parser.parse_args()
     aggregates = json.loads(options.aggregates.read_text())
     profile = make_profile(aggregates, pl.read_csv(options.ranked), np.random.default_rng(options.seed))
@@ -93,12 +99,17 @@ def main() -> None:
 def make_profile(
     aggregates: dict[str, Any], ranked: pl.DataFrame, rng: np.random.Generator
 ) -> dict[str, Any]:
-    """The profile as a JSON object."""
+    """Return the profile as a JSON object."""
     missing = missing_groups(aggregates)
-    integers, categories = aggregates["integer_columns"], aggregates["categorical_columns"]
+    integers = aggregates["integer_columns"]
+    categories = aggregates["categorical_columns"]
     groups = {name: group for group, names in COUPLED.items() for name in names}
+
+    # From the aggregates: how often each value occurs in a column by itself.
     dense = {name: dense_facts(integers[name]) for name in DENSE}
     sparse = {name: sparse_facts(name, categories[name]) for name in SPARSE}
+
+    # From the ranked part: how columns depend on each other.
     columns = [fit_dense(name, dense[name], ranked, groups.get(name)) for name in DENSE]
     columns += [
         fit_sparse(
@@ -123,46 +134,53 @@ def make_profile(
 
 
 def missing_groups(aggregates: dict[str, Any]) -> list[dict[str, Any]]:
-    """The patterns of all categorical columns at once, and each block of integers by itself."""
+    """Return missing patterns: of all categorical columns jointly, and of each group of integers alone."""
     patterns = aggregates["categorical_missing_patterns"]
     groups = [{"patterns": [p["columns"] for p in patterns], "shares": [p["share"] for p in patterns]}]
-    for block in DENSE_TOGETHER:
-        share = aggregates["integer_columns"][block[0]]["missing_rate"]
-        groups.append({"patterns": [[], block], "shares": [round(1 - share, 6), share]})
+    for names in DENSE_TOGETHER:
+        share = aggregates["integer_columns"][names[0]]["missing_rate"]
+        groups.append({"patterns": [[], names], "shares": [round(1 - share, 6), share]})
     return groups
 
 
 def dense_facts(facts: dict[str, Any]) -> dict[str, Any]:
-    """Coverage of an integer column over its values in order: small ones exactly, then quantiles."""
+    """Return the coverage of an integer column in order of value: small ones exactly, then quantiles."""
+    # Shares of single values that the aggregates list, among present ones.
     present = 1.0 - facts["missing_rate"]
     shares = {int(value): share / present for value, share in facts["top10_values"].items()}
     shares.setdefault(0, facts["share_zero"])
     if facts["min"] < 0:
         below = sum(share for value, share in shares.items() if value < 0)
         shares.setdefault(facts["min"], facts["share_negative"] - below)
-    knots, running, value = {}, 0.0, facts["min"]
+
+    # Exact from the smallest value upwards, as long as every value is listed.
+    knots = {}
+    running = 0.0
+    value = facts["min"]
     while value in shares:
         running += shares[value]
         knots[value] = min(running, 1.0)
         value += 1
-    for quantile, at in facts["quantiles"].items():
-        if at >= value and float(quantile) > running:
-            knots[int(at)] = float(quantile)
+
+    # Beyond that, the quantiles.
+    for quantile, quantile_value in facts["quantiles"].items():
+        if quantile_value >= value and float(quantile) > running:
+            knots[int(quantile_value)] = float(quantile)
     knots[facts["max"]] = 1.0
     return {
         "smallest": facts["min"],
-        "coverage": {str(at - facts["min"] + 1): round(share, 6) for at, share in sorted(knots.items())},
+        "coverage": {str(knot - facts["min"] + 1): round(share, 6) for knot, share in sorted(knots.items())},
     }
 
 
 def sparse_facts(name: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """Coverage of a categorical column and the rank of missing in it."""
-    place = {"missing_rank": MISSING_RANKS[name]} if name in MISSING_RANKS else {}
-    return {**place, "coverage": facts["recommended_coverage_top_k"]}
+    """Return the coverage of a categorical column, and the rank of its missing value if it has one."""
+    missing = {"missing_rank": MISSING_RANKS[name]} if name in MISSING_RANKS else {}
+    return {**missing, "coverage": facts["recommended_coverage_top_k"]}
 
 
 def fit_dense(name: str, facts: dict[str, Any], ranked: pl.DataFrame, group: int | None) -> FitColumn:
-    """An integer column of the ranked part; rank is the value less the smallest."""
+    """Return an integer column of the ranked part; its ranks are its values minus the smallest one."""
     present = _coverage(facts)
     values = ranked[name].cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy()
     ranks = np.where(np.isnan(values), -1, np.clip(values - facts["smallest"], 0, present.num_values - 1))
@@ -173,19 +191,21 @@ def fit_dense(name: str, facts: dict[str, Any], ranked: pl.DataFrame, group: int
 def fit_sparse(
     name: str, facts: dict[str, Any], missing_share: float, ranked: pl.DataFrame, group: int | None
 ) -> FitColumn:
-    """A categorical column of the ranked part, missing taken out of the ranks."""
+    """Return a categorical column of the ranked part, with missing values removed from the ranks."""
     ranks: NDArray[np.int64] = ranked[name].cast(pl.Float64).to_numpy().astype(np.int64)
     present = _coverage(facts)
     if "missing_rank" in facts:
-        place = facts["missing_rank"]
-        ranks = np.where(ranks == place, -1, ranks - (ranks > place))
+        missing_rank = facts["missing_rank"]
+        # Ranks beyond the missing value's close the gap that it leaves.
+        ranks = np.where(ranks == missing_rank, -1, ranks - (ranks > missing_rank))
         knots = facts["coverage"]
-        present = without_missing([int(rank) for rank in knots], list(knots.values()), place, missing_share)
+        knot_ranks = [int(rank) for rank in knots]
+        present = without_missing(knot_ranks, list(knots.values()), missing_rank, missing_share)
     return FitColumn(name, present, ranks, sparse_edges(present, missing_share), group)
 
 
 def profile_text(profile: dict[str, Any]) -> str:
-    """JSON with one line for each column or group, so that a change shows what it changed."""
+    """Return JSON with one line per column or group, so that a diff shows what changed."""
     lines = []
     for key, value in profile.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):

@@ -1,23 +1,28 @@
-"""Options from dataclasses: one option a field, its docstring the help, its default the default.
+"""Options from dataclasses: one option per field, with the field's docstring as help and its default.
 
-tyro does the work; this module settles how sizes are written, that nothing is prefixed, and which
-exit status a wrong option gets (2, from tyro itself).
+tyro does the work; this module sets how sizes are written, that no option has a prefix, and that a wrong
+option ends in exit status 2. How the help reads is in `option_help`.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import tyro
 
+from ..pipeline.errors import HotsetError
 from ..pipeline.schema.feature_settings import (
     FeatureSettings,
     format_feature_settings,
     parse_feature_settings,
 )
 from ..pipeline.sizes import ByteSize, format_byte_size, parse_byte_size
+from .console import say
+from .option_help import InvalidOptionsError, describe_dataclass
 
 T = TypeVar("T")
 
@@ -28,13 +33,10 @@ _MARKERS = (
     tyro.conf.HelptextFromCommentsOff,
 )
 _registry = tyro.constructors.ConstructorRegistry()
-_NO_HINT = tyro.conf.arg(help_behavior_hint="")
-Flag = Annotated[bool, _NO_HINT]
-"""An option without a value; that it is off by default goes without saying."""
-OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
-"""A path that need not be given."""
-OptionalSize = Annotated[ByteSize | None, tyro.conf.arg(metavar="SIZE", help_behavior_hint="")]
-"""A size that need not be given; the help says what is taken then."""
+_registry.struct_rule(describe_dataclass)
+
+Dir = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
+"""The folder of all stages, the first argument of most commands."""
 
 
 @_registry.primitive_rule
@@ -46,7 +48,7 @@ def _byte_size_rule(
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar="SIZE",
-        instance_from_str=lambda words: parse_byte_size(words[0]),
+        instance_from_str=lambda texts: parse_byte_size(texts[0]),
         is_instance=lambda instance: isinstance(instance, ByteSize),
         str_from_instance=lambda instance: [format_byte_size(instance).replace(" ", "")],
     )
@@ -61,39 +63,81 @@ def _feature_settings_rule(
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar="FEATURE=N,...",
-        instance_from_str=lambda words: parse_feature_settings(words[0]),
+        instance_from_str=lambda texts: parse_feature_settings(texts[0]),
         is_instance=lambda instance: isinstance(instance, FeatureSettings),
         str_from_instance=lambda instance: [format_feature_settings(instance)],
     )
 
 
 def parse_options(
-    kind: type[T], words: Sequence[str], *, command: str, description: str, default: T | None = None
+    kind: type[T], arguments: Sequence[str], *, command: str, description: str, default: T | None = None
 ) -> T:
-    """``words`` as an instance of the dataclass ``kind``.
+    """Parse command-line arguments into an instance of the dataclass ``kind``.
+
+    Args:
+        kind: one option per field.
+        arguments: what follows the name of the command.
+        command: the name, for the help.
+        description: what the command does, for the help.
+        default: an instance whose values are the defaults; its fields may be ``tyro.MISSING``.
 
     Raises:
-        SystemExit: 0 after ``--help``, 2 for a word that is no option or no fitting value.
-        ConfigError: options that fit one by one but make no sense, from the dataclass itself.
+        SystemExit: 0 after ``--help``; 2 for an unknown option, a malformed value, or values that ``kind``
+            refuses.
     """
-    with _registry:
-        parsed = tyro.cli(
-            kind,
-            prog=f"hotset {command}",
-            description=description,
-            args=list(words),
-            default=default,
-            config=_MARKERS,
-            console_outputs=True,
-        )
+    try:
+        with _registry:
+            parsed = tyro.cli(
+                kind,
+                prog=f"hotset {command}",
+                description=description,
+                args=list(arguments),
+                default=default,
+                config=_MARKERS,
+                console_outputs=True,
+            )
+    except InvalidOptionsError as error:
+        cause = cast(HotsetError, error.__cause__)
+        message = _with_option_name(str(cause), kind)
+        say(f"error: {message}\nhint: {cause.hint or f'hotset {command} --help explains the options'}")
+        raise SystemExit(2) from error
     return cast(T, parsed)
 
 
-def option_value(words: Sequence[str], name: str) -> str | None:
-    """The value given for one option, looked for before the others are parsed."""
-    for position, word in enumerate(words):
-        if word == name and position + 1 < len(words):
-            return words[position + 1]
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    return None
+def find_options(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
+    """Take the options out of ``arguments`` that decide the defaults of the others.
+
+    Returns:
+        The values of those of ``names`` (``"--schema"``) that are given, and the arguments without them.
+        Where one lacks its value, all arguments come back for `parse_options` to refuse.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in names:
+        parser.add_argument(name, dest=name, default=argparse.SUPPRESS)
+    try:
+        found, others = parser.parse_known_args(list(arguments))
+    except argparse.ArgumentError:
+        return {}, list(arguments)
+    return vars(found), others
+
+
+def command_options(config: type, more: type) -> type[Any]:
+    """Return a dataclass with the fields of ``config`` first and those of ``more`` behind them."""
+    name = config.__name__.removesuffix("Config") + "Command"
+    return dataclass(frozen=True, kw_only=True)(type(name, (more, config), {"__doc__": more.__doc__}))
+
+
+def config_of(kind: type[T], options: Any) -> T:
+    """Return the config of type ``kind`` whose fields are among those of ``options``."""
+    return kind(**{field.name: getattr(options, field.name) for field in fields(cast(Any, kind))})
+
+
+def _with_option_name(message: str, kind: type) -> str:
+    """Return a message that begins with a field's name with the name of its option instead."""
+    # Configs name their fields as Python does; fields of nested configs are options without a prefix.
+    first, space, rest = message.partition(" ")
+    names = {field.name for field in fields(cast(Any, kind))}
+    for field in fields(cast(Any, kind)):
+        if is_dataclass(field.default_factory):
+            names |= {inner.name for inner in fields(cast(Any, field.default_factory))}
+    return f"--{first.replace('_', '-')}{space}{rest}" if first in names else message

@@ -1,14 +1,14 @@
-"""Settings that belong together, by name. A recipe returns configs; a variant replaces fields of one."""
+"""Recipes: named settings of all stages. A recipe returns configs; a variant replaces fields of one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ..pipeline.folders.manifest import Manifest
+from ..pipeline.folders.stage_totals import ColumnsTotals
 from ..pipeline.schema.feature_settings import FeatureSettings
-from ..pipeline.schema.schema_file import is_fingerprint, schema_of, setting_of
+from ..pipeline.schema.schema_file import is_fingerprint, schema_of
 from ..pipeline.sizes import KIB, ByteSize
 from ..pipeline.stages.count import CountConfig
 from ..pipeline.stages.ingest import IngestConfig
@@ -20,14 +20,15 @@ from ..train.config import TrainConfig
 
 
 def criteo_kaggle() -> PreprocessConfig:
-    """Criteo's Kaggle log: dim 16, the last seventh (a day) for evaluation."""
+    """Return the settings for Criteo's Kaggle log: dim 16, the last seventh (one day) for evaluation."""
     return PreprocessConfig()
 
 
 def criteo_1tb() -> PreprocessConfig:
-    """Criteo's 1 TB log, a file a day: dim 64, categories seen fewer than 15 times share a row.
+    """Return the settings for Criteo's 1 TB log, one file per day: dim 64, rare categories share a row.
 
-    Source: the published preprocessing for one 32 GB GPU merges below 15; the dimension is DLRM's.
+    Source: the published preprocessing for one 32 GB GPU merges categories seen fewer than 15 times; the
+    dimension is DLRM's.
     """
     return PreprocessConfig(
         ingest=IngestConfig(schema="criteo-1tb"),
@@ -37,7 +38,7 @@ def criteo_1tb() -> PreprocessConfig:
 
 
 def avazu() -> PreprocessConfig:
-    """Kaggle's Avazu log of ten days: dim 16, the last tenth (a day) for evaluation.
+    """Return the settings for Kaggle's Avazu log of ten days: dim 16, the last day for evaluation.
 
     Source: FAE (PVLDB 15(1), table 1) for the dimension.
     """
@@ -45,23 +46,24 @@ def avazu() -> PreprocessConfig:
 
 
 def small_real_sample() -> PreprocessConfig:
-    """A uniform sample of some 100,000 Criteo lines: most categories are seen once, so merge rare ones.
+    """Return the settings for a uniform sample of some 100,000 Criteo lines.
 
-    512 KiB hold 4,096 rows with Adagrad's state, a seventh of what is left.
+    Most categories occur once there, so rare ones share a row. 512 KiB hold 4,096 rows with Adagrad's state,
+    a seventh of the rows that are left.
     """
     recipe = criteo_kaggle()
     return replace(
         recipe,
         count=CountConfig(eval_fraction=0.2),
         rank=RankConfig(min_count=4),
-        split=SplitConfig(hot_bytes=ByteSize(512 * KIB), embedding_optimizer="adagrad"),
+        split=SplitConfig(hot_bytes=ByteSize(512 * KIB)),
         pack=replace(recipe.pack, batch_size=512),
     )
 
 
 def small_real_sample_training() -> TrainConfig:
-    """Adagrad for rows and Adam for the dense layers, at their usual rates, one epoch."""
-    return TrainConfig(embedding_optimizer="adagrad", dense_optimizer="adam")
+    """Return a training run with the default optimizers, at the dense rate of the recorded results."""
+    return TrainConfig(dense_lr=0.0005)
 
 
 DEFAULT_SCHEMA = "criteo-kaggle"
@@ -69,10 +71,10 @@ RECIPES = {"criteo-kaggle": criteo_kaggle, "criteo-1tb": criteo_1tb, "avazu": av
 
 
 def recipe_for(schema: str) -> PreprocessConfig:
-    """The defaults that suit a schema.
+    """Return the defaults that suit a schema.
 
     Args:
-        schema: a built-in name, the text of a schema file, or the fingerprint a manifest has of one.
+        schema: a built-in name, the text of a schema file, or the fingerprint of one as a manifest holds it.
 
     Raises:
         ConfigError: it is none of these.
@@ -91,36 +93,22 @@ def recipe_for(schema: str) -> PreprocessConfig:
 
 
 def recipe_like(folder: Path, schema: str | None = None) -> PreprocessConfig:
-    """The settings ``folder`` was made with, for another log of its kind.
+    """Return the settings that ``folder`` was written with, for another log of its kind.
 
     Raises:
         ManifestError: ``folder`` was not preprocessed to its shards.
     """
+    # Counting and ranking are skipped for such a log; hot rows and batches must be those of the model.
     columns, plan, shards = (Manifest.read(folder / name) for name in ("columns", "plan", "shards"))
     recipe = recipe_for(schema or setting_in(columns))
     return replace(
         recipe,
-        split=SplitConfig(**(plan.config | {"hot_bytes": ByteSize(plan.config["hot_bytes"])})),
+        split=SplitConfig.of(plan),
         pack=PackConfig(**shards.config),
     )
 
 
 def setting_in(columns: Manifest) -> str:
-    """The schema of a columns folder: its name where it is built in, what it says otherwise."""
+    """Return the schema of a columns folder: its name where it is built in, its text otherwise."""
     name: str = columns.config["schema"]
-    return str(columns.totals["schema"]) if is_fingerprint(name) else name
-
-
-def with_schema_text(words: Sequence[str]) -> list[str]:
-    """Command line words with the file that ``--schema`` names replaced by what it says.
-
-    Raises:
-        ConfigError: the file cannot be read or is no schema, or there is no schema of that name.
-    """
-    words = list(words)
-    for position, word in enumerate(words):
-        if word == "--schema" and position + 1 < len(words):
-            words[position + 1] = setting_of(words[position + 1])
-        elif word.startswith("--schema="):
-            words[position] = f"--schema={setting_of(word.partition('=')[2])}"
-    return words
+    return ColumnsTotals.of(columns).schema or name if is_fingerprint(name) else name

@@ -1,1 +1,1 @@
-"""Sealed stage folders: manifest, checksums, locks, and how an interrupted run goes on."""
+"""Sealed stage folders: manifest, checksums, locks, and how an interrupted run resumes."""

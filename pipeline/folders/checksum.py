@@ -1,4 +1,4 @@
-"""The checksum of a file: xxh3-128, as manifests have it.
+"""The checksum of a file: xxh3-128, as manifests record it.
 
 It is taken while a file is written, from bytes in the cache: reading them back costs a fifth of writing.
 """
@@ -14,15 +14,17 @@ import xxhash
 
 _HASH_BLOCK_BYTES = 1 << 20
 _written: dict[str, tuple[int, str]] = {}
-"""Bytes and checksum of files that were written here and not asked for yet, by path."""
+"""Bytes and checksum of files that this process wrote and nobody has asked for yet, by path."""
 
 
 class HashedFile(io.RawIOBase):
     """A new file that is hashed while it is written, from its beginning to its end."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._digest, self._num_bytes = str(path), xxhash.xxh3_128(), 0
-        self._file = -1  # for `close`, should there be none
+        self._path = str(path)
+        self._digest = xxhash.xxh3_128()
+        self._num_bytes = 0
+        self._file = -1  # for `close`, which Python calls even if opening fails
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
 
     def writable(self) -> bool:
@@ -37,6 +39,7 @@ class HashedFile(io.RawIOBase):
         num_bytes = left.nbytes
         self._digest.update(left)
         self._num_bytes += num_bytes
+        # The system may take less than it is given.
         while left.nbytes:
             left = left[os.write(self._file, left) :]
         return num_bytes
@@ -49,14 +52,17 @@ class HashedFile(io.RawIOBase):
 
 
 def checksum_of_written(path: Path) -> tuple[int, str]:
-    """Bytes and xxh3-128 of a file just written: as noted by `HashedFile`, or else read."""
+    """Return bytes and xxh3-128 of a file just written: as noted by `HashedFile`, or else read again."""
+    # A writer may have appended past `HashedFile`: a note of another size does not count.
     noted = _written.pop(str(path), None)
     return noted if noted is not None and noted[0] == path.stat().st_size else hash_file(path)
 
 
 def hash_file(path: Path) -> tuple[int, str]:
-    """Bytes and xxh3-128 (hex) of a file, read through one reused block."""
-    digest, block, num_bytes = xxhash.xxh3_128(), bytearray(_HASH_BLOCK_BYTES), 0
+    """Return bytes and xxh3-128 (hex) of a file, read through one reused block."""
+    digest = xxhash.xxh3_128()
+    block = bytearray(_HASH_BLOCK_BYTES)
+    num_bytes = 0
     view = memoryview(block)
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(block):

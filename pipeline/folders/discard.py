@@ -1,7 +1,7 @@
 """``--discard``: remove the files of folders that nothing needs once shards are packed.
 
-The manifest stays, so that the chain from raw log to shards stays pinned and a run of the same command sees
-its stages as done; a mark beside it says that the files are gone on purpose. What needs them refuses.
+The manifest stays, so that the chain from raw log to shards stays pinned and a run of the same command finds
+its stages done; a mark beside it records that the files are gone on purpose. Stages that need them refuse.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from .manifest import Manifest
 from .partial_folder import write_synced
 
 DISCARDABLE = ("columns", "samples")
-"""Folders whose files only `count`, `encode`, `split` and `pack` read, and `stats`; nine tenths of what is
-between raw log and shards."""
+"""Folders whose files are read only by `count`, `encode`, `split`, `pack` and `stats`; nine tenths of the
+bytes between raw log and shards."""
 MARK = "discarded.json"
 
 
 def parse_discard(text: str) -> tuple[str, ...]:
-    """``"columns,samples"`` -> names; raises ConfigError on any other."""
+    """Parse ``"columns,samples"`` into names; raises ConfigError on any other."""
     names = tuple(word.strip() for word in text.split(",") if word.strip())
     for name in names:
         if name not in DISCARDABLE:
-            raise ConfigError(f"{name!r} cannot be discarded", hint=f"name {' or '.join(DISCARDABLE)}")
+            raise ConfigError(f"{name!r} cannot be discarded", hint=f"use {' or '.join(DISCARDABLE)}")
     return names
 
 
 def discard_files(folder: Path) -> int:
-    """Remove the data files of a sealed folder; returns the bytes freed. Stopped half-way, it goes on."""
+    """Remove the data files of a sealed folder; return the bytes freed. If interrupted, call it again."""
     manifest = Manifest.read(folder)
     freed = 0
     try:
+        # The mark comes first: without it, missing files would look like damage.
         write_synced(folder / MARK, json.dumps({"checksum": manifest.fingerprint}).encode(), sync=True)
         for entry in manifest.files:
             path = folder / entry.path
@@ -45,14 +46,14 @@ def discard_files(folder: Path) -> int:
 
 
 def is_discarded(folder: Path) -> bool:
-    """Whether the files of ``folder`` were removed by `discard_files`."""
+    """Return whether the files of ``folder`` were removed by `discard_files`."""
     return (folder / MARK).exists()
 
 
 def refuse_discarded(folder: Path, needed_by: str, redo: str) -> None:
-    """Raise ManifestError where ``needed_by`` would read files that were discarded."""
+    """Raise ManifestError if ``needed_by`` would read files that were discarded."""
     if is_discarded(folder):
         raise ManifestError(
             f"{folder} was discarded, and {needed_by} needs its files",
-            hint=f"make it again from the raw log: preprocess ... --redo {redo}",
+            hint=f"rebuild it from the raw log: preprocess ... --redo {redo}",
         )

@@ -1,8 +1,8 @@
-"""One writer a folder: a lock that the kernel lets go of when its holder dies, however it dies.
+"""One writer per folder: a lock that the kernel releases when its holder dies, however it dies.
 
-A POSIX record lock (``fcntl.lockf``) on a file in a stage's ``.partial/``, which goes when the folder is
-sealed: a kill leaves nothing to clean up, and a finished folder holds no trace. The text of the file is
-the holder's process id and serves the message alone; what decides is the kernel's lock.
+A POSIX record lock (``fcntl.lockf``) on a file in a stage's ``.partial/``, which is removed when the folder
+is sealed: a kill leaves nothing to clean up, and a finished folder holds no trace. The text of the file is
+the holder's process id, for the error message only; the kernel's lock decides.
 
 A run that failed inside a process that lives on (a notebook) leaves its lock to the next run of the same
 thread. Over NFS the lock holds between machines where the mount has locking (version 4, or lockd); the
@@ -27,7 +27,7 @@ _MOST_ATTEMPTS = 100
 
 _held: dict[tuple[int, int], FolderLock] = {}
 """Locks of this process by device and inode; closing any other descriptor of such a file would free it."""
-_changing = threading.RLock()  # a finalizer may let go of a lock while this thread takes one
+_changing = threading.RLock()  # reentrant: a finalizer may release a lock while this thread takes one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,17 +37,18 @@ class FolderLock:
     inode: tuple[int, int]
     """Device and inode of the locked file."""
     descriptor: int
+    """Open descriptor of the file; closing it releases the lock."""
     thread: threading.Thread
-    """The thread that took it: another one of this process is refused while that one lives."""
+    """Thread that took the lock: other threads of the process are refused while it lives."""
     process: int
-    """Its process: a forked child inherits this record, but not the lock."""
+    """Process that took the lock: a forked child inherits this record, but not the lock."""
 
     @classmethod
     def take(cls, path: Path, folder: Path) -> FolderLock:
-        """Lock ``folder`` by the file ``path``, made with the folders above it where it is not there.
+        """Lock ``folder`` by the file ``path``, which is created, with the folders above it, if missing.
 
         Raises:
-            ManifestError: another run holds the lock; says which process.
+            ManifestError: another run holds the lock; the message names its process.
             OSError: the file cannot be written.
         """
         with _changing:
@@ -56,11 +57,11 @@ class FolderLock:
                 if lock is not None:
                     _held[lock.inode] = lock
                     return lock
-        raise ManifestError(f"{folder} is removed again and again by another run", hint="stop one of them")
+        raise ManifestError(f"{folder} keeps being removed by another run", hint="stop one of the runs")
 
     @classmethod
     def _take_over(cls, path: Path, folder: Path) -> FolderLock | None:
-        """What an earlier run of this thread, or of one that has ended, left locked."""
+        """Return the lock that an earlier run of this thread, or of one that has ended, did not release."""
         held = _held.get(_inode_of(path)) if path.exists() else None
         if held is None or held.process != os.getpid():
             return None
@@ -70,7 +71,7 @@ class FolderLock:
 
     @classmethod
     def _take_file(cls, path: Path, folder: Path) -> FolderLock | None:
-        """None where the file went, with its folder, between opening and locking it."""
+        """Return a new lock; None if the file was removed, with its folder, while it was being locked."""
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -78,6 +79,8 @@ class FolderLock:
             return None
         try:
             _lock_or_refuse(descriptor, folder)
+            # The lock counts only if the path still leads to the locked file: a run that sealed or removed
+            # the folder may have unlinked it, and a later run locks another one.
             status = os.fstat(descriptor)
             inode = (status.st_dev, status.st_ino)
             if path.exists() and _inode_of(path) == inode:
@@ -90,7 +93,7 @@ class FolderLock:
         return None
 
     def release(self) -> None:
-        """Let go of the lock, unless a later run took it over."""
+        """Release the lock, unless a later run took it over."""
         with _changing:
             if _held.get(self.inode) is self:
                 del _held[self.inode]
@@ -118,5 +121,5 @@ def _lock_or_refuse(descriptor: int, folder: Path) -> None:
 def _refusal(folder: Path, who: str) -> ManifestError:
     return ManifestError(
         f"{folder} is being written by {who}",
-        hint="wait until that run ends, or stop it: the same command then goes on from there",
+        hint="wait until that run ends, or stop it: the same command then resumes",
     )

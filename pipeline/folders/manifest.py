@@ -1,6 +1,6 @@
 """``manifest.json``: what a finished stage folder holds, how it was made, and from what.
 
-A folder without one is unfinished. It lists every file with its samples, bytes and checksum, the
+A folder without a manifest is unfinished. It lists every file with its samples, bytes and checksum, the
 stage's config and version, and the fingerprints of the inputs; its own checksum is the folder's
 fingerprint, so a chain of folders is pinned from raw log to shards. It names no time, host, worker
 count or absolute path: the same inputs give the same bytes.
@@ -10,20 +10,26 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 
-from ..errors import ManifestError
+from ..errors import ManifestError, first_line
+from .checksum import hash_file
+from .json_record import JsonRecord, RecordError
 
 MANIFEST = "manifest.json"
+TEXTS = "texts"
+"""The fact that marks a file of texts: how many it has. Such a file has no samples."""
 _FILE_KEYS = ("path", "samples", "bytes", "xxh3_128")
 _KINDS = {"stage": str, "version": int, "config": dict, "inputs": list, "totals": dict}
 _NOT_PLAIN = "a stage writes plain files: links, which may leave the folder, and pipes are not read"
+_REBUILD = "remove the folder and run its stage again"
+Record = TypeVar("Record", bound=JsonRecord)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +43,15 @@ class FileEntry:
     xxh3_128: str
     """Checksum of the bytes, hex."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What else the stage says of this file."""
+    """Facts about the file that only its stage records."""
+
+    @property
+    def is_texts(self) -> bool:
+        """Whether the file holds texts of categories, and so no samples."""
+        return TEXTS in self.facts
 
     def to_json(self) -> dict[str, Any]:
-        """The entry as it stands in the manifest."""
+        """Return the entry as the manifest has it."""
         own = (self.path, self.num_samples, self.num_bytes, self.xxh3_128)
         return dict(zip(_FILE_KEYS, own, strict=True)) | self.facts
 
@@ -81,13 +92,14 @@ class Manifest:
         """
         path = folder / MANIFEST
         try:
+            # A link could lead to a manifest of another folder, whose files are not these.
             if not stat.S_ISREG(path.lstat().st_mode):
                 raise ManifestError(f"{path} is not a plain file", hint=_NOT_PLAIN)
             text = path.read_bytes()
         except FileNotFoundError:
             state = "is unfinished" if folder.is_dir() else "does not exist"
             raise ManifestError(
-                f"{folder} {state}: it has no {MANIFEST}", hint="run the stage that makes it"
+                f"{folder} {state}: it has no {MANIFEST}", hint="run the stage that writes it"
             ) from None
         except OSError as error:
             raise ManifestError(f"{path} cannot be read: {error.strerror}") from error
@@ -96,12 +108,13 @@ class Manifest:
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ManifestError(
                 f"{path} is damaged: {first_line(error)}",
-                hint="remove the folder and run its stage again",
+                hint=_REBUILD,
             ) from error
 
     @classmethod
     def _parse(cls, folder: Path, text: bytes) -> Manifest:
         parts = json.loads(text)
+        # The checksum first: whatever fails behind it was written so, and is no damage of the disk.
         checksum = parts.pop("checksum")
         if checksum != checksum_of(parts):
             raise ValueError(f"its checksum is {checksum!r}, want {checksum_of(parts)!r}")
@@ -116,13 +129,48 @@ class Manifest:
         return cls(folder, files=files, fingerprint=checksum, **{key: parts[key] for key in _KINDS})
 
     def __reduce__(self) -> Any:
-        """By name: a log has thousands of files, and each task in another process would bring their list."""
-        return _read_again, (self.folder, self.fingerprint)
+        """Pickle a reference: the list of a log's thousands of files would go out with every task."""
+        return read_referenced, (self.folder, self.fingerprint)
 
     @property
     def num_samples(self) -> int:
         """Samples in all files together."""
         return sum(entry.num_samples for entry in self.files)
+
+    def read_totals(self, kind: type[Record]) -> Record:
+        """The totals as ``kind``, which most callers reach by ``kind.of(manifest)``; read once.
+
+        Raises:
+            ManifestError: a key is missing or of another type.
+        """
+        # Checking totals of hundreds of tables takes time, and every task asks for them.
+        if kind not in self._totals_read:
+            self._totals_read[kind] = self._read(self.totals, kind, "totals")
+        found = self._totals_read[kind]
+        assert isinstance(found, kind)
+        return found
+
+    def read_facts(self, entry: FileEntry, kind: type[Record]) -> Record:
+        """The facts of a listed file as ``kind``; raises ManifestError where they are not such."""
+        return self._read(entry.facts, kind, f"files.{entry.path}")
+
+    def _read(self, value: dict[str, Any], kind: type[Record], where: str) -> Record:
+        try:
+            return kind.from_json(value, where)
+        except RecordError as error:
+            raise ManifestError(f"{self.folder / MANIFEST} is damaged: {error}", hint=_REBUILD) from error
+
+    @cached_property
+    def _totals_read(self) -> dict[type[JsonRecord], JsonRecord]:
+        return {}
+
+    def parts(self) -> Iterator[tuple[int, FileEntry]]:
+        """Each part of a folder in log order, and the number of its first sample in the log."""
+        first = 0
+        for entry in self.files:
+            if not entry.is_texts:
+                yield first, entry
+                first += entry.num_samples
 
     @cached_property
     def entries(self) -> dict[str, FileEntry]:
@@ -130,18 +178,10 @@ class Manifest:
         return {entry.path: entry for entry in self.files}
 
     def entry(self, name: str) -> FileEntry:
-        """What is listed of a file; raises ManifestError where it is not."""
+        """Return the entry of a listed file; raise ManifestError if the manifest does not list it."""
         if name not in self.entries:
             raise ManifestError(f"{self.folder / MANIFEST} lists no file {name!r}")
         return self.entries[name]
-
-    def path_of(self, name: str) -> Path:
-        """The path of a listed file whose size is what the manifest says.
-
-        Raises:
-            ManifestError: not listed, missing, or of another size.
-        """
-        return self.checked_path(self.entry(name))
 
     def checked_path(self, entry: FileEntry) -> Path:
         """The path of ``entry``; raises ManifestError when it is missing, of another size, or a link."""
@@ -157,25 +197,55 @@ class Manifest:
             raise ManifestError(f"{path} has {status.st_size} bytes, want {entry.num_bytes}", hint=hint)
         return path
 
+    def hashed_path(self, entry: FileEntry) -> Path:
+        """Return the path of ``entry`` once its bytes are known to be those that were sealed.
+
+        A file is hashed at its first use in a process, and again when it was touched since.
+
+        Raises:
+            ManifestError: as by `checked_path`, or its checksum is another one.
+        """
+        path = self.checked_path(entry)
+        try:
+            status = path.stat()
+            found = _checksum_of_file(path, status.st_ino, status.st_mtime_ns, status.st_size)
+        except OSError as error:
+            raise ManifestError(f"{path} cannot be read: {error.strerror}") from error
+        if found != entry.xxh3_128:
+            raise ManifestError(
+                f"{path} is damaged: its checksum is {found}, want {entry.xxh3_128}", hint=_REBUILD
+            )
+        return path
+
+
+@lru_cache(maxsize=1 << 14)
+def _checksum_of_file(path: Path, inode: int, changed_ns: int, num_bytes: int) -> str:
+    """Hash a file; the other arguments tell one state of it from the next."""
+    return hash_file(path)[1]
+
 
 @lru_cache(maxsize=8)
-def _read_again(folder: Path, fingerprint: str) -> Manifest:
-    """In another process: the manifest that was meant, read once."""
+def read_referenced(folder: Path, fingerprint: str) -> Manifest:
+    """Read, in another process, the manifest that was pickled by reference; once for all its tasks.
+
+    Raises:
+        ManifestError: the folder here is not the one that was pickled.
+    """
     manifest = Manifest.read(folder)
     if manifest.fingerprint != fingerprint:
         raise ManifestError(
-            f"{folder} is another folder here than where the run was started",
+            f"{folder} here is not the folder of the machine that started the run",
             hint="all machines must see the folders of a run at the same paths",
         )
     return manifest
+
+
+def is_sealed(folder: Path) -> bool:
+    """Return whether a stage has finished ``folder``."""
+    return (folder / MANIFEST).exists()
 
 
 def checksum_of(parts: Mapping[str, Any]) -> str:
     """xxh3-128 of the canonical JSON of ``parts``, hex."""
     canonical = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return str(xxhash.xxh3_128_hexdigest(canonical.encode()))
-
-
-def first_line(error: BaseException) -> str:
-    """An error in one line."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,4 +1,4 @@
-"""``.partial``, where a stage folder is written until it is sealed: its names, its errors, what is synced."""
+"""``.partial``, where a stage folder is written until it is sealed: file names, errors and syncing."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _syncs_data = False
 
 @contextmanager
 def durable_files(wanted: bool = True) -> Iterator[None]:
-    """Sync data files too, of all folders that this process writes inside the block; changes no byte."""
+    """Sync data files too, in all folders that this process writes inside the block; changes no byte."""
     global _syncs_data
-    before, _syncs_data = _syncs_data, wanted
+    before = _syncs_data
+    _syncs_data = wanted
     try:
         yield
     finally:
@@ -29,20 +30,20 @@ def durable_files(wanted: bool = True) -> Iterator[None]:
 
 
 def is_durable() -> bool:
-    """Whether data files are synced before they are recorded, and not manifests alone."""
+    """Return whether data files are synced before they are recorded, or only manifests."""
     return _syncs_data
 
 
 @contextmanager
 def write_errors_explained(path: Path) -> Iterator[None]:
-    """Raise ManifestError in one line for what the system says while ``path`` is written."""
+    """Raise system errors while ``path`` is written as a ManifestError of one line."""
     try:
         yield
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise ManifestError(
             f"{path} cannot be written: {reason}",
-            hint="make room or mend what is in the way: the same command goes on from here",
+            hint="make room or fix the cause: the same command resumes the run",
         ) from error
 
 
@@ -64,3 +65,8 @@ def write_synced(path: Path, text: bytes, *, aside: Path | None = None, sync: bo
             file.flush()
             os.fsync(file.fileno())
     os.replace(aside, path)
+
+
+def num_recorded(folder: Path) -> int:
+    """Return how many data files of an unfinished folder are finished."""
+    return len(list((folder / PARTIAL).glob("*.arrow.json")))

@@ -1,70 +1,125 @@
-"""What makes two runs of a stage the same run: stage, version, config and inputs."""
+"""The identity of a run: stage, version, config and inputs; equal identities write equal bytes."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..errors import ManifestError
+from ..sizes import exact_byte_size
 from .manifest import Manifest
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-def identity_of(manifest: Manifest) -> dict[str, Any]:
-    """What a run must share with the folder to be the same run."""
-    return {key: getattr(manifest, key) for key in ("stage", "version", "config", "inputs")}
+Inputs = list[dict[str, Any]]
+"""``{"name", "fingerprint"}`` of each input folder, or name and bytes of a raw file; in order."""
 
 
-def starts_with(found: list[Any], wanted: list[Any]) -> bool:
-    """Whether ``wanted`` is ``found`` with something behind it."""
+class RunIdentity(TypedDict):
+    """The identity of a run, as plain JSON data; equal identities write equal bytes."""
+
+    stage: str
+    version: int
+    config: dict[str, Any]
+    inputs: Inputs
+
+
+def identity_of_run(
+    stage: str, version: int, config: DataclassInstance, inputs: Sequence[dict[str, Any]]
+) -> RunIdentity:
+    """Return the identity as it is read back from JSON, so that the two can be compared."""
+    identity = {"stage": stage, "version": version, "config": asdict(config), "inputs": list(inputs)}
+    parsed: RunIdentity = json.loads(json.dumps(identity))
+    return parsed
+
+
+def identity_of_manifest(manifest: Manifest) -> RunIdentity:
+    """Return the identity of the run that sealed a folder."""
+    return RunIdentity(
+        stage=manifest.stage, version=manifest.version, config=manifest.config, inputs=manifest.inputs
+    )
+
+
+def read_begun(path: Path) -> RunIdentity:
+    """Read the identity of the run that began a folder."""
+    try:
+        identity: RunIdentity = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ManifestError(
+            f"{path} is damaged: {error}", hint="remove the folder of this stage and run it again"
+        ) from error
+    return identity
+
+
+def starts_with(found: Inputs, wanted: Inputs) -> bool:
+    """Return whether ``wanted`` is ``found`` with more inputs behind it."""
     return len(found) < len(wanted) and wanted[: len(found)] == found
 
 
-def refuse_difference(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Raise ManifestError where a folder's identity differs, naming the first setting that does."""
+def describe_difference(folder: Path, found: RunIdentity, wanted: RunIdentity) -> ManifestError | None:
+    """Return the error that names the first difference between two runs; None if they are equal."""
     if found == wanted:
-        return
-    _refuse_other_config(folder, found, wanted)
-    stage, hint = wanted["stage"], _hint(wanted["stage"])
+        return None
+    # Settings first: they are what a user most often changed, and the easiest to undo.
+    other_config = _describe_other_config(folder, found, wanted["stage"], wanted["config"])
+    if other_config is not None:
+        return other_config
+    stage = wanted["stage"]
+    hint = _hint(stage)
     if found["inputs"] == wanted["inputs"]:
-        raise ManifestError(f"{folder} was made from another version of hotset", hint=hint)
+        return ManifestError(f"{folder} was written by another version of hotset", hint=hint)
     if stage == "ingest" and starts_with(found["inputs"], wanted["inputs"]):
         num_new = len(wanted["inputs"]) - len(found["inputs"])
-        raise ManifestError(
+        return ManifestError(
             f"{folder} was made from the first {len(found['inputs'])} of these {len(wanted['inputs'])} files",
-            hint=f"--extend adds the {num_new} behind them, and makes what follows again; or {hint}",
+            hint=f"--extend adds the {num_new} behind them and rebuilds what follows; or {hint}",
         )
     difference = _describe_other_inputs(found["inputs"], wanted["inputs"])
-    raise ManifestError(f"{folder} was made from other inputs: {difference}", hint=hint)
+    return ManifestError(f"{folder} was written from other inputs: {difference}", hint=hint)
 
 
-def refuse_other_config(sealed: Manifest, stage: str, config: Any) -> None:
-    """Raise ManifestError where a folder was made by another stage or with other settings than ``config``."""
-    wanted = json.loads(json.dumps({"stage": stage, "config": asdict(config)}))
-    _refuse_other_config(sealed.folder, identity_of(sealed), wanted)
+def refuse_other_config(sealed: Manifest, stage: str, config: DataclassInstance) -> None:
+    """Raise ManifestError if a folder was made by another stage or with other settings than ``config``."""
+    wanted: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    error = _describe_other_config(sealed.folder, identity_of_manifest(sealed), stage, wanted)
+    if error is not None:
+        raise error
 
 
 def _hint(stage: str) -> str:
     if stage == "map-ids":
-        return "give another --out, or --redo to make it again"
-    return f"give another --out, or --redo {stage} to make it and what follows again"
+        return "give another --out, or --redo to rebuild it"
+    return f"give another --out, or --redo {stage} to rebuild it and what follows"
 
 
-def _refuse_other_config(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    hint = _hint(wanted["stage"])
-    if found.get("stage") != wanted["stage"]:
-        raise ManifestError(
-            f"{folder} holds stage {found.get('stage')!r}, want {wanted['stage']!r}", hint=hint
-        )
-    for name, setting in wanted["config"].items():
+def _describe_other_config(
+    folder: Path, found: RunIdentity, stage: str, config: dict[str, Any]
+) -> ManifestError | None:
+    hint = _hint(stage)
+    # What a folder of an older version or of other tools holds need not be complete: hence `get`.
+    if found.get("stage") != stage:
+        return ManifestError(f"{folder} holds stage {found.get('stage')!r}, want {stage!r}", hint=hint)
+    for name, setting in config.items():
         before = found["config"].get(name)
         if before != setting:
-            raise ManifestError(f"{folder} was made with {name} = {before}, now {setting}", hint=hint)
+            was = _spelled(name, before)
+            now = _spelled(name, setting)
+            return ManifestError(f"{folder} was written with {name} = {was}, now {now}", hint=hint)
+    return None
 
 
-def _describe_other_inputs(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> str:
-    """The first input that is another, in words."""
+def _spelled(name: str, setting: object) -> str:
+    """Return a setting as the command line takes it: bytes as 1MiB."""
+    is_bytes = name.endswith("_bytes") and type(setting) is int
+    return exact_byte_size(setting) if is_bytes and isinstance(setting, int) else str(setting)
+
+
+def _describe_other_inputs(found: Inputs, wanted: Inputs) -> str:
+    """Name the first input that differs."""
     if len(found) != len(wanted):
         return f"{len(found)} of them, now {len(wanted)}"
     before, now = next((a, b) for a, b in zip(found, wanted, strict=True) if a != b)
@@ -72,15 +127,4 @@ def _describe_other_inputs(found: list[dict[str, Any]], wanted: list[dict[str, A
         return f"{before.get('name')}, now {now.get('name')}"
     if "bytes" in now:
         return f"{now['name']} had {before.get('bytes')} bytes, now {now['bytes']}"
-    return f"another {now.get('name')} than the one that is there now"
-
-
-def read_begun(path: Path) -> dict[str, Any]:
-    """The identity of the run that began a folder."""
-    try:
-        identity: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ManifestError(
-            f"{path} is damaged: {error}", hint="remove the folder of this stage and run it again"
-        ) from error
-    return identity
+    return f"another {now.get('name')} than the present one"

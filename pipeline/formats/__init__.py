@@ -1,1 +1,1 @@
-"""What data files hold: Arrow batches, tables, ids of samples."""
+"""The content of data files: Arrow batches, tables, ids of samples."""

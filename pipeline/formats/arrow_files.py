@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..errors import ManifestError
+from ..errors import ManifestError, first_line, refuse_system_fault
 from ..folders.checksum import HashedFile
-from ..folders.manifest import FileEntry, Manifest, first_line
+from ..folders.manifest import FileEntry, Manifest
+from ..folders.stage_totals import ColumnsTotals, SamplesTotals, VocabularyTotals
 from .tables import multi_hot, offsets_of, one_hot
 
 NO_NULLS = np.zeros(0, np.uint8)
@@ -29,18 +30,26 @@ DAMAGE = (
     TypeError,
     ValueError,
 )
-"""What reading a damaged file, or one that does not fit its manifest, raises where it is not looked for."""
+"""Errors of reading a damaged file, or one unlike its manifest, where that is not checked beforehand.
+
+A machine without memory, threads or descriptors raises some of them, too: `refuse_system_fault` comes first.
+"""
+_HASHED_STAGES = ("count", "rank", "adopt", "map-ids")
 _HINT = "remove its folder and run its stage again"
 _CATEGORY = (pa.uint32(), pa.uint64())
 _DENSE = (pa.int32(),)
 _FLOAT = (pa.float64(),)
 _LIST = (pa.list_(pa.uint64()),)
 _MAY_LACK = (_CATEGORY, _DENSE, _FLOAT)
+ColumnTypes = dict[str, tuple[Any, ...]]
+"""The types that each column of a file may have, by its name."""
+COUNT_COLUMNS: ColumnTypes = {"category": _CATEGORY, "count": (pa.int64(),)}
+VOCABULARY_COLUMNS: ColumnTypes = COUNT_COLUMNS | {"place": (pa.int64(),)}
 
 
 @contextmanager
 def open_writer(path: Path, schema: Any) -> Iterator[Any]:
-    """An Arrow IPC file writer at ``path``; each ``write_batch`` becomes one record batch."""
+    """Open an Arrow IPC file writer at ``path``; each ``write_batch`` becomes one record batch."""
     with HashedFile(path) as file, pa.ipc.new_file(pa.PythonFile(file, "w"), schema) as writer:
         yield writer
 
@@ -53,51 +62,67 @@ def write_batch(path: Path, columns: dict[str, Any]) -> None:
 
 
 def map_batch(path: Path) -> Any:
-    """The first record batch of an Arrow file, memory-mapped, not checked."""
-    return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+    """Map the first record batch of an Arrow file, not checked."""
+    return open_mapped(path).get_batch(0)
+
+
+def open_mapped(path: Path) -> Any:
+    """Map an Arrow file and open it; Arrow's own maps refuse names that are not UTF-8."""
+    return pa.ipc.open_file(pa.py_buffer(np.memmap(path, np.uint8, "r")))
 
 
 def read_batch(manifest: Manifest, entry: FileEntry) -> Any:
-    """The one record batch of a stage's file, memory-mapped; its columns are those of the stage.
+    """Map the one record batch of a stage's file, and check that it has the columns of the stage.
 
     Raises:
         ManifestError: missing, of another size, or not what Arrow or the manifest says it is.
     """
-    path = manifest.checked_path(entry)
+    # Counts, vocabularies and id maps are small beside the log, and decide every id: they are hashed.
+    path = manifest.hashed_path(entry) if manifest.stage in _HASHED_STAGES else manifest.checked_path(entry)
+    return read_file(path, entry.num_samples, columns_of(manifest))
+
+
+def read_file(path: Path, num_samples: int, columns: ColumnTypes) -> Any:
+    """Map the one record batch of a file with these columns; also in a folder that is not sealed yet.
+
+    Raises:
+        ManifestError: not what Arrow says it is, or of other columns or another length.
+    """
     try:
         batch = map_batch(path)
+        # Buffers first, then columns, then values: each check may trust the ones before it.
         batch.validate()
-        _check_columns(batch, columns_of(manifest))
-        if manifest.stage == "count":
+        _check_columns(batch, columns)
+        if columns == COUNT_COLUMNS:
             _check_counts(batch)
     except DAMAGE as error:
+        refuse_system_fault(path, error)
         raise ManifestError(f"{path} is damaged: {first_line(error)}", hint=_HINT) from error
-    if batch.num_rows != entry.num_samples:
+    if batch.num_rows != num_samples:
         raise ManifestError(
-            f"{path} has {batch.num_rows} samples, its manifest says {entry.num_samples}", hint=_HINT
+            f"{path} has {batch.num_rows} samples, its manifest says {num_samples}", hint=_HINT
         )
     return batch
 
 
-def columns_of(manifest: Manifest) -> dict[str, tuple[Any, ...]]:
-    """Columns that the files of a stage have, and the types each may have; none for other stages."""
-    totals = manifest.totals
+def columns_of(manifest: Manifest) -> ColumnTypes:
+    """Return the columns of a stage's files and the types each may have; none for other stages."""
     match manifest.stage:
         case "ingest":
-            label = {"label": (pa.uint8(),)} if totals["has_label"] else {}
-            dense = dict.fromkeys(totals["dense"], _DENSE) | dict.fromkeys(totals.get("floats", ()), _FLOAT)
-            sparse = dict.fromkeys(totals["sparse"], _CATEGORY) | dict.fromkeys(
-                totals.get("lists", ()), _LIST
-            )
+            log = ColumnsTotals.of(manifest)
+            label = {"label": (pa.uint8(),)} if log.has_label else {}
+            dense = dict.fromkeys(log.dense, _DENSE) | dict.fromkeys(log.floats, _FLOAT)
+            sparse = dict.fromkeys(log.sparse, _CATEGORY) | dict.fromkeys(log.lists, _LIST)
             return label | dense | sparse
         case "count":
-            return {"category": _CATEGORY, "count": (pa.int64(),)}
+            return COUNT_COLUMNS
         case "rank":
-            sampled = {"sampled": (pa.int64(),)} if totals.get("rank_by") == "sampled" else {}
-            return {"category": _CATEGORY, "count": (pa.int64(),), "place": (pa.int64(),)} | sampled
+            is_sampled = VocabularyTotals.of(manifest).rank_by == "sampled"
+            return VOCABULARY_COLUMNS | ({"sampled": (pa.int64(),)} if is_sampled else {})
         case "encode":
-            lists = {table["name"]: (pa.list_(pa.int32()),) for table in multi_hot(totals["tables"])}
-            return {"ids": (pa.list_(pa.int32(), len(one_hot(totals["tables"]))),)} | lists
+            tables = SamplesTotals.of(manifest).tables
+            lists = {table.name: (pa.list_(pa.int32()),) for table in multi_hot(tables)}
+            return {"ids": (pa.list_(pa.int32(), len(one_hot(tables))),)} | lists
         case "map-ids":
             return {"new_id": (pa.int32(),)}
         case "split":
@@ -105,7 +130,8 @@ def columns_of(manifest: Manifest) -> dict[str, tuple[Any, ...]]:
     return {}
 
 
-def _check_columns(batch: Any, wanted: dict[str, tuple[Any, ...]]) -> None:
+def _check_columns(batch: Any, wanted: ColumnTypes) -> None:
+    # Extra columns are fine; those of the stage must be there once, of the right type, without gaps.
     found = Counter(batch.schema.names)
     for name, kinds in wanted.items():
         if found[name] != 1:
@@ -123,14 +149,14 @@ def _check_columns(batch: Any, wanted: dict[str, tuple[Any, ...]]) -> None:
 
 
 def _check_counts(batch: Any) -> None:
-    """Sums of counts are trusted further on: none is below 1."""
+    """Raise ValueError for a count below 1: later stages trust sums of counts."""
     counts = values_of(batch.column("count"), np.int64)
     if counts.shape[0] and counts.min() < 1:
         raise ValueError(f"it counts a category {counts.min()} times")
 
 
 def values_of(array: Any, dtype: Any) -> NDArray[Any]:
-    """The values of an Arrow array of fixed width as a NumPy view; missing ones hold anything.
+    """Return the values of an Arrow array of fixed width as a NumPy view; missing ones hold anything.
 
     Raises:
         ManifestError: the array is of another type, or its buffer too short for a kernel to trust.
@@ -152,7 +178,7 @@ def validity_of(array: Any) -> NDArray[np.uint8]:
 
 
 def fixed_lists(array: Any, width: int, dtype: Any) -> NDArray[Any]:
-    """A fixed-size-list array as ``(len, width)``."""
+    """Return a fixed-size-list array as ``(len, width)``."""
     if array.type.list_size != width:
         raise ManifestError(f"a column has lists of {array.type.list_size}, want {width}", hint=_HINT)
     flat = values_of(array.values, dtype)[array.offset * width : (array.offset + len(array)) * width]
@@ -160,7 +186,7 @@ def fixed_lists(array: Any, width: int, dtype: Any) -> NDArray[Any]:
 
 
 def as_fixed_lists(matrix: NDArray[Any]) -> Any:
-    """``(num_samples, width)`` as a fixed-size-list array of the same memory."""
+    """Return ``(num_samples, width)`` as a fixed-size-list array of the same memory."""
     num_samples, width = matrix.shape
     if width == 0:  # which from_arrays refuses
         kind = pa.from_numpy_dtype(matrix.dtype)

@@ -1,7 +1,7 @@
 """Texts of text categories, for people to read; stages look up hashes and never need them.
 
 `ingest` keeps beside each part of a log the texts that occur in it twice or more, and of the others those of
-the smallest hashes while a column has fewer than 10,000: so a category with more look-ups than the log has
+the smallest hashes while a column has fewer than 10,000: so a category with more lookups than the log has
 parts has its text kept (it occurs twice in one of them), and so has every category of a small log. Disk grows
 with what recurs and not with what is seen once. `count` picks the texts of the most frequent categories
 from all parts, `rank` puts ids to them.
@@ -17,15 +17,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...stats.counting.count_merging import Counts
-from ..errors import ManifestError
-from ..folders.manifest import FileEntry, Manifest, first_line
+from ..errors import ManifestError, first_line, refuse_system_fault
+from ..folders.file_facts import TextsFacts
+from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output
+from ..folders.stage_totals import ColumnsTotals
 from ..raw.hash_text import DistinctTexts
 from ..schema.schema_file import schema_of
 from .arrow_files import DAMAGE, map_batch, values_of, write_batch
 
-FACT = "texts"
-"""What the manifest says of a file of texts: how many it has. It has no samples."""
 MAX_BYTES = 200
 CUT_MARK = "…"
 _ALWAYS_KEPT = 10_000
@@ -39,11 +39,6 @@ _OF_STAGE = {
 }
 
 
-def is_texts(entry: FileEntry) -> bool:
-    """Whether a file of columns, counts or vocabulary holds texts."""
-    return FACT in entry.facts
-
-
 def texts_file(name: str) -> str:
     """The file of texts that goes with a part, or with a table, of this file name."""
     return f"{name.removesuffix('.arrow')}.texts.arrow"
@@ -51,9 +46,9 @@ def texts_file(name: str) -> str:
 
 def text_features(columns: Manifest) -> list[str]:
     """Features whose categories are texts."""
-    says = columns.totals.get("schema")
-    kinds = schema_of(says).kind_of if says is not None else {}
-    return [name for name in columns.totals["sparse"] if kinds.get(name) == "text"]
+    totals = ColumnsTotals.of(columns)
+    kinds = {} if totals.schema is None else schema_of(totals.schema).kind_of
+    return [name for name in totals.sparse if kinds.get(name) == "text"]
 
 
 def read_texts(manifest: Manifest, entry: FileEntry) -> Any:
@@ -65,13 +60,16 @@ def read_texts(manifest: Manifest, entry: FileEntry) -> Any:
     path = manifest.checked_path(entry)
     try:
         batch = map_batch(path)
+        # In full, because offsets into the bytes of a text are followed without another check.
         batch.validate(full=True)
         found = {field.name: field.type for field in batch.schema}
         if found != _OF_STAGE[manifest.stage] or any(column.null_count for column in batch.columns):
             raise TypeError(f"it has the columns {found}")
-        if batch.num_rows != entry.facts[FACT]:
-            raise ValueError(f"it has {batch.num_rows} texts, its manifest says {entry.facts[FACT]}")
+        wanted = TextsFacts.of(manifest, entry).num_texts
+        if batch.num_rows != wanted:
+            raise ValueError(f"it has {batch.num_rows} texts, its manifest says {wanted}")
     except DAMAGE as error:
+        refuse_system_fault(path, error)
         hint = "remove its folder and run its stage again"
         raise ManifestError(f"{path} is damaged: {first_line(error)}", hint=hint) from error
     return batch
@@ -79,6 +77,7 @@ def read_texts(manifest: Manifest, entry: FileEntry) -> Any:
 
 def write_part_texts(output: Output, part: str, texts: Mapping[str, DistinctTexts]) -> None:
     """Write the texts to be kept of one part's columns; nothing where there are none."""
+    # One file for all text columns of a part: which feature, its hash, its text.
     kept = {name: _kept(distinct) for name, distinct in texts.items()}
     total = sum(places.shape[0] for places in kept.values())
     if total == 0 or output.has(texts_file(part)):
@@ -91,7 +90,7 @@ def write_part_texts(output: Output, part: str, texts: Mapping[str, DistinctText
     }
     chosen = [_readable(texts[name].texts.take(pa.array(p))) for name, p in kept.items()]
     columns["text"] = pa.concat_arrays(chosen)
-    with output.writing(texts_file(part), 0, **{FACT: total}) as path:
+    with output.writing(texts_file(part), 0, TextsFacts(num_texts=total)) as path:
         write_batch(path, columns)
 
 
@@ -99,6 +98,7 @@ def _kept(distinct: DistinctTexts) -> NDArray[np.int64]:
     """Which texts to keep, by ascending hash; the empty one, which is missing, is none."""
     order = np.argsort(distinct.hashes, kind="stable")
     order = order[_lengths(distinct.texts)[order] > 0]
+    # All that recur, and of the others the smallest hashes: the same choice whatever the order of lines.
     recurs = distinct.counts[order] > 1
     num_others = max(0, _ALWAYS_KEPT - int(np.count_nonzero(recurs)))
     return order[recurs | (np.cumsum(~recurs) <= num_others)]
@@ -111,6 +111,7 @@ def _lengths(texts: Any) -> NDArray[np.int64]:
 
 def _readable(texts: Any) -> Any:
     """Texts as an Arrow array of strings, see `readable`."""
+    # Nearly always all texts are short and valid UTF-8: then no text is touched one by one.
     if _lengths(texts).max(initial=0) <= MAX_BYTES:
         try:
             return texts.cast(pa.string())
@@ -124,6 +125,7 @@ def readable(text: bytes) -> str:
     if len(text) <= MAX_BYTES:
         return text.decode("utf-8", "replace")
     stop = MAX_BYTES
+    # Step back from the middle of a character, whose further bytes begin with the bits 10.
     while stop > MAX_BYTES - 4 and text[stop] & 0xC0 == 0x80:
         stop -= 1
     return text[:stop].decode("utf-8", "replace") + CUT_MARK
@@ -131,12 +133,15 @@ def readable(text: bytes) -> str:
 
 def top_categories(counts: Counts, num_texts: int) -> NDArray[np.uint64]:
     """The ``num_texts`` most frequent categories, ascending; of equal ones the smaller, as ids have it."""
-    best, best_counts = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    best = np.zeros(0, np.uint64)
+    best_counts = np.zeros(0, np.int64)
     for first in range(0, counts[0].shape[0], _CHUNK_ROWS):
         categories = np.concatenate([best, counts[0][first : first + _CHUNK_ROWS].astype(np.uint64)])
         occurrences = np.concatenate([best_counts, counts[1][first : first + _CHUNK_ROWS]])
+        # The best so far compete with the next chunk, so memory holds one chunk however large the table is.
         order = np.lexsort((categories, -occurrences))[:num_texts]
-        best, best_counts = categories[order], occurrences[order]
+        best = categories[order]
+        best_counts = occurrences[order]
     return np.sort(best)
 
 
@@ -147,15 +152,16 @@ def write_top_texts(output: Output, columns: Manifest, wanted: Mapping[str, NDAr
     """
     found: dict[str, dict[int, str]] = {name: {} for name in wanted if not output.has(texts_file(name))}
     for entry in columns.files:
+        # A table that has all its texts is left out; once none is lacking, no further file is opened.
         lacking = {name for name in found if len(found[name]) < wanted[name].shape[0]}
-        if is_texts(entry) and lacking:
+        if entry.is_texts and lacking:
             _collect(read_texts(columns, entry), wanted, {name: found[name] for name in lacking})
     for name, texts in found.items():
         if texts:
             categories = sorted(texts)
             written = {"category": pa.array(categories, pa.uint64())}
             written["text"] = pa.array([texts[category] for category in categories], pa.string())
-            with output.writing(texts_file(name), 0, **{FACT: len(texts)}) as path:
+            with output.writing(texts_file(name), 0, TextsFacts(num_texts=len(texts))) as path:
                 write_batch(path, written)
 
 
@@ -165,8 +171,10 @@ def _collect(batch: Any, wanted: Mapping[str, NDArray[np.uint64]], found: dict[s
     numbers = values_of(features.indices, np.int32)
     for number, name in enumerate(features.dictionary.to_pylist()):
         if name in found:
+            # One file has the texts of all features, so those of this one are picked by its number.
             is_wanted = (numbers == number) & np.isin(categories, wanted[name])
             for place in np.flatnonzero(is_wanted).tolist():
+                # The first in log order stays: files are read in that order, and so are the texts in them.
                 found[name].setdefault(int(categories[place]), batch.column("text")[place].as_py())
 
 
@@ -187,13 +195,15 @@ def write_id_texts(output: Output, counts: Manifest, table: str, categories: Any
     places: list[int] = []
     for first in range(0, rows.shape[0], _CHUNK_ROWS):
         chunk = rows[first : first + _CHUNK_ROWS]
+        # Both sides ascend in no common order: search each row among the known ones, then compare for
+        # equality.
         place = np.minimum(np.searchsorted(known, chunk), known.shape[0] - 1)
         is_known = (known[place] == chunk) & is_own[first : first + _CHUNK_ROWS]
         ids += (np.flatnonzero(is_known) + first).tolist()
         places += place[is_known].tolist()
     if ids:
         written = {"id": pa.array(ids, pa.int32()), "text": batch.column("text").take(pa.array(places))}
-        with output.writing(entry.path, 0, **{FACT: len(ids)}) as path:
+        with output.writing(entry.path, 0, TextsFacts(num_texts=len(ids))) as path:
             write_batch(path, written)
 
 

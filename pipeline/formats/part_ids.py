@@ -12,27 +12,29 @@ from numpy.typing import NDArray
 from ...stats.batches.bag_shuffle import tag_cold_bags
 from ...stats.counting.hash_table import settle_unknown
 from ...stats.ranking.hot_rows import tag_hot_samples
-from ..folders.manifest import FileEntry
-from ..runtime.thread_buffers import scratch
+from ..folders.file_facts import ColumnsFacts, SamplesFacts
+from ..folders.manifest import FileEntry, Manifest
+from ..folders.table_info import TableInfo
+from ..runtime.thread_buffers import thread_buffer
 from .arrow_files import as_fixed_lists, fixed_lists, values_of
 from .tables import as_lists, multi_hot, offsets_of, one_hot
 
-Bags = tuple[NDArray[np.int32], NDArray[np.int32]]
-"""(num_samples + 1,), where the look-ups of each sample begin; and their ids, those of all samples."""
+BagArrays = tuple[NDArray[np.int32], NDArray[np.int32]]
+"""(num_samples + 1,), where the lookups of each sample begin; and their ids, those of all samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartSize:
-    """What a part takes in memory depends on."""
+    """The numbers that the memory of a part depends on."""
 
     num_samples: int
     num_list_lookups: int = 0
-    """Look-ups of all multi-hot tables together."""
+    """Lookups of all multi-hot tables together."""
 
 
-def largest_part(entries: Sequence[FileEntry]) -> PartSize:
-    """No file of columns/ has more samples, nor more elements in its lists."""
-    lookups = (sum(entry.facts.get("lookups", {}).values()) for entry in entries)
+def largest_part(columns: Manifest, entries: Sequence[FileEntry]) -> PartSize:
+    """Return the most samples, and the most elements in lists, that one of these parts has."""
+    lookups = (sum(ColumnsFacts.of(columns, entry).lookups.values()) for entry in entries)
     return PartSize(max((entry.num_samples for entry in entries), default=0), max(lookups, default=0))
 
 
@@ -40,26 +42,27 @@ def largest_part(entries: Sequence[FileEntry]) -> PartSize:
 class PartIds:
     """Ids of every table."""
 
-    tables: Sequence[dict[str, Any]]
+    tables: Sequence[TableInfo]
     """As manifests have them, in their order."""
     matrix: NDArray[np.int32]
     """(num_samples, one-hot tables)."""
-    lists: dict[str, Bags]
-    """Of each multi-hot table, by name."""
+    lists: dict[str, BagArrays]
+    """Bags of each multi-hot table, by name."""
 
     @classmethod
-    def unset(cls, batch: Any, tables: Sequence[dict[str, Any]]) -> PartIds:
-        """Room for the ids of a part of columns/; the matrix is the thread's until it asks for another."""
-        matrix = scratch("ids", (batch.num_rows, len(one_hot(tables))), np.int32)
-        offsets = {table["name"]: offsets_of(batch.column(table["name"])) for table in multi_hot(tables)}
+    def unset(cls, batch: Any, tables: Sequence[TableInfo]) -> PartIds:
+        """Allocate ids for a part of columns/; the matrix is the thread's until it asks for another."""
+        matrix = thread_buffer("ids", (batch.num_rows, len(one_hot(tables))), np.int32)
+        offsets = {table.name: offsets_of(batch.column(table.name)) for table in multi_hot(tables)}
+        # A bag in samples/ is as long as in columns/, so the offsets are shared and only ids are new.
         lists = {name: (found, np.empty(found[-1], np.int32)) for name, found in offsets.items()}
         return cls(tables, matrix, lists)
 
     @classmethod
-    def read(cls, batch: Any, tables: Sequence[dict[str, Any]]) -> PartIds:
-        """The ids of a record batch of samples or shards; raises ManifestError where they are damaged."""
+    def read(cls, batch: Any, tables: Sequence[TableInfo]) -> PartIds:
+        """Read the ids of a record batch of samples or shards; raise ManifestError where they are damaged."""
         matrix = fixed_lists(batch.column("ids"), len(one_hot(tables)), np.int32)
-        arrays = {table["name"]: batch.column(table["name"]) for table in multi_hot(tables)}
+        arrays = {table.name: batch.column(table.name) for table in multi_hot(tables)}
         lists = {
             name: (offsets_of(array), values_of(array.values, np.int32)) for name, array in arrays.items()
         }
@@ -69,45 +72,48 @@ class PartIds:
     def ids(self) -> list[NDArray[np.int32]]:
         """Per table (num_lookups,): a column of the matrix, or the elements of all its lists."""
         columns = iter(self.matrix.T)
-        names = [table["name"] for table in self.tables]
+        names = [table.name for table in self.tables]
         return [self.lists[name][1] if name in self.lists else next(columns) for name in names]
 
-    def settle_oov(self, num_train: int) -> dict[str, Any]:
-        """Give unknown categories, -1, the oov row; look-ups that have it, and those of lists, by table.
+    def settle_oov(self, num_train: int) -> SamplesFacts:
+        """Give unknown categories, -1, the oov row; count the lookups that have it, and those of lists.
 
         ``num_train``: samples that are for training, the first ones.
         """
-        oov = {table["name"]: table["oov_id"] for table in self.tables}
-        names = [table["name"] for table in one_hot(self.tables)]
+        oov = {table.name: table.oov_id for table in self.tables}
+        names = [table.name for table in one_hot(self.tables)]
+        # One-hot tables all at once, the training samples first; then list by list.
         of_matrix = np.array([oov[name] for name in names], np.int32)
         counted = np.zeros((2, len(names)), np.int64)
         settle_unknown(self.matrix[:num_train], of_matrix, counted[0])
         settle_unknown(self.matrix[num_train:], of_matrix, counted[1])
         num_oov = dict(zip(names, counted.T, strict=True))
-        lookups = {}
+        lookups: dict[str, tuple[int, int]] = {}
         for name, (offsets, ids) in self.lists.items():
-            first, num_oov[name] = int(offsets[num_train]), np.zeros(2, np.int64)
-            lookups[name] = [first, ids.shape[0] - first]
+            # The lookups of the training samples are the elements before the first evaluation bag.
+            first = int(offsets[num_train])
+            num_oov[name] = np.zeros(2, np.int64)
+            lookups[name] = (first, ids.shape[0] - first)
             settle_unknown(ids[:first, None], np.array([oov[name]], np.int32), num_oov[name][:1])
             settle_unknown(ids[first:, None], np.array([oov[name]], np.int32), num_oov[name][1:])
         train, evaluation = (
-            [int(num_oov[table["name"]][place]) for table in self.tables] for place in range(2)
+            tuple(int(num_oov[table.name][half]) for table in self.tables) for half in range(2)
         )
-        facts: dict[str, Any] = {"oov_train": train, "oov_evaluation": evaluation}
-        return facts | ({"lookups": lookups} if lookups else {})
+        return SamplesFacts(oov_train=train, oov_evaluation=evaluation, lookups=lookups)
 
     def tags(self, num_hot: Sequence[int]) -> NDArray[np.uint8]:
-        """(num_samples,): 1 where all look-ups hit hot rows, whose id is below ``num_hot`` of their table."""
+        """Return 1 for each sample whose ids are all below ``num_hot`` of their tables: (num_samples,)."""
         is_hot = np.empty(self.matrix.shape[0], np.uint8)
         pairs = list(zip(self.tables, num_hot, strict=True))
-        of_matrix = [hot for table, hot in pairs if table["name"] not in self.lists]
+        of_matrix = [hot for table, hot in pairs if table.name not in self.lists]
+        # Every sample starts as its one-hot lookups decide; bags may only take the tag away.
         tag_hot_samples(self.matrix, np.array(of_matrix, np.int64), is_hot)
         for table, hot in pairs:
-            if table["name"] in self.lists:
-                tag_cold_bags(*self.lists[table["name"]], int(hot), is_hot)
+            if table.name in self.lists:
+                tag_cold_bags(*self.lists[table.name], int(hot), is_hot)
         return is_hot
 
     def columns(self) -> dict[str, Any]:
-        """The ids as columns of samples/."""
+        """Return the ids as columns of samples/."""
         lists = {name: as_lists(offsets, ids) for name, (offsets, ids) in self.lists.items()}
         return {"ids": as_fixed_lists(self.matrix)} | lists

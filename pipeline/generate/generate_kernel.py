@@ -1,8 +1,8 @@
 """The kernels that draw and write a sample: integers only, so that bytes are equal on every machine.
 
 A sample is a function of 64 bits, ``mix64_pair(seed, sample number)``; its k-th variable uses the k-th
-value of the SplitMix64 stream begun there. One pass draws the class, what is missing, the rank in each
-column and the click, and writes the text: about 1 us a sample, a third of which is the text.
+value of the SplitMix64 stream that starts there. One pass draws the class, the missing columns, the rank in
+each column and the click, and writes the text: about 1 us per sample, a third of which is the text.
 
 Shares are in units of 2^-32 ("u"), logits in units of 1/256 nat. Columns are the dense ones, then the
 sparse ones; a rank of -1 is a missing value.
@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.hashing import mix64, mix64_pair
+from ...stats.kernel import kernel
 
 MAX_SAMPLE_BYTES = 2 + 13 * 12 + 26 * 9
-"""Of a line: a label, 13 integers of at most 11 characters, 26 categories of 8."""
+"""Longest line: a label, 13 integers of at most 11 characters, 26 categories of 8."""
 
 NUM_GROUPS = 6
 NUM_SIGMOID = 1 << 13
@@ -28,7 +28,14 @@ COUPLING_BITS = 10
 _JITTER_BITS = 20
 
 _STRIDE = np.uint64(0x9E3779B97F4A7C15)
-_CLASS, _LABEL, _GROUP, _MISSING, _COLUMN = 0, 1, 8, 16, 64
+# Positions of a sample's variables in its stream; of the last three, the first of several.
+_CLASS = 0
+_LABEL = 1
+_GROUP = 8
+_MISSING = 16
+_COLUMN = 64
+_TAB = 9
+_NEWLINE = 10
 _LOW_32 = np.uint64(0xFFFFFFFF)
 
 
@@ -57,7 +64,7 @@ class World(NamedTuple):
     piece_slopes: NDArray[np.uint64]
     """(P,); ranks for one unit of u, times 2^32."""
     piece_effects: NDArray[np.int64]
-    """(P,); of a dense column its part of the logit, of a sparse one the amplitude, times 2^16."""
+    """(P,); part of the logit in a dense column, amplitude of the effect times 2^16 in a sparse one."""
     guide: NDArray[np.int32]
     """(F, 2^GUIDE_BITS); piece of the least u with these leading bits."""
     groups: NDArray[np.int64]
@@ -67,38 +74,38 @@ class World(NamedTuple):
     smallest: NDArray[np.int64]
     """(num_dense,); the integer at rank 0."""
     keys: NDArray[np.uint64]
-    """(F,); what effects and category values of a column are hashed with."""
+    """(F,); key with which effects and category values of a column are hashed."""
     missing_effects: NDArray[np.int64]
     """(F,); as ``piece_effects``, of a missing value."""
     pairs: NDArray[np.int64]
     """(Q, 2); sparse columns that interact."""
     pair_weights: NDArray[np.int64]
-    """(Q,); of the dot product of their hidden vectors, times 2^16."""
+    """(Q,); weight of the dot product of their hidden vectors, times 2^16."""
     sigmoid: NDArray[np.uint64]
     """(NUM_SIGMOID,); click probability in u; logit 0 in the middle."""
     intercept: int
-    """Of the logit."""
+    """Constant part of the logit."""
 
 
-@numba.njit(cache=True, nogil=True)
-def _variable(base: np.uint64, place: int) -> np.uint64:
-    """64 random bits: the ``place``-th value of the sample's stream."""
-    bits: np.uint64 = mix64(base + np.uint64(place) * _STRIDE)
+@kernel
+def _variable(base: np.uint64, position: int) -> np.uint64:
+    """Return 64 random bits: the value at ``position`` of the sample's stream."""
+    bits: np.uint64 = mix64(base + np.uint64(position) * _STRIDE)
     return bits
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _piece_of(world: World, column: int, u: np.uint64) -> np.int64:
-    """The piece of ``column`` that holds ``u``."""
+    """Return the piece of ``column`` that holds ``u``: near the one that the guide gives."""
     piece = np.int64(world.guide[column, np.int64(u >> np.uint64(32 - GUIDE_BITS))])
     while world.piece_starts[piece + 1] <= u:
         piece += 1
     return piece
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _missing_mask(world: World, base: np.uint64, latent: int) -> np.uint64:
-    """Bit f is set where column f is missing in a sample of class ``latent``."""
+    """Draw the missing columns of a sample of class ``latent``: bit f is column f."""
     mask = np.uint64(0)
     for group in range(world.missing_masks.shape[0]):
         u = _variable(base, _MISSING + group) >> np.uint64(32)
@@ -109,8 +116,9 @@ def _missing_mask(world: World, base: np.uint64, latent: int) -> np.uint64:
     return mask
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _class_of(world: World, base: np.uint64) -> int:
+    """Draw the latent class of a sample."""
     u = _variable(base, _CLASS) >> np.uint64(32)
     latent = 0
     while world.class_ends[latent] <= u:
@@ -118,7 +126,7 @@ def _class_of(world: World, base: np.uint64) -> int:
     return latent
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _draw(
     world: World,
     base: np.uint64,
@@ -126,7 +134,7 @@ def _draw(
     ranks: NDArray[np.int64],
     pieces: NDArray[np.int64],
 ) -> None:
-    """Draw one sample into ``ranks`` and ``pieces``, both (F,); ``shared`` is scratch, (NUM_GROUPS,)."""
+    """Draw one sample into ``ranks`` and ``pieces``, both (F,); ``shared`` is workspace, (NUM_GROUPS,)."""
     latent = _class_of(world, base)
     mask = _missing_mask(world, base, latent)
     for group in range(NUM_GROUPS):
@@ -135,50 +143,61 @@ def _draw(
         if (mask >> np.uint64(column)) & np.uint64(1):
             ranks[column] = -1
             continue
+
+        # Where in the class's distribution: an own u, or now and then the group's, which couples columns.
+        # The upper half of the bits is that u; of the lower half, 10 bits draw the coupling, 20 the jitter.
         bits = _variable(base, _COLUMN + column)
         within = bits >> np.uint64(32)
         if bits & np.uint64((1 << COUPLING_BITS) - 1) < world.couplings[column]:
             within = shared[world.groups[column]]
+
+        # The bucket of ranks in the class's distribution, and so the u in the column's own.
         bucket = 0
         while world.bucket_ends[latent, column, bucket + 1] <= within:
             bucket += 1
+
+        # A narrow bucket of the class may stand for a wide one of the column: jitter fills the steps.
         slope = world.bucket_slopes[latent, column, bucket]
         jitter = (bits >> np.uint64(COUPLING_BITS)) & np.uint64((1 << _JITTER_BITS) - 1)
         u = (within - world.bucket_ends[latent, column, bucket]) * slope
         u = (u + ((jitter * slope) >> np.uint64(_JITTER_BITS))) >> np.uint64(32)
         u += world.bucket_starts[column, bucket]
+
+        # The rank: ranks of a piece are equally likely.
         piece = _piece_of(world, column, u)
         offset = ((u - world.piece_starts[piece]) * world.piece_slopes[piece]) >> np.uint64(32)
         ranks[column] = world.piece_ranks[piece] + np.int64(offset)
         pieces[column] = piece
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _main_effect(bits: np.uint64) -> np.int64:
-    """A nearly normal integer of mean 0 and deviation 147.8: four bytes of ``bits`` less their mean."""
+    """Return a nearly normal integer of mean 0 and deviation 147.8: four bytes less their mean."""
     total = np.int64(-510)
     for byte in range(4):
         total += np.int64((bits >> np.uint64(8 * byte)) & np.uint64(255))
     return total
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _hidden_dot(left: np.uint64, right: np.uint64) -> np.int64:
-    """Dot product of two hidden vectors of four odd integers in [-15, 15]; deviation 170."""
+    """Return the dot product of two hidden vectors of four odd integers in [-15, 15]; deviation 170."""
     total = np.int64(0)
-    for place in range(32, 64, 8):
-        one = 2 * np.int64((left >> np.uint64(place)) & np.uint64(15)) - 15
-        other = 2 * np.int64((right >> np.uint64(place)) & np.uint64(15)) - 15
+    for shift in range(32, 64, 8):
+        one = 2 * np.int64((left >> np.uint64(shift)) & np.uint64(15)) - 15
+        other = 2 * np.int64((right >> np.uint64(shift)) & np.uint64(15)) - 15
         total += one * other
     return total
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _logit(
     world: World, ranks: NDArray[np.int64], pieces: NDArray[np.int64], hashes: NDArray[np.uint64]
 ) -> np.int64:
-    """The planted logit of a drawn sample, in 1/256; ``hashes`` is scratch, (F,)."""
+    """Compute the planted logit of a drawn sample, in 1/256; ``hashes`` is workspace, (F,)."""
     num_dense = world.smallest.shape[0]
+
+    # Effects of single values; of a category, its hash times the amplitude of its rank.
     logit = np.int64(world.intercept)
     for column in range(ranks.shape[0]):
         effect = world.missing_effects[column]
@@ -188,24 +207,27 @@ def _logit(
             hashes[column] = mix64(world.keys[column] ^ np.uint64(ranks[column] + 1))
             effect = (_main_effect(hashes[column]) * effect) >> 16
         logit += effect
+
+    # Interactions: the upper halves of the same hashes are the hidden vectors.
     for pair in range(world.pairs.shape[0]):
         dot = _hidden_dot(hashes[world.pairs[pair, 0]], hashes[world.pairs[pair, 1]])
         logit += (dot * world.pair_weights[pair]) >> 16
     return logit
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _is_click(world: World, base: np.uint64, logit: np.int64) -> int:
-    place = np.int64(min(max(np.int64(logit + NUM_SIGMOID // 2), np.int64(0)), np.int64(NUM_SIGMOID - 1)))
-    return 1 if (_variable(base, _LABEL) >> np.uint64(32)) < world.sigmoid[place] else 0
+    """Draw the label, 0 or 1."""
+    entry = np.int64(min(max(np.int64(logit + NUM_SIGMOID // 2), np.int64(0)), np.int64(NUM_SIGMOID - 1)))
+    return 1 if (_variable(base, _LABEL) >> np.uint64(32)) < world.sigmoid[entry] else 0
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def category_value(key: np.uint64, rank: int) -> np.uint64:
-    """The 32-bit category of ``rank``: for each key a bijection of 32-bit integers.
+    """Return the 32-bit category of ``rank``: for each key a bijection of 32-bit integers.
 
     Exact: an exclusive or, three multiplications by odd numbers modulo 2^32 and three exclusive ors
-    with an own right shift, each of which can be undone.
+    with the bits shifted right, each of which can be undone.
     """
     bits = (np.uint64(rank) ^ key) & _LOW_32
     bits = (bits * np.uint64(0x9E3779B1)) & _LOW_32
@@ -214,42 +236,44 @@ def category_value(key: np.uint64, rank: int) -> np.uint64:
     return bits ^ (bits >> np.uint64(16))
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _write_integer(value: int, out: NDArray[np.uint8], end: int) -> int:
     """Write ``value`` in decimal from ``out[end]`` on; returns where it ends."""
     if value < 0:
         out[end] = 45
         end += 1
         value = -value
+
+    # Count the digits, then write them from the last one.
     num_digits = 1
     rest = value // 10
     while rest > 0:
         num_digits += 1
         rest //= 10
-    for place in range(end + num_digits - 1, end - 1, -1):
-        out[place] = 48 + value % 10
+    for position in range(end + num_digits - 1, end - 1, -1):
+        out[position] = 48 + value % 10
         value //= 10
     return end + num_digits
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _write_hex(value: np.uint64, out: NDArray[np.uint8], end: int) -> int:
     """Write eight lower-case hexadecimal digits from ``out[end]`` on; returns where they end."""
     for digit in range(8):
         nibble = np.uint8((value >> np.uint64(28 - 4 * digit)) & np.uint64(15))
-        out[end + digit] = nibble + (48 if nibble < 10 else 87)
+        out[end + digit] = nibble + (48 if nibble < 10 else 87)  # "0", or "a" less ten
     return end + 8
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def write_samples(
     world: World, seed: np.uint64, start: int, num_samples: int, has_label: bool, out: NDArray[np.uint8]
 ) -> tuple[int, int]:
     """Write samples ``start`` ... ``start + num_samples - 1`` as lines of text.
 
     Args:
-        world: what they are drawn from.
-        seed: of the log.
+        world: the profile they are drawn from.
+        seed: seed of the log.
         start: number of the first sample.
         num_samples: how many.
         has_label: whether a line begins with the label.
@@ -258,10 +282,14 @@ def write_samples(
     Returns:
         Bytes written, and clicks among the samples (0 without labels).
     """
-    num_columns, num_dense = world.groups.shape[0], world.smallest.shape[0]
-    ranks, pieces = np.empty(num_columns, np.int64), np.empty(num_columns, np.int64)
-    hashes, shared = np.empty(num_columns, np.uint64), np.empty(NUM_GROUPS, np.uint64)
-    end, num_clicks = 0, 0
+    num_columns = world.groups.shape[0]
+    num_dense = world.smallest.shape[0]
+    ranks = np.empty(num_columns, np.int64)
+    pieces = np.empty(num_columns, np.int64)
+    hashes = np.empty(num_columns, np.uint64)
+    shared = np.empty(NUM_GROUPS, np.uint64)
+    end = 0
+    num_clicks = 0
     for number in range(start, start + num_samples):
         base = mix64_pair(seed, np.uint64(number))
         _draw(world, base, shared, ranks, pieces)
@@ -269,20 +297,22 @@ def write_samples(
             is_click = _is_click(world, base, _logit(world, ranks, pieces, hashes))
             num_clicks += is_click
             out[end] = 48 + is_click
-            out[end + 1] = 9
+            out[end + 1] = _TAB
             end += 2
+
+        # A missing value is nothing between two tabs; the last tab becomes the newline.
         for column in range(num_columns):
             if ranks[column] >= 0 and column < num_dense:
                 end = _write_integer(world.smallest[column] + ranks[column], out, end)
             elif ranks[column] >= 0:
                 end = _write_hex(category_value(world.keys[column], ranks[column]), out, end)
-            out[end] = 9
+            out[end] = _TAB
             end += 1
-        out[end - 1] = 10
+        out[end - 1] = _NEWLINE
     return end, num_clicks
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def draw_samples(
     world: World,
     seed: np.uint64,
@@ -291,11 +321,11 @@ def draw_samples(
     logits: NDArray[np.int64],
     labels: NDArray[np.uint8],
 ) -> None:
-    """The samples that ``write_samples`` writes, as numbers.
+    """Draw the samples that ``write_samples`` writes, as numbers.
 
     Args:
-        world: what they are drawn from.
-        seed: of the log.
+        world: the profile they are drawn from.
+        seed: seed of the log.
         start: number of the first sample.
         ranks: (num_samples, F), out; -1 where missing.
         logits: (num_samples,), out; 1/256 nat.
@@ -303,7 +333,8 @@ def draw_samples(
     """
     num_columns = world.groups.shape[0]
     pieces = np.empty(num_columns, np.int64)
-    hashes, shared = np.empty(num_columns, np.uint64), np.empty(NUM_GROUPS, np.uint64)
+    hashes = np.empty(num_columns, np.uint64)
+    shared = np.empty(NUM_GROUPS, np.uint64)
     for sample in range(ranks.shape[0]):
         base = mix64_pair(seed, np.uint64(start + sample))
         _draw(world, base, shared, ranks[sample], pieces)

@@ -1,7 +1,7 @@
-"""From a profile to the tables the kernels draw from: shares become integers, marginals become exact.
+"""The tables that the kernels draw from, built from a profile: integer shares, exact marginals.
 
 The class shares of a profile are rounded and were fitted to a part of a log, so the marginals they imply
-are a little off. Raking each column's (class, bucket) matrix to the profile's own coverage mends that: the
+are a little off. Raking each column's (class, bucket) matrix to the profile's own coverage corrects that: the
 drawn marginals are those of the profile whatever the dependence, for every scale.
 
 The click model: each category has a nearly normal effect and a hidden vector, both hashed from its table and
@@ -33,35 +33,36 @@ MIN_NUM_ROWS = 100
 _ONE = 1 << 32
 _NUM_RAKES = 500
 _LEAST_CELL = 0.1  # thousandths: raking needs positive cells to reach any marginals
-_RANKS_AN_OCTAVE = 16
+_RANKS_PER_OCTAVE = 16
 _MAX_SLOPE = (1 << 44) - 1
-_WORLD_SEED, _CALIBRATION_SEED = 0x686F74736574, 0x63616C69
+_WORLD_SEED = 0x686F74736574
+_CALIBRATION_SEED = 0x63616C69
 _NUM_CALIBRATION = 1 << 16
-_MAIN_DEVIATION, _PAIR_DEVIATION = 147.8, 170.0
-_LN_2 = 0.6931471805599453
+_MAIN_DEVIATION = 147.8
+_PAIR_DEVIATION = 170.0
 
 
 def scaled_num_rows(num_rows: int, scale: float) -> int:
-    """Rows of a table of ``num_rows`` when cardinalities are divided by ``scale``; few rows stay."""
+    """Return a table's rows when cardinalities are divided by ``scale``; small tables keep theirs."""
     return min(num_rows, max(MIN_NUM_ROWS, int(num_rows / scale)))
 
 
 @functools.lru_cache(maxsize=4)
 def world_of(profile: str, scale: float = 1) -> World:
-    """The tables of the profile called ``profile`` with cardinalities divided by ``scale``."""
+    """Return the tables of the profile called ``profile``, cardinalities divided by ``scale``."""
     return compile_world(load_profile(profile), scale)
 
 
 def compile_world(profile: Profile, scale: float) -> World:
-    """Make the tables; the intercept is set last, so that the profile's click rate comes out."""
+    """Build the tables; the intercept is fitted last, so that samples click at the profile's rate."""
     columns = profile.columns
     bucket_starts = _stack([_bucket_starts(column)[:-1] for column in columns], _ONE)
     drawn = [_class_buckets(profile, column) for column in columns]
     pieces = [_pieces(profile, column, scale) for column in columns]
     masks = _stack([_masks(profile, group.patterns) for group in profile.missing], 0)
     group_rows = [_rows_to_u(_raked_groups(profile, index)) for index in range(len(profile.missing))]
-    names, click = [column.name for column in columns], profile.click
-    pairs = [(names.index(left), names.index(right)) for left, right, _ in click["pairs"]]
+    names = [column.name for column in columns]
+    pairs = [(names.index(left), names.index(right)) for left, right, _ in profile.click.pairs]
     world = World(
         class_ends=_rows_to_u(profile.class_weights[None, :])[0],
         missing_ends=_stack(group_rows, _ONE),
@@ -77,21 +78,21 @@ def compile_world(profile: Profile, scale: float) -> World:
         groups=np.array([column.group or 0 for column in columns], np.int64),
         couplings=np.array([round(column.coupling * (1 << COUPLING_BITS)) for column in columns], np.uint64),
         smallest=np.array([column.smallest for column in columns if column.is_dense], np.int64),
-        keys=np.array([_key(place) for place in range(len(columns))], np.uint64),
+        keys=np.array([_key(number) for number in range(len(columns))], np.uint64),
         missing_effects=np.array([_missing_effect(profile, column) for column in columns], np.int64),
         pairs=np.array(pairs, np.int64).reshape(-1, 2),
         pair_weights=np.array(
-            [round(weight * 256 * 65536 / _PAIR_DEVIATION) for _, _, weight in profile.click["pairs"]],
+            [round(weight * 256 * 65536 / _PAIR_DEVIATION) for _, _, weight in profile.click.pairs],
             np.int64,
         ),
         sigmoid=sigmoid_table(),
         intercept=0,
     )
-    return world._replace(intercept=_fitted_intercept(world, click["rate"]))
+    return world._replace(intercept=_fitted_intercept(world, profile.click.rate))
 
 
 def sigmoid_table() -> NDArray[np.uint64]:
-    """Click probability in units of 2^-32 at logits of -NUM_SIGMOID / 512 nat and 1/256 more each.
+    """Return the click probability in units of 2^-32 at logits of -NUM_SIGMOID / 512 nat and 1/256 more each.
 
     Powers of exp(1/256) by repeated multiplication, so equal everywhere; off by at most 1e-12.
     """
@@ -103,34 +104,44 @@ def sigmoid_table() -> NDArray[np.uint64]:
 
 
 def _fitted_intercept(world: World, click_rate: float) -> int:
-    """The intercept, in 1/256, with which samples of a stream of their own click at ``click_rate``."""
+    """Find the intercept, in 1/256, with which samples of a separate stream click at ``click_rate``."""
     ranks = np.empty((_NUM_CALIBRATION, world.groups.shape[0]), np.int64)
-    logits, labels = np.empty(_NUM_CALIBRATION, np.int64), np.empty(_NUM_CALIBRATION, np.uint8)
+    logits = np.empty(_NUM_CALIBRATION, np.int64)
+    labels = np.empty(_NUM_CALIBRATION, np.uint8)
     draw_samples(world, np.uint64(_CALIBRATION_SEED), 0, ranks, logits, labels)
+
+    # Bisection: the expected clicks grow with the intercept.
     wanted = int(click_rate * _ONE) * _NUM_CALIBRATION
     low, high = -NUM_SIGMOID // 2, NUM_SIGMOID // 2
     while high - low > 1:
         middle = (low + high) // 2
-        places = np.clip(logits + middle + NUM_SIGMOID // 2, 0, NUM_SIGMOID - 1)
-        low, high = (low, middle) if int(world.sigmoid[places].sum()) > wanted else (middle, high)
+        entries = np.clip(logits + middle + NUM_SIGMOID // 2, 0, NUM_SIGMOID - 1)
+        if int(world.sigmoid[entries].sum()) > wanted:
+            high = middle
+        else:
+            low = middle
     return low
 
 
 def _bucket_starts(column: Column) -> NDArray[np.uint64]:
-    """(num_buckets + 1,); u at which each bucket of ``column`` begins, then 2^32."""
+    """Return (num_buckets + 1,): u at which each bucket of ``column`` begins, then 2^32."""
     num_values = column.present.num_values
     edges = np.concatenate([[0], column.edges, [num_values]]).astype(np.int64)
     return _to_u(column.present.at(num_values, edges))
 
 
 def _class_buckets(profile: Profile, column: Column) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Ends (num_classes, num_buckets + 1) and slopes (num_classes, num_buckets) of a column's buckets."""
+    """Return ends (num_classes, num_buckets + 1) and slopes (num_classes, num_buckets) of the buckets."""
+    # Rake the shares to the marginals: of classes where the column is present, and of its buckets.
     starts = _bucket_starts(column)
     widths = np.diff(starts.astype(np.int64))
     present = profile.class_weights * (1.0 - _missing_by_class(profile, column.name))
     matrix = np.maximum(column.class_shares, _LEAST_CELL)
     total = np.add.accumulate(present)[-1]
     rake(matrix, present / total, widths / _ONE, _NUM_RAKES)
+
+    # A slope maps a bucket's width in the class's u to its width in the column's. Shifted by 31 and doubled:
+    # a width of 2^32, shifted by 32, would not fit in 64 bits.
     ends = _rows_to_u(matrix)
     ends = np.concatenate([np.zeros((ends.shape[0], 1), np.uint64), ends], axis=1)
     class_widths = np.diff(ends.astype(np.int64), axis=1)
@@ -143,18 +154,18 @@ def _class_buckets(profile: Profile, column: Column) -> tuple[NDArray[np.uint64]
 
 
 def _missing_by_class(profile: Profile, name: str) -> NDArray[np.float64]:
-    """(num_classes,); how often column ``name`` is missing in each class."""
+    """Return (num_classes,): how often column ``name`` is missing in each class."""
     shares = np.zeros_like(profile.class_weights)
     for index, group in enumerate(profile.missing):
         raked = _raked_groups(profile, index)
-        for place, pattern in enumerate(group.patterns):
+        for number, pattern in enumerate(group.patterns):
             if name in pattern:
-                shares = shares + raked[:, place] / profile.class_weights
+                shares = shares + raked[:, number] / profile.class_weights
     return shares
 
 
 def _raked_groups(profile: Profile, index: int) -> NDArray[np.float64]:
-    """(num_classes, num_patterns); joint shares of class and pattern with the profile's own marginals."""
+    """Return (num_classes, num_patterns): joint shares with the profile's own marginals."""
     group = profile.missing[index]
     matrix = np.maximum(group.class_shares, _LEAST_CELL)
     rake(matrix, profile.class_weights, group.shares, _NUM_RAKES)
@@ -164,7 +175,7 @@ def _raked_groups(profile: Profile, index: int) -> NDArray[np.float64]:
 def _pieces(
     profile: Profile, column: Column, scale: float
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64]]:
-    """Start, first rank, slope and effect of each piece; the last entry only closes the column."""
+    """Return start, first rank, slope and effect of each piece; the last entry only closes the column."""
     ranks = piece_ranks(column, scale)
     starts = _to_u(column.present.at(int(ranks[-1]), ranks))
     widths = np.maximum(np.diff(starts.astype(np.int64)), 1).astype(np.uint64)
@@ -176,7 +187,7 @@ def _pieces(
 
 
 def piece_ranks(column: Column, scale: float) -> NDArray[np.int64]:
-    """First ranks of a column's pieces, then the number of its values; missing is none of them.
+    """Return the first ranks of a column's pieces, then the number of its values without missing.
 
     Each of the first 32 ranks is a piece, then every sixteenth of an octave, and each knot of the profile
     where the table keeps its rows.
@@ -185,8 +196,8 @@ def piece_ranks(column: Column, scale: float) -> NDArray[np.int64]:
     if not column.is_dense:
         has_missing = int(column.missing_share > 0)
         num_values = scaled_num_rows(num_values + has_missing, scale) - has_missing
-    octaves = np.arange(_RANKS_AN_OCTAVE, 2 * _RANKS_AN_OCTAVE)[None, :] << np.arange(1, 30)[:, None]
-    parts = [np.arange(2 * _RANKS_AN_OCTAVE), octaves.ravel(), np.array([num_values])]
+    octaves = np.arange(_RANKS_PER_OCTAVE, 2 * _RANKS_PER_OCTAVE)[None, :] << np.arange(1, 30)[:, None]
+    parts = [np.arange(2 * _RANKS_PER_OCTAVE), octaves.ravel(), np.array([num_values])]
     if num_values == column.present.num_values:
         parts.append(column.present.ranks.astype(np.int64))
     ranks = np.unique(np.concatenate(parts).astype(np.int64))
@@ -194,26 +205,26 @@ def piece_ranks(column: Column, scale: float) -> NDArray[np.int64]:
 
 
 def _amplitudes(profile: Profile, column: Column, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Amplitude of a category's effect, times 2^16: full in the head, less for each octave beyond it."""
+    """Return the amplitudes of effects, times 2^16: full in the head, less for each octave beyond it."""
     click = profile.click
-    octaves = np.maximum(log2(ranks.astype(np.float64) + 1.0) - click["head_octaves"], 0.0)
-    decay = 1.0 / (1.0 + click["decay"] * octaves)
-    return _to_fixed(click["sparse"].get(column.name, 0.0) * decay)
+    octaves = np.maximum(log2(ranks.astype(np.float64) + 1.0) - click.head_octaves, 0.0)
+    decay = 1.0 / (1.0 + click.decay * octaves)
+    return _to_fixed(click.sparse.get(column.name, 0.0) * decay)
 
 
 def _dense_effects(profile: Profile, column: Column, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Effect of a dense value: a slope for each octave of 1 + max(x, 0) and a kink at the middle."""
-    slope, kink, middle, _ = profile.click["dense"][column.name]
-    octaves = log2(np.maximum(ranks + column.smallest, 0).astype(np.float64) + 1.0) - middle
-    nats = slope * octaves + kink * np.abs(octaves)
+    """Return effects of dense values: a slope per octave of 1 + max(x, 0), and a kink at the middle."""
+    model = profile.click.dense[column.name]
+    octaves = log2(np.maximum(ranks + column.smallest, 0).astype(np.float64) + 1.0) - model.middle
+    nats = model.slope * octaves + model.kink * np.abs(octaves)
     effects: NDArray[np.int64] = np.rint(nats * 256.0).astype(np.int64)
     return effects
 
 
 def _missing_effect(profile: Profile, column: Column) -> int:
     if column.is_dense:
-        return round(float(profile.click["dense"][column.name][3]) * 256)
-    return int(_to_fixed(np.array([profile.click["sparse"].get(column.name, 0.0)]))[0])
+        return round(float(profile.click.dense[column.name].missing) * 256)
+    return int(_to_fixed(np.array([profile.click.sparse.get(column.name, 0.0)]))[0])
 
 
 def _to_fixed(nats: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -222,42 +233,44 @@ def _to_fixed(nats: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _masks(profile: Profile, patterns: tuple[tuple[str, ...], ...]) -> NDArray[np.uint64]:
-    places = {column.name: place for place, column in enumerate(profile.columns)}
-    return np.array([sum(1 << places[name] for name in pattern) for pattern in patterns], np.uint64)
+    numbers = {column.name: number for number, column in enumerate(profile.columns)}
+    return np.array([sum(1 << numbers[name] for name in pattern) for pattern in patterns], np.uint64)
 
 
 def _guides(starts: list[NDArray[np.uint64]]) -> NDArray[np.int32]:
-    """(F, 2^GUIDE_BITS); the piece, over all columns, in which each leading-bits group begins."""
+    """Return (F, 2^GUIDE_BITS): the piece, over all columns, that holds the least u with these bits."""
     leading = np.arange(1 << GUIDE_BITS, dtype=np.uint64) << np.uint64(32 - GUIDE_BITS)
-    guides, first = [], 0
+    guides = []
+    first = 0
     for column_starts in starts:
         guides.append(first + np.searchsorted(column_starts, leading, side="right") - 1)
         first += column_starts.shape[0]
     return np.array(guides, np.int32)
 
 
-def _key(place: int) -> np.uint64:
-    return np.uint64(mix64_pair(np.uint64(_WORLD_SEED), np.uint64(place)))
+def _key(number: int) -> np.uint64:
+    """Return the key of column ``number``: of the world's own seed, so equal for every log."""
+    return np.uint64(mix64_pair(np.uint64(_WORLD_SEED), np.uint64(number)))
 
 
 def _to_u(shares: NDArray[np.float64]) -> NDArray[np.uint64]:
-    """Shares in [0, 1] in units of 2^-32, rounded down."""
+    """Return shares in [0, 1] in units of 2^-32, rounded down."""
     return np.floor(shares * _ONE).astype(np.uint64)
 
 
 def _rows_to_u(matrix: NDArray[np.float64]) -> NDArray[np.uint64]:
-    """Running shares of each row in units of 2^-32; the last is exactly 2^32."""
+    """Return running shares of each row in units of 2^-32; the last is exactly 2^32."""
     running = np.add.accumulate(matrix, axis=1)
     ends = _to_u(running / np.maximum(running[:, -1:], 1e-300))  # a row of zeros is never drawn
     ends[:, -1] = _ONE
     return ends
 
 
-def _stack(parts: list[NDArray[Any]], filler: int) -> NDArray[np.uint64]:
+def _stack(arrays: list[NDArray[Any]], filler: int) -> NDArray[np.uint64]:
     """Stack arrays that differ in their last axis, the short ones filled up with ``filler``."""
-    longest = max(part.shape[-1] for part in parts)
+    longest = max(array.shape[-1] for array in arrays)
     filled = [
-        np.pad(part, [(0, 0)] * (part.ndim - 1) + [(0, longest - part.shape[-1])], constant_values=filler)
-        for part in parts
+        np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, longest - array.shape[-1])], constant_values=filler)
+        for array in arrays
     ]
     return np.stack(filled).astype(np.uint64)

@@ -1,4 +1,4 @@
-"""Profiles: the aggregates a generated log is drawn from, one small JSON file each.
+"""Profiles: the aggregates that a generated log is drawn from, one small JSON file each.
 
 A profile holds no sample and no raw value, only shares:
 
@@ -10,7 +10,7 @@ A profile holds no sample and no raw value, only shares:
     coupling  columns of one group, within a class, share one uniform variable with this probability
     click     the planted click model: amplitudes in nats, see ``generate_world``
 
-``workflows/make_profile.py`` makes one from published aggregates and a rank-coded part of a log.
+``workflows/make_profile.py`` derives one from published aggregates and a rank-coded part of a log.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ PROFILES = Path(__file__).parent / "profiles"
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Share of the looked-up values that are among the first k, for a few k, ascending."""
+    """The share of lookups that the first k values get, for a few k, ascending."""
 
     ranks: NDArray[np.float64]
-    """(num_knots,); k. The last is the number of distinct values."""
+    """(num_knots,); each k. The last is the number of distinct values."""
 
     shares: NDArray[np.float64]
     """(num_knots,), in [0, 1], the last 1."""
 
     @property
     def num_values(self) -> int:
-        """How many distinct values there are."""
+        """Number of distinct values."""
         return int(self.ranks[-1])
 
     def at(self, num_values: int, ranks: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Share of the first ``ranks`` values in a column shrunk to ``num_values`` distinct ones.
+        """Return the share of the first ``ranks`` values in a column shrunk to ``num_values`` values.
 
         Ranks are stretched on a log scale, so the first value keeps its share, the last one its place,
-        and a given fraction of log k serves the share it served before.
+        and a given fraction of log k gets the share it had before.
 
         Args:
             ranks: (num_ranks,), in [0, num_values]; 0 gives 0.
@@ -63,23 +63,23 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One dense or sparse field of a profile; values are counted from 0 by rank (sparse) or size (dense)."""
+    """One dense or sparse field of a profile; values are numbered from 0 by rank (sparse) or size (dense)."""
 
     name: str
     is_dense: bool
     smallest: int
     """The integer at rank 0 of a dense column; 0 for sparse ones."""
     num_rows: int
-    """Distinct values of a sparse column, missing among them; of a dense one, the span of its values."""
+    """Distinct values of a sparse column, missing among them; range of the values of a dense one."""
     present: Coverage
-    """Of the values that are not missing, among the fields that are not missing."""
+    """Coverage of the values that are not missing, among the fields that are not missing."""
     missing_share: float
     edges: NDArray[np.int64]
     """(num_buckets - 1,); ranks at which a new bucket begins."""
     class_shares: NDArray[np.float64]
-    """(num_classes, num_buckets); unnormalised share of each bucket, where not missing."""
+    """(num_classes, num_buckets); unnormalized share of each bucket, where not missing."""
     group: int | None
-    """Which columns it is coupled with, or None."""
+    """Number of the group of columns it is coupled with, or None."""
     coupling: float
     """Probability of drawing from the group's variable rather than its own, in [0, 1]."""
 
@@ -93,40 +93,72 @@ class MissingGroup:
     shares: NDArray[np.float64]
     """(num_patterns,), summing to 1."""
     class_shares: NDArray[np.float64]
-    """(num_classes, num_patterns), unnormalised."""
+    """(num_classes, num_patterns), unnormalized."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseEffect:
+    """The part of a dense column in the click model, in nats; octaves are those of 1 + max(x, 0)."""
+
+    slope: float
+    """Effect per octave."""
+    kink: float
+    """Further effect per octave of distance from the middle."""
+    middle: float
+    """Octaves at which the effect is 0."""
+    missing: float
+    """Effect of a missing value."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClickModel:
+    """The planted click model of a profile; see ``generate_world``."""
+
+    rate: float
+    """Share of samples that are clicks."""
+    head_octaves: float
+    """Octaves of ranks in which the effects of categories are full."""
+    decay: float
+    """How fast effects fall beyond: by 1 / (1 + decay * octaves)."""
+    sparse: dict[str, float]
+    """Amplitude of each sparse column's effects (nats)."""
+    dense: dict[str, DenseEffect]
+    """Effects of each dense column."""
+    pairs: tuple[tuple[str, str, float], ...]
+    """Sparse columns that interact, and the deviation of their effect (nats)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A profile as it stands in its file, checked."""
+    """A profile, parsed from its file."""
 
     name: str
     columns: tuple[Column, ...]
     missing: tuple[MissingGroup, ...]
     class_weights: NDArray[np.float64]
     """(num_classes,), summing to 1."""
-    click: dict[str, Any]
+    click: ClickModel
 
 
 def profile_names() -> list[str]:
-    """Names of the profiles there are."""
+    """Return the names of all profiles."""
     return sorted(path.stem for path in PROFILES.glob("*.json"))
 
 
 @functools.lru_cache(maxsize=4)
 def load_profile(name: str) -> Profile:
-    """Read the profile called ``name``; raises ConfigError naming those there are."""
+    """Read the profile called ``name``; raises ConfigError with the names of all."""
     if name not in profile_names():
         raise ConfigError(f"no profile {name!r}", hint=f"one of {', '.join(profile_names())}")
     return parse_profile(json.loads((PROFILES / f"{name}.json").read_text()))
 
 
 def parse_profile(facts: dict[str, Any]) -> Profile:
-    """The profile in the JSON object ``facts``."""
+    """Parse the JSON object ``facts`` of a profile."""
     missing = tuple(
         MissingGroup(
             patterns=tuple(tuple(pattern) for pattern in group["patterns"]),
-            shares=_normalised(group["shares"]),
+            shares=_normalized(group["shares"]),
             class_shares=np.array(group["class_shares"], np.float64),
         )
         for group in facts["missing"]
@@ -137,7 +169,19 @@ def parse_profile(facts: dict[str, Any]) -> Profile:
         for is_dense, kind in ((True, "dense"), (False, "sparse"))
         for column in facts[kind]
     )
-    return Profile(facts["name"], columns, missing, _normalised(facts["class_weights"]), facts["click"])
+    weights = _normalized(facts["class_weights"])
+    return Profile(facts["name"], columns, missing, weights, _click_model(facts["click"]))
+
+
+def _click_model(facts: dict[str, Any]) -> ClickModel:
+    return ClickModel(
+        rate=facts["rate"],
+        head_octaves=facts["head_octaves"],
+        decay=facts["decay"],
+        sparse=facts["sparse"],
+        dense={name: DenseEffect(*numbers) for name, numbers in facts["dense"].items()},
+        pairs=tuple((left, right, weight) for left, right, weight in facts["pairs"]),
+    )
 
 
 def without_missing(
@@ -149,8 +193,8 @@ def without_missing(
 
     Args:
         ranks: k, ascending from 1.
-        shares: of the first k values, missing being one of them.
-        missing_rank: place of missing among the values, 0 = most frequent.
+        shares: shares of the first k values, missing being one of them.
+        missing_rank: rank of missing among the values, 0 = most frequent.
         missing_share: of all fields, in [0, 1).
     """
     kept = [
@@ -199,9 +243,9 @@ def _missing_shares(groups: tuple[MissingGroup, ...]) -> dict[str, float]:
     return found
 
 
-def _normalised(shares: list[float]) -> NDArray[np.float64]:
+def _normalized(shares: list[float]) -> NDArray[np.float64]:
     total = 0.0
-    for share in shares:  # in order: np.sum adds in an order of its own
+    for share in shares:  # one after another: np.sum adds in another order
         total += share
     return np.array(shares, np.float64) / total
 

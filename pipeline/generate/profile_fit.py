@@ -1,8 +1,8 @@
 """Fit the dependence of a profile to a part of a log whose categories are global ranks.
 
-What is fitted: shares of latent classes, of missing patterns and of rank buckets in each class, and how
-often columns of a coupled group share one uniform variable within a class. Marginals are not fitted; they
-come from aggregates of the whole log and are restored by raking when the profile is used.
+Fitted are the shares of latent classes, of missing patterns and of rank buckets in each class, and how
+often columns of a coupled group share one uniform variable within a class. Marginals are not fitted: they
+are taken from aggregates of the whole log and restored by raking when the profile is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .profile import Coverage
 from .sampling import fit_latent_classes
 
 HOT_THRESHOLDS = (1e-5, 1e-6, 1e-7)
-"""Look-up probabilities at which a bucket of ranks begins, so that hot look-ups can come together."""
+"""Lookup probabilities at which a bucket of ranks begins, so that hot lookups can come together."""
 
 _HEAD_QUANTILES = (0.2, 0.4, 0.6, 0.8)
 _LEAST_TAIL = 0.004
@@ -26,7 +26,7 @@ _PER_MILLE = 1000
 
 @dataclass(frozen=True, slots=True)
 class FitColumn:
-    """One column of the part the dependence is fitted to."""
+    """One column of the part of a log that the dependence is fitted to."""
 
     name: str
     present: Coverage
@@ -35,22 +35,22 @@ class FitColumn:
     edges: NDArray[np.int64]
     """(num_buckets - 1,); ranks at which a new bucket begins."""
     group: int | None = None
-    """Which columns it may be coupled with."""
+    """Number of the group of columns it may be coupled with."""
 
     @property
     def levels(self) -> NDArray[np.int32]:
-        """(num_samples,); the bucket, -1 where missing."""
+        """The bucket of each sample, (num_samples,); -1 where missing."""
         buckets = np.searchsorted(self.edges, self.ranks, side="right")
         return np.where(self.ranks < 0, -1, buckets).astype(np.int32)
 
     @property
     def num_buckets(self) -> int:
-        """Buckets of ranks."""
+        """Number of rank buckets."""
         return len(self.edges) + 1
 
 
 def sparse_edges(present: Coverage, missing_share: float) -> NDArray[np.int64]:
-    """Ranks that cut a sparse column where look-ups stop being hot, once more in its tail, and in its head.
+    """Cut a sparse column where lookups stop being hot, once more in its tail, and in its head.
 
     Args:
         present: coverage of the values that are present.
@@ -71,17 +71,17 @@ def sparse_edges(present: Coverage, missing_share: float) -> NDArray[np.int64]:
 
 
 def dense_edges(ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Ranks that cut a dense column at its quartiles, as far as they differ."""
+    """Cut a dense column at its quartiles, as far as they differ; returns the ranks."""
     present = ranks[ranks >= 0]
     quartiles = np.quantile(present, [0.25, 0.5, 0.75]).astype(np.int64) + 1
     return np.unique(quartiles[quartiles <= present.max()])
 
 
 def pattern_levels(columns: list[FitColumn], patterns: list[list[str]]) -> NDArray[np.int32]:
-    """Which of ``patterns`` each sample shows in the columns they name; -1 for none of them."""
+    """Return which of ``patterns`` each sample shows in the columns they name; -1 for none of them."""
     named = sorted({name for pattern in patterns for name in pattern})
     ranks = {column.name: column.ranks for column in columns}
-    codes = sum((ranks[name] < 0).astype(np.int64) << place for place, name in enumerate(named))
+    codes = sum((ranks[name] < 0).astype(np.int64) << bit for bit, name in enumerate(named))
     levels = np.full(len(columns[0].ranks), -1, np.int32)
     for level, pattern in enumerate(patterns):
         levels[codes == sum(1 << named.index(name) for name in pattern)] = level
@@ -91,13 +91,13 @@ def pattern_levels(columns: list[FitColumn], patterns: list[list[str]]) -> NDArr
 def fit_dependence(
     columns: list[FitColumn], missing: list[dict[str, Any]], num_classes: int, rng: np.random.Generator
 ) -> dict[str, Any]:
-    """Classes, their shares in thousandths, and couplings, as they stand in a profile.
+    """Fit classes, their shares in thousandths, and couplings, in the form of a profile.
 
     Args:
         columns: dense, then sparse.
         missing: groups with their ``patterns`` and ``shares``.
         num_classes: latent classes.
-        rng: for the first memberships and for ties.
+        rng: draws the first memberships, and breaks ties.
 
     Returns:
         ``class_weights``, ``missing`` and ``columns`` (by name: edges, class_shares, group, coupling).
@@ -105,20 +105,22 @@ def fit_dependence(
     levels = [pattern_levels(columns, group["patterns"]) for group in missing]
     levels += [column.levels for column in columns]
     num_levels = [len(group["patterns"]) for group in missing] + [column.num_buckets for column in columns]
-    weights, parts, members = fit_latent_classes(
+    weights, shares_of, members = fit_latent_classes(
         np.stack(levels, axis=1), np.array(num_levels), num_classes, rng
     )
-    group_parts, column_parts = parts[: len(missing)], parts[len(missing) :]
+    # Patterns and columns are variables of one fit, the patterns first.
+    pattern_shares = shares_of[: len(missing)]
+    column_shares = shares_of[len(missing) :]
     uniforms = [
         within_class(column, shares, members, rng)
-        for column, shares in zip(columns, column_parts, strict=True)
+        for column, shares in zip(columns, column_shares, strict=True)
     ]
     couplings = fit_couplings([column.group for column in columns], uniforms)
     return {
         "class_weights": _rounded(weights, 10_000),
         "missing": [
             {**group, "class_shares": _rounded(shares, _PER_MILLE)}
-            for group, shares in zip(missing, group_parts, strict=True)
+            for group, shares in zip(missing, pattern_shares, strict=True)
         ],
         "columns": {
             column.name: {
@@ -126,7 +128,7 @@ def fit_dependence(
                 "class_shares": _rounded(shares, _PER_MILLE),
                 **({} if column.group is None else {"group": column.group, "coupling": round(coupling, 2)}),
             }
-            for column, shares, coupling in zip(columns, column_parts, couplings, strict=True)
+            for column, shares, coupling in zip(columns, column_shares, couplings, strict=True)
         },
     }
 
@@ -137,42 +139,49 @@ def within_class(
     members: NDArray[np.float32],
     rng: np.random.Generator,
 ) -> NDArray[np.float64]:
-    """(num_samples,); where each value lies in its class's distribution, uniform if the fit is right.
+    """Return (num_samples,): where each value lies in its class's distribution, uniform if the fit is right.
 
     The class is drawn from the memberships, ties are broken at random; NaN where missing.
     """
+    # Draw the class.
     latent = (
         (members.cumsum(axis=1) < rng.random((len(members), 1))).sum(axis=1).clip(max=members.shape[1] - 1)
     )
+
+    # Where the value lies in the column's distribution, at random between its ends.
     num_values = column.present.num_values
     ranks = np.clip(column.ranks, 0, num_values - 1)
-    low, high = column.present.at(num_values, ranks), column.present.at(num_values, ranks + 1)
-    place = low + (high - low) * rng.random(len(ranks))
+    low = column.present.at(num_values, ranks)
+    high = column.present.at(num_values, ranks + 1)
+    position = low + (high - low) * rng.random(len(ranks))
+
+    # Where in its bucket, and so where in the class's distribution.
     ends = column.present.at(num_values, np.concatenate([[0], column.edges, [num_values]]))
     bucket = np.maximum(column.levels, 0)
-    inside = (place - ends[bucket]) / (ends[bucket + 1] - ends[bucket])
+    inside = (position - ends[bucket]) / (ends[bucket + 1] - ends[bucket])
     before = np.concatenate([np.zeros((len(class_shares), 1)), class_shares.cumsum(axis=1)], axis=1)
     uniform = before[latent, bucket] + inside * class_shares[latent, bucket]
     return np.where(column.ranks < 0, np.nan, uniform)
 
 
 def fit_couplings(groups: list[int | None], uniforms: list[NDArray[np.float64]]) -> list[float]:
-    """How often each column draws from its group's variable: q_i q_j is the rank correlation of i and j.
+    """Fit how often each column draws from its group's variable: i and j have rank correlation q_i q_j.
 
-    One factor a group, by alternating least squares over the pairs of a group.
+    One factor per group, by alternating least squares over the pairs of a group.
     """
     couplings = [0.0] * len(groups)
     for group in {group for group in groups if group is not None}:
-        places = [place for place, other in enumerate(groups) if other == group]
-        correlation = np.array([[_correlation(uniforms[i], uniforms[j]) for j in places] for i in places])
+        members = [column for column, other in enumerate(groups) if other == group]
+        correlation = np.array([[_correlation(uniforms[i], uniforms[j]) for j in members] for i in members])
         np.fill_diagonal(correlation, 0.0)
-        factor = np.full(len(places), 0.5)
+        factor = np.full(len(members), 0.5)
         for _ in range(200):
-            for i in range(len(places)):
+            # The least-squares q_i, the others held.
+            for i in range(len(members)):
                 rest = np.delete(factor, i)
                 factor[i] = np.clip(np.delete(correlation[i], i) @ rest / max(rest @ rest, 1e-9), 0.0, 1.0)
-        for place, value in zip(places, factor.tolist(), strict=True):
-            couplings[place] = value
+        for column, value in zip(members, factor.tolist(), strict=True):
+            couplings[column] = value
     return couplings
 
 
@@ -182,6 +191,6 @@ def _correlation(left: NDArray[np.float64], right: NDArray[np.float64]) -> float
 
 
 def _rounded(shares: NDArray[np.float64], total: int) -> list[Any]:
-    """Shares as integers out of ``total``; every row keeps its largest."""
+    """Return shares as integers out of ``total``; every row keeps its largest."""
     rounded: list[Any] = np.rint(shares * total).astype(int).tolist()
     return rounded

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from ...stats.ranking.hot_levels import levels_of_prefixes, raise_levels
 from ..folders.manifest import FileEntry, Manifest
+from ..folders.table_info import TableInfo
 from ..formats.lookups import read_lookups
-from ..runtime.tasks import ProgressCallback, run_tasks, silent
-from ..stages.encode import iterate_parts
+from ..runtime.resources import DEFAULT_RESOURCES, Resources
+from ..runtime.tasks import run_tasks
 
 Levels = list[NDArray[np.uint8]]
 """Per table (num_rows,): the first budget that makes the row hot, num_budgets where none does."""
@@ -20,20 +21,20 @@ Levels = list[NDArray[np.uint8]]
 
 @dataclass(frozen=True, slots=True)
 class HotCurve:
-    """What is hot of the training part, by budget."""
+    """Hot samples and lookups of the training part, by budget."""
 
     samples: NDArray[np.int64]
     """(num_budgets,), fully hot samples."""
     lookups: NDArray[np.int64]
-    """(num_budgets,), look-ups of hot rows."""
+    """(num_budgets,), lookups of hot rows."""
     num_lookups: int
-    """Of all rows."""
+    """Lookups of all rows."""
 
 
-def levels_of_tables(num_hot: NDArray[np.int64], tables: Sequence[dict[str, int]]) -> Levels:
-    """Levels where the hot rows are prefixes: ``num_hot`` is (num_budgets, num_tables), not falling."""
+def levels_of_tables(num_hot: NDArray[np.int64], tables: Sequence[TableInfo]) -> Levels:
+    """Return levels where hot rows are prefixes; ``num_hot``: (num_budgets, num_tables), not falling."""
     return [
-        levels_of_prefixes(column, table["num_rows"]) for column, table in zip(num_hot.T, tables, strict=True)
+        levels_of_prefixes(column, table.num_rows) for column, table in zip(num_hot.T, tables, strict=True)
     ]
 
 
@@ -42,28 +43,30 @@ def hot_curves(
     orders: Sequence[Levels],
     num_budgets: int,
     num_train: int,
-    *,
-    workers: int = 0,
-    progress: ProgressCallback = silent,
+    resources: Resources = DEFAULT_RESOURCES,
 ) -> list[HotCurve]:
-    """What is hot of the first ``num_train`` samples under each order and budget. Exact.
+    """Count what is hot of the first ``num_train`` samples under each order and budget. Exact.
 
     Args:
-        samples: made by `encode`.
+        samples: written by `encode`.
         orders: the levels of all rows under each order.
         num_budgets: of every order.
         num_train: training samples; they come first.
     """
-    total, done = np.zeros((len(orders), 2, num_budgets + 1), np.int64), 0
+    # One level more than budgets: rows and samples that no budget makes hot are counted there.
+    total = np.zeros((len(orders), 2, num_budgets + 1), np.int64)
+    done = 0
     tasks = (
         (samples, entry, min(num_train - first, entry.num_samples), orders, num_budgets)
-        for first, entry in iterate_parts(samples)
+        for first, entry in samples.parts()
         if first < num_train
     )
-    for found in run_tasks(_count_part, tasks, workers=workers):
+    # Sums of whole numbers do not depend on the order in which parts come back.
+    for found in run_tasks(_count_part, tasks, workers=resources.workers):
         total += found
         done += 1
-        progress("hot", done, len(samples.files))
+        resources.progress("hot", done, len(samples.files))
+    # A row that a small budget makes hot is hot under every larger one: sums over levels are the curves.
     curves = np.cumsum(total, axis=2)
     return [
         HotCurve(samples=curve[0, :-1], lookups=curve[1, :-1], num_lookups=int(curve[1, -1]))
@@ -74,10 +77,11 @@ def hot_curves(
 def _count_part(
     samples: Manifest, entry: FileEntry, stop: int, orders: Sequence[Levels], num_budgets: int
 ) -> NDArray[np.int64]:
-    """(num_orders, 2, num_budgets + 1): samples and look-ups of each level."""
+    """(num_orders, 2, num_budgets + 1): samples and lookups of each level."""
     found = np.zeros((len(orders), 2, num_budgets + 1), np.int64)
     tables = read_lookups(samples, entry, 0, stop)
     for counts_2L, levels in zip(found, orders, strict=True):
+        # A sample is hot from the budget that makes the last of its rows hot: the highest of their levels.
         level_B = np.zeros(stop, np.uint8)
         for table, level_T in zip(tables, levels, strict=True):
             raise_levels(table.ids, table.offsets, level_T, level_B, counts_2L[1])

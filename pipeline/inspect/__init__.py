@@ -1,1 +1,1 @@
-"""What a preprocessed folder says of access frequencies: one file for each series."""
+"""Access frequencies of a preprocessed folder: one file for each series."""

@@ -18,6 +18,7 @@ def coverage(names: Sequence[str], counts: Sequence[NDArray[np.int64]]) -> list[
     """Per table and number of its most looked-up rows: table, num_rows, lookup_share in [0, 1]."""
     found = []
     for name, count in zip(names, counts, strict=True):
+        # Sorting millions of counts is what takes time here, and by frequency they fall already.
         falling = count if bool((count[1:] <= count[:-1]).all()) else np.sort(count)[::-1]
         points = coverage_points(falling.shape[0], POINTS_PER_DECADE)
         shares = top_shares(falling, points)
@@ -30,7 +31,8 @@ def coverage(names: Sequence[str], counts: Sequence[NDArray[np.int64]]) -> list[
 
 def budgets_up_to(num_bytes: int, also: Sequence[int] = ()) -> list[int]:
     """Budgets for a curve: every half power of two from 16 KiB, and the bytes of all rows."""
-    sizes, size = {num_bytes, *also}, float(SMALLEST_BUDGET)
+    sizes = {num_bytes, *also}
+    size = float(SMALLEST_BUDGET)
     while size < num_bytes:
         sizes.add(round(size))
         size *= 2**0.5

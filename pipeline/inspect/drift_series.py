@@ -1,4 +1,4 @@
-"""How the hot set of one part of a log serves the later ones: days where raw files are days, else stretches.
+"""How the hot set of one part of a log serves the later ones: by raw file, or by time window.
 
 Two passes over samples/: one counts each training part and marks what it would keep hot, one judges all those
 hot sets on all parts at once. Memory is six bytes a row with up to seven parts, whatever the number of
@@ -30,10 +30,10 @@ from ...stats.analysis.drift import (
 )
 from ..errors import ConfigError
 from ..folders.manifest import Manifest
-from ..formats.lookups import Lookups, read_lookups
-from ..hot_rows.hot_order import row_bytes_of
-from ..runtime.tasks import ProgressCallback, num_workers, run_tasks, silent
-from ..stages.encode import iterate_parts
+from ..folders.stage_totals import ColumnsTotals, PlanTotals
+from ..formats.lookups import TableLookups, read_lookups
+from ..runtime.resources import DEFAULT_RESOURCES, Resources
+from ..runtime.tasks import num_workers, run_tasks
 
 DEFAULT_PARTS = 6
 """Where the log is one file; with the usual seventh for evaluation all parts are as long."""
@@ -42,7 +42,7 @@ AGED = ("hot_lookup_share", "hot_sample_share", "unseen_lookup_share")
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """A stretch of the log, all of it for training or all for evaluation."""
+    """A time window of the log, all of it for training or all for evaluation."""
 
     name: str
     first: int
@@ -51,32 +51,32 @@ class LogPart:
 
     @property
     def num_samples(self) -> int:
-        """Samples of the stretch."""
+        """Samples of the window."""
         return self.stop - self.first
 
 
 def parts_of_log(columns: Manifest, num_train: int, num_parts: int | None) -> list[LogPart]:
-    """The raw files where there are several, else equal stretches of the training part, then the evaluation.
+    """The raw files where there are several, else equal windows of the training part, then the evaluation.
 
     Args:
         columns: what the log became; its files may be discarded.
         num_train: training samples; a raw file of both kinds becomes two parts.
-        num_parts: stretches of the training part whatever the files; None takes files, or 6.
+        num_parts: windows of the training part whatever the files; None takes files, or 6.
 
     Raises:
         ConfigError: more parts than a row has marks for, or than samples.
     """
-    raw, num_samples = columns.totals["raw"], columns.num_samples
+    raw = ColumnsTotals.of(columns).raw
     if num_parts is None and len(raw) > 1:
-        firsts = np.cumsum([0, *(log["samples"] for log in raw)]).tolist()
-        named = list(zip(_distinct([log["name"] for log in raw]), pairwise(firsts), strict=True))
+        firsts = np.cumsum([0, *(log.num_samples for log in raw)]).tolist()
+        named = list(zip(_distinct([log.name for log in raw]), pairwise(firsts), strict=True))
     else:
         wanted = min(DEFAULT_PARTS, num_train) if num_parts is None else num_parts
         if num_parts is not None and not 1 <= num_parts <= num_train:
             raise ConfigError(f"{num_parts} parts of {num_train} training samples: want 1 to {num_train}")
         ends = list(pairwise(cut_evenly(num_train, max(1, wanted))))
         named = [(f"part {number}", end) for number, end in enumerate(ends, 1)]
-        named.append(("evaluation", (num_train, num_samples)))
+        named.append(("evaluation", (num_train, columns.num_samples)))
     parts = [part for name, ends in named for part in _cut(name, *ends, num_train) if part.num_samples]
     num_sets = sum(part.is_training for part in parts)
     if num_sets >= MAX_PARTS:
@@ -95,6 +95,7 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 def _cut(name: str, first: int, stop: int, num_train: int) -> Iterator[LogPart]:
+    # A raw file that the split runs through becomes two parts; an empty one is dropped by the caller.
     middle = min(max(num_train, first), stop)
     is_both = first < middle < stop
     yield LogPart(name, first, middle, True)
@@ -102,14 +103,9 @@ def _cut(name: str, first: int, stop: int, num_train: int) -> Iterator[LogPart]:
 
 
 def drift(
-    folder: Path,
-    budget_bytes: int,
-    *,
-    num_parts: int | None = None,
-    workers: int = 0,
-    progress: ProgressCallback = silent,
+    folder: Path, budget_bytes: int, resources: Resources = DEFAULT_RESOURCES, *, num_parts: int | None = None
 ) -> dict[str, Any]:
-    """What the hot set that each training part would choose serves of every part.
+    """Measure how the hot set that each training part would choose serves every part.
 
     Args:
         folder: preprocessed as far as its plan.
@@ -118,7 +114,7 @@ def drift(
 
     Returns:
         ``budget_bytes``; ``parts``: name, is_training, num_samples, num_hot_rows (None for evaluation), and
-        of its look-ups and samples plan_hot_lookup_share and plan_hot_sample_share (the plan's hot rows) and
+        of its lookups and samples plan_hot_lookup_share and plan_hot_sample_share (the plan's hot rows) and
         no_id_share (rows without an id of their own); ``pairs`` of each hot set and each part: chosen_on,
         serves, age (in parts), common_rows_share (of the rows ``serves`` would choose; None for evaluation),
         hot_lookup_share, hot_sample_share, unseen_lookup_share (rows that ``chosen_on`` never looked up);
@@ -127,14 +123,16 @@ def drift(
     Raises:
         ConfigError: the log cannot be cut so.
     """
-    samples, plan = Manifest.read(folder / "samples"), Manifest.read(folder / "plan")
+    samples = Manifest.read(folder / "samples")
+    plan = Manifest.read(folder / "plan")
     columns = Manifest.read(folder / "columns")
-    parts = parts_of_log(columns, plan.totals["num_train_samples"], num_parts)
+    parts = parts_of_log(columns, PlanTotals.of(plan).num_train_samples, num_parts)
     run = _Drift(samples, plan, parts, budget_bytes)
-    num_hot = run.mark(workers, progress)
+    num_hot = run.mark(resources)
+    # First pass: what each part would keep hot. Second pass: every hot set on every part, by the marks.
     common_SS = np.zeros((run.num_sets + 1, run.num_sets + 1), np.int64)
     count_common(run.marks_R, run.num_sets + 1, common_SS)
-    judged = run.judge(workers, progress)
+    judged = run.judge(resources)
     return {
         "budget_bytes": budget_bytes,
         "parts": [_part(part, judged, number, num_hot) for number, part in enumerate(parts)],
@@ -148,11 +146,11 @@ class _Judged:
     """Sums over the samples of each part by hot set, the last of which is the plan's."""
 
     hot_lookups: NDArray[np.int64]
-    """(num_sets, num_parts), look-ups of rows in the set."""
+    """(num_sets, num_parts), lookups of rows in the set."""
     known_lookups: NDArray[np.int64]
     """(num_sets, num_parts), of rows that the set's part looked up; of the plan, of rows with a category."""
     hot_samples: NDArray[np.int64]
-    """(num_sets, num_parts), samples all of whose look-ups are hot."""
+    """(num_sets, num_parts), samples all of whose lookups are hot."""
     lookups: NDArray[np.int64]
     """(num_parts,), all there are."""
     samples: NDArray[np.int64]
@@ -169,71 +167,84 @@ class _Drift:
     """The marks of all rows, and the two passes over the ids."""
 
     def __init__(self, samples: Manifest, plan: Manifest, parts: list[LogPart], budget_bytes: int) -> None:
-        self.samples, self.parts, self.budget_bytes = samples, parts, budget_bytes
-        self.tables = plan.totals["tables"]
+        self.samples = samples
+        self.parts = parts
+        self.budget_bytes = budget_bytes
+        self.tables = PlanTotals.of(plan).tables
         self.num_sets = sum(part.is_training for part in parts)
-        self.first_row_T = np.cumsum([0, *(table["num_rows"] for table in self.tables)], dtype=np.int64)
-        self.row_bytes_F = np.array(row_bytes_of(plan.totals), np.int64)
+        self.first_row_T = np.cumsum([0, *(table.num_rows for table in self.tables)], dtype=np.int64)
+        self.row_bytes_F = np.array(PlanTotals.of(plan).bytes_of_rows, np.int64)
         self.marks_R = np.zeros(int(self.first_row_T[-1]), marks_dtype(self.num_sets + 1))
         """A last part stands for the plan: its hot rows, and those that no category shares."""
 
-    def mark(self, workers: int, progress: ProgressCallback) -> list[int]:
+    def mark(self, resources: Resources) -> list[int]:
         """Mark the rows of every training part and the plan; the number each part would keep hot."""
-        counts_R, found = np.empty(self.marks_R.shape[0], np.int32), []
-        crew = min(num_workers(workers), len(self.tables))
+        counts_R = np.empty(self.marks_R.shape[0], np.int32)
+        found = []
+        crew = min(num_workers(resources.workers), len(self.tables))
         for number, part in enumerate(self.parts[: self.num_sets]):
             counts_R[:] = 0
+            # Workers share the counts: each takes every crew-th table, so no two write the same rows.
             tasks = ((part, range(first, len(self.tables), crew), counts_R) for first in range(crew))
-            for _ in run_tasks(self._count_tables, tasks, workers=workers):
+            for _ in run_tasks(self._count_tables, tasks, workers=resources.workers):
                 pass
             settings = (self.first_row_T, self.row_bytes_F, self.budget_bytes, number, self.num_sets + 1)
             found.append(mark_part(counts_R, *settings, self.marks_R))
-            progress("drift", number + 1, self.num_sets + len(self.parts))
+            resources.progress("drift", number + 1, self.num_sets + len(self.parts))
         self._mark_plan()
         return found
 
     def _mark_plan(self) -> None:
+        # A row's word has, from the low end, a bit for each hot set that it is in, then a bit for each part
+        # that looked it up. The plan is the last of both: it is in its own hot rows, and knows every row
+        # but the shared one, whose bit is cleared for all parts at once.
         word = self.marks_R.dtype.type
-        hot, own = word(1 << self.num_sets), word(1 << (2 * self.num_sets + 1))
+        hot = word(1 << self.num_sets)
+        own = word(1 << (2 * self.num_sets + 1))
         known = word(~(((1 << (self.num_sets + 1)) - 1) << (self.num_sets + 1)) & np.iinfo(word).max)
         self.marks_R |= own
         for first, table in zip(self.first_row_T, self.tables, strict=False):
-            self.marks_R[first : first + table["num_hot"]] |= hot
-            self.marks_R[first + table["oov_id"]] &= known  # who uses it has no row of its own
+            self.marks_R[first : first + table.num_hot] |= hot
+            self.marks_R[first + table.oov_id] &= known  # who uses it has no row of its own
 
     def _count_tables(self, part: LogPart, tables: range, counts_R: NDArray[np.int32]) -> None:
         for lookups in self._lookups_of(part):
             for table in tables:
                 count_rows(lookups[table].ids, counts_R[self.first_row_T[table] :])
 
-    def judge(self, workers: int, progress: ProgressCallback) -> _Judged:
+    def judge(self, resources: Resources) -> _Judged:
         """Every hot set on every part."""
         total = _Judged.nothing(self.num_sets + 1, len(self.parts))
         tasks = (
             (number, lookups) for number, part in enumerate(self.parts) for lookups in self._lookups_of(part)
         )
-        for number, found in run_tasks(self._judge, tasks, workers=workers):
+        for number, found in run_tasks(self._judge, tasks, workers=resources.workers):
+            # Every sum has the parts as its last axis, and a task judges samples of one part.
             for name in _Judged.__slots__:
                 getattr(total, name)[..., number] += getattr(found, name)[..., 0]
-            progress("drift", self.num_sets + number, self.num_sets + len(self.parts))
+            resources.progress("drift", self.num_sets + number, self.num_sets + len(self.parts))
         return total
 
-    def _judge(self, number: int, lookups: list[Lookups]) -> tuple[int, _Judged]:
+    def _judge(self, number: int, lookups: list[TableLookups]) -> tuple[int, _Judged]:
         num_sets = self.num_sets + 1
         found = _Judged.nothing(num_sets, 1)
         num_samples = lookups[0].num_samples if lookups else 0
-        everywhere_B, lookups_M = np.full(num_samples, ~np.uint64(0)), np.zeros(2 * num_sets, np.int64)
+        # A sample keeps the bit of a hot set as long as all of its rows have it.
+        everywhere_B = np.full(num_samples, ~np.uint64(0))
+        lookups_M = np.zeros(2 * num_sets, np.int64)
         for first, table in zip(self.first_row_T, lookups, strict=False):
             judge_lookups(table.ids, table.offsets, self.marks_R[first:], everywhere_B, lookups_M)
             found.lookups[:] += table.ids.shape[0]
         count_bits(everywhere_B, found.hot_samples[:, 0])
-        found.hot_lookups[:, 0], found.known_lookups[:, 0] = lookups_M[:num_sets], lookups_M[num_sets:]
+        found.hot_lookups[:, 0] = lookups_M[:num_sets]
+        found.known_lookups[:, 0] = lookups_M[num_sets:]
         found.samples[:] = num_samples
         return number, found
 
-    def _lookups_of(self, part: LogPart) -> Iterator[list[Lookups]]:
-        for first, entry in iterate_parts(self.samples):
-            start, stop = max(part.first - first, 0), min(part.stop - first, entry.num_samples)
+    def _lookups_of(self, part: LogPart) -> Iterator[list[TableLookups]]:
+        for first, entry in self.samples.parts():
+            start = max(part.first - first, 0)
+            stop = min(part.stop - first, entry.num_samples)
             if start < stop:
                 yield read_lookups(self.samples, entry, start, stop)
 
@@ -243,7 +254,9 @@ def _share(part: Any, whole: Any) -> float:
 
 
 def _part(part: LogPart, judged: _Judged, number: int, num_hot: list[int]) -> dict[str, Any]:
-    lookups, plan = judged.lookups[number], (-1, number)
+    lookups = judged.lookups[number]
+    # The plan is the last hot set.
+    plan = (-1, number)
     return {
         "name": part.name,
         "is_training": part.is_training,
@@ -273,6 +286,7 @@ def _pairs(
 
 
 def _by_age(judged: _Judged) -> list[dict[str, Any]]:
+    # The plan's set, the last, has no age: only the parts' own sets are averaged.
     served = (
         (judged.hot_lookups, judged.lookups),
         (judged.hot_samples, judged.samples),

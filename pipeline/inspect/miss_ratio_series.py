@@ -1,4 +1,4 @@
-"""Miss-ratio curves: what each policy would fetch again over a stretch of the training order, by slots."""
+"""Miss-ratio curves: rows that each policy would load again over a trace of the training order, by slots."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from ...stats.staging.miss_ratios import POLICIES, CacheSweep, distinct_stream, slots_to_try
 from ...stats.staging.step_plans import RowStream
 from ..folders.manifest import Manifest
-from ..hot_rows.hot_order import read_tables
-from ..runtime.tasks import ProgressCallback, run_tasks, silent
-from .training_trace import draw_stretch
+from ..folders.stage_totals import VocabularyTotals
+from ..ranking.vocabulary_files import read_tables
+from ..runtime.resources import DEFAULT_RESOURCES, Resources
+from ..runtime.tasks import run_tasks
+from .training_trace import draw_trace
 
 NUM_BATCHES = 32
 NUM_SIZES = 7
@@ -23,48 +25,48 @@ def miss_ratios(
     samples: Manifest,
     batch_size: int,
     row_bytes: int,
+    resources: Resources = DEFAULT_RESOURCES,
     *,
     seed: int = 0,
     num_batches: int = NUM_BATCHES,
-    workers: int = 0,
-    progress: ProgressCallback = silent,
 ) -> dict[str, Any]:
-    """Rows fetched under each policy and size of the fast tier, every slot of which the policy rules.
+    """Count the rows loaded under each policy and size of a fast tier without pinned rows.
 
     Args:
         vocabulary: places of rows in the order of importance.
-        samples: made by `encode`.
+        samples: written by `encode`.
         batch_size: of the simulated training.
         row_bytes: of a slot; tables of other widths are taken as this wide.
         seed: of the shuffle.
-        num_batches: length of the stretch; 32 batches of 2,048 take about 10 s CPU.
+        num_batches: length of the trace; 32 batches of 2,048 take about 10 s CPU.
 
     Returns:
         ``batch_size``, ``num_batches``, ``num_needed`` (distinct rows of all batches), ``num_first_uses`` (of
         them, those never needed before), and ``curve``: policy, num_slots, bytes, num_refetched and
-        refetched_share (of those needed, in [0, 1]; a first use is made in its slot). The curve is empty
-        where there is no whole batch.
+        refetched_share (of those needed, in [0, 1]; a first use is initialized in its slot). The curve is
+        empty where there is no whole batch.
     """
-    train = vocabulary.totals["num_train_samples"]
-    drawn = draw_stretch(
-        samples, train, num_batches * batch_size, seed=seed, workers=workers, progress=progress
-    )
+    train = VocabularyTotals.of(vocabulary).num_train_samples
+    drawn = draw_trace(samples, train, num_batches * batch_size, resources, seed=seed)
     starts = drawn.batch_starts(batch_size)
     facts = {"batch_size": batch_size, "num_batches": starts.shape[0] - 1, "prefetch": 0}
+    # Less than one whole batch: simulations would have no step.
     if starts.shape[0] < 2:
         return facts | {"num_needed": 0, "num_first_uses": 0, "curve": []}
     stream = distinct_stream(drawn.rows, starts)
+    # Number the rows that occur from 0, so that simulations need no room for the others.
     rows, keys = np.unique(stream.rows, return_inverse=True)
     sizes = slots_to_try(int(np.diff(stream.offsets).max()), rows.shape[0], NUM_SIZES)
     sweep = CacheSweep(RowStream(stream.offsets, keys), _places(vocabulary, rows), sizes[-1])
     curve: list[dict[str, Any]] = []
-    for found in run_tasks(_run, [(sweep, policy, sizes) for policy in POLICIES], workers=workers):
+    # Results come in the order of POLICIES, each with one number for each size.
+    for found in run_tasks(_run, [(sweep, policy, sizes) for policy in POLICIES], workers=resources.workers):
         policy = POLICIES[len(curve) // len(sizes)]
         for size, again in zip(sizes, found, strict=True):
             sizes_ = {"num_slots": size, "bytes": size * row_bytes}
             share = again / stream.rows.shape[0]
             curve.append({"policy": policy} | sizes_ | {"num_refetched": again, "refetched_share": share})
-        progress("policies", len(curve), len(POLICIES) * len(sizes))
+        resources.progress("policies", len(curve), len(POLICIES) * len(sizes))
     needed = {"num_needed": int(stream.rows.shape[0]), "num_first_uses": int(rows.shape[0])}
     return facts | needed | {"curve": curve}
 
@@ -81,6 +83,7 @@ def _places(vocabulary: Manifest, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """The place over all tables of rows numbered through, which ascend."""
     places = read_tables(vocabulary, "place")
     first_row_T = np.cumsum([0, *(place.shape[0] for place in places)])
+    # Rows ascend over all tables, so those of one table are a slice.
     ends = np.searchsorted(rows, first_row_T)
     return np.concatenate(
         [

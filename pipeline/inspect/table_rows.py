@@ -16,37 +16,42 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, ManifestError
 from ..folders.manifest import Manifest
+from ..folders.stage_totals import ColumnsTotals, PlanTotals, VocabularyTotals
+from ..folders.table_info import VocabularyTable
 from ..formats.arrow_files import read_batch, values_of
 from ..formats.category_texts import texts_of_table
 from ..schema.schema import schema_named
 from ..schema.schema_file import schema_of
 
-MISSING, OOV = "(missing)", "(oov)"
-"""How the rows without a category of their own are called; `--category` takes both."""
+MISSING = "(missing)"
+"""Name of the row of missing values; `--category` takes it."""
+OOV = "(oov)"
+"""Name of the row of out-of-vocabulary categories; `--category` takes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
     """One table of a vocabulary, mapped."""
 
-    facts: dict[str, Any]
-    """What the manifest says of it: name, num_rows, missing_id, oov_id."""
+    table: VocabularyTable
+    """The table as the vocabulary describes it."""
     kind: str
-    """What its categories are: hex8, integer, unsigned or text."""
+    """Kind of its categories: hex8, integer, unsigned or text."""
     categories: NDArray[Any]
     """(num_rows,) uint32 or uint64; those of missing and oov hold anything."""
     counts: NDArray[np.int64]
-    """(num_rows,) look-ups of the training part."""
+    """(num_rows,) lookups of the training part."""
     num_hot: int | None
     """Rows that the plan keeps in fast memory; None before there is a plan."""
     texts: dict[int, str] = field(default_factory=dict)
     """By id, the texts of the most frequent categories."""
 
     def rows(self, ids: list[int]) -> list[dict[str, Any]]:
-        """Each row's id, category, count, share of the table's look-ups, and that of the rows up to it.
+        """Each row's id, category, count, share of the table's lookups, and that of the rows up to it.
 
         Shares are in [0, 1]; ``is_hot`` is None before there is a plan.
         """
+        # Up to the last row asked for: most calls show the head of a table of millions.
         served = np.cumsum(self.counts[: max(ids, default=-1) + 1])
         total = max(1, int(self.counts.sum()))
         return [
@@ -63,8 +68,9 @@ class TableRows:
 
     def category_of(self, row: int) -> str:
         """The category of a row as the log writes it; of a text that was not kept its hash in hex."""
-        shared = {"missing_id": MISSING, "oov_id": OOV}
-        names = [name for key, name in shared.items() if self.facts[key] == row]
+        # Missing values too rare for a row share that of oov, which then has both names.
+        shared = ((self.table.missing_id, MISSING), (self.table.oov_id, OOV))
+        names = [name for shared_row, name in shared if shared_row == row]
         if names:
             return " ".join(names)
         return self.texts.get(row) or format_category(int(self.categories[row]), self.kind)
@@ -78,7 +84,7 @@ class TableRows:
         num_rows = self.counts.shape[0]
         if not 0 <= row < num_rows:
             raise ConfigError(
-                f"table {self.facts['name']} has no id {row}", hint=f"its ids go from 0 to {num_rows - 1}"
+                f"table {self.table.name} has no id {row}", hint=f"its ids go from 0 to {num_rows - 1}"
             )
         return self.rows([row])[0]
 
@@ -93,11 +99,12 @@ class TableRows:
 
     def _find(self, text: str) -> tuple[int, bool]:
         if text in (MISSING, OOV):
-            return self.facts["missing_id" if text == MISSING else "oov_id"], True
-        category = parse_category(text, self.kind, self.facts["name"])
-        nobody = {self.facts["missing_id"], self.facts["oov_id"]}
+            return self.table.missing_id if text == MISSING else self.table.oov_id, True
+        category = parse_category(text, self.kind, self.table.name)
+        # The values of missing and oov hold anything, and so may equal a category by chance.
+        nobody = {self.table.missing_id, self.table.oov_id}
         rows = [int(row) for row in np.flatnonzero(self.categories == category) if row not in nobody]
-        return (rows[0], True) if rows else (self.facts["oov_id"], False)
+        return (rows[0], True) if rows else (self.table.oov_id, False)
 
 
 def open_table(folder: Path, feature: str) -> TableRows:
@@ -108,21 +115,21 @@ def open_table(folder: Path, feature: str) -> TableRows:
         ManifestError: there is no vocabulary, or it is damaged.
     """
     vocabulary = Manifest.read(folder / "vocabulary")
-    tables = {table["name"]: table for table in vocabulary.totals["tables"]}
+    tables = {table.name: table for table in VocabularyTotals.of(vocabulary).tables}
     if feature not in tables:
         raise ConfigError(f"no feature {feature!r} in {folder}", hint=f"one of {', '.join(tables)}")
-    entry = next(entry for entry in vocabulary.files if entry.path == f"{feature}.arrow")
-    batch = read_batch(vocabulary, entry)
+    batch = read_batch(vocabulary, vocabulary.entry(f"{feature}.arrow"))
     array = batch.column("category")
     categories = values_of(array, array.type.to_pandas_dtype())
     counts = values_of(batch.column("count"), np.int64)
-    texts, num_hot = texts_of_table(vocabulary, feature), _num_hot(folder, feature)
+    texts = texts_of_table(vocabulary, feature)
+    num_hot = _num_hot(folder, feature)
     return TableRows(tables[feature], _kind(folder, feature), categories, counts, num_hot, texts)
 
 
 def _kind(folder: Path, feature: str) -> str:
     columns = Manifest.read(folder / "columns")
-    text = columns.totals.get("schema")
+    text = ColumnsTotals.of(columns).schema
     schema = schema_named(columns.config["schema"]) if text is None else schema_of(text)
     return schema.kind_of[feature]
 
@@ -132,8 +139,7 @@ def _num_hot(folder: Path, feature: str) -> int | None:
         plan = Manifest.read(folder / "plan")
     except ManifestError:
         return None
-    tables = {table["name"]: table for table in plan.totals["tables"]}
-    return int(tables[feature]["num_hot"])
+    return next(table.num_hot for table in PlanTotals.of(plan).tables if table.name == feature)
 
 
 def format_category(category: int, kind: str) -> str:
@@ -142,6 +148,7 @@ def format_category(category: int, kind: str) -> str:
         case "hex8":
             return f"{category:08x}"
         case "integer":
+            # Integers are stored by their 64 bits, the negative ones in two's complement.
             return str(category - 2**64 if category >= 2**63 else category)
         case "unsigned":
             return str(category)

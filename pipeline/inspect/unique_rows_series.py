@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from ...stats.prediction.access_rates import AccessRates, expected_unique_rows, mean_unique_rows
 from ..folders.manifest import FileEntry, Manifest
+from ..folders.stage_totals import VocabularyTotals
 from ..formats.arrow_files import fixed_lists, read_batch
-from ..hot_rows.hot_order import read_tables
-from ..stages.encode import iterate_parts
+from ..ranking.vocabulary_files import read_tables
 
 _MAX_FILES = 16
 
@@ -31,13 +31,15 @@ def unique_rows_by_batch_size(folder: Path, batch_sizes: Sequence[int]) -> list[
         ManifestError: the folder has not been preprocessed as far as its samples.
     """
     vocabulary, samples = (Manifest.read(folder / name) for name in ("vocabulary", "samples"))
-    num_train = vocabulary.totals["num_train_samples"]
-    tables = vocabulary.totals["tables"]
-    is_one_hot = [not table.get("is_multi_hot", False) for table in tables]
+    totals = VocabularyTotals.of(vocabulary)
+    num_train = totals.num_train_samples
+    # Lists are left out: the prediction knows tables with one lookup per sample only.
+    is_one_hot = [not table.is_multi_hot for table in totals.tables]
     counts = [count for count, keep in zip(read_tables(vocabulary, "count"), is_one_hot, strict=True) if keep]
     rates = AccessRates.of_counts(counts, num_train)
     bases = np.cumsum([0, *(count.shape[0] for count in counts)])[:-1]
-    parts = [(first, entry) for first, entry in iterate_parts(samples) if first < num_train]
+    parts = [(first, entry) for first, entry in samples.parts() if first < num_train]
+    # Spread over the log instead of the first files: what is looked up changes from day to day.
     chosen = parts[:: -(-len(parts) // _MAX_FILES)]
     found = []
     for size in batch_sizes:

@@ -1,20 +1,21 @@
-"""What `pack` reads: columns/, samples/ and plan/, part by part."""
+"""The inputs of `pack`: columns/, samples/ and plan/, part by part."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.dense_values import transform_values
-from ...stats.batches.sample_shuffle import log1p_table, transform_dense
-from ..folders.manifest import FileEntry, Manifest
+from ...stats.batches.dense_values import log1p_table, transform_dense, transform_values
+from ..folders.manifest import Manifest
+from ..folders.stage_totals import ColumnsTotals, PlanTotals, SamplesTotals
+from ..folders.table_info import PlannedTable
 from ..formats.arrow_files import read_batch, validity_of, values_of
 from ..formats.part_ids import PartIds
 from ..formats.tables import multi_hot
+from .row_layout import RowLayout
 
 _LOG1P = log1p_table(1 << 16)
 
@@ -30,22 +31,22 @@ class PackInputs:
     @property
     def has_label(self) -> bool:
         """Whether samples have labels."""
-        return bool(self.columns.totals["has_label"])
+        return ColumnsTotals.of(self.columns).has_label
 
     @property
-    def dense(self) -> list[str]:
+    def dense(self) -> tuple[str, ...]:
         """Names of dense features."""
-        return list(self.columns.totals["dense"])
+        return ColumnsTotals.of(self.columns).dense
 
     @property
-    def tables(self) -> list[dict[str, Any]]:
-        """As the plan has them."""
-        return list(self.plan.totals["tables"])
+    def tables(self) -> tuple[PlannedTable, ...]:
+        """Tables as the plan has them."""
+        return PlanTotals.of(self.plan).tables
 
     @property
     def lists(self) -> list[str]:
         """Names of multi-hot tables."""
-        return [table["name"] for table in multi_hot(self.tables)]
+        return [table.name for table in multi_hot(self.tables)]
 
     @property
     def num_one_hot(self) -> int:
@@ -53,37 +54,33 @@ class PackInputs:
         return len(self.tables) - len(self.lists)
 
     @property
-    def width(self) -> int:
-        """int32 words of a row: tag, label, dense, lengths of bags, ids of one-hot tables."""
-        return 2 + len(self.dense) + len(self.tables)
+    def layout(self) -> RowLayout:
+        """Where the parts of a packed sample stand in its row."""
+        return RowLayout(len(self.dense), len(self.lists), self.num_one_hot)
 
     @property
     def words_per_sample(self) -> int:
-        """Words of a row and, rounded up, of the bags that a sample has on average."""
-        lists = multi_hot(self.samples.totals["tables"])
-        num_lookups = sum(int(table["lookups_train"] + table["lookups_evaluation"]) for table in lists)
-        return self.width + -(-num_lookups // max(1, self.samples.num_samples))
+        """Words of a row and, rounded up, of the bags of an average sample."""
+        lists = multi_hot(SamplesTotals.of(self.samples).tables)
+        num_lookups = sum((table.lookups_train or 0) + (table.lookups_evaluation or 0) for table in lists)
+        return self.layout.width + -(-num_lookups // max(1, self.samples.num_samples))
 
     def open(self, name: str) -> tuple[Any, PartIds]:
-        """One part: its record batch of columns, and its ids."""
-        columns, samples = self._entries
-        ids = PartIds.read(read_batch(self.samples, samples[name]), self.samples.totals["tables"])
-        return read_batch(self.columns, columns[name]), ids
+        """Read one part: its record batch of columns, and its ids."""
+        return read_batch(self.columns, self.columns.entry(name)), self.read_ids(name)
 
     def read_ids(self, name: str) -> PartIds:
-        """The ids of one part."""
-        return PartIds.read(read_batch(self.samples, self._entries[1][name]), self.samples.totals["tables"])
-
-    @cached_property
-    def _entries(self) -> tuple[dict[str, FileEntry], dict[str, FileEntry]]:
-        """Files of columns and of samples by name: a log has thousands of parts."""
-        columns, samples = ({e.path: e for e in folder.files} for folder in (self.columns, self.samples))
-        return columns, samples
+        """Read the ids of one part."""
+        return PartIds.read(
+            read_batch(self.samples, self.samples.entry(name)), SamplesTotals.of(self.samples).tables
+        )
 
     def transform(self, name: str, array: Any, out: NDArray[np.float32]) -> None:
-        """Write a dense column as shards have it."""
-        is_integer = name not in self.columns.totals.get("floats", ())
-        is_log = name not in self.columns.totals.get("untransformed", ())
+        """Write a dense column to ``out`` as shards have it."""
+        totals = ColumnsTotals.of(self.columns)
+        is_integer = name not in totals.floats
+        is_log = name not in totals.untransformed
+        # Small whole numbers have their logarithm in a table.
         if is_log and is_integer:
             transform_dense(values_of(array, np.int32), validity_of(array), _LOG1P, out)
         else:

@@ -25,15 +25,15 @@ from ...stats.batches.sample_shuffle import (
     keys_and_kinds,
 )
 from ..folders.manifest import FileEntry, Manifest
+from ..folders.stage_totals import PlanTotals
 from ..formats.arrow_files import read_batch, values_of
 from ..runtime.tasks import run_tasks
 from ..sizes import MIB
-from ..stages.encode import iterate_parts
 
 _LARGEST = np.uint64(2**64 - 1)
 _ROOM_BYTES = 64 * MIB
 _BYTES_PER_KEY = 24
-"""Of a key that is collected: itself in pieces, joined, and sorted."""
+"""Bytes of a key that is collected: itself in pieces, joined, and sorted."""
 _Keys = tuple[NDArray[np.uint64], NDArray[np.uint8]]
 
 
@@ -50,7 +50,7 @@ class ShuffledFile:
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """What the order of samples depends on."""
+    """The settings that the order of samples depends on."""
 
     plan: Manifest
     """Tags of all samples, in log order."""
@@ -63,8 +63,9 @@ class Shuffle:
     def keys_and_kinds(self, entry: FileEntry, first_sample: int) -> _Keys:
         """Key and kind of each sample of one file of tags."""
         is_hot = values_of(read_batch(self.plan, entry).column("is_hot"), np.uint8)
-        keys, kinds = np.empty(is_hot.shape[0], np.uint64), np.empty(is_hot.shape[0], np.uint8)
-        num_train = self.plan.totals["num_train_samples"]
+        keys = np.empty(is_hot.shape[0], np.uint64)
+        kinds = np.empty(is_hot.shape[0], np.uint8)
+        num_train = PlanTotals.of(self.plan).num_train_samples
         keys_and_kinds(self.seed, first_sample, num_train, is_hot, self.is_grouped, keys, kinds)
         return keys, kinds
 
@@ -87,14 +88,15 @@ class ShufflePlan:
     ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
         """Key and output file of each sample of a part; and (num_files,), how many go to each file."""
         keys, kinds = self.shuffle.keys_and_kinds(entry, first_sample)
-        files, counts = np.empty(keys.shape[0], np.int64), np.zeros(len(self.files), np.int64)
+        files = np.empty(keys.shape[0], np.int64)
+        counts = np.zeros(len(self.files), np.int64)
         per_file = self.shuffle.samples_per_file
         files_of_keys(keys, kinds, self.first_file_of_bin, self.last_keys, per_file, files, counts)
         return keys, files, counts
 
     def parts_for(self, kinds: set[int]) -> list[tuple[FileEntry, int]]:
         """Parts that may hold samples of the kinds given."""
-        num_train = self.shuffle.plan.totals["num_train_samples"]
+        num_train = PlanTotals.of(self.shuffle.plan).num_train_samples
         return [
             (entry, first)
             for entry, first in self.parts
@@ -105,12 +107,15 @@ class ShufflePlan:
 
 def plan_shuffle(shuffle: Shuffle, *, workers: int = 0, room_bytes: int = _ROOM_BYTES) -> ShufflePlan:
     """Divide all samples among output files; exact, and the same for any number of workers."""
-    parts = [(entry, first) for first, entry in iterate_parts(shuffle.plan)]
+    parts = [(entry, first) for first, entry in shuffle.plan.parts()]
+    # First pass: how many keys of each kind have the same top bits.
     bins = np.zeros((3, NUM_BINS), np.int64)
-    for keys, kinds in run_tasks(shuffle.keys_and_kinds, parts, workers=workers, here=True):
+    for keys, kinds in run_tasks(shuffle.keys_and_kinds, parts, workers=workers, shares_memory=True):
         count_bins(keys, kinds, bins)
+    # Counts alone decide how many files there are and, up to the bin, where each begins.
     files = list(_divide(bins.sum(axis=1), shuffle.samples_per_file))
     first_files = _first_files(files, bins, shuffle.samples_per_file)
+    # Second pass: the exact key at which each file ends, from the keys of the bins where one does.
     last_keys = np.full(len(files), _LARGEST, np.uint64)
     for cuts in _groups_of_cuts(_cuts(shuffle, files, bins), bins, room_bytes):
         _find_last_keys(shuffle, cuts, parts, workers, last_keys)
@@ -121,6 +126,7 @@ def _divide(num_samples: NDArray[np.int64], samples_per_file: int) -> Iterator[S
     index = 0
     for kind in (HOT_ONLY, MIXED, EVALUATION):
         for number, first in enumerate(range(0, int(num_samples[kind]), samples_per_file)):
+            # Only the last file of a kind is short, so that every batch but its last is whole.
             count = min(samples_per_file, int(num_samples[kind]) - first)
             yield ShuffledFile(index, kind, number, count)
             index += 1
@@ -134,6 +140,7 @@ def _first_files(
     for kind in (HOT_ONLY, MIXED, EVALUATION):
         indexes = [file.index for file in files if file.kind == kind]
         if indexes:
+            # The first key of a bin has as many keys before it as the bins before have together.
             ranks = np.cumsum(bins[kind]) - bins[kind]
             first_files[kind] = np.minimum(indexes[0] + ranks // samples_per_file, indexes[-1])
     return first_files
@@ -155,20 +162,22 @@ def _cuts(shuffle: Shuffle, files: list[ShuffledFile], bins: NDArray[np.int64]) 
         ends = np.cumsum(bins[kind])
         for file in files:
             if file.kind == kind and file.number > 0:
+                # The rank of the file's first key, the bin with this rank, the keys before it in there.
                 rank = file.number * shuffle.samples_per_file
                 cut_bin = int(np.searchsorted(ends, rank, side="right"))
                 yield _Cut(file, cut_bin, rank - int(ends[cut_bin] - bins[kind, cut_bin]))
 
 
 def _groups_of_cuts(cuts: Iterator[_Cut], bins: NDArray[np.int64], room_bytes: int) -> Iterator[list[_Cut]]:
-    """Cuts the keys of whose bins fit in ``room_bytes`` together, one at the least."""
+    """Group cuts whose bins' keys fit in ``room_bytes`` together, one at least."""
     group: list[_Cut] = []
     held = 0
     for cut in cuts:
         needed = _BYTES_PER_KEY * int(bins[cut.file.kind, cut.bin])
         if group and held + needed > room_bytes:
             yield group
-            group, held = [], 0
+            group = []
+            held = 0
         group.append(cut)
         held += needed
     if group:
@@ -183,11 +192,13 @@ def _find_last_keys(
     last_keys: NDArray[np.uint64],
 ) -> None:
     """Write to ``last_keys``, (num_files,), the key before the first of each cut's file."""
+    # Collect only the keys of bins where a file ends, sorted; keys beyond them are never held.
     is_marked = np.zeros((3, NUM_BINS), np.bool_)
     for cut in cuts:
         is_marked[cut.file.kind, cut.bin] = True
     keys_of_kinds = _keys_in_bins(shuffle, is_marked, parts, workers)
     for cut in cuts:
+        # Keys of other marked bins are among these: start counting at the first key of this one.
         keys = keys_of_kinds[cut.file.kind]
         first_of_bin = np.searchsorted(keys, np.uint64(cut.bin) << np.uint64(64 - BIN_BITS))
         last_keys[cut.file.index - 1] = keys[first_of_bin + cut.offset] - np.uint64(1)
@@ -198,9 +209,10 @@ def _keys_in_bins(
 ) -> list[NDArray[np.uint64]]:
     """For each kind: the keys in its marked bins, ascending."""
     collected: list[list[NDArray[np.uint64]]] = [[], [], []]
-    for keys, kinds in run_tasks(shuffle.keys_and_kinds, parts, workers=workers, here=True):
+    for keys, kinds in run_tasks(shuffle.keys_and_kinds, parts, workers=workers, shares_memory=True):
         found = np.empty(keys.shape[0], np.bool_)
         find_in_bins(keys, kinds, is_marked, found)
+        # Evaluation is not shuffled: its files are cut in log order, and no key of it is needed.
         for kind in (HOT_ONLY, MIXED):
             collected[kind].append(keys[found & (kinds == kind)])
     return [np.sort(np.concatenate([np.zeros(0, np.uint64), *keys])) for keys in collected]

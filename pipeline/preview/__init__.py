@@ -1,1 +1,1 @@
-"""What a run would find, do and need, told before it begins."""
+"""Previews: the stages a run would execute, the resources it needs, and schemas inferred from a log."""

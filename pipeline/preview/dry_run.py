@@ -1,25 +1,23 @@
-"""``hotset preprocess --dry-run``: what a run would do, and take, told beforehand. Writes nothing."""
+"""``hotset preprocess --dry-run``: what a run would execute and need. Writes nothing."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from ...stats.ranking import peeling as peel
 from ..errors import ConfigError, HotsetError
+from ..folders.disk import bytes_in, free_bytes
 from ..folders.manifest import Manifest
-from ..raw.raw_blocks import RawFile
+from ..folders.stage_totals import ColumnsTotals, CountsTotals
+from ..raw.raw_file import RawFile
 from ..runtime.memory import FIXED_BYTES, default_memory_bytes
+from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..runtime.tasks import num_workers
 from ..schema.feature_settings import numbers_of
 from ..schema.schema_file import schema_of
-from ..sizes import format_byte_size
 from ..stages import adopt as adopt_stage
 from ..stages import count as count_stage
 from ..stages import encode as encode_stage
@@ -27,7 +25,6 @@ from ..stages import ingest as ingest_stage
 from ..stages import pack as pack_stage
 from ..stages import rank as rank_stage
 from ..stages import split as split_stage
-from ..stages.preflight import bytes_in, existing_folder
 from ..stages.preprocess import PreprocessConfig, check_resources, settled
 from ..stages.stage_order import FOLDERS, inputs_of
 from .estimate import Estimate, estimate_run
@@ -45,9 +42,11 @@ from .run_states import (
 )
 
 _PEELED_LOOKUPS = 0.25
-"""Share of look-ups above the floor, in generated Kaggle logs of 2 M samples."""
-_PEEL_SECONDS, _SAMPLED_SECONDS = 1.4e-6, 4e-7
-"""Of a core, for each training sample of 26 look-ups."""
+"""Share of lookups above the floor, in generated Kaggle logs of 2 M samples."""
+_PEEL_SECONDS = 1.4e-6
+"""Seconds of a core to peel one training sample of 26 lookups."""
+_SAMPLED_SECONDS = 4e-7
+"""Seconds of a core to count one training sample of 26 lookups in a sampled order."""
 _VERSIONS = {
     "count": count_stage.VERSION,
     "rank": rank_stage.VERSION,
@@ -63,27 +62,27 @@ class StagePlan:
 
     state: StageState
     new_bytes: float
-    """Bytes that it would write."""
+    """Bytes that the stage would write."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What a run would do and take."""
+    """The stages that a run would execute and the resources it needs."""
 
     stages: list[StagePlan]
     estimate: Estimate
     text_bytes: float
     disk_needed: float
-    """Beyond what is there, when the run ends."""
+    """Bytes that the run adds to what is on disk."""
     disk_free: int
     memory_cap: int
     memory_peak: float
     refusal: HotsetError | None
-    """What the run would end in at once."""
+    """The error that the run would end with at once."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the plan as plain data."""
         stages = [
             {
                 "stage": plan.state.stage,
@@ -113,43 +112,48 @@ def plan_run(
     raw: Sequence[Path],
     config: PreprocessConfig,
     out: Path,
+    resources: Resources = DEFAULT_RESOURCES,
     *,
-    workers: int = 0,
-    memory_bytes: int | None = None,
     redo: str | None = None,
     extend: bool = False,
     like: Path | None = None,
 ) -> RunPlan:
-    """What `preprocess` with these arguments would do, from a look at ``out`` and a sample of the logs.
+    """Return what `preprocess` with these arguments would do, from ``out`` and a sample of the logs.
 
     Raises:
         HotsetError: a log cannot be read, or a line of the sample is not as the schema says.
     """
     config = settled(config)
     if redo is not None and redo not in FOLDERS:
-        raise ConfigError(f"no stage {redo!r}", hint=f"one of {', '.join(FOLDERS)}")
+        raise ConfigError(f"there is no stage {redo!r}", hint=f"use one of {', '.join(FOLDERS)}")
     states = stage_states(out, _runs(raw, config, like), redo=redo, extend=extend)
     sample = sample_log(raw, config.ingest)
+    # Columns that are there know how many samples the logs have; otherwise the sample estimates it.
     if states[0].state == FINISHED:
-        logs = Manifest.read(out / "columns").totals["raw"]
-        sample = replace(sample, samples=[float(log["samples"]) for log in logs])
-    schema, num = schema_of(config.ingest.schema), num_workers(workers)
+        logs = ColumnsTotals.of(Manifest.read(out / "columns")).raw
+        sample = replace(sample, samples=[float(log.num_samples) for log in logs])
+    schema = schema_of(config.ingest.schema)
+    num = num_workers(resources.workers)
+    # Rows depend on the smallest count, which may differ by feature.
     least = numbers_of(
         "feature_min_counts", config.rank.feature_min_counts, schema.sparse, config.rank.min_count
     )
     estimate = estimate_run(
         sample, config.ingest, config.count, config.pack, list(least.values()), workers=num
     )
+    # An adopted vocabulary is a copy, so its bytes are known.
     if like is None:
         _add_order(estimate, config.rank.rank_by, len(schema.sparse))
     else:
         vocabulary = sum(entry.num_bytes for entry in Manifest.read(like / "vocabulary").files)
         estimate.folder_bytes["rank"] = vocabulary
         estimate.core_seconds["rank"] = 0.0
+    # Folders that are rebuilt are removed first, so their bytes are free again.
     plans = [_plan_of(state, estimate, sample.text_bytes, out, num) for state in states]
     there = {state.stage: bytes_in(state.folder) for state in states}
     freed = sum(there[state.stage] for state in states if state.state == AGAIN)
-    cap = memory_bytes or default_memory_bytes()
+    cap = resources.memory_bytes or default_memory_bytes()
+    # Stages with a memory cap spill to disk beyond it; `ingest` and `split` have none.
     held = [
         estimate.memory_bytes[plan.state.stage]
         if plan.state.stage in ("ingest", "split")
@@ -162,16 +166,17 @@ def plan_run(
         estimate,
         sum(sample.text_bytes),
         max(0.0, sum(plan.new_bytes for plan in plans) - freed),
-        shutil.disk_usage(existing_folder(out)).free,
+        free_bytes(out),
         cap,
         FIXED_BYTES + max(held, default=0),
-        _refusal(states, raw, config, out, workers=workers, memory_bytes=memory_bytes, extend=extend),
+        _refusal(states, raw, config, out, resources, extend=extend),
     )
 
 
 def _add_order(estimate: Estimate, rank_by: str, num_features: int) -> None:
-    """What `rank` takes besides where the order is not by frequency."""
-    num_train, num_rows = estimate.num_train, estimate.num_rows
+    """Add what `rank` needs for an order other than by frequency."""
+    num_train = estimate.num_train
+    num_rows = estimate.num_rows
     if rank_by == "peel":
         num_lookups = _PEELED_LOOKUPS * num_features * num_train
         peeling = peel.BYTES_PER_ROW * num_rows + peel.BYTES_PER_SAMPLE * num_train
@@ -184,7 +189,7 @@ def _add_order(estimate: Estimate, rank_by: str, num_features: int) -> None:
 
 
 def _runs(raw: Sequence[Path], config: PreprocessConfig, like: Path | None) -> list[StageRun]:
-    files = [RawFile.look_at(path) for path in raw]
+    files = [RawFile.inspect(path) for path in raw]
     logs = tuple({"name": file.path.name, "bytes": file.num_bytes} for file in files)
     identity = ingest_stage.ingest_identity(config.ingest)
     runs = [StageRun("ingest", "ingest", ingest_stage.VERSION, identity, (), logs)]
@@ -207,14 +212,17 @@ def _plan_of(
     if state.state not in MAKING:
         return StagePlan(state, 0.0, 0.0)
     if state.state == RESUMES:
+        # What an interrupted stage has written tells how much of its work is left.
         left = max(0.0, 1 - bytes_in(state.folder) / max(1.0, whole))
         return StagePlan(state, whole * left, seconds * left)
     if state.state == EXTENDED and state.stage == "ingest":
+        # Columns grow by the new logs only; they stand behind those that were read.
         num_before = _files_in(state.folder)
         share = sum(text_bytes[num_before:]) / max(1.0, sum(text_bytes))
         return StagePlan(state, whole * share, seconds * share)
     if state.state == EXTENDED:
-        before = Manifest.read(state.folder).totals["num_train_samples"]
+        # Counts are read and written as a whole, but only new samples are counted.
+        before = CountsTotals.of(Manifest.read(state.folder)).num_train_samples
         share = max(0.0, 1 - before / max(1.0, estimate.num_train))
         return StagePlan(state, whole, seconds * share)
     return StagePlan(state, whole, seconds)
@@ -228,40 +236,18 @@ def _files_in(columns: Path) -> int:
 
 
 def _refusal(
-    states: Sequence[StageState], raw: Sequence[Path], config: PreprocessConfig, out: Path, **limits: Any
+    states: Sequence[StageState],
+    raw: Sequence[Path],
+    config: PreprocessConfig,
+    out: Path,
+    resources: Resources,
+    *,
+    extend: bool,
 ) -> HotsetError | None:
     try:
-        check_resources(raw, config, out, **limits)
+        # A run checks resources before it looks at any folder, so that refusal comes first.
+        check_resources(raw, config, out, resources, extend=extend)
     except HotsetError as error:
         return error
     refused = next((state for state in states if state.state == REFUSED), None)
     return None if refused is None else HotsetError(refused.why, hint=refused.hint)
-
-
-def show_plan(plan: RunPlan, console: Console) -> None:
-    """The plan for a person."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("stage", "folder", "bytes", "seconds", "state"):
-        table.add_column(name, justify="right" if name in ("bytes", "seconds") else "left")
-    for stage in plan.stages:
-        state, is_work = stage.state, stage.state.state in MAKING
-        why = f" ({state.why})" if state.why and state.state != REFUSED else ""
-        table.add_row(
-            state.stage,
-            str(state.folder),
-            format_byte_size(stage.new_bytes) if is_work else "",
-            f"{stage.seconds:.1f}" if is_work else "",
-            state.state + why,
-        )
-    console.print(table)
-    estimate, total = plan.estimate, sum(stage.seconds for stage in plan.stages)
-    console.print(
-        f"\nAbout {estimate.num_samples:,.0f} samples in {format_byte_size(plan.text_bytes)} of raw data, "
-        f"{estimate.num_rows:,.0f} rows; about {total:.1f} s where nothing else runs."
-    )
-    disk = f"{format_byte_size(plan.disk_needed)} more, {format_byte_size(plan.disk_free)} are free"
-    memory = (
-        f"{format_byte_size(plan.memory_peak)} at the most, the cap is {format_byte_size(plan.memory_cap)}"
-    )
-    console.print(f"Disk: about {disk}. Memory: about {memory}.")
-    console.print("Nothing was written. These are estimates from a few MiB of the log.")

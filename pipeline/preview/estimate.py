@@ -1,9 +1,10 @@
-"""What preprocessing a log will take, before it begins: bytes of each folder, seconds of each stage, memory.
+"""Estimates before a run: the bytes of each folder, the seconds of each stage, and memory.
 
-Bytes follow from the formats and from a sample of the log; the number of distinct categories is extrapolated
-(`stats.distinct`). Seconds are the costs below, measured on a generated log of 500,000 samples on one core,
-times how fast this machine parses and counts the sample now. Good for planning: on generated logs of 0.06 to
-3 M samples folders came out within 1 % of what was told, counts and vocabulary within 12 %.
+Bytes follow from the formats and from a sample of the log; the number of distinct categories is
+extrapolated (`stats.counting.heaps_law`). Seconds are the costs below, measured on a generated log of 500,000
+samples on one core, times how fast this machine parses and counts the sample now. Good for planning: on
+generated logs of 0.06 to 3 M samples folders came out within 1% of the estimate, counts and vocabulary within
+12%.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ...stats.counting.hash_table import capacity_for
 from ...stats.counting.heaps_law import distinct_at
 from ..counting.count_spans import spans_of
 from ..formats.arrow_files import NO_NULLS
+from ..packing.row_layout import RowLayout
 from ..schema.schema import Schema
 from ..schema.schema_file import schema_of
 from ..stages.count import CountConfig
@@ -29,18 +31,19 @@ from .log_sample import LogSample
 
 _LOOKUP_SECONDS = {"count": 11e-9, "encode": 9e-9, "split": 2.4e-9}
 _ROW_SECONDS = 110e-9
+"""Time of `rank` per row."""
 _WORD_SECONDS = 6.5e-9
-"""Of `rank` for a row, of `pack` for a value of a shard."""
+"""Time of `pack` per value of a shard."""
 _YARDSTICK_SECONDS = 0.0038
-"""What the yardstick takes on the machine that the costs were measured on."""
+"""Time of the yardstick on the machine that the costs were measured on."""
 _PART_OVERHEAD = 6_000
-"""Of an Arrow file of columns: names, types and places of some forty columns."""
+"""Bytes of an Arrow file beside its values: names, types and positions of some forty columns."""
 _COPY_OVERHEAD = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Of a run from scratch."""
+    """The bytes, seconds and memory of a run from scratch."""
 
     num_samples: float
     num_train: float
@@ -50,7 +53,7 @@ class Estimate:
     core_seconds: dict[str, float]
     """By stage, on one core."""
     memory_bytes: dict[str, float]
-    """By stage, what it would hold beside what every process does, were there no cap."""
+    """By stage, what it would hold without a cap, beside what every process holds."""
 
 
 def estimate_run(
@@ -62,24 +65,28 @@ def estimate_run(
     *,
     workers: int,
 ) -> Estimate:
-    """Bytes, seconds and memory of every stage.
+    """Estimate bytes, seconds and memory of every stage.
 
     Args:
-        sample: of all logs.
-        min_counts: of each sparse feature.
-        workers: threads at work.
+        sample: sample of all logs.
+        min_counts: the smallest count of an id, for each sparse feature.
+        workers: number of threads.
     """
     schema = schema_of(ingest.schema)
-    samples, has_label = sum(sample.samples), ingest.label and schema.label is not None
+    samples = sum(sample.samples)
+    has_label = ingest.label and schema.label is not None
     num_train = _training_samples(sample.samples, count)
-    raw = [{"samples": int(number)} for number in sample.samples]
-    spans = spans_of(int(num_train), count.count_last, raw) if num_train >= 1 else []
+    samples_of_files = [int(number) for number in sample.samples]
+    spans = spans_of(int(num_train), count.count_last, samples_of_files) if num_train >= 1 else []
     lengths = [span.stop - span.first for span in spans]
+    # Distinct categories are those counted; rows only those frequent enough, and one each for missing and
+    # oov.
     distinct = {name: _distinct(sample, name, sum(lengths)) for name in schema.sparse}
     rows = {
         name: _distinct(sample, name, sum(lengths) / least) + 2
         for name, least in zip(schema.sparse, min_counts, strict=True)
     }
+    # A window of several files writes the counts of each beside their sum.
     days = lengths if len(lengths) > 1 else []
     num_ids = len(schema.one_hot) + sample.list_lookups
     num_parts = sum(max(1.0, size / ingest.block_bytes) for size in sample.text_bytes)
@@ -119,7 +126,7 @@ def _distinct(sample: LogSample, name: str, num_samples: float) -> float:
 
 
 def _words(schema: Schema) -> int:
-    return 2 + len(schema.dense) + len(schema.sparse)
+    return RowLayout(len(schema.dense), len(schema.lists), len(schema.one_hot)).width
 
 
 def _core_seconds(
@@ -132,13 +139,14 @@ def _core_seconds(
         "rank": slowness * _ROW_SECONDS * num_rows,
         "encode": slowness * _LOOKUP_SECONDS["encode"] * samples * num_ids,
         "split": slowness * _LOOKUP_SECONDS["split"] * samples * num_ids,
-        "pack": slowness * _WORD_SECONDS * samples * (2 + len(schema.dense) + num_ids),
+        "pack": slowness * _WORD_SECONDS * samples * (_words(schema) - len(schema.sparse) + num_ids),
     }
 
 
 def yardstick_seconds() -> float:
-    """Seconds that this machine takes to count a million skewed look-ups, at best of three."""
+    """Seconds that this machine takes to count a million skewed lookups, at best of three."""
     categories = (np.random.default_rng(0).zipf(1.2, 1 << 20) % 2**32).astype(np.uint32)
+    # The best of three: the first call compiles, and others may be interrupted.
     best = float("inf")
     for _ in range(3):
         counter = CategoryCounter()
@@ -157,7 +165,8 @@ def _memory(
     ingest: IngestConfig,
     workers: int,
 ) -> dict[str, float]:
-    """What each stage holds at the most; see the stages' `needed_bytes` for the least."""
+    """Return the most that each stage holds; the stages' `needed_bytes` is the least."""
+    # A part has as many samples as a block has lines, on average.
     part_samples = min(samples, ingest.block_bytes * samples / max(1.0, sum(sample.text_bytes)))
     part = part_samples * max(sample.column_bytes, 4.0 * _words(schema))
     entry = {name: 8 if sample.category_bytes[name] == 4 else 16 for name in schema.sparse}

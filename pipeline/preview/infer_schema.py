@@ -15,20 +15,22 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..errors import InputError, refuse_system_fault
 from ..raw.column_values import Spans, read_values
 from ..raw.criteo_kernel import count_newlines
 from ..raw.parquet_parts import DAMAGE
-from ..raw.raw_blocks import Block, RawFile, iterate_blocks
+from ..raw.raw_blocks import Block, iterate_blocks
+from ..raw.raw_file import RawFile
 from ..raw.text_fields import BAD, split_fields
 from ..schema.schema import Schema
-from ..schema.schema_file import write_schema
+from ..schema.schema_file import write_entry, write_schema
 from ..sizes import MIB
-from .infer_column import ColumnLook, label_among, look_at
+from .infer_column import InferredColumn, infer_column, label_among
 
 _SEPARATORS = ",\t;|"
 _SNIFFED_LINES = 100
-_LOOK_BYTES = 4 * MIB
+_SNIFFED_BYTES = 4 * MIB
+_SHOWN_REASONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +38,29 @@ class Proposal:
     """A schema and what it was guessed from."""
 
     schema: Schema
-    columns: tuple[ColumnLook, ...]
+    columns: tuple[InferredColumn, ...]
     num_rows: int
     """Rows looked at."""
 
     @property
     def text(self) -> str:
-        """The schema as TOML with comments."""
+        """Return the schema as TOML with comments."""
         lines = [f"# Guessed from the first {self.num_rows:,} rows: look at every line, then preprocess."]
         if self.schema.label is None:
             lines.append(
                 "# No column of zeros and ones looks like a label: statistics only, or write label = ..."
             )
         lines.append("# A column belongs in dense where the size of its numbers means something.")
-        notes = {look.name: look.note for look in self.columns if look.is_used}
-        unused = [look for look in self.columns if not look.is_used]
-        tail = [f"# {look.name!r} is left out: {look.note}" for look in unused]
+        notes = {column.name: column.note for column in self.columns if column.is_used}
+        tail = [self._left_out(column) for column in self.columns if not column.is_used]
         return "\n".join([*lines, write_schema(self.schema, notes) + "\n".join([*tail, ""])])
+
+    def _left_out(self, column: InferredColumn) -> str:
+        """Return the comment on a column without a feature: where it could have one, with its entry."""
+        # The comments stand under [sparse], so that an entry there counts once it is no comment any more.
+        if not column.is_readable or column.kind == "float":
+            return f"# {column.name!r} is left out: {column.note}"
+        return f"# {write_entry(column.name, column.kind, is_list=column.is_list)}  # left out: {column.note}"
 
 
 def propose_schema(path: Path, *, num_rows: int = 10_000) -> Proposal:
@@ -61,18 +69,18 @@ def propose_schema(path: Path, *, num_rows: int = 10_000) -> Proposal:
     Raises:
         InputError: the file cannot be read, is empty, or has no column that could be a category.
     """
-    file = RawFile.look_at(path)
-    with open(path, "rb") as opened:
-        is_parquet = opened.read(4) == b"PAR1"
-    if is_parquet:
-        columns, rows = _look_at_parquet(path, num_rows)
+    file = RawFile.inspect(path)
+    # By its first bytes and not by its name, as a reader of Parquet does.
+    if file.read_start(4) == b"PAR1":
+        columns, rows = _infer_parquet(path, num_rows)
         return _propose(file, columns, rows, format="parquet")
-    block = next((read() for read in iterate_blocks(file, _LOOK_BYTES)), None)
+    block = next((block.read() for block in iterate_blocks(file, _SNIFFED_BYTES)), None)
     if block is None:
         raise InputError(f"{path} is empty")
     separator = _separator_of(block)
     cells = _cells_of(path, block, separator, num_rows + 1)
     names = [bytes(c.text[c.starts[0] : c.stops[0]]).decode("utf-8", "replace") for c in cells]
+    # One more line than wanted was read, because the first may be a header.
     has_header = _is_header(names)
     first = 1 if has_header else 0
     cells = [Spans(c.text, c.starts[first:][:num_rows], c.stops[first:][:num_rows]) for c in cells]
@@ -83,7 +91,7 @@ def propose_schema(path: Path, *, num_rows: int = 10_000) -> Proposal:
     return _propose(file, columns, rows, format="csv", separator=separator, fields=unnamed)
 
 
-def _look_at_parquet(path: Path, num_rows: int) -> tuple[list[tuple[str, Any]], int]:
+def _infer_parquet(path: Path, num_rows: int) -> tuple[list[tuple[str, Any]], int]:
     try:
         with pq.ParquetFile(path, memory_map=True) as parquet:
             batch = next(parquet.iter_batches(num_rows, use_threads=False), None)
@@ -92,50 +100,57 @@ def _look_at_parquet(path: Path, num_rows: int) -> tuple[list[tuple[str, Any]], 
             batch.validate(full=True)
             return list(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows
     except DAMAGE as error:
+        refuse_system_fault(path, error)
         raise InputError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
 
 
 def _num_fields(
     block: Block, separator: str, places: NDArray[np.int64]
 ) -> tuple[Any, Any, NDArray[np.int64]]:
-    """Starts and stops of the wanted fields of every line, and how many fields each has."""
-    text, num_lines = block.text.copy(), count_newlines(block.lines)
+    """Return starts and stops of the wanted fields of every line, and how many fields each has."""
+    text = block.text.copy()
+    num_lines = count_newlines(block.lines)
     starts = np.zeros((max(1, int(places.max(initial=-1)) + 1), num_lines), np.int64)
-    stops, found = np.zeros_like(starts), np.zeros(num_lines, np.int64)
+    stops = np.zeros_like(starts)
+    found = np.zeros(num_lines, np.int64)
+    # A byte order mark is no part of the first name.
     first = 3 if bytes(text[:3]) == b"\xef\xbb\xbf" else 0
     split_fields(text, first, block.num_bytes, ord(separator), places, starts, stops, found)
     return (text, starts), stops, found
 
 
 def _separator_of(block: Block) -> str:
-    """The separator that gives most of the first lines one number of fields, the larger the better."""
+    """Return the separator that splits most of the first lines into equally many fields, at best many."""
 
     def score(separator: str) -> tuple[bool, float, int]:
         _, _, found = _num_fields(block, separator, np.zeros(0, np.int64))
         found = found[:_SNIFFED_LINES]
+        # Splitting at all counts first, then how many lines agree, then how many fields there are.
         return int(found[0]) > 1, float((found == found[0]).mean()), int(found[0])
 
     return max(_SEPARATORS, key=score)
 
 
 def _cells_of(path: Path, block: Block, separator: str, num_lines: int) -> list[Spans]:
-    """The first lines, column by column; lines of another number of fields than the first are left out."""
+    """Return the first lines by column; lines with another number of fields than the first are left out."""
     _, _, found = _num_fields(block, separator, np.zeros(0, np.int64))
     if found[0] < 1:
         raise InputError(f"{path}: the first line has a quote that is not closed")
     (text, starts), stops, _ = _num_fields(block, separator, np.arange(found[0]))
+    # Fields are counted first and split then, because their number sizes the arrays.
     whole = np.flatnonzero(found == found[0])[:num_lines]
     return [Spans(text, start[whole], stop[whole]) for start, stop in zip(starts, stops, strict=True)]
 
 
 def _is_header(names: Sequence[str]) -> bool:
-    """Whether the first line names columns: nothing missing, nothing twice, nothing that is a number."""
+    """Return whether the first line names columns: none missing, none twice, none that is a number."""
     if len(set(names)) < len(names) or "" in names:
         return False
     text = "".join(names).encode()
     stops = np.cumsum([len(name.encode()) for name in names], dtype=np.int64)
     starts = np.concatenate([[0], stops[:-1]]).astype(np.int64)
     spans = Spans(np.frombuffer(text, np.uint8), starts, stops)
+    # Hex digits count as numbers here: a first line of hashes is data.
     return all((read_values(spans, kind)[1] == BAD).all() for kind in ("integer", "unsigned", "hex8"))
 
 
@@ -149,26 +164,43 @@ def _propose(
     fields: tuple[str, ...] = (),
 ) -> Proposal:
     names = [name for name, _ in columns]
-    looks = [look_at(name, values, num_rows, names) for name, values in columns]
-    label = label_among(looks, columns)
-    looks = [look for look in looks if look.name != label]
+    inferred = [infer_column(name, values, num_rows, names) for name, values in columns]
+    label = label_among(inferred, columns)
+    # The label is no feature; any other column of that name cannot be one either.
+    inferred = [column for column in inferred if column.name != label]
     called_label = "only the label can be called so"
-    looks = [
-        replace(look, note=called_label, is_used=False) if look.name == "label" else look for look in looks
+    inferred = [
+        replace(column, note=called_label, is_used=False, is_readable=False)
+        if column.name == "label"
+        else column
+        for column in inferred
     ]
-    floats = tuple(look.name for look in looks if look.is_used and look.kind == "float")
-    used = [look for look in looks if look.is_used and look.kind != "float"]
+    floats = tuple(column.name for column in inferred if column.is_used and column.kind == "float")
+    used = [column for column in inferred if column.is_used and column.kind != "float"]
     if not used:
-        raise InputError(f"{file.path}: no column could be a category")
+        raise _without_category(file, inferred)
     schema = Schema(
         dense=floats,
-        sparse=tuple(look.name for look in used),
-        kinds=tuple(look.kind for look in used),
+        sparse=tuple(column.name for column in used),
+        kinds=tuple(column.kind for column in used),
         label=label,
         format=format,
         separator=separator,
         fields=fields,
-        lists=tuple((look.name, "") for look in used if look.is_list),
+        lists=tuple((column.name, "") for column in used if column.is_list),
         floats=floats,
+        untransformed=tuple(
+            column.name for column in inferred if column.is_used and not column.is_transformed
+        ),
     )
-    return Proposal(schema, tuple(looks), num_rows)
+    return Proposal(schema, tuple(inferred), num_rows)
+
+
+def _without_category(file: RawFile, inferred: Sequence[InferredColumn]) -> InputError:
+    """Return the error for a log none of whose columns is proposed as a category, with the reasons."""
+    shown = [f"{column.name!r}: {column.note}" for column in inferred if not column.is_used][:_SHOWN_REASONS]
+    reasons = f" ({'; '.join(shown)})" if shown else ""
+    return InputError(
+        f"{file.path}: no column could be a category{reasons}",
+        hint="a model needs at least one column of values that occur again, such as an id or a text",
+    )

@@ -1,7 +1,7 @@
 """The order of all rows by peeling; see `stats.peel`.
 
 The incidence of rows and samples lies in memory, so rows that are certainly hot are left out of it: the
-``peel_floor`` most looked-up ones stay first, by frequency. They have most of the look-ups. Where peeling
+``peel_floor`` most looked-up ones stay first, by frequency. They have most of the lookups. Where peeling
 would make fewer samples fully hot than frequency does under one of many budgets, which the greedy choice does
 not exclude, the hot set of that budget is made the one by frequency, and peeled further from there.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,15 @@ from ...stats.ranking import peeling as kernels
 from ..errors import ConfigError, ManifestError
 from ..folders.manifest import Manifest
 from ..runtime.memory import room_for
-from ..runtime.tasks import ProgressCallback, num_workers, run_tasks
+from ..runtime.resources import Resources
+from ..runtime.tasks import num_workers, run_tasks
 from .ranked_tables import Arrangement, RankedTable
 
 _BUDGETS_PER_DOUBLING = 4
-_MAX_SAMPLES, _MAX_ROWS = 2**32 - 1, 2**31 - 1
+_MAX_SAMPLES = 2**32 - 1
+_MAX_ROWS = 2**31 - 1
 _SCRATCH_BYTES = 24 << 20
-"""A part's look-ups, for each worker."""
+"""A part's lookups, for each worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class PeeledOrder:
 
 @dataclass(frozen=True, slots=True)
 class _Incidence:
-    """Rows above the floor and training samples, both ways; see `stats.peel` for shapes."""
+    """Rows above the floor and training samples, both ways; see `stats.ranking.peeling` for shapes."""
 
     row_starts: NDArray[np.int64]
     row_ends: NDArray[np.int64]
@@ -65,46 +67,46 @@ def peel_order(
     floor: int,
     columns: Manifest,
     counted: range,
-    *,
-    workers: int,
-    memory_bytes: int | None,
-    progress: ProgressCallback,
+    resources: Resources,
 ) -> PeeledOrder:
     """Rank the rows of all tables by peeling.
 
     Args:
-        tables: with places by frequency, or by look-ups per byte where ``row_bytes`` differ.
+        tables: with places by frequency, or by lookups per byte where ``row_bytes`` differ.
         row_bytes: per table; only their ratios count.
         floor: rows that stay first, by place.
         columns: what the tables were counted from.
         counted: the samples of the log that were counted.
-        workers: threads; change nothing of the order.
-        memory_bytes: cap on anonymous memory; None takes a quarter of the machine's, or what is needed.
-        progress: told look-ups as they are read.
+        resources: workers are threads of this process; progress is told lookups as they are read.
 
     Raises:
         ConfigError: the cap cannot be kept, or there are too many samples.
         ManifestError: the counts were not made from these columns.
     """
-    num_samples, total = len(counted), sum(table.num_rows for table in tables)
+    num_samples = len(counted)
+    total = sum(table.num_rows for table in tables)
     floor = min(floor, total)
     if num_samples > _MAX_SAMPLES or total > _MAX_ROWS:
         raise ConfigError(
-            f"peeling goes to {_MAX_SAMPLES} training samples and {_MAX_ROWS} rows, "
-            f"there are {num_samples} and {total}",
+            f"peeling supports up to {_MAX_SAMPLES} training samples and {_MAX_ROWS} rows, "
+            f"but there are {num_samples} and {total}",
             hint="rank by frequency",
         )
+    # The lists of samples are as long as the counts say, so memory is known before anything is read.
     starts = _starts(tables, floor)
     num_rows = total - floor
     needed = kernels.BYTES_PER_LOOKUP * int(starts[-1]) + kernels.BYTES_PER_ROW * (num_rows + floor)
     needed += kernels.BYTES_PER_SAMPLE * num_samples
-    lookups = sorted((table.lookup_bytes() for table in tables), reverse=True)[: num_workers(workers)]
-    needed += sum(lookups) + _SCRATCH_BYTES * num_workers(workers)
+    lookups = sorted((table.lookup_bytes() for table in tables), reverse=True)[
+        : num_workers(resources.workers)
+    ]
+    needed += sum(lookups) + _SCRATCH_BYTES * num_workers(resources.workers)
     try:
-        room_for("rank --rank-by peel", memory_bytes, needed, workers=1)
+        room_for("rank --rank-by peel", replace(resources, workers=1), needed)
     except ConfigError as error:
         raise ConfigError(str(error), hint=f"{error.hint}, and so does a larger --peel-floor") from None
-    found = _incidence(tables, starts, floor, columns, counted, workers, progress)
+    # Fill the lists, order rows for entry into the peeling, and peel under every budget's bound.
+    found = _incidence(tables, starts, floor, columns, counted, resources)
     width_of_row, widths = _widths(tables, row_bytes, floor, num_rows)
     entries = np.empty(num_rows, np.int32)
     kernels.entry_order(found.row_starts, found.row_ends, found.row_samples, num_samples, entries)
@@ -116,7 +118,8 @@ def peel_order(
 
 
 def _starts(tables: Sequence[RankedTable], floor: int) -> NDArray[np.int64]:
-    """(num_rows + 1,): where the samples of each row above the floor begin, rows by place."""
+    """Return where the samples of each row above the floor begin, rows by position: (num_rows + 1,)."""
+    # Runs of all tables in the order of their first positions, spelled out row by row above the floor.
     firsts = np.concatenate([table.firsts for table in tables])
     order = np.argsort(firsts)
     counts = np.concatenate([table.runs.counts for table in tables])[order]
@@ -130,15 +133,18 @@ def _incidence(
     floor: int,
     columns: Manifest,
     counted: range,
-    workers: int,
-    progress: ProgressCallback,
+    resources: Resources,
 ) -> _Incidence:
-    ends, row_samples = starts[:-1].copy(), np.empty(int(starts[-1]), np.uint32)
+    # Each row's list is filled from its start; a row of another table is never touched, so threads need no
+    # lock.
+    ends = starts[:-1].copy()
+    row_samples = np.empty(int(starts[-1]), np.uint32)
     done = 0
     tasks = ((table, floor, starts, ends, row_samples, columns, counted) for table in tables)
-    for _ in run_tasks(_append_table, tasks, workers=workers, here=True):
+    for _ in run_tasks(_append_table, tasks, workers=resources.workers, shares_memory=True):
         done += len(counted)
-        progress("rank", done, len(tables) * len(counted))
+        resources.progress("rank", done, len(tables) * len(counted))
+    # The same lookups the other way round: the rows of each sample.
     sample_starts = np.zeros(len(counted) + 1, np.int64)
     sample_rows = np.empty(int((ends - starts[:-1]).sum()), np.int32)
     kernels.list_rows(starts, ends, row_samples, sample_starts, sample_rows)
@@ -154,9 +160,10 @@ def _append_table(
     columns: Manifest,
     counted: range,
 ) -> None:
-    """Add the look-ups of one table to the lists of its rows; no other table has those rows."""
+    """Add the lookups of one table to the lists of its rows; no other table has those rows."""
     places = np.empty(table.num_rows, np.int64)
     table.write_places(places)
+    # Rows above the floor are the last ids of a table, because positions rise with ids.
     first_id = int(np.searchsorted(places, floor))
     if first_id == table.num_rows:
         return
@@ -165,17 +172,18 @@ def _append_table(
     for first, offsets, ids in table.iterate_lookups(columns, counted):
         if not kernels.append_samples(ids, offsets, first, first_id, rows, starts, ends, row_samples):
             raise ManifestError(
-                f"{table.counts.folder} counts fewer look-ups of {table.name} than {columns.folder} has",
-                hint="hotset verify says which folder is damaged",
+                f"{table.counts.folder} counts fewer lookups of {table.name} than {columns.folder} has",
+                hint="hotset verify reports which folder is damaged",
             )
 
 
 def _widths(
     tables: Sequence[RankedTable], row_bytes: Sequence[int], floor: int, num_rows: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Of each row above the floor the number of its width, and the widths, widest first."""
+    """Return the number of the width of each row above the floor, and the widths, widest first."""
     widths = sorted(set(row_bytes), reverse=True)
     width_of_row = np.zeros(num_rows, np.uint8)
+    # Rows of one width need no marks, which saves a pass over all positions.
     if len(widths) > 1:
         for table, width in zip(tables, row_bytes, strict=True):
             places = np.empty(table.num_rows, np.int64)
@@ -185,12 +193,15 @@ def _widths(
 
 
 def _budgets(tables: Sequence[RankedTable], row_bytes: Sequence[int], floor: int) -> NDArray[np.int64]:
-    """Budgets where peeling must be no worse: powers of two, some between them; less the floor's bytes."""
-    total, taken = 0, 0
+    """Return the budgets where peeling must be no worse, less the bytes of the floor."""
+    total = 0
+    taken = 0
     for table, width in zip(tables, row_bytes, strict=True):
+        # How many rows of each run lie below the floor: all, none, or those before it.
         inside = np.clip(floor - table.firsts, 0, table.runs.lengths)
         total += table.num_rows * width
         taken += int(inside.sum()) * width
+    # Powers of two, and some between them.
     powers = np.arange(_BUDGETS_PER_DOUBLING * (total.bit_length() + 1)) / _BUDGETS_PER_DOUBLING
     budgets = np.unique((2.0**powers).astype(np.int64)) - taken
     return budgets[(budgets >= 0) & (budgets < total - taken)]
@@ -203,13 +214,16 @@ def _never_worse(
     entries: NDArray[np.int32],
     budgets: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], list[int]]:
-    """The new place of each row, and the numbers of first rows that had to be those by frequency."""
+    """Return the new position of each row, and the numbers of first rows kept as those by frequency."""
+    # The fully hot samples that each budget must reach: those of the order by frequency.
     num_rows = entries.shape[0]
     by_place = np.arange(num_rows, dtype=np.int32)
     reached = _prefixes(width_of_row, widths, budgets)
     wanted = _hot_samples(found, by_place[:0], reached)
+    # With every row a cut of its own the order is that by frequency, so the loop ends at the latest there.
     cuts = {0, num_rows}
     while True:
+        # Peel each part between cuts by itself; the row dropped first is the least important one.
         order = np.empty(num_rows, np.int32)
         for first, stop in itertools.pairwise(sorted(cuts)):
             dropped = np.empty(stop - first, np.int32)
@@ -227,6 +241,7 @@ def _never_worse(
                 dropped,
             )
             order[first:stop] = dropped[::-1]
+        # Where some budget does worse than by frequency, its hot set becomes a cut, and all is peeled again.
         places = np.empty(num_rows, np.int32)
         places[order] = by_place
         hot = _hot_samples(found, places, _prefixes(width_of_row[order], widths, budgets))
@@ -239,7 +254,7 @@ def _never_worse(
 def _prefixes(
     width_of_row: NDArray[np.uint8], widths: NDArray[np.int64], budgets: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """How many rows, of these widths one after the other, fit in each budget."""
+    """Return how many rows, of these widths one after another, fit in each budget."""
     if widths.shape[0] == 1:
         fitting: NDArray[np.int64] = np.minimum(budgets // widths[0], width_of_row.shape[0])
         return fitting

@@ -26,10 +26,10 @@ from ...stats.counting.hash_table import (
 from ...stats.ranking.frequency_ranking import RankedRuns, expand_runs, place_categories
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output
+from ..folders.table_info import CountedTable, VocabularyTable
+from ..folders.temporary_files import array_in
 from ..formats.arrow_files import read_batch, validity_of, values_of, write_batch
 from ..formats.tables import lookups_of, offsets_of
-from ..runtime.memory import array_in
-from ..stages.encode import iterate_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class RankedTable:
 
     counts: Manifest
     entry: FileEntry
-    facts: dict[str, Any]
-    """What the counts say of the table."""
+    counted: CountedTable
+    """The table as the counts describe it."""
     min_count: int
     runs: RankedRuns
     firsts: NDArray[np.int64]
@@ -47,7 +47,7 @@ class RankedTable:
 
     @property
     def name(self) -> str:
-        """Of the feature."""
+        """Name of the feature."""
         return Path(self.entry.path).stem
 
     @property
@@ -57,7 +57,7 @@ class RankedTable:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of its categories."""
+        """Type of its categories."""
         dtype: np.dtype[Any] = np.dtype(self._batch().schema.field("category").type.to_pandas_dtype())
         return dtype
 
@@ -72,7 +72,7 @@ class RankedTable:
         place_categories(categories, occurrences, self.min_count, self.runs, rows)
 
     def write_counts(self, counts: NDArray[np.int64]) -> None:
-        """Write the look-ups of each row to ``counts``, (num_rows,)."""
+        """Write the lookups of each row to ``counts``, (num_rows,)."""
         expand_runs(self.runs.counts, self.runs.lengths, 0, counts)
 
     def write_places(self, places: NDArray[np.int64]) -> None:
@@ -82,31 +82,37 @@ class RankedTable:
     def iterate_lookups(
         self, columns: Manifest, samples: range
     ) -> Iterator[tuple[int, NDArray[np.int32], NDArray[np.int32]]]:
-        """``samples`` part by part: number of the first among them, offsets of their look-ups, ids.
+        """Yield ``samples`` part by part: number of the first among them, offsets of their lookups, ids.
 
         Ids are rows by frequency. Holds the table's categories and a hash table of them.
         """
+        # A hash table from category to row; entries are half as wide for categories of 32 bits.
         rows = np.zeros(self.num_rows, self.dtype)
         self.write_categories(rows)
         is_short = rows.dtype == np.uint32
         entries = (new_short_table if is_short else new_table)(rows.shape[0])
-        missing, oov = self.runs.missing_id, self.runs.oov_id
+        missing = self.runs.missing_id
+        oov = self.runs.oov_id
         (insert_short_ids if is_short else insert_ids)(rows, 0, missing, oov, entries)
         del rows
         find = find_short_ids if is_short else find_ids
-        for first, entry in iterate_parts(columns):
-            start, stop = max(first, samples.start), min(first + entry.num_samples, samples.stop)
+        for first, entry in columns.parts():
+            # A part may have samples before or behind those asked for: look all up, then cut by offsets.
+            start = max(first, samples.start)
+            stop = min(first + entry.num_samples, samples.stop)
             if start >= stop:
                 continue
             column = read_batch(columns, entry).column(self.name)
             array, _ = lookups_of(column, 0)
             ids = np.empty(len(array), np.int32)
             find(values_of(array, self.dtype), validity_of(array), entries, missing, oov, ids)
+            # A one-hot column comes back as it is, with one lookup per sample; of lists the offsets are their
+            # bounds.
             ends = np.arange(stop - first + 1, dtype=np.int32) if array is column else offsets_of(column)
             yield start - samples.start, ends[start - first : stop - first + 1], ids
 
     def lookup_bytes(self) -> int:
-        """What `iterate_lookups` holds besides a part: categories, and a hash table that may be 35 % full."""
+        """Return what `iterate_lookups` holds besides a part: categories, a hash table perhaps 35% full."""
         return self.num_rows * self.dtype.itemsize * (1 + 6)
 
 
@@ -124,27 +130,36 @@ class Arrangement:
 
 def write_table(
     table: RankedTable, arranged: Arrangement | None, output: Output, room: int
-) -> dict[str, Any]:
-    """Write the vocabulary of one table, by frequency if not ``arranged``; what the manifest says of it.
+) -> VocabularyTable:
+    """Write the vocabulary of one table, by frequency if not ``arranged``; return its description.
 
     ``room``: bytes to hold; columns beyond it lie in files.
     """
-    missing, oov = table.runs.missing_id, table.runs.oov_id
+    # Find where an arrangement put the two rows that have no category.
+    missing = table.runs.missing_id
+    oov = table.runs.oov_id
     if arranged is not None:
         missing, oov = (int(np.flatnonzero(arranged.order == row)[0]) for row in (missing, oov))
     if not output.has(table.entry.path):
         with output.writing(table.entry.path, table.num_rows) as path:
             write_batch(path, _columns(table, arranged, {missing, oov}, output, room))
-    found = {"name": table.name, "num_rows": table.num_rows, "oov_id": oov, "missing_id": missing}
-    kept = {key: table.facts[key] for key in ("num_lookups", "is_multi_hot") if key in table.facts}
-    return found | {"oov_count": table.runs.oov_count} | kept
+    return VocabularyTable(
+        name=table.name,
+        num_rows=table.num_rows,
+        oov_id=oov,
+        missing_id=missing,
+        oov_count=table.runs.oov_count,
+        num_lookups=table.counted.num_lookups,
+        is_multi_hot=table.counted.is_multi_hot,
+    )
 
 
 def _columns(
     table: RankedTable, arranged: Arrangement | None, nulls: set[int], output: Output, room: int
 ) -> dict[str, Any]:
-    """The vocabulary of one table; a third of ``room`` for each column."""
-    shape, dtype = (table.num_rows,), table.dtype
+    """Build the columns of one table's vocabulary; a third of ``room`` for each."""
+    shape = (table.num_rows,)
+    dtype = table.dtype
     rows = array_in(room // 3, output, shape, dtype)
     totals, places = (array_in(room // 3, output, shape, np.int64) for _ in range(2))
     table.write_categories(rows)
@@ -152,7 +167,11 @@ def _columns(
     if arranged is None:
         table.write_places(places)
     else:
-        rows, totals, places = rows[arranged.order], totals[arranged.order], arranged.places
+        # By frequency first, then rearranged: the runs know no other order.
+        rows = rows[arranged.order]
+        totals = totals[arranged.order]
+        places = arranged.places
+    # Missing and oov hold no category: they are null in the bitmap, and their values are never read.
     kind = pa.from_numpy_dtype(dtype)
     buffers = [_validity(table.num_rows, nulls), pa.py_buffer(rows)]
     category = pa.Array.from_buffers(kind, table.num_rows, buffers, len(nulls))
@@ -161,8 +180,9 @@ def _columns(
 
 
 def _validity(num_rows: int, nulls: set[int]) -> Any:
-    """An Arrow bitmap of all rows but ``nulls``."""
+    """Build an Arrow bitmap of all rows but ``nulls``."""
     bitmap = np.full(-(-num_rows // 8), 255, np.uint8)
+    # The last byte's bits beyond the last row are 0, as Arrow wants them.
     bitmap[-1] >>= np.uint8(-num_rows % 8)
     for row in nulls:
         bitmap[row // 8] &= np.uint8(255 - (1 << row % 8))

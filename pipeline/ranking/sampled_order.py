@@ -7,7 +7,7 @@ most rows are in one, are by category, which knows nothing of the real counts: m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,14 @@ from ...stats.ranking.fae_calibration import add_drawn, draw_samples
 from ...stats.ranking.frequency_ranking import expand_runs, first_places, runs_of
 from ..folders.manifest import Manifest
 from ..runtime.memory import room_for
-from ..runtime.tasks import ProgressCallback, num_workers, run_tasks
+from ..runtime.resources import Resources
+from ..runtime.tasks import num_workers, run_tasks
 from .ranked_tables import Arrangement, RankedTable
 
 _BYTES_PER_ROW = 16
 _BYTES_PER_ROW_AT_WORK = 48
 _SCRATCH_BYTES = 24 << 20
-"""A part's look-ups, for each worker."""
+"""A part's lookups, for each worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,45 +49,47 @@ def sampled_order(
     tables: Sequence[RankedTable],
     columns: Manifest,
     counted: range,
+    resources: Resources,
     *,
     rate: float,
     seed: int,
     with_replacement: bool,
-    workers: int,
-    memory_bytes: int | None,
-    progress: ProgressCallback,
 ) -> SampledOrder:
-    """Rank the rows of all tables by their look-ups in a sample of the log; over tables ties are by table.
+    """Rank the rows of all tables by their lookups in a sample of the log; over tables ties are by table.
 
     Args:
         tables: by frequency.
         columns: what they were counted from.
         counted: the samples of the log that were counted.
         rate: share of them that is drawn.
-        seed: of the draw.
-        with_replacement: see `stats.calibration.draw_samples`.
-        workers: threads.
-        memory_bytes: cap on anonymous memory; None takes a quarter of the machine's, or what is needed.
-        progress: told look-ups as they are read.
+        seed: seed of the draw.
+        with_replacement: see `stats.ranking.fae_calibration.draw_samples`.
+        resources: workers are threads of this process; progress is told lookups as they are read.
 
     Raises:
         ConfigError: the cap cannot be kept.
     """
-    sizes = sorted((table.num_rows for table in tables), reverse=True)[: num_workers(workers)]
-    lookups = sorted((table.lookup_bytes() for table in tables), reverse=True)[: num_workers(workers)]
+    sizes = sorted((table.num_rows for table in tables), reverse=True)[: num_workers(resources.workers)]
+    lookups = sorted((table.lookup_bytes() for table in tables), reverse=True)[
+        : num_workers(resources.workers)
+    ]
+    # All that this order holds at once: the draw, every table's result, and the work of the largest tables.
     needed = len(counted) + sum(table.num_rows for table in tables) * _BYTES_PER_ROW + sum(lookups)
-    needed += sum(sizes) * _BYTES_PER_ROW_AT_WORK + num_workers(workers) * _SCRATCH_BYTES
-    room_for("rank --rank-by sampled", memory_bytes, needed, workers=1)
+    needed += sum(sizes) * _BYTES_PER_ROW_AT_WORK + num_workers(resources.workers) * _SCRATCH_BYTES
+    room_for("rank --rank-by sampled", replace(resources, workers=1), needed)
+    # Draw samples first, then count every table's lookups in those drawn.
     times = np.zeros(len(counted), np.uint8)
     num_drawn = draw_samples(len(counted), rate, seed, with_replacement, times)
-    found, done = {}, 0
+    found = {}
+    done = 0
     tasks = ((table, columns, counted, times) for table in tables)
     for table, ordered in zip(
-        tables, run_tasks(_order_table, tasks, workers=workers, here=True), strict=True
+        tables, run_tasks(_order_table, tasks, workers=resources.workers, shares_memory=True), strict=True
     ):
         found[table.name] = ordered
         done += len(counted)
-        progress("rank", done, len(tables) * len(counted))
+        resources.progress("rank", done, len(tables) * len(counted))
+    # Positions over all tables follow from runs of equal sampled counts.
     runs = [runs_of(found[table.name][1]) for table in tables]
     firsts = first_places(runs, [1] * len(tables))
     return SampledOrder(num_drawn, found, dict(zip(found, firsts, strict=True)))
@@ -98,15 +101,17 @@ def _order_table(
     sampled = np.zeros(table.num_rows, np.int64)
     for first, offsets, ids in table.iterate_lookups(columns, counted):
         add_drawn(ids, offsets, times[first : first + offsets.shape[0] - 1], sampled)
+    # `lexsort` takes its first key last: sampled counts falling, then missing, oov and the category.
     order = np.lexsort((*reversed(category_order(table)), -sampled))
     return order, sampled[order]
 
 
 def category_order(table: RankedTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.integer]]:
-    """Sort keys of a table's rows: missing first, oov last, then by category; the first key weighs most."""
+    """Return the sort keys of a table's rows: missing first, oov last, then by category."""
     rows = np.zeros(table.num_rows, table.dtype)
     table.write_categories(rows)
-    is_oov, is_not_missing = np.zeros(rows.shape[0], np.bool_), np.ones(rows.shape[0], np.bool_)
+    is_oov = np.zeros(rows.shape[0], np.bool_)
+    is_not_missing = np.ones(rows.shape[0], np.bool_)
     is_oov[table.runs.oov_id] = True
     is_not_missing[table.runs.missing_id] = False
     return is_oov, is_not_missing, rows

@@ -1,7 +1,7 @@
 """Values of one column of a CSV block or a Parquet batch, each with its state: good, missing or bad.
 
-Text is read by kernels and typed arrays as they are, never by guessing. A list-valued column is read as
-its elements, one behind the other, and where each row's begin; a missing list has one missing element.
+Text is parsed by kernels; typed arrays are taken as they are; no type is guessed. A list-valued column is
+read as all its elements, and where those of each row begin; a missing list has one missing element.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ LIMITS = {
     "integer": (2**63, 2**63 - 1),
     "unsigned": (0, 2**64 - 1),
 }
-"""How far values of a kind go below and above 0."""
+"""Range of each kind of value: how far below and above 0."""
 FLOATS = ("float", "float32")
-"""Kinds of dense columns whose values are float64; of the second, those that a float32 can hold, rounded."""
-_EXACT_DIGITS, _EXACT_POWER = 15, 22
-"""Decimals of so few digits, and powers of ten, are float64 without rounding."""
+"""Kinds of dense columns with float64 values; those of the second must fit in a float32."""
+_EXACT_DIGITS = 15
+_EXACT_POWER = 22
+"""Integers of so many digits and powers of ten up to this one are float64 without rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +51,29 @@ class ListSpans:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What a column holds."""
+    """The values of a column, and the state of each."""
 
     values: NDArray[Any]
     """(num_values,) uint64, negative ones as two's complement, or float64; 0 where the state is not GOOD."""
     states: NDArray[np.uint8]
-    """(num_values,), GOOD, MISSING or BAD."""
+    """(num_values,); GOOD, MISSING or BAD."""
     offsets: NDArray[np.int64] | None = None
-    """(num_rows + 1,), where the elements of each row begin; None where a row has one value."""
+    """(num_rows + 1,); where the elements of each row begin, None where a row has one value."""
     texts: DistinctTexts | None = None
-    """Where the values are hashes of texts, these."""
+    """The distinct texts, where the values are hashes of texts."""
 
     def is_row(self, state: int) -> NDArray[np.bool_]:
-        """(num_rows,): whether the value of a row, or one of its elements, is in ``state``."""
+        """Return (num_rows,): whether the value of a row, or one of its elements, is in ``state``."""
         is_in: NDArray[np.bool_] = self.states == state
         if self.offsets is None:
             return is_in
+        # Elements in that state before each element: a row has one if the number grows across it.
         before = np.concatenate([[0], np.cumsum(is_in)])
         found: NDArray[np.bool_] = before[self.offsets[1:]] > before[self.offsets[:-1]]
         return found
 
     def rows(self, keep: NDArray[np.bool_]) -> Values:
-        """The values of the rows to be kept."""
+        """Return the values of the rows to keep, (num_rows,)."""
         if self.offsets is None:
             return Values(self.values[keep], self.states[keep])
         lengths = np.diff(self.offsets)
@@ -80,7 +82,7 @@ class Values:
         return Values(self.values[is_kept], self.states[is_kept], offsets)
 
     def first_bad(self, row: int) -> int:
-        """The first value of a row that is BAD."""
+        """Return the index of a row's first BAD value."""
         first = row if self.offsets is None else int(self.offsets[row])
         return first + int(np.argmax(self.states[first:] == BAD))
 
@@ -106,16 +108,17 @@ def _read_texts(spans: Spans) -> Values:
 
 
 def elements_of(lists: ListSpans, offsets: NDArray[np.int64]) -> Spans:
-    """The elements of lists in fields; writes where each field's begin to ``offsets``, (num_fields + 1,)."""
+    """Split lists into elements; writes where each list's begin to ``offsets``, (num_fields + 1,)."""
     fields = (lists.fields.text, lists.fields.starts, lists.fields.stops, lists.separator)
     count_elements(*fields, offsets)
-    starts, stops = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)
+    starts = np.empty(offsets[-1], np.int64)
+    stops = np.empty(offsets[-1], np.int64)
     split_elements(*fields, starts, stops)
     return Spans(lists.fields.text, starts, stops)
 
 
 def elements_of_row(lists: Any, row: int) -> Any:
-    """The elements of one row of ListSpans or of an Arrow list, as Spans or a typed array."""
+    """Return the elements of one row of ListSpans or of an Arrow list, as Spans or a typed array."""
     if isinstance(lists, ListSpans):
         fields = lists.fields
         one = Spans(fields.text, fields.starts[row : row + 1], fields.stops[row : row + 1])
@@ -125,22 +128,26 @@ def elements_of_row(lists: Any, row: int) -> Any:
 
 def _read_lists(array: Any, kind: str) -> Values:
     array = array.cast(pa.large_list(array.type.value_type))
+    # A missing list, whatever its length is in the file, counts as one element.
     is_null = array.is_null().to_numpy(zero_copy_only=False)
     lengths = np.diff(np.asarray(array.offsets)) * ~is_null
     offsets = np.concatenate([[0], np.cumsum(np.where(is_null, 1, lengths))]).astype(np.int64)
     found = read_column(plain(array.flatten()), kind)
     if not is_null.any():
         return replace(found, offsets=offsets)
+
+    # Put the elements that were read around those of missing lists, which are missing values.
     is_there = np.ones(offsets[-1], np.bool_)
     is_there[offsets[:-1][is_null]] = False
     all_values = np.zeros(offsets[-1], found.values.dtype)
     all_states = np.full(offsets[-1], MISSING, np.uint8)
-    all_values[is_there], all_states[is_there] = found.values, found.states
+    all_values[is_there] = found.values
+    all_states[is_there] = found.states
     return Values(all_values, all_states, offsets, found.texts)
 
 
 def read_values(values: Any, kind: str) -> tuple[NDArray[Any], NDArray[np.uint8]]:
-    """The values of one column, negative ones as two's complement or float64, and the state of each."""
+    """Return the values of one column, as in `Values`, and the state of each."""
     if kind in FLOATS:
         found, states = _read_decimals(values) if isinstance(values, Spans) else _read_floats(values)
         return _refuse_infinite(found, states, kind)
@@ -164,6 +171,7 @@ def _read_decimals(spans: Spans) -> tuple[NDArray[np.float64], NDArray[np.uint8]
     found = np.empty(spans.starts.shape[0], np.float64)
     states = np.empty(spans.starts.shape[0], np.uint8)
     parse_decimals(spans.text, spans.starts, spans.stops, found, states)
+    # Numbers that the kernel cannot round correctly are few: Python reads them.
     for i in np.flatnonzero(states == HARD):
         found[i] = float(bytes(spans.text[spans.starts[i] : spans.stops[i]]))
         states[i] = GOOD
@@ -172,6 +180,8 @@ def _read_decimals(spans: Spans) -> tuple[NDArray[np.float64], NDArray[np.uint8]
 
 def _read_floats(array: Any) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     is_valid = array.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.uint8())
     if pa.types.is_decimal(array.type):
         found = _read_exact_decimals(array)
     else:
@@ -180,11 +190,12 @@ def _read_floats(array: Any) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
 
 
 def _read_exact_decimals(array: Any) -> NDArray[np.float64]:
-    """Decimals to the nearest float64; Arrow's own conversion may be one off."""
+    """Round decimals to the nearest float64; Arrow's own conversion may be off by one."""
     kind = array.type
     is_short = kind.precision <= _EXACT_DIGITS and 0 <= kind.scale <= _EXACT_POWER
     if not (is_short and pa.types.is_decimal128(kind)):
         return np.array([float(value) if value is not None else 0 for value in array.to_pylist()], np.float64)
+    # 128-bit integers of so few digits are their lower words; one exact quotient is rounded once.
     words = np.frombuffer(array.buffers()[1], np.int64)[2 * array.offset : 2 * (array.offset + len(array))]
     found: NDArray[np.float64] = words[::2].astype(np.float64) / 10.0**kind.scale
     return found
@@ -196,22 +207,27 @@ def _refuse_infinite(
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float32) if kind == "float32" else values
     is_bad = (states == GOOD) & ~np.isfinite(rounded)
-    states[is_bad], values[is_bad] = BAD, 0
+    states[is_bad] = BAD
+    values[is_bad] = 0
     return values, states
 
 
 def _read_numbers(array: Any, kind: str) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
-    below, above = LIMITS.get(kind, (0, 0))  # text and hex8 come here from columns of nothing but nulls
+    below, above = LIMITS.get(kind, (0, 0))  # text and hex8 get here from columns of nulls only
     is_valid = array.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     numbers = array.fill_null(0).to_numpy(zero_copy_only=False)
+
+    # Floats count as integers if they are whole and small enough to be exact.
     if numbers.dtype.kind == "f":
         with np.errstate(invalid="ignore"):
             fits = (numbers == np.floor(numbers)) & (np.abs(numbers) <= 2.0**53)
         numbers = np.where(fits, numbers, 0).astype(np.int64)
     else:
         fits = np.ones(numbers.shape[0], np.bool_)
+
+    # Within the limits of the kind, compared in the type that the numbers have.
     if numbers.dtype.kind == "u":
         fits &= numbers <= np.uint64(above)
     else:
@@ -234,7 +250,7 @@ def is_text(kind: Any) -> bool:
 
 
 def plain(array: Any) -> Any:
-    """A Parquet column as Spans, or as a typed array without a dictionary; a list stays what it is."""
+    """Return a Parquet column as Spans, or as a typed array without a dictionary; a list stays what it is."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_null(array.type):
@@ -244,6 +260,8 @@ def plain(array: Any) -> Any:
     if not pa.types.is_large_binary(array.type):
         array = array.cast(pa.large_string() if pa.types.is_string_view(array.type) else pa.large_binary())
     _, offsets, text = array.buffers()
+
+    # Arrow's offsets are the spans; a null is made an empty one.
     spans = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
     stops = np.where(array.is_valid().to_numpy(zero_copy_only=False), spans[1:], spans[:-1])
     bytes_of_text = np.frombuffer(text, np.uint8) if text is not None else np.zeros(0, np.uint8)

@@ -1,4 +1,4 @@
-"""One block of Criteo text to Arrow columns, and in words what is wrong with a bad line."""
+"""One block of Criteo text to Arrow columns, and what is wrong with a bad line, in words."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..runtime.thread_buffers import scratch
+from ..runtime.thread_buffers import thread_buffer
 from ..schema.schema import Schema
 from .criteo_faults import MAX_FIELD_BYTES, REASONS, classify_line
 from .criteo_kernel import count_newlines, parse_lines
+from .part import Fault
 from .raw_blocks import Block
 
 _LISTED_BAD_LINES = 1024
@@ -26,19 +27,6 @@ _WANTED = {
     "nul_byte": "text without NUL bytes",
     "long_field": f"at most {MAX_FIELD_BYTES} bytes",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A line that is not as it should be."""
-
-    reason: str
-    line_in_block: int
-    """From 0."""
-    text: str
-    """Which column, what was found and what was wanted, to follow "line 7"."""
-    is_label_off: bool = False
-    """The line has one field too few or too many, as one read with the wrong idea of its label would."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +43,12 @@ def parse_block(block: Block, schema: Schema, *, has_label: bool) -> ParsedBlock
     """Parse the lines of ``block``; exact, every bound checked."""
     num_lines = count_newlines(block.lines)
     num_columns = len(schema.dense) + len(schema.sparse)
-    label = scratch("label", (num_lines if has_label else 0,), np.uint8)
-    dense = scratch("dense", (len(schema.dense), num_lines), np.int32)
-    categories = scratch("categories", (len(schema.sparse), num_lines), np.uint32)
-    is_valid = scratch("is_valid", (num_columns, -(-num_lines // 8)), np.uint8)
+    label = thread_buffer("label", (num_lines if has_label else 0,), np.uint8)
+    dense = thread_buffer("dense", (len(schema.dense), num_lines), np.int32)
+    categories = thread_buffer("categories", (len(schema.sparse), num_lines), np.uint32)
+    is_valid = thread_buffer("is_valid", (num_columns, -(-num_lines // 8)), np.uint8)
+
+    # Parse once more where there are more bad lines than the list held: they are few in any usable log.
     capacity = _LISTED_BAD_LINES
     while True:
         is_valid[:] = 0
@@ -68,6 +58,8 @@ def parse_block(block: Block, schema: Schema, *, has_label: bool) -> ParsedBlock
         if num_bad <= capacity:
             break
         capacity = num_bad
+
+    # Arrow arrays over the parser's memory; nothing is copied.
     columns = {"label": _array(pa.uint8(), label, None, num_samples)} if has_label else {}
     kinds = [pa.int32()] * len(schema.dense) + [pa.uint32()] * len(schema.sparse)
     rows = zip((*schema.dense, *schema.sparse), kinds, (*dense, *categories), is_valid, strict=True)
@@ -76,6 +68,7 @@ def parse_block(block: Block, schema: Schema, *, has_label: bool) -> ParsedBlock
 
 
 def _array(kind: Any, values: NDArray[Any], is_valid: NDArray[np.uint8] | None, length: int) -> Any:
+    # A column without a missing value gets no bitmap, as Arrow itself would write it.
     bits = None if is_valid is None else pa.py_buffer(is_valid[: -(-length // 8)])
     array = pa.Array.from_buffers(kind, length, [bits, pa.py_buffer(values[:length])])
     return array if array.null_count else pa.Array.from_buffers(kind, length, [None, array.buffers()[1]])
@@ -84,7 +77,7 @@ def _array(kind: Any, values: NDArray[Any], is_valid: NDArray[np.uint8] | None, 
 def count_reasons(
     block: Block, bad_lines: NDArray[np.int64], schema: Schema, *, has_label: bool
 ) -> dict[str, int]:
-    """How many of ``bad_lines`` are bad for which reason."""
+    """Count ``bad_lines`` by what is wrong with them."""
     counted: Counter[str] = Counter()
     for start, stop in bad_lines:
         code, *_ = classify_line(block.text[start:stop], len(schema.dense), len(schema.sparse), has_label)
@@ -93,10 +86,11 @@ def count_reasons(
 
 
 def describe_fault(block: Block, span: NDArray[np.int64], schema: Schema, *, has_label: bool) -> Fault:
-    """What is wrong with the line ``block.text[span[0]:span[1]]``, in words."""
+    """Describe what is wrong with the line ``block.text[span[0]:span[1]]``."""
     line = block.text[span[0] : span[1]]
     code, column, start, stop = classify_line(line, len(schema.dense), len(schema.sparse), has_label)
-    reason, line_in_block = REASONS[code], count_newlines(block.text[: span[0]])
+    reason = REASONS[code]
+    line_in_block = count_newlines(block.text[: span[0]])
     names = schema.columns(has_label=has_label)
     if reason == "field_count":
         fields = "1 field" if column == 1 else f"{column} fields"

@@ -19,12 +19,12 @@ from .text_fields import join_spans
 
 @dataclass(frozen=True, slots=True)
 class DistinctTexts:
-    """The distinct texts of a column, in the order in which they come."""
+    """The distinct texts of a column, in the order of their first occurrence."""
 
     hashes: NDArray[np.uint64]
     """(num_texts,)."""
     counts: NDArray[np.int64]
-    """(num_texts,), how often each occurs."""
+    """(num_texts,); occurrences of each."""
     texts: Any
     """(num_texts,), an Arrow array of large_binary."""
 
@@ -32,7 +32,7 @@ class DistinctTexts:
 def hash_text(
     text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint64], DistinctTexts]:
-    """xxh3-64 (seed 0) of each span ``text[start:stop]``; exact.
+    """Return the xxh3-64 (seed 0) of each span ``text[start:stop]``; exact.
 
     Args:
         text: bytes of all spans.
@@ -40,11 +40,12 @@ def hash_text(
         stops: (num_spans,).
 
     Returns:
-        (num_spans,), an empty span gives the hash of no bytes; and what was hashed.
+        (num_spans,), the hash of no bytes for an empty span; and the distinct texts.
 
     Source:
         Collet, XXH3 (xxHash 0.8, which froze its output).
     """
+    # Join the spans to one Arrow array, which finds the distinct ones; each of these is hashed once.
     offsets = np.zeros(starts.shape[0] + 1, np.int64)
     np.cumsum(stops - starts, out=offsets[1:])
     joined = np.empty(int(offsets[-1]), np.uint8)
@@ -55,6 +56,6 @@ def hash_text(
     hashes: NDArray[np.uint64] = np.fromiter(
         (xxhash.xxh3_64_intdigest(each) for each in texts), np.uint64, len(texts)
     )
-    places: NDArray[np.int32] = encoded.indices.to_numpy()
-    counts = np.bincount(places, minlength=len(texts)).astype(np.int64)
-    return hashes[places], DistinctTexts(hashes, counts, encoded.dictionary)
+    indices: NDArray[np.int32] = encoded.indices.to_numpy()
+    counts = np.bincount(indices, minlength=len(texts)).astype(np.int64)
+    return hashes[indices], DistinctTexts(hashes, counts, encoded.dictionary)

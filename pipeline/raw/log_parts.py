@@ -1,16 +1,16 @@
 """A raw file of any format as parts that can be read and parsed alone: blocks of lines, batches of rows.
 
 Text is cut at fixed bytes moved to a line end, Parquet at fixed numbers of rows within a row group, so
-memory holds a part a worker however large the file or its row groups are.
+memory holds one part per worker however large the file or its row groups are.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -19,48 +19,62 @@ from numpy.typing import NDArray
 from ..errors import InputError
 from ..folders.manifest import FileEntry
 from ..schema.schema import Schema
-from ..schema.schema_file import schema_of
 from .criteo_blocks import count_reasons, describe_fault, parse_block
 from .parquet_parts import ParquetParts
-from .raw_blocks import Block, RawFile, iterate_blocks
-from .tabular import Part, fields_of_header, find_fields, parse_csv
-
-if TYPE_CHECKING:
-    from ..stages.ingest import IngestConfig
+from .part import Part, RawParts
+from .raw_blocks import Block, PlainBlock, iterate_blocks
+from .raw_file import RawFile
+from .tabular import fields_of_header, find_fields, parse_csv
 
 _MIN_CRITEO_LINE_BYTES = 39
+_START_BYTES = 4096
+"""How much of a file is looked at to tell its format."""
 
 
-class RawParts(Protocol):
-    """The parts of one raw file."""
+def open_parts(
+    file: RawFile, number: int, schema: Schema, *, block_bytes: int, has_label: bool, strict: bool
+) -> RawParts:
+    """Return the parts of ``file``, in the format that ``schema`` names.
 
-    unit: str
-    """What rows are called in messages."""
-    num_header_lines: int
-    min_line_bytes: int
-    """No line is shorter; 0 where that is not known."""
-
-    def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[tuple[str, Callable[[], Part | None]]]:
-        """Each part's name and how to read it, in order; None is a part without a line."""
-        ...
-
-    def finish(self, digest: Any) -> None:
-        """Add to the file's digest what its parts did not."""
-        ...
-
-
-def open_parts(file: RawFile, number: int, config: IngestConfig) -> RawParts:
-    """The parts of ``file``, the log's file ``number``, of the format its schema says.
+    Args:
+        number: number of ``file`` in the log; part of the parts' names.
+        block_bytes: raw text, or Parquet values at 8 bytes each, in one part (bytes).
+        has_label: lines have a label, if the schema names one.
+        strict: bad lines of Criteo's format are not counted by reason: the first one is enough.
 
     Raises:
         InputError: the file cannot be read, is of another format, or lacks a column of the schema.
     """
-    schema = schema_of(config.schema)
+    has_label = has_label and schema.label is not None
     if schema.format == "parquet":
-        return ParquetParts(file, number, config, schema)
+        return ParquetParts(file, number, schema, block_bytes=block_bytes, has_label=has_label)
     if schema.format == "csv":
-        return _CsvParts(file, number, config, schema)
-    return _CriteoParts(file, number, config, schema)
+        return _CsvParts(file, number, schema, block_bytes=block_bytes, has_label=has_label, strict=strict)
+    _refuse_other_format(file)
+    return _CriteoParts(file, number, schema, block_bytes=block_bytes, has_label=has_label, strict=strict)
+
+
+def _refuse_other_format(file: RawFile) -> None:
+    """Raise InputError where a file that should hold Criteo's lines is clearly Parquet or CSV.
+
+    Criteo's format is the default, so this is what a user meets who forgets to name a schema.
+    """
+    if file.read_start(4) == b"PAR1":
+        raise _needs_schema(file, "Parquet")
+    for block in iterate_blocks(file, _START_BYTES):
+        lines = block.read().lines.tobytes().splitlines()[:3]
+        # One such line could be damage in a log of Criteo's.
+        if len(lines) > 1 and all(b"," in line and b"\t" not in line for line in lines):
+            raise _needs_schema(file, "CSV")
+        return
+
+
+def _needs_schema(file: RawFile, found: str) -> InputError:
+    path = shlex.quote(str(file.path))
+    return InputError(
+        f"{file.path} looks like {found}, want the tab-separated lines of Criteo's format",
+        hint=f"run hotset schema {path} > schema.toml, look at the proposal, then give --schema schema.toml",
+    )
 
 
 class _CriteoParts:
@@ -70,67 +84,90 @@ class _CriteoParts:
     num_header_lines = 0
     min_line_bytes = _MIN_CRITEO_LINE_BYTES
 
-    def __init__(self, file: RawFile, number: int, config: IngestConfig, schema: Schema) -> None:
-        self._file, self._number, self._config, self._schema = file, number, config, schema
-        self._has_label = config.label and schema.label is not None
+    def __init__(
+        self, file: RawFile, number: int, schema: Schema, *, block_bytes: int, has_label: bool, strict: bool
+    ) -> None:
+        self._file = file
+        self._number = number
+        self._schema = schema
+        self._block_bytes = block_bytes
+        self._has_label = has_label
+        self._strict = strict
 
-    def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[tuple[str, Callable[[], Part | None]]]:
-        """Each block of lines."""
-        for number, read in enumerate(iterate_blocks(self._file, self._config.block_bytes, in_scratch=True)):
+    def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[_TextPart]:
+        """Yield a part for each block of lines; a finished one, too, is cheap as long as it is not read."""
+        blocks = iterate_blocks(self._file, self._block_bytes, in_thread_buffer=True)
+        for number, block in enumerate(blocks):
             name = f"file{self._number:04}-block{number:07}.arrow"
-            yield name, partial(self._read, read, number)
+            yield _TextPart(name, self, block, is_first=number == 0)
 
-    def _read(self, read: Callable[[], Block], number: int) -> Part | None:
-        block = read()
-        if block.num_bytes == 0:
-            return None
-        checksum = xxhash.xxh3_128_hexdigest(block.lines.data)  # first: parsing may change the text
-        return self._parse(block, number, {"raw_bytes": block.num_bytes, "raw_xxh3_128": checksum})
-
-    def _parse(self, block: Block, number: int, facts: dict[str, Any]) -> Part:
+    def parse(self, block: Block, *, is_first: bool) -> Part:
+        """Parse the lines of a block."""
         parsed = parse_block(block, self._schema, has_label=self._has_label)
-        bad, fault = Counter[str](), None
-        if parsed.bad_lines.shape[0] and self._config.on_bad_line == "error":
+        bad: Counter[str] = Counter()
+        fault = None
+        if parsed.bad_lines.shape[0] and self._strict:
             fault = describe_fault(block, parsed.bad_lines[0], self._schema, has_label=self._has_label)
         elif parsed.bad_lines.shape[0]:
             bad.update(count_reasons(block, parsed.bad_lines, self._schema, has_label=self._has_label))
-        return Part(parsed.columns, parsed.num_samples, bad, fault, facts)
+        return Part(parsed.columns, parsed.num_samples, bad, fault)
 
     def finish(self, digest: Any) -> None:
-        """Blocks bring their own checksums."""
+        """Do nothing: the parts have the checksums of their blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TextPart:
+    """One block of a text file, and the format that parses it."""
+
+    name: str
+    parts: _CriteoParts
+    block: PlainBlock | Block
+    is_first: bool
+    """The block begins its file."""
+
+    def read(self) -> Part | None:
+        block = self.block.read()
+        if block.num_bytes == 0:
+            return None
+        checksum = xxhash.xxh3_128_hexdigest(block.lines.data)  # first: parsing may change the text
+        part = self.parts.parse(block, is_first=self.is_first)
+        return replace(part, facts={"raw_bytes": block.num_bytes, "raw_xxh3_128": checksum})
 
 
 class _CsvParts(_CriteoParts):
     """Blocks of CSV lines, the first with a header perhaps."""
 
-    def __init__(self, file: RawFile, number: int, config: IngestConfig, schema: Schema) -> None:
-        super().__init__(file, number, config, schema)
+    def __init__(
+        self, file: RawFile, number: int, schema: Schema, *, block_bytes: int, has_label: bool, strict: bool
+    ) -> None:
+        super().__init__(file, number, schema, block_bytes=block_bytes, has_label=has_label, strict=strict)
         with open(file.path, "rb") as opened:
             if opened.read(4) == b"PAR1":
                 raise InputError(f"{file.path} is a Parquet file", hint='its schema needs format = "parquet"')
         self.num_header_lines = 0 if schema.fields else 1
-        self._places = self._find_fields()
-        self.min_line_bytes = max(1, self._places.shape[0])
+        self._positions = self._find_fields()
+        self.min_line_bytes = max(1, self._positions.shape[0])
 
     def _find_fields(self) -> NDArray[np.int64]:
-        """Per field of a line its place among the columns that are read, or -1."""
+        """Return for each field of a line its position among the columns that are read, or -1."""
         wanted = self._schema.columns(has_label=self._has_label)
-        fields = [name for name in self._schema.fields if self._config.label or name != self._schema.label]
+        # A log without labels lacks the label's field, though the schema lists it.
+        fields = [name for name in self._schema.fields if self._has_label or name != self._schema.label]
         if not fields:
             fields = _header_of(self._file, self._schema)
-        places = np.full(len(fields), -1, np.int64)
+        positions = np.full(len(fields), -1, np.int64)
         if fields:
-            places[find_fields(wanted, fields, self._file)] = np.arange(len(wanted))
-        return places
+            positions[find_fields(wanted, fields, self._file)] = np.arange(len(wanted))
+        return positions
 
-    def _parse(self, block: Block, number: int, facts: dict[str, Any]) -> Part:
-        is_first = number == 0
-        part = parse_csv(block, self._schema, self._places, has_label=self._has_label, is_first=is_first)
-        return replace(part, facts=facts)
+    def parse(self, block: Block, *, is_first: bool) -> Part:
+        """Parse the lines of a block, the file's first perhaps behind a header line."""
+        return parse_csv(block, self._schema, self._positions, has_label=self._has_label, is_first=is_first)
 
 
 def _header_of(file: RawFile, schema: Schema) -> list[str]:
-    """The fields of the first line; none in an empty file."""
-    for read in iterate_blocks(file, 1):
-        return fields_of_header(read(), schema.separator)
+    """Return the fields of the first line; none in an empty file."""
+    for block in iterate_blocks(file, 1):
+        return fields_of_header(block.read(), schema.separator)
     return []

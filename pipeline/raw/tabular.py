@@ -1,14 +1,14 @@
-"""CSV blocks and Parquet batches to Arrow columns, as a schema says; in words what is wrong with a row.
+"""CSV blocks and Parquet batches to Arrow columns, and what is wrong with a bad row, in words.
 
-How values are read stands in `column_values`: what is not as the schema says makes a bad row, which
-`ingest` refuses or counts.
+`column_values` reads the values. A value that does not match the schema makes a bad row, which `ingest`
+refuses or counts.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,10 @@ from .column_values import (
     plain,
     read_column,
 )
-from .criteo_blocks import Fault
 from .criteo_kernel import count_newlines
-from .hash_text import DistinctTexts
-from .raw_blocks import Block, RawFile
+from .part import Fault, Part
+from .raw_blocks import Block
+from .raw_file import RawFile
 from .text_fields import BAD, MISSING, split_fields
 
 _SHOWN_BYTES = 40
@@ -48,35 +48,19 @@ _WANTED = {
     "hex8": "8 hex digits, or nothing",
 }
 _REASONS = {"label": "bad_label", "dense": "bad_integer", "float": "bad_float", "float32": "bad_float"}
-"""Any other kind is a bad_category."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The good samples of one part of a raw file, and what is wrong with the others."""
-
-    columns: dict[str, Any]
-    num_samples: int
-    bad: Counter[str]
-    """Bad lines by reason; may be empty where ``fault`` stands for them."""
-    fault: Fault | None
-    """The first bad line."""
-    facts: dict[str, Any] = field(default_factory=dict)
-    """Of the raw bytes: raw_bytes and, of text, raw_xxh3_128."""
-    texts: dict[str, DistinctTexts] = field(default_factory=dict)
-    """Of each text column, bad lines included."""
+"""Reason for a bad value of each kind; any other kind's is bad_category."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
     name: str
-    """What it is called in columns/."""
+    """Name of the column in columns/."""
     column: str
-    """What the log calls it."""
+    """Name of the column in the log."""
     kind: str
     """label, dense, float, float32 (a float that is not transformed), or one of KINDS."""
     separator: str | None = None
-    """Of a list-valued column what stands between two elements in a CSV field, "" in Parquet."""
+    """Character between two elements of a list in a CSV field, "" in Parquet; None for a single value."""
 
 
 def _columns_of(schema: Schema, has_label: bool) -> list[_Column]:
@@ -91,7 +75,7 @@ def _columns_of(schema: Schema, has_label: bool) -> list[_Column]:
 
 
 def find_fields(wanted: Iterable[str], fields: Sequence[str], file: RawFile) -> list[int]:
-    """The place of each wanted column in ``file``; raises InputError where it lacks one."""
+    """Return the position of each wanted column in ``file``; raises InputError where it lacks one."""
     try:
         return find_columns(wanted, fields, str(file.path))
     except ConfigError as error:
@@ -99,42 +83,50 @@ def find_fields(wanted: Iterable[str], fields: Sequence[str], file: RawFile) -> 
 
 
 def fields_of_header(line: Block, separator: str) -> list[str]:
-    """The column names that the first line of a CSV file gives."""
+    """Return the column names in the first line of a CSV file."""
     first = _after_bom(line)
-    places = np.arange(int(np.count_nonzero(line.lines == ord(separator))) + 1, dtype=np.int64)
-    starts = np.zeros((places.shape[0], 1), np.int64)
-    stops, found = np.zeros_like(starts), np.zeros(1, np.int64)
-    split_fields(line.text, first, line.num_bytes, ord(separator), places, starts, stops, found)
+    positions = np.arange(int(np.count_nonzero(line.lines == ord(separator))) + 1, dtype=np.int64)
+    starts = np.zeros((positions.shape[0], 1), np.int64)
+    stops = np.zeros_like(starts)
+    found = np.zeros(1, np.int64)
+    split_fields(line.text, first, line.num_bytes, ord(separator), positions, starts, stops, found)
     spans = zip(starts[: found[0], 0], stops[: found[0], 0], strict=True)
     return [bytes(line.text[start:stop]).decode("utf-8", "replace") for start, stop in spans]
 
 
 def parse_csv(
-    block: Block, schema: Schema, places: NDArray[np.int64], *, has_label: bool, is_first: bool
+    block: Block, schema: Schema, positions: NDArray[np.int64], *, has_label: bool, is_first: bool
 ) -> Part:
     """Parse the lines of ``block``, which is changed where a field holds a doubled quote.
 
     Args:
-        places: per field of a line its place among the columns that are read, -1 where it is not.
+        positions: for each field of a line its position among the columns that are read, or -1.
         is_first: the block begins its file: perhaps with a byte order mark, perhaps with a header line.
     """
+    # Where the lines begin: behind a byte order mark, and behind the header line.
     first = _after_bom(block) if is_first else 0
     if is_first and not schema.fields:
         first = int(np.flatnonzero(block.lines == ord("\n"))[0]) + 1
+
+    # Find every field, then read column by column.
     columns = _columns_of(schema, has_label)
     num_lines = count_newlines(block.text[first : block.num_bytes])
     starts = np.zeros((len(columns), num_lines), np.int64)
-    stops, num_fields = np.zeros_like(starts), np.zeros(num_lines, np.int64)
-    split_fields(block.text, first, block.num_bytes, ord(schema.separator), places, starts, stops, num_fields)
+    stops = np.zeros_like(starts)
+    num_fields = np.zeros(num_lines, np.int64)
+    separator = ord(schema.separator)
+    split_fields(block.text, first, block.num_bytes, separator, positions, starts, stops, num_fields)
     spans = [
         _cells(column, Spans(block.text, *ends)) for column, *ends in zip(columns, starts, stops, strict=True)
     ]
-    is_ragged = num_fields != places.shape[0]
+
+    # A line with another number of fields is bad whatever its values are.
+    is_ragged = num_fields != positions.shape[0]
     rows = _rows(list(zip(columns, spans, strict=True)), is_ragged)
     if rows.fault is None or not is_ragged[rows.fault.line_in_block]:
         return rows
     line = rows.fault.line_in_block
-    return replace(rows, fault=_ragged(line, num_fields[line], places.shape[0], schema))
+    return replace(rows, fault=_ragged(line, num_fields[line], positions.shape[0], schema))
 
 
 def _cells(column: _Column, spans: Spans) -> Spans | ListSpans:
@@ -154,34 +146,42 @@ def _after_bom(block: Block) -> int:
 
 
 def parse_batch(batch: Any, schema: Schema, *, has_label: bool) -> Part:
-    """Parse one record batch of a Parquet file that has the schema's columns in types `fits` accepts."""
+    """Parse one record batch of a Parquet file whose columns have types without a `misfit`."""
     columns = _columns_of(schema, has_label)
     arrays = [plain(batch.column(column.column)) for column in columns]
     return _rows(list(zip(columns, arrays, strict=True)), np.zeros(batch.num_rows, np.bool_))
 
 
 def misfit(schema: Schema, name: str, kind: Any, *, has_label: bool) -> str | None:
-    """Why a Parquet column of Arrow type ``kind`` cannot be what the schema says; None where it can."""
+    """Say why a Parquet column of Arrow type ``kind`` does not match the schema; None where it does."""
     (column,) = [column for column in _columns_of(schema, has_label) if column.column == name]
-    found, wanted = f"column {name!r} is {kind}", _WANTED[column.kind]
+    found = f"column {name!r} is {kind}"
+    wanted = _WANTED[column.kind]
+
+    # Of lists and dictionaries the type of the values decides.
     if column.separator is not None:
         wanted = f"a list of {wanted}"
-        kind = kind.value_type if is_list(kind) else pa.bool_()
+        if not is_list(kind):
+            return f"{found}, want {wanted}"
+        kind = kind.value_type
     elif is_list(kind) and column.name in schema.sparse:
         return f"{found}: rows that hold lists need list = true in the schema"
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
+
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
     is_number = is_number or (pa.types.is_decimal(kind) and column.kind in FLOATS)
+    # True and false are read as 1 and 0, but not inside of lists.
+    is_number = is_number or (pa.types.is_boolean(kind) and column.separator is None)
     fits = is_text(kind) or (is_number and column.kind not in ("text", "hex8")) or pa.types.is_null(kind)
-    if column.kind == "label":
-        fits = fits or pa.types.is_boolean(kind)
     return None if fits else f"{found}, want {wanted}"
 
 
 def _rows(columns: list[tuple[_Column, Any]], is_ragged: NDArray[np.bool_]) -> Part:
     """Read every column; a row that one of them finds bad is left out of all."""
     read = [read_column(values, column.kind) for column, values in columns]
+
+    # Blame each bad row on its first bad column from the left, or on its number of fields (-1).
     bad: Counter[str] = Counter()
     is_bad = is_ragged.copy()
     bad["field_count"] = int(np.count_nonzero(is_ragged))
@@ -195,16 +195,18 @@ def _rows(columns: list[tuple[_Column, Any]], is_ragged: NDArray[np.bool_]) -> P
             bad[reason] += int(np.count_nonzero(is_new))
             blame[is_new] = number
             is_bad |= is_new
+
+    # Describe the first bad row.
     fault = None
     if is_bad.any():
         row = int(np.argmax(is_bad))
         found = (*columns[blame[row]], read[blame[row]])
         fault = Fault("field_count", row, "") if blame[row] < 0 else _fault(row, *found)
+
     keep = None if fault is None else ~is_bad
-    pairs = zip(columns, read, strict=True)
-    arrays = {column.name: _array(column, values, keep) for (column, _), values in pairs}
-    pairs = zip(columns, read, strict=True)
-    texts = {column.name: values.texts for (column, _), values in pairs if values.texts is not None}
+    pairs = [(column, values) for (column, _), values in zip(columns, read, strict=True)]
+    arrays = {column.name: _array(column, values, keep) for column, values in pairs}
+    texts = {column.name: values.texts for column, values in pairs if values.texts is not None}
     return Part(arrays, int(np.count_nonzero(~is_bad)), +bad, fault, texts=texts)
 
 
@@ -212,7 +214,7 @@ def _array(column: _Column, values: Values, keep: NDArray[np.bool_] | None) -> A
     types = {"label": np.uint8, "dense": np.int32} | dict.fromkeys(FLOATS, np.float64)
     values = values if keep is None else values.rows(keep)
     is_missing = values.states == MISSING
-    typed = values.values.astype(types.get(column.kind, np.uint64))  # all categories of a log have one type
+    typed = values.values.astype(types.get(column.kind, np.uint64))  # categories of any kind have one type
     array = pa.array(typed, mask=is_missing) if is_missing.any() else pa.array(typed)
     if values.offsets is None:
         return array
@@ -225,20 +227,25 @@ def _array(column: _Column, values: Values, keep: NDArray[np.bool_] | None) -> A
 
 
 def _fault(row: int, column: _Column, cells: Any, values: Values) -> Fault:
-    """What is wrong with a row, of a list with its first bad element."""
-    where, place = f", column {column.column!r}", row
+    """Describe the bad value of a row; of a list, its first bad element."""
+    where = f", column {column.column!r}"
+    position = row
     if values.offsets is not None:
-        place = values.first_bad(row) - int(values.offsets[row])
-        where += f", element {place + 1}"
+        position = values.first_bad(row) - int(values.offsets[row])
+        where += f", element {position + 1}"
         cells = elements_of_row(cells, row)
+
+    # The value as the log has it: text cut short, or the number.
     if isinstance(cells, Spans):
-        found = bytes(cells.text[cells.starts[place] : cells.stops[place]])
+        found = bytes(cells.text[cells.starts[position] : cells.stops[position]])
         shown = repr(found[:_SHOWN_BYTES])[1:]
         shown += f"... ({len(found)} bytes)" if len(found) > _SHOWN_BYTES else ""
         is_missing = not found
     else:
-        is_missing, shown = not cells[place].is_valid, str(cells[place].as_py())
+        is_missing = not cells[position].is_valid
+        shown = str(cells[position].as_py())
     reason = _REASONS.get(column.kind, "bad_category")
     if is_missing:
-        reason, shown = "missing_label", "nothing"
+        reason = "missing_label"  # in any other column a missing value is good
+        shown = "nothing"
     return Fault(reason, row, f"{where}: found {shown}, want {_WANTED[column.kind]}")

@@ -1,4 +1,4 @@
-"""Fields of separated text: where they stand, and the numbers they hold. Exact, every bound checked.
+"""Fields of separated text: where they are, and the numbers they hold. Exact, every bound checked.
 
 A field is a span ``[start, stop)`` of a byte array, so a column of text from a Parquet file, whose offsets
 are spans already, is read by the same kernels as one from a CSV file.
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from typing import Final
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from ...stats.kernel import kernel
+from .byte_words import HEX_VALUES
 
 GOOD: Final = 0
 MISSING: Final = 1
 BAD: Final = 2
-"""States of a field: holds a value, is empty, holds what it should not."""
+"""States of a field: it holds a value, is empty, or holds something it should not."""
 
 _NEWLINE: Final = 10
 _RETURN: Final = 13
@@ -25,18 +27,7 @@ _POINT: Final = 46
 _ZERO: Final = 48
 
 
-def _hex_values() -> NDArray[np.uint32]:
-    """What each byte is worth as a hex digit, 16 where it is none."""
-    table = np.full(256, 16, np.uint32)
-    for digit, character in enumerate("0123456789abcdef"):
-        table[ord(character)] = table[ord(character.upper())] = digit
-    return table
-
-
-_HEX: Final = _hex_values()
-
-
-@numba.njit(cache=True, nogil=True)
+@kernel
 def split_fields(
     text: NDArray[np.uint8],
     first_byte: int,
@@ -60,14 +51,20 @@ def split_fields(
     Returns:
         Lines found. A newline always ends a line, a carriage return before it is dropped.
     """
-    position, line = first_byte, 0
+    position = first_byte
+    line = 0
     while position < num_bytes:
-        field, is_good = 0, True
+        field = 0
+        is_good = True
+        # One field a turn; a quote that is not closed properly ends the line's turns.
         while is_good:
             first = position
             if text[position] == _QUOTE:
+                # A quoted field: its bytes are moved to the left over the first of each doubled quote, so
+                # that ``last`` falls behind ``position`` by one for each of them.
                 position += 1
-                first = last = position
+                first = position
+                last = position
                 is_good = False
                 while text[position] != _NEWLINE:
                     byte = text[position]
@@ -79,12 +76,14 @@ def split_fields(
                         position += 1
                     text[last] = byte
                     last += 1
+                # Behind the closing quote only a separator or a line end may follow.
                 if text[position] == _RETURN and text[position + 1] == _NEWLINE:
                     position += 1
                 is_good = is_good and (text[position] == separator or text[position] == _NEWLINE)
             else:
                 while text[position] != separator and text[position] != _NEWLINE:
                     position += 1
+                # A plain field ends before a separator, a newline, or a carriage return and newline.
                 last = position
                 if text[position] == _NEWLINE and last > first and text[last - 1] == _RETURN:
                     last -= 1
@@ -95,6 +94,8 @@ def split_fields(
             if text[position] == _NEWLINE:
                 break
             position += 1
+
+        # Pass by the rest of a bad line.
         while text[position] != _NEWLINE:
             position += 1
         num_fields[line] = field if is_good else -1
@@ -103,7 +104,7 @@ def split_fields(
     return line
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def parse_integers(
     text: NDArray[np.uint8],
     starts: NDArray[np.int64],
@@ -124,10 +125,12 @@ def parse_integers(
         values: (num_fields,) out; negative ones as two's complement, 0 where there is none.
         states: (num_fields,) out; GOOD, MISSING or BAD.
     """
+    # Limits as quotient and remainder by ten: ``value * 10 + digit`` exceeds one if (value, digit) does.
     below = (most_below // np.uint64(10), most_below % np.uint64(10))
     above = (most_above // np.uint64(10), most_above % np.uint64(10))
     for i in range(starts.shape[0]):
-        position, stop = starts[i], stops[i]
+        position = starts[i]
+        stop = stops[i]
         values[i] = 0
         if position == stop:
             states[i] = MISSING
@@ -137,7 +140,11 @@ def parse_integers(
         if is_negative:
             position += 1
         limit = below if is_negative else above
-        value, num_digits, is_good = np.uint64(0), 0, True
+
+        # Digits, compared with the limit before each is added: a uint64 never overflows.
+        value = np.uint64(0)
+        num_digits = 0
+        is_good = True
         while position < stop and _ZERO <= text[position] <= _ZERO + 9:
             digit = np.uint64(text[position] - _ZERO)
             if value > limit[0] or (value == limit[0] and digit > limit[1]):
@@ -146,6 +153,8 @@ def parse_integers(
             value = value * np.uint64(10) + digit
             num_digits += 1
             position += 1
+
+        # "3." and "3.00" are the integer 3: some tools write integers as floats.
         if is_good and position < stop and text[position] == _POINT:
             position += 1
             while position < stop and text[position] == _ZERO:
@@ -155,7 +164,7 @@ def parse_integers(
             states[i] = GOOD
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def parse_hex8(
     text: NDArray[np.uint8],
     starts: NDArray[np.int64],
@@ -171,9 +180,11 @@ def parse_hex8(
             continue
         states[i] = BAD
         if stops[i] - starts[i] == 8:
-            value, seen = np.uint32(0), np.uint32(0)
+            # ``seen`` collects the bits of all digits: 16 is set where one of them is no hex digit.
+            value = np.uint32(0)
+            seen = np.uint32(0)
             for digit in range(8):
-                nibble = _HEX[text[starts[i] + digit]]
+                nibble = HEX_VALUES[text[starts[i] + digit]]
                 value = np.uint32(value << np.uint32(4)) | nibble
                 seen |= nibble
             if seen < 16:
@@ -181,7 +192,7 @@ def parse_hex8(
                 states[i] = GOOD
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def join_spans(
     text: NDArray[np.uint8],
     starts: NDArray[np.int64],

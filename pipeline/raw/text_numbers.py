@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from ...stats.kernel import kernel
 from .text_fields import BAD, GOOD, MISSING
 
 HARD: Final = 3
-"""State of a field that holds a decimal number whose nearest float64 takes more than two exact doubles."""
+"""State of a field whose decimal number takes more than two exact doubles to round correctly."""
 
 _PLUS: Final = 43
 _MINUS: Final = 45
@@ -28,7 +28,7 @@ _POWERS: Final = np.array([10.0**power for power in range(23)])
 _EXPONENT_LIMIT: Final = 100_000
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def parse_decimals(
     text: NDArray[np.uint8],
     starts: NDArray[np.int64],
@@ -53,7 +53,8 @@ def parse_decimals(
         Clinger, How to read floating point numbers accurately, PLDI 1990, section 3.
     """
     for i in range(starts.shape[0]):
-        position, stop = starts[i], stops[i]
+        position = starts[i]
+        stop = stops[i]
         values[i] = 0.0
         if position == stop:
             states[i] = MISSING
@@ -62,8 +63,14 @@ def parse_decimals(
         is_negative = text[position] == _MINUS
         if is_negative or text[position] == _PLUS:
             position += 1
-        digits, num_digits, exponent = np.uint64(0), 0, 0
-        is_short, is_fraction = True, False
+
+        # The digits as one integer, with or without a point between them; each behind the point lowers the
+        # exponent by one. More digits than a uint64 holds are left out, and the number is HARD.
+        digits = np.uint64(0)
+        num_digits = 0
+        exponent = 0
+        is_short = True
+        is_fraction = False
         while position < stop:
             byte = text[position]
             if byte == _POINT and not is_fraction:
@@ -80,6 +87,8 @@ def parse_decimals(
             position += 1
         if num_digits == 0:
             continue
+
+        # An exponent: a sign perhaps, then digits. It stops growing at a limit, so that it cannot overflow.
         if position < stop and (text[position] == _SMALL_E or text[position] == _LARGE_E):
             position += 1
             is_down = position < stop and text[position] == _MINUS
@@ -95,6 +104,8 @@ def parse_decimals(
             exponent += -power if is_down else power
         if position != stop:
             continue
+
+        # Well formed. Two exact doubles give the nearest one; the caller reads any other number in Python.
         states[i] = HARD
         if is_short and digits <= _MOST_EXACT and -23 < exponent < 23:
             number = np.float64(digits)
@@ -103,7 +114,7 @@ def parse_decimals(
             states[i] = GOOD
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def count_elements(
     text: NDArray[np.uint8],
     starts: NDArray[np.int64],
@@ -111,7 +122,7 @@ def count_elements(
     separator: int,
     offsets: NDArray[np.int64],
 ) -> None:
-    """Write the running sum of the elements of each field, one more than it has separators.
+    """Write the running sum of the elements of each field: one more than it has separators.
 
     Args:
         text: bytes of the fields.
@@ -128,7 +139,7 @@ def count_elements(
         offsets[i + 1] = offsets[i] + num_elements
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def split_elements(
     text: NDArray[np.uint8],
     starts: NDArray[np.int64],

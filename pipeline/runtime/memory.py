@@ -1,111 +1,116 @@
-"""Keeping to ``--memory``: how much a stage may hold, and arrays on disk where that does not do.
+"""Keeping to ``--memory``: how many bytes a stage may hold at a time.
 
 The cap is on anonymous resident memory, of this process and its workers together. Part of it is spent before
 a stage begins (interpreter, libraries, compiled kernels, what the allocators keep): the rest is the stage's
-room. Pages of mapped files are the page cache's and do not count, so what is written and read in order may
-lie in one, and so may what several processes look things up in.
+room. Pages of mapped files belong to the page cache and do not count, so what a stage cannot hold goes to
+files, see `folders.temporary_files`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import resource
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from ..errors import ConfigError, ManifestError
-from ..folders.output import PARTIAL, Output
+from ..errors import ConfigError
 from ..sizes import MIB, format_byte_size
+from .resources import Resources
 from .tasks import num_processes
-from .thread_buffers import drop_scratch
+from .thread_buffers import drop_thread_buffers
 
 FIXED_BYTES = 160 * MIB
-"""Interpreter, libraries and compiled kernels; 47 MiB at import, 110 to 140 after a few stages."""
+"""Memory of the interpreter, libraries and kernels; 47 MiB at import, 110 to 140 after some stages."""
 _SLACK_BYTES = 32 * MIB
+"""Allowance for what the allocators take beyond what is asked of them."""
 
 
 def default_memory_bytes() -> int:
-    """A quarter of this machine's memory."""
+    """Return a quarter of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
 
 def anonymous_bytes() -> int:
-    """Anonymous resident memory of this process; 0 where the system does not say."""
+    """Return the anonymous resident memory of this process; 0 if the system does not report it."""
+    return _numbers_in(Path("/proc/self/status")).get("RssAnon", 0) * 1024
+
+
+def available_bytes() -> int | None:
+    """Return the memory that this process may still take, the least of the limits; None if none is known."""
+    limits = [_available_to_machine(), _available_to_cgroup(), _available_to_process()]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _available_to_machine() -> int | None:
+    found = _numbers_in(Path("/proc/meminfo"))
+    return (found["MemAvailable"] + found.get("SwapFree", 0)) * 1024 if "MemAvailable" in found else None
+
+
+def _available_to_cgroup() -> int | None:
+    """Return what a container may still take; its page cache counts as free, since the kernel drops it."""
+    folder = Path("/sys/fs/cgroup")
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        most = (folder / "memory.max").read_text().strip()
+        used = int((folder / "memory.current").read_text())
+        cached = _numbers_in(folder / "memory.stat").get("file", 0)
+    except (OSError, ValueError):
+        return None
+    return max(0, int(most) - used + cached) if most.isdigit() else None
+
+
+def _available_to_process() -> int | None:
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    used = _numbers_in(Path("/proc/self/status")).get("VmSize", 0) * 1024
+    return None if most == resource.RLIM_INFINITY else max(0, most - used)
+
+
+def _numbers_in(path: Path) -> dict[str, int]:
+    """Return the numbers of a file of the system, by the word before each; empty if there is no such file."""
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")), 0)
+        return {}
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
 
 
-def room_for(stage: str, memory_bytes: int | None, needed_bytes: int, *, workers: int = 0) -> int:
-    """Bytes that ``stage`` may hold at a time, in all its processes, at least ``needed_bytes``.
+def room_for(stage: str, resources: Resources, needed_bytes: int) -> int:
+    """Return the bytes that ``stage`` may hold at a time, in all its processes; at least ``needed_bytes``.
 
     Args:
         stage: for the message.
-        memory_bytes: the cap; None takes a quarter of the machine's memory, or what is needed.
+        resources: the cap, and the workers: each may be a process, which has fixed costs too. Without a cap
+            the stage gets a quarter of the machine's memory, or what it needs.
         needed_bytes: the least the stage can do with.
-        workers: as the stage was given; each may be a process, which has fixed costs of its own.
 
     Raises:
-        ConfigError: the cap given cannot be kept; the hint says which could be.
+        ConfigError: the stage cannot keep within the cap; the hint names one that would do.
     """
-    if memory_bytes is not None:
-        refuse_small_cap(stage, memory_bytes, needed_bytes, workers=workers)
+    refuse_small_cap(stage, resources, needed_bytes)
     give_back()
-    spent = max(FIXED_BYTES, anonymous_bytes() + _SLACK_BYTES) + num_processes(workers) * FIXED_BYTES
-    return max(needed_bytes, (memory_bytes or default_memory_bytes()) - spent)
+    # Each worker process spends the fixed part of an interpreter before it holds anything for the stage.
+    of_workers = num_processes(resources.workers) * FIXED_BYTES
+    spent = max(FIXED_BYTES, anonymous_bytes() + _SLACK_BYTES) + of_workers
+    return max(needed_bytes, (resources.memory_bytes or default_memory_bytes()) - spent)
 
 
-def refuse_small_cap(stage: str, memory_bytes: int, needed_bytes: int, *, workers: int = 0) -> None:
-    """Raise ConfigError where ``stage`` cannot do with a cap of ``memory_bytes``."""
-    wanted = (1 + num_processes(workers)) * FIXED_BYTES + needed_bytes
-    if memory_bytes < wanted:
+def refuse_small_cap(stage: str, resources: Resources, needed_bytes: int) -> None:
+    """Raise ConfigError where ``stage`` cannot keep within the memory cap, if there is one."""
+    wanted = (1 + num_processes(resources.workers)) * FIXED_BYTES + needed_bytes
+    if resources.memory_bytes is not None and resources.memory_bytes < wanted:
         enough = -(-wanted // MIB)
         raise ConfigError(
-            f"{stage} cannot keep within {format_byte_size(memory_bytes)} of memory",
+            f"{stage} cannot stay within {format_byte_size(resources.memory_bytes)} of memory",
             hint=f"--memory {enough}MiB would do; fewer --workers need less",
         )
 
 
 def give_back() -> None:
-    """Have this thread and the allocators return what they keep to the system."""
-    drop_scratch()
+    """Return to the system what this thread's buffers and the allocators keep."""
+    drop_thread_buffers()
     pa.default_memory_pool().release_unused()
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError):  # another C library
         return
-
-
-def array_in(room_bytes: int, output: Output, shape: Sequence[int], dtype: Any) -> NDArray[Any]:
-    """Zeros: in memory where they fit in ``room_bytes``, else mapped from a nameless file of ``output``.
-
-    Raises:
-        ManifestError: the device has no room for them.
-    """
-    num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    if num_bytes <= max(room_bytes, 0) or num_bytes == 0:
-        return np.zeros(shape, dtype)
-    with spill_errors_explained(output), tempfile.TemporaryFile(dir=output.folder / PARTIAL) as file:
-        os.posix_fallocate(file.fileno(), 0, num_bytes)
-        return np.asarray(np.memmap(file, dtype, "r+", shape=tuple(shape)))
-
-
-@contextmanager
-def spill_errors_explained(output: Output) -> Iterator[None]:
-    """Raise ManifestError where the device has no room for what does not fit in memory."""
-    try:
-        yield
-    except OSError as error:
-        raise ManifestError(
-            f"{output.folder} has no room for what does not fit in memory: {error.strerror or error}",
-            hint="make room, or give more --memory: the same command goes on from here",
-        ) from error

@@ -1,8 +1,9 @@
-"""What tasks take along to other processes, and what they bring back.
+"""Objects of a run that its tasks use in other processes, and the calls that carry them there.
 
-A task goes out as the pickled call it is. Most of what it holds is plain data; a `Traveller` is not: its copy
-in the worker is made of what it packed, and what the copy has to tell when the task ends is told to the one
-at home. So a stage hands its tasks the same objects whether they run in its own threads or elsewhere.
+A task is sent to a worker as a pickled call. Most of its arguments are plain data. A `RemoteObject` is not:
+unpickling it in the worker builds a copy from `state_for_worker`, and when the task ends, the copy's
+`report` returns with the result and is applied to the original in the main process. So a stage passes its
+tasks the same objects whether they run in its own threads or in other processes.
 """
 
 from __future__ import annotations
@@ -17,104 +18,115 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import count
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 _WATCH_SECONDS = 0.5
 
-_at_home: weakref.WeakValueDictionary[int, Traveller] = weakref.WeakValueDictionary()
+Result = TypeVar("Result")
+Reports = list[tuple[int, Any]]
+"""The key of each object that a task used, and what its copy reported."""
+
+_originals: weakref.WeakValueDictionary[int, RemoteObject] = weakref.WeakValueDictionary()
+"""In the main process: objects that were sent to workers, by key."""
 _keys = count()
-_arrived: list[tuple[int, Traveller]] = []
-"""Copies that came with the task this process is at; a worker is at one task at a time."""
+_copies: list[tuple[int, RemoteObject]] = []
+"""In a worker: copies that came with the current task; a worker runs one task at a time."""
 _watched: set[int] = set()
+"""In a worker: main processes whose end ends this worker."""
 
 
-class Traveller(ABC):
-    """An object of the run that tasks use wherever they are."""
+class RemoteObject(ABC):
+    """An object of the run that tasks may use in any process."""
 
     _key: int | None = None
 
     @abstractmethod
-    def luggage(self) -> tuple[Any, ...]:
-        """What its copies are made of: arguments of `arrive`."""
+    def state_for_worker(self) -> tuple[Any, ...]:
+        """Return the arguments of `in_worker`: plain data that a copy is built from."""
 
     @classmethod
     @abstractmethod
-    def arrive(cls, *luggage: Any) -> Traveller:
-        """A copy, in a worker."""
+    def in_worker(cls, *state: Any) -> RemoteObject:
+        """Build a copy in a worker."""
 
-    def at_work(self) -> AbstractContextManager[Any]:
-        """What a copy does around its task."""
+    def while_working(self) -> AbstractContextManager[Any]:
+        """Return a context that a copy holds while its task runs."""
         return nullcontext()
 
     @abstractmethod
-    def news(self) -> Any:
-        """What a copy has to tell; plain data."""
+    def report(self) -> Any:
+        """Return, in a worker, what the main process has to know of the task; plain data."""
 
     @abstractmethod
-    def hear(self, news: Any) -> None:
-        """Take in, at home, what a copy told."""
+    def apply_report(self, report: Any) -> None:
+        """Apply, in the main process, what a copy reported."""
 
     def __reduce__(self) -> Any:
         if self._key is None:
             self._key = next(_keys)
-        _at_home[self._key] = self
-        return _arrive, (type(self), self._key, self.luggage())
+        _originals[self._key] = self
+        return _build_copy, (type(self), self._key, self.state_for_worker())
 
 
-def _arrive(kind: type[Traveller], key: int, luggage: tuple[Any, ...]) -> Traveller:
-    copy = kind.arrive(*luggage)
-    _arrived.append((key, copy))
+def _build_copy(kind: type[RemoteObject], key: int, state: tuple[Any, ...]) -> RemoteObject:
+    copy = kind.in_worker(*state)
+    _copies.append((key, copy))
     return copy
 
 
-class Call:
-    """One task on its way: called in the worker, it returns the result and the news."""
+class RemoteCall(Generic[Result]):
+    """One task for a worker; calling it there returns the result and the reports."""
 
-    def __init__(self, function: Callable[..., Any], task: tuple[Any, ...], *, ends_with_home: bool) -> None:
+    def __init__(
+        self, function: Callable[..., Result], task: tuple[Any, ...], *, ends_with_main_process: bool
+    ) -> None:
+        # Pickled here, not by the transport: the function is unpickled within `__call__`, where the copies
+        # of remote objects are collected.
         self._packed = pickle.dumps((function, task), protocol=pickle.HIGHEST_PROTOCOL)
         self._folder = os.getcwd()
-        self._home = os.getpid() if ends_with_home else None
+        self._main_process = os.getpid() if ends_with_main_process else None
         self._task: tuple[Any, ...] = task
-        """Kept at home until the news is told."""
+        """Never sent; keeps the originals alive until the reports are applied."""
 
     def __getstate__(self) -> tuple[bytes, str, int | None]:
-        return self._packed, self._folder, self._home
+        return self._packed, self._folder, self._main_process
 
     def __setstate__(self, state: tuple[bytes, str, int | None]) -> None:
-        self._packed, self._folder, self._home = state
+        self._packed, self._folder, self._main_process = state
 
-    def __call__(self) -> tuple[Any, list[tuple[int, Any]]]:
-        _settle_in(self._folder, self._home)
-        _arrived.clear()
+    def __call__(self) -> tuple[Result, Reports]:
+        _prepare_worker(self._folder, self._main_process)
+        _copies.clear()
         function, task = pickle.loads(self._packed)
-        copies = list(_arrived)
+        copies = list(_copies)
         with ExitStack() as stack:
             for _, copy in copies:
-                stack.enter_context(copy.at_work())
+                stack.enter_context(copy.while_working())
             result = function(*task)
-            return result, [(key, copy.news()) for key, copy in copies]
+            return result, [(key, copy.report()) for key, copy in copies]
 
 
-def tell(news: list[tuple[int, Any]]) -> None:
-    """Tell travellers at home what their copies brought back."""
-    for key, of_copy in news:
-        traveller = _at_home.get(key)
-        if traveller is not None:
-            traveller.hear(of_copy)
+def apply_reports(reports: Reports) -> None:
+    """Apply what a task's copies reported to the originals that still exist."""
+    for key, report in reports:
+        original = _originals.get(key)
+        if original is not None:
+            original.apply_report(report)
 
 
-def _settle_in(folder: str, home: int | None) -> None:
-    """Relative paths mean what they mean to the run, Ctrl-C is the run's to handle, and its end is ours."""
+def _prepare_worker(folder: str, main_process: int | None) -> None:
+    """Enter the run's folder, and once per worker leave Ctrl-C to the run and end when the run does."""
     if os.getcwd() != folder:
         os.chdir(folder)
-    if home in (None, os.getpid()) or home in _watched:
+    if main_process in (None, os.getpid()) or main_process in _watched:
         return
-    _watched.add(home)
+    _watched.add(main_process)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(home,), daemon=True).start()
+    threading.Thread(target=_exit_after, args=(main_process,), daemon=True).start()
 
 
-def _end_with(home: int) -> None:
-    while os.getppid() == home:
+def _exit_after(main_process: int) -> None:
+    """Exit when the main process is gone: the system then gives this one another parent."""
+    while os.getppid() == main_process:
         time.sleep(_WATCH_SECONDS)
     os._exit(1)

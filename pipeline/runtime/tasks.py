@@ -1,10 +1,10 @@
 """Independent tasks over workers: threads by default, because every kernel releases the GIL.
 
-Results come in the order of the tasks, whatever order they finished in, and at most two tasks a
+Results are yielded in the order of the tasks, whatever order they finish in, and at most two tasks per
 worker are in flight, so what a task holds bounds the memory. However a run ends, by an error, Ctrl-C or a
-caller that stops reading, no task is at work when it has ended: nothing writes into a folder behind
-the back of the next run. Inside `use_engine` the same tasks run in other processes; when one of those is
-killed, what it was at is done again by others, and so writes the same bytes.
+caller that stops reading, no task is running when it has ended: nothing writes into a folder behind the back
+of the next run. Inside `use_engine` the same tasks run in other processes; if one of those is killed, the
+others repeat its tasks, and so write the same bytes.
 """
 
 from __future__ import annotations
@@ -12,32 +12,27 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import joblib
 
-from ..errors import EngineError
-from ..folders.manifest import first_line
-from .engines import Engine, current_engine, interrupts_kept_here
-from .remote_objects import Call, Traveller, tell
+from ..errors import EngineError, first_line
+from .engine import Engine
+from .engines import current_engine, sigint_blocked
+from .remote_objects import RemoteCall, RemoteObject, Reports, apply_reports
 
-ProgressCallback = Callable[[str, int, int], None]
-"""Called as ``progress(stage, done, total)``, in bytes or samples; total 0 means unknown."""
+Result = TypeVar("Result")
+Task = tuple[Any, ...]
 _MOST_RESULTS = 8
-"""Results a worker may be ahead of the one that is waited for."""
-_MOST_DEATHS = 3
+"""Results per worker that may wait for an earlier one."""
+_MOST_WORKER_FAILURES = 3
 """Workers that may be killed one after another with no task finished between."""
 
 
-def silent(stage: str, done: int, total: int) -> None:
-    """Show no progress."""
-
-
 def num_workers(workers: int) -> int:
-    """``workers``, or the cores the run may use where it is 0: of this process, or of the whole cluster."""
+    """Return ``workers``, or if it is 0 the cores the run may use: of this process, or of the cluster."""
     engine = current_engine()
     if workers > 0:
         return workers
@@ -45,13 +40,13 @@ def num_workers(workers: int) -> int:
 
 
 def num_processes(workers: int) -> int:
-    """How many processes beside this one hold memory for the run."""
+    """Return how many processes beside this one hold memory for the run."""
     count = num_workers(workers)
     return count if current_engine() is not None and count > 1 else 0
 
 
-class Advance(Traveller):
-    """A function of a number that tasks may call; elsewhere they are summed, and heard when a task ends."""
+class Advance(RemoteObject):
+    """A progress callback of one number; a worker process sums its numbers and reports them per task."""
 
     def __init__(self, function: Callable[[int], None]) -> None:
         self._function = function
@@ -60,11 +55,11 @@ class Advance(Traveller):
     def __call__(self, number: int) -> None:
         self._function(number)
 
-    def luggage(self) -> tuple[()]:
+    def state_for_worker(self) -> tuple[()]:
         return ()
 
     @classmethod
-    def arrive(cls) -> Advance:
+    def in_worker(cls) -> Advance:
         copy = cls(lambda number: None)
         copy._function = copy._add
         return copy
@@ -72,45 +67,56 @@ class Advance(Traveller):
     def _add(self, number: int) -> None:
         self._sum += number
 
-    def news(self) -> int:
+    def report(self) -> int:
         return self._sum
 
-    def hear(self, news: int) -> None:
-        self._function(news)
+    def apply_report(self, report: int) -> None:
+        self._function(report)
 
 
 def run_tasks(
-    function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], *, workers: int = 0, here: bool = False
-) -> Iterator[Any]:
+    function: Callable[..., Result],
+    tasks: Iterable[Task],
+    *,
+    workers: int = 0,
+    shares_memory: bool = False,
+) -> Iterator[Result]:
     """Yield ``function(*task)`` for each task, in order, computed by ``workers``.
 
     Args:
-        function: a top-level function, or a method of what can be pickled.
-        tasks: arguments of each call: plain data, small, and `Traveller` objects.
-        workers: 0 takes all there are.
-        here: the tasks share arrays, so they run in threads of this process, whatever the engine.
+        function: a top-level function, or a method of an object that can be pickled.
+        tasks: arguments of each call: plain data, small, and `RemoteObject` instances.
+        workers: number of workers; 0 takes every core.
+        shares_memory: the tasks share arrays, so they run in threads of this process, whatever the engine.
 
     Raises:
         EngineError: workers were killed again and again.
     """
-    engine, count = current_engine(), num_workers(workers)
-    if engine is not None and here:
-        engine, count = None, min(count, int(joblib.cpu_count()))
+    engine = current_engine()
+    count = num_workers(workers)
+    if engine is not None and shares_memory:
+        engine = None
+        count = min(count, int(joblib.cpu_count()))
     if count == 1:
         for task in tasks:
             yield function(*task)
     elif engine is None:
-        yield from _run_here(function, tasks, count)
+        yield from _run_in_threads(function, tasks, count)
     else:
-        yield from _run_away(function, tasks, count, engine)
+        yield from _run_in_processes(function, tasks, count, engine)
 
 
-def _run_here(function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], count: int) -> Iterator[Any]:
-    """In threads of the standard library: joblib looks whether its own are done every 10 ms only."""
-    todo, in_order, unfinished = iter(tasks), deque[Future[Any]](), set[Future[Any]]()
-    with ThreadPoolExecutor(count) as pool:  # waits for those begun however it is left
+def _run_in_threads(function: Callable[..., Result], tasks: Iterable[Task], count: int) -> Iterator[Result]:
+    """Run tasks in threads of the standard library: joblib polls its own only every 10 ms."""
+    todo = iter(tasks)
+    in_order: deque[Future[Result]] = deque()
+    unfinished: set[Future[Result]] = set()
+    # Leaving the pool, by whatever way, waits for the tasks that have started.
+    with ThreadPoolExecutor(count) as pool:
         try:
             while True:
+                # Submit while fewer than two tasks per worker are unfinished and not too many results wait
+                # behind a slow one.
                 unfinished = {future for future in unfinished if not future.done()}
                 while len(unfinished) < 2 * count and len(in_order) < _MOST_RESULTS * count:
                     if (task := next(todo, None)) is None:
@@ -119,6 +125,7 @@ def _run_here(function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], co
                     unfinished.add(in_order[-1])
                 if not in_order:
                     return
+                # Yield the oldest result if it is there, else sleep until any task ends and submit again.
                 if in_order[0].done():
                     yield in_order.popleft().result()
                 else:
@@ -128,73 +135,82 @@ def _run_here(function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], co
                 future.cancel()
 
 
-def _run_away(
-    function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], count: int, engine: Engine
-) -> Iterator[Any]:
-    """Run tasks in other processes; those that a killed one was at are sent again."""
-    errand = _Errand(function, iter(tasks), engine)
-    num_deaths, results = 0, iter(())
+def _run_in_processes(
+    function: Callable[..., Result], tasks: Iterable[Task], count: int, engine: Engine
+) -> Iterator[Result]:
+    """Run tasks in other processes; those that a killed worker did not finish are sent again."""
+    run = _RemoteRun(function, iter(tasks), engine)
+    num_failures = 0
+    results: Iterator[tuple[Result, Reports]] = iter(())
     try:
-        while not errand.is_done:
+        while not run.is_done:
             try:
-                with interrupts_kept_here():
-                    results = engine.parallel(count)(errand.calls())
-                for result, news in results:
-                    num_deaths = 0
-                    tell(news)
-                    errand.under_way.popleft()
+                with sigint_blocked():
+                    results = engine.parallel(count)(run.calls())
+                for result, reports in results:
+                    num_failures = 0
+                    apply_reports(reports)
+                    run.in_flight.popleft()
                     yield result
-                errand.is_done = True
-            except engine.deaths as death:
-                num_deaths += 1
-                errand.recall()
+                run.is_done = True
+            except engine.worker_failures as failure:
+                # A killed worker breaks the whole pool: start another, which gets the tasks in flight first.
+                num_failures += 1
+                run.cancel()
                 engine.stop()
-                if num_deaths == _MOST_DEATHS:
+                if num_failures == _MOST_WORKER_FAILURES:
                     raise EngineError(
-                        f"workers were killed {num_deaths} times in a row: {first_line(death)}",
-                        hint="out of memory? fewer --workers need less; the same command goes on from here",
-                    ) from death
+                        f"workers were killed {num_failures} times in a row: {first_line(failure)}",
+                        hint="out of memory? fewer --workers need less; the same command resumes the run",
+                    ) from failure
     finally:
-        if not errand.is_done:
-            errand.recall()
-            _end(results)
+        # A task failed or the caller stopped reading: no worker may go on writing.
+        if not run.is_done:
+            run.cancel()
+            _close(results)
             engine.stop()
 
 
-def _end(results: Any) -> None:
-    """End joblib's generator, which kills the tasks it waits for and would warn of that."""
-    with warnings.catch_warnings(), suppress(AttributeError):
+def _close(results: Iterator[Any]) -> None:
+    """Close joblib's generator, which kills the tasks it waits for and would warn of that."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        results.close()
+        if isinstance(results, Generator):
+            results.close()
 
 
-class _Errand:
-    """The tasks of one run that go to other processes."""
+class _RemoteRun:
+    """The tasks of one `run_tasks` that are sent to other processes."""
 
-    def __init__(
-        self, function: Callable[..., Any], tasks: Iterator[tuple[Any, ...]], engine: Engine
-    ) -> None:
-        self._function, self._tasks, self._engine = function, tasks, engine
-        self._lock, self._round = threading.Lock(), 0
-        self.under_way: deque[Call] = deque()
-        """Sent, and their results not yet taken."""
+    def __init__(self, function: Callable[..., Any], tasks: Iterator[Task], engine: Engine) -> None:
+        self._function = function
+        self._tasks = tasks
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._attempt = 0
+        self.in_flight: deque[RemoteCall[Any]] = deque()
+        """Tasks that were sent and whose results are not taken yet."""
         self.is_done = False
 
-    def calls(self) -> Iterator[Any]:
-        """As joblib wants them: what was sent before and is not done, then the rest; none once recalled."""
-        sent, this_round = list(self.under_way), self._round
+    def calls(self) -> Iterator[tuple[RemoteCall[Any], tuple[()], dict[str, Any]]]:
+        """Yield calls as joblib wants them: those in flight again, then the rest; none once cancelled."""
+        sent = list(self.in_flight)
+        attempt = self._attempt
         for call in sent:
             yield call, (), {}
         while True:
-            with self._lock:  # joblib asks from threads of its own, perhaps after it gave up
-                task = next(self._tasks, None) if self._round == this_round else None
+            # joblib asks from threads of its own, perhaps even after it gave up: then the attempt has
+            # changed, and the next task belongs to the next attempt.
+            with self._lock:
+                task = next(self._tasks, None) if self._attempt == attempt else None
                 if task is None:
                     return
-                call = Call(self._function, task, ends_with_home=self._engine.ends_with_home)
-                self.under_way.append(call)
+                ends = self._engine.ends_with_main_process
+                call = RemoteCall(self._function, task, ends_with_main_process=ends)
+                self.in_flight.append(call)
             yield call, (), {}
 
-    def recall(self) -> None:
-        """Send no more."""
+    def cancel(self) -> None:
+        """Send no more tasks in this attempt."""
         with self._lock:
-            self._round += 1
+            self._attempt += 1

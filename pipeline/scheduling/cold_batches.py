@@ -7,33 +7,34 @@ memory only what the tasks at work have found.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.batches.bags import scatter_bags
+from ...stats.batches.bags import interleave_bags
 from ...stats.staging.cold_rows import add_cold_rows, free_cells
-from ..errors import ShardError
-from ..folders.manifest import FileEntry, Manifest, first_line
-from ..folders.output import PARTIAL, Output
-from ..formats.arrow_files import DAMAGE
+from ..errors import ManifestError, ShardError, first_line, refuse_system_fault
+from ..folders.file_facts import ShardFacts
+from ..folders.manifest import MANIFEST, FileEntry, Manifest
+from ..folders.output import Output
+from ..folders.stage_totals import ShardsTotals
+from ..folders.table_info import TableInfo
+from ..folders.temporary_files import AppendedArray
+from ..formats.arrow_files import DAMAGE, open_mapped
 from ..formats.part_ids import PartIds
-from ..formats.tables import is_multi_hot
-from ..runtime.memory import spill_errors_explained
-from ..runtime.tasks import ProgressCallback, run_tasks
-from ..runtime.thread_buffers import scratch
+from ..runtime.resources import Resources
+from ..runtime.tasks import run_tasks
+from ..runtime.thread_buffers import thread_buffer
 
+_BATCHES_LOOKED_AT = 32
 _HINT = "the shards are damaged: run `hotset pack` again"
 
 
 @dataclass(frozen=True, slots=True)
-class Width:
+class ColdWidth:
     """The tables of one row width, and how their cold rows are numbered."""
 
     embedding_dim: int
@@ -52,17 +53,25 @@ class Width:
         return int((self.last - self.first).sum())
 
 
-def widths_of(shards: Manifest) -> list[Width]:
-    """The row widths of shards, in the order of the tables."""
-    tables, common = shards.totals["tables"], shards.totals["embedding_dim"]
-    dims = [int(table.get("embedding_dim", common)) for table in tables]
+def cold_widths(shards: Manifest, num_hot: Sequence[int] | None = None) -> list[ColdWidth]:
+    """Return the row widths of shards, in the order of the tables.
+
+    Args:
+        shards: their manifest.
+        num_hot: hot rows of each table; None: those the shards were packed for.
+    """
+    totals = ShardsTotals.of(shards)
+    hot = [table.num_hot for table in totals.tables] if num_hot is None else num_hot
+    tables = totals.tables
+    dims = totals.embedding_dims
     widths = []
     for dim in dict.fromkeys(dims):
         chosen = tuple(number for number, found in enumerate(dims) if found == dim)
-        first = np.array([tables[number]["num_hot"] for number in chosen], np.int64)
-        last = np.array([tables[number]["num_rows"] for number in chosen], np.int64)
+        first = np.array([hot[number] for number in chosen], np.int64)
+        last = np.array([tables[number].num_rows for number in chosen], np.int64)
+        # Cold rows of all tables are numbered through, so that a planner needs one array for all of them.
         base = np.cumsum(last - first) - (last - first)
-        widths.append(Width(dim, chosen, first, last, base))
+        widths.append(ColdWidth(dim, chosen, first, last, base))
     return widths
 
 
@@ -75,89 +84,158 @@ class ColdBatches:
     rows: NDArray[np.int32]
     """(num_entries,), mapped; keys in order of first appearance by sample, then feature."""
     lookups: NDArray[np.int32]
-    """(num_entries,), mapped; look-ups of each."""
+    """(num_entries,), mapped; lookups of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What one file's batches hold of one width."""
+    """The distinct cold rows of one file's batches in one width."""
 
     sizes: NDArray[np.int64]
     rows: NDArray[np.int32]
     lookups: NDArray[np.int32]
 
 
-def mixed_files(shards: Manifest) -> Iterator[tuple[FileEntry, list[int]]]:
-    """Files with mixed batches, and which of their batches these are."""
+def refuse_other_shards(shards: Manifest) -> None:
+    """Raise ManifestError unless the manifest is one that `pack` writes, and its numbers fit together."""
+    where = shards.folder / MANIFEST
+    if (shards.stage, shards.version) != ("pack", 1):
+        raise ManifestError(
+            f"{where} is of {shards.stage!r}, version {shards.version}, want 'pack', 1", hint=_HINT
+        )
+    size = shards.config.get("batch_size")
+    if type(size) is not int or size < 1:
+        raise ManifestError(f"{where} is damaged: config.batch_size is {size!r}, want 1 or more", hint=_HINT)
+    order = shards.config.get("order")
+    if order not in ("grouped", "original"):
+        raise ManifestError(f"{where} is damaged: config.order is {order!r}", hint=_HINT)
+    totals = ShardsTotals.of(shards)
+    batches = dict.fromkeys(("hot_only", "mixed", "evaluation"), 0)
+    samples = dict(batches)
     for entry in shards.files:
-        if entry.facts["kind"] == "mixed":
-            hot_only = set(entry.facts.get("hot_only_batches", ()))
-            yield entry, [number for number in range(entry.facts["batches"]) if number not in hot_only]
+        facts = ShardFacts.of(shards, entry)
+        wanted = -(-entry.num_samples // size)
+        if facts.num_batches != wanted:
+            raise ManifestError(
+                f"{where} is damaged: files.{entry.path}.batches is {facts.num_batches}, want {wanted}",
+                hint=_HINT,
+            )
+        batches[facts.kind] += facts.num_batches
+        samples[facts.kind] += entry.num_samples
+    # Mixed files of order original may hold batches that are counted as hot-only.
+    pairs = (
+        (
+            "batches of training",
+            totals.batches.hot_only + totals.batches.mixed,
+            batches,
+            ("hot_only", "mixed"),
+        ),
+        ("batches of evaluation", totals.batches.evaluation, batches, ("evaluation",)),
+        (
+            "samples of training",
+            totals.samples.hot_only + totals.samples.mixed,
+            samples,
+            ("hot_only", "mixed"),
+        ),
+        ("samples of evaluation", totals.samples.evaluation, samples, ("evaluation",)),
+    )
+    for name, number, found, kinds in pairs:
+        wanted = sum(found[kind] for kind in kinds)
+        if number != wanted:
+            raise ManifestError(
+                f"{where} is damaged: totals has {number} {name}, its files have {wanted}", hint=_HINT
+            )
+
+
+def mixed_files(shards: Manifest) -> Iterator[tuple[FileEntry, list[int]]]:
+    """Yield the files with mixed batches, and which of their batches these are."""
+    for entry in shards.files:
+        facts = ShardFacts.of(shards, entry)
+        if facts.kind == "mixed":
+            hot_only = set(facts.hot_only_batches or ())
+            yield entry, [number for number in range(facts.num_batches) if number not in hot_only]
 
 
 def read_cold_batches(
-    shards: Manifest,
-    widths: Sequence[Width],
-    output: Output,
-    *,
-    workers: int,
-    progress: ProgressCallback,
+    shards: Manifest, widths: Sequence[ColdWidth], output: Output, resources: Resources
 ) -> list[ColdBatches]:
-    """The mixed batches of ``shards`` in the order of the manifest, for each width.
+    """Read the mixed batches of ``shards`` in the order of the manifest, for each width.
 
     Raises:
         ShardError: a file is damaged, or an id outside its table.
         ManifestError: the disk has no room for them.
     """
-    done, total = 0, shards.totals["samples"]["mixed"]
+    done = 0
+    total = ShardsTotals.of(shards).samples.mixed
     sizes: list[list[NDArray[np.int64]]] = [[] for _ in widths]
     with ExitStack() as stack:
-        stack.enter_context(spill_errors_explained(output))
         files = [
-            [stack.enter_context(tempfile.TemporaryFile(dir=output.folder / PARTIAL)) for _ in range(2)]
-            for _ in widths
+            [stack.enter_context(closing(AppendedArray(output, np.int32))) for _ in range(2)] for _ in widths
         ]
         tasks = ((entry, batches, shards, widths) for entry, batches in mixed_files(shards))
-        for num_samples, found_of_widths in run_tasks(_read_file, tasks, workers=workers, here=True):
+        for num_samples, found_of_widths in run_tasks(
+            _read_hashed_file, tasks, workers=resources.workers, shares_memory=True
+        ):
+            # Results come in the order of files, so appending keeps the order of batches.
             for width, found in enumerate(found_of_widths):
                 sizes[width].append(found.sizes)
                 for file, values in zip(files[width], (found.rows, found.lookups), strict=True):
-                    file.write(values.data)
+                    file.append(values)
             done += num_samples
-            progress("schedule", done, 2 * total)
+            resources.progress("schedule", done, 2 * total)
         return [
-            ColdBatches(_offsets(sizes[width]), *(_mapped(file) for file in files[width]))
+            ColdBatches(_offsets(sizes[width]), *(file.map() for file in files[width]))
             for width in range(len(widths))
         ]
+
+
+def largest_batches(shards: Manifest, widths: Sequence[ColdWidth]) -> list[int]:
+    """Return the most distinct cold rows of a mixed batch, in each width, by a look at some of the batches.
+
+    Batches are shuffled, so all of them are of nearly one size: the largest of 146 has 1,980 rows, their mean
+    is 1,809.
+    """
+    batches = [(entry, number) for entry, numbers in mixed_files(shards) for number in numbers]
+    largest = [0] * len(widths)
+    for entry, number in batches[:: -(-len(batches) // _BATCHES_LOOKED_AT) or 1]:
+        _, found_of_widths = _read_file(entry, [number], shards, widths)
+        for width, found in enumerate(found_of_widths):
+            largest[width] = max(largest[width], int(found.sizes.max(initial=0)))
+    return largest
 
 
 def _offsets(sizes: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(np.concatenate([np.empty(0, np.int64), *sizes]))]).astype(np.int64)
 
 
-def _mapped(file: Any) -> NDArray[np.int32]:
-    file.flush()
-    if file.tell() == 0:
-        return np.empty(0, np.int32)
-    return np.asarray(np.memmap(file, np.int32, "r"))
+def _read_hashed_file(
+    entry: FileEntry, batches: Sequence[int], shards: Manifest, widths: Sequence[ColdWidth]
+) -> tuple[int, list[_Found]]:
+    """Hash a file and read its mixed batches: a flipped bit may well be the id of another row."""
+    shards.hashed_path(entry)
+    return _read_file(entry, batches, shards, widths)
 
 
 def _read_file(
-    entry: FileEntry, batches: Sequence[int], shards: Manifest, widths: Sequence[Width]
+    entry: FileEntry, batches: Sequence[int], shards: Manifest, widths: Sequence[ColdWidth]
 ) -> tuple[int, list[_Found]]:
-    path, num_samples, distinct = shards.checked_path(entry), 0, DistinctRows()
+    path = shards.checked_path(entry)
+    num_samples = 0
+    distinct = DistinctRows()
     parts: list[list[_Batch]] = [[] for _ in widths]
     try:
-        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        # Each batch is read once for all widths.
+        reader = open_mapped(path)
         for number in batches:
             batch = reader.get_batch(number)
-            ids = PartIds.read(batch, shards.totals["tables"])
+            ids = PartIds.read(batch, ShardsTotals.of(shards).tables)
             num_samples += batch.num_rows
             for width, found in zip(widths, parts, strict=True):
                 found.append(distinct.of_batch(ids, batch.num_rows, width))
     except StrayLookupError as error:
         raise ShardError(f"{path}: batch {number}: {error}", hint=_HINT) from error
     except DAMAGE as error:
+        refuse_system_fault(path, error)
         raise ShardError(f"{path} cannot be read: {first_line(error)}", hint=_HINT) from error
     return num_samples, [_joined(found) for found in parts]
 
@@ -181,12 +259,14 @@ class DistinctRows:
     def __init__(self) -> None:
         self._cells = np.full(2, -1, np.int32)
 
-    def of_batch(self, ids: PartIds, num_samples: int, width: Width) -> _Batch:
-        """Rows and their look-ups; raises StrayLookupError."""
-        if any(is_multi_hot(ids.tables[table]) for table in width.tables):
+    def of_batch(self, ids: PartIds, num_samples: int, width: ColdWidth) -> _Batch:
+        """Return rows and their lookups; raise StrayLookupError."""
+        if any(ids.tables[table].is_multi_hot for table in width.tables):
+            # One column of keys from all tables: 0 where hot, so that cold ones begin at 1.
             one = np.ones(1, np.int64)
             return self._find(_keyed(ids, num_samples, width), one, one + width.num_rows, one - 1)
-        of_matrix = [table for table, entry in enumerate(ids.tables) if not is_multi_hot(entry)]
+        # All tables have one lookup: use the columns of the matrix as they are.
+        of_matrix = [table for table, entry in enumerate(ids.tables) if not entry.is_multi_hot]
         columns = [of_matrix.index(table) for table in width.tables]
         matrix = ids.matrix if len(columns) == ids.matrix.shape[1] else ids.matrix[:, columns]
         try:
@@ -202,38 +282,46 @@ class DistinctRows:
         last: NDArray[np.int64],
         base: NDArray[np.int64],
     ) -> _Batch:
+        # A hash set with at most half its cells in use; it is emptied row by row after each batch.
         if self._cells.size <= 2 * matrix.size:
             self._cells = np.full(1 << int(2 * matrix.size).bit_length(), -1, np.int32)
-        rows, lookups = (scratch(name, (matrix.size,), np.int32) for name in ("cold rows", "cold lookups"))
+        rows, lookups = (
+            thread_buffer(name, (matrix.size,), np.int32) for name in ("cold rows", "cold lookups")
+        )
+        # The kernel returns -1 minus the position of a lookup outside its table.
         num_rows = add_cold_rows(matrix, first, last, base, self._cells, rows, lookups)
         if num_rows < 0:
             raise StrayLookupError(-1 - num_rows)
         free_cells(rows, num_rows, self._cells)
+        # Copies, because the buffers are the thread's and hold the next batch soon.
         return rows[:num_rows].copy(), lookups[:num_rows].copy()
 
 
-def _stray(ids: NDArray[np.int32], limit: int, table: dict[str, Any]) -> StrayLookupError:
+def _stray(ids: NDArray[np.int32], limit: int, table: TableInfo) -> StrayLookupError:
     found = ids[(ids < 0) | (ids >= limit)][0]
-    return StrayLookupError(f"id {found} in table {table['name']} of {limit} rows")
+    return StrayLookupError(f"id {found} in table {table.name} of {limit} rows")
 
 
-def _keyed(ids: PartIds, num_samples: int, width: Width) -> NDArray[np.int32]:
-    """(num_lookups, 1) look-ups in sample, then feature order: 0 where hot, else 1 + the row's key."""
+def _keyed(ids: PartIds, num_samples: int, width: ColdWidth) -> NDArray[np.int32]:
+    """(num_lookups, 1) lookups in sample, then feature order: 0 where hot, else 1 + the row's key."""
     num_features = len(width.tables)
     lengths = np.ones((num_samples, num_features), np.int64)
     by_table = dict(enumerate(ids.ids))
     for feature, table in enumerate(width.tables):
-        name = ids.tables[table]["name"]
+        name = ids.tables[table].name
         if name in ids.lists:
             lengths[:, feature] = np.diff(ids.lists[name][0])
+    # Every lookup goes where the bags of its sample, feature after feature, have it.
     starts = np.cumsum(lengths.reshape(-1)) - lengths.reshape(-1)
     keyed = np.empty(int(lengths.sum()), np.int32)
     for feature, table in enumerate(width.tables):
-        found, name = by_table[table], ids.tables[table]["name"]
+        found = by_table[table]
+        name = ids.tables[table].name
         if found.size and not 0 <= int(found.min()) <= int(found.max()) < width.last[feature]:
             raise _stray(found, width.last[feature], ids.tables[table])
         first = int(width.first[feature])
+        # Hot ids map to 0; a cold one to its key plus 1, which `of_batch` takes off again by its base.
         keys = np.where(found < first, 0, found - (first - 1) + int(width.base[feature])).astype(np.int32)
         offsets = ids.lists[name][0] if name in ids.lists else np.arange(num_samples + 1, dtype=np.int32)
-        scatter_bags(offsets, keys, starts, feature, num_features, keyed)
+        interleave_bags(offsets, keys, starts, feature, num_features, keyed)
     return keyed[:, None]

@@ -1,4 +1,4 @@
-"""Step plans as Arrow files: one row a step, one record batch a stretch of consecutive steps.
+"""Step plans as Arrow files: one row per step, one record batch per chunk of consecutive steps.
 
 Offsets of lists are 64 bits wide, as in `StepPlans`, whose arrays are read as they lie in the file.
 """
@@ -14,11 +14,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...stats.staging.step_plans import Residents, StepPlans
-from ..errors import ManifestError
-from ..folders.manifest import FileEntry, Manifest, first_line
-from ..formats.arrow_files import DAMAGE, open_writer, values_of
+from ..errors import ManifestError, first_line, refuse_system_fault
+from ..folders.manifest import FileEntry, Manifest
+from ..formats.arrow_files import DAMAGE, open_mapped, open_writer, values_of
 
-_HINT = "remove its folder and run its stage again"
 _LISTS = {
     "slots": ("offsets", pa.int32()),
     "fetch_rows": ("fetch_offsets", pa.int64()),
@@ -27,7 +26,7 @@ _LISTS = {
     "write_back_rows": ("write_back_offsets", pa.int64()),
     "write_back_slots": ("write_back_offsets", pa.int32()),
 }
-"""Columns of lists: which offsets, and of what."""
+"""Columns of lists: the name of their offsets, and the type of their elements."""
 _NUMBERS = {
     "step": pa.int64(),
     "batch": pa.int32(),
@@ -46,7 +45,7 @@ _RESIDENTS = {"row": pa.int64(), "slot": pa.int32()}
 
 
 def write_plans(path: Path, plans: Sequence[StepPlans], batches: Sequence[NDArray[np.int32]]) -> None:
-    """Write stretches of steps, and the number of the training batch of each step."""
+    """Write chunks of steps, and the number of the training batch of each step."""
     with open_writer(path, _SCHEMA) as writer:
         for plan, numbers in zip(plans, batches, strict=True):
             steps = np.arange(plan.first_step, plan.first_step + plan.num_steps)
@@ -54,6 +53,8 @@ def write_plans(path: Path, plans: Sequence[StepPlans], batches: Sequence[NDArra
                 name: _as_stored(getattr(plan, name)) for name in list(_NUMBERS)[2:]
             }
             arrays = {name: pa.array(values) for name, values in columns.items()}
+            # Lists that share offsets in memory repeat them in the file: Arrow has no lists with common
+            # bounds.
             for name, (offsets, _) in _LISTS.items():
                 values = pa.array(_as_stored(getattr(plan, name)))
                 arrays[name] = pa.LargeListArray.from_arrays(pa.array(getattr(plan, offsets)), values)
@@ -65,14 +66,14 @@ def _as_stored(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def read_plans(manifest: Manifest, entry: FileEntry) -> Iterator[tuple[StepPlans, NDArray[np.int32]]]:
-    """Stretches of steps in order, mapped, with the training batch of each step.
+    """Yield chunks of steps in order, mapped, with the training batch of each step.
 
     Raises:
         ManifestError: the file is missing or not what `write_plans` writes.
     """
     path = manifest.checked_path(entry)
     try:
-        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        reader = open_mapped(path)
         if reader.schema != _SCHEMA:
             raise TypeError("its columns are not those of a schedule")
         for number in range(reader.num_record_batches):
@@ -80,29 +81,36 @@ def read_plans(manifest: Manifest, entry: FileEntry) -> Iterator[tuple[StepPlans
             batch.validate(full=True)
             yield _plans_of(batch), values_of(batch.column("batch"), np.int32)
     except DAMAGE as error:
-        raise ManifestError(f"{path} is damaged: {first_line(error)}", hint=_HINT) from error
+        refuse_system_fault(path, error)
+        raise _damaged(path, error) from error
 
 
 def _plans_of(batch: Any) -> StepPlans:
+    # Numbers first, then lists; lists beside each other share offsets, which must be equal in the file too.
     arrays: dict[str, NDArray[Any]] = {}
     for name in list(_NUMBERS)[2:]:
         arrays[name] = values_of(batch.column(name), _NUMBERS[name].to_pandas_dtype())
     for name, (offsets, kind) in _LISTS.items():
         column = batch.column(name)
+        # Offsets are read as they lie, so that plans are views of the mapped file.
         bounds = np.frombuffer(column.buffers()[1], np.int64)[column.offset :][: len(column) + 1]
         if arrays.setdefault(offsets, bounds) is not bounds and (arrays[offsets] != bounds).any():
             raise ValueError(f"its lists of {name} are cut otherwise than those beside them")
         arrays[name] = values_of(column.values, kind.to_pandas_dtype())
+    # Plans index by step, so a gap would shift all that follow.
     steps = values_of(batch.column("step"), np.int64)
     if (steps != steps[:1] + np.arange(steps.size)).any():
         raise ValueError("its steps are not consecutive")
     for name in ("is_shortened", "is_split", "fetch_is_first"):
+        # A byte that is neither 0 nor 1 is no bool, whatever NumPy takes it for.
+        if arrays[name].max(initial=0) > 1:
+            raise ValueError(f"{name} is {arrays[name].max()}, want 0 or 1")
         arrays[name] = arrays[name].view(np.bool_)
     return StepPlans(first_step=int(steps[0]) if steps.size else 0, **arrays)
 
 
 def write_residents(path: Path, residents: Residents) -> None:
-    """Write what goes home when an epoch is over."""
+    """Write the rows that are written back when an epoch is over."""
     arrays = [pa.array(residents.rows), pa.array(residents.slots)]
     schema = pa.schema(list(_RESIDENTS.items()))
     with open_writer(path, schema) as writer:
@@ -110,14 +118,25 @@ def write_residents(path: Path, residents: Residents) -> None:
 
 
 def read_residents(manifest: Manifest, entry: FileEntry) -> Residents:
-    """What `write_residents` wrote; raises ManifestError."""
+    """Read the file of `write_residents`; raise ManifestError where it is damaged."""
     path = manifest.checked_path(entry)
     try:
-        batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
-        batch.validate()
+        reader = open_mapped(path)
+        if reader.schema != pa.schema(list(_RESIDENTS.items())) or reader.num_record_batches != 1:
+            raise TypeError("its columns are not those of the residents of a schedule")
+        batch = reader.get_batch(0)
+        batch.validate(full=True)
         rows, slots = (
             values_of(batch.column(i), kind.to_pandas_dtype()) for i, kind in enumerate(_RESIDENTS.values())
         )
     except DAMAGE as error:
-        raise ManifestError(f"{path} is damaged: {first_line(error)}", hint=_HINT) from error
+        refuse_system_fault(path, error)
+        raise _damaged(path, error) from error
     return Residents(rows, slots)
+
+
+def _damaged(path: Path, error: Exception) -> ManifestError:
+    return ManifestError(
+        f"{path} is damaged: {first_line(error)}",
+        hint=f"remove {path.parent} and run `hotset schedule` again",
+    )

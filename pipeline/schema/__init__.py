@@ -1,1 +1,1 @@
-"""Schemas: what a log's columns are, and the files that say so."""
+"""Schemas: which columns a log has, and the files that describe them."""

@@ -10,55 +10,53 @@ from .schema_names import nearest, refuse_twice, shown
 
 
 class FeatureSettings(tuple[tuple[str, int], ...]):
-    """Pairs of a feature's name and a number, ascending by name; empty says nothing of any feature."""
+    """Pairs of a feature's name and a number, ascending by name; empty sets nothing for any feature."""
 
     def __new__(cls, pairs: Iterable[Any] = ()) -> FeatureSettings:
-        """``pairs`` in any order, as tuples or as the lists a manifest has."""
+        """Take ``pairs`` in any order, as tuples or as the lists of a manifest."""
         return super().__new__(cls, sorted((str(name), int(number)) for name, number in pairs))
 
 
 NO_SETTINGS = FeatureSettings()
 
 
-def checked_settings(option: str, settings: Iterable[Any], least: int = 1) -> FeatureSettings:
-    """``settings`` in order; raises ConfigError where a feature stands twice or a number is too small."""
-    found = FeatureSettings(settings)
-    for name, number in found:
+def check_settings(option: str, settings: FeatureSettings, least: int = 1) -> None:
+    """Raise ConfigError where a feature is named twice or a number is too small."""
+    for name, number in settings:
         if number < least:
             raise ConfigError(f"{option} must be {least} or more, got {number} for {name!r}")
-    refuse_twice([name for name, _ in found], f"{option}: feature")
-    return found
+    refuse_twice([name for name, _ in settings], f"{option}: feature")
 
 
 def numbers_of(
     option: str, settings: FeatureSettings, features: Sequence[str], default: int
 ) -> dict[str, int]:
-    """The number of every feature, ``default`` where ``settings`` have none.
+    """Return the number of every feature, ``default`` where ``settings`` have none.
 
     Raises:
-        ConfigError: they name a feature that there is not.
+        ConfigError: they name a feature that the log does not have.
     """
     for name, _ in settings:
         if name not in features:
             hint = nearest(name, features) or f"the features are {shown(', '.join(features))}"
-            raise ConfigError(f"{option} names {name!r}, which is no feature of this log", hint=hint)
+            raise ConfigError(f"{option} names {name!r}, which is not a feature of this log", hint=hint)
     return dict.fromkeys(features, default) | dict(settings)
 
 
 def parse_feature_settings(text: str) -> FeatureSettings:
-    """``"C3=10,C5=2"`` as pairs; raises ConfigError on anything else."""
+    """Parse ``"C3=10,C5=2"``; raises ConfigError on anything else."""
     pairs = []
     for word in filter(None, text.split(",")):
         name, equals, number = word.rpartition("=")
         if not equals or not name or not (number.isascii() and number.isdigit()):
             raise ConfigError(
                 f"found {word!r}, want a feature and a number",
-                hint="write FEATURE=NUMBER, with commas between",
+                hint="write FEATURE=NUMBER, separated by commas",
             )
         pairs.append((name, int(number)))
     return FeatureSettings(pairs)
 
 
 def format_feature_settings(settings: FeatureSettings) -> str:
-    """The inverse of `parse_feature_settings`."""
+    """Write settings as `parse_feature_settings` reads them."""
     return ",".join(f"{name}={number}" for name, number in settings)

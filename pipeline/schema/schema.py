@@ -1,4 +1,4 @@
-"""What a log's columns are: label, dense numbers, sparse categories, and how they are written.
+"""The columns of a log: label, dense numbers, sparse categories, and how they are written.
 
 Both public Criteo logs have the same columns and differ in size, so their presets differ in the
 recipe, not here. Logs that are not built in are described by a file: `schema_file`.
@@ -11,17 +11,16 @@ from typing import Literal
 
 from ..errors import ConfigError
 
-FORMATS = ("criteo", "csv", "parquet")
 KINDS = ("integer", "unsigned", "text", "hex8")
-"""What a category can be: integers down to -2**63 or up to 2**64 - 1, any text, or 8 hex digits."""
+"""Kinds of categories: integers down to -2**63 or up to 2**64 - 1, any text, or 8 hex digits."""
 DENSE_KINDS = ("integer", "float")
-"""What a dense value can be: an integer from -2**31 to 2**31 - 1, or a float64."""
+"""Kinds of dense values: an integer from -2**31 to 2**31 - 1, or a float64."""
 TRANSFORMS = ("log1p", "none")
-"""What becomes of a dense value: log1p(max(x, 0)), or the nearest float32."""
+"""Transforms of a dense value: log1p(max(x, 0)), or the nearest float32."""
 Pairs = tuple[tuple[str, str], ...]
-"""Names of features, in the schema's order, and something of each."""
+"""Names of features, in the schema's order, each with a text."""
 Settings = tuple[tuple[str, int], ...]
-"""Names of features, ascending, and a number of each."""
+"""Names of features, ascending, each with a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,47 +33,47 @@ class Schema:
     dense: tuple[str, ...]
     sparse: tuple[str, ...]
     kinds: tuple[str, ...] = ()
-    """Of each sparse column one of KINDS; empty means that all are hex8."""
+    """Kind of each sparse column, one of KINDS; empty means that all are hex8."""
     label: str | None = "label"
     """Column of the label, None in a log without one."""
     format: Literal["criteo", "csv", "parquet"] = "criteo"
     separator: str = ","
-    """Between two fields of a CSV log."""
+    """Character between two fields of a CSV log."""
     fields: tuple[str, ...] = ()
-    """Of a CSV log without a header line: all its columns in order."""
+    """All columns in order, of a CSV log without a header line."""
     lists: Pairs = ()
-    """Sparse features that are list-valued (multi-hot), and what separates elements in a CSV field."""
+    """Sparse features that are list-valued (multi-hot), and the separator of elements in a CSV field."""
     floats: tuple[str, ...] = ()
     """Dense features that are floats; the others are integers."""
     untransformed: tuple[str, ...] = ()
     """Dense features whose transform is none; the others' is log1p."""
     renamed: Pairs = ()
-    """Features that are not called like their column, and the column."""
+    """Features that are not named after their column, and the column."""
     min_counts: Settings = ()
-    """Sparse features with a ``min_count`` of their own: a setting of `rank`, no part of the columns."""
+    """Sparse features with a separate ``min_count``: a setting of `rank`, no part of the columns."""
     embedding_dims: Settings = ()
-    """Sparse features with an ``embedding_dim`` of their own: a setting of `split`."""
+    """Sparse features with a separate ``embedding_dim``: a setting of `split`."""
 
     def columns(self, *, has_label: bool) -> tuple[str, ...]:
-        """Names of the columns that are read, as the log has them: label, dense, sparse."""
+        """Return the columns to read, named as in the log: label, dense, sparse."""
         label = (self.label,) if has_label and self.label is not None else ()
         columns = dict(self.renamed)
         return label + tuple(columns.get(name, name) for name in self.dense + self.sparse)
 
     @property
     def kind_of(self) -> dict[str, str]:
-        """Each sparse feature and what its categories are."""
+        """The kind of each sparse feature's categories."""
         return dict(zip(self.sparse, self.kinds or ("hex8",) * len(self.sparse), strict=True))
 
     @property
     def one_hot(self) -> tuple[str, ...]:
-        """Sparse features of one look-up a sample."""
+        """Sparse features with one lookup per sample."""
         lists = dict(self.lists)
         return tuple(name for name in self.sparse if name not in lists)
 
     @property
     def without_settings(self) -> Schema:
-        """The schema without what later stages make of the columns."""
+        """The schema without settings of later stages."""
         return replace(self, min_counts=(), embedding_dims=())
 
 
@@ -93,13 +92,13 @@ _AVAZU = Schema(
     kinds=("integer",) * 3 + ("hex8",) * 9 + ("integer",) * 10,
     format="csv",
 )
-"""Kaggle's Avazu log without its column ``id``, which is another in every line."""
+"""Kaggle's Avazu log without its column ``id``, which is unique in every line."""
 
 SCHEMAS = {"criteo-kaggle": _CRITEO, "criteo-1tb": _CRITEO, "avazu": _AVAZU}
 
 
 def schema_named(name: str) -> Schema:
-    """The built-in schema called ``name``; raises ConfigError naming those there are."""
+    """Return the built-in schema called ``name``; raises ConfigError with the names of all."""
     if name not in SCHEMAS:
         raise ConfigError(f"no schema {name!r}", hint=f"one of {', '.join(SCHEMAS)}, or a .toml file")
     return SCHEMAS[name]

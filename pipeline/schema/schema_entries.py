@@ -1,4 +1,4 @@
-"""What a schema file says of each column under ``dense`` and ``[sparse]``: a word, or a table of keys."""
+"""Entries of a schema file under ``dense`` and ``[sparse]``: a column's kind, or a table of keys."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Entry:
 
     column: str
     name: str
-    """Of the feature."""
+    """Name of the feature."""
     kind: str
     is_list: bool = False
     separator: str = DEFAULT_LIST_SEPARATOR
-    """Between the elements of a list in a CSV field."""
+    """Character between the elements of a list in a CSV field."""
     transform: str = "log1p"
     min_count: int | None = None
     embedding_dim: int | None = None
 
 
 def read_sparse(keys: Mapping[str, Any]) -> list[Entry]:
-    """The entries under ``[sparse]``; raises ConfigError on the first mistake."""
+    """Return the entries under ``[sparse]``; raises ConfigError on the first mistake."""
     sparse = keys.get("sparse", {})
     if not isinstance(sparse, dict):
         raise ConfigError(f'sparse must be a table of column = "kind", got {shown(sparse)}')
@@ -41,7 +41,7 @@ def read_sparse(keys: Mapping[str, Any]) -> list[Entry]:
 
 
 def read_dense(keys: Mapping[str, Any]) -> list[Entry]:
-    """The entries of ``dense``, a list of columns or a table; raises ConfigError on the first mistake."""
+    """Return the entries of ``dense``, a list or a table; raises ConfigError on the first mistake."""
     dense = keys.get("dense", [])
     if isinstance(dense, dict):
         return [
@@ -62,12 +62,16 @@ def _entry(
     for key in found:
         if key not in checks:
             raise ConfigError(f"column {column!r} has an unknown key {key!r}", hint=nearest(key, checks))
+
+    # The kind first: a list written as a kind gets a hint.
     kind = found.get("kind")
     if kind not in kinds:
         hint = _hint_for(kind, kinds)
         raise ConfigError(
             f"column {column!r} must be one of {', '.join(kinds)}, got {shown(kind)}", hint=hint
         )
+
+    # Then each key alone, then those that depend on others.
     for key, check in checks.items():
         wanted = check(found[key]) if key in found else ""
         if wanted:
@@ -96,9 +100,12 @@ def _hint_for(kind: Any, kinds: Sequence[str]) -> str | None:
 
 
 def is_separator(value: Any) -> bool:
-    """Whether this can stand between two fields, or two elements of a list."""
+    """Tell whether this can separate two fields, or two elements of a list."""
     is_byte = isinstance(value, str) and len(value) == 1 and value.isascii()
     return is_byte and value not in '"\r\n\0'
+
+
+# Each check returns what is wanted where the value does not fit, else "".
 
 
 def _want_name(value: Any) -> str:

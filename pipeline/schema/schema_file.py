@@ -1,7 +1,7 @@
 """Schemas as TOML: read with every mistake named, written in one canonical form, fingerprinted by content.
 
-A setting is what stands in a config: the name of a built-in schema, or the text of a schema file. Texts
-that say the same have one fingerprint, wherever the file lies and whatever its comments are.
+A schema setting of a config is the name of a built-in schema, or the text of a schema file. Texts of equal
+content have one fingerprint, wherever the file lies and whatever its comments are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import xxhash
 
-from ..errors import ConfigError
+from ..errors import ConfigError, first_line
 from .schema import SCHEMAS, Schema, schema_named
 from .schema_entries import Entry, is_separator, read_dense, read_sparse
 from .schema_names import find_columns, nearest, refuse_twice, shown
@@ -24,15 +24,17 @@ from .schema_names import find_columns, nearest, refuse_twice, shown
 _KEYS = ("format", "separator", "header", "fields", "label", "dense", "sparse")
 _CSV_ONLY = ("separator", "header", "fields")
 _FINGERPRINT = re.compile(r"toml:[0-9a-f]{32}")
+_Keys = dict[str, str | int]
+"""Keys of one feature in a schema file."""
 _LATER_KEYS = ("lists", "floats", "untransformed", "renamed", "min_counts", "embedding_dims")
-"""Left out of a fingerprint where they say nothing, so that schemas keep the one they always had."""
+"""Left out of a fingerprint where they are empty, so that older schemas keep theirs."""
 
 
 def setting_of(word: str) -> str:
-    """What a user named, a built-in schema or a .toml file, as a setting.
+    """Return the setting that a user named: a built-in schema or a .toml file.
 
     Raises:
-        ConfigError: there is no such schema, or the file cannot be read or is no schema.
+        ConfigError: there is no such schema, or the file cannot be read or is not a schema.
     """
     if word in SCHEMAS or not word.endswith(".toml"):
         schema_named(word)
@@ -47,27 +49,29 @@ def setting_of(word: str) -> str:
 
 
 def schema_of(setting: str) -> Schema:
-    """The schema a setting stands for; raises ConfigError where it is none."""
+    """Return the schema of a setting; raises ConfigError where it is none."""
     return read_schema(setting) if "\n" in setting else schema_named(setting)
 
 
-def identity_of(setting: str) -> str:
-    """How a manifest names a setting: a built-in schema by name, any other by the hash of what it says.
+def schema_identity(setting: str) -> str:
+    """Name a setting for a manifest: a built-in schema by name, any other by the hash of its content.
 
-    What it says of ``min_count`` and ``embedding_dim`` is left out: no column depends on it.
+    ``min_count`` and ``embedding_dim`` are left out: no column depends on them.
     """
     if "\n" not in setting:
         return setting
-    says = asdict(schema_of(setting).without_settings)
+
+    # Canonical JSON of what the schema sets: keys that came later are left out where they are unset.
+    content = asdict(schema_of(setting).without_settings)
     for key in _LATER_KEYS:
-        if not says[key]:
-            del says[key]
-    text = json.dumps(says, sort_keys=True, separators=(",", ":"))
+        if not content[key]:
+            del content[key]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return f"toml:{xxhash.xxh3_128_hexdigest(text.encode())}"
 
 
 def is_fingerprint(setting: str) -> bool:
-    """Whether this is what `identity_of` gives for a schema that is not built in."""
+    """Tell whether `schema_identity` gives this for a schema that is not built in."""
     return _FINGERPRINT.fullmatch(setting) is not None
 
 
@@ -76,7 +80,7 @@ def read_schema(text: str, source: str = "the schema") -> Schema:
 
     Args:
         text: keys as `write_schema` writes them.
-        source: what to call it in messages.
+        source: name of the schema in messages.
 
     Raises:
         ConfigError: the first thing wrong, in one line.
@@ -84,7 +88,10 @@ def read_schema(text: str, source: str = "the schema") -> Schema:
     try:
         keys = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{source} is no TOML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{source} is not TOML: {' '.join(str(error).split())}") from error
+    except ValueError as error:  # Python reads integers of at most 4300 digits
+        raise ConfigError(f"{source} has a number that is too long: {first_line(error)[:80]}") from error
+    # Every mistake is reported with the name of the schema before it.
     try:
         return _schema(keys)
     except ConfigError as error:
@@ -104,6 +111,8 @@ def _schema(keys: dict[str, Any]) -> Schema:
     label = keys.get("label")
     if label is not None and not isinstance(label, str):
         raise ConfigError(f"label must be the name of a column, got {shown(label)}")
+
+    # The columns, and that a log without a header line has each of them.
     schema = _with_features(keys, label, read_dense(keys), read_sparse(keys))
     if schema.fields:
         find_columns(schema.columns(has_label=True), schema.fields, "fields")
@@ -113,6 +122,7 @@ def _schema(keys: dict[str, Any]) -> Schema:
 def _with_features(
     keys: dict[str, Any], label: str | None, dense: list[Entry], sparse: list[Entry]
 ) -> Schema:
+    # Neither a column nor a feature's name may stand twice.
     refuse_twice([*([label] if label is not None else []), *(entry.column for entry in dense + sparse)])
     refuse_twice([entry.name for entry in dense + sparse], "feature")
     is_csv = keys["format"] == "csv"
@@ -136,7 +146,8 @@ def _with_features(
 
 
 def _fields(keys: dict[str, Any]) -> tuple[str, ...]:
-    has_header, fields = keys.get("header", True), keys.get("fields", [])
+    has_header = keys.get("header", True)
+    fields = keys.get("fields", [])
     if not isinstance(has_header, bool):
         raise ConfigError(f"header must be true or false, got {shown(has_header)}")
     if not isinstance(fields, list) or not all(isinstance(name, str) and name for name in fields):
@@ -156,7 +167,7 @@ def _separator(separator: Any) -> str:
 
 
 def write_schema(schema: Schema, notes: dict[str, str] | None = None) -> str:
-    """A schema as TOML that `read_schema` gives back; ``notes`` become comments behind the columns."""
+    """Write a schema as TOML that `read_schema` reads; ``notes`` become comments behind the columns."""
     notes = notes or {}
     lines = [f"format = {_quoted(schema.format)}"]
     if schema.format == "csv":
@@ -165,45 +176,59 @@ def write_schema(schema: Schema, notes: dict[str, str] | None = None) -> str:
         lines.append(_list("fields", schema.fields))
     if schema.label is not None:
         lines.append(f"label = {_quoted(schema.label)}")
+    # Dense columns are a plain list as long as none of them has a setting.
     columns = dict(schema.renamed)
     if not (schema.floats or schema.untransformed or any(name in columns for name in schema.dense)):
         lines += [_list("dense", schema.dense), ""]
     else:
-        lines += ["", "[dense]", *_entries(schema, schema.dense, _says_of_dense(schema), notes), ""]
-    lines += ["[sparse]", *_entries(schema, schema.sparse, _says_of_sparse(schema), notes)]
+        lines += ["", "[dense]", *_entries(schema, schema.dense, _keys_of_dense(schema), notes), ""]
+    lines += ["[sparse]", *_entries(schema, schema.sparse, _keys_of_sparse(schema), notes)]
     return "\n".join(lines) + "\n"
 
 
-def _says_of_dense(schema: Schema) -> dict[str, dict[str, Any]]:
-    return {
-        name: {"kind": "float" if name in schema.floats else "integer"}
-        | ({"transform": "none"} if name in schema.untransformed else {})
-        for name in schema.dense
-    }
+def _keys_of_dense(schema: Schema) -> dict[str, _Keys]:
+    keys_of: dict[str, _Keys] = {}
+    for name in schema.dense:
+        keys_of[name] = {"kind": "float" if name in schema.floats else "integer"}
+        if name in schema.untransformed:
+            keys_of[name]["transform"] = "none"
+    return keys_of
 
 
-def _says_of_sparse(schema: Schema) -> dict[str, dict[str, Any]]:
-    lists, min_counts, dims = dict(schema.lists), dict(schema.min_counts), dict(schema.embedding_dims)
-    says: dict[str, dict[str, Any]] = {name: {"kind": kind} for name, kind in schema.kind_of.items()}
-    for name, keys in says.items():
-        keys |= {"list": True} if name in lists else {}
-        keys |= {"separator": lists[name]} if lists.get(name) else {}
-        keys |= {"min_count": min_counts[name]} if name in min_counts else {}
-        keys |= {"embedding_dim": dims[name]} if name in dims else {}
-    return says
+def _keys_of_sparse(schema: Schema) -> dict[str, _Keys]:
+    lists = dict(schema.lists)
+    min_counts = dict(schema.min_counts)
+    dims = dict(schema.embedding_dims)
+    keys_of: dict[str, _Keys] = {name: {"kind": kind} for name, kind in schema.kind_of.items()}
+    for name, keys in keys_of.items():
+        if name in lists:
+            keys["list"] = True
+        if lists.get(name):
+            keys["separator"] = lists[name]
+        if name in min_counts:
+            keys["min_count"] = min_counts[name]
+        if name in dims:
+            keys["embedding_dim"] = dims[name]
+    return keys_of
 
 
 def _entries(
-    schema: Schema, names: Iterable[str], says: dict[str, dict[str, Any]], notes: dict[str, str]
+    schema: Schema, names: Iterable[str], keys_of: dict[str, _Keys], notes: dict[str, str]
 ) -> Iterator[str]:
-    """A line for each feature: a word where its kind says all, else a table."""
+    """Yield a line for each feature: its kind, or a table where it has other keys."""
     columns = dict(schema.renamed)
     for name in names:
-        keys = says[name] | ({"name": name} if name in columns else {})
+        keys = keys_of[name] | ({"name": name} if name in columns else {})
         pairs = ", ".join(f"{key} = {_value(value)}" for key, value in keys.items())
-        value = _quoted(keys["kind"]) if len(keys) == 1 else f"{{ {pairs} }}"
+        value = _value(keys["kind"]) if len(keys) == 1 else f"{{ {pairs} }}"
         note = f"  # {notes[name]}" if name in notes else ""
         yield f"{_key(columns.get(name, name))} = {value}{note}"
+
+
+def write_entry(column: str, kind: str, *, is_list: bool = False) -> str:
+    """Return the line of one sparse column as it would stand in a schema file."""
+    kinds = f"{{ kind = {_quoted(kind)}, list = true }}" if is_list else _quoted(kind)
+    return f"{_key(column)} = {kinds}"
 
 
 def _value(value: str | int) -> str:
@@ -219,5 +244,5 @@ def _key(name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A TOML basic string; JSON's escapes are TOML's too."""
+    """Quote a TOML basic string; JSON's escapes are TOML's too."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -6,15 +6,15 @@ did not have is looked up in its table's oov row, as evaluation does everywhere.
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import ManifestError
-from ..folders.leaks import training_logs
+from ..folders.file_facts import TextsFacts
 from ..folders.manifest import Manifest
 from ..folders.output import Output, input_of
-from ..runtime.tasks import ProgressCallback, silent
+from ..folders.stage_totals import ColumnsTotals, VocabularyTotals
+from ..runtime.resources import DEFAULT_RESOURCES, Resources
 
 VERSION = 2
 
@@ -29,8 +29,7 @@ def adopt(
     model_columns: Manifest,
     model: Manifest,
     out: Path,
-    *,
-    progress: ProgressCallback = silent,
+    resources: Resources = DEFAULT_RESOURCES,
 ) -> Manifest:
     """columns, a vocabulary -> vocabulary: the same ids for another log, none of whose samples trains.
 
@@ -40,30 +39,33 @@ def adopt(
     Raises:
         ManifestError: the two logs have other features, or features of other kinds.
     """
-    features, wanted = columns.totals["sparse"], model_columns.totals["sparse"]
+    log = ColumnsTotals.of(columns)
+    model_log = ColumnsTotals.of(model_columns)
     hint = "give --like a folder made with the same schema"
-    if features != wanted:
-        found = ", ".join(features)
+    # Ids mean something only for the same features, read in the same way.
+    if log.sparse != model_log.sparse:
+        found = ", ".join(log.sparse)
         raise ManifestError(
-            f"{model.folder} has the features {', '.join(wanted)}, the log has {found}", hint=hint
+            f"{model.folder} has the features {', '.join(model_log.sparse)}, the log has {found}", hint=hint
         )
-    if columns.totals.get("schema") != model_columns.totals.get("schema"):
-        raise ManifestError(f"{model.folder} and the log name the same features by other schemas", hint=hint)
+    if log.schema != model_log.schema:
+        raise ManifestError(
+            f"{model.folder} and the log have the same features under different schemas", hint=hint
+        )
     inputs = [input_of(columns), {"name": "model", "fingerprint": model.fingerprint}]
     output = Output.begin("adopt", VERSION, AdoptConfig(), inputs, out)
-    if isinstance(output, Manifest):
-        return output
+    if output.sealed is not None:
+        return output.sealed
+    # Ids stay what they are: copy the files byte for byte.
     for done, entry in enumerate(model.files, 1):
         if not output.has(entry.path):
-            with output.writing(entry.path, entry.num_samples, **entry.facts) as path:
-                shutil.copyfile(model.checked_path(entry), path)
-        progress("adopt", done, len(model.files))
-    own = {"num_samples": columns.num_samples, "num_train_samples": 0}
-    num_train = model.totals["num_train_samples"]
-    trained = {
-        "num_model_samples": num_train,
-        "model_raw": training_logs(model_columns.totals["raw"], num_train),
-    }
-    if model.stage == "adopt":  # the model's own log trained nothing: go on to the one that did
-        trained = {key: model.totals[key] for key in trained if key in model.totals}
-    return output.seal(model.totals | own | trained)
+            facts = TextsFacts.of(model, entry) if entry.is_texts else None
+            output.copy(model, entry, facts)
+        resources.progress("adopt", done, len(model.files))
+    totals = VocabularyTotals.of(model)
+    if model.stage != "adopt":
+        num_train = totals.num_train_samples
+        trained = tuple(model_log.training_logs(num_train))
+        totals = replace(totals, num_model_samples=num_train, model_raw=trained)
+    # Else the log beside the model's vocabulary trained nothing, and its totals name the one that did.
+    return output.seal(replace(totals, num_samples=columns.num_samples, num_train_samples=0))

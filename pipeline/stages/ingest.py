@@ -2,32 +2,34 @@
 
 Each part of a raw file, a block of whole lines or a batch of Parquet rows, becomes one Arrow file, so parts
 are parsed in parallel, resumed one by one, and cut at the same places whatever the number of workers.
-How a format is read stands in `parts`; this module keeps the account of what was read and refused.
+How a format is read stands in `raw.log_parts`; this module keeps the account of what was read and refused.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
 
-from ..errors import ConfigError, InputError
+from ..errors import ConfigError, InputError, require_at_least
+from ..folders.file_facts import ColumnsFacts
 from ..folders.manifest import Manifest
 from ..folders.output import Output
-from ..folders.reopening import Extension
+from ..folders.reopening import Continuation
 from ..folders.run_identity import starts_with
+from ..folders.stage_totals import ColumnsTotals, RawLog
 from ..formats.arrow_files import write_batch
 from ..formats.category_texts import write_part_texts
-from ..raw.criteo_blocks import Fault
-from ..raw.log_parts import RawParts, open_parts
-from ..raw.raw_blocks import RawFile
-from ..raw.tabular import Part
-from ..runtime.tasks import ProgressCallback, run_tasks, silent
-from ..schema.schema_file import identity_of, is_fingerprint, schema_of, write_schema
+from ..raw.log_parts import open_parts
+from ..raw.part import Fault, RawParts, UnreadPart
+from ..raw.raw_file import RawFile
+from ..runtime.resources import DEFAULT_RESOURCES, Resources
+from ..runtime.tasks import run_tasks
+from ..schema.schema_file import is_fingerprint, schema_identity, schema_of, write_schema
 from ..sizes import MIB, ByteSize
 
 VERSION = 1
@@ -36,22 +38,24 @@ _BLOCK_BYTES = ByteSize(16 * MIB)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IngestConfig:
-    """What a run of the ingest stage may vary; part of its fingerprint."""
+    """Settings of the ingest stage; part of its fingerprint."""
 
     schema: str = "criteo-kaggle"
-    """Columns of the log: criteo-kaggle, criteo-1tb, avazu or a .toml file (in Python: its text)."""
+    """Schema of the log: criteo-kaggle, criteo-1tb, avazu or a .toml file (in Python: its text)."""
 
-    label: bool = True
-    """Lines have a label. Without (--no-label) they have none, and the log serves statistics only."""
+    label: bool = field(
+        default=True, metadata={"help": "Read a log without labels; it then serves statistics only."}
+    )
+    """Whether the log has labels; without them it serves statistics only."""
 
     on_bad_line: Literal["error", "skip"] = "error"
-    """Stop at a line that is not as the schema says, or skip and count it."""
+    """Response to a line that does not match the schema: stop, or skip and count it."""
 
     max_bad_fraction: float = 0.001
-    """Give up when more than this share of the lines was skipped, in [0, 1]."""
+    """Largest share of lines, in [0, 1], that may be skipped before the run fails."""
 
     block_bytes: ByteSize = _BLOCK_BYTES
-    """Raw text, or Parquet values at 8 bytes each, that become one file of columns (bytes)."""
+    """Size of the block of raw text that becomes one file of columns; a Parquet value counts as 8 bytes."""
 
     def __post_init__(self) -> None:
         if not is_fingerprint(self.schema):  # as a manifest has it
@@ -60,42 +64,42 @@ class IngestConfig:
             raise ConfigError(f"on_bad_line must be error or skip, got {self.on_bad_line!r}")
         if not 0 <= self.max_bad_fraction <= 1:
             raise ConfigError(f"max_bad_fraction must be between 0 and 1, got {self.max_bad_fraction}")
-        if self.block_bytes < 1:
-            raise ConfigError(f"block_bytes must be 1 or more, got {self.block_bytes}")
+        require_at_least("block_bytes", self.block_bytes, 1)
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What has been read of one file so far."""
+    """The lines of one file that are read so far."""
 
     lines: int = 0
     bad: Counter[str] = field(default_factory=Counter)
     digest: Any = field(default_factory=xxhash.xxh3_128)
     known: str | None = None
-    """The checksum, of a file that was read before."""
+    """Checksum of a file that was read before; None while the file is being read."""
 
     @property
     def checksum(self) -> str:
-        """Of the blocks read, hex."""
+        """Checksum of the blocks, hex."""
         return self.known or str(self.digest.hexdigest())
 
     @classmethod
     def of_before(cls, before: Manifest, number: int) -> _Tally:
-        """Of file ``number`` of a folder that was sealed."""
-        raw, bad = before.totals["raw"][number], Counter[str]()
-        for entry in before.files:
+        """Return the tally of file ``number`` from a folder that was sealed."""
+        # Checksum and lines are in the totals; bad lines by reason only in the parts.
+        raw = ColumnsTotals.of(before).raw[number]
+        bad = Counter[str]()
+        for _, entry in before.parts():
             if entry.path.startswith(f"file{number:04}-"):
-                bad.update(entry.facts.get("bad", {}))
-        return cls(raw["lines"], bad, known=raw["xxh3_128_of_blocks"])
+                bad.update(ColumnsFacts.of(before, entry).bad)
+        return cls(raw.num_lines, bad, known=raw.xxh3_128_of_blocks)
 
 
 def ingest(
     raw: Sequence[Path],
     config: IngestConfig,
     out: Path,
+    resources: Resources = DEFAULT_RESOURCES,
     *,
-    workers: int = 0,
-    progress: ProgressCallback = silent,
     extend: bool = False,
 ) -> Manifest:
     """raw logs -> columns: read what the schema names as typed columns, one file for each part of a log.
@@ -104,42 +108,59 @@ def ingest(
              several files in order
     Writes:  ``file{f}-block{b}.arrow``, of Parquet ``file{f}-row{first}.arrow``: label uint8, dense int32
              or float64, sparse uint32 (Criteo), uint64 or list<uint64>, null where missing (in a list, its
-             elements: a missing list has one); ``*.texts.arrow`` beside them, see `texts`
+             elements: a missing list has one); ``*.texts.arrow`` beside them, see `category_texts`
 
-    With ``extend``, columns of the first of these files are gone on from; only the files behind are read.
+    With ``extend``, columns of the first of these files are continued; only the files behind are read.
 
     Raises:
         InputError: a line is not as the schema says (file, line, column, found, wanted), too many
             were skipped, a file cannot be read or lacks a column, or there is no line at all.
     """
-    files = [RawFile.look_at(path) for path in raw]
+    files = [RawFile.inspect(path) for path in raw]
     if not files:
-        raise InputError("no raw file was given")
+        raise InputError("no input file given")
     names = [{"name": file.path.name, "bytes": file.num_bytes} for file in files]
     identity = ingest_identity(config)
-    longer_log = Extension(starts_with, keeps_files=True, is_wanted=extend)
-    output = Output.begin("ingest", VERSION, identity, names, out, extension=longer_log)
-    if isinstance(output, Manifest):
-        return output
+    output = Output.begin("ingest", VERSION, identity, names, out, continuation=continued_log(extend))
+    if output.sealed is not None:
+        return output.sealed
+    # The files of a sealed folder are not read again: their tallies are in its manifest.
     before = output.before
-    num_before = len(before.totals["raw"]) if before is not None else 0
+    num_before = len(ColumnsTotals.of(before).raw) if before is not None else 0
     tallies = [_Tally.of_before(before, number) for number in range(num_before)] if before else []
     new = list(enumerate(files))[num_before:]
-    parts = {number: open_parts(file, number, config) for number, file in new}
+    parts = {number: _open_parts(file, number, config) for number, file in new}
+    # The text of a compressed file has an unknown length, and then so has the whole: total 0.
     total = sum(file.num_bytes for file in files) if not any(file.compression for file in files) else 0
     for number, file in new:
         done = sum(file.num_bytes for file in files[:number])
-        tallies.append(_ingest_file(file, parts[number], config, output, workers, progress, (done, total)))
-        _refuse_changed(file)
+        tallies.append(_ingest_file(file, parts[number], config, output, (done, total), resources))
+        _refuse_changed(file)  # its parts would be of two logs
         _refuse_too_many_bad(file, tallies[-1], config)
     if not any(entry.num_samples for entry in output.finished.values()):
         raise InputError(f"{files[0].path}: the log is empty: it has no samples")
     return output.seal(_totals(files, tallies, config, output))
 
 
+def continued_log(extend: bool) -> Continuation:
+    """Return how columns continue with ``extend``: parts of the files so far stay, others are added."""
+    return Continuation(starts_with, keeps_files=True, is_wanted=extend)
+
+
 def ingest_identity(config: IngestConfig) -> IngestConfig:
-    """What of ``config`` stands in the manifest: of a schema file's text its fingerprint."""
-    return replace(config, schema=identity_of(config.schema))
+    """Return ``config`` as the manifest has it: with the fingerprint of a schema file instead of its text."""
+    return replace(config, schema=schema_identity(config.schema))
+
+
+def _open_parts(file: RawFile, number: int, config: IngestConfig) -> RawParts:
+    return open_parts(
+        file,
+        number,
+        schema_of(config.schema),
+        block_bytes=config.block_bytes,
+        has_label=config.label,
+        strict=config.on_bad_line == "error",
+    )
 
 
 def _ingest_file(
@@ -147,24 +168,27 @@ def _ingest_file(
     parts: RawParts,
     config: IngestConfig,
     output: Output,
-    workers: int,
-    progress: ProgressCallback,
     done_total: tuple[int, int],
+    resources: Resources,
 ) -> _Tally:
-    tally, (done, total) = _Tally(), done_total
+    tally = _Tally()
+    done, total = done_total
+    # `done` moves on with the parts; `end` stays, to bound how many lines may follow.
     end = done + file.num_bytes
-    tasks = ((read, name, config, output) for name, read in parts.iterate(output.finished))
-    for name, fault in run_tasks(_ingest_part, tasks, workers=workers):
+    tasks = ((part, config, output) for part in parts.iterate(output.finished))
+    for name, fault in run_tasks(_ingest_part, tasks, workers=resources.workers):
+        # Parts come back in order, so the lines before this one are all counted.
         if fault is not None:
             line = tally.lines + fault.line_in_block + 1 + parts.num_header_lines
             raise InputError(f"{file.path}, {parts.unit} {line}{fault.text}", hint=_hint(fault, config))
         if name in output.finished:
-            facts = output.finished[name].facts
-            tally.lines += facts["lines"]
-            tally.bad.update(facts.get("bad", {}))
-            tally.digest.update(bytes.fromhex(facts.get("raw_xxh3_128", "")))
-            done += facts["raw_bytes"]
-            progress("ingest", done, total)
+            facts = ColumnsFacts.from_json(output.finished[name].facts)
+            tally.lines += facts.num_lines
+            tally.bad.update(facts.bad)
+            tally.digest.update(bytes.fromhex(facts.raw_xxh3_128))
+            done += facts.num_raw_bytes
+            resources.progress("ingest", done, total)
+        # Refuse as soon as even good lines to the end could not bring the fraction down again.
         if parts.min_line_bytes and not file.compression:
             max_lines_left = max(end - done, 0) / parts.min_line_bytes
             _refuse_too_many_bad(file, tally, config, max_lines_left=max_lines_left)
@@ -172,25 +196,26 @@ def _ingest_file(
     return tally
 
 
-def _ingest_part(
-    read: Callable[[], Part | None], name: str, config: IngestConfig, output: Output
-) -> tuple[str, Fault | None]:
-    """Parse one part and write it; returns its name and, in strict mode, its first fault."""
+def _ingest_part(unread: UnreadPart, config: IngestConfig, output: Output) -> tuple[str, Fault | None]:
+    """Parse one part and write it; return its name and, in strict mode, its first fault."""
+    name = unread.name
     if output.has(name):
         return name, None
-    part = read()
+    part = unread.read()
+    # A block without a line of its own, such as one inside a line longer than a block.
     if part is None:
         return name, None
     if part.fault is not None and config.on_bad_line == "error":
         return name, part.fault
-    facts = {"lines": part.num_samples + part.bad.total()} | part.facts
-    lookups = {name: len(part.columns[name].values) for name, _ in schema_of(config.schema).lists}
-    if lookups:
-        facts["lookups"] = lookups
-    if part.bad:
-        facts["bad"] = dict(sorted(part.bad.items()))
+    facts = ColumnsFacts(
+        num_lines=part.num_samples + part.bad.total(),
+        num_raw_bytes=part.facts["raw_bytes"],
+        raw_xxh3_128=part.facts.get("raw_xxh3_128", ""),
+        lookups={name: len(part.columns[name].values) for name, _ in schema_of(config.schema).lists},
+        bad=dict(sorted(part.bad.items())),
+    )
     write_part_texts(output, name, part.texts)  # first: a part that is there has its texts
-    with output.writing(name, part.num_samples, **facts) as path:
+    with output.writing(name, part.num_samples, facts) as path:
         write_batch(path, part.columns)
     return name, None
 
@@ -204,18 +229,18 @@ def _hint(fault: Fault, config: IngestConfig) -> str:
         return (
             "count and skip such lines with --on-bad-line skip; a log without labels is read with --no-label"
         )
-    return "mend the line, or count and skip such lines with --on-bad-line skip"
+    return "fix the line, or count and skip such lines with --on-bad-line skip"
 
 
 def _refuse_changed(file: RawFile) -> None:
-    if RawFile.look_at(file.path) != file:
+    if RawFile.inspect(file.path) != file:
         raise InputError(f"{file.path} changed while it was read", hint="run again when it is complete")
 
 
 def _refuse_too_many_bad(
     file: RawFile, tally: _Tally, config: IngestConfig, *, max_lines_left: float = 0
 ) -> None:
-    """Raise InputError where too many lines are bad even if ``max_lines_left`` more are all good."""
+    """Raise InputError if too many lines are bad even if ``max_lines_left`` more are all good."""
     if tally.bad.total() <= config.max_bad_fraction * (tally.lines + max_lines_left):
         return
     reasons = ", ".join(f"{count} {reason}" for reason, count in tally.bad.most_common())
@@ -228,30 +253,28 @@ def _refuse_too_many_bad(
 
 def _totals(
     files: list[RawFile], tallies: list[_Tally], config: IngestConfig, output: Output
-) -> dict[str, Any]:
+) -> ColumnsTotals:
     schema = schema_of(config.schema)
-    raw = [
-        {
-            "name": file.path.name,
-            "bytes": file.num_bytes,
-            "lines": tally.lines,
-            "samples": tally.lines - tally.bad.total(),
-            "xxh3_128_of_blocks": tally.checksum,
-        }
+    raw = tuple(
+        RawLog(
+            name=file.path.name,
+            num_bytes=file.num_bytes,
+            num_lines=tally.lines,
+            num_samples=tally.lines - tally.bad.total(),
+            xxh3_128_of_blocks=tally.checksum,
+        )
         for file, tally in zip(files, tallies, strict=True)
-    ]
+    )
     bad = sum((tally.bad for tally in tallies), Counter())
-    totals = {
-        "samples": sum(entry.num_samples for entry in output.finished.values()),
-        "bad_lines": dict(sorted(bad.items())),
-        "has_label": config.label and schema.label is not None,
-        "dense": list(schema.dense),
-        "sparse": list(schema.sparse),
-        "raw": raw,
-    }
-    lists = [name for name, _ in schema.lists]
-    kinds = {"lists": lists, "floats": list(schema.floats), "untransformed": list(schema.untransformed)}
-    totals |= {key: names for key, names in kinds.items() if names}
-    if schema.format != "criteo":
-        totals["schema"] = write_schema(schema.without_settings)
-    return totals
+    return ColumnsTotals(
+        num_samples=sum(entry.num_samples for entry in output.finished.values()),
+        bad_lines=dict(sorted(bad.items())),
+        has_label=config.label and schema.label is not None,
+        dense=tuple(schema.dense),
+        sparse=tuple(schema.sparse),
+        raw=raw,
+        lists=tuple(name for name, _ in schema.lists),
+        floats=tuple(schema.floats),
+        untransformed=tuple(schema.untransformed),
+        schema=None if schema.format == "criteo" else write_schema(schema.without_settings),
+    )

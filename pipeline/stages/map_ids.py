@@ -26,11 +26,16 @@ from ...stats.counting.hash_table import (
     new_table,
 )
 from ..errors import ManifestError
+from ..folders.file_facts import IdMapFacts
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output
+from ..folders.stage_totals import IdMapTotals, VocabularyTotals
+from ..folders.table_info import MappedTable, VocabularyTable
+from ..folders.temporary_files import array_in
 from ..formats.arrow_files import NO_NULLS, read_batch, values_of, write_batch
-from ..runtime.memory import array_in, room_for
-from ..runtime.tasks import ProgressCallback, num_workers, run_tasks, silent
+from ..runtime.memory import room_for
+from ..runtime.resources import DEFAULT_RESOURCES, Resources
+from ..runtime.tasks import num_workers, run_tasks
 from ..sizes import MIB
 
 VERSION = 1
@@ -45,15 +50,7 @@ class MapIdsConfig:
     """There is nothing to vary."""
 
 
-def map_ids(
-    old: Manifest,
-    new: Manifest,
-    out: Path,
-    *,
-    workers: int = 0,
-    memory_bytes: int | None = None,
-    progress: ProgressCallback = silent,
-) -> Manifest:
+def map_ids(old: Manifest, new: Manifest, out: Path, resources: Resources = DEFAULT_RESOURCES) -> Manifest:
     """Two vocabularies -> id_map: for each row of the old one its id in the new one.
 
     Reads:   ``{feature}.arrow`` of both: category, count
@@ -67,19 +64,31 @@ def map_ids(
     tables = _pairs(old, new)
     inputs = [{"name": name, "fingerprint": m.fingerprint} for name, m in (("old", old), ("vocabulary", new))]
     output = Output.begin("map-ids", VERSION, MapIdsConfig(), inputs, out)
-    if isinstance(output, Manifest):
-        return output
-    room = room_for("map-ids", memory_bytes, needed_bytes(workers), workers=workers) // num_workers(workers)
+    if output.sealed is not None:
+        return output.sealed
+    # Tables are independent, so each worker maps one in its share of the memory.
+    room = room_for("map-ids", resources, needed_bytes(resources.workers)) // num_workers(resources.workers)
     tasks = ((before, after, old, new, output, room) for before, after in tables)
-    for done, _ in enumerate(run_tasks(_map_table, tasks, workers=workers), 1):
-        progress("map-ids", done, len(tables))
-    totals = [
-        {"name": after["name"], "num_old_rows": before["num_rows"], "num_new_rows": after["num_rows"]}
-        | output.finished[f"{after['name']}.arrow"].facts
+    for done, _ in enumerate(run_tasks(_map_table, tasks, workers=resources.workers), 1):
+        resources.progress("map-ids", done, len(tables))
+    return output.seal(_totals(tables, output))
+
+
+def _totals(tables: list[tuple[VocabularyTable, VocabularyTable]], output: Output) -> IdMapTotals:
+    found = tuple(
+        IdMapFacts.from_json(output.finished[f"{after.name}.arrow"].facts).extended(
+            MappedTable, name=after.name, num_old_rows=before.num_rows, num_new_rows=after.num_rows
+        )
         for before, after in tables
-    ]
-    sums = {key: sum(table[key] for table in totals) for key in list(totals[0])[1:]} if totals else {}
-    return output.seal({"tables": totals} | sums)
+    )
+    return IdMapTotals(
+        tables=found,
+        num_old_rows=sum(table.num_old_rows for table in found),
+        num_new_rows=sum(table.num_new_rows for table in found),
+        num_kept=sum(table.num_kept for table in found),
+        kept_lookups=sum(table.kept_lookups for table in found),
+        new_lookups=sum(table.new_lookups for table in found),
+    )
 
 
 def needed_bytes(workers: int) -> int:
@@ -87,40 +96,39 @@ def needed_bytes(workers: int) -> int:
     return num_workers(workers) * _LEAST_ROOM
 
 
-def _pairs(old: Manifest, new: Manifest) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def _pairs(old: Manifest, new: Manifest) -> list[tuple[VocabularyTable, VocabularyTable]]:
     """The tables of both, which have the same names and kinds of categories."""
-    names = [[table["name"] for table in vocabulary.totals["tables"]] for vocabulary in (old, new)]
+    tables = [VocabularyTotals.of(vocabulary).tables for vocabulary in (old, new)]
+    names = [[table.name for table in each] for each in tables]
     hint = "both folders must come from the same schema"
     if names[0] != names[1]:
         found, wanted = (", ".join(own) for own in names)
         raise ManifestError(f"{old.folder} has the features {found}; {new.folder} has {wanted}", hint=hint)
-    pairs = list(zip(old.totals["tables"], new.totals["tables"], strict=True))
+    pairs = list(zip(*tables, strict=True))
     for before, _ in pairs:
-        path = f"{before['name']}.arrow"
-        kinds = [read_batch(m, _entry(m, path)).schema.field("category").type for m in (old, new)]
+        path = f"{before.name}.arrow"
+        # Widths of categories must agree, or equal numbers would not mean equal categories.
+        kinds = [read_batch(m, m.entry(path)).schema.field("category").type for m in (old, new)]
         if kinds[0] != kinds[1]:
             raise ManifestError(
-                f"categories of {before['name']} are {kinds[0]} in {old.folder}, {kinds[1]} in {new.folder}",
+                f"categories of {before.name} are {kinds[0]} in {old.folder}, {kinds[1]} in {new.folder}",
                 hint=hint,
             )
     return pairs
 
 
-def _entry(manifest: Manifest, path: str) -> FileEntry:
-    return next(entry for entry in manifest.files if entry.path == path)
-
-
 def _map_table(
-    before: dict[str, Any], after: dict[str, Any], old: Manifest, new: Manifest, output: Output, room: int
+    before: VocabularyTable, after: VocabularyTable, old: Manifest, new: Manifest, output: Output, room: int
 ) -> None:
-    path = f"{before['name']}.arrow"
+    path = f"{before.name}.arrow"
     if output.has(path):
         return
-    old_batch, new_batch = (read_batch(manifest, _entry(manifest, path)) for manifest in (old, new))
+    old_batch, new_batch = (read_batch(manifest, manifest.entry(path)) for manifest in (old, new))
     dtype = old_batch.column("category").type.to_pandas_dtype()
     categories = values_of(old_batch.column("category"), dtype)
-    new_ids = array_in(room // 4, output, (before["num_rows"],), np.int32)
+    new_ids = array_in(room // 4, output, (before.num_rows,), np.int32)
     new_ids[:] = -1
+    # A table of new ids may be cut into pieces; an old category has an id in one of them at most.
     for table in _hash_tables(values_of(new_batch.column("category"), dtype), after, room // 2):
         find = find_short_ids if table.ndim == 1 else find_ids
         for start in range(0, categories.shape[0], _CHUNK):
@@ -129,52 +137,56 @@ def _map_table(
             part = new_ids[start : start + _CHUNK]
             np.maximum(part, found, out=part)
         del table
+    # Missing and oov have no category to look up.
     _map_special(before, after, new_ids)
     new_counts = values_of(new_batch.column("count"), np.int64)
     kept = [new_ids[start : start + _CHUNK] for start in range(0, new_ids.shape[0], _CHUNK)]
-    facts = {
-        "num_kept": sum(int(np.count_nonzero(part >= 0)) for part in kept),
-        "kept_lookups": sum(int(new_counts[part[part >= 0]].sum()) for part in kept),
-        "new_lookups": int(new_counts.sum()),
-    }
-    with output.writing(path, before["num_rows"], **facts) as aside:
+    # Counted chunk by chunk: the map may lie in a file larger than memory.
+    facts = IdMapFacts(
+        num_kept=sum(int(np.count_nonzero(part >= 0)) for part in kept),
+        kept_lookups=sum(int(new_counts[part[part >= 0]].sum()) for part in kept),
+        new_lookups=int(new_counts.sum()),
+    )
+    with output.writing(path, before.num_rows, facts) as aside:
         write_batch(aside, {"new_id": pa.array(new_ids)})
 
 
-def _hash_tables(categories: NDArray[Any], facts: dict[str, Any], room: int) -> Iterator[NDArray[np.uint64]]:
+def _hash_tables(categories: NDArray[Any], after: VocabularyTable, room: int) -> Iterator[NDArray[np.uint64]]:
     """Hash tables from categories to ids, each of as many rows as fit in ``room`` bytes."""
     is_short = categories.dtype.itemsize == 4
+    # A hash table has a power of two of entries: take the largest that fits in the room.
     largest = 1 << (max(room // (8 if is_short else 16), 16).bit_length() - 1)
     num_rows = int(largest * MAX_LOAD)
     insert = insert_short_ids if is_short else insert_ids
     for first in range(0, categories.shape[0], num_rows):
         piece = categories[first : first + num_rows]
         table = (new_short_table if is_short else new_table)(piece.shape[0])
-        insert(piece, first, facts["missing_id"], facts["oov_id"], table)
+        insert(piece, first, after.missing_id, after.oov_id, table)
         yield table
 
 
-def _map_special(before: dict[str, Any], after: dict[str, Any], new_ids: NDArray[np.int32]) -> None:
+def _map_special(before: VocabularyTable, after: VocabularyTable, new_ids: NDArray[np.int32]) -> None:
     """Settle the rows of missing and oov, whose categories are null and hold anything."""
-    if before["missing_id"] != before["oov_id"]:
-        has_own = after["missing_id"] != after["oov_id"]
-        new_ids[before["missing_id"]] = after["missing_id"] if has_own else -1
-    new_ids[before["oov_id"]] = after["oov_id"]
+    if before.missing_id != before.oov_id:
+        # Missing may have lost its row to oov, and then no old row may claim that of oov twice.
+        has_own = after.missing_id != after.oov_id
+        new_ids[before.missing_id] = after.missing_id if has_own else -1
+    new_ids[before.oov_id] = after.oov_id
 
 
 def check_id_map(entry: FileEntry, id_map: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
     """Faults of one table of an id map."""
-    facts = next(table for table in id_map.totals["tables"] if f"{table['name']}.arrow" == entry.path)
+    table = next(table for table in IdMapTotals.of(id_map).tables if f"{table.name}.arrow" == entry.path)
     new_ids = values_of(read_batch(id_map, entry).column("new_id"), np.int32)
     kept = new_ids[new_ids >= 0]
-    if new_ids.shape[0] != facts["num_old_rows"] or kept.shape[0] != facts["num_kept"]:
-        wanted = f"{facts['num_kept']} of {facts['num_old_rows']}"
+    if new_ids.shape[0] != table.num_old_rows or kept.shape[0] != table.num_kept:
+        wanted = f"{table.num_kept} of {table.num_old_rows}"
         yield f"it keeps {kept.shape[0]} of {new_ids.shape[0]} rows, want {wanted}"
-    if new_ids.shape[0] and not -1 <= int(new_ids.min()) <= int(new_ids.max()) < facts["num_new_rows"]:
-        yield f"an id is outside the new table's {facts['num_new_rows']} rows"
+    if new_ids.shape[0] and not -1 <= int(new_ids.min()) <= int(new_ids.max()) < table.num_new_rows:
+        yield f"an id is outside the new table's {table.num_new_rows} rows"
     elif np.unique(kept).shape[0] != kept.shape[0]:
         yield "two old rows have the same new id"
     if "vocabulary" in manifests:
-        tables = {table["name"]: table for table in manifests["vocabulary"].totals["tables"]}
-        if tables.get(facts["name"], {}).get("num_rows") != facts["num_new_rows"]:
+        tables = VocabularyTotals.of(manifests["vocabulary"]).tables
+        if (table.name, table.num_new_rows) not in [(each.name, each.num_rows) for each in tables]:
             yield "vocabulary has another number of rows"

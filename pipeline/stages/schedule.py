@@ -11,130 +11,149 @@ Source: Belady, IBM Systems Journal 5 (1966), for the choice of the row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ...stats.ranking.row_bytes import row_bytes
-from ...stats.ranking.staging_slots import share_slots
-from ..errors import ConfigError
+from ...stats.staging.staging_size import (
+    WidthSizes,
+    deepest_prefetch,
+    default_staging_bytes,
+    slots_of_widths,
+)
+from ..errors import ConfigError, require_at_least
 from ..folders.manifest import Manifest
 from ..folders.output import Output, input_of
+from ..folders.stage_totals import ScheduledWidth, ScheduleTotals, ShardsTotals
 from ..runtime.memory import room_for
-from ..runtime.tasks import ProgressCallback, num_workers, silent
-from ..scheduling.cold_batches import ColdBatches, mixed_files, read_cold_batches, widths_of
-from ..scheduling.epoch_plans import FILE_BYTES, STRETCH_ENTRIES, EpochPlans, StagingArea
+from ..runtime.resources import DEFAULT_RESOURCES, Resources
+from ..runtime.tasks import num_workers
+from ..scheduling.cold_batches import (
+    ColdBatches,
+    ColdWidth,
+    cold_widths,
+    largest_batches,
+    mixed_files,
+    read_cold_batches,
+    refuse_other_shards,
+)
+from ..scheduling.epoch_plans import CHUNK_ENTRIES, FILE_BYTES, EpochPlans, StagingArea
 from ..sizes import KIB, ByteSize
 
 VERSION = 1
 _BYTES_AN_ENTRY = 128
-"""What planning holds for each: the stream, its joined copy, the plans and their copies."""
+"""Bytes that planning holds for each row of a chunk: the stream, its joined copy, the plans, their copies."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleConfig:
-    """What a run of the schedule stage may vary; part of its fingerprint."""
+    """The settings of the schedule stage; part of its fingerprint."""
 
     staging_bytes: ByteSize | None = None
-    """Fast memory for cold rows with their optimizer state, beside the hot ones; default as many bytes as
-    those take."""
+    """Fast memory for cold rows with their optimizer state, beside the hot ones. Default: as many bytes as
+    the hot rows take, and at least four times those of a batch, so that transfers can run ahead."""
 
-    prefetch: int = 2
-    """Batches that rows may come and go ahead of the one computed."""
+    prefetch: int | None = None
+    """Number of batches that transfers may run ahead of the batch being computed. Default: 2, or what the
+    staging slots allow: each one takes slots for the cold rows of two batches more."""
 
     window: int | None = None
-    """Batches known ahead; default the whole epoch."""
+    """Number of batches known ahead. Default: the whole epoch."""
 
     epochs: int = 1
-    """Epochs to schedule."""
+    """Number of epochs to schedule."""
 
     seed: int = 0
-    """Of the training run, whose order of batches it settles."""
+    """Seed of the training run, which decides the order of batches."""
 
     split_batches: bool = False
-    """Run a batch of more cold rows than slots in passes instead of refusing it."""
+    """Run a batch with more cold rows than slots in several passes instead of refusing it."""
 
     def __post_init__(self) -> None:
-        if self.staging_bytes is not None and self.staging_bytes < 0:
-            raise ConfigError(f"staging_bytes must be 0 or more, got {self.staging_bytes}")
+        require_at_least("staging_bytes", self.staging_bytes, 0)
         for name, least in (("prefetch", 0), ("window", 0), ("epochs", 1)):
-            found = getattr(self, name)
-            if found is not None and found < least:
-                raise ConfigError(f"{name} must be {least} or more, got {found}")
+            require_at_least(name, getattr(self, name), least)
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed must be in [0, 2**63), got {self.seed}")
 
 
 def schedule(
-    config: ScheduleConfig,
-    shards: Manifest,
-    out: Path,
-    *,
-    workers: int = 0,
-    memory_bytes: int | None = None,
-    progress: ProgressCallback = silent,
+    config: ScheduleConfig, shards: Manifest, out: Path, resources: Resources = DEFAULT_RESOURCES
 ) -> Manifest:
-    """shards -> schedule: where each cold row of each mixed batch stands, which rows come and which go.
+    """shards -> schedule: the slot of each cold row of each mixed batch, which rows are loaded and evicted.
 
     Reads:   ``mixed-*.arrow``, ids
     Writes:  ``epoch-{epoch}.width-{dim}-{part}.arrow``, a row a step, see `step_plan_files`;
-             ``epoch-{epoch}.width-{dim}-residents.arrow``, rows that go home after its last step
+             ``epoch-{epoch}.width-{dim}-residents.arrow``, rows written back after its last step
 
     Raises:
         ConfigError: a batch has more distinct cold rows than there are slots; the hint says what would do.
     """
-    output = Output.begin("schedule", VERSION, config, [input_of(shards)], out)
-    if isinstance(output, Manifest):
-        return output
     areas = staging_areas(config, shards)
-    needed = needed_bytes(areas, shards, workers)
-    room = room_for("schedule", memory_bytes, needed, workers=workers) - needed
+    # Recorded as it is planned, so that a run can tell whether the plans are its own.
+    config = replace(config, prefetch=areas[0].prefetch)
+    output = Output.begin("schedule", VERSION, config, [input_of(shards)], out)
+    if output.sealed is not None:
+        return output.sealed
+    # The distinct cold rows of each batch are found once; every epoch only visits them in another order.
+    needed = needed_bytes(areas, shards, resources.workers)
+    room = room_for("schedule", resources, needed) - needed
     every = [area.width for area in areas]
-    cold = read_cold_batches(shards, every, output, workers=workers, progress=progress)
-    try:
-        for number, batches in enumerate(cold):
-            _refuse_large_batch(areas, number, batches)
-    except ConfigError:
-        output.refuse()
-        raise
-    widths: list[dict[str, Any]] = []
-    num_mixed = shards.totals["samples"]["mixed"]
+    cold = read_cold_batches(shards, every, output, resources)
+    for number, batches in enumerate(cold):
+        _refuse_large_batch(areas, number, batches)
+    # One width after another: a planner's arrays grow with the cold rows of its width.
+    widths: list[ScheduledWidth] = []
+    num_mixed = ShardsTotals.of(shards).samples.mixed
     for area, batches in zip(areas, cold, strict=True):
-        epochs = EpochPlans(shards, area, batches, output, room).make(config.seed, config.epochs)
-        widths.append(area.facts | {"epochs": epochs})
-        progress("schedule", num_mixed + num_mixed * len(widths) // len(areas), 2 * num_mixed)
+        epochs = EpochPlans(shards, area, batches, output, room).write(config.seed, config.epochs)
+        widths.append(area.describe(epochs))
+        resources.progress("schedule", num_mixed + num_mixed * len(widths) // len(areas), 2 * num_mixed)
     return output.seal(_totals(widths))
 
 
 def staging_areas(config: ScheduleConfig, shards: Manifest) -> list[StagingArea]:
-    """Each row width of ``shards`` with its share of the staging bytes."""
-    widths, totals = widths_of(shards), shards.totals
-    sizes = [row_bytes(width.embedding_dim, totals["embedding_optimizer"]) for width in widths]
+    """Return each row width of ``shards`` with its share of the staging bytes."""
+    refuse_other_shards(shards)
+    widths = cold_widths(shards)
+    optimizer = ShardsTotals.of(shards).embedding_optimizer
+    sizes = staged_sizes(shards, widths, optimizer)
     num_bytes = config.staging_bytes
     if num_bytes is None:
-        num_bytes = ByteSize(sum(int(w.first.sum()) * size for w, size in zip(widths, sizes, strict=True)))
-    slots = share_slots(num_bytes, [width.num_rows for width in widths], sizes)
+        num_bytes = ByteSize(default_staging_bytes(sizes, config.prefetch))
+    prefetch = deepest_prefetch(sizes, num_bytes) if config.prefetch is None else config.prefetch
+    slots = slots_of_widths(sizes, num_bytes)
     return [
-        StagingArea(width, size, num_slots, config.prefetch, config.window, config.split_batches)
+        StagingArea(width, size.row_bytes, num_slots, prefetch, config.window, config.split_batches)
         for width, size, num_slots in zip(widths, sizes, slots, strict=True)
     ]
 
 
+def staged_sizes(shards: Manifest, widths: Sequence[ColdWidth], optimizer: str) -> list[WidthSizes]:
+    """Return what the size of a staging area depends on, for rows with the state of ``optimizer``."""
+    return [
+        WidthSizes(int(width.first.sum()), width.num_rows, row_bytes(width.embedding_dim, optimizer), largest)
+        for width, largest in zip(widths, largest_batches(shards, widths), strict=True)
+    ]
+
+
 def needed_bytes(areas: Sequence[StagingArea], shards: Manifest, workers: int) -> int:
-    """The least that `schedule` can do with: the planner of one width, and what each worker holds."""
+    """Return the bytes that `schedule` needs at least: a planner, and a file for each worker."""
     planner = max(4 * area.width.num_rows + 108 * area.num_slots for area in areas)
-    planning = 2 * STRETCH_ENTRIES * _BYTES_AN_ENTRY + FILE_BYTES
+    planning = 2 * CHUNK_ENTRIES * _BYTES_AN_ENTRY + FILE_BYTES
     largest = max((entry.num_bytes for entry, _ in mixed_files(shards)), default=0)
     return planner + max(planning, num_workers(workers) * largest)
 
 
 def _refuse_large_batch(areas: Sequence[StagingArea], number: int, batches: ColdBatches) -> None:
-    """Raise ConfigError where a batch needs more slots than there are, and is not to be split."""
-    sizes, area = np.diff(batches.offsets), areas[number]
+    """Raise ConfigError where a batch needs more slots than there are and may not be split."""
+    sizes = np.diff(batches.offsets)
+    area = areas[number]
     if area.splits or not sizes.size or sizes.max() <= area.num_slots:
         return
+    # The staging bytes are shared in proportion to cold bytes: scale what this width needs to all widths.
     all_bytes = sum(other.width.num_rows * other.row_bytes for other in areas)
     share = area.width.num_rows * area.row_bytes / all_bytes
     enough = int((int(sizes.max()) + 1) * area.row_bytes / share) + 1
@@ -145,16 +164,16 @@ def _refuse_large_batch(areas: Sequence[StagingArea], number: int, batches: Cold
     )
 
 
-def _totals(widths: list[dict[str, Any]]) -> dict[str, Any]:
+def _totals(widths: list[ScheduledWidth]) -> ScheduleTotals:
     """Each width by itself, and what all epochs of all widths move together."""
-    keys = (
-        "rows_to_fast",
-        "rows_made",
-        "rows_to_slow",
-        "bytes_to_fast",
-        "bytes_to_slow",
-        "shortened",
-        "split",
+    epochs = [epoch for width in widths for epoch in width.epochs]
+    return ScheduleTotals(
+        widths=tuple(widths),
+        rows_to_fast=sum(epoch.rows_to_fast for epoch in epochs),
+        rows_made=sum(epoch.rows_made for epoch in epochs),
+        rows_to_slow=sum(epoch.rows_to_slow for epoch in epochs),
+        bytes_to_fast=sum(epoch.bytes_to_fast for epoch in epochs),
+        bytes_to_slow=sum(epoch.bytes_to_slow for epoch in epochs),
+        shortened=sum(epoch.shortened for epoch in epochs),
+        split=sum(epoch.split for epoch in epochs),
     )
-    epochs = [epoch for width in widths for epoch in width["epochs"]]
-    return {"widths": widths} | {key: sum(epoch[key] for epoch in epochs) for key in keys}

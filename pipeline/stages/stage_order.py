@@ -1,19 +1,20 @@
-"""The stages in order, the folder each writes inside DIR, and which of them another log made stale."""
+"""The stages in order, the folder each writes inside DIR, and which folders a longer log makes stale."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..folders.decision import FolderState
 from ..folders.discard import refuse_discarded
-from ..folders.manifest import MANIFEST, Manifest
-from ..folders.partial_folder import BEGUN, PARTIAL, REMOVED, write_errors_explained
-from ..folders.removal import remove_folders
-from ..folders.reopening import BEFORE
-from ..folders.run_identity import read_begun, refuse_other_config
+from ..folders.disk import folder_exists, remove_folders, rename_folder
+from ..folders.manifest import Manifest, is_sealed
+from ..folders.run_identity import refuse_other_config
 from .rank import RankConfig
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 FOLDERS = {
     "ingest": "columns",
@@ -26,7 +27,7 @@ FOLDERS = {
 """Stages of `preprocess` in order, and the folder each writes inside DIR."""
 
 ALL_FOLDERS = FOLDERS | {"schedule": "schedule"}
-"""Those, and of the stage that is run by itself."""
+"""FOLDERS, and the folder of the stage that is run by itself."""
 
 INPUTS = {
     "count": ("columns",),
@@ -38,89 +39,88 @@ INPUTS = {
 """Folders each stage after `ingest` reads with its default settings."""
 
 ALL_INPUTS = INPUTS | {"schedule": ("shards",)}
-"""Likewise, with the stage that is run by itself."""
+"""INPUTS, and those of the stage that is run by itself."""
 
 OLD_VOCABULARY = "old_vocabulary"
-"""Where the vocabulary of before waits until the ids are mapped."""
+"""Where an extension keeps the previous vocabulary until its ids are mapped."""
 
 BESIDE = {"id_map": "vocabulary"}
-"""Folders that no stage needs, and what each goes with."""
+"""Folders that no stage reads, and the folder that each is removed with."""
 
 
 def inputs_of(stage: str, config: object) -> tuple[str, ...]:
-    """Folders a stage after `ingest` reads: other orders than by frequency need the columns, too."""
+    """Return the folders a stage after `ingest` reads; orders other than by frequency read columns, too."""
     needs_columns = isinstance(config, RankConfig) and config.rank_by != "frequency"
     return ALL_INPUTS[stage] + (("columns",) if needs_columns else ())
 
 
 def folders_beside(folder: Path, names: Iterable[str]) -> list[Path]:
-    """Folders of `BESIDE` inside ``folder`` that go with one of ``names``."""
+    """Return folders of `BESIDE` inside ``folder`` that are removed with one of ``names``."""
     names = set(names)
-    return [folder / name for name, other in BESIDE.items() if other in names and (folder / name).exists()]
+    return [
+        folder / name for name, other in BESIDE.items() if other in names and folder_exists(folder / name)
+    ]
 
 
 def stale_folders(folder: Path) -> list[Path]:
-    """Folders inside ``folder`` that were made from, or begun with, others than those beside them now.
+    """Return folders inside ``folder`` that were made from, or begun with, others than those beside them now.
 
-    Counts that can be gone on from are not among them, but what was made from them is.
+    Counts that can be continued are not among them, but what was made from them is.
     """
     stale: list[Path] = []
     outdated: set[str] = set()
     for stage, name in ALL_FOLDERS.items():
         path = folder / name
-        if (path / PARTIAL / REMOVED).exists():  # killed while it was removed
+        state = FolderState.read(path)
+        if state.is_removed:  # a kill interrupted the removal
             stale.append(path)
             continue
-        made_from = _inputs_of(path)
-        if stage == "ingest" or made_from is None:
+        identity = state.sealed or state.begun
+        if stage == "ingest" or identity is None:
             continue
-        if any(_is_other(folder / made["name"], made, outdated) for made in made_from if "name" in made):
+        # A folder is outdated if one it was made from is another now, or is outdated and will be another.
+        made_from = [made for made in identity["inputs"] if "name" in made]
+        if any(_is_other(folder / made["name"], made, outdated) for made in made_from):
             outdated.add(name)
-            can_go_on = (path / MANIFEST).exists() or (path / PARTIAL / BEFORE).exists()
-            if stage != "count" or not can_go_on:
+            # Counts add up, so old ones are continued; but only those that a run finished once.
+            can_continue = state.sealed is not None or state.before is not None
+            if stage != "count" or not can_continue:
                 stale.append(path)
     return stale + folders_beside(folder, [path.name for path in stale])
 
 
 def _is_other(path: Path, made: dict[str, Any], outdated: set[str]) -> bool:
     if path.name not in ALL_FOLDERS.values():
-        return False  # the model's folder of another DIR
-    if path.name in outdated or not (path / MANIFEST).exists():
+        return False  # the model's folder inside another DIR
+    if path.name in outdated or not is_sealed(path):
         return True
     return Manifest.read(path).fingerprint != made.get("fingerprint")
 
 
-def _inputs_of(path: Path) -> list[dict[str, Any]] | None:
-    """Inputs of a stage folder, finished or begun; None where there is none."""
-    if (path / MANIFEST).exists():
-        return Manifest.read(path).inputs
-    begun = path / PARTIAL / BEGUN
-    return list(read_begun(begun)["inputs"]) if begun.exists() else None
-
-
 def remove_stale(folder: Path, *, keep_vocabulary: bool = False) -> list[Path]:
-    """Remove what `stale_folders` finds, the last stage first; returns what was removed.
+    """Remove what `stale_folders` finds, the last stage first; return what was removed.
 
-    With ``keep_vocabulary`` a finished one is put aside as OLD_VOCABULARY, unless an older one is there.
+    With ``keep_vocabulary`` a finished one is set aside as OLD_VOCABULARY, unless an older one is there.
     """
+    # Last stage first: a folder must never outlive what it was made from.
     doomed = stale_folders(folder)[::-1]
-    vocabulary, kept = folder / "vocabulary", folder / OLD_VOCABULARY
-    if keep_vocabulary and vocabulary in doomed and (vocabulary / MANIFEST).exists() and not kept.exists():
-        with write_errors_explained(kept):
-            os.rename(vocabulary, kept)
+    vocabulary = folder / "vocabulary"
+    is_kept = keep_vocabulary and vocabulary in doomed and is_sealed(vocabulary)
+    if is_kept and not folder_exists(folder / OLD_VOCABULARY):
+        rename_folder(vocabulary, OLD_VOCABULARY)
         doomed.remove(vocabulary)
     remove_folders(doomed)
     return doomed
 
 
-def refuse_extension(folder: Path, configs: dict[str, Any]) -> None:
-    """Raise ManifestError where a log cannot be added to ``folder``, before anything is changed.
+def refuse_extension(folder: Path, configs: Mapping[str, DataclassInstance]) -> None:
+    """Raise ManifestError if a log cannot be added to ``folder``, before anything is changed.
 
     Args:
         folder: DIR.
-        configs: of the stages that go on from what they made, `ingest` and `count`.
+        configs: of the stages that continue from what they wrote, `ingest` and `count`.
     """
     refuse_discarded(folder / "columns", "--extend", "ingest")
     for stage, config in configs.items():
-        if (folder / FOLDERS[stage] / MANIFEST).exists():
+        if is_sealed(folder / FOLDERS[stage]):
             refuse_other_config(Manifest.read(folder / FOLDERS[stage]), stage, config)

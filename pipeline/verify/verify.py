@@ -1,9 +1,9 @@
 """``verify``: every manifest, checksum and invariant of a folder of stages.
 
-Three kinds of checks: the bytes (every file's checksum, no file that no manifest lists), the chain (each
-folder was made from the folders beside it), and the meaning (counts add up from stage to stage, ids are in
-range, tags agree with ids). Reads everything once, through the page cache. Of a folder whose files were
-discarded only the manifest is checked.
+Four kinds of checks: the bytes (every file's checksum, no file that no manifest lists), the chain (each
+folder was made from the folders beside it), the meaning (counts add up from stage to stage, ids are in
+range, tags agree with ids), and, where these find nothing, the stages themselves: each is run again and
+gives what its folder has, see `rebuild`. Of a folder whose files were discarded only the manifest is checked.
 """
 
 from __future__ import annotations
@@ -12,25 +12,34 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import xxhash
 
-from ..errors import ManifestError
+from ..errors import ManifestError, first_line, refuse_system_fault
+from ..folders.checksum import hash_file
 from ..folders.discard import MARK, is_discarded
-from ..folders.manifest import MANIFEST, FileEntry, Manifest, first_line
-from ..folders.output import hash_file
-from ..formats.arrow_files import DAMAGE, read_batch, values_of
-from ..formats.category_texts import is_texts
-from ..formats.tables import is_multi_hot, offsets_of
-from ..raw.raw_blocks import RawFile, iterate_blocks
-from ..runtime.tasks import ProgressCallback, run_tasks, silent
+from ..folders.disk import folder_exists, paths_in
+from ..folders.file_facts import ShardFacts
+from ..folders.manifest import MANIFEST, FileEntry, Manifest, is_sealed
+from ..folders.stage_totals import (
+    TOTALS_OF_STAGE,
+    ColumnsTotals,
+    PlanTotals,
+    SamplesTotals,
+    ShardsTotals,
+    VocabularyTotals,
+)
+from ..folders.table_info import PlannedTable
+from ..formats.arrow_files import DAMAGE
+from ..raw.raw_blocks import iterate_blocks
+from ..raw.raw_file import RawFile
+from ..runtime.resources import DEFAULT_RESOURCES, Resources
+from ..runtime.tasks import run_tasks
 from ..stages.map_ids import ID_MAP, check_id_map
 from ..stages.stage_order import ALL_FOLDERS
-from .check_counts import check_counts
+from .check_files import check_columns, check_counts, check_texts, check_vocabulary, faults_of_plan
 from .check_ids import check_samples, check_shards, check_tags
-from .check_plan import faults_of_plan
 from .check_schedule import check_schedule, check_schedule_file
-from .check_texts import check_texts
+from .rebuild import Rebuilding, faults_of_rebuilt
 
 STAGE_FOLDERS = {name: stage for stage, name in ALL_FOLDERS.items()} | {ID_MAP: "map-ids"}
 """Folders in the order they are made, and the stage each holds."""
@@ -38,28 +47,37 @@ STAGE_FOLDERS = {name: stage for stage, name in ALL_FOLDERS.items()} | {ID_MAP: 
 
 def verify(
     folder: Path,
+    resources: Resources = DEFAULT_RESOURCES,
     *,
     raw: Sequence[Path] = (),
-    workers: int = 0,
-    progress: ProgressCallback = silent,
+    rebuild: bool = True,
+    scratch: Path | None = None,
+    other_vocabulary: Path | None = None,
 ) -> list[str]:
     """Check every stage folder inside ``folder``; returns the faults found, a line each, in order.
 
     Args:
         folder: as `preprocess` made it, perhaps not all of it; or the folder of one stage.
-        raw: the logs it was made from, to be hashed again; empty checks none.
-        workers: threads; 0 takes every core.
-        progress: told how many files are done.
+        raw: the logs it was made from, to be hashed and parsed again; empty checks none.
+        rebuild: run each stage again and compare what it writes.
+        scratch: folder in which one stage at a time is run again; None takes the system's temporary folder.
+        other_vocabulary: folder whose vocabulary was adopted, or from whose ids ``id_map`` maps; without it
+            neither is built again.
+        resources: progress is told how many files are done.
 
     Raises:
         ManifestError: there is no stage folder at all.
     """
-    found = {name: folder / name for name in STAGE_FOLDERS if (folder / name).is_dir()}
-    if (folder / MANIFEST).exists():  # one stage's folder, wherever it is
+    # DIR holds a folder for each stage; a stage's folder alone is checked as whatever stage its manifest
+    # names.
+    found = {name: folder / name for name in STAGE_FOLDERS if folder_exists(folder / name)}
+    if is_sealed(folder):  # one stage's folder, wherever it is
         stage = Manifest.read(folder).stage
         found = {name: folder for name, made_by in STAGE_FOLDERS.items() if made_by == stage}
     if not found:
-        raise ManifestError(f"{folder} holds no stage folder", hint="name the folder preprocess --out made")
+        raise ManifestError(
+            f"{folder} holds no stage folder", hint="give the folder that `hotset preprocess --out` created"
+        )
     faults: list[str] = []
     manifests: dict[str, Manifest] = {}
     for name, path in found.items():
@@ -72,35 +90,47 @@ def verify(
             manifests[name] = manifest
         else:
             faults.append(f"{path} holds stage {manifest.stage!r}, want {STAGE_FOLDERS[name]!r}")
+    # First what manifests alone tell, then every file, then sums that need all files to be whole.
     faults += [fault for manifest in manifests.values() for fault in _check_chain(manifest, manifests)]
     faults += [fault for manifest in manifests.values() for fault in _check_totals(manifest)]
+    # Discarded folders have a manifest only.
     there = {name: manifest for name, manifest in manifests.items() if not is_discarded(manifest.folder)}
     tasks = [(entry, manifest, there) for manifest in there.values() for entry in manifest.files]
-    for done, file_faults in enumerate(run_tasks(_check_file, tasks, workers=workers), 1):
+    for done, file_faults in enumerate(run_tasks(_check_file, tasks, workers=resources.workers), 1):
         faults += file_faults
-        progress("verify", done, len(tasks))
+        resources.progress("verify", done, len(tasks))
+    # Sums over damaged files would only repeat their faults in other words.
     if not faults:
         faults += _check_sums(manifests)
         if "schedule" in there:
             faults += check_schedule(there["schedule"], there.get("shards"))
         faults += _check_raw(manifests["columns"], raw) if raw and "columns" in manifests else []
+    # Running the stages again takes longest and needs whole inputs, so it comes last.
+    if rebuild and not faults:
+        faults += faults_of_rebuilt(there, Rebuilding(resources, scratch, raw, other_vocabulary))
     return faults
 
 
 def _check_totals(manifest: Manifest) -> list[str]:
-    """What the manifest says of the tables fits together."""
+    """Find numbers of rows in the manifest that do not fit together."""
     try:
         return [f"{manifest.folder / MANIFEST}: {fault}" for fault in _faults_of_totals(manifest)]
+    except ManifestError as error:
+        return [str(error)]
     except DAMAGE as error:
+        refuse_system_fault(manifest.folder, error)
         return [f"{manifest.folder / MANIFEST} is not what a stage writes: {first_line(error)}"]
 
 
 def _faults_of_totals(manifest: Manifest) -> Iterator[str]:
-    for table in manifest.totals.get("tables", []):
-        ids = {key: table[key] for key in ("oov_id", "missing_id", "num_hot") if key in table}
-        num_rows = table.get("num_rows", max(ids.values(), default=0))
-        if any(not 0 <= number <= num_rows for number in ids.values()):
-            yield f"{table['name']} has {num_rows} rows, and {ids}"
+    totals = TOTALS_OF_STAGE[manifest.stage].of(manifest)
+    if isinstance(totals, (VocabularyTotals, PlanTotals, ShardsTotals)):
+        for table in totals.tables:
+            ids = {"oov_id": table.oov_id, "missing_id": table.missing_id}
+            if isinstance(table, PlannedTable):
+                ids["num_hot"] = table.num_hot
+            if any(not 0 <= number <= table.num_rows for number in ids.values()):
+                yield f"{table.name} has {table.num_rows} rows, and {ids}"
     if manifest.stage == "split":
         yield from faults_of_plan(manifest)
 
@@ -110,7 +140,7 @@ def _check_chain(manifest: Manifest, manifests: dict[str, Manifest]) -> Iterator
     listed = {entry.path for entry in manifest.files} | {MANIFEST}
     if is_discarded(manifest.folder):
         listed = {MANIFEST, MARK}
-    for path in sorted(manifest.folder.iterdir()):
+    for path in paths_in(manifest.folder):
         if path.name not in listed:
             yield f"{path} is no part of the folder: its manifest does not list it"
     for made_from in manifest.inputs:
@@ -126,53 +156,20 @@ def _check_file(entry: FileEntry, manifest: Manifest, manifests: dict[str, Manif
         _, checksum = hash_file(path)
         if checksum != entry.xxh3_128:
             return [f"{path} is damaged: its checksum is {checksum}, want {entry.xxh3_128}"]
-        check = check_texts if is_texts(entry) else _CHECKS[manifest.stage]
+        check = check_texts if entry.is_texts else _CHECKS[manifest.stage]
         return [f"{path}: {fault}" for fault in check(entry, manifest, manifests)]
     except ManifestError as error:
         return [str(error)]
     except DAMAGE as error:
+        refuse_system_fault(manifest.folder, error)
         return [f"{manifest.folder / entry.path} is not what {MANIFEST} says: {first_line(error)}"]
 
 
-def _check_columns(entry: FileEntry, columns: Manifest, _: dict[str, Manifest]) -> Iterator[str]:
-    batch = read_batch(columns, entry)
-    for name in columns.totals.get("lists", ()):
-        num_lookups = int(offsets_of(batch.column(name))[-1])
-        if num_lookups != entry.facts["lookups"][name]:
-            yield f"its lists of {name} have {num_lookups} elements, want {entry.facts['lookups'][name]}"
-    for name in columns.totals.get("floats", ()):
-        if not np.isfinite(values_of(batch.column(name).fill_null(0), np.float64)).all():
-            yield f"a value of {name} is not finite"
-    if columns.totals["has_label"] and entry.num_samples:
-        if values_of(batch.column("label"), np.uint8).max() > 1:
-            yield "a label is neither 0 nor 1"
-
-
-def _check_vocabulary(entry: FileEntry, vocabulary: Manifest, _: dict[str, Manifest]) -> Iterator[str]:
-    batch = read_batch(vocabulary, entry)
-    counts, places = (values_of(batch.column(name), np.int64) for name in ("count", "place"))
-    keys = ("num_counted_samples", "num_model_samples", "num_train_samples")
-    num_counted = next(vocabulary.totals[key] for key in keys if key in vocabulary.totals)
-    tables = {f"{table['name']}.arrow": table for table in vocabulary.totals["tables"]}
-    wanted = tables[entry.path].get("num_lookups", num_counted)
-    rank_by = vocabulary.totals.get("rank_by", "frequency")
-    if rank_by == "sampled":
-        sampled = values_of(batch.column("sampled"), np.int64)
-        if (sampled[1:] > sampled[:-1]).any():
-            yield "its sampled counts rise from one id to the next"
-    if rank_by == "frequency" and (counts[1:] > counts[:-1]).any():
-        yield "its counts rise from one id to the next"
-    if int(counts.sum()) != wanted:
-        yield f"its rows have {int(counts.sum())} look-ups, want {wanted}"
-    if (places[1:] <= places[:-1]).any() or places.max() >= vocabulary.totals["num_rows"]:
-        yield "its places are no order over all tables"
-
-
 _CHECKS: dict[str, Callable[[FileEntry, Manifest, dict[str, Manifest]], Iterator[str]]] = {
-    "ingest": _check_columns,
+    "ingest": check_columns,
     "count": check_counts,
-    "rank": _check_vocabulary,
-    "adopt": _check_vocabulary,
+    "rank": check_vocabulary,
+    "adopt": check_vocabulary,
     "encode": check_samples,
     "split": check_tags,
     "pack": check_shards,
@@ -186,42 +183,50 @@ def _check_sums(manifests: dict[str, Manifest]) -> Iterator[str]:
     yield from _check_lookups(manifests)
     per_sample = [name for name in ("columns", "samples", "plan", "shards") if name in manifests]
     for before, name in pairwise(per_sample):
-        want, have = manifests[before].num_samples, manifests[name].num_samples
+        want = manifests[before].num_samples
+        have = manifests[name].num_samples
         if want != have:
             yield f"{manifests[name].folder} has {have} samples, {before} has {want}"
 
 
 def _check_lookups(manifests: dict[str, Manifest]) -> Iterator[str]:
-    """Multi-hot tables have as many look-ups in samples as in shards, and in a vocabulary of all days."""
+    """Multi-hot tables have as many lookups in samples as in shards, and in a vocabulary of all days."""
     vocabulary, samples, shards = (manifests.get(name) for name in ("vocabulary", "samples", "shards"))
     if samples is None:
         return
-    for number, table in enumerate(samples.totals["tables"]):
-        if not is_multi_hot(table):
+    for number, table in enumerate(SamplesTotals.of(samples).tables):
+        if not table.is_multi_hot:
             continue
-        name, train = table["name"], table["lookups_train"]
-        if vocabulary and vocabulary.stage == "rank" and "num_counted_samples" not in vocabulary.totals:
-            want = vocabulary.totals["tables"][number]["num_lookups"]
-            if want != train:
-                yield f"{samples.folder} trains on {train} look-ups of {name}, vocabulary has {want}"
+        # A window's vocabulary counts fewer samples than train, and an adopted one counts another log.
+        ranked = VocabularyTotals.of(vocabulary) if vocabulary and vocabulary.stage == "rank" else None
+        if ranked is not None and ranked.num_counted_samples is None:
+            want = ranked.tables[number].num_lookups
+            if want != table.lookups_train:
+                yield (
+                    f"{samples.folder} trains on {table.lookups_train} lookups of {table.name}, "
+                    f"vocabulary has {want}"
+                )
         if shards:
-            found = sum(entry.facts["lookups"][name] for entry in shards.files)
-            if found != train + table["lookups_evaluation"]:
-                want = train + table["lookups_evaluation"]
-                yield f"{shards.folder} has {found} look-ups of {name}, samples has {want}"
+            facts = [ShardFacts.of(shards, entry) for entry in shards.files]
+            found = sum(each.lookups.get(table.name, 0) for each in facts)
+            want = (table.lookups_train or 0) + (table.lookups_evaluation or 0)
+            if found != want:
+                yield f"{shards.folder} has {found} lookups of {table.name}, samples has {want}"
 
 
 def _check_raw(columns: Manifest, raw: Sequence[Path]) -> Iterator[str]:
     """Hash the logs again, block by block, as `ingest` did."""
-    recorded = columns.totals["raw"]
+    recorded = ColumnsTotals.of(columns).raw
     if len(raw) != len(recorded):
         yield f"{len(raw)} logs were given, {columns.folder} was made from {len(recorded)}"
         return
     for path, log in zip(raw, recorded, strict=True):
+        # A digest of block digests, because `ingest` hashes blocks in parallel.
         digest = xxhash.xxh3_128()
-        for read in iterate_blocks(RawFile.look_at(path), columns.config["block_bytes"], in_scratch=True):
-            block = read()
+        blocks = iterate_blocks(RawFile.inspect(path), columns.config["block_bytes"], in_thread_buffer=True)
+        for unread in blocks:
+            block = unread.read()
             if block.num_bytes:
                 digest.update(xxhash.xxh3_128_digest(block.lines.data))
-        if digest.hexdigest() != log["xxh3_128_of_blocks"]:
+        if digest.hexdigest() != log.xxh3_128_of_blocks:
             yield f"{path} is not the log {columns.folder} was made from"

@@ -1,4 +1,4 @@
-"""How unevenly the look-ups of a table fall on its rows."""
+"""The share of a table's lookups that its most looked-up rows serve."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from numpy.typing import NDArray
 
 
 def falling(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``counts``, (num_rows,), in falling order: as they are where they already fall, else sorted."""
+    """Return ``counts``, (num_rows,), in falling order: as they are where they already fall, else sorted."""
     if (counts[1:] <= counts[:-1]).all():
         return counts
     return np.sort(counts)[::-1]
 
 
 def top_shares(counts: NDArray[np.int64], tops: Sequence[int]) -> list[float]:
-    """Share of the look-ups that the k most looked-up rows serve, for each k, in [0, 1].
+    """Return the share of the lookups that the k most looked-up rows serve, for each k, in [0, 1].
 
     Args:
-        counts: (num_rows,), look-ups, descending.
+        counts: (num_rows,), lookups, descending.
         tops: numbers of rows; more than there are means all.
     """
     total = int(counts.sum())
@@ -27,10 +27,10 @@ def top_shares(counts: NDArray[np.int64], tops: Sequence[int]) -> list[float]:
 
 
 def rows_for_shares(counts: NDArray[np.int64], shares: Sequence[float]) -> list[int]:
-    """The fewest rows that serve at least each share of the look-ups.
+    """Return the fewest rows that serve at least each share of the lookups.
 
     Args:
-        counts: (num_rows,), look-ups, descending.
+        counts: (num_rows,), lookups, descending.
         shares: in [0, 1].
     """
     served = np.cumsum(counts)
@@ -40,10 +40,10 @@ def rows_for_shares(counts: NDArray[np.int64], shares: Sequence[float]) -> list[
 
 
 def coverage_points(num_rows: int, per_decade: int) -> list[int]:
-    """Numbers of rows at which to look at a coverage curve: even in their logarithm, 1 and all among them.
+    """Return the numbers of rows to sample a coverage curve at: even in their logarithm, with 1 and all.
 
     Args:
-        num_rows: of the table.
+        num_rows: rows of the table.
         per_decade: points between 1 and 10 rows, between 10 and 100, and so on.
     """
     if num_rows < 1:

@@ -1,8 +1,8 @@
-"""How hot sets age: which rows each part of a log would choose, and what they serve in the other parts.
+"""The aging of hot sets: the rows each part of a log would choose, and what they serve in the other parts.
 
 Rows of all tables are numbered through (row = first_row[table] + id). Every row has one word of marks: bit p
-says that part p would keep it hot, bit num_parts + p that part p looked it up. So a pass over the ids judges
-the hot sets of all parts at once, at one random read a look-up, and memory is one word and one counter a row.
+means that part p would keep it hot, bit num_parts + p that part p looked it up. So a pass over the ids judges
+the hot sets of all parts at once, at one random read per lookup and one word and one counter per row.
 
 Ids are ranks over the whole log, so ties must not be broken by id: a part's rows of equal count would be
 chosen by what comes after it. They are ordered by a hash instead.
@@ -12,36 +12,36 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernel import kernel
 from ..ranking.hot_levels import hash_rows
 
 MAX_PARTS = 32
 
 
 def marks_dtype(num_parts: int) -> type[np.unsignedinteger]:
-    """The narrowest word that has two bits for each part; raises ValueError above MAX_PARTS."""
+    """Return the narrowest word that has two bits for each part; raises ValueError above MAX_PARTS."""
     for kind in (np.uint8, np.uint16, np.uint32, np.uint64):
         if 2 * num_parts <= 8 * np.dtype(kind).itemsize:
             return kind
     raise ValueError(f"{num_parts} parts: want {MAX_PARTS} at most")
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def count_rows(ids_N: NDArray[np.int32], counts_T: NDArray[np.int32]) -> None:
-    """Add the look-ups of one table to the counts of its rows. Exact.
+    """Add the lookups of one table to the counts of its rows. Exact.
 
     Args:
         ids_N: (num_lookups,).
-        counts_T: (num_embeddings,) out, look-ups, added to.
+        counts_T: (num_embeddings,) out, lookups, added to.
     """
     for i in range(ids_N.shape[0]):
         counts_T[ids_N[i]] += 1
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _bytes_from(
     counts_R: NDArray[np.int32],
     first_row_T: NDArray[np.int64],
@@ -49,7 +49,7 @@ def _bytes_from(
     scale_F: NDArray[np.int64],
     least: int,
 ) -> int:
-    """Bytes of all rows that were looked up and whose ``count * scale`` is ``least`` or more."""
+    """Return the bytes of all rows that were looked up and whose ``count * scale`` is ``least`` or more."""
     total = 0
     for table in range(row_bytes_F.shape[0]):
         num_rows = 0
@@ -59,7 +59,7 @@ def _bytes_from(
     return total
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _mark_from(
     counts_R: NDArray[np.int32],
     first_row_T: NDArray[np.int64],
@@ -86,14 +86,14 @@ def mark_part(
 ) -> int:
     """Mark the rows that one part looked up, and those it would keep hot under a budget.
 
-    Hot are the rows with the most look-ups of the part per byte, as many as fit in that order; rows of
-    equal worth go by a hash of their number, rows without a look-up are never hot. Exact.
+    Hot are the rows with the most lookups of the part per byte, as many as fit in that order; rows of
+    equal worth go by a hash of their number, rows without a lookup are never hot. Exact.
 
     Args:
-        counts_R: (num_rows,), look-ups of the part.
+        counts_R: (num_rows,), lookups of the part.
         first_row_T: (num_tables + 1,), first row of each table, then num_rows.
         row_bytes_F: (num_tables,), bytes of a row with its optimizer state.
-        budget_bytes: of all hot rows together.
+        budget_bytes: bytes of all hot rows together.
         part: in [0, num_parts).
         marks_R: (num_rows,) out; its bits ``part`` and ``num_parts + part`` are set, none is cleared.
 
@@ -102,6 +102,7 @@ def mark_part(
     """
     _mark_from(counts_R, first_row_T, np.ones_like(row_bytes_F), 1, num_parts + part, marks_R)
     scale_F = math.lcm(*row_bytes_F.tolist()) // row_bytes_F
+    # Worth is lookups per byte, as whole numbers; bisect for the least worth whose rows all fit.
     low, high = 1, int(counts_R.max(initial=0)) * int(scale_F.max(initial=1)) + 1
     while low < high:
         middle = (low + high) // 2
@@ -124,7 +125,7 @@ def _tied_rows(
     worth: int,
     room: int,
 ) -> NDArray[np.int64]:
-    """The rows of exactly this worth that still fit, by the hash of their numbers."""
+    """Return the rows of exactly this worth that still fit, by the hash of their numbers."""
     if worth < 1:
         return np.zeros(0, np.int64)
     rows_of_tables = [
@@ -139,7 +140,7 @@ def _tied_rows(
     return rows[order[np.cumsum(widths[order]) <= room]]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def count_common(marks_R: NDArray[np.unsignedinteger], num_parts: int, common_PP: NDArray[np.int64]) -> None:
     """Count the rows that are hot in each pair of parts. Exact.
 
@@ -159,7 +160,7 @@ def count_common(marks_R: NDArray[np.unsignedinteger], num_parts: int, common_PP
                     common_PP[p, q] += mark >> q & 1
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def judge_lookups(
     ids_N: NDArray[np.int32],
     offsets: NDArray[np.int32],
@@ -167,16 +168,16 @@ def judge_lookups(
     everywhere_B: NDArray[np.uint64],
     lookups_M: NDArray[np.int64],
 ) -> None:
-    """Count the look-ups of one table by the marks of their rows, and keep what all of a sample's share.
+    """Count the lookups of one table by the marks of their rows, and keep the bits all rows of a sample have.
 
     Exact.
 
     Args:
-        ids_N: (num_lookups,); the look-ups of sample i are ``ids_N[offsets[i]:offsets[i + 1]]``.
-        offsets: (num_samples + 1,), or empty where each sample has one look-up.
+        ids_N: (num_lookups,); the lookups of sample i are ``ids_N[offsets[i]:offsets[i + 1]]``.
+        offsets: (num_samples + 1,), or empty where each sample has one lookup.
         marks_T: (num_embeddings,), the table's part of what `mark_part` marked.
-        everywhere_B: (num_samples,); bits that a look-up lacks are cleared.
-        lookups_M: (num_bits,) out, look-ups whose row has the bit, added to.
+        everywhere_B: (num_samples,); bits that a lookup lacks are cleared.
+        lookups_M: (num_bits,) out, lookups whose row has the bit, added to.
     """
     is_one_hot = offsets.shape[0] == 0
     num_bits = lookups_M.shape[0]
@@ -186,11 +187,12 @@ def judge_lookups(
         for i in range(first, stop):
             mark = np.uint64(marks_T[ids_N[i]])
             everywhere_B[sample] &= mark
+            # Every bit that the row has: hot in a part, or looked up by one.
             for bit in range(num_bits):
                 lookups_M[bit] += np.int64(mark >> np.uint64(bit) & np.uint64(1))
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def count_bits(everywhere_B: NDArray[np.uint64], samples_P: NDArray[np.int64]) -> None:
     """Count the samples that have each bit. Exact.
 
@@ -204,7 +206,7 @@ def count_bits(everywhere_B: NDArray[np.uint64], samples_P: NDArray[np.int64]) -
 
 
 def mean_by_age(served_SP: NDArray[np.int64], total_P: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The share that hot sets serve when they are 0, 1, 2, … parts old, over all pairs of that age.
+    """Return the share that hot sets serve when they are 0, 1, 2, … parts old, over all pairs of that age.
 
     Args:
         served_SP: (num_sets, num_parts); [s, p] is what the set chosen on part s serves of part p.
@@ -221,5 +223,5 @@ def mean_by_age(served_SP: NDArray[np.int64], total_P: NDArray[np.int64]) -> NDA
 
 
 def cut_evenly(num_samples: int, num_parts: int) -> list[int]:
-    """The first sample of each of ``num_parts`` parts as equal as can be, then ``num_samples``."""
+    """Return the first sample of each of ``num_parts`` parts as equal as can be, then ``num_samples``."""
     return [num_samples * part // num_parts for part in range(num_parts + 1)]

@@ -1,4 +1,4 @@
-"""How good predictions are: AUC, log loss and accuracy from logits and labels, exact or in float64.
+"""The quality of predictions: AUC, log loss and accuracy from logits and labels, exact or in float64.
 
 Logits rather than probabilities, because a float32 sigmoid ties far predictions that differ.
 """
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 
 def auc(logit_N: NDArray[np.float32], label_N: NDArray[np.float32]) -> float:
-    """Area under the ROC curve: the chance that a click scores above a non-click, ties one half.
+    """Return the area under the ROC curve: the chance that a click scores above a non-click, ties one half.
 
     Args:
         logit_N: (num_samples,); any monotone score, no NaN.
@@ -27,12 +27,15 @@ def auc(logit_N: NDArray[np.float32], label_N: NDArray[np.float32]) -> float:
     order = np.argsort(logit_N, kind="stable")
     is_click = label_N[order] > 0.5
     is_last_of_tie = np.append(np.diff(logit_N[order]) != 0, True)[: is_click.size]
+    # Clicks and samples up to the end of each group of equal logits.
     clicks_through = np.cumsum(is_click, dtype=np.int64)[is_last_of_tie]
     samples_through = np.flatnonzero(is_last_of_tie).astype(np.int64) + 1
     others_through = samples_through - clicks_through
-    num_clicks, num_others = int(is_click.sum()), int(is_click.size - is_click.sum())
+    num_clicks = int(is_click.sum())
+    num_others = int(is_click.size - is_click.sum())
     if num_clicks == 0 or num_others == 0:
         return math.nan
+    # A click wins against all non-clicks before its group, and half against those in it; twice that is whole.
     clicks_in_tie = np.diff(clicks_through, prepend=0)
     others_in_tie = np.diff(others_through, prepend=0)
     twice_won = np.sum(clicks_in_tie * (2 * others_through - others_in_tie))
@@ -40,7 +43,7 @@ def auc(logit_N: NDArray[np.float32], label_N: NDArray[np.float32]) -> float:
 
 
 def log_loss(logit_N: NDArray[np.float32], label_N: NDArray[np.float32]) -> float:
-    """Mean negative log-likelihood, nats a sample; NaN without samples.
+    """Return the mean negative log-likelihood, nats per sample; NaN without samples.
 
     Args:
         logit_N: (num_samples,); log-odds of a click.
@@ -57,7 +60,7 @@ def log_loss(logit_N: NDArray[np.float32], label_N: NDArray[np.float32]) -> floa
 
 
 def accuracy(logit_N: NDArray[np.float32], label_N: NDArray[np.float32]) -> float:
-    """Share of samples on the right side of probability one half; NaN without samples.
+    """Return the share of samples on the right side of probability one half; NaN without samples.
 
     Args:
         logit_N: (num_samples,); exactly 0 predicts no click.

@@ -1,20 +1,21 @@
-"""Bags: the look-ups that samples have in one multi-hot table, one bag behind the other. Exact.
+"""Bags through the shuffle: the lookups that samples have in one multi-hot table, one bag behind the other.
 
-``offsets``, (num_samples + 1,), says where each sample's bag begins in ``ids``, (offsets[-1],).
+``offsets``, (num_samples + 1,), are where each sample's bag begins in ``ids``, (offsets[-1],). All exact.
 """
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernel import kernel
 
-@numba.njit(cache=True, nogil=True)
+
+@kernel
 def tag_cold_bags(
     offsets: NDArray[np.int32], ids: NDArray[np.int32], num_hot: int, is_hot: NDArray[np.uint8]
 ) -> None:
-    """Write 0 for each sample with a look-up of a cold row; others keep their tag.
+    """Write 0 for each sample with a lookup of a cold row; others keep their tag.
 
     Args:
         offsets: (num_samples + 1,).
@@ -30,9 +31,9 @@ def tag_cold_bags(
             is_hot[i] = 0
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def add_lengths(offsets: NDArray[np.int32], files: NDArray[np.int64], lookups: NDArray[np.int64]) -> None:
-    """Add the length of each sample's bag to the look-ups of its file.
+    """Add the length of each sample's bag to the lookups of its file.
 
     Args:
         offsets: (num_samples + 1,).
@@ -43,69 +44,76 @@ def add_lengths(offsets: NDArray[np.int32], files: NDArray[np.int64], lookups: N
         lookups[files[i]] += offsets[i + 1] - offsets[i]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def place_bags(
     lengths: NDArray[np.int32],
     files: NDArray[np.int64],
     next_row: NDArray[np.int64],
     next_lookup: NDArray[np.int64],
     places: NDArray[np.int64],
-    dealt_places: NDArray[np.int64],
+    row_places: NDArray[np.int64],
 ) -> None:
-    """Where the look-ups of each sample go in a buffer in which every file has its part.
+    """Assign the lookups of each sample their place in a buffer in which every file has its part.
 
     Args:
         lengths: (num_tables, num_samples), of each sample's bag in each multi-hot table.
         files: (num_samples,), the file of each sample.
         next_row: (num_files,), where the next row of each file goes, -1 for a file that is not in the
             buffer; advanced.
-        next_lookup: (num_files,), where the next look-up of each file goes; advanced.
+        next_lookup: (num_files,), where the next lookup of each file goes; advanced.
         places: (num_samples,) out; -1 for samples that are not in the buffer.
-        dealt_places: (capacity,) out, the place of each row.
+        row_places: (capacity,) out, the place of each row.
     """
     for i in range(files.shape[0]):
         file = files[i]
         places[i] = -1
         if next_row[file] >= 0:
-            places[i] = dealt_places[next_row[file]] = next_lookup[file]
+            places[i] = next_lookup[file]
+            row_places[next_row[file]] = next_lookup[file]
             next_row[file] += 1
             for table in range(lengths.shape[0]):
                 next_lookup[file] += lengths[table, i]
 
 
-@numba.njit(cache=True, nogil=True)
-def deal_bags(
-    offsets: NDArray[np.int32], ids: NDArray[np.int32], places: NDArray[np.int64], dealt: NDArray[np.int32]
+@kernel
+def scatter_bags(
+    offsets: NDArray[np.int32],
+    ids: NDArray[np.int32],
+    places: NDArray[np.int64],
+    bags: NDArray[np.int32],
 ) -> None:
     """Copy the bag of each sample to its place.
 
     Args:
         offsets: (num_samples + 1,).
         ids: (offsets[-1],).
-        places: (num_samples,), positions in ``dealt``, -1 where the sample is left out; advanced by what
+        places: (num_samples,), positions in ``bags``, -1 where the sample is left out; advanced by what
             was copied, so that the next table's bag follows.
-        dealt: (capacity,) out.
+        bags: (capacity,) out.
     """
     for i in range(places.shape[0]):
         if places[i] >= 0:
             for lookup in range(offsets[i], offsets[i + 1]):
-                dealt[places[i]] = ids[lookup]
+                bags[places[i]] = ids[lookup]
                 places[i] += 1
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def gather_bags(
-    dealt: NDArray[np.int32], places: NDArray[np.int64], offsets: NDArray[np.int32], ids: NDArray[np.int32]
+    bags: NDArray[np.int32],
+    places: NDArray[np.int64],
+    offsets: NDArray[np.int32],
+    ids: NDArray[np.int32],
 ) -> None:
     """Copy bags from their places.
 
     Args:
-        dealt: as `deal_bags` left it.
-        places: (num_samples,), positions in ``dealt``; advanced to the next table's bag.
+        bags: as `scatter_bags` left it.
+        places: (num_samples,), positions in ``bags``; advanced to the next table's bag.
         offsets: (num_samples + 1,).
         ids: (offsets[-1],) out.
     """
     for i in range(places.shape[0]):
         for lookup in range(offsets[i], offsets[i + 1]):
-            ids[lookup] = dealt[places[i]]
+            ids[lookup] = bags[places[i]]
             places[i] += 1

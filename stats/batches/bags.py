@@ -1,18 +1,19 @@
-"""Look-ups of multi-hot features: bags of ids put into sample order, and where their rows stand.
+"""Lookups of multi-hot features: bags of ids put into sample order, and where their rows stand.
 
-A bag is the look-ups of one feature in one sample; bag ``sample * num_features + feature``. One-hot
-features have one look-up a bag and need none of this.
+A bag is the lookups of one feature in one sample; bag ``sample * num_features + feature``. One-hot
+features have one lookup per bag and need none of this.
 """
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernel import kernel
 
-@numba.njit(cache=True, nogil=True)
-def scatter_bags(
+
+@kernel
+def interleave_bags(
     offsets_B1: NDArray[np.int32],
     values: NDArray[np.int32],
     starts_P: NDArray[np.int64],
@@ -20,7 +21,7 @@ def scatter_bags(
     num_features: int,
     ids_N: NDArray[np.int32],
 ) -> None:
-    """Copy the ids of one feature to their places among those of all features, exactly.
+    """Copy the ids of one feature between those of all features, exactly.
 
     Args:
         offsets_B1: (num_samples + 1,), ascending; where each sample's ids begin in ``values``.
@@ -37,7 +38,7 @@ def scatter_bags(
             place += 1
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def locate_bags(
     ids_N: NDArray[np.int32],
     bags_N: NDArray[np.int64],
@@ -46,7 +47,7 @@ def locate_bags(
     base_F: NDArray[np.int64],
     slots_N: NDArray[np.int64],
 ) -> int:
-    """``step_plans.locate_rows`` for look-ups that name their bag.
+    """Do as `row_slots.locate_rows`, for lookups that name their bag.
 
     Args:
         ids_N: (num_lookups,).
@@ -57,11 +58,12 @@ def locate_bags(
         slots_N: (num_lookups,), written; -1 where the row is not on this tier.
 
     Returns:
-        How many look-ups are not on this tier, ids outside any table among them. Exact.
+        How many lookups are not on this tier, ids outside any table among them. Exact.
     """
     num_absent = 0
     for i in range(ids_N.size):
-        feature, row = bags_N[i] % first_F.size, np.int64(ids_N[i])
+        feature = bags_N[i] % first_F.size
+        row = np.int64(ids_N[i])
         slot = np.int64(-1)
         if first_F[feature] <= row < last_F[feature]:
             slot = base_F[feature] + row - first_F[feature]

@@ -1,17 +1,52 @@
-"""Dense values other than integers under log1p, which have a faster kernel in `shuffle`, to float32."""
+"""Dense values to float32: as they are, or under log1p.
+
+Integers under log1p, the values of the Criteo logs, have a faster kernel with a table of the small ones.
+"""
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernel import kernel
 
-@numba.njit(cache=True, nogil=True)
+
+def log1p_table(num_entries: int) -> NDArray[np.float32]:
+    """Return log1p of 0, 1, ... computed in float64 and rounded once: the same on any machine."""
+    return np.log1p(np.arange(num_entries, dtype=np.float64)).astype(np.float32)
+
+
+@kernel
+def transform_dense(
+    values: NDArray[np.int32],
+    is_valid: NDArray[np.uint8],
+    table: NDArray[np.float32],
+    out: NDArray[np.float32],
+) -> None:
+    """Write log1p(max(x, 0)) as float32, 0 where missing.
+
+    Args:
+        values: (num_samples,).
+        is_valid: Arrow validity bitmap of ``values``, or length 0 where none is missing.
+        table: log1p of the small values, as `log1p_table` computes it.
+        out: (num_samples,) out; may be a strided column.
+
+    Source:
+        Naumov et al., arXiv 1906.00091, as its released preprocessing does it.
+    """
+    has_nulls = is_valid.shape[0] > 0
+    for i in range(values.shape[0]):
+        value = max(values[i], 0)
+        if has_nulls:  # by arithmetic: a branch for each value is often mispredicted
+            value *= (is_valid[i >> 3] >> np.uint8(i & 7)) & 1
+        out[i] = table[value] if value < table.shape[0] else np.float32(np.log1p(np.float64(value)))
+
+
+@kernel
 def transform_values(
     values: NDArray[np.float64], is_valid: NDArray[np.uint8], is_log: bool, out: NDArray[np.float32]
 ) -> None:
-    """log1p(max(x, 0)) in float64, or x itself, rounded once to float32; 0 where missing.
+    """Write log1p(max(x, 0)) in float64, or x itself, rounded once to float32; 0 where missing.
 
     Args:
         values: (num_samples,), float64 or int32.

@@ -1,29 +1,33 @@
 """A shuffle that is a function of (seed, sample number) alone, in any number of parts and passes.
 
 Every sample has a 64-bit key; the shuffled order is the order of keys. Which output file a sample belongs
-to is read off its key, given the keys at which files begin, so parts are dealt out in any order and by any
-thread. Keys of one seed are distinct: the hash is a bijection of the sample number.
+to is read off its key, given the keys at which files begin, so parts are scattered to files in any order and
+by any thread. Keys of one seed are distinct: the hash is a bijection of the sample number.
 """
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cpu_prefetch import LINE_BYTES, prefetch
 from ..hashing import mix64_pair
+from ..kernel import kernel
 
 BIN_BITS = 16
 NUM_BINS = 1 << BIN_BITS
 _SHIFT = np.uint64(64 - BIN_BITS)
-_ROWS_AHEAD, _DEALT_AHEAD, _LINE_WORDS = 16, 4, LINE_BYTES // 4
+_ROWS_AHEAD = 16
+"""Rows between asking for a row and gathering it."""
+_SCATTERED_AHEAD = 4
+"""Rows of a file's part of the buffer that are asked for before they are written."""
+_LINE_WORDS = LINE_BYTES // 4
 
 HOT_ONLY, MIXED, EVALUATION = 0, 1, 2
-"""Kinds of samples; every kind has files of its own."""
+"""Kinds of samples; every kind has separate files."""
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def keys_and_kinds(
     seed: int,
     first_sample: int,
@@ -33,13 +37,13 @@ def keys_and_kinds(
     keys: NDArray[np.uint64],
     kinds: NDArray[np.uint8],
 ) -> None:
-    """Key and kind of consecutive samples; the key of an evaluation sample is its place in that part.
+    """Write key and kind of consecutive samples; the key of an evaluation sample is its number in that part.
 
     Args:
-        seed: of the shuffle.
+        seed: seed of the shuffle.
         first_sample: number in the log of the first of them.
         num_train: samples of the training part, the first ones of the log.
-        is_hot: (num_samples,), 1 where all look-ups hit hot rows.
+        is_hot: (num_samples,), 1 where all lookups hit hot rows.
         is_grouped: hot-only and mixed apart; else all training samples are MIXED.
         keys: (num_samples,) out.
         kinds: (num_samples,) out.
@@ -47,20 +51,21 @@ def keys_and_kinds(
     for i in range(keys.shape[0]):
         sample = np.uint64(first_sample + i)
         if first_sample + i >= num_train:
-            keys[i], kinds[i] = sample - np.uint64(num_train), EVALUATION
+            keys[i] = sample - np.uint64(num_train)
+            kinds[i] = EVALUATION
         else:
             keys[i] = mix64_pair(np.uint64(seed), sample)
             kinds[i] = HOT_ONLY if is_grouped and is_hot[i] else MIXED
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def count_bins(keys: NDArray[np.uint64], kinds: NDArray[np.uint8], bins: NDArray[np.int64]) -> None:
     """Add to ``bins``, (3, NUM_BINS), how many keys of each kind fall in each bin."""
     for i in range(keys.shape[0]):
         bins[kinds[i], np.int64(keys[i] >> _SHIFT)] += 1
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def find_in_bins(
     keys: NDArray[np.uint64],
     kinds: NDArray[np.uint8],
@@ -72,7 +77,7 @@ def find_in_bins(
         found[i] = is_marked[kinds[i], np.int64(keys[i] >> _SHIFT)]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def files_of_keys(
     keys: NDArray[np.uint64],
     kinds: NDArray[np.uint8],
@@ -82,14 +87,14 @@ def files_of_keys(
     files: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> None:
-    """The output file of each sample, and how many samples go to each.
+    """Find the output file of each sample, and count the samples of each file.
 
     Args:
         keys: (num_samples,).
         kinds: (num_samples,).
         first_file_of_bin: (3, NUM_BINS), the first file that keys of a bin may belong to.
         last_keys: (num_files,), the largest key that belongs to each file; 2**64 - 1 for the last of a kind.
-        samples_per_file: of the evaluation part, whose keys are consecutive.
+        samples_per_file: samples in a file of the evaluation part, whose keys are consecutive.
         files: (num_samples,) out.
         counts: (num_files,) out, added to.
     """
@@ -99,23 +104,24 @@ def files_of_keys(
             file = first_file_of_bin[EVALUATION, 0] + np.int64(keys[i]) // samples_per_file
         else:
             file = first_file_of_bin[kind, np.int64(keys[i] >> _SHIFT)]
+            # A bin may reach into the files after its first.
             while keys[i] > last_keys[file]:
                 file += 1
         files[i] = file
         counts[file] += 1
 
 
-@numba.njit(cache=True, nogil=True)
-def deal_rows(
+@kernel
+def scatter_rows(
     columns: NDArray[np.int32],
     ids: NDArray[np.int32],
     keys: NDArray[np.uint64],
     files: NDArray[np.int64],
     next_row: NDArray[np.int64],
-    dealt_rows: NDArray[np.int32],
-    dealt_keys: NDArray[np.uint64],
+    scattered_rows: NDArray[np.int32],
+    scattered_keys: NDArray[np.uint64],
 ) -> None:
-    """Put each sample's row, its value of each column and then its ids, and its key to its file's place.
+    """Put each sample's row, its value of each column and then its ids, and its key into its file's part.
 
     Args:
         columns: (num_columns, num_samples), floats by their bits.
@@ -124,56 +130,27 @@ def deal_rows(
         files: (num_samples,), the file of each sample.
         next_row: (num_files,), where this part's next row of each file goes, -1 for a file that is
             not in the buffer; advanced.
-        dealt_rows: (capacity, num_columns + num_features) out.
-        dealt_keys: (capacity,) out.
+        scattered_rows: (capacity, num_columns + num_features) out.
+        scattered_keys: (capacity,) out.
     """
-    num_columns, num_features = np.uint64(columns.shape[0]), np.uint64(ids.shape[1])
+    num_columns = np.uint64(columns.shape[0])
+    num_features = np.uint64(ids.shape[1])
     for i in range(np.uint64(ids.shape[0])):  # unsigned: a signed index is not vectorised
         row = next_row[files[i]]
         if row >= 0:
             next_row[files[i]] = row + 1
-            for word in range(0, dealt_rows.shape[1], _LINE_WORDS):
-                prefetch(dealt_rows, (row + _DEALT_AHEAD) * dealt_rows.shape[1] + word)
-            dealt_keys[row] = keys[i]
+            # A file's next rows follow this one: have them in the cache before they are written.
+            for word in range(0, scattered_rows.shape[1], _LINE_WORDS):
+                prefetch(scattered_rows, (row + _SCATTERED_AHEAD) * scattered_rows.shape[1] + word)
+            scattered_keys[row] = keys[i]
             target = np.uint64(row)
             for column in range(num_columns):
-                dealt_rows[target, column] = columns[column, i]
+                scattered_rows[target, column] = columns[column, i]
             for feature in range(num_features):
-                dealt_rows[target, num_columns + feature] = ids[i, feature]
+                scattered_rows[target, num_columns + feature] = ids[i, feature]
 
 
-def log1p_table(num_entries: int) -> NDArray[np.float32]:
-    """log1p of 0, 1, ... computed in float64 and rounded once, so that it is the same on any machine."""
-    return np.log1p(np.arange(num_entries, dtype=np.float64)).astype(np.float32)
-
-
-@numba.njit(cache=True, nogil=True)
-def transform_dense(
-    values: NDArray[np.int32],
-    is_valid: NDArray[np.uint8],
-    table: NDArray[np.float32],
-    out: NDArray[np.float32],
-) -> None:
-    """log1p(max(x, 0)) as float32, 0 where missing.
-
-    Args:
-        values: (num_samples,).
-        is_valid: Arrow validity bitmap of ``values``, or length 0 where none is missing.
-        table: log1p of the small values, as `log1p_table` makes it.
-        out: (num_samples,) out; may be a strided column.
-
-    Source:
-        Naumov et al., arXiv 1906.00091, as its released preprocessing does it.
-    """
-    has_nulls = is_valid.shape[0] > 0
-    for i in range(values.shape[0]):
-        value = max(values[i], 0)
-        if has_nulls:  # by arithmetic: a branch for each value is often mispredicted
-            value *= (is_valid[i >> 3] >> np.uint8(i & 7)) & 1
-        out[i] = table[value] if value < table.shape[0] else np.float32(np.log1p(np.float64(value)))
-
-
-@numba.njit(cache=True, nogil=True)
+@kernel
 def gather_rows(
     rows: NDArray[np.int32],
     order: NDArray[np.int64],
@@ -182,7 +159,7 @@ def gather_rows(
     ids: NDArray[np.int32],
     is_hot: NDArray[np.int32],
 ) -> None:
-    """Take rows apart in a given order: ``(is_hot, label, dense, ids)`` side by side to four arrays.
+    """Split rows ``(is_hot, label, dense, ids)``, in a given order, into four arrays.
 
     Args:
         rows: (num_rows, 2 + num_dense + num_features), floats by their bits.
@@ -192,14 +169,18 @@ def gather_rows(
         ids: (num_samples, num_features) out.
         is_hot: (num_samples,) out.
     """
-    num_dense, num_features = np.uint64(dense.shape[1]), np.uint64(ids.shape[1])
-    first_dense, first_id = np.uint64(2), np.uint64(2) + num_dense
+    num_dense = np.uint64(dense.shape[1])
+    num_features = np.uint64(ids.shape[1])
+    first_dense = np.uint64(2)
+    first_id = np.uint64(2) + num_dense
     num_samples = order.shape[0]
     for i in range(num_samples):
         if i + _ROWS_AHEAD < num_samples:
+            # Reads are at random, and the order says which row comes later: ask for it early.
             for word in range(0, rows.shape[1], _LINE_WORDS):
                 prefetch(rows, order[i + _ROWS_AHEAD] * rows.shape[1] + word)
-        row, sample = np.uint64(order[i]), np.uint64(i)
+        row = np.uint64(order[i])
+        sample = np.uint64(i)
         is_hot[i] = rows[row, 0]
         label[i] = rows[row, 1]
         for k in range(num_dense):

@@ -1,7 +1,7 @@
 """Exact counts of categories, in memory proportional to the distinct ones and not to the log.
 
 Where even those are too many, a counter is emptied into a run, ascending, as often as need be, and the
-runs are merged: see `merging`.
+runs are merged: see `count_merging`.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from numpy.typing import NDArray
 from .hash_table import MAX_LOAD, add_counts, compact_entries, copy_entries
 from .packed_counts import add_short_counts, compact_short_entries, copy_short_entries, widened
 
-_HALF, _LOW_HALF = np.uint64(32), np.uint64(2**32 - 1)
+_HALF = np.uint64(32)
+_LOW_HALF = np.uint64(2**32 - 1)
 SMALLEST_ENTRIES = 1 << 12
 _LARGE_ENTRIES = 1 << 18
 BYTES_PER_TABLE_BYTE = 2.25
-"""What a table and its run or its next size take at the most, in bytes of the table."""
+"""Memory at most of a table and its run, or of a table and its next size, in bytes of the table."""
 
 
 class CategoryCounter:
-    """Counts the look-ups of one table's categories, chunk by chunk; exact.
+    """Counts the lookups of one table's categories, chunk by chunk; exact.
 
     In short entries, until a category or a count needs more than 32 bits.
     """
 
     def __init__(self) -> None:
         self.num_missing = 0
-        """Look-ups without a category so far."""
-        self._begin()
+        """Lookups without a category so far."""
+        self._start_empty()
 
-    def _begin(self) -> None:
+    def _start_empty(self) -> None:
         self._table = np.zeros(SMALLEST_ENTRIES, np.uint64)
         self._num_used = 0
 
@@ -62,6 +63,7 @@ class CategoryCounter:
         while True:
             if self._is_short and categories.dtype != np.uint32:
                 self._table = widened(self._table)
+            # Count until the chunk ends, the table is full or a count needs more bits.
             max_used = int(self._table.shape[0] * MAX_LOAD)
             add_to = add_short_counts if self._is_short else add_counts
             done, self._num_used, num_missing = add_to(
@@ -83,19 +85,21 @@ class CategoryCounter:
         self._table = grown
 
     def take(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Distinct categories, ascending, and how often each was looked up; the table begins anew.
+        """Return the distinct categories, ascending, and how often each was looked up, and empty the table.
 
-        Missing look-ups are left out, and go on being counted.
+        Missing lookups are left out, and ``num_missing`` keeps its value.
         """
         if self._is_short:
+            # The category is the upper half of a word, so words sort by category.
             words = self._table[: compact_short_entries(self._table)]
             words.sort()
             categories = words >> _HALF
             words &= _LOW_HALF
-            counts = words.view(np.int64)
+            counts = words.view(np.int64)  # in place: the words are half of the table
         else:
             taken = self._table[: compact_entries(self._table)]
             order = np.argsort(taken[:, 0])
-            categories, counts = taken[order, 0], taken[order, 1].view(np.int64)
-        self._begin()
+            categories = taken[order, 0]
+            counts = taken[order, 1].view(np.int64)
+        self._start_empty()
         return categories, counts

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from ..kernel import kernel
 
 Counts = tuple[NDArray[Any], NDArray[Any]]
 """Categories, ascending, uint32 or uint64; and as many counts, int64."""
@@ -33,7 +34,8 @@ def merge_counts(sources: Sequence[Counts], categories: NDArray[Any], counts: ND
     num_merged = 0
     for chunk, chunk_counts in merge_chunks(sources):
         stop = num_merged + chunk.shape[0]
-        categories[num_merged:stop], counts[num_merged:stop] = chunk, chunk_counts
+        categories[num_merged:stop] = chunk
+        counts[num_merged:stop] = chunk_counts
         num_merged = stop
     return num_merged
 
@@ -44,15 +46,15 @@ def count_distinct(sources: Sequence[Counts]) -> int:
 
 
 def merge_chunks(sources: Sequence[Counts]) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
-    """Yield what `merge_counts` makes, ascending, in chunks that hold until the next one is asked for."""
+    """Yield the merged categories and counts, ascending, in chunks valid until the next one is asked for."""
     heads = [0] * len(sources)
     share = max(1, CHUNK_ROWS // max(1, len(sources)))
     while True:
         windows = [cats[head : head + share] for (cats, _), head in zip(sources, heads, strict=True)]
         if not any(window.shape[0] for window in windows):
             return
-        # What a source has beyond its window is above the window's last category: up to the least of
-        # these, nothing is missing.
+        # A source's categories beyond its window are above the window's last one: up to the least of these
+        # last ones, nothing is missing.
         lasts = [
             int(window[-1])
             for window, (cats, _), head in zip(windows, sources, heads, strict=True)
@@ -64,7 +66,7 @@ def merge_chunks(sources: Sequence[Counts]) -> Iterator[tuple[NDArray[np.uint64]
 
 
 def _up_to(limit: int, window: NDArray[Any]) -> int:
-    """How many of a window's categories are ``limit`` or below."""
+    """Return how many of a window's categories are ``limit`` or below."""
     if limit >= np.iinfo(window.dtype).max:
         return int(window.shape[0])
     return int(np.searchsorted(window, window.dtype.type(limit), "right"))
@@ -73,21 +75,25 @@ def _up_to(limit: int, window: NDArray[Any]) -> int:
 def _merge_windows(
     sources: Sequence[Counts], heads: list[int], lengths: list[int]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    # Copy the windows one behind the other: sources may be mapped, strided or of another width.
     stops = np.cumsum(np.array(lengths, np.int64))
     total = int(stops[-1])
-    categories, counts = np.empty(total, np.uint64), np.empty(total, np.int64)
+    categories = np.empty(total, np.uint64)
+    counts = np.empty(total, np.int64)
     for (cats, nums), head, length, stop in zip(sources, heads, lengths, stops.tolist(), strict=True):
         categories[stop - length : stop] = cats[head : head + length]
         counts[stop - length : stop] = nums[head : head + length]
-    merged, totals = np.empty(total, np.uint64), np.empty(total, np.int64)
+    merged = np.empty(total, np.uint64)
+    totals = np.empty(total, np.int64)
     num_merged = merge_runs(categories, counts, stops - np.array(lengths, np.int64), stops, merged, totals)
     return merged[:num_merged], totals[:num_merged]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _sift_down(heap: NDArray[np.int64], num_runs: int, keys: NDArray[np.uint64]) -> None:
     """Restore the order of a heap whose first run has another key now; ``keys`` by run."""
-    place, run = 0, heap[0]
+    place = 0
+    run = heap[0]
     while 2 * place + 1 < num_runs:
         child = 2 * place + 1
         if child + 1 < num_runs and keys[heap[child + 1]] < keys[heap[child]]:
@@ -99,7 +105,7 @@ def _sift_down(heap: NDArray[np.int64], num_runs: int, keys: NDArray[np.uint64])
     heap[place] = run
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def merge_runs(
     categories: NDArray[np.uint64],
     counts: NDArray[np.int64],
@@ -124,7 +130,9 @@ def merge_runs(
     heads = starts.copy()
     heap = np.empty(starts.shape[0], np.int64)
     keys = np.zeros(starts.shape[0], np.uint64)
-    num_runs, num_merged = 0, 0
+    # Build the heap of the runs that are not empty, by their first category.
+    num_runs = 0
+    num_merged = 0
     for run in range(starts.shape[0]):
         if starts[run] < stops[run]:
             keys[run] = categories[starts[run]]
@@ -134,14 +142,18 @@ def merge_runs(
                 place = (place - 1) >> 1
             heap[place] = run
             num_runs += 1
+
+    # Take the least head again and again; equal categories come one after the other.
     while num_runs > 0:
         run = heap[0]
         head = heads[run]
         if num_merged > 0 and merged[num_merged - 1] == categories[head]:
             totals[num_merged - 1] += counts[head]
         else:
-            merged[num_merged], totals[num_merged] = categories[head], counts[head]
+            merged[num_merged] = categories[head]
+            totals[num_merged] = counts[head]
             num_merged += 1
+        # The run goes down the heap with its next category, or leaves it.
         heads[run] = head + 1
         if head + 1 < stops[run]:
             keys[run] = categories[head + 1]

@@ -1,4 +1,4 @@
-"""How many distinct categories a long log has, told from a short sample of it.
+"""The number of distinct categories of a long log, estimated from a short sample of it.
 
 The number grows with the log like a power of its length, and the power itself falls as the log gets longer.
 Both are read off three prefixes of the sample. An estimate: within a factor of two for logs a hundred times
@@ -15,12 +15,12 @@ _LEAST_RATIO = 0.85
 
 
 def distinct_at(num_lookups: float, distinct: Sequence[int], num_sampled: int) -> float:
-    """Distinct categories expected among ``num_lookups``.
+    """Return the distinct categories expected among ``num_lookups``.
 
     Args:
-        num_lookups: of the log.
+        num_lookups: lookups of the log.
         distinct: (3,), among the first quarter, the first half, and all of the sample.
-        num_sampled: look-ups of the sample.
+        num_sampled: lookups of the sample.
 
     Source:
         Heaps' law, D(n) = K n**b, with b falling geometrically in log n.
@@ -30,7 +30,9 @@ def distinct_at(num_lookups: float, distinct: Sequence[int], num_sampled: int) -
         return min(whole, whole * num_lookups / max(1, num_sampled) + 1)
     early, late = math.log2(half / quarter), math.log2(whole / half)
     ratio = min(1.0, max(_LEAST_RATIO, late / early if early > 0 else 1.0))
-    doublings, power, log2_growth = math.log2(num_lookups / num_sampled), late * ratio, 0.0
+    doublings = math.log2(num_lookups / num_sampled)
+    power = late * ratio
+    log2_growth = 0.0
     while doublings > 0:
         log2_growth += power * min(1.0, doublings)
         power *= ratio

@@ -6,20 +6,22 @@ count so far in the lower, 0 where free. A count that no longer fits stops the k
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cpu_prefetch import AHEAD, prefetch
+from ..kernel import kernel
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_HALF, _LOW_HALF, _ONE = np.uint64(32), np.uint64(2**32 - 1), np.uint64(1)
+_HALF = np.uint64(32)
+_LOW_HALF = np.uint64(2**32 - 1)
+_ONE = np.uint64(1)
 _LARGE = 1 << 14
 """Entries beyond which a table is not expected in the cache."""
 
 
 def _shift_of(table: NDArray[np.uint64]) -> np.uint64:
-    """What a hash is shifted by to be an entry; those of `hash_table` at the same capacity."""
+    """Return the shift that turns a hash into an entry, the same as in a `hash_table` of this capacity."""
     return np.uint64(65 - table.shape[0].bit_length())
 
 
@@ -36,19 +38,19 @@ def add_short_counts(
     Args:
         categories: (num_lookups,), uint32.
         is_valid: Arrow validity bitmap of ``categories``, or length 0 where none is missing.
-        start: the first look-up to count.
+        start: the first lookup to count.
         table: (capacity,).
         num_used: entries taken.
         max_used: below the capacity, or probing would never end.
 
     Returns:
-        The look-up it stopped at (num_lookups when all are counted), entries taken, missing look-ups seen.
+        The lookup it stopped at (num_lookups when all are counted), entries taken, missing lookups seen.
         Exact.
     """
     return _add(categories, is_valid, start, table, _shift_of(table), num_used, max_used)  # type: ignore[no-any-return]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _add(
     categories: NDArray[np.uint32],
     is_valid: NDArray[np.uint8],
@@ -58,15 +60,20 @@ def _add(
     num_used: int,
     max_used: int,
 ) -> tuple[int, int, int]:
-    mask, num_lookups, num_missing = np.uint64(table.shape[0] - 1), np.uint64(categories.shape[0]), 0
-    has_nulls, is_large = is_valid.shape[0] > 0, table.shape[0] > _LARGE
+    mask = np.uint64(table.shape[0] - 1)
+    num_lookups = np.uint64(categories.shape[0])
+    num_missing = 0
+    has_nulls = is_valid.shape[0] > 0
+    is_large = table.shape[0] > _LARGE
     for i in range(np.uint64(start), num_lookups):
+        # Ask for the line of a later lookup; small tables are in the cache anyway.
         if is_large and i + AHEAD < num_lookups:
             prefetch(table, (np.uint64(categories[i + AHEAD]) * _MULTIPLIER) >> shift)
         if has_nulls and not (is_valid[i >> np.uint64(3)] >> np.uint8(i & np.uint64(7))) & 1:
             num_missing += 1
             continue
         category = np.uint64(categories[i])
+        # Probe until the upper half is the category, or the entry is free.
         entry = (category * _MULTIPLIER) >> shift
         found = table[entry]
         while found != 0 and (found >> _HALF) != category:
@@ -77,7 +84,7 @@ def _add(
                 return int(i), num_used, num_missing
             found = category << _HALF
             num_used += 1
-        elif (found & _LOW_HALF) == _LOW_HALF:
+        elif (found & _LOW_HALF) == _LOW_HALF:  # one more would carry into the category
             return int(i), num_used, num_missing
         table[entry] = found + _ONE
     return categories.shape[0], num_used, num_missing
@@ -88,9 +95,11 @@ def copy_short_entries(source: NDArray[np.uint64], target: NDArray[np.uint64]) -
     _copy(source, target, _shift_of(target))
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _copy(source: NDArray[np.uint64], target: NDArray[np.uint64], shift: np.uint64) -> None:
-    mask, num_entries, ahead = np.uint64(target.shape[0] - 1), source.shape[0], np.int64(AHEAD)
+    mask = np.uint64(target.shape[0] - 1)
+    num_entries = source.shape[0]
+    ahead = np.int64(AHEAD)
     for i in range(num_entries):
         if i + ahead < num_entries:
             prefetch(target, ((source[i + ahead] >> _HALF) * _MULTIPLIER) >> shift)
@@ -101,9 +110,9 @@ def _copy(source: NDArray[np.uint64], target: NDArray[np.uint64], shift: np.uint
             target[entry] = source[i]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def compact_short_entries(table: NDArray[np.uint64]) -> int:
-    """Move the taken entries of ``table`` to its front, in place; returns how many there are."""
+    """Move the taken entries of ``table`` to its front, in place, and return how many there are."""
     num_taken = 0
     for i in range(table.shape[0]):
         if table[i] != 0:
@@ -113,5 +122,5 @@ def compact_short_entries(table: NDArray[np.uint64]) -> int:
 
 
 def widened(table: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The same entries as a table of `hash_table`, (capacity, 2): every one where it was."""
+    """Return the same entries as a table of `hash_table`, (capacity, 2): every one where it was."""
     return np.stack([table >> _HALF, table & _LOW_HALF], axis=1)

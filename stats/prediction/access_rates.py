@@ -1,8 +1,8 @@
-"""How many different rows a batch looks up: expectation, spread, and a buffer that is large enough.
+"""The number of distinct rows a batch looks up: its expectation, and a buffer that is large enough.
 
-Look-ups are taken as independent draws, so a row of probability p is needed in a batch of n with probability
+Lookups are taken as independent draws, so a row of probability p is needed in a batch of n with probability
 1 - (1 - p)**n. Rows of equal probability count together (a log has few distinct counts): any log's tables
-take a few thousand numbers. How far real batches are from independent draws is measured, not assumed:
+take a few thousand numbers. The distance of real batches from independent draws is measured, not assumed:
 `mean_unique_rows` counts them in a stream of ids.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batches.row_slots import find_distinct
+from ..batches.distinct_rows import find_distinct
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,16 @@ class AccessRates:
 
     @classmethod
     def of_counts(cls, counts: Sequence[NDArray[np.int64]], num_samples: int) -> AccessRates:
-        """Rows of several tables from their look-ups in ``num_samples`` samples, without those never seen.
+        """Return the rows of several tables by their lookups in ``num_samples`` samples, but for unseen ones.
 
         Args:
-            counts: per table (num_rows,), look-ups, any order. In a list-valued feature a row counts as
+            counts: per table (num_rows,), lookups, any order. In a list-valued feature a row counts as
                 often as it is looked up; rates above 1 are cut to 1.
         """
         found = [np.unique(count[count > 0], return_counts=True) for count in counts]
         if not found:
             return cls(np.empty(0), np.empty(0, np.int64))
+        # Tables share counts: merge the classes of equal count, and turn them round, the likeliest first.
         values = np.concatenate([value for value, _ in found])
         merged, inverse = np.unique(values, return_inverse=True)
         num_rows = np.zeros(merged.shape[0], np.int64)
@@ -47,11 +48,11 @@ class AccessRates:
 
     @property
     def lookups_per_sample(self) -> float:
-        """Expected look-ups of one sample."""
+        """Expected lookups of one sample."""
         return float(self.rates @ self.num_rows)
 
     def split(self, num_top: int) -> tuple[AccessRates, AccessRates]:
-        """The ``num_top`` likeliest rows, and the others; a class may be cut in two."""
+        """Return the ``num_top`` likeliest rows, and the others; a class may be divided between the two."""
         before = np.cumsum(self.num_rows) - self.num_rows
         top = np.clip(num_top - before, 0, self.num_rows)
         rest = self.num_rows - top
@@ -62,11 +63,11 @@ class AccessRates:
 
 
 def presence(probabilities: NDArray[np.float64], num_draws: float) -> NDArray[np.float64]:
-    """Probability that each row occurs among ``num_draws`` draws: ``1 - (1 - p)**n``, without cancellation.
+    """Return the probability that each row is drawn: ``1 - (1 - p)**n``, without cancellation.
 
     Args:
-        probabilities: (num_rows,), of each draw, in [0, 1].
-        num_draws: 0 or more; need not be whole.
+        probabilities: (num_rows,), probability that a draw is the row, in [0, 1].
+        num_draws: draws, 0 or more; need not be whole.
     """
     if num_draws < 0:
         raise ValueError(f"num_draws must be 0 or more, got {num_draws}")
@@ -79,10 +80,10 @@ def presence(probabilities: NDArray[np.float64], num_draws: float) -> NDArray[np
 def expected_unique_rows(
     probabilities: NDArray[np.float64], num_draws: float, num_rows: NDArray[np.int64] | None = None
 ) -> float:
-    """Expected number of different rows among ``num_draws`` independent draws.
+    """Return the expected number of distinct rows among ``num_draws`` independent draws.
 
     Args:
-        probabilities: (num_classes,), of each row.
+        probabilities: (num_classes,), probability of each row.
         num_draws: draws, 0 or more.
         num_rows: (num_classes,), rows that share each probability; default one each.
 
@@ -93,28 +94,12 @@ def expected_unique_rows(
     return float(needed.sum() if num_rows is None else needed @ num_rows)
 
 
-def spread_of_unique_rows(
-    probabilities: NDArray[np.float64], num_draws: float, num_rows: NDArray[np.int64] | None = None
-) -> float:
-    """An upper bound of the standard deviation of the number of different rows.
-
-    Error:
-        Whether rows occur is negatively associated, so the sum of their variances bounds the variance.
-
-    Source:
-        Dubhashi and Ranjan, Random Structures & Algorithms 13 (1998), theorem 13 and proposition 7.
-    """
-    needed = presence(probabilities, num_draws)
-    variances = needed * (1 - needed)
-    return math.sqrt(float(variances.sum() if num_rows is None else variances @ num_rows))
-
-
 def buffer_rows(expected: float, overflow_probability: float) -> int:
-    """Rows of a buffer that the different rows of a batch exceed with at most ``overflow_probability``.
+    """Return how many rows a buffer needs so that distinct rows of a batch rarely exceed it.
 
     Args:
-        expected: their expected number.
-        overflow_probability: in (0, 1].
+        expected: expected number of distinct rows.
+        overflow_probability: chance at most that they exceed it, in (0, 1].
 
     Error:
         Chernoff's bound in the form ``P(U > E + x) <= exp(-x**2 / (2 (E + x / 3)))``, which holds for
@@ -129,44 +114,18 @@ def buffer_rows(expected: float, overflow_probability: float) -> int:
     return math.ceil(expected + math.sqrt(2 * expected * nats) + 2 / 3 * nats)
 
 
-def lru_hit_rate(rates: AccessRates, num_slots: int) -> float:
-    """Share of look-ups a least-recently-used cache of ``num_slots`` rows serves, for independent look-ups.
-
-    Error:
-        Che's approximation: under 1 % for Zipf-like rates and caches of a hundred rows or more.
-
-    Source:
-        Che, Tung and Wang, IEEE JSAC 20 (2002), equation 3; Fricker, Robert and Roberts, ITC 24 (2012).
-    """
-    if num_slots >= int(rates.num_rows.sum()):
-        return 1.0
-    low, high = 0.0, 1.0
-    while _rows_within(rates, high) < num_slots:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _rows_within(rates, middle) < num_slots else (low, middle)
-    served = (rates.rates * -np.expm1(-rates.rates * high)) @ rates.num_rows
-    return float(served / rates.lookups_per_sample)
-
-
-def _rows_within(rates: AccessRates, age: float) -> float:
-    """Expected different rows looked up within ``age`` samples, in the Poisson form."""
-    return float(-np.expm1(-rates.rates * age) @ rates.num_rows)
-
-
 def mean_unique_rows(rows: NDArray[np.int64], lookups_per_batch: int) -> float:
-    """Different rows of a batch, the mean over consecutive whole batches of a stream; exact.
+    """Return the distinct rows of a batch, the mean over consecutive whole batches of a stream; exact.
 
     Args:
         rows: (num_lookups,), rows of all tables numbered as one, each at least 0, in order.
-        lookups_per_batch: look-ups of a batch; what is left over at the end is not counted.
+        lookups_per_batch: lookups of a batch; what is left over at the end is not counted.
 
     Raises:
         ValueError: the stream is shorter than one batch.
     """
     num_batches = rows.shape[0] // lookups_per_batch
     if num_batches == 0:
-        raise ValueError(f"{rows.shape[0]} look-ups are less than one batch of {lookups_per_batch}")
+        raise ValueError(f"{rows.shape[0]} lookups are less than one batch of {lookups_per_batch}")
     batches = rows[: num_batches * lookups_per_batch].reshape(num_batches, lookups_per_batch)
     return float(np.mean([find_distinct(batch)[0].shape[0] for batch in batches]))

@@ -1,17 +1,15 @@
-"""What a training step moves in each regime: rows that a device receives, forward and backward.
+"""The traffic of a training step in each regime: rows that a device receives, forward and backward.
 
-Exact expectations for independent look-ups, from access rates alone. Rows are counted each time one crosses
+Exact expectations for independent lookups, from access rates alone. Rows are counted each time one crosses
 a link; bytes follow by the width of a vector or of a row with its state. With ``f = (D - 1) / D`` and
-``U(n)`` different rows among the look-ups of n samples:
+``U(n)`` distinct rows among the lookups of n samples:
 
-    sharded, every look-up      f n           each way
+    sharded, every lookup      f n           each way
     sharded, deduplicated       f U(b)        each way
-    pooled all-to-all           f b           each way, a table
-    replicated, dense           2 f N         backward only
+    pooled all-to-all           f b           each way, per table
     replicated, sparse          2 f U(D b)    backward only
     top k replicated            the others deduplicated, and 2 f U(D b) of the top k backward
     host, cache of the top k    U(b) of the others, each way, over the host's link
-    host, look-ahead of W       U(W b) / W    each way, over the host's link
 
 Replicated rows that synchronise every m-th step cost ``2 f U(m D b) / m``.
 
@@ -31,8 +29,8 @@ from .access_rates import AccessRates, expected_unique_rows, presence
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
-    """Expected rows one device receives in one step."""
+class RowTraffic:
+    """The expected rows that one device receives in one step."""
 
     forward: float
     """Before the forward pass: the step waits for them."""
@@ -41,23 +39,23 @@ class Traffic:
 
     @property
     def total(self) -> float:
-        """Both together."""
+        """Rows received forward and backward together."""
         return self.forward + self.backward
 
     def num_bytes(self, vector_bytes: int) -> float:
-        """Of both, at ``vector_bytes`` a row."""
+        """Return the bytes of both, at ``vector_bytes`` per row."""
         return self.total * vector_bytes
 
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.forward + other.forward, self.backward + other.backward)
+    def __add__(self, other: RowTraffic) -> RowTraffic:
+        return RowTraffic(self.forward + other.forward, self.backward + other.backward)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """Who takes part in a step."""
+class ParallelStep:
+    """The samples and devices that take part in a step."""
 
     samples: int
-    """Of one device."""
+    """Samples of one device."""
     num_devices: int = 1
 
     def __post_init__(self) -> None:
@@ -74,57 +72,44 @@ def _unique(rates: AccessRates, num_samples: float) -> float:
     return expected_unique_rows(rates.rates, num_samples, rates.num_rows)
 
 
-def sharded(rates: AccessRates, step: Step) -> Traffic:
-    """Rows spread over the devices, one vector a look-up."""
+def sharded(rates: AccessRates, step: ParallelStep) -> RowTraffic:
+    """Rows spread over the devices, one vector per lookup."""
     moved = step.remote_share * step.samples * rates.lookups_per_sample
-    return Traffic(moved, moved)
+    return RowTraffic(moved, moved)
 
 
-def sharded_deduplicated(rates: AccessRates, step: Step) -> Traffic:
-    """Rows spread over the devices, one vector for each different row of a device's batch."""
+def sharded_deduplicated(rates: AccessRates, step: ParallelStep) -> RowTraffic:
+    """Rows spread over the devices, one vector for each distinct row of a device's batch."""
     moved = step.remote_share * _unique(rates, step.samples)
-    return Traffic(moved, moved)
+    return RowTraffic(moved, moved)
 
 
-def pooled(num_tables: int, step: Step) -> Traffic:
+def pooled(num_tables: int, step: ParallelStep) -> RowTraffic:
     """Whole tables spread over the devices, one pooled vector for each sample and table."""
     moved = step.remote_share * step.samples * num_tables
-    return Traffic(moved, moved)
+    return RowTraffic(moved, moved)
 
 
-def replicated_dense(num_rows: int, step: Step) -> Traffic:
-    """Every row on every device, the gradients of whole tables summed (ring all-reduce)."""
-    return Traffic(0.0, 2 * step.remote_share * num_rows)
-
-
-def replicated_sparse(rates: AccessRates, step: Step, sync_every: int = 1) -> Traffic:
+def replicated_sparse(rates: AccessRates, step: ParallelStep, sync_every: int = 1) -> RowTraffic:
     """Every row on every device, the gradients of touched rows summed every ``sync_every`` steps."""
     touched = _unique(rates, sync_every * step.num_devices * step.samples)
-    return Traffic(0.0, 2 * step.remote_share * touched / sync_every)
+    return RowTraffic(0.0, 2 * step.remote_share * touched / sync_every)
 
 
-def hybrid(rates: AccessRates, num_replicated: int, step: Step, sync_every: int = 1) -> Traffic:
+def hybrid(rates: AccessRates, num_replicated: int, step: ParallelStep, sync_every: int = 1) -> RowTraffic:
     """The likeliest rows replicated, the others sharded and deduplicated."""
     top, rest = rates.split(num_replicated)
     return sharded_deduplicated(rest, step) + replicated_sparse(top, step, sync_every)
 
 
-def host_cache(rates: AccessRates, num_cached: int, step: Step) -> Traffic:
-    """Rows on the host, the likeliest ones cached: each other row of a batch comes up and goes back."""
+def host_cache(rates: AccessRates, num_cached: int, step: ParallelStep) -> RowTraffic:
+    """Rows on the host, the likeliest ones cached: each other row of a batch is loaded and written back."""
     moved = _unique(rates.split(num_cached)[1], step.samples)
-    return Traffic(moved, moved)
+    return RowTraffic(moved, moved)
 
 
-def host_look_ahead(rates: AccessRates, num_cached: int, step: Step, window: int) -> Traffic:
-    """Rows on the host, the likeliest ones cached, any other fetched once in ``window`` batches."""
-    if window < 1:
-        raise ValueError(f"window must be 1 or more batches, got {window}")
-    moved = _unique(rates.split(num_cached)[1], window * step.samples) / window
-    return Traffic(moved, moved)
-
-
-def rows_worth_replicating(rates: AccessRates, step: Step, sync_every: int) -> int:
-    """How many rows, the likeliest ones, cost less when their synchronisation is deferred than when fetched.
+def rows_worth_replicating(rates: AccessRates, step: ParallelStep, sync_every: int) -> int:
+    """Return how many rows, the likeliest, cost less with deferred synchronisation than when fetched.
 
     A row is worth it when ``U(m D b) / m < U(b)`` for it. With a synchronisation every step none is: more
     draws never make a row less likely to occur, so replication moves at least what deduplication does.
@@ -133,6 +118,7 @@ def rows_worth_replicating(rates: AccessRates, step: Step, sync_every: int) -> i
     return int(rates.num_rows[gain > 0].sum())
 
 
-def _gain(rates: NDArray[np.float64], step: Step, sync_every: int) -> NDArray[np.float64]:
+def _gain(rates: NDArray[np.float64], step: ParallelStep, sync_every: int) -> NDArray[np.float64]:
+    # Rows fetched in a step without the row replicated, less rows synchronised per step with it.
     synchronised = presence(rates, sync_every * step.num_devices * step.samples) / sync_every
     return presence(rates, step.samples) - synchronised

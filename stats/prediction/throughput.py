@@ -4,7 +4,7 @@ A step of B samples with k rows on the fast tier takes ``compute(B)`` and moves 
 batches share the fixed cost and deduplicate better, but their activations take memory from rows. Inside, for
 a given B, the choice of rows is exact: the saving of a row is its probability of being needed, the same
 for each byte, so the best set is the likeliest rows that fit (a threshold on the rate). Outside, B is
-one number: powers of two, then ever finer grids between the neighbours of the best.
+one number: powers of two, then ever finer grids between the neighbors of the best.
 
 Source:
     Erdogan et al., SCARS, arXiv 2411.01611, for the aim (throughput under memory, computation and
@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .access_rates import AccessRates, buffer_rows, expected_unique_rows
-from .communication import Step, host_cache, hybrid, rows_worth_replicating
+from .communication import ParallelStep, host_cache, hybrid, rows_worth_replicating
 
 _GRID = 32
 _OVERFLOW_PROBABILITY = 1e-9
@@ -24,20 +24,20 @@ _OVERFLOW_PROBABILITY = 1e-9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What a step may use, and how fast it is."""
+    """The memory a step may use, and the speed of its parts."""
 
     memory_bytes: int
     """Fast memory for rows, activations and staging; dense parameters are taken off before."""
     link_bytes_per_second: float
-    """Of the link rows travel on, one way at a time."""
+    """Speed of the link rows are transferred on, one way at a time."""
     step_seconds: float
-    """Of a step whatever its batch: launches, optimizer of the dense layers."""
+    """Time of a step whatever its batch: launches, optimizer of the dense layers."""
     sample_seconds: float
-    """Of the dense layers, a sample."""
+    """Time of the dense layers per sample."""
     sample_bytes: int = 0
-    """Activations of a sample."""
+    """Bytes of the activations of a sample."""
     is_overlapped: bool = False
-    """Whether rows travel while the step before computes."""
+    """Whether rows are transferred while the step before computes."""
 
     def __post_init__(self) -> None:
         if self.link_bytes_per_second <= 0 or self.step_seconds + self.sample_seconds <= 0:
@@ -46,13 +46,13 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """The rows that look-ups fall on."""
+    """The rows that lookups fall on."""
 
     rates: AccessRates
     vector_bytes: int
-    """Of one row on the link."""
+    """Bytes of one row on the link."""
     resident_bytes: int
-    """Of one row in memory, with the state of its optimizer."""
+    """Bytes of one row in memory, with the state of its optimizer."""
     num_devices: int = 1
     """1: the other rows are on the host. More: they are sharded over the devices."""
     sync_every: int = 1
@@ -61,29 +61,29 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One way to run, and its predicted speed."""
+    """A batch size and number of fast rows, with the predicted speed."""
 
     batch_size: int
-    """Of one device."""
+    """Samples of one device."""
     num_fast_rows: int
     """Cached or replicated rows."""
     step_seconds: float
     compute_seconds: float
     link_bytes: float
-    """Received by one device in a step."""
+    """Bytes that one device receives in a step."""
 
     @property
     def samples_per_second(self) -> float:
-        """Of one device."""
+        """Samples per second of one device."""
         return self.batch_size / self.step_seconds
 
 
 def operate(batch_size: int, rows: Rows, limits: Limits) -> Operation | None:
-    """The best choice of rows for one batch size; None where even no row at all fits.
+    """Choose the best rows for one batch size; None where not even the batch fits.
 
     A buffer for the batch's other rows is set aside; it overflows once in 10**9 steps.
     """
-    step = Step(samples=batch_size, num_devices=rows.num_devices)
+    step = ParallelStep(samples=batch_size, num_devices=rows.num_devices)
     num_fast = _rows_that_fit(step, rows, limits)
     if num_fast is None:
         return None
@@ -100,11 +100,12 @@ def operate(batch_size: int, rows: Rows, limits: Limits) -> Operation | None:
 
 
 def fastest(rows: Rows, limits: Limits, max_batch_size: int) -> Operation:
-    """The batch size from 1 to ``max_batch_size``, and its rows, with the most samples a second.
+    """Find the batch size from 1 to ``max_batch_size``, and its rows, with the most samples per second.
 
     Raises:
         ValueError: not even one sample fits in the memory.
     """
+    # Powers of two first, then finer between the neighbors of the best one.
     sizes = [1 << power for power in range(max_batch_size.bit_length())]
     if sizes[-1] != max_batch_size:
         sizes.append(max_batch_size)
@@ -119,7 +120,7 @@ def fastest(rows: Rows, limits: Limits, max_batch_size: int) -> Operation:
 
 
 def _zoom(low: int, high: int, rows: Rows, limits: Limits) -> int:
-    """The best size from ``low`` to ``high``: a grid, again around its best point, at last every size.
+    """Return the best size from ``low`` to ``high``: a grid, again around its best point, at last every size.
 
     A grid, not a golden section: the speed has small jumps where one more sample costs a row its place.
     """
@@ -136,12 +137,13 @@ def _speed(operation: Operation | None) -> float:
     return operation.samples_per_second if operation else 0.0
 
 
-def _rows_that_fit(step: Step, rows: Rows, limits: Limits) -> int | None:
-    """Rows that fit beside a batch's activations and the buffer of what it fetches; None where not even 0."""
+def _rows_that_fit(step: ParallelStep, rows: Rows, limits: Limits) -> int | None:
+    """Return how many rows fit beside a batch's activations and its buffer; None where the batch does not."""
     left = limits.memory_bytes - step.samples * limits.sample_bytes
     num_rows = int(rows.rates.num_rows.sum())
     if rows.num_devices > 1:
         left -= -(-num_rows // rows.num_devices) * rows.resident_bytes
+    # Bisect: more fast rows leave fewer for the buffer, but by less than their own bytes.
     low, high = -1, min(num_rows, max(left, 0) // rows.resident_bytes)
     if _resident_bytes(high, step, rows) <= left:
         return high
@@ -154,7 +156,7 @@ def _rows_that_fit(step: Step, rows: Rows, limits: Limits) -> int | None:
     return low if low >= 0 else None
 
 
-def _resident_bytes(num_fast: int, step: Step, rows: Rows) -> int:
+def _resident_bytes(num_fast: int, step: ParallelStep, rows: Rows) -> int:
     others = rows.rates.split(num_fast)[1]
     expected = expected_unique_rows(others.rates, step.samples, others.num_rows)
     most = int(others.num_rows.sum())

@@ -1,4 +1,4 @@
-"""What a prediction of a training step is made of: a machine, a log with a model, a budget."""
+"""The inputs of a prediction of a training step (machine, log with model, budget), and its result."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from .access_rates import AccessRates
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What a step's time is made of."""
+    """The speeds and fixed times that a step's time follows from."""
 
     link_bytes_per_second: float = 20e9
-    """Between host and fast memory, each way at once."""
+    """Speed of the link between host and fast memory, each way at once."""
     host_bytes_per_second: float = 10e9
-    """Of rows read and written at random places of host memory, by all its cores."""
+    """Speed of rows read and written at random places of host memory, by all its cores."""
     flops: float = 10e12
-    """Of the dense layers as they really run, a second."""
+    """Operations per second that the dense layers really reach."""
     step_seconds: float = 300e-6
-    """Of a step besides: launches and small kernels."""
+    """Fixed time of a step: launches and small kernels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,23 +26,23 @@ class Workload:
     """One log and one model."""
 
     rates: AccessRates
-    """Of every row that training looks up."""
+    """Access rates of every row that training looks up."""
     num_rows: int
-    """Of all tables."""
+    """Rows of all tables."""
     num_train_samples: int
     batch_size: int
     vector_bytes: int
-    """Of one embedding vector."""
+    """Bytes of one embedding vector."""
     row_bytes: int
-    """Of a vector with the state of its optimizer."""
+    """Bytes of a vector with the state of its optimizer."""
     flops_per_sample: float
-    """Of the dense layers, forward and backward."""
+    """Operations of the dense layers, forward and backward."""
     dense_bytes: int
-    """Dense parameters, their gradients and optimizer state."""
+    """Bytes of dense parameters, their gradients and optimizer state."""
     activation_bytes: int
-    """Of a sample: every layer's outputs and their gradients."""
+    """Bytes per sample of every layer's outputs and their gradients."""
     input_bytes: int
-    """Of a sample as it is read: label, dense features, ids."""
+    """Bytes of a sample as it is read: label, dense features, ids."""
 
     @property
     def steps_per_epoch(self) -> float:
@@ -51,30 +51,30 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """Fast memory for rows, and what it was counted to make hot."""
+    """Fast memory for rows, and the counted share of samples that it makes hot."""
 
     hot_bytes: int
     num_hot_rows: int
     hot_sample_share: float
-    """Training samples all of whose look-ups are hot, in [0, 1]."""
+    """Share of training samples all of whose lookups are hot, in [0, 1]."""
     staging_bytes: int
-    """On top, for rows that stay a while."""
+    """Bytes of the staging area, on top of ``hot_bytes``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """One placement under one budget."""
+    """The prediction of one placement under one budget."""
 
     placement: str
     hot_bytes: int
     step_seconds: float
-    """Mean over hot-only and mixed batches."""
+    """Time of a step, the mean over hot-only and mixed batches."""
     compute_seconds: float
     to_fast_bytes: float
-    """Rows and vectors that go up in a step, the mean."""
+    """Bytes of rows and vectors transferred to the fast tier per step, the mean."""
     to_slow_bytes: float
     memory: dict[str, int]
-    """Fast memory by use, bytes: hot, staging, dense, activations, inputs, transfers."""
+    """Bytes of fast memory by use: hot, staging, dense, activations, inputs, transfers."""
     prefetch: int | None = None
     """Steps ahead that rows can be fetched with this staging area; None where nothing is staged."""
 

@@ -1,6 +1,6 @@
 """FAE's calibrator: hot rows from a sample of the log, by a threshold found with confidence intervals.
 
-The paper counts look-ups in 5 % of the samples and searches the threshold of access under which the hot rows
+The paper counts lookups in 5% of the samples and searches the threshold of access under which the hot rows
 fit the budget; how many rows pass one it estimates from 35 chunks of 1024 counters of each large table.
 Exact counts make all of this unnecessary; it is here to be compared with.
 
@@ -13,20 +13,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from ..hashing import mix64_pair
+from ..kernel import kernel
 
-NUM_CHUNKS, CHUNK_ROWS, CONFIDENCE = 35, 1024, 0.999
+NUM_CHUNKS = 35
+CHUNK_ROWS = 1024
+CONFIDENCE = 0.999
 LARGE_TABLE_BYTES = 1 << 20
 """Smaller tables are hot as a whole."""
 _SEARCH_STEPS = 100
 
 
 def student_t_probability(t: float, degrees: int) -> float:
-    """P(|T| <= t) for Student's distribution with a whole number of degrees of freedom.
+    """Return P(|T| <= t) for Student's distribution with a whole number of degrees of freedom.
 
     Error:
         Rounding only: a finite sum.
@@ -35,7 +37,8 @@ def student_t_probability(t: float, degrees: int) -> float:
         Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
     """
     angle = math.atan(t / math.sqrt(degrees))
-    sine, cosine = math.sin(angle), math.cos(angle)
+    sine = math.sin(angle)
+    cosine = math.cos(angle)
     if degrees == 1:
         return 2 * angle / math.pi
     odd = degrees % 2
@@ -47,7 +50,7 @@ def student_t_probability(t: float, degrees: int) -> float:
 
 
 def student_t_quantile(confidence: float, degrees: int) -> float:
-    """The t with P(|T| <= t) = ``confidence``, in (0, 1), to 12 digits."""
+    """Return the t with P(|T| <= t) = ``confidence``, in (0, 1), to 12 digits."""
     low, high = 0.0, 1.0
     while student_t_probability(high, degrees) < confidence:
         high *= 2
@@ -61,8 +64,8 @@ def student_t_quantile(confidence: float, degrees: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """Of a number of rows, or of bytes: the interval and its middle."""
+class Interval:
+    """A confidence interval of a number of rows, or of bytes."""
 
     low: float
     middle: float
@@ -71,29 +74,31 @@ class Estimate:
 
 def estimate_rows(
     chunk_counts: NDArray[np.int64], num_chunks: float, confidence: float = CONFIDENCE
-) -> Estimate:
-    """Rows of a table that pass a threshold, from those that pass in some of its chunks.
+) -> Interval:
+    """Estimate the rows of a table that pass a threshold, from those that pass in some of its chunks.
 
     The t-interval of the mean with the correction for a finite population, times the number of chunks.
 
     Args:
         chunk_counts: (n,), rows that pass in each chunk looked at; at least 2.
-        num_chunks: of the whole table; with ``n`` or fewer the interval is a point.
+        num_chunks: chunks of the whole table; with ``n`` or fewer the interval is a point.
         confidence: in (0, 1).
 
     Source:
         Adnan et al., section 4.2 (n = 35 chunks of 1024 counters, 99.9 %).
     """
-    n, total = chunk_counts.shape[0], int(chunk_counts.sum())
+    n = chunk_counts.shape[0]
+    total = int(chunk_counts.sum())
     mean = total / n
+    # The sample variance from integer sums, then the half width with the finite population correction.
     variance = (int((chunk_counts * chunk_counts).sum()) - total * mean) / (n - 1)
     left = max(0.0, (num_chunks - n) / num_chunks)
     half = student_t_quantile(confidence, n - 1) * math.sqrt(max(0.0, left * variance / n))
-    return Estimate(max(0.0, mean - half) * num_chunks, mean * num_chunks, (mean + half) * num_chunks)
+    return Interval(max(0.0, mean - half) * num_chunks, mean * num_chunks, (mean + half) * num_chunks)
 
 
 def draw_chunks(num_chunks: int, wanted: int, seed: int) -> NDArray[np.int64]:
-    """``wanted`` different chunks of ``num_chunks``, or all of them; ascending."""
+    """Draw ``wanted`` different chunks of ``num_chunks``, or all of them; ascending."""
     keys = [int(mix64_pair(np.uint64(seed), np.uint64(chunk))) for chunk in range(num_chunks)]
     chosen = sorted(range(num_chunks), key=keys.__getitem__)[:wanted]
     return np.array(sorted(chosen), np.int64)
@@ -101,18 +106,18 @@ def draw_chunks(num_chunks: int, wanted: int, seed: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledTable:
-    """What the search knows of one large table."""
+    """One large table, as the search knows it."""
 
     num_rows: int
     row_bytes: int
     accesses: float
-    """Sampled look-ups that a threshold of 1 stands for: all of the log's, times the sampling rate."""
+    """Sampled lookups that a threshold of 1 stands for: all of the log's, times the sampling rate."""
     chunks: NDArray[np.int64]
     """(n, CHUNK_ROWS) sampled counts of n chunks; (1, num_rows) of all rows of a table without more."""
 
     @classmethod
     def of(cls, counters: NDArray[np.int64], row_bytes: int, accesses: float, seed: int) -> ProfiledTable:
-        """``counters``: (num_rows,), sampled look-ups in the order of the counter array."""
+        """``counters``: (num_rows,), sampled lookups in the order of the counter array."""
         num_chunks = counters.shape[0] // CHUNK_ROWS
         if num_chunks <= NUM_CHUNKS:
             return cls(counters.shape[0], row_bytes, accesses, counters.reshape(1, -1))
@@ -121,21 +126,21 @@ class ProfiledTable:
         return cls(counters.shape[0], row_bytes, accesses, chunks)
 
     def cut_off(self, threshold: float) -> int:
-        """The fewest sampled look-ups of a row that passes."""
+        """The fewest sampled lookups of a row that passes."""
         return math.ceil(threshold * self.accesses)
 
-    def estimate(self, threshold: float) -> Estimate:
+    def estimate(self, threshold: float) -> Interval:
         """Rows that pass."""
         counts = (self.chunks >= self.cut_off(threshold)).sum(axis=1)
         if counts.shape[0] == 1:
-            return Estimate(*(float(counts[0]),) * 3)
+            return Interval(*(float(counts[0]),) * 3)
         return estimate_rows(counts, self.num_rows / CHUNK_ROWS)
 
 
-def estimate_bytes(tables: Sequence[ProfiledTable], threshold: float) -> Estimate:
-    """Bytes of the rows of all large tables that pass; ends of the intervals are added up."""
+def estimate_bytes(tables: Sequence[ProfiledTable], threshold: float) -> Interval:
+    """Estimate the bytes of the rows of all large tables that pass; ends of the intervals are added up."""
     found = [(table.estimate(threshold), table.row_bytes) for table in tables]
-    return Estimate(
+    return Interval(
         sum(rows.low * width for rows, width in found),
         sum(rows.middle * width for rows, width in found),
         sum(rows.high * width for rows, width in found),
@@ -143,13 +148,14 @@ def estimate_bytes(tables: Sequence[ProfiledTable], threshold: float) -> Estimat
 
 
 def find_threshold(tables: Sequence[ProfiledTable], budget_bytes: int) -> float:
-    """The least threshold, a share of a table's look-ups, whose rows fit by the upper end of the interval.
+    """Return the least threshold, a share of a table's lookups, whose rows fit by the interval's upper end.
 
     0 where all rows fit. The paper gives no rule for its steps; this bisects on a logarithmic scale between
-    less than one look-up of the sample and more than all.
+    less than one lookup of the sample and more than all.
     """
     if sum(table.num_rows * table.row_bytes for table in tables) <= budget_bytes:
         return 0.0
+    # Bisect: at ``high`` the rows fit, at ``low`` they do not.
     low, high = 0.5 / max(max((table.accesses for table in tables), default=1.0), 1.0), 2.0
     if estimate_bytes(tables, low).high <= budget_bytes:
         return low
@@ -162,16 +168,16 @@ def find_threshold(tables: Sequence[ProfiledTable], budget_bytes: int) -> float:
     return high
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def draw_samples(
     num_samples: int, rate: float, seed: int, with_replacement: bool, times: NDArray[np.uint8]
 ) -> int:
-    """How many times each sample is drawn.
+    """Draw samples, and write how many times each is drawn.
 
     Args:
-        num_samples: to draw from.
+        num_samples: samples to draw from.
         rate: share of them that is drawn, in [0, 1].
-        seed: of the draw.
+        seed: seed of the draw.
         with_replacement: ``rate * num_samples`` draws, as the released code does; else each sample by itself,
             at most once, as in the paper.
         times: (num_samples,) zeros; out.
@@ -194,18 +200,18 @@ def draw_samples(
     return drawn
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def add_drawn(
     ids: NDArray[np.int32],
     offsets: NDArray[np.int32],
     times: NDArray[np.uint8],
     counts: NDArray[np.int64],
 ) -> None:
-    """Count the look-ups of drawn samples.
+    """Count the lookups of drawn samples.
 
     Args:
         ids: (num_lookups,), of one table.
-        offsets: (num_samples + 1,); sample i has the look-ups from ``offsets[i]`` to ``offsets[i + 1]``.
+        offsets: (num_samples + 1,); sample i has the lookups from ``offsets[i]`` to ``offsets[i + 1]``.
         times: (num_samples,), how many times each sample is drawn.
         counts: (num_embeddings,) out, added to.
     """

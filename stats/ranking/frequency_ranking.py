@@ -1,6 +1,6 @@
 """Counts to ids: the order of importance within a table and over all tables.
 
-Rows of one count stand together, and the distinct counts of a table grow like the root of its look-ups: a
+Rows of one count stand together, and the distinct counts of a table grow like the root of its lookups: a
 few thousand runs of equal counts say everything but which category has which row, and that is one more
 pass over the categories.
 """
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from ..counting.category_counter import CategoryCounter
+from ..kernel import kernel
 
 _NO_NULLS = np.zeros(0, np.uint8)
 _CHUNK = 1 << 18
@@ -28,15 +28,15 @@ class RankedRuns:
     """The rows of one table, most important first, in runs of one count; a row's position is its id."""
 
     counts: NDArray[np.int64]
-    """(num_runs,), look-ups of each row of a run; falling."""
+    """(num_runs,), lookups of each row of a run; falling."""
     lengths: NDArray[np.int64]
     """(num_runs,), rows."""
     missing_id: int
-    """Row of missing look-ups; the oov row where they are too few to have their own."""
+    """Row of missing lookups; the oov row where they are too few for their own row."""
     oov_id: int
     """Row shared by rare and unknown categories; every table has one."""
     oov_count: int
-    """Look-ups of the oov row."""
+    """Lookups of the oov row."""
 
     @property
     def num_rows(self) -> int:
@@ -53,22 +53,27 @@ def rank_by_frequency(counts: NDArray[np.int64], num_missing: int, min_count: in
     """Order a table's rows by falling count; ties by category, missing first and oov last.
 
     Args:
-        counts: (num_categories,), look-ups of each category, in the order of categories.
-        num_missing: look-ups without a category; 0 means that there is no such row.
-        min_count: categories with fewer look-ups share the oov row, and so do missing ones.
+        counts: (num_categories,), lookups of each category, in the order of categories.
+        num_missing: lookups without a category; 0 means that there is no such row.
+        min_count: categories with fewer lookups share the oov row, and so do missing ones.
     """
     has_missing = num_missing >= max(min_count, 1)
-    oov_count, counter = 0 if has_missing else num_missing, CategoryCounter()
+    oov_count = 0 if has_missing else num_missing
+    counter = CategoryCounter()
+    # Count the counts themselves: rows per distinct count, for categories frequent enough for their own row.
     for first in range(0, counts.shape[0], _CHUNK):
         chunk = counts[first : first + _CHUNK]
         has_own = chunk >= min_count
         counter.add(chunk[has_own].view(np.uint64), _NO_NULLS)
         oov_count += int(chunk[~has_own].sum())
+    # The rows of oov and of missing lookups stand in runs like any other.
     extra = [oov_count, *([num_missing] if has_missing else [])]
     counter.add(np.array(extra, np.uint64), _NO_NULLS)
     rising_counts, rising_lengths = counter.take()
-    run_counts, lengths = rising_counts[::-1].astype(np.int64), rising_lengths[::-1].copy()
+    run_counts = rising_counts[::-1].astype(np.int64)
+    lengths = rising_lengths[::-1].copy()
     starts = np.cumsum(lengths) - lengths
+    # Ties: oov is the last of its run, missing the first.
     oov_run = int(np.searchsorted(-run_counts, -oov_count))
     oov_id = int(starts[oov_run] + lengths[oov_run]) - 1
     missing_id = int(starts[np.searchsorted(-run_counts, -num_missing)]) if has_missing else oov_id
@@ -82,15 +87,16 @@ def place_categories(
     ranked: RankedRuns,
     rows: NDArray[Any],
 ) -> None:
-    """Write each category that has a row of its own to its row.
+    """Write each category that has its own row to that row.
 
     Args:
         categories: (num_categories,), ascending; uint32 or uint64.
-        counts: (num_categories,), look-ups of each.
+        counts: (num_categories,), lookups of each.
         min_count: as given to `rank_by_frequency`.
-        ranked: what that returned.
+        ranked: the order that it returned.
         rows: (num_rows,) out; the rows of missing and oov are left as they are.
     """
+    # The first row of a run may be taken by missing lookups; the last by oov, which is never reached.
     next_row = ranked.starts
     if ranked.missing_id != ranked.oov_id:
         next_row[np.flatnonzero(next_row == ranked.missing_id)] += 1
@@ -98,7 +104,7 @@ def place_categories(
     _place_categories(categories, counts, min_count, ranked.counts, run_of_small, next_row, rows)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _place_categories(
     categories: NDArray[np.uint32],
     counts: NDArray[np.int64],
@@ -128,7 +134,7 @@ def _place_categories(
         next_row[run] += 1
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def expand_runs(
     firsts: NDArray[np.int64], lengths: NDArray[np.int64], step: int, values: NDArray[np.int64]
 ) -> None:
@@ -141,7 +147,7 @@ def expand_runs(
 
 
 def runs_of(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of one count that stand together: the count and the length of each run.
+    """Return the rows of one count that stand together: the count and the length of each run.
 
     Args:
         counts: (num_rows,).
@@ -153,11 +159,11 @@ def runs_of(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
 
 
 Runs = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Of one table: look-ups of each row of a run, falling, and rows of each run; (num_runs,) both."""
+"""The runs of one table: lookups of each row of a run, falling, and rows of each run; (num_runs,) both."""
 
 
 def order_of_runs(tables: Sequence[Runs], row_bytes: Sequence[int]) -> NDArray[np.int64]:
-    """The runs of all tables by falling look-ups per byte; ties by table, then id.
+    """Return the runs of all tables by falling lookups per byte; ties by table, then id.
 
     Args:
         tables: runs of each.
@@ -170,6 +176,7 @@ def order_of_runs(tables: Sequence[Runs], row_bytes: Sequence[int]) -> NDArray[n
     counts = np.concatenate([counts for counts, _ in tables]) if tables else np.zeros(0, np.int64)
     if len(set(row_bytes)) <= 1:
         return np.argsort(-counts, kind="stable")
+    # Lookups per byte times the common multiple of all widths: whole numbers, so no two differ by rounding.
     scale = math.lcm(*row_bytes)
     scales = [scale // width for (rows, _), width in zip(tables, row_bytes, strict=True) for _ in rows]
     density = [count * factor for count, factor in zip(counts.tolist(), scales, strict=True)]
@@ -177,7 +184,7 @@ def order_of_runs(tables: Sequence[Runs], row_bytes: Sequence[int]) -> NDArray[n
 
 
 def first_places(tables: Sequence[Runs], row_bytes: Sequence[int]) -> list[NDArray[np.int64]]:
-    """Places in the order over all tables that `order_of_runs` gives.
+    """Return the places in the order over all tables that `order_of_runs` gives.
 
     Returns:
         Per table (num_runs,): the place of the first row of each run; the others follow it.
@@ -192,7 +199,7 @@ def first_places(tables: Sequence[Runs], row_bytes: Sequence[int]) -> list[NDArr
 def runs_by_density(
     tables: Sequence[Runs], row_bytes: Sequence[int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The table of each run, and its rows, in the order that `order_of_runs` gives."""
+    """Return the table of each run, and its rows, in the order that `order_of_runs` gives."""
     order = order_of_runs(tables, row_bytes)
     numbers = [np.full(counts.shape[0], table, np.int64) for table, (counts, _) in enumerate(tables)]
     lengths = [lengths for _, lengths in tables]

@@ -1,27 +1,27 @@
-"""How much is hot under each of many budgets, in one pass over the look-ups.
+"""Hot rows and fully hot samples under each of many budgets, in one pass over the lookups.
 
 The hot sets of rising budgets are nested, so a row has a level: the first budget that makes it hot. A
-sample's level is the highest of its rows'. One byte a row serves any order, prefixes of ids or not.
+sample's level is the highest of its rows'. One byte per row serves any order, prefixes of ids or not.
 """
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from ..hashing import mix64_pair
+from ..kernel import kernel
 
 MAX_BUDGETS = 255
 _CHUNK_ROWS = 1 << 20
 
 
 def levels_of_prefixes(num_hot_L: NDArray[np.int64], num_rows: int) -> NDArray[np.uint8]:
-    """The level of each row of a table whose hot rows are its first ids.
+    """Return the level of each row of a table whose hot rows are its first ids.
 
     Args:
         num_hot_L: (num_budgets,), not falling; at most MAX_BUDGETS.
-        num_rows: of the table.
+        num_rows: rows of the table.
 
     Returns:
         (num_rows,); num_budgets where no budget makes the row hot.
@@ -33,7 +33,7 @@ def levels_of_prefixes(num_hot_L: NDArray[np.int64], num_rows: int) -> NDArray[n
     return np.repeat(np.arange(ends.shape[0], dtype=np.uint8), lengths)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def raise_levels(
     ids_N: NDArray[np.int32],
     offsets: NDArray[np.int32],
@@ -41,13 +41,13 @@ def raise_levels(
     level_B: NDArray[np.uint8],
     lookups_L: NDArray[np.int64],
 ) -> None:
-    """Count the look-ups of one table by level, and raise each sample's level to that of its rows. Exact.
+    """Count the lookups of one table by level, and raise each sample's level to that of its rows. Exact.
 
     Args:
-        ids_N: (num_lookups,); the look-ups of sample i are ``ids_N[offsets[i]:offsets[i + 1]]``.
-        offsets: (num_samples + 1,), or empty where each sample has one look-up.
-        level_T: (num_embeddings,), of the rows.
-        level_B: (num_samples,), of the samples, raised.
+        ids_N: (num_lookups,); the lookups of sample i are ``ids_N[offsets[i]:offsets[i + 1]]``.
+        offsets: (num_samples + 1,), or empty where each sample has one lookup.
+        level_T: (num_embeddings,), level of each row.
+        level_B: (num_samples,), level of each sample, raised.
         lookups_L: (num_budgets + 1,) out, added to.
     """
     is_one_hot = offsets.shape[0] == 0
@@ -67,14 +67,14 @@ def levels_by_count(
     budgets_L: NDArray[np.int64],
     seed: int,
 ) -> NDArray[np.uint8]:
-    """The level of each row where the rows with the highest counts are hot, as many as fit in their order.
+    """Return the level of each row where rows are hot by falling count, as many as fit.
 
     Args:
         counts_R: (num_rows,), of rows of all tables; those of 0 come last.
         first_row_T: (num_tables + 1,), first row of each table, then num_rows.
         row_bytes_F: (num_tables,), bytes of a row.
         budgets_L: (num_budgets,), bytes, rising.
-        seed: of the hash that decides between equal counts.
+        seed: seed of the hash that decides between equal counts.
 
     Returns:
         (num_rows,); num_budgets where no budget makes the row hot.
@@ -86,6 +86,7 @@ def levels_by_count(
     Source:
         FAE as released: the rows with the highest counts in a sample of the log, all tables together.
     """
+    # Rows with a count: sorted, and the bytes up to each compared with the budgets.
     rows = np.flatnonzero(counts_R)
     hashes = np.empty(rows.shape[0], np.uint64)
     hash_rows(rows, seed, hashes)
@@ -94,6 +95,7 @@ def levels_by_count(
     used = np.cumsum(row_bytes_F[table_of_row])
     levels = np.empty(counts_R.shape[0], np.uint8)
     levels[order] = np.searchsorted(budgets_L, used)
+    # Rows without one follow, spread by their hashes over the bytes that are left.
     num_rows_F = np.diff(first_row_T)
     seen_F = np.bincount(table_of_row, minlength=row_bytes_F.shape[0])
     left_bytes = float(((num_rows_F - seen_F) * row_bytes_F).sum())
@@ -109,8 +111,8 @@ def levels_by_count(
     return levels
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def hash_rows(rows: NDArray[np.int64], seed: int, hashes: NDArray[np.uint64]) -> None:
-    """Write a hash of each row's number and the seed: an order that knows nothing of counts."""
+    """Write a hash of each row's number and the seed: an order that is independent of counts."""
     for i in range(rows.shape[0]):
         hashes[i] = mix64_pair(np.uint64(seed), np.uint64(rows[i]))

@@ -1,18 +1,19 @@
-"""Which rows are hot under a byte budget, and which samples are fully hot."""
+"""The rows that are hot under a byte budget, and the samples that are fully hot."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from ..kernel import kernel
 
 
 def num_hot_of_tables(
     places: list[NDArray[np.int64]], row_bytes: list[int], budget_bytes: int
 ) -> tuple[list[int], int]:
-    """The longest prefix of the order over all tables whose rows fit in ``budget_bytes``.
+    """Find the longest prefix of the order over all tables whose rows fit in ``budget_bytes``.
 
     Args:
         places: per table (num_rows,), ascending; places over all tables, as the vocabulary stores them.
@@ -22,6 +23,7 @@ def num_hot_of_tables(
     Returns:
         Hot rows of each table, and how many places the prefix takes. Exact.
     """
+    # Bisect over the length of the prefix, whose bytes rise with it.
     low, high = 0, sum(place.shape[0] for place in places)
     while low < high:
         middle = (low + high + 1) // 2
@@ -40,7 +42,7 @@ def _bytes_of_prefix(places: list[NDArray[np.int64]], row_bytes: list[int], pref
 def num_hot_of_runs(
     table_of_run: NDArray[np.int64], lengths: NDArray[np.int64], row_bytes: Sequence[int], budget_bytes: int
 ) -> tuple[list[int], int]:
-    """The longest prefix of rows, run after run, that fits in ``budget_bytes``.
+    """Find the longest prefix of rows, run after run, that fits in ``budget_bytes``.
 
     Args:
         table_of_run: (num_runs,), most important first; the runs of a table in the order of its ids.
@@ -51,6 +53,7 @@ def num_hot_of_runs(
     Returns:
         Hot rows of each table, and of all. Exact.
     """
+    # Whole runs that fit, and as many rows of the next one as the rest of the budget holds.
     widths = np.array(row_bytes, np.int64)[table_of_run]
     ends = np.cumsum(lengths * widths)
     whole = int(np.searchsorted(ends, budget_bytes, side="right"))
@@ -64,9 +67,9 @@ def num_hot_of_runs(
     return num_hot.tolist(), int(taken.sum())
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def tag_hot_samples(ids: NDArray[np.int32], num_hot: NDArray[np.int64], is_hot: NDArray[np.uint8]) -> int:
-    """Write 1 for each sample all of whose look-ups hit hot rows, else 0.
+    """Write 1 for each sample all of whose lookups hit hot rows, else 0.
 
     Args:
         ids: (num_samples, num_features).

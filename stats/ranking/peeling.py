@@ -2,32 +2,34 @@
 
 Start with all rows, and drop again and again the row with the fewest samples per byte that are still fully
 hot; with it go those samples, and other rows lose them. The reverse of the dropping order nests the hot sets
-of all budgets. Linear in look-ups: a bucket queue of rows by samples, whose rows may fall below the level
+of all budgets. Linear in lookups: a bucket queue of rows by samples, whose rows may fall below the level
 it is at (clipping them there, as code for k-cores does, loses points).
 
-Rows are numbered by their place in the order by frequency (by look-ups per byte where widths differ), those
-that are certainly hot left out. The incidence of rows and samples is stored both ways: 8 bytes a look-up.
+Rows are numbered by their place in the order by frequency (by lookups per byte where widths differ), those
+that are certainly hot left out. The incidence of rows and samples is stored both ways: 8 bytes a lookup.
 
 Source: greedy peeling for densest sub-hypergraphs; Charikar, APPROX 2000, with the weights of a knapsack.
 """
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from ..kernel import inlined_kernel, kernel
 
 BYTES_PER_LOOKUP = 8
 BYTES_PER_ROW = 88
 BYTES_PER_SAMPLE = 16
-"""What the incidence, the queue and the orders made from it hold together."""
+"""Memory of the incidence, the queue and the orders built from it, together."""
 _NONE = -1
-_AFTER, _BEFORE, _WORTH, _WIDTH = 0, 1, 2, 3
-"""Of a row in the queue: its neighbours, its samples that are still fully hot, and its width's position."""
-_FIRST, _LAST = 0, 1
+_AFTER, _BEFORE, _WORTH, _WIDTH = range(4)
+"""Columns of a row's entry in the queue: its neighbors, its samples that are still fully hot, its width."""
+_FIRST, _LAST = range(2)
+"""The ends of a bucket."""
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def append_samples(
     ids: NDArray[np.int32],
     offsets: NDArray[np.int64],
@@ -42,7 +44,7 @@ def append_samples(
 
     Args:
         ids: (num_lookups,), of one table.
-        offsets: (num_samples + 1,); sample i has the look-ups from ``offsets[i]`` to ``offsets[i + 1]``.
+        offsets: (num_samples + 1,); sample i has the lookups from ``offsets[i]`` to ``offsets[i + 1]``.
         first_sample: number of the first sample; calls come in the order of samples.
         first_id: smaller ids are certainly hot, and left out.
         rows: (num_ids - first_id,), number of each other id's row.
@@ -69,7 +71,7 @@ def append_samples(
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def list_rows(
     row_starts: NDArray[np.int64],
     row_ends: NDArray[np.int64],
@@ -77,7 +79,7 @@ def list_rows(
     sample_starts: NDArray[np.int64],
     sample_rows: NDArray[np.int32],
 ) -> None:
-    """The rows of each sample from the samples of each row.
+    """List the rows of each sample, from the samples of each row.
 
     Args:
         row_starts: (num_rows + 1,); see `append_samples`.
@@ -86,6 +88,7 @@ def list_rows(
         sample_starts: (num_samples + 1,) zeros; out, where the list of each sample begins.
         sample_rows: (num_lookups,) out, rows ascending in each sample.
     """
+    # Count the rows of each sample, then add up: each count becomes the end of the sample's list.
     for row in range(row_ends.shape[0]):
         for k in range(row_starts[row], row_ends[row]):
             sample_starts[row_samples[k]] += 1
@@ -100,7 +103,7 @@ def list_rows(
             sample_rows[sample_starts[sample]] = row
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def entry_order(
     row_starts: NDArray[np.int64],
     row_ends: NDArray[np.int64],
@@ -108,7 +111,7 @@ def entry_order(
     num_samples: int,
     order: NDArray[np.int32],
 ) -> None:
-    """The order in which rows enter the queue, which breaks its ties.
+    """Write the order in which rows enter the queue, which breaks its ties.
 
     Rows of a single sample come first, those whose sample has most of them before the others (one sample is
     lost, many rows are freed); then all other rows. Else the least looked-up row comes first.
@@ -117,10 +120,11 @@ def entry_order(
         row_starts: (num_rows + 1,); see `append_samples`.
         row_ends: (num_rows,).
         row_samples: (num_lookups,).
-        num_samples: of the log.
+        num_samples: samples of the log.
         order: (num_rows,) out.
     """
     num_rows = row_ends.shape[0]
+    # How many rows of each sample have no other sample.
     lone = np.zeros(num_samples, np.int32)
     for row in range(num_rows):
         if row_ends[row] - row_starts[row] == 1:
@@ -128,13 +132,16 @@ def entry_order(
     most = 0
     for sample in range(num_samples):
         most = max(most, lone[sample])
-    starts = np.zeros(most + 2, np.int64)  # of the rows with most, most - 1, ... 1 in their sample; of others
+    # A counting sort by it, falling: the rows with most, most - 1, ... 1 in their sample, then all others.
+    starts = np.zeros(most + 2, np.int64)
     for row in range(num_rows):
         is_lone = row_ends[row] - row_starts[row] == 1
         starts[most + 1 - lone[row_samples[row_starts[row]]] if is_lone else most + 1] += 1
     total = 0
     for rest in range(most + 2):
-        starts[rest], total = total, total + starts[rest]
+        length = starts[rest]
+        starts[rest] = total
+        total += length
     for row in range(num_rows - 1, -1, -1):
         is_lone = row_ends[row] - row_starts[row] == 1
         rest = most + 1 - lone[row_samples[row_starts[row]]] if is_lone else most + 1
@@ -142,7 +149,7 @@ def entry_order(
         starts[rest] += 1
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def peel(
     row_starts: NDArray[np.int64],
     row_ends: NDArray[np.int64],
@@ -177,12 +184,18 @@ def peel(
         stop_row: the first row that is gone.
         dropped: (stop_row - first_row,) out.
     """
-    num_rows, num_widths, most = row_ends.shape[0], widths.shape[0], 0
+    num_rows = row_ends.shape[0]
+    num_widths = widths.shape[0]
+    most = 0
+
+    # Samples with a row that is gone before it begins are lost from the start.
     is_lost = np.zeros(sample_starts.shape[0] - 1, np.uint8)
     for sample in range(is_lost.shape[0]):
         stop = sample_starts[sample + 1]
         is_lost[sample] = stop > sample_starts[sample] and sample_rows[stop - 1] >= stop_row
-    queue = np.empty((num_rows, 4), np.int32)  # what a row has of it stands in one cache line
+
+    # The worth of a row is the number of its samples that are left; its four numbers share a cache line.
+    queue = np.empty((num_rows, 4), np.int32)
     for row in range(num_rows):
         queue[row, _WIDTH] = width_of_row[row]
         queue[row, _WORTH] = _NONE
@@ -193,10 +206,14 @@ def peel(
                     left -= is_lost[row_samples[k]]
             queue[row, _WORTH] = left
             most = max(most, left)
+
+    # A bucket, a list from first to last, for each width and worth.
     ends = np.full((num_widths, most + 1, 2), _NONE, np.int32)
     for i in range(num_rows):
         if first_row <= entries[i] < stop_row:
             _append(entries[i], queue, ends)
+
+    # Drop the row of least worth; ``levels`` are at most the least worth of each width.
     levels = np.zeros(num_widths, np.int64)
     number = 0
     while number < dropped.shape[0]:
@@ -206,6 +223,7 @@ def peel(
         queue[row, _WORTH] = _NONE
         dropped[number] = row
         number += 1
+        # Its samples are lost, and every other row of theirs falls by one bucket for each.
         for k in range(row_starts[row], row_ends[row]):
             sample = row_samples[k]
             if is_lost[sample]:
@@ -228,9 +246,9 @@ def peel(
                     number += 1
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined_kernel
 def _next_width(ends: NDArray[np.int32], levels: NDArray[np.int64], widths: NDArray[np.int64]) -> int:
-    """Raise each level to the fewest samples a row of that width has; the width of the least worth."""
+    """Raise each level to the fewest samples a row of that width has; returns the width of least worth."""
     best = -1
     for width in range(widths.shape[0]):
         while levels[width] < ends.shape[1] and ends[width, levels[width], _FIRST] == _NONE:
@@ -238,17 +256,20 @@ def _next_width(ends: NDArray[np.int32], levels: NDArray[np.int64], widths: NDAr
         if levels[width] == ends.shape[1]:
             levels[width] -= 1  # no row of this width is left
             continue
+        # Samples per byte, compared by cross products, exactly.
         if best < 0 or levels[width] * widths[best] < levels[best] * widths[width]:
             best = width
     return best
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined_kernel
 def _append(row: int, queue: NDArray[np.int32], ends: NDArray[np.int32]) -> None:
     """Put ``row`` behind the others of its width and worth."""
-    width, worth = queue[row, _WIDTH], queue[row, _WORTH]
+    width = queue[row, _WIDTH]
+    worth = queue[row, _WORTH]
     before = ends[width, worth, _LAST]
-    queue[row, _AFTER], queue[row, _BEFORE] = _NONE, before
+    queue[row, _AFTER] = _NONE
+    queue[row, _BEFORE] = before
     if before == _NONE:
         ends[width, worth, _FIRST] = row
     else:
@@ -256,11 +277,13 @@ def _append(row: int, queue: NDArray[np.int32], ends: NDArray[np.int32]) -> None
     ends[width, worth, _LAST] = row
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined_kernel
 def _remove(row: int, queue: NDArray[np.int32], ends: NDArray[np.int32]) -> None:
     """Take ``row`` out of the rows of its width and worth."""
-    width, worth = queue[row, _WIDTH], queue[row, _WORTH]
-    before, after = queue[row, _BEFORE], queue[row, _AFTER]
+    width = queue[row, _WIDTH]
+    worth = queue[row, _WORTH]
+    before = queue[row, _BEFORE]
+    after = queue[row, _AFTER]
     if before == _NONE:
         ends[width, worth, _FIRST] = after
     else:
@@ -271,7 +294,7 @@ def _remove(row: int, queue: NDArray[np.int32], ends: NDArray[np.int32]) -> None
         queue[after, _BEFORE] = before
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def hot_samples_of_prefixes(
     sample_starts: NDArray[np.int64],
     sample_rows: NDArray[np.int32],
@@ -279,7 +302,7 @@ def hot_samples_of_prefixes(
     num_rows_of: NDArray[np.int64],
     hot_samples: NDArray[np.int64],
 ) -> None:
-    """Fully hot samples when the first rows of an order are hot, for several numbers of rows. Exact.
+    """Count the fully hot samples under several prefixes of an order of rows, each hot as a whole. Exact.
 
     Args:
         sample_starts: (num_samples + 1,); see `list_rows`.
@@ -288,10 +311,12 @@ def hot_samples_of_prefixes(
         num_rows_of: (num_prefixes,), rows of each prefix, rising.
         hot_samples: (num_prefixes,) out.
     """
+    # A sample is fully hot from the first prefix on that has the last of its rows.
     hot_samples[:] = 0
     is_by_number = places.shape[0] == 0
     for sample in range(sample_starts.shape[0] - 1):
-        needed, stop = np.int64(0), sample_starts[sample + 1]
+        needed = np.int64(0)
+        stop = sample_starts[sample + 1]
         if is_by_number and stop > sample_starts[sample]:
             needed = np.int64(sample_rows[stop - 1]) + 1
         elif not is_by_number:

@@ -1,4 +1,4 @@
-"""Distinct cold rows of batches: what a planner of staging slots reads, from the ids of shards.
+"""Distinct cold rows of batches, the input of a planner of staging slots, from the ids of shards.
 
 Ids are ranks, so a cold row's key is its id less the table's hot rows plus a base. One pass with a hash table
 that only ever holds one batch's distinct rows.
@@ -6,14 +6,14 @@ that only ever holds one batch's distinct rows.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from ..hashing import mix64
+from ..kernel import kernel
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def add_cold_rows(
     ids_BF: NDArray[np.int32],
     first_F: NDArray[np.int64],
@@ -23,21 +23,23 @@ def add_cold_rows(
     rows: NDArray[np.int32],
     lookups: NDArray[np.int32],
 ) -> int:
-    """List the distinct cold rows of some look-ups, in order of first appearance by sample, then feature.
+    """List the distinct cold rows of some lookups, in order of first appearance by sample, then feature.
 
     Args:
-        ids_BF: (num_samples, num_features), perhaps with strides; look-ups of samples in tables.
+        ids_BF: (num_samples, num_features), perhaps with strides; lookups of samples in tables.
         first_F: (num_features,); first cold id of each table.
         last_F: (num_features,); one past its last id.
         base_F: (num_features,); key of the row ``first``.
-        cells: (a power of two above twice the look-ups,), all -1; left full, see `free_cells`.
+        cells: (a power of two above twice the lookups,), all -1; left full, see `free_cells`.
         rows: (num_samples * num_features,); the first are written, keys.
-        lookups: (num_samples * num_features,); likewise, look-ups of each.
+        lookups: (num_samples * num_features,); likewise, lookups of each.
 
     Returns:
-        How many are listed; or -1 - the position of a look-up whose id is outside its table. Exact.
+        How many are listed; or -1 - the position of a lookup whose id is outside its table. Exact.
     """
-    mask, num_features, num_rows = np.uint64(cells.size - 1), ids_BF.shape[1], 0
+    mask = np.uint64(cells.size - 1)
+    num_features = ids_BF.shape[1]
+    num_rows = 0
     for sample in range(ids_BF.shape[0]):
         for feature in range(num_features):
             row = np.int64(ids_BF[sample, feature])
@@ -46,21 +48,25 @@ def add_cold_rows(
             if row < 0 or row >= last_F[feature]:
                 return -1 - (sample * num_features + feature)  # type: ignore[no-any-return]
             key = np.int32(row - first_F[feature] + base_F[feature])
+            # A cell holds the position in ``rows`` of the row it stands for.
             cell = mix64(np.uint64(key)) & mask
             while cells[cell] >= 0 and rows[cells[cell]] != key:
                 cell = (cell + np.uint64(1)) & mask
             if cells[cell] < 0:
-                cells[cell], rows[num_rows], lookups[num_rows] = num_rows, key, 0
+                cells[cell] = num_rows
+                rows[num_rows] = key
+                lookups[num_rows] = 0
                 num_rows += 1
             lookups[cells[cell]] += 1
     return num_rows
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def free_cells(rows: NDArray[np.int32], num_rows: int, cells: NDArray[np.int32]) -> None:
-    """Empty the hash table after a batch of ``num_rows`` listed rows, at their cost and not at its own."""
+    """Empty the hash table after a batch of ``num_rows`` listed rows, in time that follows the rows."""
     mask = np.uint64(cells.size - 1)
     for i in range(num_rows):
+        # From a row's first cell on, all cells in use are of this batch: empty the whole run.
         cell = mix64(np.uint64(rows[i])) & mask
         while cells[cell] != -1:
             cells[cell] = -1

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernel import kernel
 from .step_plans import NEVER
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def next_uses_backward(
     order: NDArray[np.int64],
     offsets: NDArray[np.int64],
@@ -33,7 +33,7 @@ def next_uses_backward(
 
 
 def next_uses(offsets: NDArray[np.int64], rows: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
-    """(num_entries,) next uses in a stream that fits in memory, NEVER after a row's last use."""
+    """Return the next uses, (num_entries,), in a stream that fits in memory, NEVER after a row's last use."""
     found = np.empty(rows.size, np.int64)
     order = np.arange(offsets.size - 1)
     next_uses_backward(order, offsets, rows, np.full(num_rows, NEVER, np.int32), found)

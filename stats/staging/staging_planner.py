@@ -1,10 +1,10 @@
 """Planners of one staging area: batches in, step plans out, for every policy by the same rule.
 
 The rule of transfers: item t waits for compute(t - P - 1), P being the prefetch depth, and evicts among the
-rows unused in steps t - P to t. Where too few may leave, it waits for a later step, t - 1 at most; such steps
-are marked as shortened. So no plan reads a row before its last update is home, and at P = 0 `lookahead` is
-Belady's algorithm. Policies: see `staging`; `cache` policies after Fang et al., arXiv 2208.05321, as
-released, with state of rows, dirty rows and transfers handled here.
+rows unused in steps t - P to t. Where too few of them may be evicted, it waits for a later step, t - 1 at
+most; such steps are marked as shortened. So no plan reads a row before its last update is written back, and
+at P = 0 `lookahead` is Belady's algorithm. Policies: see `staging_kernel`; `cache` policies after Fang et
+al., arXiv 2208.05321, as released, with state of rows, dirty rows and transfers handled here.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .staging_kernel import DATASET, LFU, LOOKAHEAD, LRU, STATIC, end_epoch, new_staging, with_buckets
+from .staging_kernel import DATASET, LFU, LOOKAHEAD, LRU, STATIC, end_epoch, new_area, with_buckets
 from .staging_kernel import plan_steps as plan_steps_kernel
-from .staging_state import Emitted, Rule, Steps, Warm
+from .staging_state import PlanArrays, Rule, Steps, WarmRows
 from .step_plans import NEVER, Residents, RowStream, StepPlans, TooFewSlotsError
 
 CachePolicy = Literal["static", "lru", "lfu", "dataset"]
 CACHE_POLICIES: dict[CachePolicy, int] = {"static": STATIC, "lru": LRU, "lfu": LFU, "dataset": DATASET}
 DEFAULT_WARMUP_RATIO = 0.7
 _LAST_RANK = np.iinfo(np.int32).max
-_NOTHING, _NO_RANKS = np.empty(0, np.int64), np.empty(0, np.int32)
+_NOTHING = np.empty(0, np.int64)
+_NO_RANKS = np.empty(0, np.int32)
 
 
 class StagingPlanner:
-    """Plans the steps of an epoch after the other, for rows of one width; made by the functions below.
+    """Plans one epoch after another, for rows of one width; created by the functions below.
 
     `plan` may hold batches back until those after them are known; `finish` plans the rest and ends the epoch.
     All that a planner remembers from epoch to epoch is which rows were used before.
@@ -39,7 +40,7 @@ class StagingPlanner:
         rule: Rule,
         num_rows: int,
         num_slots: int,
-        warm: Warm | None = None,
+        warm: WarmRows | None = None,
         rank_of_row: NDArray[np.int32] = _NO_RANKS,
     ) -> None:
         if num_slots < 1:
@@ -47,8 +48,9 @@ class StagingPlanner:
         if rule.prefetch < 0:
             raise ValueError(f"the prefetch depth must be 0 or more, got {rule.prefetch}")
         self.num_slots = num_slots
-        self._rule, self._warm = rule, warm or Warm(_NOTHING, _NOTHING)
-        self._state = new_staging(num_rows, num_slots, rank_of_row, limited=rule.window >= 0)
+        self._rule = rule
+        self._warm = warm or WarmRows(_NOTHING, _NOTHING)
+        self._state = new_area(num_rows, num_slots, rank_of_row, limited=rule.window >= 0)
         self._held = Steps(np.zeros(1, np.int64), _NOTHING, _NOTHING, _NOTHING)
         self._next_step = 0
 
@@ -58,7 +60,7 @@ class StagingPlanner:
         return int(self._held.offsets.size) - 1
 
     def plan(self, batches: RowStream) -> StepPlans:
-        """The step plans that can be made now that ``batches`` follow those given before.
+        """Return the step plans that are known now that ``batches`` follow those given before.
 
         Raises:
             TooFewSlotsError: a batch has more rows than there are slots, and is not to be split.
@@ -67,18 +69,22 @@ class StagingPlanner:
         return self._emit(is_last=False)
 
     def finish(self) -> tuple[StepPlans, Residents]:
-        """The step plans of the batches held back, and what goes home after them; the next step is 0
-        again."""
+        """Plan the batches held back and end the epoch; the next step is 0 again.
+
+        Returns:
+            Their step plans, and the rows to write back after them.
+        """
         plans = self._emit(is_last=True)
-        rows, slots = np.empty(self.num_slots, np.int64), np.empty(self.num_slots, np.int32)
-        count = end_epoch(self._state, rows, slots)
+        residents = Residents(*end_epoch(self._state))
         self._next_step = 0
-        return plans, Residents(rows[:count].copy(), slots[:count].copy())
+        return plans, residents
 
     def _joined(self, batches: RowStream) -> Steps:
-        held, rule = self._held, self._rule
+        """The steps held back, and those of ``batches`` behind them."""
+        held = self._held
+        rule = self._rule
         if batches.next_uses is None and rule.policy == LOOKAHEAD and rule.window < 0:
-            raise ValueError("this planner wants the next use of every row with the batches")
+            raise ValueError("this planner needs the next use of every row with the batches")
         lookups = np.ones(batches.rows.size, np.int64) if batches.lookups is None else batches.lookups
         known = rule.window < 0 and batches.next_uses is not None
         next_uses = batches.next_uses if known else np.full(batches.rows.size, NEVER, np.int64)
@@ -91,46 +97,57 @@ class StagingPlanner:
         )
 
     def _emit(self, *, is_last: bool) -> StepPlans:
-        held, first_step = self._held, self._next_step
+        """Plan what can be planned of the steps held, and hold the rest."""
+        held = self._held
+        first_step = self._next_step
+
+        # Look-ahead has a bucket for every step that may be a next use.
         if self._rule.policy == LOOKAHEAD:
             uses = held.next_uses[held.next_uses < NEVER]
             last_step = max(first_step + self.num_held_back, int(uses.max(initial=0)))
             self._state = with_buckets(self._state, last_step + 1)
-        out = self._new_emitted()
-        done, num_needed = plan_steps_kernel(self._state, self._rule, held, self._warm, is_last, out)
+
+        plans = self._new_plans()
+        num_planned, num_needed = plan_steps_kernel(self._state, self._rule, held, self._warm, is_last, plans)
         if num_needed:
-            raise TooFewSlotsError(first_step + done, self.num_slots, num_needed)
-        cut = int(held.offsets[done])
+            raise TooFewSlotsError(first_step + num_planned, self.num_slots, num_needed)
+
+        # Planned steps leave; lists that are usually far shorter than their arrays are copied.
+        num_entries = int(held.offsets[num_planned])
         self._held = Steps(
-            held.offsets[done:] - cut, held.rows[cut:], held.lookups[cut:], held.next_uses[cut:]
+            held.offsets[num_planned:] - num_entries,
+            held.rows[num_entries:],
+            held.lookups[num_entries:],
+            held.next_uses[num_entries:],
         )
-        self._next_step = first_step + done
-        num_fetches, num_write_backs = out.ends.tolist()
+        self._next_step = first_step + num_planned
+        num_fetches, num_write_backs = plans.ends.tolist()
         return StepPlans(
             first_step=first_step,
-            offsets=held.offsets[: done + 1].copy(),
-            slots=out.slots[:cut],
-            fetch_offsets=out.fetch_offsets[: done + 1],
-            fetch_rows=out.fetch_rows[:num_fetches].copy(),
-            fetch_slots=out.fetch_slots[:num_fetches].copy(),
-            fetch_is_first=out.fetch_is_first[:num_fetches].copy(),
-            write_back_offsets=out.write_back_offsets[: done + 1],
-            write_back_rows=out.write_back_rows[:num_write_backs].copy(),
-            write_back_slots=out.write_back_slots[:num_write_backs].copy(),
-            after=out.after[:done],
-            waits_for=out.waits_for[:done],
-            is_shortened=out.is_shortened[:done],
-            is_split=out.is_split[:done],
-            num_hits=out.num_hits[:done],
-            num_misses=out.num_misses[:done],
+            offsets=held.offsets[: num_planned + 1].copy(),
+            slots=plans.slots[:num_entries],
+            fetch_offsets=plans.fetch_offsets[: num_planned + 1],
+            fetch_rows=plans.fetch_rows[:num_fetches].copy(),
+            fetch_slots=plans.fetch_slots[:num_fetches].copy(),
+            fetch_is_first=plans.fetch_is_first[:num_fetches].copy(),
+            write_back_offsets=plans.write_back_offsets[: num_planned + 1],
+            write_back_rows=plans.write_back_rows[:num_write_backs].copy(),
+            write_back_slots=plans.write_back_slots[:num_write_backs].copy(),
+            after=plans.after[:num_planned],
+            waits_for=plans.waits_for[:num_planned],
+            is_shortened=plans.is_shortened[:num_planned],
+            is_split=plans.is_split[:num_planned],
+            num_hits=plans.num_hits[:num_planned],
+            num_misses=plans.num_misses[:num_planned],
         )
 
-    def _new_emitted(self) -> Emitted:
-        num_steps, num_entries = self.num_held_back, self._held.rows.size
+    def _new_plans(self) -> PlanArrays:
+        """Arrays for the plans of all steps held, each as long as it may get."""
+        num_steps = self.num_held_back
+        num_entries = self._held.rows.size
         num_fetches = num_entries + self._warm.rows.size
         num_write_backs = min(num_fetches, num_entries) + self.num_slots
-        steps = np.int64, num_steps
-        return Emitted(
+        return PlanArrays(
             slots=np.empty(num_entries, np.int32),
             fetch_offsets=np.zeros(num_steps + 1, np.int64),
             fetch_rows=np.empty(num_fetches, np.int64),
@@ -139,12 +156,12 @@ class StagingPlanner:
             write_back_offsets=np.zeros(num_steps + 1, np.int64),
             write_back_rows=np.empty(num_write_backs, np.int64),
             write_back_slots=np.empty(num_write_backs, np.int32),
-            after=np.empty(steps[1], steps[0]),
-            waits_for=np.empty(steps[1], steps[0]),
+            after=np.empty(num_steps, np.int64),
+            waits_for=np.empty(num_steps, np.int64),
             is_shortened=np.empty(num_steps, np.bool_),
             is_split=np.empty(num_steps, np.bool_),
-            num_hits=np.empty(steps[1], steps[0]),
-            num_misses=np.empty(steps[1], steps[0]),
+            num_hits=np.empty(num_steps, np.int64),
+            num_misses=np.empty(num_steps, np.int64),
             ends=np.zeros(2, np.int64),
         )
 
@@ -152,15 +169,15 @@ class StagingPlanner:
 def lookahead_planner(
     num_rows: int, num_slots: int, *, prefetch: int, window: int | None = None, splits: bool = False
 ) -> StagingPlanner:
-    """The row whose next use is farthest leaves; among equals the one used longest ago.
+    """Return a planner that evicts the row whose next use is farthest; among equals the one used longest ago.
 
     Args:
-        num_rows: keys are below it.
-        num_slots: of the staging area.
-        prefetch: P.
+        num_rows: all keys are below it.
+        num_slots: slots of the staging area.
+        prefetch: P, the prefetch depth.
         window: batches known ahead of the one planned, at least 0: a row unused in them is as far as any
             other such row, and the planner holds ``window`` batches back. None: `plan` gets the next use of
-            every row, see `lookahead.next_uses`, and holds nothing back.
+            every row, see `next_uses.next_uses`, and holds nothing back.
         splits: a batch of too many rows runs in passes; else it is refused.
 
     Source:
@@ -186,25 +203,24 @@ def cache_planner(
     rank_of_row: NDArray[np.integer[Any]] = _NO_RANKS,
     splits: bool = False,
 ) -> StagingPlanner:
-    """A run-time cache.
+    """Return a planner that evicts as a run-time cache does, which knows no next uses.
 
     Args:
-        policy: ``lru``: the row used longest ago leaves (earlier batch; within a batch the one that appears
-            earlier). ``lfu``: the one with the fewest look-ups since it came; ties as in lru. ``dataset``:
-            the one with the last rank. ``static``: the warm rows stay for good, every other row leaves as
-            soon as the rule of transfers lets it.
-        num_rows: keys are below it.
-        num_slots: of the staging area.
-        prefetch: P.
-        batches_per_item: N; the rows of N batches come with one item, before the first of them, and none of
-            them leaves before the last. A window of too many rows ends earlier, with the last batch that
-            fits.
+        policy: ``lru`` evicts the row used longest ago (earlier batch; within a batch the one that appears
+            earlier). ``lfu`` evicts the one with the fewest lookups since it was loaded; ties as in lru.
+            ``dataset`` evicts the one with the last rank. ``static`` keeps the warm rows for good, and
+            evicts every other row as soon as the rule of transfers allows.
+        num_rows: all keys are below it.
+        num_slots: slots of the staging area.
+        prefetch: P, the prefetch depth.
+        batches_per_item: N; the rows of N batches are loaded by one item, before the first of them, and none
+            of them is evicted before the last. A window of too many rows ends earlier, with the last batch
+            that fits.
         warmup_ratio: share of the slots filled before step 0, but for those that step 0 needs, in [0, 1].
         warm_rows: (at least that many, or fewer,); keys in the order of importance, the most important first.
-        warm_counts: (as many,); look-ups that ``lfu`` takes them to have had; None: 0.
-        rank_of_row: (num_rows,); place of each row in the order of importance, 0 the most important, all from
-            2^31 - 1 on being equal; for
-            ``dataset``.
+        warm_counts: (as many,); lookups that ``lfu`` takes them to have had; None: 0.
+        rank_of_row: (num_rows,), for ``dataset``; position of each row in the order of importance, 0 the most
+            important; all from 2^31 - 1 on are equal.
         splits: as in `lookahead_planner`; not for ``static``.
     """
     if policy not in CACHE_POLICIES:
@@ -214,9 +230,9 @@ def cache_planner(
     if batches_per_item < 1:
         raise ValueError(f"batches_per_item must be 1 or more, got {batches_per_item}")
     if policy == "dataset" and rank_of_row.size != num_rows:
-        raise ValueError(f"dataset wants the rank of {num_rows} rows, got {rank_of_row.size}")
+        raise ValueError(f"dataset needs the rank of {num_rows} rows, got {rank_of_row.size}")
     rows = warm_rows[: math.ceil(num_slots * warmup_ratio)]
     counts = np.zeros(rows.size, np.int64) if warm_counts is None else warm_counts[: rows.size]
     rule = Rule(CACHE_POLICIES[policy], prefetch, batches_per_item, -1, splits and policy != "static")
     ranks = np.minimum(rank_of_row, _LAST_RANK).astype(np.int32)
-    return StagingPlanner(rule, num_rows, num_slots, Warm(rows, counts), ranks)
+    return StagingPlanner(rule, num_rows, num_slots, WarmRows(rows, counts), ranks)

@@ -1,4 +1,4 @@
-"""What the kernel of planners reads, keeps and writes: tuples of arrays, which compiled code takes."""
+"""The arrays that the kernel of planners reads, keeps and writes, as tuples, which compiled code takes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,50 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+SLOT_RECORD = np.dtype(
+    (
+        np.record,
+        [
+            ("row", np.int64),  # key of the row in the slot, -1 where the slot is free
+            ("last_use", np.int64),  # step of the row's last use
+            ("key", np.int64),  # by which the policy evicts: the least first
+            ("previous_location", np.int64),  # location of the row before it was loaded
+            ("vacated_by", np.int64),  # last item that wrote a row back from the slot, or else loaded one
+            ("is_clean", np.int64),  # loaded before step 0 and not used yet: nothing to write back
+            ("is_pinned", np.int64),  # never evicted
+            ("is_listed", np.int64),  # listed for eviction by its present key, in the heap or a bucket
+        ],
+    )
+)
+"""One slot. Eight words, a line of cache: a use of a row costs one miss."""
+
+AREA_RECORD = np.dtype(
+    (
+        np.record,
+        [
+            ("step", np.int64),  # the next step to plan, within the epoch
+            ("epoch_base", np.int64),  # steps of the epochs before, so that items are numbered over the run
+            ("after", np.int64),  # rows unused since this step may be evicted
+            ("num_evictable", np.int64),  # how many those are
+            ("front", np.int64),  # ``queue`` is in use from here to ``tail``
+            ("boundary", np.int64),  # uses in ``queue`` before here are those up to step ``after``
+            ("tail", np.int64),
+            ("sequence", np.int64),  # uses so far, which break ties between keys
+            ("heap_size", np.int64),
+            ("num_free", np.int64),
+            ("num_pinned", np.int64),
+            ("top_word", np.int64),  # no word of ``filled`` beyond it has a bit
+            ("first_entry", np.int64),  # entries of the batches planned so far in the run
+            ("num_revealed", np.int64),  # steps whose rows are known, where look-ahead is limited
+            ("split_step", np.int64),  # the last step that ran in passes
+        ],
+    )
+)
+"""The scalars of a staging area."""
+
 
 class Rule(NamedTuple):
-    """What a planner was told to do."""
+    """The settings of a planner, fixed for a run."""
 
     policy: int
     prefetch: int
@@ -31,43 +72,47 @@ class Steps(NamedTuple):
     next_uses: NDArray[np.int64]
 
 
-class Warm(NamedTuple):
-    """Rows that come in with an epoch's first item, while slots are free."""
+class WarmRows(NamedTuple):
+    """Rows that are loaded with an epoch's first item, while slots are free."""
 
     rows: NDArray[np.int64]
     """(num_warm,); the most important first."""
     counts: NDArray[np.int64]
-    """(num_warm,); look-ups that LFU takes them to have had."""
+    """(num_warm,); lookups that LFU takes them to have had."""
 
 
-class Staging(NamedTuple):
-    """State of a staging area between steps."""
+class AreaState(NamedTuple):
+    """The state of a staging area between steps."""
 
-    slot_of_row: NDArray[np.int32]
+    location_of_row: NDArray[np.int32]
+    """(num_rows,); the slot of each row, or where else it is: see the functions of the kernel."""
     rank_of_row: NDArray[np.int32]
     last_entry: NDArray[np.int64]
     """(num_rows,) where look-ahead is limited: number in the run of the row's last known use."""
-    records: NDArray[np.int64]
-    """(num_slots, 8), row -1 where free."""
+    records: NDArray[np.record]
+    """(num_slots,) of SLOT_RECORD."""
     queue: NDArray[np.int32]
-    """(2 * num_slots + 1, 2), slot and step of each use; in use from ``_FRONT`` to ``_TAIL``."""
+    """(2 * num_slots + 1, 2), slot and step of each use in the order of uses."""
     heap_keys: NDArray[np.int64]
-    """(2 * num_slots + 1,); the least key leaves first."""
+    """(2 * num_slots + 1,); the least key is evicted first."""
     heap_slots: NDArray[np.int32]
     heads: NDArray[np.int32]
-    """(steps,): the first slot whose row is used next in the step and may leave, -1 where none."""
+    """(steps,): the first slot whose row is used next in the step and may be evicted, -1 where none."""
     tails: NDArray[np.int32]
     """(steps,): the last of them."""
     filled: NDArray[np.uint64]
-    """(steps / 64,): a bit a step, set where it has some."""
+    """(steps / 64,): a bit per step, set where it has some."""
     links: NDArray[np.int32]
     """(num_slots,): the slot behind, -1 for the last."""
     free: NDArray[np.int32]
+    """(num_slots,), a stack: the first ``num_free`` are free slots."""
     victims: NDArray[np.int32]
-    scalars: NDArray[np.int64]
+    """(num_slots,): the slots whose rows the present item evicts."""
+    area: NDArray[np.record]
+    """(1,) of AREA_RECORD."""
 
 
-class Emitted(NamedTuple):
+class PlanArrays(NamedTuple):
     """The arrays of StepPlans, long enough, and running totals of the lists in ``ends`` (fetches,
     write-backs)."""
 

@@ -1,9 +1,9 @@
-"""Streams of step plans: what a planner reads and what it emits, both as flat arrays for many steps at once.
+"""The stream of rows that a planner reads and the step plans it returns, as flat arrays for many steps.
 
-A planner looks after one staging area: ``num_slots`` slots for rows of one width. Rows are named by keys,
-int64 numbers in [0, num_rows) that the caller gives to the rows whose home is elsewhere. Step t is preceded
-by transfer item t: write rows back, then fetch rows into slots. Whoever runs the plans keeps to three rules,
-and may otherwise run items and computations at the same time:
+A planner manages one staging area: ``num_slots`` slots for rows of one width. Rows are named by keys, int64
+numbers in [0, num_rows) that the caller gives to the rows of the slow tier. Step t is preceded by transfer
+item t: write rows back, then fetch rows into slots. The executor of plans keeps to three rules, and may
+otherwise run items and computations at the same time:
 
 1. items run in order, and item t starts once compute(``after[t]``) is done;
 2. compute(t) starts once item t is done;
@@ -30,7 +30,9 @@ class TooFewSlotsError(ValueError):
 
     def __init__(self, step: int, num_slots: int, num_needed: int) -> None:
         super().__init__(f"step {step} needs {num_needed} distinct rows in {num_slots} slots")
-        self.step, self.num_slots, self.num_needed = step, num_slots, num_needed
+        self.step = step
+        self.num_slots = num_slots
+        self.num_needed = num_needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class RowStream:
     rows: NDArray[np.int64]
     """(num_entries,); keys, in each batch distinct and in order of first appearance."""
     lookups: NDArray[np.int64] | None = None
-    """(num_entries,); look-ups of the row in its batch; None: one each."""
+    """(num_entries,); lookups of the row in its batch; None: one each."""
     next_uses: NDArray[np.int64] | None = None
     """(num_entries,); the next step that uses the row, NEVER where there is none."""
 
@@ -54,7 +56,7 @@ class RowStream:
     def of(
         cls, batches: Sequence[NDArray[np.int64]], lookups: Sequence[NDArray[np.int64]] | None = None
     ) -> RowStream:
-        """One array of distinct rows a batch, and perhaps one of their look-ups."""
+        """Build a stream from one array of distinct rows per batch, and perhaps one of their lookups."""
         sizes = [batch.size for batch in batches]
         offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
         return cls(offsets, _flat(batches), None if lookups is None else _flat(lookups))
@@ -77,25 +79,25 @@ class StepPlans:
     fetch_offsets: NDArray[np.int64]
     """(num_steps + 1,)."""
     fetch_rows: NDArray[np.int64]
-    """(num_fetches,); rows that come in, none twice in a step."""
+    """(num_fetches,); rows that are loaded, none twice in a step."""
     fetch_slots: NDArray[np.int32]
-    """(num_fetches,); where to, none twice in a step."""
+    """(num_fetches,); the slot of each, none twice in a step."""
     fetch_is_first: NDArray[np.bool_]
-    """(num_fetches,); the row has its initial values only: it may be made where it goes instead of
-    fetched."""
+    """(num_fetches,); the row has its initial values only: it may be initialized in its slot instead
+    of fetched."""
     write_back_offsets: NDArray[np.int64]
     """(num_steps + 1,)."""
     write_back_rows: NDArray[np.int64]
-    """(num_write_backs,); rows that go home before the fetches of the step."""
+    """(num_write_backs,); rows that are written back before the fetches of the step."""
     write_back_slots: NDArray[np.int32]
-    """(num_write_backs,); the slots they leave."""
+    """(num_write_backs,); the slots they are in."""
     after: NDArray[np.int64]
     """(num_steps,); item t starts once compute(after) is done; -1: at once."""
     waits_for: NDArray[np.int64]
     """(num_steps,); the last earlier item that wrote back a row this one fetches, or emptied or filled a slot
     that it fills; -1: none."""
     is_shortened: NDArray[np.bool_]
-    """(num_steps,); ``after`` is later than the prefetch depth wants, because too few rows could leave."""
+    """(num_steps,); ``after`` is later than the prefetch depth asks for: too few rows could be evicted."""
     is_split: NDArray[np.bool_]
     """(num_steps,); the batch has more rows than slots and runs in passes, see below.
 
@@ -105,30 +107,31 @@ class StepPlans:
     after compute(t). ``fetch_*`` list the rows once; ``write_back_*`` only those that were resident before.
     """
     num_hits: NDArray[np.int64]
-    """(num_steps,); look-ups of rows that stood in a slot already."""
+    """(num_steps,); lookups of rows that were in a slot already."""
     num_misses: NDArray[np.int64]
-    """(num_steps,); look-ups of rows that came for this step. Both count a row once where the stream says
-    nothing of look-ups."""
+    """(num_steps,); lookups of rows loaded for this step. Both count rows where the stream has no lookups."""
 
     @property
     def num_steps(self) -> int:
         return int(self.offsets.size) - 1
 
-    def rows_to_fast(self, *, makes_first_uses: bool) -> NDArray[np.int64]:
-        """(num_steps,) rows that cross to the fast tier, without first uses where those are made there."""
-        crosses = ~self.fetch_is_first if makes_first_uses else np.ones(self.fetch_is_first.size, np.bool_)
+    def rows_to_fast(self, *, initializes_first_uses: bool) -> NDArray[np.int64]:
+        """Return how many rows, (num_steps,), each step loads, without those initialized in place."""
+        crosses = (
+            ~self.fetch_is_first if initializes_first_uses else np.ones(self.fetch_is_first.size, np.bool_)
+        )
         running = np.concatenate([[0], np.cumsum(crosses)])
         crossing: NDArray[np.int64] = running[self.fetch_offsets[1:]] - running[self.fetch_offsets[:-1]]
         return crossing * (1 + self.is_split)
 
     def rows_to_slow(self) -> NDArray[np.int64]:
-        """(num_steps,) rows that cross to the slow tier, without those still there when the epoch ends."""
+        """Return how many rows, (num_steps,), each step writes back, without those left at the end."""
         return np.diff(self.write_back_offsets) + self.is_split * np.diff(self.offsets)
 
 
 @dataclass(frozen=True, slots=True)
 class Residents:
-    """Rows in slots at the end of an epoch that have to go home: a last item, after every step."""
+    """Rows in slots at the end of an epoch that have to be written back: a last item, after every step."""
 
     rows: NDArray[np.int64]
     """(num_residents,); keys, ascending slots."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING, parse_hex8, parse_integers, split_fields
 from hotset.tests.fuzz.fuzz_lines import GUARD, GuardedText, guarded, mutate
-from hotset.tests.pipeline.raw.test_text_fields import naive_fields, naive_integer
+from hotset.tests.support.naive.naive_fields import naive_fields, naive_integer
 
 _NUM_COLUMNS = 6
 _LINES_A_TEXT = 2000
@@ -94,7 +94,10 @@ def _check_numbers(
 
 def fuzz_fields(num_lines: int, seed: int) -> dict[str, Any]:
     """At least ``num_lines`` mutated lines; raises AssertionError at the first that is read wrongly."""
-    luck, memory, counts, inputs = random.Random(seed), GuardedText(), Counter[str](), 0
+    luck = random.Random(seed)
+    memory = GuardedText()
+    counts = Counter[str]()
+    inputs = 0
     started = time.perf_counter()
     while inputs < num_lines:
         separator = luck.choice([b",", b"\t", b";"])

@@ -4,8 +4,8 @@
 
 A child process mutates one file at a time, lets every reader and the stages after it at the folder, and puts
 the file back. Each must give what it gave before, or raise one of the project's own errors; where a payload
-changed that has no redundancy of its own, other data are what it may give, and `verify` must name the file. A
-child that crashes or hangs is counted, and another one goes on with the next file.
+without redundancy changed, it may give other data, and `verify` must name the file. A child that crashes or
+hangs is counted, and another one continues with the next file.
 """
 
 from __future__ import annotations
@@ -30,18 +30,22 @@ from typing import Any
 import numpy as np
 
 from hotset.pipeline.errors import HotsetError
+from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest, checksum_of
-from hotset.pipeline.folders.output import hash_file
 from hotset.pipeline.formats.arrow_files import read_batch
-from hotset.pipeline.formats.category_texts import is_texts, read_texts
+from hotset.pipeline.formats.category_texts import read_texts
 from hotset.pipeline.inspect.frequency_series import frequency_statistics
-from hotset.pipeline.stages.preprocess import FOLDERS, INPUTS, PreprocessConfig, preprocess, run_stage
+from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess, run_stage
+from hotset.pipeline.stages.stage_order import FOLDERS, INPUTS
 from hotset.pipeline.verify.verify import verify
-from hotset.tests.pipeline.stages.test_preprocess import CONFIG
-from hotset.tests.support.criteo_text import draw_samples, text_of
-from hotset.tests.support.other_logs import draw_log, schema_text, write_parquet
+from hotset.tests.support.logs.criteo_text import draw_samples, text_of
+from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_parquet
+from hotset.tests.support.preprocess_runs import CONFIG
 
 _HANG_SECONDS = 60
+_BLOCK_BYTES = ByteSize(24_000)
 _EXTREMES = [0, 1, 2, 3, 7, 8, 255, 2**16, 2**31 - 1, -(2**31), -1, 2**40, 2**62, 2**63 - 1, -(2**63)]
 _JSON: list[Any] = [
     None,
@@ -64,7 +68,7 @@ _JSON: list[Any] = [
 
 
 def mutate_bytes(whole: bytes, luck: random.Random) -> bytes:
-    """One to three edits, most of them where Arrow keeps its schema and its offsets."""
+    """Make one to three edits, most of them where Arrow keeps its schema and its offsets."""
     mutated = bytearray(whole)
     for _ in range(luck.choice([1, 1, 1, 2, 3])):
         _edit_bytes(mutated, luck)
@@ -143,7 +147,7 @@ def reseal(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def digest_of(*arrays: Any) -> str:
-    """A checksum of arrays."""
+    """Return a checksum of arrays."""
     digest = hashlib.sha1()
     for array in arrays:
         digest.update(str(array.shape).encode() + np.ascontiguousarray(array).tobytes())
@@ -151,12 +155,12 @@ def digest_of(*arrays: Any) -> str:
 
 
 def read_stages(folder: Path) -> dict[str, str]:
-    """Checksums of every column of every stage's files."""
+    """Return checksums of every column of every stage's files."""
     found = {}
     for name in list(FOLDERS.values())[:-1]:
         manifest = Manifest.read(folder / name)
         for entry in manifest.files:
-            batch = (read_texts if is_texts(entry) else read_batch)(manifest, entry)
+            batch = (read_texts if entry.is_texts else read_batch)(manifest, entry)
             found[f"{name}/{entry.path}"] = str([batch.column(key).to_pylist() for key in batch.schema.names])
     return {path: hashlib.sha1(text.encode()).hexdigest() for path, text in found.items()}
 
@@ -166,7 +170,7 @@ def _arrays_of(bags: Any) -> list[Any]:
 
 
 def read_shards(folder: Path) -> list[str]:
-    """Checksums of every batch, as a trainer gets them."""
+    """Return checksums of every batch, as a trainer gets them."""
     from hotset.train.data.shards import Shards
 
     shards = Shards.open(folder)
@@ -179,7 +183,7 @@ def read_shards(folder: Path) -> list[str]:
 
 
 def kind_of(path: Path) -> str:
-    """What a file of a preprocessed folder is."""
+    """Classify a file of a preprocessed folder: manifest, shard or stage."""
     if path.name == MANIFEST:
         return "manifest"
     return "shard" if path.parts[0] == "shards" else "stage"
@@ -189,32 +193,36 @@ LISTS = {"y": "label", "tags": "list text", "site": "hex8", "price": "float", "c
 
 
 def _write_log(path: Path, seed: int, *, lists: bool) -> PreprocessConfig:
-    """A log of Criteo's, or one with lists; and how to preprocess it."""
+    """Write a log in Criteo's format, or one with lists; returns how to preprocess it.
+
+    Into a few parts: reading takes as long as opening their files, and tests no more with many.
+    """
     luck = np.random.default_rng(seed)
     if not lists:
         path.write_bytes(text_of(draw_samples(300, luck)))
-        return CONFIG
+        return replace(CONFIG, ingest=replace(CONFIG.ingest, block_bytes=_BLOCK_BYTES))
     log = draw_log(200, LISTS, luck, empty_lists=True)
     write_parquet(path, log)
     schema = schema_text(log, format="parquet")
-    return replace(CONFIG, ingest=replace(CONFIG.ingest, schema=schema))
+    return replace(CONFIG, ingest=replace(CONFIG.ingest, schema=schema, block_bytes=_BLOCK_BYTES))
 
 
 class Fuzzer:
     """A preprocessed folder whose files are mutated one by one."""
 
     def __init__(self, folder: Path, seed: int, *, lists: bool = False) -> None:
-        self.folder, self.seed = folder, seed
+        self.folder = folder
+        self.seed = seed
         self.config = _write_log(folder / "log.tsv", seed, lists=lists)
         if not (folder / "dir").exists():
-            preprocess([folder / "log.tsv"], self.config, folder / "whole", workers=1)
+            preprocess([folder / "log.tsv"], self.config, folder / "whole", Resources(workers=1))
             shutil.copytree(folder / "whole", folder / "dir")
         self.dir = folder / "dir"
         self.readers: dict[str, Callable[[Path], Any]] = {
             "read_batch": read_stages,
-            "frequency_statistics": lambda path: frequency_statistics(path, workers=1),
+            "frequency_statistics": lambda path: frequency_statistics(path, Resources(workers=1)),
             "Shards": read_shards,
-            "verify": lambda path: verify(path, workers=1),
+            "verify": lambda path: verify(path, Resources(workers=1)),
         }
         self.wanted = {name: read(folder / "whole") for name, read in self.readers.items()}
         for stage in INPUTS:
@@ -222,11 +230,13 @@ class Fuzzer:
             self.wanted[stage] = {entry.path: (entry.num_bytes, entry.xxh3_128) for entry in files}
 
     def run(self, number: int) -> dict[str, Any]:
-        """Mutate file ``number`` of the run; what came of it."""
+        """Mutate file ``number`` of the run; returns what each reader made of it."""
         luck = random.Random(f"{self.seed} {number}")
         paths = sorted(path.relative_to(self.dir) for path in self.dir.rglob("*") if path.is_file())
         kind = luck.choice(["manifest", "stage", "stage", "shard"])
-        path = luck.choice([path for path in paths if kind_of(path) == kind])
+        paths = [path for path in paths if kind_of(path) == kind]
+        folder = luck.choice(sorted({path.parts[0] for path in paths}))  # some have many more files
+        path = luck.choice([path for path in paths if path.parts[0] == folder])
         is_manifest = kind == "manifest"
         is_resealed = luck.random() < 0.4
         before = {name: (self.dir / name).read_bytes() for name in (path, path.parent / MANIFEST)}
@@ -269,7 +279,7 @@ class Fuzzer:
         return "right" if found == self.wanted[name] else "other"
 
     def _judge_stages(self, name: str) -> dict[str, str]:
-        """The stages that read the folder ``name``, made again beside the others."""
+        """Run the stages that read the folder ``name`` again, beside the others."""
         outcomes = {}
         for stage, inputs in INPUTS.items():
             if name not in inputs:
@@ -284,13 +294,13 @@ class Fuzzer:
 
 
 def _make(made: Path, stage: str, config: Any, _: Path) -> Any:
-    run_stage(stage, config, made, workers=1)
+    run_stage(stage, config, made, Resources(workers=1))
     files = [path for path in sorted((made / FOLDERS[stage]).iterdir()) if path.name != MANIFEST]
     return {path.name: hash_file(path) for path in files}
 
 
 def run_child(folder: Path, first: int, stop: int, seed: int, *, lists: bool) -> None:
-    """Files ``first`` to ``stop``, a line of JSON before and after each."""
+    """Mutate files ``first`` to ``stop``; prints a line of JSON before and after each."""
     fuzzer = Fuzzer(folder, seed, lists=lists)
     for number in range(first, stop):
         print(json.dumps({"begun": number}), flush=True)
@@ -300,15 +310,18 @@ def run_child(folder: Path, first: int, stop: int, seed: int, *, lists: bool) ->
 
 
 def fuzz_files(num_files: int, seed: int, *, lists: bool = False) -> dict[str, Any]:
-    """Mutate ``num_files`` files; ``wrong`` says what was neither right nor refused, a line each.
+    """Mutate ``num_files`` files; ``wrong`` lists what was neither right nor refused.
 
     Args:
-        num_files: of one folder, each mutated and put back.
-        seed: of the log and the mutations.
-        lists: of a log with lists, floats and texts instead of Criteo's.
+        num_files: number of mutations; each file is put back before the next.
+        seed: seed of the log and the mutations.
+        lists: take a log with lists, floats and texts instead of one in Criteo's format.
     """
-    started, number = time.perf_counter(), 0
-    files, outcomes, wrong = Counter[str](), Counter[str](), list[str]()
+    started = time.perf_counter()
+    number = 0
+    files: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
+    wrong: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         while number < num_files:
             words = [

@@ -23,15 +23,17 @@ from numpy.typing import NDArray
 
 from hotset.pipeline.raw.criteo_faults import MAX_FIELD_BYTES, REASONS, classify_line
 from hotset.pipeline.raw.criteo_kernel import PADDING_BYTES, parse_lines
-from hotset.tests.support.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, parse_naively
+from hotset.tests.support.logs.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, parse_naively
 
 _REGION_BYTES = 1 << 23
 _LINES_A_TEXT = 2000
-GUARD, _GUARD_BYTES = 0xA5, 64
+GUARD = 0xA5
+_GUARD_BYTES = 64
 _SHARP = [b"\t", b"\0", b"\r", b"\n", b"-", b"+", b" ", b".", b"0", b"9", b":", b"/", b"g", b"G", b"@", b"`"]
 _INTEGERS = [2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 10**7, 10**8 - 1, 10**8, 10**10, 2**32, 2**63, 2**64]
 _LENGTHS = [1, 2, 7, 8, 9, 10, 11, 40, 64, 65, 200]
-_INTEGER, _CATEGORY = re.compile(rb"-?[0-9]+"), re.compile(rb"[0-9a-fA-F]{8}")
+_INTEGER = re.compile(rb"-?[0-9]+")
+_CATEGORY = re.compile(rb"[0-9a-fA-F]{8}")
 
 
 class GuardedText:
@@ -138,7 +140,8 @@ def check_text(text: bytes, memory: GuardedText, *, label: bool) -> Counter[str]
     """Parse ``text`` and hold every line against the naive parser; counts of lines by reason."""
     lines = text.split(b"\n")[:-1]
     naive = [(naive_reason(line, label=label), parse_naively(line, label=label)) for line in lines]
-    num_lines, bits = len(lines), (NUM_DENSE + NUM_SPARSE, -(-len(lines) // 8))
+    num_lines = len(lines)
+    bits = (NUM_DENSE + NUM_SPARSE, -(-len(lines) // 8))
     shapes = [((num_lines if label else 0,), np.uint8, 9), ((NUM_DENSE, num_lines), np.int32, 9)]
     shapes += [((NUM_SPARSE, num_lines), np.uint32, 9), (bits, np.uint8, 0), ((num_lines, 2), np.int64, -1)]
     arrays, guards = zip(*(guarded(*shape) for shape in shapes), strict=True)
@@ -156,7 +159,7 @@ def check_text(text: bytes, memory: GuardedText, *, label: bool) -> Counter[str]
 
 
 def samples_of(arrays: tuple[NDArray[Any], ...], num_samples: int, *, label: bool) -> list[Sample]:
-    """What the parser wrote, as samples."""
+    """Return what the parser wrote, as samples."""
     labels, dense, categories, is_valid, _ = arrays
     there = np.unpackbits(is_valid, axis=1, bitorder="little").astype(np.bool_)
     assert not there[:, num_samples:].any()
@@ -173,7 +176,9 @@ def samples_of(arrays: tuple[NDArray[Any], ...], num_samples: int, *, label: boo
 
 def fuzz_lines(num_lines: int, seed: int) -> dict[str, Any]:
     """At least ``num_lines`` mutated lines; raises AssertionError at the first that is judged wrongly."""
-    luck, memory, counts = random.Random(seed), GuardedText(), Counter[str]()
+    luck = random.Random(seed)
+    memory = GuardedText()
+    counts = Counter[str]()
     base = [sample.line() for sample in draw_samples(2000, np.random.default_rng(seed))]
     base.append(b"0" + b"\t" * (NUM_DENSE + NUM_SPARSE))
     started = time.perf_counter()

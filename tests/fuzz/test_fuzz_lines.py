@@ -17,7 +17,7 @@ import pytest
 from hotset.pipeline.raw.criteo_kernel import parse_lines
 from hotset.tests.fuzz import fuzz_lines
 from hotset.tests.fuzz.fuzz_lines import GuardedText, check_text, mutate
-from hotset.tests.support.criteo_text import draw_samples, text_of
+from hotset.tests.support.logs.criteo_text import draw_samples, text_of
 
 NUM_LINES = 2_000 if os.environ.get("NUMBA_DISABLE_JIT") == "1" else 20_000
 

@@ -27,7 +27,7 @@ _FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What became of a page."""
+    """The state of a page after it was opened."""
 
     dom: str
     """The document after its scripts ran."""

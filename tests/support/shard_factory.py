@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.output import Output
+from hotset.tests.support.json_records import AnyRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackConfig:
-    """What ``pack`` records of itself."""
+    """The settings that ``pack`` records."""
 
     batch_size: int
     order: str = "grouped"
@@ -41,7 +41,7 @@ class ShardSpec:
     seed: int = 0
     embedding_optimizer: str = "sgd"
     multi_hot: tuple[int, ...] = ()
-    """Features with bags of none to four look-ups."""
+    """Features with bags of none to four lookups."""
     table_dims: tuple[int, ...] | None = None
     """Row width of each table; None: all ``embedding_dim``."""
 
@@ -112,7 +112,7 @@ def write_file(output: Output, spec: ShardSpec, kind: str, samples: Samples, par
         facts["hot_only_batches"] = [
             i for i, (start, stop) in enumerate(zip(starts, stops, strict=True)) if is_hot[start:stop].all()
         ]
-    with output.writing(f"{kind}-{part:05d}.arrow", count, **facts) as path:
+    with output.writing(f"{kind}-{part:05d}.arrow", count, AnyRecord(**facts)) as path:
         batches = [
             to_record_batch(
                 {name: column[start : start + spec.batch_size] for name, column in samples.items()},
@@ -144,7 +144,7 @@ def write_shards(folder: Path, spec: ShardSpec | None = None, **changes: Any) ->
     config = PackConfig(batch_size=spec.batch_size, order=spec.order)
     inputs = [{"name": "plan", "fingerprint": f"{spec.seed:032x}"}]
     output = Output.begin("pack", 1, config, inputs, folder)
-    if isinstance(output, Manifest):
+    if output.sealed is not None:
         return folder
     kinds = training_samples(spec, rng)
     kinds["evaluation"] = draw_samples(spec, spec.num_evaluation, hot_only=False, rng=rng)
@@ -153,14 +153,14 @@ def write_shards(folder: Path, spec: ShardSpec | None = None, **changes: Any) ->
         if samples["label"].size:
             batches[kind] = write_file(output, spec, kind, samples)
     counts = {kind: kinds[kind]["label"].size if kind in kinds else 0 for kind in batches}
-    output.seal(totals_of(spec, counts, batches))
+    output.seal(AnyRecord(**totals_of(spec, counts, batches)))
     return folder
 
 
 def totals_of(spec: ShardSpec, counts: dict[str, int], batches: dict[str, int]) -> dict[str, Any]:
     """The totals of the manifest, as ``pack`` writes them."""
     tables: list[dict[str, Any]] = [
-        {"name": f"C{i + 1}", "num_rows": rows, "num_hot": hot, "oov_id": rows - 1}
+        {"name": f"C{i + 1}", "num_rows": rows, "oov_id": rows - 1, "missing_id": 0, "num_hot": hot}
         for i, (rows, hot) in enumerate(zip(spec.num_rows, spec.num_hot, strict=True))
     ]
     for feature in spec.multi_hot:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,8 +21,43 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ("workflows", "train", "pipeline", "stats")
 """A folder imports what stands to its right, never what stands to its left."""
 
+TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
+FLOORS = {
+    "workflows": ("cli make_profile", "commands bench", "report recipes options", "console option_help"),
+    "train": (
+        "run verify_run",
+        "evaluate",
+        "trainer run_folder advice",
+        "predict weights_file",
+        "execution",
+        "placements",
+        "rows model",
+        "data device_streams meter run_config",
+        "config",
+    ),
+    "pipeline": (
+        "inspect verify preview",
+        "stages",
+        "hot_rows",
+        "counting ranking encoding packing scheduling generate",
+        "formats",
+        "raw",
+        "folders",
+        "runtime",
+        "schema",
+        "sizes",
+        "errors",
+    ),
+    "stats": ("analysis prediction staging", "ranking batches", "counting", "hashing cpu_prefetch", "kernel"),
+}
+"""Rooms of each folder, and modules at its root: one imports from floors below, never from its own."""
+
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
-IDS = [str(path.relative_to(ROOT)) for path in MODULES]
+NAMES = {
+    ".".join(["hotset", *path.relative_to(ROOT).with_suffix("").parts]): path
+    for path in MODULES
+    if path.name != "__init__.py"
+}
 PREPROCESSING = (
     "cli",
     "console",
@@ -31,8 +70,13 @@ PREPROCESSING = (
 """Modules of ``workflows`` that must not wait for torch, besides all of ``pipeline`` and ``stats``."""
 
 
-def imports_of(path: Path) -> Iterator[str]:
+@cache
+def imports_of(path: Path) -> frozenset[str]:
     """Absolute names of all a module imports, inside functions too."""
+    return frozenset(_walk_imports(path))
+
+
+def _walk_imports(path: Path) -> Iterator[str]:
     package = ["hotset", *path.relative_to(ROOT).parent.parts]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -44,38 +88,114 @@ def imports_of(path: Path) -> Iterator[str]:
             yield from (f"{origin}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=IDS)
-def test_imports_run_to_the_right_only(path: Path) -> None:
-    layer = LAYERS.index(path.relative_to(ROOT).parts[0])
-    inside = [name.split(".")[1] for name in imports_of(path) if name.startswith("hotset.")]
-    for name in set(inside) & {*LAYERS, "tests"}:
-        assert name in LAYERS[layer:], f"{path.relative_to(ROOT)} imports {name}"
+@cache
+def inner_imports(name: str) -> frozenset[str]:
+    """Other modules of the package that a module imports, wherever in it."""
+    return imports_of(NAMES[name]) & NAMES.keys() - {name}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=IDS)
-def test_a_folder_keeps_away_from_what_is_not_its_business(path: Path) -> None:
-    layer = path.relative_to(ROOT).parts[0]
+def room_of(name: str) -> str:
+    """The folder or module, right inside one of `LAYERS`, that a module belongs to."""
+    return name.split(".")[2]
+
+
+def test_imports_run_to_the_right_only() -> None:
+    wrong = []
+    for path in MODULES:
+        to_the_left = LAYERS[: LAYERS.index(path.relative_to(ROOT).parts[0])]
+        inside = (name for name in imports_of(path) if name.startswith("hotset."))
+        wrong += [
+            f"{path} imports {name}" for name in inside if name.split(".")[1] in (*to_the_left, "tests")
+        ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_rooms_import_from_lower_floors_only(layer: str) -> None:
+    floor_of = {room: number for number, rooms in enumerate(FLOORS[layer]) for room in rooms.split()}
+    assert floor_of.keys() == {path.stem for path in (ROOT / layer).glob("[!_]*.py")} | {
+        path.parent.name for path in (ROOT / layer).glob("*/__init__.py")
+    }
+    wrong = [
+        f"{name} imports {imported}"
+        for name in NAMES
+        for imported in inner_imports(name)
+        if name.startswith(f"hotset.{layer}.")
+        and imported.startswith(f"hotset.{layer}.")
+        and room_of(name) != room_of(imported)
+        and floor_of[room_of(imported)] <= floor_of[room_of(name)]
+    ]
+    assert wrong == []
+
+
+def test_no_imports_run_in_a_circle() -> None:
+    """Not even those that only type checkers follow."""
+    graphlib.TopologicalSorter({name: inner_imports(name) for name in NAMES}).prepare()
+
+
+def test_no_folder_of_modules_is_too_large_for_one_look() -> None:
+    sizes = Counter(path.parent for path in (*NAMES.values(), *TEST_FILES))
+    assert {folder: size for folder, size in sizes.items() if size > 16} == {}
+
+
+def test_test_folders_mirror_those_of_modules() -> None:
+    folders = {path.parent.relative_to(ROOT) for path in MODULES}
+    in_tests = {path.parent.relative_to(ROOT / "tests") for path in TEST_FILES} - {Path()}
+    mirrored = {folder for folder in in_tests if folder.parts[0] not in ("fuzz", "support", "system")}
+    assert mirrored <= folders
+
+
+def test_every_module_has_a_test_file_or_is_named_in_one() -> None:
+    named = " ".join(
+        ast.get_docstring(ast.parse(path.read_text())) or ""
+        for path in TEST_FILES
+        if path.name.startswith("test_")
+    )
+    untested = [
+        str(path.relative_to(ROOT))
+        for path in NAMES.values()
+        if not (ROOT / "tests" / path.relative_to(ROOT)).with_name(f"test_{path.name}").exists()
+        and f"`{path.stem}`" not in named
+    ]
+    assert untested == []
+
+
+def test_a_folder_keeps_away_from_what_is_not_its_business() -> None:
     files = {"io", "json", "os", "pathlib", "shutil", "tempfile", "joblib", "polars", "pyarrow"}
     forbidden = {"stats": {"torch", "safetensors", *files}, "pipeline": {"torch", "safetensors"}}
-    found = {name.split(".")[0] for name in imports_of(path)}
-    assert not found & forbidden.get(layer, set())
+    wrong = []
+    for path in MODULES:
+        found = {name.split(".")[0] for name in imports_of(path)}
+        wrong += [(path, name) for name in found & forbidden.get(path.relative_to(ROOT).parts[0], set())]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=IDS)
-def test_imports_inside_the_package_are_relative(path: Path) -> None:
-    absolute = [
-        node
-        for node in ast.walk(ast.parse(path.read_text()))
-        if (isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").startswith("hotset"))
-        or (isinstance(node, ast.Import) and any(alias.name.startswith("hotset") for alias in node.names))
-    ]
-    assert not absolute
+def test_imports_inside_the_package_are_relative() -> None:
+    pattern = re.compile(r"^\s*(from|import) hotset\b", re.MULTILINE)
+    assert [path for path in MODULES if pattern.search(path.read_text())] == []
+
+
+def test_every_kernel_has_the_decorator_that_survives_a_bad_cache() -> None:
+    allowed = ROOT / "stats/kernel.py"
+    found = [path for path in MODULES if path != allowed and re.search(r"\bn?jit\(", path.read_text())]
+    assert found == []
+
+
+def test_tests_import_no_other_test_file() -> None:
+    pattern = re.compile(r"hotset\.tests\.([a-z_]+\.)*test_")  # in the code for other processes, too
+    importers = [str(path.relative_to(ROOT)) for path in TEST_FILES if pattern.search(path.read_text())]
+    assert importers == []
+
+
+def test_base_names_of_test_files_are_unique() -> None:
+    names = [path.name for path in TEST_FILES if path.name != "conftest.py"]
+    assert len(names) == len(set(names))
 
 
 def test_every_module_says_what_it_is_for() -> None:
     silent = [
         str(path.relative_to(ROOT))
-        for path in [ROOT / "__init__.py", *MODULES, *(ROOT / "tests").rglob("*.py")]
+        for path in [ROOT / "__init__.py", *MODULES, *TEST_FILES]
         if not ast.get_docstring(ast.parse(path.read_text()))
     ]
     assert silent == []
@@ -89,12 +209,40 @@ def test_the_package_list_equals_the_folders() -> None:
 
 
 def run(*command: str, cwd: Path, **environment: str) -> str:
-    """What a command prints; fails with all it said where it does not end well."""
+    """Return what a command prints; a failure shows all of its output."""
     found = subprocess.run(
         command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=600
     )
     assert found.returncode == 0, f"{' '.join(command)}\n{found.stdout}\n{found.stderr}"
     return found.stdout
+
+
+FILE_ROOMS = ("folders", "formats", "raw")
+"""Rooms of ``pipeline`` that touch files; with another kind of storage, only these would change."""
+FILE_EXCEPTIONS = {
+    "errors.py": "asks whether hotset runs from a checkout, for a hint",
+    "generate/profile.py": "reads the profiles that come with the package",
+    "schema/schema_file.py": "reads a text that the user names",
+    "runtime": "asks the system about memory, processes and the current folder",
+}
+_FILE_CALL = re.compile(
+    r"(?<![\w.])(?<!def )open\(|\.open\([\"']|\bos\.\w|\bshutil\.|\btempfile\."
+    r"|\bnp\.(memmap|fromfile|load|save)\b"
+    r"|\.(unlink|mkdir|touch|rmdir|rename|exists|is_file|is_dir|iterdir|r?glob|l?stat|tofile"
+    r"|(read|write)_(bytes|text))\("
+)
+
+
+def test_only_folders_formats_and_raw_touch_files() -> None:
+    found = [
+        f"{name}: {line.strip()}"
+        for path in (ROOT / "pipeline").rglob("*.py")
+        for name in [path.relative_to(ROOT / "pipeline").as_posix()]
+        if not name.startswith((*(f"{room}/" for room in FILE_ROOMS), *FILE_EXCEPTIONS))
+        for line in path.read_text().splitlines()
+        if _FILE_CALL.search(line)
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_preprocessing_never_imports_torch(tmp_path: Path) -> None:
@@ -146,6 +294,7 @@ def test_the_installed_wheel_helps(installed: Path, tmp_path: Path) -> None:
     assert "usage: hotset" in usage and "preprocess" in usage and "demo" in usage
 
 
+@pytest.mark.slow
 def test_the_installed_wheel_runs_the_demo(installed: Path, tmp_path: Path) -> None:
     command = (str(installed / "bin/hotset"), "demo", "--samples", "2000")
     assert "all-fast" in run(*command, cwd=tmp_path, PYTHONPATH=str(installed))

@@ -15,25 +15,49 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotset.pipeline.stages.preprocess import preprocess
-from hotset.stats.batches.row_slots import epoch_order
+from hotset.stats.batches.epoch_order import epoch_order
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.tests.train.test_trainer import assert_equal_bits, no_log, shard_specs, trained
+from hotset.tests.support.trained_models import (
+    FIELDS,
+    STAGING,
+    STATELESS,
+    TIGHT,
+    assert_equal_bits,
+    no_log,
+    trained,
+)
 from hotset.train.data.shards import Shards
 from hotset.train.execution.embeddings import Embeddings
 from hotset.train.execution.executor import Executor
-from hotset.train.execution.transfer_thread import Conveyor
+from hotset.train.execution.transfer_thread import TransferThread
+from hotset.train.meter import Kind
 from hotset.train.rows.step_plan import Transfer
 from hotset.train.trainer import Trainer
 from hotset.workflows.recipes import small_real_sample
 
-STATELESS: tuple[dict[str, Any], ...] = ({"placement": "hybrid"}, {"placement": "hybrid-dedup"})
-STAGING: tuple[dict[str, Any], ...] = (
-    {"placement": "lookahead"},
-    {"placement": "lookahead", "plan": "online", "window": 3},
-    *({"placement": "cache", "cache_policy": policy} for policy in ("lru", "lfu", "dataset")),
-    {"placement": "cache", "cache_batches": 3},
-)
+
+@st.composite
+def shard_specs(draw: st.DrawFn) -> ShardSpec:
+    """Draw a small log; of small batches only a few, as each step costs milliseconds whatever its size."""
+    batch_size = draw(st.sampled_from([1, 7, 64, 300]))
+    num_rows = tuple(draw(st.lists(st.integers(1, 400), min_size=2, max_size=4)))
+    num_hot = tuple(draw(st.integers(1, rows)) for rows in num_rows)
+    return ShardSpec(
+        num_rows=num_rows,
+        num_hot=num_hot,
+        batch_size=batch_size,
+        num_hot_only=draw(st.integers(0, min(40, 10 * batch_size))),
+        num_mixed=draw(st.integers(1, min(60, 20 * batch_size))),
+        num_evaluation=draw(st.sampled_from([0, min(20, 4 * batch_size)])),
+        num_dense=draw(st.integers(0, 2)),
+        multi_hot=tuple(sorted(draw(st.sets(st.integers(0, len(num_rows) - 1))))),
+        table_dims=draw(st.sampled_from([None, (2, 4, 4, 2), (7, 7, 7, 7)])),
+        embedding_dim=draw(st.sampled_from([1, 4, 5])),
+        skew=draw(st.sampled_from([1.1, 1.5, 3.0])),
+        order=draw(st.sampled_from(["grouped", "original"])),
+        seed=draw(st.integers(0, 1000)),
+    )
 
 
 @given(
@@ -72,17 +96,6 @@ def test_placements_end_with_equal_bits(
         assert_equal_bits(trained(shards, all_fast.numbers, placement="fae", **fields), all_fast)
 
 
-TIGHT = ShardSpec(
-    num_rows=(300, 400), num_hot=(3, 5), num_hot_only=40, num_mixed=400, skew=1.2, batch_size=20
-)
-FIELDS: dict[str, Any] = {
-    "embedding_optimizer": "adagrad",
-    "epochs": 2,
-    "staging_bytes": 2_000,
-    "prefetch": 3,
-}
-
-
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     """Shards whose rows come and go all the time in so few slots."""
@@ -117,6 +130,20 @@ def test_evaluation_on_the_way_sees_the_newest_rows_and_changes_none(
     assert_equal_bits(trainer, all_fast)
 
 
+@pytest.mark.parametrize("placement", ["fae", *(p["placement"] for p in STATELESS), "lookahead"])
+def test_evaluation_on_the_way_of_a_replayed_order_sees_the_newest_rows(
+    placement: str, shards: Shards, all_fast: Trainer
+) -> None:
+    """A known order is planned ahead of the batch being computed, and so of the evaluation after it."""
+    wanted: list[float | None] = []
+    found: list[float | None] = []
+    order = all_fast.numbers
+    trained(shards, order, after_step=evaluating(wanted), placement="all-fast", **FIELDS)
+    trainer = trained(shards, order, after_step=evaluating(found), placement=placement, **FIELDS)
+    assert found == wanted and len(wanted) > 5
+    assert_equal_bits(trainer, all_fast)
+
+
 def differs(shards: Shards, all_fast: Trainer, **fields: Any) -> bool:
     """Whether the bits differ from those of all-fast."""
     try:
@@ -136,9 +163,9 @@ def test_a_fetch_that_overtakes_a_write_back_is_noticed(
     late: dict[int, Transfer] = {}
     transfer = Executor.transfer
 
-    def overtaking(executor: Executor, wanted: Transfer, kind: str | None = None) -> None:
+    def overtaking(executor: Executor, wanted: Transfer, kind: Kind | None = None) -> None:
         before = late.pop(id(executor), Transfer())
-        transfer(executor, Transfer(fetch=wanted.fetch, make=wanted.make), kind)
+        transfer(executor, Transfer(fetch=wanted.fetch, initialize=wanted.initialize), kind)
         transfer(executor, Transfer(write_back=before.write_back), kind)
         late[id(executor)] = wanted
 
@@ -149,8 +176,10 @@ def test_a_fetch_that_overtakes_a_write_back_is_noticed(
 def test_a_transfer_that_does_not_wait_for_compute_is_noticed(
     shards: Shards, all_fast: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = Conveyor.put
-    monkeypatch.setattr(Conveyor, "put", lambda conveyor, work, after: put(conveyor, work, -1))
+    put = TransferThread.put
+    monkeypatch.setattr(
+        TransferThread, "put", lambda transfer_thread, work, after: put(transfer_thread, work, -1)
+    )
     # Slow batches, so that transfers get ahead of them on a busy machine too.
     assert differs(shards, all_fast, after_step=lambda *_: time.sleep(0.003), placement="lookahead")
 
@@ -161,7 +190,7 @@ def test_an_epoch_that_starts_before_the_flush_is_noticed(
     send = Embeddings.send
     held: list[Any] = []
 
-    def late(embeddings: Embeddings, transfers: Any, after: int, kind: str) -> int:
+    def late(embeddings: Embeddings, transfers: Any, after: int, kind: Kind) -> int:
         if kind == "flush":
             held.append(transfers)
             return send(embeddings, [None], after, kind)
@@ -179,13 +208,13 @@ def test_an_evaluation_that_reads_the_slow_tier_only_is_noticed(
 ) -> None:
     @contextmanager
     def unsettled(embeddings: Embeddings) -> Any:
-        with embeddings.conveyor.paused():
+        with embeddings.transfer_thread.paused():
             yield
 
     wanted: list[float | None] = []
     found: list[float | None] = []
     trained(shards, after_step=evaluating(wanted), placement="lookahead", **FIELDS)
-    monkeypatch.setattr(Embeddings, "settled", unsettled)
+    monkeypatch.setattr(Embeddings, "rows_written_back", unsettled)
     trained(shards, after_step=evaluating(found), placement="lookahead", **FIELDS)
     assert found != wanted
 
@@ -234,12 +263,3 @@ def test_placements_end_with_equal_bits_on_a_real_sample(real_data: Path, tmp_pa
     all_fast = trained(shards, order, placement="all-fast", **fields)
     for placement in (*STATELESS, *STAGING, {"placement": "fae"}):
         assert_equal_bits(trained(shards, order, **placement, **fields), all_fast)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("placement", STAGING, ids=str)
-def test_staging_on_a_gpu_ends_with_the_bits_of_all_fast_there(
-    placement: dict[str, Any], shards: Shards
-) -> None:
-    wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
-    assert_equal_bits(trained(shards, device="cuda", **placement, **FIELDS), wanted)

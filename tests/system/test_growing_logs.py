@@ -1,13 +1,14 @@
-"""A day more: adding logs to a folder ends in the bytes of a run over all of them, even when killed."""
+"""A day more: adding logs to a folder ends in the bytes of a run over all of them, even when killed.
+
+Tests `merged_counts`, `check_files` and `log_parts`, too.
+"""
 
 from __future__ import annotations
 
 import gzip
-import os
 import random
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,19 +23,23 @@ from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.preview.dry_run import plan_run
 from hotset.pipeline.preview.run_states import FINISHED
 from hotset.pipeline.raw import raw_blocks as raw_module
+from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.runtime.engines import use_engine
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.preprocess import FOLDERS, PreprocessConfig, preprocess, remove_from
+from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess, remove_from
 from hotset.pipeline.stages.rank import RankConfig
-from hotset.pipeline.verify.check_counts import check_counts, is_sum
+from hotset.pipeline.stages.stage_order import FOLDERS
+from hotset.pipeline.verify.check_files import check_counts, is_sum
 from hotset.pipeline.verify.verify import verify
-from hotset.tests.pipeline.stages.test_preprocess import CONFIG, check, copy_of
-from hotset.tests.support.criteo_text import Sample, draw_samples, text_of, tree_of
-from hotset.tests.support.naive_stages import naive_log, naive_table, rows_of
-from hotset.tests.support.other_logs import draw_log, schema_text, write_csv, write_parquet
+from hotset.tests.support.logs.criteo_text import Sample, draw_samples, text_of, tree_of
+from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv, write_parquet
+from hotset.tests.support.naive.naive_stages import naive_log, naive_table, rows_of
+from hotset.tests.support.preprocess_runs import CONFIG, assert_equals_naive_run, copy_of
+from hotset.tests.support.processes.kills import Killed, killed
 from hotset.workflows.cli import main
 
 LENGTHS = (60, 45, 50, 40)
@@ -69,7 +74,7 @@ def made(days: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[int
     """DIR of the first so many days, made from scratch; not to be changed."""
     folder = tmp_path_factory.mktemp("made")
     for number in (2, 3):
-        preprocess(days[:number], CONFIG, folder / str(number), workers=1)
+        preprocess(days[:number], CONFIG, folder / str(number), Resources(workers=1))
     return {number: folder / str(number) for number in (2, 3)}
 
 
@@ -79,8 +84,8 @@ def test_days_added_one_by_one_end_in_the_bytes_of_a_run_from_scratch(
 ) -> None:
     config = SETTINGS[setting]
     for number in range(2, len(days) + 1):
-        preprocess(days[:number], config, tmp_path / "dir", workers=2, extend=True)
-        preprocess(days[:number], config, tmp_path / str(number), workers=1)
+        preprocess(days[:number], config, tmp_path / "dir", Resources(workers=2), extend=True)
+        preprocess(days[:number], config, tmp_path / str(number), Resources(workers=1))
         assert tree_of(tmp_path / "dir") == tree_of(tmp_path / str(number))
         assert verify(tmp_path / "dir", raw=days[:number]) == []
     preprocess(days, config, tmp_path / "dir", extend=True)  # nothing to add
@@ -106,7 +111,7 @@ def test_the_extended_folder_agrees_with_the_naive_run(
     out = copy_of(made[2], tmp_path / "dir")
     preprocess(days[:3], CONFIG, out, extend=True)
     log = [sample for day in samples[:3] for sample in day]
-    check(out, log, len(log) - int(0.3 * len(log)), CONFIG)
+    assert_equals_naive_run(out, log, len(log) - int(0.3 * len(log)), CONFIG)
 
 
 def test_only_the_new_day_is_read_and_counted(
@@ -116,16 +121,21 @@ def test_only_the_new_day_is_read_and_counted(
     read: list[str] = []
     iterate = raw_module.iterate_blocks
 
-    def recording(raw: raw_module.RawFile, *settings: Any, **options: Any) -> Iterator[Any]:
+    def recording(raw: RawFile, *settings: Any, **options: Any) -> Iterator[Any]:
         read.append(raw.path.name)
         return iterate(raw, *settings, **options)
 
     told: dict[str, int] = {}
     monkeypatch.setattr("hotset.pipeline.raw.log_parts.iterate_blocks", recording)
     preprocess(
-        days[:3], CONFIG, out, extend=True, progress=lambda stage, done, total: told.update({stage: done})
+        days[:3],
+        CONFIG,
+        out,
+        Resources(progress=lambda stage, done, total: told.update({stage: done})),
+        extend=True,
     )
-    assert read == ["day_2"]
+    # First its start, which tells whether it is of Criteo's format at all, then the whole file.
+    assert read == ["day_2", "day_2"]
     trained = {
         number: Manifest.read(path / "counts").totals["num_train_samples"] for number, path in made.items()
     }
@@ -149,7 +159,7 @@ def test_other_logs_than_those_behind_are_refused(
 ) -> None:
     out = copy_of(made[2], tmp_path / "dir")
     before = tree_of(out)
-    with pytest.raises(ManifestError, match="columns was made from other inputs"):
+    with pytest.raises(ManifestError, match="columns was written from other inputs"):
         preprocess([days[number] for number in order], CONFIG, out, extend=True)
     assert tree_of(out) == before
 
@@ -159,10 +169,10 @@ def test_a_setting_that_counts_differently_is_refused_before_anything_changes(
 ) -> None:
     out = copy_of(made[2], tmp_path / "dir")
     before = tree_of(out)
-    with pytest.raises(ManifestError, match=r"counts was made with eval_fraction = 0.3, now 0.2"):
+    with pytest.raises(ManifestError, match=r"counts was written with eval_fraction = 0.3, now 0.2"):
         preprocess(days[:3], replace(CONFIG, count=CountConfig(eval_fraction=0.2)), out, extend=True)
     other = replace(CONFIG, ingest=replace(CONFIG.ingest, max_bad_fraction=0.5))
-    with pytest.raises(ManifestError, match=r"columns was made with max_bad_fraction"):
+    with pytest.raises(ManifestError, match=r"columns was written with max_bad_fraction"):
         preprocess(days[:3], other, out, extend=True)
     assert tree_of(out) == before
     discard_files(out / "columns")
@@ -178,13 +188,13 @@ def test_a_bad_new_day_leaves_the_old_state_to_go_back_to(
     bad.write_bytes(good[:-60] + b"x")
     logs = [*days[:2], bad]
     with pytest.raises(InputError, match=r"day_2, line 50"):
-        preprocess(logs, CONFIG, out, workers=1, extend=True)
+        preprocess(logs, CONFIG, out, Resources(workers=1), extend=True)
     kept = {name: text for name, text in tree_of(made[2]).items() if not name.startswith("columns/manifest")}
     assert kept.items() <= tree_of(out).items()
-    preprocess(days[:2], CONFIG, copy_of(out, tmp_path / "back"), workers=1)
+    preprocess(days[:2], CONFIG, copy_of(out, tmp_path / "back"), Resources(workers=1))
     assert tree_of(tmp_path / "back") == tree_of(made[2])
     bad.write_bytes(good)
-    preprocess(logs, CONFIG, out, workers=1, extend=True)
+    preprocess(logs, CONFIG, out, Resources(workers=1), extend=True)
     assert tree_of(out) == tree_of(made[3])
 
 
@@ -195,34 +205,10 @@ def test_a_day_that_grew_while_it_was_added_begins_the_addition_anew(
     half = tmp_path / "day_2"
     half.write_bytes(days[2].read_bytes()[:9000] + b"x\n")
     with pytest.raises(InputError):
-        preprocess([*days[:2], half], CONFIG, out, workers=1, extend=True)
+        preprocess([*days[:2], half], CONFIG, out, Resources(workers=1), extend=True)
     half.write_bytes(days[2].read_bytes())
-    preprocess([*days[:2], half], CONFIG, out, workers=1, extend=True)
+    preprocess([*days[:2], half], CONFIG, out, Resources(workers=1), extend=True)
     assert tree_of(out) == tree_of(made[3])
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing catches it."""
-
-
-@contextmanager
-def killed(after: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Raise Killed at the ``after``-th change of a name in the file system."""
-    calls = [0]
-    with monkeypatch.context() as patch:
-
-        def dying(change: Any) -> Any:
-            def changed(*words: Any, **options: Any) -> Any:
-                calls[0] += 1
-                if calls[0] == after:
-                    raise Killed
-                return change(*words, **options)
-
-            return changed
-
-        for name in ("replace", "unlink", "rmdir", "link"):
-            patch.setattr(os, name, dying(getattr(os, name)))
-        yield calls
 
 
 @pytest.mark.parametrize("setting", ["a fraction", "a window"])
@@ -230,17 +216,17 @@ def test_killed_at_any_moment_the_same_command_ends_in_the_same_bytes(
     tmp_path: Path, days: list[Path], setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, before, wanted = SETTINGS[setting], tmp_path / "before", tmp_path / "wanted"
-    preprocess(days[:3], config, before, workers=1)
-    preprocess(days, config, wanted, workers=1, until="rank")
+    preprocess(days[:3], config, before, Resources(workers=1))
+    preprocess(days, config, wanted, Resources(workers=1), until="rank")
     whole = copy_of(before, tmp_path / "whole")
     with killed(-1, monkeypatch) as calls:
-        preprocess(days, config, whole, workers=1, extend=True, until="count")
+        preprocess(days, config, whole, Resources(workers=1), extend=True, until="count")
     moments = {*range(1, 8), *random.Random().sample(range(8, calls[0] + 1), 8)}  # others in every run
     for moment in sorted(moments):
         out = copy_of(before, tmp_path / f"at{moment}")
         with killed(moment, monkeypatch), pytest.raises(Killed):
-            preprocess(days, config, out, workers=1, extend=True)
-        preprocess(days, config, out, workers=1 + moment % 2, extend=True, until="rank")
+            preprocess(days, config, out, Resources(workers=1), extend=True)
+        preprocess(days, config, out, Resources(workers=1 + moment % 2), extend=True, until="rank")
         left = {name: text for name, text in tree_of(out).items() if not name.endswith(("lock", "workers"))}
         assert left == tree_of(wanted), moment  # an emptied folder that no stage has begun may hold its lock
         shutil.rmtree(out)
@@ -272,7 +258,7 @@ def test_the_commands_say_what_is_made_again(
     assert "hint: --extend adds the 1 behind them" in capsys.readouterr().err
     assert main(["preprocess", *logs, "--out", out, "--extend"]) == 0
     said = capsys.readouterr().err
-    assert f"removed {out}/vocabulary, made from fewer logs: it is made again" in said
+    assert f"removed {out}/vocabulary, which was written from fewer logs; it will be rebuilt" in said
     assert f"removed {out}/counts" not in said
     assert main(["preprocess", *logs, "--out", str(tmp_path / "scratch")]) == 0
     assert tree_of(tmp_path / "dir") == tree_of(tmp_path / "scratch")
@@ -292,7 +278,7 @@ def test_stage_by_stage_counts_go_on_too(tmp_path: Path, days: list[Path]) -> No
 def test_other_columns_are_not_gone_on_from(tmp_path: Path, days: list[Path], made: dict[int, Path]) -> None:
     out = copy_of(made[2], tmp_path / "dir")
     shutil.rmtree(out / "columns")
-    with pytest.raises(ManifestError, match="counts was made from other inputs"):
+    with pytest.raises(ManifestError, match="counts was written from other inputs"):
         preprocess([days[3], days[2]], CONFIG, out)
 
 
@@ -300,7 +286,7 @@ def test_other_columns_are_not_gone_on_from(tmp_path: Path, days: list[Path], ma
 def test_a_window_counts_the_last_days_of_the_training_part(
     tmp_path: Path, days: list[Path], samples: list[list[Sample]], config: PreprocessConfig
 ) -> None:
-    preprocess(days, config, tmp_path / "dir", workers=2)
+    preprocess(days, config, tmp_path / "dir", Resources(workers=2))
     log = [sample for day in samples for sample in day]
     num_train = sum(LENGTHS[:3]) if config.count.eval_files else len(log) - int(0.3 * len(log))
     first = LENGTHS[0]
@@ -340,9 +326,9 @@ def test_days_with_lists_and_texts_are_added(
         pack=PackConfig(batch_size=8),
     )
     for number in (2, 3, 4):
-        preprocess(raw[:number], config, tmp_path / "dir", workers=2, extend=True)
+        preprocess(raw[:number], config, tmp_path / "dir", Resources(workers=2), extend=True)
     assert all(stage.state.state == FINISHED for stage in plan_run(raw, config, tmp_path / "dir").stages)
-    preprocess(raw, config, tmp_path / "scratch", workers=1)
+    preprocess(raw, config, tmp_path / "scratch", Resources(workers=1))
     assert tree_of(tmp_path / "dir") == tree_of(tmp_path / "scratch")
     assert verify(tmp_path / "dir", raw=raw) == []
 
@@ -350,11 +336,11 @@ def test_days_with_lists_and_texts_are_added(
 def test_a_day_is_added_by_processes(tmp_path: Path, days: list[Path], made: dict[int, Path]) -> None:
     for config in (CONFIG, WINDOW):
         out = tmp_path / f"dir{config.count.count_last}"
-        preprocess(days[:2], config, out, workers=1)
+        preprocess(days[:2], config, out, Resources(workers=1))
         with use_engine("processes"):
-            preprocess(days[:3], config, out, workers=2, extend=True, until="rank")
-        preprocess(days[:3], config, out, workers=1)
-        preprocess(days[:3], config, tmp_path / "scratch", workers=1)
+            preprocess(days[:3], config, out, Resources(workers=2), extend=True, until="rank")
+        preprocess(days[:3], config, out, Resources(workers=1))
+        preprocess(days[:3], config, tmp_path / "scratch", Resources(workers=1))
         assert tree_of(out) == tree_of(tmp_path / "scratch")
         shutil.rmtree(tmp_path / "scratch")
 
@@ -375,8 +361,8 @@ def test_a_day_that_does_not_add_up_is_found(tmp_path: Path, days: list[Path]) -
     assert not is_sum((categories, occurrences), days_of_table[:1])
     spans = [span | {"num_samples": span["num_samples"] + 1} for span in manifest.totals["spans"]]
     other = replace(manifest, totals=manifest.totals | {"spans": spans})
-    assert list(check_counts(files["C9.arrow"], other, {})) == ["it counts 95 look-ups, want 97"]
-    assert list(check_counts(files["file0001-C9.arrow"], other, {})) == ["it counts 45 look-ups, want 46"]
+    assert list(check_counts(files["C9.arrow"], other, {})) == ["it counts 95 lookups, want 97"]
+    assert list(check_counts(files["file0001-C9.arrow"], other, {})) == ["it counts 45 lookups, want 46"]
 
 
 def test_removing_a_reopened_folder_leaves_nothing(

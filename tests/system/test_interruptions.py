@@ -17,13 +17,15 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.errors import HotsetError, InputError, ManifestError
+from hotset.pipeline.folders.disk import remove_folders
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.partial_folder import BEGUN, PARTIAL, REMOVED, durable_files
-from hotset.pipeline.folders.removal import remove_folders
-from hotset.pipeline.stages.preprocess import FOLDERS, INPUTS, StageReport, preprocess, remove_from
-from hotset.tests.pipeline.folders.test_folder_lock import start_holder
-from hotset.tests.pipeline.stages.test_preprocess import CONFIG, copy_of
-from hotset.tests.support.criteo_text import draw_samples, text_of, tree_of
+from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.stages.preprocess import StageReport, preprocess, remove_from
+from hotset.pipeline.stages.stage_order import FOLDERS, INPUTS
+from hotset.tests.support.logs.criteo_text import draw_samples, text_of, tree_of
+from hotset.tests.support.preprocess_runs import CONFIG, copy_of
+from hotset.tests.support.processes.kills import Killed, start_holder
 from hotset.workflows.cli import main
 
 STAGES = list(FOLDERS)
@@ -46,7 +48,7 @@ def log(original: Path, tmp_path: Path) -> Path:
 def made(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a run makes that nothing gets in the way of; not to be changed."""
     out = tmp_path_factory.mktemp("made") / "dir"
-    preprocess([original], CONFIG, out, workers=1)
+    preprocess([original], CONFIG, out, Resources(workers=1))
     return out
 
 
@@ -58,13 +60,13 @@ def unbroken(made: Path) -> dict[str, bytes]:
 def refusal(log: Path, out: Path, kind: type[HotsetError] = ManifestError) -> str:
     """The one line that a run ends in."""
     with pytest.raises(kind) as caught:
-        preprocess([log], CONFIG, out, workers=2)
+        preprocess([log], CONFIG, out, Resources(workers=2))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def check_goes_on(log: Path, out: Path, unbroken: dict[str, bytes]) -> None:
-    preprocess([log], CONFIG, out, workers=2)
+    preprocess([log], CONFIG, out, Resources(workers=2))
     assert tree_of(out) == unbroken
 
 
@@ -167,7 +169,7 @@ def test_a_read_only_folder_is_refused_and_a_finished_one_is_read(
             assert refusal(raw, out) == f"{out / FOLDERS[stage]} cannot be written: Permission denied"
         check_goes_on(raw, out, unbroken)
         with read_only(out):
-            preprocess([raw], CONFIG, out, workers=2)
+            preprocess([raw], CONFIG, out, Resources(workers=2))
             with pytest.raises(ManifestError, match="cannot be written: Permission denied"):
                 remove_from("ingest", out)
         assert tree_of(out) == unbroken
@@ -210,7 +212,7 @@ def test_a_log_that_changes_while_it_is_read_is_named(
             CHANGES[change](log)
 
     with pytest.raises(InputError) as caught:
-        preprocess([log], CONFIG, tmp_path / "dir", workers=workers, progress=change_it)
+        preprocess([log], CONFIG, tmp_path / "dir", Resources(workers=workers, progress=change_it))
     assert str(log) in str(caught.value) and "\n" not in str(caught.value)
     restore(original, log)
     check_goes_on(log, tmp_path / "dir", unbroken)
@@ -242,7 +244,7 @@ def test_an_input_that_vanishes_between_stages_is_named(
             gone.rename(tmp_path / "aside")
 
     with pytest.raises(ManifestError, match=str(gone)):
-        preprocess([log], CONFIG, out, workers=2, on_stage=remove)
+        preprocess([log], CONFIG, out, Resources(workers=2), on_stage=remove)
     (tmp_path / "aside").rename(gone)
     check_goes_on(log, out, unbroken)
 
@@ -259,7 +261,7 @@ def test_an_input_that_vanishes_during_a_stage_costs_no_more_than_that_run(
             gone.rename(tmp_path / "aside")
 
     try:
-        preprocess([log], CONFIG, out, workers=1, progress=remove)
+        preprocess([log], CONFIG, out, Resources(workers=1, progress=remove))
     except ManifestError as error:
         assert str(gone) in str(error)
     (tmp_path / "aside").rename(gone)
@@ -281,7 +283,7 @@ def test_a_clock_that_jumps_changes_nothing(
         monkeypatch.setattr(f"time.{name}", lambda: luck.uniform(-1e9, 1e10))
     out = tmp_path / "dir"
     with pytest.raises(RuntimeError):
-        preprocess([log], CONFIG, out, workers=2, on_stage=fail)
+        preprocess([log], CONFIG, out, Resources(workers=2), on_stage=fail)
     for path in [log, *out.rglob("*")]:
         os.utime(path, (0, luck.choice([0, 2**32])))
     check_goes_on(log, out, unbroken)
@@ -293,10 +295,6 @@ def test_a_clock_that_jumps_changes_nothing(
 def fail(report: StageReport) -> None:
     if report.stage == "rank":
         raise RuntimeError
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing catches it."""
 
 
 def killing(monkeypatch: pytest.MonkeyPatch, after: int) -> Callable[[], int]:
@@ -367,10 +365,10 @@ def test_a_durable_run_syncs_every_file_and_changes_no_byte(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", counting)
-    preprocess([log], CONFIG, tmp_path / "plain", workers=2)
+    preprocess([log], CONFIG, tmp_path / "plain", Resources(workers=2))
     num_plain, num_synced = num_synced, 0
     with durable_files():
-        preprocess([log], CONFIG, tmp_path / "dir", workers=2)
+        preprocess([log], CONFIG, tmp_path / "dir", Resources(workers=2))
     num_durable, num_synced = num_synced, 0
     assert main(["ingest", str(log), "--out", str(tmp_path / "asked"), "--durable"]) == 0
     assert num_plain == 2 * len(FOLDERS)  # each manifest, and the folder it was renamed in

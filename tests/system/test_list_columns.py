@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotset.pipeline.errors import InputError
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
-from hotset.tests.support.other_logs import Log, columns_in, naive_columns, schema_text, write_parquet
+from hotset.tests.support.logs.other_logs import Log, columns_in, naive_columns, schema_text, write_parquet
 
 BAD_ROWS: dict[str, tuple[str, Any, str]] = {
     "csv list": ("csv", b"1,0000beef|abc|,1\n", "column 'codes', element 2: found 'abc', want 8 hex digits"),
@@ -129,7 +130,7 @@ def test_a_batch_with_lists_much_longer_than_others_is_cut(tmp_path: Path) -> No
     assert columns_in(columns)["d"] == lists
     sizes = [(entry.num_samples, entry.facts["lookups"]["d"]) for entry in columns.files]
     assert (1, 2000) in sizes and all(rows == 1 or lookups <= 2000 for rows, lookups in sizes)
-    whole = ingest([tmp_path / "log"], config, tmp_path / "two", workers=2)
+    whole = ingest([tmp_path / "log"], config, tmp_path / "two", Resources(workers=2))
     assert whole.fingerprint == columns.fingerprint
 
 

@@ -13,40 +13,27 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from hotset.pipeline.folders.checksum import checksum_of_written
+from hotset.pipeline.folders.checksum import checksum_of_written, hash_file
 from hotset.pipeline.folders.manifest import Manifest, checksum_of
-from hotset.pipeline.folders.output import hash_file
-from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
-from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.verify.verify import verify
-from hotset.tests.support.criteo_text import tree_of
-from hotset.tests.support.naive_stages import OOV, naive_table, shuffled
-from hotset.tests.support.other_logs import (
+from hotset.tests.support.logs.criteo_text import tree_of
+from hotset.tests.support.logs.list_logs import KINDS, recipe
+from hotset.tests.support.logs.other_logs import (
     Log,
     columns_in,
     draw_log,
     naive_columns,
-    schema_text,
     write_csv,
     write_parquet,
 )
+from hotset.tests.support.naive.naive_stages import OOV, naive_table, shuffled
+from hotset.tests.support.resealed import reseal
 
-KINDS = {
-    "y": "label",
-    "tags": "list text",
-    "age": "dense",
-    "site": "hex8",
-    "price": "float",
-    "seen": "list integer",
-    "user": "text",
-    "depth": "raw",
-    "year": "whole",
-    "codes": "list hex8",
-}
 DENSE = ("dense", "float", "raw", "whole")
 SHAPES = {
     "lists and more": (120, KINDS),
@@ -56,15 +43,6 @@ SHAPES = {
     "one row of a list": (1, {"only": "list integer"}),
     "thirty lists": (20, {"y": "label"} | {f"list {n}": "list integer" for n in range(30)}),
 }
-
-
-def recipe(log: Log, format: str, **pack: Any) -> PreprocessConfig:
-    return PreprocessConfig(
-        ingest=IngestConfig(schema=schema_text(log, format=format), block_bytes=ByteSize(3000)),
-        count=CountConfig(eval_fraction=1 / 3),
-        split=SplitConfig(hot_bytes=ByteSize(64 * 36)),
-        pack=PackConfig(**({"batch_size": 8} | pack)),
-    )
 
 
 def write(path: Path, log: Log, format: str) -> Path:
@@ -101,7 +79,7 @@ def naive_samples(log: Log, num_train: int, num_hot: list[int]) -> list[tuple[An
 
 
 def samples_in(shards: Manifest, kind: str) -> list[tuple[Any, ...]]:
-    """What `naive_samples` gives, but for the tags, of all samples of a kind."""
+    """Return the samples of a kind as `naive_samples` does, without the tags."""
     found: list[tuple[Any, ...]] = []
     lists = [table["name"] for table in shards.totals["tables"] if table.get("is_multi_hot")]
     for entry in shards.files:
@@ -128,7 +106,7 @@ def test_shards_are_those_of_the_naive_twin(
     num_rows, kinds = SHAPES[shape]
     log = draw_log(num_rows, kinds, rng, empty_lists=format == "parquet")
     raw = write(tmp_path / "log", log, format)
-    shards = preprocess([raw], recipe(log, format, seed=3), tmp_path / "out", workers=2)
+    shards = preprocess([raw], recipe(log, format, seed=3), tmp_path / "out", Resources(workers=2))
     assert columns_in(Manifest.read(tmp_path / "out/columns")) == naive_columns(log)
     num_train = num_rows - num_rows // 3
     samples = naive_samples(log, num_train, [table["num_hot"] for table in shards.totals["tables"]])
@@ -150,15 +128,15 @@ def test_workers_and_memory_change_no_byte(
     log = draw_log(150, KINDS, rng, empty_lists=format == "parquet")
     raw = write(tmp_path / "log", log, format)
     monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 4000)
-    shards = preprocess([raw], recipe(log, format), tmp_path / "whole", workers=1)
+    shards = preprocess([raw], recipe(log, format), tmp_path / "whole", Resources(workers=1))
     assert len(shards.files) > 6
     monkeypatch.setattr("hotset.pipeline.runtime.memory.FIXED_BYTES", 0)
     monkeypatch.setattr("hotset.pipeline.runtime.memory.anonymous_bytes", lambda: 0)
     monkeypatch.setattr("hotset.pipeline.runtime.memory._SLACK_BYTES", 0)
-    monkeypatch.setattr("hotset.pipeline.stages.encode._LEAST_TABLES", 300)
+    monkeypatch.setattr("hotset.pipeline.stages.encode.LEAST_TABLE_BYTES", 300)
     monkeypatch.setattr("hotset.pipeline.stages.pack.room_for", lambda stage, cap, needed, **others: needed)
     monkeypatch.setattr("hotset.pipeline.stages.encode.room_for", lambda stage, cap, needed, **others: needed)
-    preprocess([raw], recipe(log, format), tmp_path / "small", workers=3)
+    preprocess([raw], recipe(log, format), tmp_path / "small", Resources(workers=3))
     assert tree_of(tmp_path / "whole") == tree_of(tmp_path / "small")
 
 
@@ -203,27 +181,6 @@ b = "integer"
     assert shards.totals["dense"] == ["d"] and verify(tmp_path / "out") == []
     found = columns_in(Manifest.read(tmp_path / "out/columns"))
     assert found["the ids"] == naive_columns(log)["ids"]
-
-
-def reseal(folder: Path, change: Any, name: str | None = None) -> Path:
-    """Change the columns of a file, the first with samples, and make its manifest agree."""
-    manifest = folder / "manifest.json"
-    parts = json.loads(manifest.read_text())
-    entry = next(e for e in parts["files"] if (e["path"] == name if name else e["samples"] > 3))
-    path: Path = folder / entry["path"]
-    batches = pa.ipc.open_file(path.read_bytes()).read_all().to_batches()
-    columns = {name: batches[0].column(name).to_pylist() for name in batches[0].schema.names}
-    change(columns)
-    arrays = [pa.array(columns[field.name], field.type) for field in batches[0].schema]
-    batches[0] = pa.record_batch(arrays, schema=batches[0].schema)
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    entry["bytes"], entry["xxh3_128"] = hash_file(path)
-    parts.pop("checksum")
-    parts["files"] = parts["files"]
-    manifest.write_text(json.dumps(parts | {"checksum": checksum_of(parts)}))
-    return path
 
 
 def move_an_element(columns: dict[str, list[Any]], name: str) -> None:
@@ -291,7 +248,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     log = draw_log(150, KINDS, rng, empty_lists=True)
     raw = write_parquet(tmp_path / "log", log)
     monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 4000)
-    preprocess([raw], recipe(log, "parquet"), tmp_path / "whole", workers=1)
+    preprocess([raw], recipe(log, "parquet"), tmp_path / "whole", Resources(workers=1))
     for number in (0, 4, 11, 20):
         left, out = number, tmp_path / f"out{number}"
 
@@ -305,6 +262,6 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
         with monkeypatch.context() as patch:
             patch.setattr("hotset.pipeline.folders.output.checksum_of_written", stopping)
             with pytest.raises(KeyboardInterrupt):
-                preprocess([raw], recipe(log, "parquet"), out, workers=2)
-        preprocess([raw], recipe(log, "parquet"), out, workers=3)
+                preprocess([raw], recipe(log, "parquet"), out, Resources(workers=2))
+        preprocess([raw], recipe(log, "parquet"), out, Resources(workers=3))
         assert tree_of(out) == tree_of(tmp_path / "whole")

@@ -11,17 +11,20 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.folders.stage_totals import VocabularyTotals
 from hotset.pipeline.formats.lookups import read_lookups
 from hotset.pipeline.hot_rows.hot_curve import hot_curves, levels_of_tables
-from hotset.pipeline.hot_rows.hot_order import HotOrder, read_tables
+from hotset.pipeline.hot_rows.hot_order import HotOrder
+from hotset.pipeline.ranking.vocabulary_files import read_tables
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.verify.verify import verify
-from hotset.tests.stats.ranking.test_peeling import naive_peel
-from hotset.tests.support.other_logs import draw_log, write_csv, write_parquet
-from hotset.tests.system.test_multi_hot import KINDS, recipe
+from hotset.tests.support.logs.list_logs import KINDS, recipe
+from hotset.tests.support.logs.other_logs import draw_log, write_csv, write_parquet
+from hotset.tests.support.naive.naive_peel import naive_peel
 
 
 def bags_of(folder: Path, num_train: int) -> list[set[int]]:
@@ -41,10 +44,10 @@ def test_bags_are_peeled_as_by_the_twin(tmp_path: Path, rng: np.random.Generator
     log = draw_log(120, KINDS, rng, empty_lists=True)
     raw = write_parquet(tmp_path / "log", log)
     config = recipe(log, "parquet")
-    preprocess([raw], config, tmp_path / "frequency", workers=1)
+    preprocess([raw], config, tmp_path / "frequency", Resources(workers=1))
     floor = 5
     peeled = replace(config, rank=RankConfig(rank_by="peel", peel_floor=floor))
-    preprocess([raw], peeled, tmp_path / "peel", workers=2)
+    preprocess([raw], peeled, tmp_path / "peel", Resources(workers=2))
     assert verify(tmp_path / "peel") == []
     before, after = (bags_of(tmp_path / name, 80) for name in ("frequency", "peel"))
     vocabulary = Manifest.read(tmp_path / "peel" / "vocabulary")
@@ -65,7 +68,7 @@ def test_bags_are_sampled(tmp_path: Path, mode: Any, rng: np.random.Generator) -
     split = SplitConfig(mode=mode)
     sampled = RankConfig(rank_by="sampled", sampling_rate=1.0)
     config = replace(config, split=split, rank=sampled)
-    preprocess([write_csv(tmp_path / "log", log)], config, tmp_path / "out", workers=2)
+    preprocess([write_csv(tmp_path / "log", log)], config, tmp_path / "out", Resources(workers=2))
     assert verify(tmp_path / "out") == []
     vocabulary = Manifest.read(tmp_path / "out" / "vocabulary")
     for sampled_counts, counts in zip(
@@ -95,12 +98,13 @@ def test_on_real_samples_peeling_is_never_worse(
         config = PreprocessConfig(ingest=IngestConfig(schema=schema), rank=RankConfig(rank_by=order))
         out = tmp_path / rank_by
         preprocess([real_data / name], config, out, until="encode")
-        vocabulary, samples = Manifest.read(out / "vocabulary"), Manifest.read(out / "samples")
-        tables = vocabulary.totals["tables"]
+        vocabulary = Manifest.read(out / "vocabulary")
+        samples = Manifest.read(out / "samples")
+        totals = VocabularyTotals.of(vocabulary)
+        tables = totals.tables
         by_place = HotOrder(vocabulary, [64] * len(tables))
         levels = levels_of_tables(np.array([by_place.num_hot(budget)[0] for budget in budgets]), tables)
-        num_train = vocabulary.totals["num_train_samples"]
-        (curve,) = hot_curves(samples, [levels], len(budgets), num_train)
+        (curve,) = hot_curves(samples, [levels], len(budgets), totals.num_train_samples)
         hot[rank_by] = curve.samples
     assert (hot["peel"] >= hot["frequency"]).all()
     assert hot["peel"].sum() > hot["frequency"].sum()

@@ -1,22 +1,39 @@
-"""Advice from a preprocessed folder: what fits is said to fit, and the command says it readably."""
+"""Advice from a preprocessed folder: what fits, what is fastest, and the command that prints it.
+
+Tests `unique_rows_series`, too.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hotset.pipeline.errors import ConfigError, ManifestError
-from hotset.pipeline.generate.generate import GenerateConfig, generate
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.generate.generate_log import GenerateConfig, generate
 from hotset.pipeline.inspect.unique_rows_series import unique_rows_by_batch_size
-from hotset.pipeline.sizes import MIB
+from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.sizes import GIB, MIB, ByteSize
+from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
-from hotset.stats.prediction.workload import Machine
-from hotset.train.advice import AdviceConfig, advise
+from hotset.stats.prediction.step_times import predict
+from hotset.stats.prediction.workload import Budget, Machine
+from hotset.tests.support.trained_models import trained
+from hotset.train.advice import AdviceConfig, activation_bytes, advise, dense_bytes, read_workload
+from hotset.train.config import TrainConfig
+from hotset.train.data.shards import Shards
+from hotset.train.model.dlrm import Dlrm
+from hotset.train.model.dlrm_shape import dlrm_shape
+from hotset.train.placements.shuffle_scheduler import ShuffleScheduler
+from hotset.train.trainer import build_dense_optimizer
 from hotset.workflows.cli import main
 
 
@@ -24,12 +41,12 @@ from hotset.workflows.cli import main
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("advice")
     generate(GenerateConfig(samples=20_000), out / "log.tsv", workers=1)
-    preprocess([out / "log.tsv"], PreprocessConfig(), out / "data", workers=1, until="split")
+    preprocess([out / "log.tsv"], PreprocessConfig(), out / "data", Resources(workers=1), until="split")
     return out / "data"
 
 
 def test_what_fits_fits_and_the_fastest_comes_first(folder: Path) -> None:
-    advice = advise(folder, AdviceConfig(batch_size=256), Machine(), workers=1)
+    advice = advise(folder, AdviceConfig(batch_size=256), Machine(), Resources(workers=1))
     sizes = [option["fast_bytes"] for option in advice["options"]]
     assert sizes == sorted(sizes) and len(sizes) > 2
     for option in advice["options"]:
@@ -44,28 +61,148 @@ def test_what_fits_fits_and_the_fastest_comes_first(folder: Path) -> None:
     assert "all-fast" in {one["placement"] for one in advice["options"][-1]["placements"]}
 
 
+def test_steps_have_the_batch_size_of_the_shards_unless_one_is_set(folder: Path, tmp_path: Path) -> None:
+    def steps_of(folder: Path, **fields: Any) -> int:
+        advice = advise(folder, AdviceConfig(fast_bytes=(GIB,), **fields), Machine(), Resources(workers=1))
+        return int(advice["workload"]["batch_size"])
+
+    assert steps_of(folder) == 2048  # there are no shards yet
+    packed = tmp_path / "data"
+    shutil.copytree(folder, packed)
+    config = PreprocessConfig(pack=PackConfig(batch_size=300))
+    preprocess([folder.parent / "log.tsv"], config, packed, Resources(workers=1))
+    assert steps_of(packed) == 300
+    assert steps_of(packed, batch_size=64) == 64
+    # Damaged shards are an error, not a reason to take another batch size.
+    (packed / "shards/manifest.json").write_text("{}")
+    with pytest.raises(ManifestError):
+        steps_of(packed)
+
+
 def test_memory_that_holds_nothing_is_refused_with_what_would_do(folder: Path) -> None:
     with pytest.raises(ConfigError, match="no placement fits in 1 MiB") as refused:
-        advise(folder, AdviceConfig(fast_bytes=(MIB,)), Machine(), workers=1)
-    assert refused.value.hint is not None and "the least that would do is" in refused.value.hint
+        advise(folder, AdviceConfig(fast_bytes=(MIB,)), Machine(), Resources(workers=1))
+    assert refused.value.hint is not None and "is needed; a smaller --batch-size" in refused.value.hint
     with pytest.raises(ConfigError, match="model terabyte has embedding_dim 64"):
-        advise(folder, AdviceConfig(model="terabyte"), Machine(), workers=1)
+        advise(folder, AdviceConfig(model="terabyte"), Machine(), Resources(workers=1))
     with pytest.raises(ManifestError):
-        advise(folder / "none", AdviceConfig(), Machine(), workers=1)
+        advise(folder / "none", AdviceConfig(), Machine(), Resources(workers=1))
     with pytest.raises(ConfigError, match="batch_size"):
         AdviceConfig(batch_size=0)
 
 
 def test_the_command_prints_tables_and_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", str(folder), "--fast-bytes", "16MiB", "1GiB", "--batch-size", "128"]) == 0
-    printed = capsys.readouterr().out
-    assert "Predicted steps of 128 samples" in printed and "stops paying" in printed
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Predicted steps of 128 samples" in printed and "These are predictions from counts" in printed
     assert main(["advise", str(folder), "--json"]) == 0
     advice: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert {"workload", "machine", "compute_seconds", "options", "best", "enough"} == advice.keys()
     with pytest.raises(SystemExit, match="2"):
         main(["advise", str(folder), "--link-gbps", "0"])
-    assert "link_gbps must be above 0" in capsys.readouterr().err
+    assert "--link-gbps must be above 0" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("packed")
+    generate(GenerateConfig(samples=10_000), out / "log.tsv", workers=1)
+    config = PreprocessConfig()
+    config = replace(
+        config,
+        split=replace(config.split, hot_bytes=ByteSize(MIB)),
+        pack=replace(config.pack, batch_size=128),
+    )
+    preprocess([out / "log.tsv"], config, out / "data", Resources(workers=1))
+    return out / "data"
+
+
+def test_predicted_bytes_are_those_that_a_run_counts(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly where a placement moves one vector per lookup or every hot row, closely where rows are counted
+    by expectation."""
+    shards = Shards.open(packed / "shards")
+    vocabulary, plan, columns = (Manifest.read(packed / name) for name in ("vocabulary", "plan", "columns"))
+    workload = read_workload(vocabulary, plan, columns, "auto", 128)
+    num_hot = sum(table.num_hot for table in shards.tables)
+    kinds = [
+        (shards.is_hot_only[n], shards.training_batch(n).num_samples)
+        for n in range(shards.num_training_batches)
+    ]
+    hot_share = sum(count for is_hot, count in kinds if is_hot) / shards.num_training_samples
+    staging_bytes = 100_000
+    budget = Budget(
+        hot_bytes=num_hot * workload.row_bytes,
+        num_hot_rows=num_hot,
+        hot_sample_share=hot_share,
+        staging_bytes=staging_bytes,
+    )
+    found = {one.placement: one for one in predict(workload, Machine(), budget)}
+    assert 0.1 < hot_share < 0.9
+    # Advice takes FAE's first rate, R(50), for the whole epoch.
+    monkeypatch.setattr(ShuffleScheduler, "observe", lambda *_: None)
+    for name, tolerance in (("hybrid", 1e-9), ("fae", 1e-9), ("hybrid-dedup", 0.01), ("lookahead", 0.1)):
+        fields: dict[str, Any] = {"placement": name, "fae_variant": "paper"}
+        if name == "lookahead":
+            fields |= {"staging_bytes": ByteSize(staging_bytes), "prefetch": 0}
+        trainer = trained(shards, **fields)
+        to_fast, to_slow = trainer.meter.training_bytes()
+        # Advice counts a row's first use, which is initialized on the fast tier, as loaded.
+        made = sum(table.get("made", 0) for table in trainer.embeddings.rows_by_table())
+        epoch = workload.steps_per_epoch
+        loaded = to_fast + made * workload.row_bytes
+        assert found[name].to_fast_bytes * epoch == pytest.approx(loaded, rel=tolerance), name
+        assert found[name].to_slow_bytes * epoch == pytest.approx(to_slow, rel=tolerance), name
+
+
+@pytest.mark.parametrize(("model", "dim"), [("kaggle", 16), ("terabyte", 64), ("small", 8)])
+def test_dense_bytes_are_those_of_the_model_and_its_default_optimizer(model: str, dim: int) -> None:
+    shape = dlrm_shape(model, 13, 26, dim)
+    dlrm = Dlrm(shape, 0)
+    dense_optimizer = build_dense_optimizer(dlrm, TrainConfig().optimizers("adagrad"))
+    dlrm(torch.rand(4, 13), torch.rand(4, 26, dim)).sum().backward()
+    dense_optimizer.step()
+    # Without the step counts, one number for each tensor of parameters.
+    states = [
+        value
+        for state in dense_optimizer.state.values()
+        for name, value in state.items()
+        if torch.is_tensor(value) and name != "step"
+    ]
+    gradients = [weight.grad for weight in dlrm.parameters() if weight.grad is not None]
+    tensors = [*dlrm.parameters(), *gradients, *states]
+    assert dense_bytes(shape) == sum(tensor.nbytes for tensor in tensors)
+
+
+@pytest.mark.parametrize(("model", "dim"), [("kaggle", 16), ("terabyte", 64), ("small", 8)])
+def test_activation_bytes_are_what_the_forward_pass_keeps_and_as_many_gradients(model: str, dim: int) -> None:
+    shape = dlrm_shape(model, 13, 26, dim)
+    dlrm = Dlrm(shape, 0)
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*dlrm.parameters(), *dlrm.buffers())}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if (start := tensor.untyped_storage().data_ptr()) not in own:
+            kept[start] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        dlrm(torch.rand(8, 13), torch.rand(8, 26, dim, requires_grad=True))
+    saved = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / 8
+    # The products of all pairs of vectors are built for a moment and not kept.
+    products = 4 * shape.num_vectors**2
+    assert activation_bytes(shape) / 2 == pytest.approx(saved + products, rel=0.02)
+
+
+def test_advice_is_for_the_model_of_the_log(folder: Path) -> None:
+    advice = advise(folder, AdviceConfig(batch_size=256), Machine(), Resources(workers=1))
+    shape = dlrm_shape("kaggle", 13, 26, 16)
+    found = advice["workload"]
+    assert found["dense_bytes"] == dense_bytes(shape)
+    assert found["activation_bytes"] == activation_bytes(shape)
+    assert (found["vector_bytes"], found["row_bytes"], found["input_bytes"]) == (64, 128, 4 * (1 + 13 + 26))
+    # A product and a sum for each weight, and for each pair of vectors, forward and twice backward.
+    weights = sum(tensor.numel() for tensor in Dlrm(shape, 0).parameters() if tensor.dim() == 2)
+    assert found["flops_per_sample"] == 6 * (weights + 27 * 27 * 16)
 
 
 def test_advice_needs_no_torch() -> None:

@@ -1,18 +1,26 @@
-"""Evaluating a finished run."""
+"""Evaluating a finished run: nothing in its folder is trusted.
+
+Tests `run_config`, too.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from hotset.pipeline.errors import HotsetError, ShardError
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.config import TrainConfig
 from hotset.train.evaluate import evaluate
 from hotset.train.run import train
+from hotset.train.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +82,140 @@ def test_weights_of_another_run_are_refused(data: Path, tmp_path: Path) -> None:
     train(tmp_path, TrainConfig(threads=1), tmp_path / "other")
     run = copy_run(data, tmp_path / "run")
     (run / "weights.safetensors").write_bytes((tmp_path / "other" / "weights.safetensors").read_bytes())
+    with pytest.raises(HotsetError, match=r"has [0-9]+ bytes, want"):
+        evaluate(run, data)
     with pytest.raises(HotsetError, match="not those its config describes"):
+        evaluate(sealed_again(run), data)
+
+
+def sealed_again(run: Path) -> Path:
+    """The run with a manifest that agrees with its files, as whoever changed them may write it."""
+    (run / "manifest.json").unlink()
+    RunFolder(run).finish(json.loads((run / "summary.json").read_text()))
+    return run
+
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "threads": (10**6, 2**40, 0, -1, "x", 1.5, [1], None, True),
+    "model": ("", "huge", "auto", 3, None, ["small"]),
+    "embedding_dim": (0, -1, 2**40, "4", 4.0, None, [4]),
+    "num_dense": (-1, 2**40, "2", 2.0, None, {}),
+    "tables": (
+        *({}, None, "C1", 3, [3], [{}], [[]]),
+        *([{"name": "C1", "num_rows": rows, "embedding_dim": 4}] for rows in (0, -5, 2**40, "5", 5.0, None)),
+        [{"name": 3, "num_rows": 5, "embedding_dim": 4}],
+        [{"name": "C1", "num_rows": 5, "embedding_dim": 0}],
+        [{"name": "C1", "num_rows": 5, "embedding_dim": 4}] * 2,
+    ),
+}
+CONFIG_EDITS = {f"{key} {value!r}": (key, value) for key, values in VALUES.items() for value in values}
+CONFIG_EDITS |= {f"no {key}": (key, ...) for key in VALUES}
+
+
+@pytest.mark.parametrize("name", CONFIG_EDITS)
+def test_a_config_no_run_writes_is_refused(name: str, data: Path, tmp_path: Path) -> None:
+    run = copy_run(data, tmp_path / "run")
+    key, value = CONFIG_EDITS[name]
+    config = json.loads((run / "config.json").read_text())
+    config[key] = value
+    if value is ...:
+        del config[key]
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(HotsetError, match=rf"config\.json is damaged: {key}"):
+        evaluate(sealed_again(run), data)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[" * 200_000, '"x"', "[]", "NaN", "{}", "1" * 5000, "\ufeff{}"],
+    ids=lambda text: text[:3],
+)
+def test_a_config_that_is_no_config_is_refused(text: str, data: Path, tmp_path: Path) -> None:
+    run = copy_run(data, tmp_path / "run")
+    (run / "config.json").write_text(text)
+    with pytest.raises(HotsetError, match=r"config\.json (is damaged|cannot be read): "):
         evaluate(run, data)
 
 
-def test_a_config_that_lacks_its_tables_is_refused(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["config.json", "weights.safetensors", "manifest.json"])
+def test_a_pipe_is_refused_and_not_waited_for(name: str, data: Path, tmp_path: Path) -> None:
     run = copy_run(data, tmp_path / "run")
-    (run / "config.json").write_text("{}")
-    with pytest.raises(HotsetError, match="lacks 'tables'"):
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    with pytest.raises(HotsetError, match="not a plain file"):
+        evaluate(run, data)
+
+
+WEIGHT_EDITS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "one row for all": (lambda rows: rows[:1], r"C2 has the shape \(1, 4\), want \(40, 4\)"),
+    "one number for each row": (lambda rows: rows[:, :1], r"C2 has the shape \(40, 1\)"),
+    "one vector": (lambda rows: rows[0], r"C2 has the shape \(4,\)"),
+    "one number": (lambda rows: rows[0, 0], r"C2 has the shape \(\)"),
+    "one row too few": (lambda rows: rows[1:], r"C2 has the shape \(39, 4\)"),
+    "transposed": (lambda rows: rows.T.contiguous(), r"C2 has the shape \(4, 40\)"),
+    "int32": (lambda rows: rows.int(), "C2 holds I32, want F32"),
+    "float64": (lambda rows: rows.double(), "C2 holds F64, want F32"),
+    "bfloat16": (lambda rows: rows.bfloat16(), "C2 holds BF16, want F32"),
+    "not a number": (lambda rows: rows * float("nan"), "C2 holds values that are not finite"),
+    "infinite": (lambda rows: rows / 0, "C2 holds values that are not finite"),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHT_EDITS)
+def test_weights_of_another_shape_or_kind_are_refused(name: str, data: Path, tmp_path: Path) -> None:
+    run = copy_run(data, tmp_path / "run")
+    edit, message = WEIGHT_EDITS[name]
+    weights = load_file(run / "weights.safetensors")
+    weights["C2"] = edit(weights["C2"]).clone()
+    save_file(weights, run / "weights.safetensors")
+    with pytest.raises(HotsetError, match=message):
+        evaluate(sealed_again(run), data)
+
+
+@pytest.mark.parametrize("edit", ["missing table", "more", "missing layer", "layer of another shape"])
+def test_other_tensors_are_refused(edit: str, data: Path, tmp_path: Path) -> None:
+    run = copy_run(data, tmp_path / "run")
+    weights = load_file(run / "weights.safetensors")
+    layer = next(name for name in weights if name.startswith("dense.") and name.endswith("bias"))
+    match edit:
+        case "missing table":
+            del weights["C3"]
+        case "more":
+            weights["C4"] = weights["C3"].clone()
+        case "missing layer":
+            del weights[layer]
+        case _:
+            weights[layer] = weights[layer][:1].clone()
+    save_file(weights, run / "weights.safetensors")
+    with pytest.raises(HotsetError, match=r"not those its config describes: .* has the shape"):
+        evaluate(sealed_again(run), data)
+
+
+@pytest.mark.parametrize("name", ["config.json", "weights.safetensors"])
+def test_a_flipped_bit_is_refused_by_name(name: str, data: Path, tmp_path: Path) -> None:
+    run = copy_run(data, tmp_path / "run")
+    flipped = bytearray((run / name).read_bytes())
+    # A digit of the config, or a mantissa bit of the last weight: both still make sense.
+    place = flipped.index(b'"seed": 0') + 8 if name == "config.json" else len(flipped) - 4
+    flipped[place] ^= 1
+    (run / name).write_bytes(flipped)
+    with pytest.raises(HotsetError, match=f"{name} is damaged: its checksum is"):
+        evaluate(run, data)
+
+
+def test_a_run_without_a_manifest_is_evaluated_with_a_warning(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = copy_run(data, tmp_path / "run")
+    (run / "manifest.json").unlink()
+    assert evaluate(run, data) == evaluate(data / "all-fast", data)
+    assert "its files cannot be checked" in caplog.text
+
+
+def test_the_manifest_of_a_stage_is_no_run(data: Path, tmp_path: Path) -> None:
+    run = copy_run(data, tmp_path / "run")
+    (run / "manifest.json").write_bytes((data / "shards" / "manifest.json").read_bytes())
+    with pytest.raises(HotsetError, match="holds 'pack' of version 1, want 'train' of 1"):
         evaluate(run, data)
 
 

@@ -138,7 +138,20 @@ def test_batches_in_passes_are_told_with_the_size_that_would_do(
 ) -> None:
     shards = write_shards(tmp_path / "shards", skew=1.1, batch_size=64)
     few = TrainConfig(staging_bytes=ByteSize(64), **FIELDS)
-    assert train(shards, few, tmp_path / "few").transfers["split"] > 0
-    (enough,) = re.findall(r"--staging-bytes (\d+)KiB would do", caplog.text)
+    assert train(shards, few, tmp_path / "few").transfers.split > 0
+    (enough,) = re.findall(r"--staging-bytes (\d+)KiB would be enough", caplog.text)
     more = TrainConfig(staging_bytes=ByteSize(int(enough) * 1024), **FIELDS)
-    assert train(shards, more, tmp_path / "more").transfers["split"] == 0
+    assert train(shards, more, tmp_path / "more").transfers.split == 0
+
+
+def test_a_loss_that_is_no_number_is_blamed_on_damaged_shards_first(tmp_path: Path) -> None:
+    """A file that was overwritten under the run, here one of evaluation, which no step has read."""
+    folder = write_shards(tmp_path / "shards")
+
+    def overwrite(*_: object) -> None:
+        path = folder / "evaluation-00000.arrow"
+        path.write_bytes(path.read_bytes()[::-1])
+
+    config = TrainConfig(embedding_lr=1e30, dense_lr=1e30, **FIELDS)
+    with pytest.raises(HotsetError, match=r"evaluation-00000\.arrow is damaged: its checksum"):
+        train(folder, config, tmp_path / "run", progress=overwrite)

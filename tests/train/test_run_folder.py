@@ -6,24 +6,38 @@ import errno
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from hotset.pipeline.errors import HotsetError
+from hotset.tests.support.shard_factory import write_shards
+from hotset.train.config import TrainConfig
+from hotset.train.run import train
+from hotset.train.run_config import RunConfig
 from hotset.train.run_folder import RunFolder, read_config, read_weights
+
+CONFIG: dict[str, Any] = {
+    "shards": "0" * 32,
+    "threads": 1,
+    "model": "small",
+    "embedding_dim": 3,
+    "num_dense": 2,
+    "tables": [{"name": "C1", "num_rows": 2, "embedding_dim": 3}],
+}
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    folder = RunFolder.begin(tmp_path / "run", {"seed": 3})
+    folder = RunFolder.begin(tmp_path / "run", CONFIG)
     weights = {"dense.top.0.bias": torch.arange(3.0), "C1": torch.arange(6.0).view(2, 3)}
     folder.log({"step": 1})
     folder.log({"step": 2})
     folder.save_weights(weights)
     folder.save_batch_order([1, 0])
     folder.finish({"auc": 0.5})
-    assert read_config(folder.path) == {"seed": 3}
+    assert read_config(folder.path) == RunConfig.from_json(CONFIG)
     found = read_weights(folder.path)
     assert found.keys() == weights.keys() and all(torch.equal(found[name], weights[name]) for name in weights)
     assert [
@@ -37,6 +51,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
         "weights.safetensors",
         "batch_order.npy",
         "summary.json",
+        "manifest.json",
     }
 
 
@@ -103,3 +118,28 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(HotsetError, match=r"weights\.safetensors cannot be written: No space left on device"):
         folder.save_weights({"C1": torch.zeros(2, 2)})
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_room_for_the_weights_is_taken_before_training_and_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda _, start, count: taken.append(count))
+    folder = RunFolder.begin(tmp_path / "run", CONFIG, weight_bytes=400)
+    assert taken == [400] and sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.json"]
+    folder.save_weights({"a": torch.zeros(100)})
+    assert not folder._free_reserved.alive  # type: ignore[attr-defined]
+
+
+def test_a_disk_too_small_for_the_weights_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", is_full)
+    monkeypatch.setattr("hotset.train.run.run_steps", lambda *_: pytest.fail("trained"))
+    shards = write_shards(tmp_path / "shards")
+    for _ in range(2):  # the folder is left empty, so the same command may be tried again
+        with pytest.raises(HotsetError, match=r"run has no room for .* of weights: No space left"):
+            train(shards, TrainConfig(threads=1), tmp_path / "run")

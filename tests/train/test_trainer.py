@@ -1,71 +1,24 @@
-"""Training: a model learns, whatever the placement (their equal bits: `test_exactness`)."""
+"""Training: a model learns, whatever the placement (their equal bits: `test_equal_bits`).
+
+Tests `step_source`, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ConfigError, HotsetError, ShardError
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.config import TrainConfig
-from hotset.train.data.batch import Batch
-from hotset.train.data.batch_order import RecordedOrder
 from hotset.train.data.shards import Shards
-from hotset.train.trainer import Trainer, build_trainer, open_device, refuse_divergence, run_steps
-
-
-def no_log(trainer: Trainer, batch: Batch, loss_sum: torch.Tensor) -> None:
-    """Log nothing."""
-
-
-def trained(
-    shards: Shards, order: list[int] | None = None, after_step: Callable[..., None] = no_log, **fields: Any
-) -> Trainer:
-    torch.set_num_threads(1)
-    epochs = fields.get("epochs", 1)
-    recorded = None if order is None else RecordedOrder(np.array(order, np.int32), epochs)
-    trainer = build_trainer(shards, TrainConfig(**fields), recorded)
-    run_steps(trainer, after_step)
-    return trainer
-
-
-def assert_equal_bits(first: Trainer, second: Trainer) -> None:
-    weights, others = first.weights(), second.weights()
-    assert weights.keys() == others.keys()
-    for name in weights:
-        assert torch.equal(weights[name], others[name]), name
-    for table in range(len(first.shards.tables)):
-        assert torch.equal(
-            first.embeddings.table(table, state=True), second.embeddings.table(table, state=True)
-        )
-
-
-@st.composite
-def shard_specs(draw: st.DrawFn) -> ShardSpec:
-    num_rows = tuple(draw(st.lists(st.integers(1, 400), min_size=2, max_size=4)))
-    num_hot = tuple(draw(st.integers(1, rows)) for rows in num_rows)
-    return ShardSpec(
-        num_rows=num_rows,
-        num_hot=num_hot,
-        batch_size=draw(st.sampled_from([1, 7, 64, 300])),
-        num_hot_only=draw(st.integers(0, 40)),
-        num_mixed=draw(st.integers(1, 60)),
-        num_evaluation=draw(st.sampled_from([0, 20])),
-        num_dense=draw(st.integers(0, 2)),
-        multi_hot=tuple(sorted(draw(st.sets(st.integers(0, len(num_rows) - 1))))),
-        table_dims=draw(st.sampled_from([None, (2, 4, 4, 2), (7, 7, 7, 7)])),
-        embedding_dim=draw(st.sampled_from([1, 4, 5])),
-        skew=draw(st.sampled_from([1.1, 1.5, 3.0])),
-        order=draw(st.sampled_from(["grouped", "original"])),
-        seed=draw(st.integers(0, 1000)),
-    )
+from hotset.train.trainer import build_trainer, open_device, refuse_divergence
 
 
 def test_two_equal_runs_end_with_equal_bits_and_seeds_differ(tmp_path: Path) -> None:
@@ -132,6 +85,15 @@ def test_too_large_hot_rows_are_warned_of(tmp_path: Path, caplog: pytest.LogCapt
     shards = Shards.open(write_shards(tmp_path / "shards"))
     build_trainer(shards, TrainConfig(placement="fae", embedding_optimizer="adagrad"))
     assert "the hot rows take 1.1 KiB with adagrad" in caplog.text and "560 B with sgd" in caplog.text
+
+
+def test_hot_rows_as_the_shards_counted_them_are_not_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", embedding_optimizer="adam"))
+    trainer = build_trainer(shards, TrainConfig(placement="fae"))
+    assert trainer.optimizers.embedding_optimizer == "adam"
+    assert caplog.text == ""
 
 
 def test_shards_without_training_batches_are_refused(tmp_path: Path) -> None:

@@ -1,53 +1,40 @@
-"""The command line: help everywhere, one clear line for every mistake, JSON for machines."""
+"""The command line: help everywhere, one clear line for every mistake, JSON for machines.
+
+The commands have test files of their own, in `commands/`; `bench_command`, `generate_command` and
+`map_ids_command` are tested here.
+"""
 
 from __future__ import annotations
 
-import json
+import gzip
+import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from hotset.pipeline.generate.generate import GenerateConfig, generate
+from hotset.pipeline.errors import install_hint
 from hotset.workflows.cli import COMMANDS, main
 from hotset.workflows.console import say
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("logs") / "log.tsv"
-    generate(GenerateConfig(samples=3000, seed=1, scale=100), path, workers=1)
-    return path
-
-
-@pytest.fixture(scope="module")
-def data(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("data") / "dir"
-    words = ["preprocess", str(log), "--out", str(out), "--hot-bytes", "64KiB", "--batch-size", "128"]
-    assert main(words) == 0
-    return out
-
-
-def run_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main([*words, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
 @pytest.mark.parametrize("command", [*(name for name in COMMANDS if name != "bench"), "bench preprocess"])
 def test_every_command_has_a_help_text_and_stands_in_the_readme(
-    command: str, capsys: pytest.CaptureFixture[str]
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
     with pytest.raises(SystemExit) as stopped:
         main([*command.split(), "--help"])
     assert stopped.value.code == 0
     shown = capsys.readouterr().out
     assert f"usage: hotset {command}" in shown and "--" in shown
+    assert [line for line in shown.splitlines()[1:] if len(line) > 60] == []
+    assert not any(sign in shown for sign in ("{None}", "default: )", "``", "(default: None)"))
     assert f"hotset {command}" in (ROOT / "README.md").read_text()
 
 
@@ -55,18 +42,57 @@ def test_usage_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert all(f"  {command} " in shown for command in COMMANDS)
+    assert "Exit status: 0 " in shown
     assert main([]) == 2 and main(["frobnicate"]) == 2
+    assert main(["-V"]) == 0
+
+
+def test_a_mistyped_command_offers_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian"]) == 2
+    assert capsys.readouterr().err == "error: there is no command 'trian'\nhint: hotset train\n"
+    assert main(["frobnicate"]) == 2
+    assert capsys.readouterr().err.endswith("hint: hotset --help lists the commands\n")
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz", "parquet"])
+def test_a_forgotten_schema_is_named_with_commands_that_work(
+    ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / f"my log.{ending}"
+    header = ("click", "country", "device")
+    rows = [(number % 2, f"c{number % 7}", f"d{number % 5}") for number in range(200)]
+    text = "\n".join(",".join(map(str, row)) for row in [header, *rows]) + "\n"
+    if ending == "parquet":
+        columns = dict(zip(header, map(list, zip(*rows, strict=True)), strict=True))
+        pq.write_table(pa.table(columns), path)
+    else:
+        path.write_bytes(gzip.compress(text.encode()) if ending.endswith("gz") else text.encode())
+    assert main(["preprocess", str(path), "--out", "out"]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert f"looks like {'Parquet' if ending == 'parquet' else 'CSV'}" in error
+    proposing = shlex.split(hint.split("run hotset ")[1].split(",")[0])
+    assert proposing == ["schema", str(path), ">", "schema.toml"]
+    assert main(proposing[:2]) == 0
+    Path("schema.toml").write_text(capsys.readouterr().out)
+    assert main(["preprocess", str(path), "--out", "out", "--schema", "schema.toml"]) == 0
+
+
+def test_an_extra_is_installed_from_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    python, dash_m, pip, install, wanted = shlex.split(install_hint("train"))
+    assert (python, dash_m, pip, install) == (sys.executable, "-m", "pip", "install")
+    assert wanted == f"{ROOT}[train]"
 
 
 def test_a_wrong_option_is_a_usage_error(log: Path, tmp_path: Path) -> None:
-    for words in (["--frobnicate"], ["--eval-fraction", "2"], ["--hot-bytes", "4Mip"]):
+    for arguments in (["--frobnicate"], ["--eval-fraction", "2"], ["--hot-bytes", "4Mip"]):
         with pytest.raises(SystemExit) as stopped:
-            main(["preprocess", str(log), "--out", str(tmp_path / "out"), *words])
+            main(["preprocess", str(log), "--out", str(tmp_path / "out"), *arguments])
         assert stopped.value.code == 2
     assert not (tmp_path / "out").exists()
 
 
-def test_what_a_user_can_mend_is_one_line_and_exit_status_1(
+def test_what_a_user_can_fix_is_one_line_and_exit_status_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bad.tsv").write_text("0\tx\n")
@@ -76,85 +102,12 @@ def test_what_a_user_can_mend_is_one_line_and_exit_status_1(
     assert hint.startswith("hint: ")
 
 
-def test_other_settings_are_refused_and_redo_makes_the_stage_again(
-    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["preprocess", str(log), "--out", str(tmp_path / "out"), "--hot-bytes", "64KiB"]
-    assert main(words) == 0
-    words[-1] = "32KiB"
-    assert main(words) == 1
-    assert "plan was made with hot_bytes = 65536, now 32768" in capsys.readouterr().err
-    assert main([*words, "--redo", "split"]) == 0
-    assert main(["rank", str(tmp_path / "out"), "--min-count", "3"]) == 1
-    assert "min_count = 1, now 3" in capsys.readouterr().err
-    assert main(["rank", str(tmp_path / "out"), "--min-count", "3", "--redo"]) == 0
-    assert not (tmp_path / "out" / "shards").exists()
-
-
-def test_stages_one_by_one_give_what_preprocess_gives(log: Path, data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert main(["ingest", str(log), "--out", str(out)]) == 0
-    for stage in ("count", "rank", "encode"):
-        assert main([stage, str(out)]) == 0
-    assert main(["split", str(out), "--hot-bytes", "64KiB"]) == 0
-    assert main(["pack", str(out), "--batch-size", "128"]) == 0
-    files = sorted(path.relative_to(data) for path in data.rglob("*"))
-    assert files == sorted(path.relative_to(out) for path in out.rglob("*"))
-    assert all(
-        (data / file).read_bytes() == (out / file).read_bytes() for file in files if (data / file).is_file()
-    )
-
-
-def test_stats_has_the_promised_keys(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = run_json(capsys, "stats", str(data))
-    assert {"name", "num_rows", "num_lookups", "top_share"} <= set(found["features"][0])
-    assert len(found["features"]) == 26
-    assert {"bytes", "hot_lookup_share", "hot_sample_share"} <= set(found["budgets"][0])
-    assert {budget["bytes"] for budget in found["budgets"]} >= {
-        2**20,
-        2**22,
-        2**24,
-        2**26,
-        2**28,
-        2**30,
-        65536,
-    }
-    chosen = next(budget for budget in found["budgets"] if budget["is_chosen"])
-    samples = found["samples"]
-    assert chosen["hot_sample_share"] == samples["hot"] / (samples["hot"] + samples["mixed"])
-    assert {"hot_only", "mixed"} <= set(found["batches"])
-    assert main(["stats", str(data)]) == 0
-    assert "fully hot samples" in capsys.readouterr().out
-
-
-def test_train_and_evaluate_have_the_promised_keys(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
-    trained = run_json(capsys, "train", str(data), "--placement", "fae", "--out", str(out))
-    assert {
-        "auc", "log_loss", "accuracy", "num_samples", "placement", "samples_per_second",
-        "bytes_to_fast", "bytes_to_slow", "run",
-    } <= set(trained)  # fmt: skip
-    evaluated = run_json(capsys, "evaluate", str(out), str(data))
-    for key in ("auc", "log_loss", "accuracy", "num_samples"):
-        assert evaluated[key] == trained[key]
-    assert main(["train", str(data), "--out", str(out)]) == 1
-    assert str(out) in capsys.readouterr().err
-
-
-def test_the_demo_runs_again_and_refuses_a_folder_it_did_not_make(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["demo", "--samples", "2000", "--out", str(tmp_path / "demo")]
-    for _ in range(2):
-        assert main(words) == 0
-        shown = capsys.readouterr().out
-        assert "all-fast" in shown and "fae" in shown and "hotset stats" in shown
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("precious")
-    assert main(["demo", "--out", str(tmp_path / "mine")]) == 1
-    assert (tmp_path / "mine" / "thesis.txt").exists()
+def test_the_hint_at_a_bad_line_works(tmp_path: Path, capsys: pytest.CaptureFixture[str], log: Path) -> None:
+    (tmp_path / "bad.tsv").write_bytes(b"0\tx\n" + log.read_bytes())
+    arguments = ["preprocess", str(tmp_path / "bad.tsv"), "--out", str(tmp_path / "out")]
+    assert main(arguments) == 1
+    assert "--on-bad-line skip" in capsys.readouterr().err
+    assert main([*arguments, "--on-bad-line", "skip"]) == 0
 
 
 def test_preprocessing_commands_do_not_import_torch(log: Path, tmp_path: Path) -> None:
@@ -167,18 +120,87 @@ def test_preprocessing_commands_do_not_import_torch(log: Path, tmp_path: Path) -
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("words", [["demo", "--samples", "500"], ["train", "DIR"], ["bench", "quality"]])
-def test_without_torch_the_extra_is_named(words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [["demo", "--samples", "500"], ["train", "DIR"], ["bench", "quality"]])
+def test_without_torch_the_extra_is_named(arguments: list[str], tmp_path: Path) -> None:
     program = "import sys; sys.modules['torch'] = None; from hotset.workflows.cli import main"
-    program += f"; sys.exit(main({words}))"
+    program += f"; sys.exit(main({arguments}))"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        f"error: hotset {words[0]} needs torch",
-        "hint: pip install 'hotset[train]'",
+        f"error: hotset {arguments[0]} needs torch",
+        f"hint: {install_hint('train')}",
     ]
 
 
 def test_a_message_stands_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     say("error: 127.0.0.1:1234: [bold] refused")
     assert capsys.readouterr().err == "error: 127.0.0.1:1234: [bold] refused\n"
+
+
+def test_a_generated_log_is_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "log.tsv"
+    arguments = ["generate", "--samples", "50", "--out", str(out)]
+    assert main(arguments) == 0
+    assert f"{out}: 50 samples" in capsys.readouterr().out
+    assert main(arguments) == 1
+    assert str(out) in capsys.readouterr().err
+    assert main([*arguments, "--overwrite", "--no-label"]) == 0
+    assert len(out.read_text().splitlines()) == 50
+
+
+def test_bench_without_a_name_lists_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--help"]) == 0 and main(["bench"]) == 2
+    assert "  kills " in capsys.readouterr().out
+
+
+def test_a_cache_of_kernels_that_cannot_be_written_is_noted_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotset.stats.kernel._faults", ["/x cannot be written: full", "/y"])
+    assert main(["generate", "--samples", "5", "--out", str(tmp_path / "log.tsv")]) == 0
+    note, hint = capsys.readouterr().err.splitlines()
+    assert note.startswith("note: ") and "/x cannot be written: full" in note
+    assert "NUMBA_CACHE_DIR" in hint
+
+
+@pytest.mark.parametrize("number_of_lines", [1, 100_000])
+def test_a_full_disk_behind_stdout_is_one_line(number_of_lines: int) -> None:
+    program = (
+        "import sys; from hotset.workflows import cli; "
+        f"cli._run = lambda *_: print('line\\n' * {number_of_lines}) or 0; sys.exit(cli.main(['stats']))"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "error: stdout cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            MemoryError("malloc of size 99 failed"),
+            "hotset stats: there is not enough memory: malloc of size 99",
+        ),
+        (RuntimeError("can't start new thread"), "hotset stats: the system starts no more threads"),
+        (OSError(24, "Too many open files", "/x"), "/x: too many open files"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr("hotset.workflows.cli._run", fail)
+    assert main(["stats"]) == 1
+    first, hint = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"error: {message}") and "ulimit" in hint
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("hotset.workflows.cli._run", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["stats"])

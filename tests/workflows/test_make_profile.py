@@ -1,4 +1,4 @@
-"""The profile can be made again: facts of columns from aggregates, and the whole from real data."""
+"""The profile can be rebuilt: facts of columns from aggregates, and the whole from real data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_small_integers_are_exact_and_large_ones_follow_the_quantiles() -> None:
     assert found["coverage"] == {"1": 0.02, "2": 0.12, "3": 0.22, "4": 0.62, "23": 0.9, "93": 1.0}
 
 
-def test_every_block_of_integers_is_a_group_of_its_own() -> None:
+def test_every_group_of_integers_is_missing_together() -> None:
     aggregates = {
         "categorical_missing_patterns": [{"columns": [], "share": 0.75}, {"columns": ["C3"], "share": 0.25}],
         "integer_columns": {f"I{number}": {"missing_rate": 0.1} for number in range(1, 14)},
@@ -52,15 +52,17 @@ def test_the_text_of_a_profile_is_json_of_the_same_value() -> None:
     assert json.loads(profile_text(profile)) == profile
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
-def test_the_shipped_profile_is_made_of_the_real_aggregates(real_data: Path) -> None:
+@pytest.mark.slow
+def test_the_shipped_profile_follows_from_the_real_aggregates(real_data: Path) -> None:
     aggregates = json.loads((real_data / "criteo_sample_stats.json").read_text())
     ranked = pl.read_csv(real_data / "criteo_kaggle_rankcoded_contiguous_20k.csv.gz")
-    made = make_profile(aggregates, ranked, np.random.default_rng(0))
+    rebuilt = make_profile(aggregates, ranked, np.random.default_rng(0))
     shipped = json.loads((PROFILES / "criteo-kaggle.json").read_text())
     for kind in ("dense", "sparse"):
-        for new, old in zip(made[kind], shipped[kind], strict=True):
+        for new, old in zip(rebuilt[kind], shipped[kind], strict=True):
             assert {key: new[key] for key in ("name", "coverage", "edges")} == {
                 key: old[key] for key in ("name", "coverage", "edges")
             }
-    assert made["click"] == shipped["click"]
+    assert rebuilt["click"] == shipped["click"]

@@ -1,4 +1,4 @@
-"""A bounded queue from a thread that makes things to the one that uses them."""
+"""A bounded queue from a thread that makes items to the one that uses them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from typing import Generic, TypeVar
 
-Thing = TypeVar("Thing")
+Item = TypeVar("Item")
 
 
-class Ahead(Generic[Thing]):
-    """Iterates ``things`` in a thread, at most ``depth`` ahead of the caller.
+class BackgroundIterator(Generic[Item]):
+    """Iterate ``items`` in a thread, at most ``depth`` ahead of the caller.
 
-    What the thread raises reaches the caller with its next step, before what is still in the queue.
+    An exception in the thread is raised by the caller's next step, before items that are still queued.
     """
 
-    def __init__(self, things: Iterable[Thing], depth: int, name: str) -> None:
-        self._things = things
+    def __init__(self, items: Iterable[Item], depth: int, name: str) -> None:
+        self._items = items
         self._depth = max(depth, 1)
         self._state = threading.Condition()
-        self._queue: deque[Thing] = deque()
+        self._queue: deque[Item] = deque()
         self._error: BaseException | None = None
-        self._is_over = self._is_closed = False
+        self._is_over = False
+        self._is_closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
-    def __iter__(self) -> Iterator[Thing]:
+    def __iter__(self) -> Iterator[Item]:
         self._thread.start()
         while True:
             with self._state:
@@ -34,12 +35,13 @@ class Ahead(Generic[Thing]):
                     raise self._error
                 if not self._queue:
                     return
-                thing = self._queue.popleft()
+                item = self._queue.popleft()
                 self._state.notify_all()
-            yield thing
+            # Outside the lock: the thread fills the queue while the caller uses the item.
+            yield item
 
     def close(self) -> None:
-        """Stop the thread at its next thing."""
+        """Stop the thread at its next item."""
         with self._state:
             self._is_closed = True
             self._state.notify_all()
@@ -48,19 +50,20 @@ class Ahead(Generic[Thing]):
 
     def _work(self) -> None:
         try:
-            for thing in self._things:
+            for item in self._items:
                 with self._state:
                     self._state.wait_for(lambda: len(self._queue) < self._depth or self._is_closed)
                     if self._is_closed:
                         return
-                    self._queue.append(thing)
+                    self._queue.append(item)
                     self._state.notify_all()
         except BaseException as error:
             with self._state:
                 self._error = error
         finally:
-            if isinstance(self._things, Generator):
-                self._things.close()
+            # A generator is closed in the thread that ran it, so that its own cleanup runs here too.
+            if isinstance(self._items, Generator):
+                self._items.close()
             with self._state:
                 self._is_over = True
                 self._state.notify_all()

@@ -1,4 +1,4 @@
-"""Where the order of training batches comes from: the seed, or an earlier run."""
+"""The order of training batches: from the seed, or from an earlier run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.errors import HotsetError
-from ...stats.batches.row_slots import epoch_order
+from ...pipeline.errors import HotsetError, first_line
+from ...stats.batches.epoch_order import epoch_order
 
 BATCH_ORDER = "batch_order.npy"
 
@@ -19,14 +19,15 @@ class BatchOrder(Protocol):
     """The batches of a run, in the order they are trained on."""
 
     is_known: bool
-    """Whether the order is fixed beforehand, so that batches may be read and planned ahead."""
+    """Whether the order is known before training, so that batches may be read and planned ahead."""
 
     def epochs(self) -> Iterator[Iterable[int]]:
         """Batch numbers, epoch by epoch."""
 
 
 class SeededOrder:
-    """Each epoch a permutation by (seed, epoch), hot-only batches spread evenly in grouped shards."""
+    """A permutation of the batches by (seed, epoch); grouped shards get their hot-only batches spread
+    evenly."""
 
     is_known = True
 
@@ -44,11 +45,11 @@ class SeededOrder:
 
 
 class RecordedOrder:
-    """The order another run recorded.
+    """The order that another run recorded.
 
     Args:
         numbers: training batch of each step.
-        num_epochs: each as long as the others.
+        num_epochs: epochs in them, all of the same length.
     """
 
     is_known = True
@@ -62,11 +63,17 @@ class RecordedOrder:
         """Read the order of ``run``; raises HotsetError where it does not fit these shards."""
         path = run / BATCH_ORDER
         try:
+            # Opening a pipe would wait for ever.
+            if not path.is_file():
+                raise FileNotFoundError("there is no such plain file")
             numbers = np.load(path, allow_pickle=False)
-        except (OSError, ValueError) as error:
+            if not isinstance(numbers, np.ndarray) or numbers.dtype != np.int32 or numbers.ndim != 1:
+                raise ValueError("it holds no list of int32")
+        except (OSError, ValueError, MemoryError, EOFError) as error:
             raise HotsetError(
-                f"{path} cannot be read: {error}", hint="name the folder of a finished run"
+                f"{path} cannot be read: {first_line(error)}", hint="give the folder of a finished run"
             ) from error
+        # Checked over all epochs together: each batch as often as there are epochs.
         wanted = np.repeat(np.arange(num_batches), num_epochs)
         if not np.array_equal(np.sort(numbers), wanted):
             raise HotsetError(f"{path} does not visit each of {num_batches} batches {num_epochs} times")

@@ -1,4 +1,8 @@
-"""A shard folder as tables and batches by number."""
+"""A shard folder as tables and batches by number.
+
+A hot set is a prefix of the order over all tables, so shards whose batches were not grouped by it (order
+`original`) can be trained with any other budget of hot rows: `with_hot_bytes`.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +16,29 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.errors import HotsetError, ShardError
-from ...pipeline.folders.manifest import Manifest, first_line
-from ...pipeline.folders.output import hash_file
+from ...pipeline.errors import ConfigError, HotsetError, ShardError, first_line, refuse_system_fault
+from ...pipeline.folders.checksum import hash_file
+from ...pipeline.folders.file_facts import ShardFacts
+from ...pipeline.folders.manifest import Manifest
+from ...pipeline.folders.stage_totals import ShardsTotals, VocabularyTotals
 from ...pipeline.formats.arrow_files import DAMAGE
+from ...pipeline.hot_rows.hot_order import HotOrder
 from ...pipeline.runtime.tasks import run_tasks
+from ...pipeline.schema.schema_names import check_name
 from ...stats.batches.row_slots import first_stray_lookup
 from ...stats.ranking.row_bytes import row_bytes
-from .batch import Batch, Table
+from .batch import Batch, EmbeddingTable
 from .shard_file import PACK_AGAIN, Columns, ShardFile
 
-_STAGE, _VERSION = "pack", 1
+_STAGE = "pack"
+_VERSION = 1
 _KINDS = ("hot_only", "mixed", "evaluation")
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _BatchPosition:
+    """The position of a batch in the files."""
+
     file: int
     index: int
     is_hot_only: bool
@@ -37,33 +48,30 @@ class Shards:
     """A sealed shard folder: its tables, and its batches by number.
 
     Training batches are numbered in the order of the manifest: those of the hot-only files, then those
-    of the mixed ones. The number says nothing of when a batch is visited.
+    of the mixed ones. The number does not tell when a batch is trained on.
     """
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        totals = manifest.totals
+        totals = ShardsTotals.of(manifest)
         try:
             self.tables = tuple(
-                Table(
-                    str(table["name"]),
-                    int(table["num_rows"]),
-                    int(table["num_hot"]),
-                    int(table.get("embedding_dim", totals["embedding_dim"])),
-                    bool(table.get("is_multi_hot", False)),
-                )
-                for table in totals["tables"]
+                EmbeddingTable(table.name, table.num_rows, table.num_hot, dim, table.is_multi_hot)
+                for table, dim in zip(totals.tables, totals.embedding_dims, strict=True)
             )
-            self.num_dense = len(totals["dense"])
+            for table in self.tables:
+                check_name(table.name)  # it names a column of the shards and a tensor of the weights
+            self.num_dense = len(totals.dense)
             multi_hot = tuple(table.name for table in self.tables if table.is_multi_hot)
             self._columns = Columns(self.num_dense, len(self.tables) - len(multi_hot), multi_hot)
-            if not totals["has_label"]:
+            # A log without labels can be preprocessed, but neither trained on nor evaluated.
+            if not totals.has_label:
                 raise ShardError(
                     f"{manifest.folder} has no labels: its log was read with --no-label",
-                    hint="train and evaluate need a log with labels",
+                    hint="training and evaluation need a log with labels",
                 )
-            self.embedding_dim = int(totals["embedding_dim"])
-            self.embedding_optimizer = str(totals["embedding_optimizer"])
+            self.embedding_dim = totals.embedding_dim
+            self.embedding_optimizer = totals.embedding_optimizer
             row_bytes(self.embedding_dim, self.embedding_optimizer)  # refuses an unknown one
             self.batch_size = int(manifest.config["batch_size"])
             self.has_packed_budget = True
@@ -73,11 +81,15 @@ class Shards:
             widths = [table.embedding_dim for table in self.tables]
             if min(self.embedding_dim, self.batch_size, *widths) < 1:
                 raise ValueError("embedding_dim or batch_size below 1")
-            self._files = [ShardFile(manifest.checked_path(entry), entry) for entry in manifest.files]
-            self._training, self._evaluation = self._places()
+            self._files = [
+                ShardFile(manifest.checked_path(entry), entry, ShardFacts.of(manifest, entry))
+                for entry in manifest.files
+            ]
+            self._training, self._evaluation = self._positions_by_kind()
         except HotsetError:
             raise
         except DAMAGE as error:
+            refuse_system_fault(manifest.folder, error)
             raise ShardError(
                 f"the manifest of {manifest.folder} is damaged or lacks {first_line(error)}", hint=PACK_AGAIN
             ) from error
@@ -88,14 +100,14 @@ class Shards:
 
         Raises:
             ManifestError: missing, unfinished or damaged.
-            ShardError: of another stage or version, or unlike what its manifest says.
+            ShardError: another stage or version, or files that do not match the manifest.
         """
         inner = folder / "shards"
         manifest = Manifest.read(inner if inner.is_dir() else folder)
         if manifest.stage != _STAGE:
             raise ShardError(
                 f"{manifest.folder} holds the stage {manifest.stage!r}, want {_STAGE!r}",
-                hint="name the folder that `hotset preprocess --out` made, or its shards/",
+                hint="give the --out folder of `hotset preprocess`, or its shards/",
             )
         if manifest.version != _VERSION:
             raise ShardError(
@@ -105,26 +117,27 @@ class Shards:
         return cls(manifest)
 
     def with_hot_rows(self, num_hot: Sequence[int]) -> Shards:
-        """The same batches where other prefixes of the tables are hot; all of them count as mixed."""
+        """The same batches with other prefixes of the tables hot; all batches count as mixed."""
         other = copy.copy(self)
         other.tables = tuple(
             replace(table, num_hot=count) for table, count in zip(self.tables, num_hot, strict=True)
         )
+        # What was derived from the old hot rows is dropped or derived again.
         other._num_hot_F = np.array(num_hot, np.int64)
-        other._training = [replace(place, is_hot_only=False) for place in self._training]
+        other._training = [replace(position, is_hot_only=False) for position in self._training]
         other.__dict__.pop("is_hot_only", None)
         other.has_packed_budget = False
         return other
 
     def refuse_damage(self, kinds: Collection[str] = _KINDS) -> None:
-        """Hash the files of these kinds: a flipped byte may well be a good number.
+        """Hash the files of these kinds: a flipped byte may well be a valid number.
 
-        Runs at the speed of memory, and what it reads stays in the page cache for the training to come.
+        Runs at the speed of memory, and the bytes it reads stay in the page cache for training.
 
         Raises:
             ShardError: the first file whose bytes are not those that were sealed.
         """
-        files = [file for file in self._files if file.entry.facts["kind"] in kinds]
+        files = [file for file in self._files if file.facts.kind in kinds]
         found = run_tasks(hash_file, ((file.path,) for file in files))
         for file, (_, checksum) in zip(files, found, strict=True):
             if checksum != file.entry.xxh3_128:
@@ -133,22 +146,21 @@ class Shards:
                     hint=PACK_AGAIN,
                 )
 
-    def _places(self) -> tuple[list[_Place], list[_Place]]:
-        places: dict[str, list[_Place]] = {kind: [] for kind in _KINDS}
-        for number, entry in enumerate(self.manifest.files):
-            kind = entry.facts["kind"]
-            if kind not in places:
-                raise ShardError(f"{self.manifest.folder / entry.path} is of an unknown kind {kind!r}")
-            hot_only = set(entry.facts.get("hot_only_batches", ()))
-            for index in range(entry.facts["batches"]):
-                is_hot_only = kind == "hot_only" or index in hot_only
-                places[kind].append(_Place(number, index, is_hot_only))
-        return places["hot_only"] + places["mixed"], places["evaluation"]
+    def _positions_by_kind(self) -> tuple[list[_BatchPosition], list[_BatchPosition]]:
+        positions: dict[str, list[_BatchPosition]] = {kind: [] for kind in _KINDS}
+        for number, file in enumerate(self._files):
+            facts = file.facts
+            # Files of order original mark those of their batches that happen to look up hot rows alone.
+            hot_only = set(facts.hot_only_batches or ())
+            for index in range(facts.num_batches):
+                is_hot_only = facts.kind == "hot_only" or index in hot_only
+                positions[facts.kind].append(_BatchPosition(number, index, is_hot_only))
+        return positions["hot_only"] + positions["mixed"], positions["evaluation"]
 
     @cached_property
     def is_hot_only(self) -> NDArray[np.bool_]:
         """(num_training_batches,); whether each training batch looks up hot rows only."""
-        return np.array([place.is_hot_only for place in self._training], np.bool_)
+        return np.array([position.is_hot_only for position in self._training], np.bool_)
 
     @property
     def num_training_batches(self) -> int:
@@ -160,8 +172,8 @@ class Shards:
 
     @property
     def num_training_samples(self) -> int:
-        counts = self.manifest.totals["samples"]
-        return int(counts["hot_only"]) + int(counts["mixed"])
+        samples = ShardsTotals.of(self.manifest).samples
+        return samples.hot_only + samples.mixed
 
     def training_batch(self, number: int) -> Batch:
         """The training batch ``number``."""
@@ -169,17 +181,18 @@ class Shards:
 
     def evaluation_batch(self, number: int) -> Batch:
         """The evaluation batch ``number``, in log order."""
-        place = self._evaluation[number]
-        batch = self._read(place)
+        position = self._evaluation[number]
+        batch = self._read(position)
         if batch.is_hot_B is None:
-            raise ShardError(f"{self._files[place.file].path}: no column 'is_hot'", hint=PACK_AGAIN)
+            raise ShardError(f"{self._files[position.file].path}: no column 'is_hot'", hint=PACK_AGAIN)
         return batch
 
-    def _read(self, place: _Place) -> Batch:
-        file = self._files[place.file]
-        batch = file.read(place.index, self._columns, is_hot_only=place.is_hot_only)
-        where = f"{file.path}: batch {place.index}"
-        left = self.manifest.files[place.file].num_samples - place.index * self.batch_size
+    def _read(self, position: _BatchPosition) -> Batch:
+        file = self._files[position.file]
+        # The file is mapped, not trusted: its sizes and ids are checked against the manifest.
+        batch = file.read(position.index, self._columns, is_hot_only=position.is_hot_only)
+        where = f"{file.path}: batch {position.index}"
+        left = self.manifest.files[position.file].num_samples - position.index * self.batch_size
         if batch.num_samples != min(left, self.batch_size):
             raise ShardError(
                 f"{where} has {batch.num_samples} samples, want {min(left, self.batch_size)}",
@@ -192,6 +205,7 @@ class Shards:
         """Raise ShardError where an id is not in its table, or not hot in a hot-only batch."""
         limit_F = self._num_hot_F if batch.is_hot_only else self._num_rows_F
         one_hot = [number for number, table in enumerate(self.tables) if not table.is_multi_hot]
+        # Checked at each read: an id beyond its table would read or write another table's rows.
         stray = first_stray_lookup(batch.ids_BF, limit_F[one_hot])
         if stray >= 0:
             self._refuse_stray(one_hot[stray % len(one_hot)], batch.ids_BF.flat[stray], batch, where)
@@ -205,3 +219,29 @@ class Shards:
         table = self.tables[number]
         wanted = f"{table.num_hot} hot rows" if batch.is_hot_only else f"{table.num_rows} rows"
         raise ShardError(f"{where}: id {found} in table {table.name} of {wanted}", hint=PACK_AGAIN)
+
+
+def with_hot_bytes(shards: Shards, hot_bytes: int, embedding_optimizer: str) -> Shards:
+    """The same shards with as many hot rows as fit in ``hot_bytes``, counted with their optimizer's state.
+
+    Raises:
+        ConfigError: the shards are grouped by their own budget, or there is no vocabulary beside them.
+    """
+    if shards.is_grouped:
+        raise ConfigError(
+            f"the batches of {shards.manifest.folder} are grouped by the budget they were packed with",
+            hint="leave --hot-bytes out, or pack with --order original",
+        )
+    folder = shards.manifest.folder.parent / "vocabulary"
+    if not (folder / "manifest.json").exists():
+        raise ConfigError(
+            f"--hot-bytes needs the order of the rows, and there is no {folder}",
+            hint="give the --out folder of `hotset preprocess`",
+        )
+    vocabulary = Manifest.read(folder)
+    found = [(table.name, table.num_rows) for table in VocabularyTotals.of(vocabulary).tables]
+    if found != [(table.name, table.num_rows) for table in shards.tables]:
+        raise ConfigError(f"{folder} is not the vocabulary of {shards.manifest.folder}")
+    sizes = [row_bytes(table.embedding_dim, embedding_optimizer) for table in shards.tables]
+    num_hot, _ = HotOrder(vocabulary, sizes).num_hot(hot_bytes)
+    return shards.with_hot_rows(num_hot)

@@ -1,1 +1,1 @@
-"""What runs step plans: transfers, look-ups, updates."""
+"""Runs step plans: transfers, lookups and updates of embedding rows."""

@@ -2,35 +2,44 @@
 
 Most models have one width. Rows of other widths live in tensors of their own and are planned apart; the
 model joins their embeddings (`model.Projections`).
+
+The path of a transfer:
+    1. `StepSource`, running ahead, plans a batch and hands its transfers, one per width, to `send`.
+    2. `send` queues them as one item of the transfer thread, which calls `_run_transfers` in time.
+    3. `_run_transfers` lets the executor of each width move its rows.
+    4. The loop calls `wait_for_rows` before the lookups of the batch, which waits for that item, and
+       `update` at the end, which marks the batch as computed and so frees the items that wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from ..data.batch import Batch, BatchIds, IdReader, Table
-from ..device_streams import Lanes, lanes_of
-from ..meter import Meter
+from ..data.batch import Batch, BatchIds, EmbeddingTable, IdReader
+from ..device_streams import DeviceStreams, streams_of
+from ..meter import Kind, Meter
 from ..model.dlrm_shape import tables_by_width
 from ..placements.placements import Placement
 from ..rows.initial_values import InitialValues
-from ..rows.mapped_rows import HostMemory
+from ..rows.mapped_rows import HostMemory, refuse_more_rows_than_memory
 from ..rows.row_optimizers import RowOptimizer
 from ..rows.step_plan import NOTHING_TO_MOVE, StepPlan, Transfer
 from ..rows.tiers import Tier
 from .executor import Executor
-from .transfer_thread import Conveyor
+from .traffic import Way
+from .transfer_thread import TransferThread
 
-_Work = tuple[tuple[Transfer | None, ...], str]
-"""One transfer a width, and the kind of work they count as."""
+_Work = tuple[tuple[Transfer | None, ...], Kind]
+"""One transfer per width, and the kind of work they count as."""
 
 
 @dataclass(frozen=True, slots=True)
-class Width:
+class RowWidth:
     """The tables of one row width."""
 
     embedding_dim: int
@@ -42,150 +51,161 @@ class Width:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What one row width does for one batch."""
+class WidthStep:
+    """The part of a step that concerns one row width."""
 
     ids: BatchIds
     plan: StepPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlannedStep:
     """One batch with its step plans."""
 
     number: int
     """Which of the training or evaluation batches this is."""
     batch: Batch
-    parts: tuple[Part, ...]
-    """One a row width."""
+    parts: tuple[WidthStep, ...]
+    """One per row width."""
     item: int | None = None
-    """The transfer it waits for."""
+    """The item of the transfer thread that brings its rows; None where it needs none."""
 
 
 class Embeddings:
     """Every row of a model and what moves them."""
 
-    def __init__(self, num_tables: int, widths: Sequence[Width], lanes: Lanes) -> None:
+    def __init__(self, num_tables: int, widths: Sequence[RowWidth], streams: DeviceStreams) -> None:
         self.widths = tuple(widths)
-        self.conveyor: Conveyor[_Work] = Conveyor(self._transfer, lanes)
-        self._place = {
-            table: (width, place) for width in self.widths for place, table in enumerate(width.tables)
+        self.transfer_thread: TransferThread[_Work] = TransferThread(self._run_transfers, streams)
+        # The width of each table, and the table's position among the tables of that width.
+        self._position_of = {
+            table: (width, position) for width in self.widths for position, table in enumerate(width.tables)
         }
-        assert sorted(self._place) == list(range(num_tables))
+        assert sorted(self._position_of) == list(range(num_tables))
 
     @classmethod
     def build(
         cls,
-        tables: Sequence[Table],
-        make_placement: Callable[[Sequence[Table]], Placement],
+        tables: Sequence[EmbeddingTable],
+        placements: Mapping[int, Placement],
         optimizer: RowOptimizer,
         seed: int,
         device: torch.device,
         meter: Meter,
         host: HostMemory | None = None,
     ) -> Embeddings:
-        """Lay out the tiers of each width; their rows are not yet set."""
-        widths, lanes = [], lanes_of(device)
+        """Lay out the tiers of each width, by the placement of that width; their rows are not yet set."""
+        widths = []
+        streams = streams_of(device)
+        _refuse_more_rows_than_memory(placements, optimizer, device, host)
         for dim, chosen in tables_by_width([table.embedding_dim for table in tables]).items():
-            placement = make_placement([tables[table] for table in chosen])
+            placement = placements[dim]
             fast, slow = build_tiers(placement, dim, optimizer, device, host)
             initial = InitialValues.of(seed, chosen, placement.num_rows)
-            executor = Executor(fast, slow, optimizer, initial, meter, lanes)
-            widths.append(Width(dim, chosen, IdReader(tables, chosen), placement, executor))
-        return cls(len(tables), widths, lanes)
+            executor = Executor(fast, slow, optimizer, initial, meter, streams)
+            widths.append(RowWidth(dim, chosen, IdReader(tables, chosen), placement, executor))
+        return cls(len(tables), widths, streams)
 
-    def initialise(self) -> None:
+    def initialize(self) -> None:
         """Give every row its initial values, and compile the kernels of a run."""
         for width in self.widths:
-            width.executor.initialise()
+            width.executor.initialize()
             width.executor.warm_up()
 
-    def plan(self, number: int, batch: Batch) -> Step:
+    def plan(self, number: int, batch: Batch) -> PlannedStep:
         """The next training step."""
-        return Step(number, batch, tuple(_planned(width, batch) for width in self.widths))
+        return PlannedStep(number, batch, tuple(_planned(width, batch) for width in self.widths))
 
-    def plan_evaluation(self, number: int, batch: Batch) -> Step:
+    def plan_evaluation(self, number: int, batch: Batch) -> PlannedStep:
         """A step that reads the newest weights and moves no row for good."""
         parts = []
         for width in self.widths:
             ids = width.reader.read(batch)
-            parts.append(Part(ids, width.placement.plan_evaluation(ids)))
-        return Step(number, batch, tuple(parts))
+            is_current = width.executor.is_replica_current
+            plan = width.placement.plan_evaluation(ids, is_replica_current=is_current)
+            parts.append(WidthStep(ids, plan))
+        return PlannedStep(number, batch, tuple(parts))
 
-    def step_at_home(self, number: int, batch: Batch) -> Step:
-        """A step all of whose look-ups are of rows at home on the fast tier."""
-        parts = (Part(width.reader.read(batch), NOTHING_TO_MOVE) for width in self.widths)
-        return Step(number, batch, tuple(parts))
+    def hot_step(self, number: int, batch: Batch) -> PlannedStep:
+        """A step all of whose lookups are of rows that live on the fast tier."""
+        # No placement is asked: what it has planned for other batches stays as it is.
+        parts = (WidthStep(width.reader.read(batch), NOTHING_TO_MOVE) for width in self.widths)
+        return PlannedStep(number, batch, tuple(parts))
 
-    def send(self, transfers: Sequence[Transfer | None], after: int, kind: str) -> int:
-        """Queue one transfer a width as one item; returns its number."""
-        return self.conveyor.put((tuple(transfers), kind), after)
+    def send(self, transfers: Sequence[Transfer | None], after: int, kind: Kind) -> int:
+        """Queue one transfer per width as one item of the transfer thread; returns its number."""
+        return self.transfer_thread.put((tuple(transfers), kind), after)
 
-    def arrive(self, step: Step) -> None:
-        """Return once the rows of the step are where it wants them."""
+    def wait_for_rows(self, step: PlannedStep) -> None:
+        """Return once the rows of the step are where it needs them."""
+        # FAE's copies are no transfers: they run in the loop and are timed as switches.
         for width, part in zip(self.widths, step.parts, strict=True):
             width.executor.copy_hot(part.plan)
         if step.item is not None:
-            self.conveyor.wait_for(step.item)
+            self.transfer_thread.wait_for(step.item)
 
-    def _transfer(self, work: _Work) -> None:
+    def _run_transfers(self, work: _Work) -> None:
         transfers, kind = work
         for width, transfer in zip(self.widths, transfers, strict=True):
             if transfer is not None:
                 width.executor.transfer(transfer, kind)
 
     @contextmanager
-    def settled(self) -> Iterator[None]:
-        """Between two transfers, with the newest values of all staged rows copied home: for evaluation and
-        checkpoints. Nothing is evicted."""
-        with self.conveyor.paused():
+    def rows_written_back(self) -> Iterator[None]:
+        """Hold transfers back, with the newest values of all staged rows on the slow tier too: for evaluation
+        and checkpoints. Nothing is evicted."""
+        # Transfers queued before may be done ahead of their batches; that moves rows and changes no value.
+        with self.transfer_thread.paused():
             for width in self.widths:
-                width.executor.copy_residents_home()
+                width.executor.write_back_residents()
             yield
 
-    def look_up(self, step: Step) -> list[torch.Tensor]:
+    def look_up(self, step: PlannedStep) -> list[torch.Tensor]:
         """(B, F, D) embeddings of each width."""
         return [
             width.executor.look_up(part.ids, part.plan)
             for width, part in zip(self.widths, step.parts, strict=True)
         ]
 
-    def update(self, step: Step, embeddings: Sequence[torch.Tensor]) -> None:
-        """One optimizer step on every row the batch looked up."""
+    def update(self, step: PlannedStep, embeddings: Sequence[torch.Tensor]) -> None:
+        """Take one optimizer step on every row the batch looked up."""
         for width, part, emb_BFD in zip(self.widths, step.parts, embeddings, strict=True):
             width.executor.update(part.ids, emb_BFD, part.plan)
         if step.item is not None:
-            self.conveyor.computed(step.item)
+            self.transfer_thread.mark_computed(step.item)
 
     def finish(self) -> None:
-        """Bring every row home after the last step."""
-        self.conveyor.drain()
+        """Write every row back after the last step."""
+        # The flush is among the transfers drained; what is left is FAE's last switch.
+        self.transfer_thread.drain()
         for width in self.widths:
             width.executor.copy_hot(width.placement.plan_finish())
 
-    def rows_by_table(self) -> list[dict[str, int]]:
-        """Rows and vectors of each table that went each way or were made, evaluation apart."""
-        counts: list[dict[str, int]] = [{}] * len(self._place)
-        for table, (width, place) in self._place.items():
-            counts[table] = {way: int(rows[place]) for way, rows in width.executor.traffic.rows_F.items()}
+    def rows_by_table(self) -> list[dict[Way, int]]:
+        """Rows and vectors of each table moved each way, and rows initialized; evaluation apart."""
+        counts: list[dict[Way, int]] = [{}] * len(self._position_of)
+        for table, (width, position) in self._position_of.items():
+            rows_F = width.executor.traffic.rows_F
+            counts[table] = {way: int(rows[position]) for way, rows in rows_F.items()}
         return counts
 
     def close(self) -> None:
-        """Stop the thread of transfers."""
-        self.conveyor.close()
+        """Stop the transfer thread."""
+        self.transfer_thread.close()
 
     def set_table(self, table: int, weights_ND: torch.Tensor) -> None:
         """Give every row of one table its weights, where all are on the fast tier."""
-        width, place = self._place[table]
-        width.executor.fast.weights_SD[width.executor.fast.layout.slots_of_table(place)] = weights_ND
+        width, position = self._position_of[table]
+        fast = width.executor.fast
+        fast.weights_SD[fast.layout.slots_of_table(position)] = weights_ND
 
     def table(self, table: int, *, state: bool = False) -> torch.Tensor:
         """(num_rows, D) host weights of one table in id order, or its (num_rows, W) optimizer state.
 
-        Valid when every row is at home.
+        Valid once every row is written back.
         """
-        width, place = self._place[table]
-        return width.executor.table(place, state=state)
+        width, position = self._position_of[table]
+        return width.executor.table(position, state=state)
 
 
 def build_tiers(
@@ -202,6 +222,25 @@ def build_tiers(
     return fast, Tier(placement.slow, embedding_dim, state_width, host=host)
 
 
-def _planned(width: Width, batch: Batch) -> Part:
+def _refuse_more_rows_than_memory(
+    placements: Mapping[int, Placement],
+    optimizer: RowOptimizer,
+    device: torch.device,
+    host: HostMemory | None,
+) -> None:
+    """Raise HotsetError where the tiers of all widths together do not fit in host memory."""
+    num_rows = 0
+    fast_bytes = 0
+    slow_bytes = 0
+    for dim, placement in placements.items():
+        fast = placement.fast.num_own_slots + placement.num_staging_slots
+        num_rows += sum(placement.num_rows)
+        fast_bytes += fast * optimizer.row_bytes(dim) if device.type == "cpu" else 0
+        slow_bytes += placement.slow.num_own_slots * optimizer.row_bytes(dim)
+    memory = host or HostMemory(None, Path(), may_spill=False)
+    refuse_more_rows_than_memory(num_rows, fast_bytes, slow_bytes, memory)
+
+
+def _planned(width: RowWidth, batch: Batch) -> WidthStep:
     ids = width.reader.read(batch)
-    return Part(ids, width.placement.plan(ids, is_hot_only=batch.is_hot_only))
+    return WidthStep(ids, width.placement.plan(ids, is_hot_only=batch.is_hot_only))

@@ -1,7 +1,7 @@
 """FAE's replicator: a second copy of every hot row on the fast tier, copied whole at each switch.
 
 Ids are ranks, so the hot rows of a table are a prefix of its slots on either tier and a copy is one
-slice a table, weights and state. All hot rows go, changed or not, as the paper has it.
+slice per table, weights and state. All hot rows are copied, changed or not, as the paper has it.
 
 Source:
     Adnan et al., Accelerating Recommendation System Training by Leveraging Popular Choices (FAE),
@@ -21,7 +21,8 @@ class Replicator:
     """Copies of the rows that a fast and a slow tier both hold."""
 
     def __init__(self, fast: Tier, slow: Tier) -> None:
-        self._fast, self._slow = fast, slow
+        self._fast = fast
+        self._slow = slow
         self._slices = []
         for table in range(fast.layout.num_tables):
             on_fast = fast.layout.slots_of_table(table)

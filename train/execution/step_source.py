@@ -1,8 +1,13 @@
-"""Makes the steps of a run ahead of the loop: reads batches, plans them, sends their transfers off.
+"""Makes the steps of a run ahead of the loop: reads batches, plans them, queues their transfers.
 
 A thread does it while earlier batches are computed, at most a few batches ahead. Staging placements are
 planned either a whole epoch at a time, the next one in the background while one runs, or batch by batch
-with the little that is known ahead.
+with the few batches known ahead.
+
+A batch with staging is read, and its cold lookups are located, twice: once to plan it and once to run it.
+Keeping them in between would take 12 bytes per cold lookup for as far as the plan looks ahead, an epoch as a
+rule: 2.5 GB for 40 million samples of 26 lookups, a fifth of them cold. The batches are mapped files, and the
+second pass runs in the thread that is ahead of the loop anyway.
 """
 
 from __future__ import annotations
@@ -12,19 +17,21 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..data.batch import Batch
+from ..meter import Kind
+from ..placements.plan_queue import PlanQueue
 from ..placements.schedule_file import Schedule
-from ..placements.staging_placements import PlanQueue, Staging
-from .embeddings import Embeddings, Part, Step, Width
+from ..placements.staging_placements import StagingPlacement
+from .embeddings import Embeddings, PlannedStep, RowWidth, WidthStep
 
 
-class Feed:
+class StepSource:
     """The steps of a run.
 
     Args:
-        embeddings: whose rows the steps move.
-        read: a training batch by number.
+        embeddings: the rows that the steps move.
+        read: returns a training batch by number.
         is_hot_only: whether a training batch looks up hot rows alone.
-        is_fresh: rows that no batch has used have their initial values.
+        is_fresh: whether rows that no batch has used still have their initial values.
         schedule: step plans made beforehand.
     """
 
@@ -43,21 +50,25 @@ class Feed:
         self._is_fresh = is_fresh
         self._schedule = schedule
         self._last_item = -1
-        """Of the last batch that has one."""
-        self.num_shortened = self.num_split = 0
-        """Transfers that wait longer than the prefetch depth wants; batches that run in passes."""
+        """Item of the last batch that has one."""
+        self.num_shortened = 0
+        """Transfers that wait for a later batch than the prefetch depth asks for."""
+        self.num_split = 0
+        """Batches that run in passes."""
         self.slots_wanted = 1.0
-        """Slots that the largest batch of any width needs, in those there are."""
-        self._staged = [w for w in embeddings.widths if isinstance(w.placement, Staging)]
+        """Slots that the largest batch of any width needs, as a multiple of those there are."""
+        self._staged = [w for w in embeddings.widths if isinstance(w.placement, StagingPlacement)]
         assert not self._staged or len(self._staged) == len(embeddings.widths)
 
-    def steps(self, epochs: Iterable[Iterable[int]]) -> Iterator[Step]:
-        """Steps of epochs of batches given by number; what a step has to wait for is on its way."""
+    def steps(self, epochs: Iterable[Iterable[int]]) -> Iterator[PlannedStep]:
+        """The steps of epochs of batches given by number; the transfers of each are queued already."""
+        # Without staging a step needs nothing but its own batch.
         if not self._staged:
             for numbers in epochs:
                 for number in numbers:
                     yield self._embeddings.plan(number, self._read(number))
             return
+        # One planner per width serves all epochs: it remembers which rows were used before.
         placements = [_staging(width) for width in self._staged]
         planners = [placement.planner() for placement in placements]
 
@@ -65,15 +76,15 @@ class Feed:
             return [PlanQueue(*pair) for pair in zip(placements, planners, strict=True)]
 
         if placements[0].needs_whole_epoch or self._schedule is not None:
-            yield from self._planned_ahead(epochs, new_queues)
+            yield from self._planned_by_epoch(epochs, new_queues)
         else:
             for numbers in epochs:
-                yield from self._planned_on_line(numbers, new_queues())
+                yield from self._planned_online(numbers, new_queues())
 
-    def _planned_ahead(
+    def _planned_by_epoch(
         self, epochs: Iterable[Iterable[int]], new_queues: Callable[[], list[PlanQueue]]
-    ) -> Iterator[Step]:
-        """Each epoch planned as a whole, while the one before it runs."""
+    ) -> Iterator[PlannedStep]:
+        """Plan each epoch as a whole, while the one before it runs."""
 
         def plan(epoch: int, numbers: list[int]) -> tuple[list[int], list[PlanQueue]]:
             if scheduled := self._scheduled(epoch, numbers):
@@ -85,17 +96,18 @@ class Feed:
                 queue.finish()
             return numbers, queues
 
+        # One thread: the planners take epochs in order. At most two epochs of plans are held at a time.
         with ThreadPoolExecutor(1, thread_name_prefix="plan") as pool:
-            coming: deque[Future[tuple[list[int], list[PlanQueue]]]] = deque()
+            pending: deque[Future[tuple[list[int], list[PlanQueue]]]] = deque()
             for epoch, numbers in enumerate(epochs):
-                coming.append(pool.submit(plan, epoch, list(numbers)))
-                if len(coming) > 1:
-                    yield from self._run_epoch(*coming.popleft().result())
-            while coming:
-                yield from self._run_epoch(*coming.popleft().result())
+                pending.append(pool.submit(plan, epoch, list(numbers)))
+                if len(pending) > 1:
+                    yield from self._run_epoch(*pending.popleft().result())
+            while pending:
+                yield from self._run_epoch(*pending.popleft().result())
 
     def _scheduled(self, epoch: int, numbers: list[int]) -> list[PlanQueue] | None:
-        """The plans of an epoch that are on disk, where they are those of all widths."""
+        """The plans of an epoch that are on disk; None unless those of all widths fit."""
         if self._schedule is None:
             return None
         staged = [number for number in numbers if self._is_staged(number)]
@@ -103,20 +115,21 @@ class Feed:
         found = [queue for queue in queues if queue is not None]
         if len(found) == len(queues):
             return found
-        # Planners remember which rows were used: what is not planned here from the start is not at all.
-        self._schedule = None
+        # Planners remember which rows were used: a run is planned here from its first epoch or not at all.
+        # A schedule that fits the first epoch and not a later one is refused by `Schedule.queue`.
         assert epoch == 0, "a schedule is for all epochs or for none"
+        self._schedule = None
         return None
 
-    def _run_epoch(self, numbers: list[int], queues: list[PlanQueue]) -> Iterator[Step]:
-        first_item = self._embeddings.conveyor.num_items
+    def _run_epoch(self, numbers: list[int], queues: list[PlanQueue]) -> Iterator[PlannedStep]:
+        first_item = self._embeddings.transfer_thread.num_items
         for number in numbers:
             yield self._take(number, queues, first_item)
         self._flush(queues)
 
-    def _planned_on_line(self, numbers: Iterable[int], queues: list[PlanQueue]) -> Iterator[Step]:
-        """Batch by batch; a batch waits until the planner has seen enough of those behind it."""
-        first_item = self._embeddings.conveyor.num_items
+    def _planned_online(self, numbers: Iterable[int], queues: list[PlanQueue]) -> Iterator[PlannedStep]:
+        """Plan batch by batch; a batch waits until the planner has seen enough of those behind it."""
+        first_item = self._embeddings.transfer_thread.num_items
         waiting: deque[int] = deque()
         for number in numbers:
             waiting.append(number)
@@ -130,6 +143,7 @@ class Feed:
         self._flush(queues)
 
     def _add(self, number: int, queues: list[PlanQueue]) -> None:
+        """Read a batch for its plan alone."""
         if not self._is_staged(number):
             return
         batch = self._read(number)
@@ -140,34 +154,35 @@ class Feed:
         return not self._is_staged(number) or all(queue.num_ready for queue in queues)
 
     def _is_staged(self, number: int) -> bool:
-        return not self._is_hot_only(number) or _staging(self._staged[0]).serves_hot_only
+        return not self._is_hot_only(number) or _staging(self._staged[0]).stages_hot_only
 
-    def _take(self, number: int, queues: list[PlanQueue], first_item: int) -> Step:
-        """The step of a batch, its transfers on their way."""
+    def _take(self, number: int, queues: list[PlanQueue], first_item: int) -> PlannedStep:
+        """Read a batch to run it and queue its transfers."""
         batch = self._read(number)
         if not self._is_staged(number):
-            return self._embeddings.step_at_home(number, batch)
+            return self._embeddings.hot_step(number, batch)
         parts = []
         for width, queue in zip(self._staged, queues, strict=True):
             ids = width.reader.read(batch)
             cold = _staging(width).cold_lookups(ids)
-            parts.append(Part(ids, queue.take(cold, is_fresh=self._is_fresh)))
+            parts.append(WidthStep(ids, queue.take(cold, is_fresh=self._is_fresh)))
         transfers = [part.plan.transfer for part in parts]
-        # Each width knows its own ``after``; the last of them is right for all.
+        # Each width has an ``after`` of its own; the last of them is right for all. Plans count from the
+        # first batch of their epoch, items from the first of the run.
         after = max(transfer.after for transfer in transfers if transfer)
         after = first_item + after if after >= 0 else -1
-        kind = "hot_only" if batch.is_hot_only else "mixed"
+        kind: Kind = "hot_only" if batch.is_hot_only else "mixed"
         self._last_item = self._embeddings.send(transfers, after, kind)
-        return Step(number, batch, tuple(parts), self._last_item)
+        return PlannedStep(number, batch, tuple(parts), self._last_item)
 
     def _flush(self, queues: list[PlanQueue]) -> None:
-        """Send home what is staged, once the last batch of the epoch is computed."""
+        """Write back what is staged, once the last batch of the epoch is computed."""
         self.num_shortened += sum(queue.num_shortened for queue in queues)
         self.num_split += sum(queue.num_split for queue in queues)
         self.slots_wanted = max(self.slots_wanted, *(queue.slots_wanted for queue in queues))
         self._embeddings.send([queue.flush for queue in queues], self._last_item, "flush")
 
 
-def _staging(width: Width) -> Staging:
-    assert isinstance(width.placement, Staging)
+def _staging(width: RowWidth) -> StagingPlacement:
+    assert isinstance(width.placement, StagingPlacement)
     return width.placement

@@ -1,9 +1,9 @@
-"""Runs transfers in a thread of their own, ahead of the batches they serve.
+"""Runs transfers in a separate thread, ahead of the batches they serve.
 
 The rule: items run in order; an item starts once the batch it names as ``after`` is computed; a batch is
-computed once its own item is done. The planner sees to it that this is enough, here it is only kept. A
-thread serves the host and the GPU alike; on a GPU "computed" and "done" are events in streams, and neither
-thread waits for the device itself.
+computed once its own item is done. The planner makes sure that this is enough; this module only keeps the
+rule. One implementation serves host and GPU: on a GPU "computed" and "done" are events in streams, and
+neither thread waits for the device itself.
 """
 
 from __future__ import annotations
@@ -16,47 +16,52 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ..device_streams import HostLanes, Lanes, Mark
+from ..device_streams import DeviceStreams, Event, HostStreams
 
 Work = TypeVar("Work")
 
 
 @dataclass(frozen=True, slots=True)
-class Item(Generic[Work]):
+class TransferItem(Generic[Work]):
     """One transfer in the sequence of all."""
 
     number: int
     after: int
-    """The batch, by the number of its item, that has to be computed before; -1 for none."""
+    """The batch, by the number of its item, that has to be computed before this item starts; -1 for none."""
     work: Work
 
 
-class Conveyor(Generic[Work]):
+class TransferThread(Generic[Work]):
     """A thread that runs items by the rule.
 
     Args:
         run: does the work of an item.
-        lanes: of the device the work is on.
+        streams: those of the device the work is on.
     """
 
-    def __init__(self, run: Callable[[Work], None], lanes: Lanes | None = None) -> None:
+    def __init__(self, run: Callable[[Work], None], streams: DeviceStreams | None = None) -> None:
         self._run = run
-        self._lanes = lanes or HostLanes()
+        self._streams = streams or HostStreams()
+        # One condition guards all that follows; every change of it notifies both threads.
         self._state = threading.Condition()
-        self._queue: deque[Item[Work]] = deque()
+        self._queue: deque[TransferItem[Work]] = deque()
         self._next = 0
-        self._done, self._computed = -1, -1
-        self._done_marks: dict[int, Mark] = {}
-        self._computed_marks: dict[int, Mark] = {}
-        self._last_mark: Mark = None
-        self._is_busy = self._is_closed = False
+        # Items that are done and batches that are computed, each up to this number.
+        self._done = -1
+        self._computed = -1
+        # On a GPU "done" and "computed" mean: asked of the device. The events say when it has happened.
+        self._done_events: dict[int, Event] = {}
+        self._computed_events: dict[int, Event] = {}
+        self._last_event: Event = None
+        self._is_busy = False
+        self._is_closed = False
         self._num_pauses = 0
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self.busy_seconds = 0.0
-        """Spent in transfers."""
+        """Seconds spent in transfers."""
         self.stall_seconds = 0.0
-        """Batches waited this long for transfers."""
+        """Seconds that batches waited for transfers."""
         self.num_stalls = 0
         """Batches that waited at all."""
 
@@ -72,7 +77,8 @@ class Conveyor(Generic[Work]):
             number = self._next
             assert after < number, "an item cannot wait for its own batch"
             self._next += 1
-            self._queue.append(Item(number, after, work))
+            self._queue.append(TransferItem(number, after, work))
+            # The thread starts with the first item: most placements have none.
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="transfers", daemon=True)
                 self._thread.start()
@@ -89,28 +95,29 @@ class Conveyor(Generic[Work]):
                 self.stall_seconds += time.perf_counter() - start
                 self.num_stalls += 1
                 self._refuse()
-            mark = self._done_marks.pop(number, None)
-        self._lanes.wait(mark)
+            event = self._done_events.pop(number, None)
+        self._streams.wait_event(event)
 
-    def computed(self, number: int) -> None:
-        """Say that the batch of item ``number`` is computed; its successors are not."""
-        mark = self._lanes.mark()
+    def mark_computed(self, number: int) -> None:
+        """Mark the batch of item ``number`` as computed; those behind it are not."""
+        event = self._streams.record_event()
         with self._state:
-            self._computed_marks[number] = mark
+            self._computed_events[number] = event
             self._computed = number
             self._state.notify_all()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Between two items; those put before may be done or not."""
+        """Hold the thread between two items; those put before may be done or not."""
         with self._state:
             self._raise_error()
+            # Counted before the wait, so that no further item starts meanwhile.
             self._num_pauses += 1
             self._state.wait_for(lambda: not self._is_busy)
-            mark = self._last_mark
+            event = self._last_event
         try:
             self._raise_error()
-            self._lanes.wait(mark)
+            self._streams.wait_event(event)
             yield
         finally:
             with self._state:
@@ -122,11 +129,11 @@ class Conveyor(Generic[Work]):
         with self._state:
             self._state.wait_for(lambda: self._done == self._next - 1 or self._error is not None)
             self._refuse()
-            mark = self._last_mark
-        self._lanes.wait(mark)
+            event = self._last_event
+        self._streams.wait_event(event)
 
     def close(self) -> None:
-        """Stop the thread after the item it is at, and forget the others."""
+        """Stop the thread after its present item, and forget the others."""
         with self._state:
             self._is_closed = True
             self._state.notify_all()
@@ -140,40 +147,46 @@ class Conveyor(Generic[Work]):
     def _refuse(self) -> None:
         self._raise_error()
         if self._is_closed:
-            raise RuntimeError("the conveyor is closed")
+            raise RuntimeError("the transfer thread is closed")
 
     def _work(self) -> None:
         try:
-            with self._lanes.transferring():
+            with self._streams.transferring():
                 while (item := self._take()) is not None:
                     start = time.perf_counter()
                     self._run(item.work)
                     self._finish(item, time.perf_counter() - start)
         except BaseException as error:
+            # Kept for the other thread, whose next call raises it.
             with self._state:
-                self._error, self._is_busy = error, False
+                self._error = error
+                self._is_busy = False
                 self._state.notify_all()
 
-    def _take(self) -> Item[Work] | None:
+    def _take(self) -> TransferItem[Work] | None:
+        """Wait for the next item that may start; None once the thread is closed."""
         with self._state:
             self._state.wait_for(lambda: self._is_closed or self._may_start())
             if self._is_closed:
                 return None
             item = self._queue.popleft()
             self._is_busy = True
-            marks = [self._computed_marks.pop(n) for n in list(self._computed_marks) if n <= item.after]
-        for mark in marks:
-            self._lanes.wait(mark)
+            # Streams run in order: having waited for the events up to ``after`` once, later items need not.
+            passed = [number for number in self._computed_events if number <= item.after]
+            events = [self._computed_events.pop(number) for number in passed]
+        for event in events:
+            self._streams.wait_event(event)
         return item
 
     def _may_start(self) -> bool:
         return bool(self._queue) and not self._num_pauses and self._computed >= self._queue[0].after
 
-    def _finish(self, item: Item[Work], seconds: float) -> None:
-        mark = self._lanes.mark()
+    def _finish(self, item: TransferItem[Work], seconds: float) -> None:
+        event = self._streams.record_event()
         with self._state:
-            self._done, self._last_mark = item.number, mark
-            self._done_marks[item.number] = mark
+            self._done = item.number
+            self._last_event = event
+            self._done_events[item.number] = event
             self._is_busy = False
             self.busy_seconds += seconds
             self._state.notify_all()

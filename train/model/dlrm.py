@@ -1,6 +1,6 @@
 """DLRM without its tables: bottom MLP, dot interaction, top MLP.
 
-The embeddings come in as one tensor, so the model knows nothing of tiers and placements. Shapes:
+The embeddings are given as one tensor, so the model knows nothing of tiers and placements. Shapes:
 B samples, F tables, K dense features, D embedding_dim, V = F + 1 vectors that interact (F where K = 0),
 P = V (V - 1) / 2 pairs.
 
@@ -24,14 +24,14 @@ class PairwiseDots(torch.autograd.Function):
     """Dot products of all pairs of vectors: the lower triangle of their Gram matrix, no diagonal.
 
     Written out because the backward pass of indexing is a scatter with accumulation, slow on the CPU and
-    in no fixed order on the GPU; here both directions are one gather and one product.
+    in no fixed order on the GPU. Here both directions are one gather and one product.
     """
 
     @staticmethod
     def forward(
         ctx: Any, vectors_BVD: torch.Tensor, pairs_P: torch.Tensor, mirror_VV: torch.Tensor
     ) -> torch.Tensor:
-        """(B, V, D) -> (B, P); ``pairs_P`` and ``mirror_VV`` are those of ``pair_positions``."""
+        """Map (B, V, D) to (B, P); ``pairs_P`` and ``mirror_VV`` are those of ``pair_positions``."""
         ctx.save_for_backward(vectors_BVD, mirror_VV)
         gram_BVV = torch.bmm(vectors_BVD, vectors_BVD.transpose(1, 2))
         return gram_BVV.flatten(1).index_select(1, pairs_P)
@@ -40,6 +40,8 @@ class PairwiseDots(torch.autograd.Function):
     def backward(ctx: Any, grad_BP: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """d(u.v) is v for u and u for v: the symmetric matrix of gradients times the vectors."""
         vectors_BVD, mirror_VV = ctx.saved_tensors
+        # Each entry of the matrix gathers the gradient of its pair; those of the diagonal gather the zero
+        # appended.
         padded = torch.nn.functional.pad(grad_BP, (0, 1))
         num_samples, num_vectors, _ = vectors_BVD.shape
         grad_BVV = padded.index_select(1, mirror_VV).view(num_samples, num_vectors, num_vectors)
@@ -47,7 +49,7 @@ class PairwiseDots(torch.autograd.Function):
 
 
 def pair_positions(num_vectors: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the pairs stand in a flat (V, V) matrix, and the pair each of its entries belongs to.
+    """Return the positions of the pairs in a flat (V, V) matrix, and the pair of each of its entries.
 
     Returns:
         (P,) int64, the lower triangle row by row, and (V * V,) int64 in [0, P], P on the diagonal.
@@ -65,6 +67,7 @@ class Dlrm(nn.Module):
 
     def __init__(self, shape: DlrmShape, seed: int) -> None:
         super().__init__()
+        # One generator in a fixed order: with a seed the shape alone decides every initial value.
         generator = torch.Generator().manual_seed(seed)
         self.bottom = _mlp(shape.bottom, generator, relu_last=True) if shape.bottom else None
         self.top = _mlp(shape.top, generator, relu_last=False)
@@ -84,7 +87,7 @@ class Dlrm(nn.Module):
         return joined_BFD
 
     def forward(self, dense_BK: torch.Tensor, emb_BFD: torch.Tensor) -> torch.Tensor:
-        """(B, K) and (B, F, D) -> (B,) logits."""
+        """Map (B, K) dense features and (B, F, D) embeddings to (B,) logits."""
         if self.bottom is None:
             return self._logit(self._dots(emb_BFD))
         bottom_BD = self.bottom(dense_BK)
@@ -115,15 +118,15 @@ class Projections(nn.Module):
                 self.maps[str(dim)] = nn.Parameter(weight_FdD)
 
     def forward(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """One (B, F, d) tensor a row width -> (B, F, D) of all tables in their order."""
-        columns: list[Any] = [None] * self._num_tables
+        """Map one (B, F, d) tensor per row width to (B, F, D) of all tables in their order."""
+        columns: dict[int, torch.Tensor] = {}
         for (dim, tables), emb_BFd in zip(self._widths.items(), embeddings, strict=True):
             emb_BFD = emb_BFd
             if str(dim) in self.maps:
                 emb_BFD = torch.bmm(emb_BFd.transpose(0, 1), self.maps[str(dim)]).transpose(0, 1)
             for table, emb_BD in zip(tables, emb_BFD.unbind(1), strict=True):
                 columns[table] = emb_BD
-        return torch.stack(columns, dim=1)
+        return torch.stack([columns[table] for table in range(self._num_tables)], dim=1)
 
 
 def _mlp(widths: tuple[int, ...], generator: torch.Generator, *, relu_last: bool) -> nn.Sequential:

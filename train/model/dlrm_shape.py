@@ -16,15 +16,15 @@ class DlrmShape:
     """Sizes of a DLRM; with a seed they decide its initial values."""
 
     num_dense: int
-    """K; 0 leaves the bottom MLP out."""
+    """Number of dense features, K; 0 leaves the bottom MLP out."""
     num_tables: int
-    """F."""
+    """Number of embedding tables, F."""
     embedding_dim: int
-    """D, which is also the width the bottom MLP ends in."""
+    """Width of the embeddings that interact, D, which is also the last width of the bottom MLP."""
     bottom_widths: tuple[int, ...]
-    """Hidden layers between the dense features and D."""
+    """Widths of the hidden layers between the dense features and D."""
     top_widths: tuple[int, ...]
-    """Hidden layers between the interaction and the logit."""
+    """Widths of the hidden layers between the interaction and the logit."""
     table_dims: tuple[int, ...] = ()
     """Row width of each table where some differ from D: such embeddings are projected to D by a learned
     linear map without bias. Empty: all are D wide."""
@@ -64,14 +64,14 @@ PRESETS = {
 
 
 def preset_name(model: str, embedding_dim: int) -> str:
-    """The preset ``model`` names; ``auto`` is the one that fits ``embedding_dim``."""
+    """The name of the preset; ``auto`` means the one that fits ``embedding_dim``."""
     if model != "auto":
         return model
     return next((name for name, preset in PRESETS.items() if preset.embedding_dim == embedding_dim), "small")
 
 
 def tables_by_width(dims: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Numbers of the tables of each row width, widths in the order of their first table.
+    """Group the numbers of tables by row width, widths in the order of their first table.
 
     Args:
         dims: row width of each table.
@@ -84,7 +84,7 @@ def tables_by_width(dims: Sequence[int]) -> dict[int, tuple[int, ...]]:
 def dlrm_shape(
     model: str, num_dense: int, num_tables: int, embedding_dim: int, table_dims: Sequence[int] = ()
 ) -> DlrmShape:
-    """The shape of preset ``model`` (or ``auto``) for shards of these sizes.
+    """Build the shape of preset ``model`` (or ``auto``) for shards of these sizes.
 
     Args:
         model: name of the preset.
@@ -104,6 +104,7 @@ def dlrm_shape(
             f"model {name} has embedding_dim {preset.embedding_dim}, the shards have {embedding_dim}",
             hint="use --model auto, or pack with that --embedding-dim",
         )
+    # Projections are needed only where some table differs from the common width.
     others = tuple(table_dims) if set(table_dims) - {embedding_dim} else ()
     widths = (preset.bottom_widths, preset.top_widths)
     shape = DlrmShape(num_dense, num_tables, embedding_dim, *widths, others)

@@ -1,87 +1,116 @@
-"""From the settings of a run to the placement of each row width, slots shared out by bytes."""
+"""Builds the placement of each row width from the settings of a run, slots shared out by bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.ranking.row_bytes import row_bytes
-from ...stats.ranking.staging_slots import share_slots
+from ...pipeline.folders.stage_totals import ShardsTotals
+from ...pipeline.scheduling.cold_batches import cold_widths
+from ...pipeline.sizes import ByteSize
+from ...pipeline.stages.schedule import staged_sizes
+from ...stats.ranking.row_bytes import row_bytes, share_slots
+from ...stats.staging.staging_size import (
+    MOST_PREFETCH,
+    WidthSizes,
+    deepest_prefetch,
+    default_staging_bytes,
+)
 from ..config import TrainConfig
-from ..data.batch import BatchIds, IdReader, Table
+from ..data.batch import IdReader
 from ..data.shards import Shards
 from ..model.dlrm_shape import tables_by_width
 from .fae import Fae
 from .placements import AllFast, Hybrid, HybridDedup, Placement
 from .staging_placements import Cache, Lookahead
 
-_PLAIN: dict[str, type[Placement]] = {kind.name: kind for kind in (AllFast, Hybrid, HybridDedup, Fae)}
+_WITHOUT_SETTINGS: dict[str, type[Placement]] = {
+    kind.name: kind for kind in (AllFast, Hybrid, HybridDedup, Fae)
+}
 
 MOST_LOOKUPS = 1 << 28
-"""Of an epoch's mixed batches, that are planned as a whole unless asked for: some 60 bytes for each distinct
-cold row of a batch, 1-2 GB here. A few batches known ahead move nearly the same bytes."""
+"""Lookups of an epoch's mixed batches up to which it is planned as a whole unless ``plan`` says otherwise:
+plans take some 60 bytes per distinct cold row of a batch, 1-2 GB here. A window of a few batches moves
+nearly the same bytes."""
 
 
-def choose_placement(config: TrainConfig, shards: Shards) -> Callable[[Sequence[Table]], Placement]:
-    """What makes the placement of the tables of one row width."""
-    if config.placement in _PLAIN:
-        return _PLAIN[config.placement]
+def build_placements(config: TrainConfig, shards: Shards) -> dict[int, Placement]:
+    """Build the placement of the tables of each row width, by that width."""
+    config = with_staging(config, shards)
+    widths = tables_by_width([table.embedding_dim for table in shards.tables])
+    return {dim: _build_placement(config, shards, dim, tables) for dim, tables in widths.items()}
 
-    slots = staging_slots(config, shards)
 
-    def staged(tables: Sequence[Table]) -> Placement:
-        num_slots = slots[tables[0].embedding_dim]
-        if config.placement == "lookahead":
-            return Lookahead(tables, num_slots, config.prefetch, known_window(config, shards))
-        return Cache(
-            tables,
-            num_slots + sum(table.num_hot for table in tables),
-            config.prefetch,
-            config.cache_policy,
-            config.cache_batches,
-            config.cache_warmup,
-            count_lookups(shards, [shards.tables.index(table) for table in tables]),
-        )
-
-    return staged
+def _build_placement(config: TrainConfig, shards: Shards, dim: int, chosen: Sequence[int]) -> Placement:
+    tables = [shards.tables[table] for table in chosen]
+    if config.placement in _WITHOUT_SETTINGS:
+        return _WITHOUT_SETTINGS[config.placement](tables)
+    assert config.prefetch is not None, "with_staging comes first"
+    num_slots = staging_slots(config, shards)[dim]
+    if config.placement == "lookahead":
+        return Lookahead(tables, num_slots, config.prefetch, known_window(config, shards))
+    # A cache keeps no row on the fast tier permanently, so it gets the bytes of the hot rows too.
+    return Cache(
+        tables,
+        num_slots + sum(table.num_hot for table in tables),
+        config.prefetch,
+        config.cache_policy,
+        config.cache_batches,
+        config.cache_warmup,
+        count_row_lookups(shards, chosen),
+    )
 
 
 def known_window(config: TrainConfig, shards: Shards) -> int | None:
     """Batches that lookahead knows ahead; None: the epoch."""
-    num_lookups = int(shards.manifest.totals["samples"]["mixed"]) * len(shards.tables)
+    num_lookups = ShardsTotals.of(shards.manifest).samples.mixed * len(shards.tables)
     is_large = config.plan == "auto" and num_lookups > MOST_LOOKUPS
     return config.window if config.plan == "online" or is_large else None
 
 
+def with_staging(config: TrainConfig, shards: Shards) -> TrainConfig:
+    """Fill in the staging budget and the depth that ``config`` leaves open, as `hotset schedule` does."""
+    if config.placement not in ("lookahead", "cache"):
+        return replace(config, prefetch=MOST_PREFETCH if config.prefetch is None else config.prefetch)
+    if config.staging_bytes is not None and config.prefetch is not None:
+        return config
+    sizes = _sizes(config, shards)
+    num_bytes = config.staging_bytes
+    if num_bytes is None:
+        num_bytes = ByteSize(default_staging_bytes(sizes, config.prefetch))
+    prefetch = deepest_prefetch(sizes, num_bytes) if config.prefetch is None else config.prefetch
+    return replace(config, staging_bytes=num_bytes, prefetch=prefetch)
+
+
 def staging_slots(config: TrainConfig, shards: Shards) -> dict[int, int]:
-    """Staging slots of each row width, shared out as `hotset schedule` does.
-
-    Without a budget as many bytes as the hot rows take.
-    """
+    """Staging slots of each row width, shared out as `hotset schedule` does."""
+    assert config.staging_bytes is not None, "with_staging comes first"
     widths = tables_by_width([table.embedding_dim for table in shards.tables])
-    sizes = [row_bytes(dim, config.embedding_optimizer) for dim in widths]
-    every = [sum(shards.tables[table].num_rows for table in tables) for tables in widths.values()]
-    hot = [sum(shards.tables[table].num_hot for table in tables) for tables in widths.values()]
-    cold = [num_rows - num_hot for num_rows, num_hot in zip(every, hot, strict=True)]
-    return dict(zip(widths, share_slots(staging_bytes(config, shards), cold, sizes), strict=True))
+    optimizer = config.row_optimizer(shards.embedding_optimizer)
+    sizes = [row_bytes(dim, optimizer) for dim in widths]
+    num_cold = [
+        sum(shards.tables[table].num_rows - shards.tables[table].num_hot for table in tables)
+        for tables in widths.values()
+    ]
+    return dict(zip(widths, share_slots(config.staging_bytes, num_cold, sizes), strict=True))
 
 
-def staging_bytes(config: TrainConfig, shards: Shards) -> int:
-    """The budget of staging slots, given or as many bytes as the hot rows take."""
-    if config.staging_bytes is not None:
-        return config.staging_bytes
-    return sum(t.num_hot * row_bytes(t.embedding_dim, config.embedding_optimizer) for t in shards.tables)
+def _sizes(config: TrainConfig, shards: Shards) -> list[WidthSizes]:
+    num_hot = [table.num_hot for table in shards.tables]
+    widths = cold_widths(shards.manifest, num_hot)
+    return staged_sizes(shards.manifest, widths, config.row_optimizer(shards.embedding_optimizer))
 
 
-def count_lookups(shards: Shards, tables: Sequence[int]) -> NDArray[np.int64]:
-    """(rows of these tables,): look-ups of each row in the training part, table after table."""
+def count_row_lookups(shards: Shards, tables: Sequence[int]) -> NDArray[np.int64]:
+    """(rows of these tables,): lookups of each row in the training part, table after table."""
     reader = IdReader(shards.tables, tables)
-    counts: list[NDArray[Any]] = [np.zeros(shards.tables[table].num_rows, np.int64) for table in tables]
+    counts = [np.zeros(shards.tables[table].num_rows, np.int64) for table in tables]
     for number in range(shards.num_training_batches):
-        ids: BatchIds = reader.read(shards.training_batch(number))
+        ids = reader.read(shards.training_batch(number))
+        # Bags are numbered sample by sample, so the feature of a lookup is its bag modulo their number.
         bags_N = np.arange(ids.ids_N.size) if ids.bags_N is None else ids.bags_N
         features_N = bags_N % ids.num_features
         for feature, of_table in enumerate(counts):

@@ -1,8 +1,8 @@
 """FAE as published: hot-only batches wholly on the fast tier, mixed ones wholly on the slow one.
 
 Both tiers hold the hot rows; one copy at a time is current, and a switch between the kinds of batches
-copies all of them. When to switch is the shuffle scheduler's, from test loss. Kernels and copies are
-those of the other placements, so what differs is the algorithm.
+copies all of them. The shuffle scheduler decides when to switch, from the test loss. Kernels and copies are
+those of the other placements, so only the algorithm differs.
 
 Source:
     Adnan et al., Accelerating Recommendation System Training by Leveraging Popular Choices (FAE),
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.row_slots import shuffled
-from ..data.batch import BatchIds, Table
+from ...stats.batches.epoch_order import shuffled
+from ..data.batch import BatchIds, EmbeddingTable
 from ..rows.step_plan import NOTHING_TO_MOVE, StepPlan
 from ..rows.tiers import Layout
 from .placements import Placement, all_in_place, cold_in_place
@@ -29,45 +29,46 @@ class Fae(Placement):
 
     name = "fae"
 
-    def __init__(self, tables: Sequence[Table]) -> None:
+    def __init__(self, tables: Sequence[EmbeddingTable]) -> None:
         super().__init__(tables)
         self.fast = Layout.of(self.none, self.num_hot)
         self.slow = Layout.of(self.none, self.num_rows)
-        self.is_replica_current = False
+        self._is_last_hot_only = False
+        """Kind of the batch planned last; batches may be planned far ahead of the one being computed."""
 
     def plan(self, ids: BatchIds, *, is_hot_only: bool) -> StepPlan:
-        """All on the fast tier or all in place; with the copy where the kind of batch changes."""
-        is_switch = is_hot_only != self.is_replica_current
-        self.is_replica_current = is_hot_only
+        """Serve all on the fast tier or all in place; with the copy where the kind of batch changes."""
+        is_switch = is_hot_only != self._is_last_hot_only
+        self._is_last_hot_only = is_hot_only
         if is_hot_only:
             return StepPlan(copy_hot="to_fast") if is_switch else NOTHING_TO_MOVE
         in_place = all_in_place(self.slow, ids)
         return StepPlan(copy_hot="to_slow" if is_switch else None, in_place=in_place)
 
-    def plan_evaluation(self, ids: BatchIds) -> StepPlan:
-        """Hot rows where they are current, cold rows in place."""
+    def plan_evaluation(self, ids: BatchIds, *, is_replica_current: bool) -> StepPlan:
+        """Read hot rows where they are current, cold rows in place."""
         in_place = all_in_place(self.slow, ids)
-        if not self.is_replica_current:
+        if not is_replica_current:
             return StepPlan(in_place=in_place)
         return cold_in_place(self.fast, in_place.rows_N, ids)
 
     def plan_finish(self) -> StepPlan:
-        """The last switch, after which the slow tier is whole."""
-        if not self.is_replica_current:
+        """The last switch, after which the slow tier is up to date."""
+        if not self._is_last_hot_only:
             return NOTHING_TO_MOVE
-        self.is_replica_current = False
+        self._is_last_hot_only = False
         return StepPlan(copy_hot="to_slow")
 
 
 class FaeOrder:
-    """The order of batches the shuffle scheduler makes: mixed and hot-only ones in turns.
+    """The order of batches by the shuffle scheduler: mixed and hot-only ones in turns.
 
     Args:
         is_hot_only: (num_batches,); kind of each training batch.
-        seed: shuffles the batches of each kind, anew each epoch.
-        num_epochs: of the run; the last switch of all is followed by no test.
+        seed: shuffles the batches of each kind, differently in each epoch.
+        num_epochs: epochs of the run; the last switch of all is followed by no test.
         scheduler: decides how many batches a turn takes.
-        test_loss: measured after each switch; None where there are no evaluation samples.
+        test_loss: measures the test loss after a switch; None where there are no evaluation samples.
     """
 
     is_known = False
@@ -94,7 +95,10 @@ class FaeOrder:
             yield self._epoch(order[~is_hot].tolist(), order[is_hot].tolist(), epoch)
 
     def _epoch(self, mixed: list[int], hot_only: list[int], epoch: int) -> Iterator[int]:
-        mixed_done = hot_done = 0
+        mixed_done = 0
+        hot_done = 0
+        # A turn: mixed batches, a switch, hot-only batches, a switch. Each switch is followed by a test
+        # loss, but for the last one of the run, and where only one kind of batches is left.
         for num_mixed, num_hot_only in self._scheduler.turns(len(mixed), len(hot_only)):
             yield from mixed[mixed_done : mixed_done + num_mixed]
             mixed_done += num_mixed
@@ -109,6 +113,6 @@ class FaeOrder:
                 self._observe()
 
     def _observe(self) -> None:
-        # A switch changes no value, so the loss may be taken before its copy is made.
+        # A switch changes no value, so the loss may be measured before its copy is made.
         if self._scheduler.is_adaptive and (loss := self._test_loss()) is not None:
             self._scheduler.observe(loss)

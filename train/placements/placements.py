@@ -1,7 +1,7 @@
 """Placements: where rows live, and the step plan of each batch.
 
 `all-fast` needs no plan at all. `hybrid` and `hybrid-dedup` keep every row on the slow tier and do the
-embedding work there: one vector per look-up each way, as DLRM and XDL do, or one per distinct row of a
+embedding work there: one vector per bag each way, as DLRM and XDL do, or one per distinct row of a
 batch. `fae` keeps a replica of the hot rows on the fast tier. A placement decides what moves and nothing
 else: on the CPU all of them give equal bits on the same order of batches.
 """
@@ -15,8 +15,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.row_slots import find_distinct
-from ..data.batch import BatchIds, Table
+from ...stats.batches.distinct_rows import find_distinct
+from ..data.batch import BatchIds, EmbeddingTable
 from ..rows.step_plan import NOTHING_TO_MOVE, InPlace, StepPlan
 from ..rows.tiers import Layout
 
@@ -26,13 +26,13 @@ class Placement(ABC):
 
     name: ClassVar[str]
     fast: Layout
-    """Rows whose slots on the fast tier are reserved for them."""
+    """Rows that live on the fast tier, each in a slot of its own."""
     slow: Layout
     """Rows that have a slot on the slow tier."""
     num_staging_slots: int = 0
-    """Slots of the fast tier behind those."""
+    """Staging slots of the fast tier, behind those of its own rows."""
 
-    def __init__(self, tables: Sequence[Table]) -> None:
+    def __init__(self, tables: Sequence[EmbeddingTable]) -> None:
         self.num_rows = [table.num_rows for table in tables]
         self.num_hot = [table.num_hot for table in tables]
         self.none = [0] * len(tables)
@@ -42,20 +42,26 @@ class Placement(ABC):
         """The step plan of the next training batch."""
 
     @abstractmethod
-    def plan_evaluation(self, ids: BatchIds) -> StepPlan:
-        """A plan that reads the newest weights and moves no row for good."""
+    def plan_evaluation(self, ids: BatchIds, *, is_replica_current: bool) -> StepPlan:
+        """A plan that reads the newest weights and moves no row for good.
+
+        Args:
+            ids: the lookups.
+            is_replica_current: whether rows that both tiers hold are newer on the fast one. Batches are
+                planned ahead of those computed, so a placement cannot know it.
+        """
 
     def plan_finish(self) -> StepPlan:
-        """What brings every row home after the last step."""
+        """The plan that writes every row back after the last step."""
         return NOTHING_TO_MOVE
 
 
 class AllFast(Placement):
-    """Every row on the fast tier: the yardstick."""
+    """Every row on the fast tier: the reference for the others."""
 
     name = "all-fast"
 
-    def __init__(self, tables: Sequence[Table]) -> None:
+    def __init__(self, tables: Sequence[EmbeddingTable]) -> None:
         super().__init__(tables)
         self.fast = Layout.of(self.none, self.num_rows)
         self.slow = Layout.of(self.none, self.none)
@@ -63,16 +69,16 @@ class AllFast(Placement):
     def plan(self, ids: BatchIds, *, is_hot_only: bool) -> StepPlan:
         return NOTHING_TO_MOVE
 
-    def plan_evaluation(self, ids: BatchIds) -> StepPlan:
+    def plan_evaluation(self, ids: BatchIds, *, is_replica_current: bool) -> StepPlan:
         return NOTHING_TO_MOVE
 
 
 class Hybrid(Placement):
-    """Every row on the slow tier; one vector per bag goes up and one gradient comes back."""
+    """Every row on the slow tier; one vector per bag is sent to the fast tier, one gradient back."""
 
     name = "hybrid"
 
-    def __init__(self, tables: Sequence[Table]) -> None:
+    def __init__(self, tables: Sequence[EmbeddingTable]) -> None:
         super().__init__(tables)
         self.fast = Layout.of(self.none, self.none)
         self.slow = Layout.of(self.none, self.num_rows)
@@ -80,12 +86,13 @@ class Hybrid(Placement):
     def plan(self, ids: BatchIds, *, is_hot_only: bool) -> StepPlan:
         return StepPlan(in_place=all_in_place(self.slow, ids))
 
-    def plan_evaluation(self, ids: BatchIds) -> StepPlan:
+    def plan_evaluation(self, ids: BatchIds, *, is_replica_current: bool) -> StepPlan:
         return self.plan(ids, is_hot_only=False)
 
 
 class HybridDedup(Hybrid):
-    """Every row on the slow tier; each distinct row of a batch travels once each way."""
+    """Every row on the slow tier; the vector of each distinct row of a batch is sent once, its gradient
+    back."""
 
     name = "hybrid-dedup"
 
@@ -95,19 +102,19 @@ class HybridDedup(Hybrid):
 
 
 def all_in_place(slow: Layout, ids: BatchIds) -> InPlace:
-    """Every look-up of a batch in place on a slow tier that holds every row."""
+    """Serve every lookup of a batch in place, on a slow tier that holds every row."""
     rows_N, num_absent = slow.locate(ids)
     assert num_absent == 0, "the slow tier holds every row"
     return InPlace(rows_N)
 
 
 def cold_in_place(fast: Layout, rows_N: NDArray[np.int64], ids: BatchIds) -> StepPlan:
-    """Look-ups of rows at home on the fast tier there, the others in place.
+    """Serve lookups of rows that live on the fast tier there, the others in place.
 
     Args:
-        fast: rows at home on the fast tier.
-        rows_N: (N,); slot on the slow tier of each look-up, read for the others alone.
-        ids: the look-ups.
+        fast: rows that live on the fast tier.
+        rows_N: (N,); slot on the slow tier of each lookup, read for the others alone.
+        ids: the lookups.
     """
     slots_N, num_cold = fast.locate(ids)
     if num_cold == 0:

@@ -1,21 +1,33 @@
-"""The schedule on disk: step plans of whole epochs that `hotset schedule` made for shards.
+"""The schedule on disk: step plans of whole epochs that `hotset schedule` wrote for shards.
 
-It is used where it was made for this very run: the same shards, order of batches, slots and prefetch depth.
-Another one is no error, the run plans for itself; why is logged.
+It is used where it fits this run exactly: the same shards, order of batches, slots and prefetch depth.
+Another schedule is not an error: the run plans for itself, and logs why. A damaged one is an error: its
+files are hashed before the first is used, and whatever their checksums, every epoch is run by a `PlanChecker`
+before its first step is, and every step once more against the rows that its batch looks up.
 """
 
 from __future__ import annotations
 
 import logging
+from typing import NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...pipeline.errors import ManifestError
+from ...pipeline.folders.checksum import hash_file
+from ...pipeline.folders.file_facts import ScheduleFacts
 from ...pipeline.folders.manifest import FileEntry, Manifest
+from ...pipeline.folders.stage_totals import ScheduledWidth, ScheduleTotals
+from ...pipeline.runtime.tasks import run_tasks
 from ...pipeline.scheduling.step_plan_files import read_plans, read_residents
+from ...stats.batches.epoch_order import epoch_order
+from ...stats.staging.plan_checks import PlanChecker, PlanFaultError
+from ...stats.staging.step_plans import StepPlans
 from ..config import TrainConfig
 from ..data.shards import Shards
-from .staging_placements import PlanQueue, Staging
+from .plan_queue import PlanQueue
+from .staging_placements import StagingPlacement
 
 _log = logging.getLogger(__name__)
 _VERSION = 1
@@ -24,15 +36,19 @@ _VERSION = 1
 class Schedule:
     """A sealed schedule folder that fits a run."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, shards: Shards) -> None:
         self._manifest = manifest
+        self._shards = shards
+        self._totals = ScheduleTotals.of(manifest)
+        self._checkers: dict[int, tuple[PlanChecker, PlanChecker]] = {}
+        """By width: what checks epochs as a whole, and what checks steps before they are run."""
 
     @classmethod
     def find(cls, shards: Shards, config: TrainConfig) -> Schedule | None:
-        """The schedule beside ``shards``; None where there is none for this run.
+        """The schedule beside ``shards``; None where there is none that fits this run.
 
         Raises:
-            ManifestError: there is one, and it is damaged.
+            ManifestError: there is a schedule, and it is damaged.
         """
         folder = shards.manifest.folder.parent / "schedule"
         if not (folder / "manifest.json").exists():
@@ -40,61 +56,152 @@ class Schedule:
         manifest = Manifest.read(folder)
         differs = _difference(manifest, shards, config)
         if differs is None:
-            return cls(manifest)
-        _log.info("%s is not for this run (%s): planning here", folder, differs)
+            _refuse_damage(manifest)
+            return cls(manifest, shards)
+        _log.info("%s does not fit this run (%s): planning during training", folder, differs)
         return None
 
     def queue(
-        self, epoch: int, placement: Staging, embedding_dim: int, staged: list[int]
+        self, epoch: int, placement: StagingPlacement, embedding_dim: int, staged: list[int]
     ) -> PlanQueue | None:
         """The step plans of one epoch and width; None where they are for other batches or slots.
 
         Args:
-            epoch: from 0.
-            placement: of the width.
-            embedding_dim: of the width.
+            epoch: number of the epoch, from 0; epochs are asked for in order.
+            placement: placement of the width.
+            embedding_dim: row width.
             staged: batches of the epoch that need staging, in order.
+
+        Raises:
+            ManifestError: the plans are not what `hotset schedule` writes.
         """
-        widths = {width["embedding_dim"]: width for width in self._manifest.totals["widths"]}
-        if widths.get(embedding_dim, {}).get("num_slots") != placement.num_staging_slots:
+        width = self._width(embedding_dim, placement)
+        if width.num_slots != placement.num_staging_slots:
             return None
-        chunks, numbers, queue = [], [], PlanQueue(placement, None)
-        for entry in self._manifest.files:
-            if not _is_of(entry, epoch, embedding_dim):
-                continue
-            if entry.facts["kind"] == "residents":
-                queue.set_flush(read_residents(self._manifest, entry))
-                continue
+        entries = self._entries(epoch, embedding_dim)
+        chunks: list[StepPlans] = []
+        numbers: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
+        # Files of plans are in the order of the steps.
+        for entry in entries["plans"]:
             for plans, batches in read_plans(self._manifest, entry):
                 chunks.append(plans)
                 numbers.append(batches)
-        if not np.array_equal(np.concatenate([np.empty(0, np.int32), *numbers]), staged):
-            return None
+        batches_of_steps = np.concatenate(numbers)
+        if not np.array_equal(batches_of_steps, self._own_batches(epoch)):
+            self._refuse(epoch, embedding_dim, "its batches are not in the order of its seed")
+        if not np.array_equal(batches_of_steps, staged):
+            # A run that repeats the order of another; its first epoch decides for all.
+            if epoch == 0:
+                return None
+            raise ManifestError(
+                f"{self._manifest.folder} is for the batches of epoch 0, but not for those of epoch {epoch}",
+                hint="train with --plan epoch, which does not use it",
+            )
+
+        # The residents of the last step are written back at the end.
+        residents = read_residents(self._manifest, entries["residents"][0])
+        whole, single = self._checkers.setdefault(
+            embedding_dim,
+            (
+                PlanChecker(width.num_rows, width.num_slots),
+                PlanChecker(width.num_rows, width.num_slots),
+            ),
+        )
+        try:
+            whole.begin_epoch()
+            for plans in chunks:
+                whole.check(plans)
+            whole.check_residents(residents)
+        except PlanFaultError as error:
+            self._refuse(epoch, embedding_dim, str(error))
+
+        def check(plans: StepPlans, step: int, rows: NDArray[np.int64]) -> None:
+            try:
+                # The steps of an epoch are taken after all of the one before.
+                if plans.first_step + step == 0:
+                    single.begin_epoch()
+                single.check_step(plans, step, rows)
+            except PlanFaultError as error:
+                self._refuse(epoch, embedding_dim, str(error))
+
+        queue = PlanQueue(placement, None, check)
+        queue.set_flush(residents)
         for plans in chunks:
             queue.add_chunk(plans)
         return queue
 
+    def _own_batches(self, epoch: int) -> NDArray[np.int32]:
+        """The mixed batches of an epoch in the order of the schedule's seed."""
+        is_hot_only = self._shards.is_hot_only
+        seed = self._manifest.config["seed"]
+        order = epoch_order(is_hot_only, seed, epoch, spread=self._shards.is_grouped)
+        mixed: NDArray[np.int32] = order[~is_hot_only[order]]
+        return mixed
+
+    def _width(self, embedding_dim: int, placement: StagingPlacement) -> ScheduledWidth:
+        """The staging area of a width, as the manifest has it."""
+        found = [width for width in self._totals.widths if width.embedding_dim == embedding_dim]
+        if len(found) != 1 or found[0].num_rows != placement.slow.num_own_slots:
+            rows = [width.num_rows for width in found]
+            wanted = placement.slow.num_own_slots
+            raise _damaged(
+                self._manifest, f"it has {rows} cold rows of width {embedding_dim}, the shards have {wanted}"
+            )
+        return found[0]
+
+    def _entries(self, epoch: int, embedding_dim: int) -> dict[str, list[FileEntry]]:
+        """The files of one epoch and width, in order, by kind."""
+        entries: dict[str, list[FileEntry]] = {"plans": [], "residents": []}
+        for entry in self._manifest.files:
+            facts = ScheduleFacts.of(self._manifest, entry)
+            if (facts.epoch, facts.embedding_dim) == (epoch, embedding_dim):
+                entries[facts.kind].append(entry)
+        if len(entries["residents"]) != 1:
+            self._refuse(epoch, embedding_dim, f"{len(entries['residents'])} files of residents, want 1")
+        return entries
+
+    def _refuse(self, epoch: int, embedding_dim: int, fault: str) -> NoReturn:
+        raise _damaged(self._manifest, f"epoch {epoch} of width {embedding_dim}: {fault}")
+
+
+def _damaged(manifest: Manifest, fault: str) -> ManifestError:
+    return ManifestError(
+        f"{manifest.folder} is damaged: {fault}",
+        hint=f"remove {manifest.folder} and run `hotset schedule` again",
+    )
+
+
+def _refuse_damage(manifest: Manifest) -> None:
+    """Hash every file: a flipped bit may well be another slot."""
+    tasks = ((manifest.checked_path(entry),) for entry in manifest.files)
+    for entry, (_, checksum) in zip(manifest.files, run_tasks(hash_file, tasks), strict=True):
+        if checksum != entry.xxh3_128:
+            raise _damaged(manifest, f"the checksum of {entry.path} is {checksum}, want {entry.xxh3_128}")
+
 
 def _difference(manifest: Manifest, shards: Shards, config: TrainConfig) -> str | None:
+    """The first thing that keeps a schedule from fitting a run, for the log; None where it fits."""
     if manifest.stage != "schedule" or manifest.version != _VERSION:
         raise ManifestError(
             f"{manifest.folder} holds {manifest.stage!r} of version {manifest.version}",
             hint="remove the folder, or run `hotset schedule` again",
         )
     if all(source.get("fingerprint") != shards.manifest.fingerprint for source in manifest.inputs):
-        return "made for other shards"
+        return "it was written for other shards"
     if not shards.has_packed_budget:
-        return "made for other hot rows"
+        return "it was written for other hot rows"
     wanted = {"seed": config.seed, "prefetch": config.prefetch, "window": None}
+    for name in (*wanted, "epochs"):
+        found = manifest.config.get(name, "nothing")
+        if type(found) is not int and not (name == "window" and found is None):
+            raise _damaged(manifest, f"config.{name} is {found!r}, want a whole number")
     for name, value in wanted.items():
         if manifest.config[name] != value:
-            return f"{name} {manifest.config[name]} there, {value} here"
+            return f"it has {name} {manifest.config[name]}, the run {value}"
+    # A longer schedule fits a shorter run: epochs are planned one after the other.
     if manifest.config["epochs"] < config.epochs:
-        return f"{manifest.config['epochs']} epochs there, {config.epochs} here"
-    if shards.embedding_optimizer != config.embedding_optimizer:
-        return f"counted with {shards.embedding_optimizer}, trained with {config.embedding_optimizer}"
+        return f"it has {manifest.config['epochs']} epochs, the run {config.epochs}"
+    optimizer = config.row_optimizer(shards.embedding_optimizer)
+    if shards.embedding_optimizer != optimizer:
+        return f"it is for rows of {shards.embedding_optimizer}, the run uses {optimizer}"
     return None
-
-
-def _is_of(entry: FileEntry, epoch: int, embedding_dim: int) -> bool:
-    return bool(entry.facts["epoch"] == epoch and entry.facts["embedding_dim"] == embedding_dim)

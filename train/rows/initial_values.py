@@ -1,7 +1,8 @@
 """Initial values of rows: a function of (seed, table, id) and of the number of rows of the table alone.
 
-Uniform in (-b, b) with b = sqrt(1 / num_rows), as DLRM draws them, from a hash of the three. Numba makes
-them on the host, torch the same bits on any device, so that a row can be made where it is first needed.
+Uniform in (-b, b) with b = sqrt(1 / num_rows), as DLRM draws them, from a hash of the three. Numba computes
+them on the host, torch the same bits on any device, so that a row can be initialized where it is first
+needed.
 """
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
@@ -18,26 +19,30 @@ from numpy.typing import NDArray
 from ...stats.hashing import mix64_pair
 from .row_kernels import fill_initial_rows
 
-_MIX_ADD, _MIX_FIRST, _MIX_SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+# The constants of `stats.hashing.mix64`.
+_MIX_ADD = 0x9E3779B97F4A7C15
+_MIX_FIRST = 0xBF58476D1CE4E5B9
+_MIX_SECOND = 0x94D049BB133111EB
 
 
 @dataclass(frozen=True, slots=True)
 class InitialValues:
-    """What initial values of the tables of a row width are made of."""
+    """The inputs of the initial values of the tables of one row width."""
 
     streams_F: NDArray[np.uint64]
-    """Hash of (seed, table)."""
+    """Hash of (seed, table) of each table."""
     bounds_F: NDArray[np.float32]
     """Values of the table lie in (-bound, bound)."""
 
     @classmethod
     def of(cls, seed: int, tables: Sequence[int], num_rows: Sequence[int]) -> InitialValues:
-        """Of tables with these numbers among all tables of the shards, and these numbers of rows."""
+        """The inputs of tables with these numbers among all tables of the shards, and these numbers of
+        rows."""
         streams = [mix64_pair(np.uint64(seed), np.uint64(table)) for table in tables]
         bounds = [math.sqrt(1 / max(count, 1)) for count in num_rows]
         return cls(np.array(streams, np.uint64), np.array(bounds, np.float32))
 
-    def make(
+    def write(
         self,
         tables_N: NDArray[np.int64],
         ids_N: NDArray[np.int64],
@@ -45,12 +50,13 @@ class InitialValues:
         slots_N: NDArray[np.int64],
     ) -> None:
         """Write the values of single rows to ``slots_N`` of ``weights_SD``, wherever that is."""
-        streams_N, bounds_N = self.streams_F[tables_N], self.bounds_F[tables_N]
+        streams_N = self.streams_F[tables_N]
+        bounds_N = self.bounds_F[tables_N]
         if weights_SD.device.type == "cpu":
             fill_initial_rows(streams_N, ids_N, bounds_N, weights_SD.numpy(), slots_N)
             return
         device = weights_SD.device
-        values_ND = make_with_torch(
+        values_ND = initial_values_with_torch(
             torch.from_numpy(streams_N.view(np.int64)).to(device),
             torch.from_numpy(ids_N).to(device),
             torch.from_numpy(bounds_N).to(device),
@@ -59,12 +65,13 @@ class InitialValues:
         weights_SD.index_copy_(0, torch.from_numpy(slots_N).to(device), values_ND)
 
 
-def make_with_torch(
+def initial_values_with_torch(
     streams_N: torch.Tensor, ids_N: torch.Tensor, bounds_N: torch.Tensor, dim: int
 ) -> torch.Tensor:
     """(N, dim) initial values; ``streams_N`` are 64-bit hashes as int64, ``ids_N`` int64."""
     row_streams_N = _mix(_mix(streams_N) ^ ids_N)
     columns_D = torch.arange(dim, device=ids_N.device)
+    # The highest 24 bits of the hash, as an odd number in (-2**24, 2**24): see `row_kernels.fill_initial`.
     bits_ND = _shift(_mix(_mix(row_streams_N).unsqueeze(1) ^ columns_D), 40)
     odd_ND = (2 * bits_ND + 1 - (1 << 24)).float()
     return (odd_ND * 2.0**-24) * bounds_N.unsqueeze(1)

@@ -1,7 +1,8 @@
 """Rows of a slow tier larger than memory: a file mapped into it, without a name and gone with the process.
 
-Nothing reads such a file after a kill, a checkpoint or the run's weights are what lasts. Its disk is taken at
-the start, since a mapped file that meets a full disk later ends the process without a word.
+Nothing reads such a spill file after a kill: what lasts is a checkpoint or the weights of the run. Its disk
+space is reserved at the start, since a mapped file that meets a full disk later kills the process without a
+message.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ import numpy as np
 import torch
 
 from ...pipeline.errors import HotsetError
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.runtime.memory import available_bytes
+from ...pipeline.sizes import MIB, format_byte_size
 
 
 @dataclass(slots=True)
 class HostMemory:
-    """How much memory slow tiers may take, and where rows go that do not fit."""
+    """The memory that slow tiers may take, and the folder for rows that do not fit."""
 
     left_bytes: int | None
-    """None: any."""
+    """Memory not yet used; None: no limit."""
     folder: Path
+    may_spill: bool = True
+    """Whether the command has an option for rows in a file."""
 
     def rows(self, num_rows: int, width: int) -> torch.Tensor:
         """(num_rows, width) float32 zeros; raises HotsetError where the disk is too small."""
@@ -35,6 +39,35 @@ class HostMemory:
         if self.left_bytes is not None:
             self.left_bytes -= num_bytes
         return torch.zeros(num_rows, width)
+
+
+def refuse_more_rows_than_memory(num_rows: int, fast_bytes: int, slow_bytes: int, host: HostMemory) -> None:
+    """Raise HotsetError before rows are allocated that host memory cannot hold.
+
+    Args:
+        num_rows: for the message.
+        fast_bytes: rows of the fast tier with their state, 0 where that is on a GPU.
+        slow_bytes: those of the slow tier, which may lie in a file.
+        host: the memory that the slow tier may take.
+    """
+    available = available_bytes()
+    in_memory = slow_bytes if host.left_bytes is None else min(slow_bytes, host.left_bytes)
+    if available is None or fast_bytes + in_memory <= available:
+        return
+    # A quarter is left for the dense layers, batches and the page cache.
+    enough = (3 * available // 4 - fast_bytes) // MIB * MIB
+    hint = f"--slow-bytes {enough // MIB}MiB keeps the other rows in a file in --out"
+    if not slow_bytes:
+        enough = 3 * available // 4 // MIB * MIB
+        hint = f"--placement lookahead --slow-bytes {enough // MIB}MiB keeps most rows in a file in --out"
+    if enough <= 0 or not host.may_spill:
+        hint = "use a machine with more memory, or fewer or narrower rows: --min-count, --embedding-dim"
+    needed = format_byte_size(fast_bytes + in_memory)
+    raise HotsetError(
+        f"{num_rows:,} embedding rows take {needed} of memory with their optimizer state, "
+        f"and {format_byte_size(available)} is available",
+        hint=hint,
+    )
 
 
 def mapped_rows(num_rows: int, width: int, folder: Path) -> torch.Tensor:

@@ -1,31 +1,31 @@
-"""Kernels over embedding rows on the host: initial values, look-ups, gradient sums (updates: `row_updates`).
+"""Kernels over embedding rows on the host: initial values, lookups, gradient sums (updates: `row_updates`).
 
 All arithmetic is float32 with every operation rounded on its own, in an order that depends on sample
 positions alone: never on slots, threads or placement. So a row's bits are a function of the batches.
-Shapes: S slots of a tier, D embedding_dim, N look-ups listed, P = B * F look-ups of a batch in sample
+Shapes: S slots of a tier, D embedding_dim, N lookups listed, P = B * F lookups of a batch in sample
 order (position = sample * F + feature), U distinct rows.
 """
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.hashing import mix64_pair
+from ...stats.kernel import kernel
 
 BLOCK_SAMPLES = 128
 """Samples whose gradients of one row are summed before the sums of the blocks are."""
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def fill_initial(
     stream: np.uint64, first_id: int, bound: np.float32, weights_SD: NDArray[np.float32]
 ) -> None:
     """Write the initial values of rows ``first_id, first_id + 1, ...`` of one table.
 
     Each is an odd multiple of ``bound * 2**-24`` chosen by 24 bits of a hash: uniform, symmetric, and
-    rounded once, so that any machine makes the same bits.
+    rounded once, so that any machine computes the same bits.
 
     Args:
         stream: hash of (seed, table).
@@ -36,12 +36,13 @@ def fill_initial(
     for row in range(weights_SD.shape[0]):
         row_stream = mix64_pair(stream, np.uint64(first_id + row))
         for column in range(weights_SD.shape[1]):
+            # 24 bits fit a float32 exactly, so only the product with the bound is rounded.
             bits = mix64_pair(row_stream, np.uint64(column)) >> np.uint64(40)
             odd = 2 * np.int64(bits) + 1 - (1 << 24)
             weights_SD[row, column] = (np.float32(odd) * np.float32(2.0**-24)) * bound
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def look_up(
     weights_SD: NDArray[np.float32],
     slots_N: NDArray[np.int64],
@@ -53,16 +54,17 @@ def look_up(
     Args:
         weights_SD: (num_slots, embedding_dim).
         slots_N: (num_lookups,), each in [0, num_slots).
-        positions_N: (num_lookups,); position of each look-up in the batch.
+        positions_N: (num_lookups,); position of each lookup in the batch.
         vectors_PD: (num_positions, embedding_dim), written at ``positions``.
     """
     for i in range(slots_N.size):
-        slot, position = slots_N[i], positions_N[i]
+        slot = slots_N[i]
+        position = positions_N[i]
         for column in range(weights_SD.shape[1]):
             vectors_PD[position, column] = weights_SD[slot, column]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def sum_gradients(
     grad_PD: NDArray[np.float32],
     positions_N: NDArray[np.int64],
@@ -75,16 +77,16 @@ def sum_gradients(
     """Sum the gradients of each distinct row: within blocks of samples, then over the blocks, in order.
 
     Args:
-        grad_PD: (num_positions, embedding_dim); gradient of the loss by each look-up.
+        grad_PD: (num_positions, embedding_dim); gradient of the loss by each lookup.
         positions_N: (num_lookups,), ascending.
-        inverse_N: (num_lookups,); which distinct row each look-up reads.
+        inverse_N: (num_lookups,); which distinct row each lookup reads.
         block_positions: positions a block of samples spans, ``BLOCK_SAMPLES * num_features``.
-        partial_UD: (num_distinct, embedding_dim), scratch.
-        block_U: (num_distinct,), scratch.
+        partial_UD: (num_distinct, embedding_dim), workspace; sum of the block a row is in.
+        block_U: (num_distinct,), workspace; the block each row was seen in last.
         sums_UD: (num_distinct, embedding_dim), written.
 
     Error:
-        Two-level summation in float32: for N look-ups of one row at most ``(128 + N / 128) * 2**-24``
+        Two-level summation in float32: for N lookups of one row at most ``(128 + N / 128) * 2**-24``
         of the sum of magnitudes, where a serial sum has ``N * 2**-24``.
 
     Source:
@@ -94,32 +96,36 @@ def sum_gradients(
     block_U[:] = -1
     sums_UD[:] = 0
     for i in range(positions_N.size):
-        position, row = positions_N[i], inverse_N[i]
+        position = positions_N[i]
+        row = inverse_N[i]
         block = position // block_positions
+        # The row was seen in this block before: add to its partial sum.
         if block_U[row] == block:
             for column in range(width):
                 partial_UD[row, column] += grad_PD[position, column]
             continue
+        # A new block for this row: the partial sum of the one before is complete.
         if block_U[row] >= 0:
             for column in range(width):
                 sums_UD[row, column] += partial_UD[row, column]
         block_U[row] = block
         for column in range(width):
             partial_UD[row, column] = grad_PD[position, column]
+    # Each distinct row was seen at least once, so each has a partial sum left.
     for row in range(sums_UD.shape[0]):
         for column in range(width):
             sums_UD[row, column] += partial_UD[row, column]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def pool_bags(
     vectors_ND: NDArray[np.float32], bags_N: NDArray[np.int64], pooled_PD: NDArray[np.float32]
 ) -> None:
-    """Sum the vectors of each bag in the order of its look-ups; an empty bag is zero.
+    """Sum the vectors of each bag in the order of its lookups; an empty bag is zero.
 
     Args:
         vectors_ND: (num_lookups, embedding_dim).
-        bags_N: (num_lookups,), ascending; bag of each look-up.
+        bags_N: (num_lookups,), ascending; bag of each lookup.
         pooled_PD: (num_bags, embedding_dim), written.
 
     Error:
@@ -132,7 +138,7 @@ def pool_bags(
             pooled_PD[bag, column] += vectors_ND[i, column]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def copy_rows(
     source_SD: NDArray[np.float32],
     source_N: NDArray[np.int64],
@@ -148,12 +154,13 @@ def copy_rows(
         target_N: (num_rows,), none twice.
     """
     for i in range(source_N.size):
-        old, new = source_N[i], target_N[i]
+        source = source_N[i]
+        target = target_N[i]
         for column in range(source_SD.shape[1]):
-            target_SD[new, column] = source_SD[old, column]
+            target_SD[target, column] = source_SD[source, column]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def fill_initial_rows(
     streams_N: NDArray[np.uint64],
     ids_N: NDArray[np.int64],
@@ -166,7 +173,7 @@ def fill_initial_rows(
     Args:
         streams_N: (num_rows,); hash of (seed, table) of each row.
         ids_N: (num_rows,).
-        bounds_N: (num_rows,); of each row's table.
+        bounds_N: (num_rows,); bound of each row's table.
         weights_SD: (num_slots, embedding_dim), written at ``slots``.
         slots_N: (num_rows,), none twice.
     """

@@ -42,7 +42,7 @@ class RowOptimizer:
 
     @property
     def eps(self) -> float:
-        """Added to the root of the squares, a float32."""
+        """The number added to the root of the squares, a float32."""
         return float(np.float32(ADAM_EPS if self.name == "adam" else ADAGRAD_EPS))
 
     def state_width(self, embedding_dim: int) -> int:
@@ -57,11 +57,13 @@ class RowOptimizer:
     def adam_tables(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """``lr / (1 - b1**t)`` and ``sqrt(1 - b2**t)`` for t = 0, 1, ... until float32 sees no change.
 
-        Made once by repeated products in float64, as powers differ between machines; entry 0 is unused.
+        Computed once by repeated products in float64, as powers differ between machines; entry 0 is unused.
         """
+        # The correction with the slower beta is the last to vanish.
         num_steps = 2 + math.ceil(math.log(_CORRECTED_BELOW) / math.log(max(ADAM_BETAS)))
         powers = [np.multiply.accumulate(np.full(num_steps, beta)) for beta in ADAM_BETAS]
-        step_sizes, root_scales = self.lr / (1 - powers[0]), np.sqrt(1 - powers[1])
+        step_sizes = self.lr / (1 - powers[0])
+        root_scales = np.sqrt(1 - powers[1])
         first = np.ones(1)
         return (
             np.concatenate([first, step_sizes]).astype(np.float32),

@@ -1,7 +1,7 @@
 """One optimizer step on distinct rows, with Numba on the host and with torch on any device.
 
-Both do the same float32 operations in the same order, so on the CPU they give the same bits. Torch does
-each operation in a kernel of its own, so no compiler fuses a product with a sum.
+Both do the same float32 operations in the same order, so on the CPU they give the same bits. Torch runs each
+operation as a separate kernel, so no compiler fuses a product with a sum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def step_with_numba(
     sums_UD: NDArray[np.float32],
 ) -> None:
     """Update rows ``slots_U``, none twice, by their gradients ``sums_UD``."""
-    lr, eps = np.float32(optimizer.lr), np.float32(optimizer.eps)
+    lr = np.float32(optimizer.lr)
+    eps = np.float32(optimizer.eps)
     if optimizer.name == "sgd":
         row_updates.apply_sgd(weights_SD, slots_U, sums_UD, lr)
     elif optimizer.name == "momentum":
@@ -43,7 +44,7 @@ def step_with_numba(
 
 
 class TorchStep:
-    """The same on any device; what it needs there is made once."""
+    """The same step on any device; its tables are copied there once."""
 
     def __init__(self, optimizer: RowOptimizer, device: torch.device) -> None:
         self._optimizer = optimizer
@@ -59,6 +60,7 @@ class TorchStep:
         if optimizer.name == "sgd":
             weights_SD.index_copy_(0, slots_U, weights_UD - grad_UD * optimizer.lr)
             return
+        # Read, compute, write: a slot that occurs twice is written twice with the same values.
         state_UW = state_SW.index_select(0, slots_U)
         state_UW, change_UD = (
             self._adam(state_UW, grad_UD) if optimizer.name == "adam" else self._others(state_UW, grad_UD)
@@ -81,7 +83,9 @@ class TorchStep:
         steps_U1 = state_UW[:, 2 * dim :] + 1
         step_sizes_T, root_scales_T = self._adam_tables
         entries_U = steps_U1.squeeze(1).long().clamp_(max=step_sizes_T.numel() - 1)
-        keep, take = _ADAM_KEEP.tolist(), _ADAM_TAKE.tolist()
+        # Python floats that hold the float32 values: torch rounds a product with one as with a float32.
+        keep = _ADAM_KEEP.tolist()
+        take = _ADAM_TAKE.tolist()
         mean_UD = state_UW[:, :dim] * keep[0] + grad_UD * take[0]
         square_UD = state_UW[:, dim : 2 * dim] * keep[1] + grad_UD * grad_UD * take[1]
         root_UD = _exact_sqrt(square_UD) / root_scales_T[entries_U].unsqueeze(1) + self._optimizer.eps

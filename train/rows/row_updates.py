@@ -8,12 +8,13 @@ momentum and Adam's averages decay by the steps of their row, not by those of th
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from ...stats.kernel import kernel
 
-@numba.njit(cache=True, nogil=True)
+
+@kernel
 def apply_sgd(
     weights_SD: NDArray[np.float32], slots_U: NDArray[np.int64], sums_UD: NDArray[np.float32], lr: np.float32
 ) -> None:
@@ -31,7 +32,7 @@ def apply_sgd(
             weights_SD[slot, column] -= lr * sums_UD[row, column]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def apply_adagrad(
     weights_SD: NDArray[np.float32],
     state_SD: NDArray[np.float32],
@@ -62,7 +63,7 @@ def apply_adagrad(
             weights_SD[slot, column] -= lr * gradient / (np.sqrt(squares) + eps)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def apply_rowwise_adagrad(
     weights_SD: NDArray[np.float32],
     state_S1: NDArray[np.float32],
@@ -72,7 +73,7 @@ def apply_rowwise_adagrad(
     eps: np.float32,
     squares_W: NDArray[np.float32],
 ) -> None:
-    """Adagrad with one number a row: ``h += mean(g * g); w -= lr * g / (sqrt(h) + eps)``.
+    """Adagrad with one number per row: ``h += mean(g * g); w -= lr * g / (sqrt(h) + eps)``.
 
     The mean folds the columns in halves (column c and c + half, and so on), which vectorises the same way
     everywhere.
@@ -84,7 +85,7 @@ def apply_rowwise_adagrad(
         sums_UD: (num_distinct, embedding_dim); gradient of each row.
         lr: learning rate.
         eps: keeps the first step finite.
-        squares_W: (the power of two from embedding_dim up), scratch.
+        squares_W: (the power of two from embedding_dim up), workspace.
 
     Source:
         Naumov et al., arXiv 1906.00091, as FBGEMM and TorchRec run it.
@@ -92,9 +93,11 @@ def apply_rowwise_adagrad(
     dim = weights_SD.shape[1]
     for row in range(slots_U.size):
         slot = slots_U[row]
+        # Zeros fill up to a power of two, so that the halves always match.
         squares_W[dim:] = 0
         for column in range(dim):
             squares_W[column] = sums_UD[row, column] * sums_UD[row, column]
+        # Fold: the upper half is added to the lower one until one number is left.
         half = squares_W.size // 2
         while half > 0:
             for column in range(half):
@@ -107,7 +110,7 @@ def apply_rowwise_adagrad(
             weights_SD[slot, column] -= lr * sums_UD[row, column] / root
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def apply_momentum(
     weights_SD: NDArray[np.float32],
     state_SD: NDArray[np.float32],
@@ -137,7 +140,7 @@ def apply_momentum(
             weights_SD[slot, column] -= lr * velocity
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def apply_adam(
     weights_SD: NDArray[np.float32],
     state_SW: NDArray[np.float32],
@@ -173,8 +176,10 @@ def apply_adam(
         slot = slots_U[row]
         steps = state_SW[slot, 2 * dim] + np.float32(1)
         state_SW[slot, 2 * dim] = steps
+        # The corrections for bias of this row's own number of steps.
         entry = np.minimum(np.int64(steps), last)
-        step_size, root_scale = step_sizes_T[entry], root_scales_T[entry]
+        step_size = step_sizes_T[entry]
+        root_scale = root_scales_T[entry]
         for column in range(dim):
             gradient = sums_UD[row, column]
             mean = keep_2[0] * state_SW[slot, column] + take_2[0] * gradient

@@ -1,7 +1,7 @@
 """The step plan: what has to be where for one batch. A record of data; placements make it, the executor
 runs it.
 
-Only what is away from home is listed: a look-up of a row that lives on the fast tier needs no entry,
+Only what is not where it lives is listed: a lookup of a row that lives on the fast tier needs no entry,
 its slot is a base plus its id. Rows of the slow tier are named by their slots there.
 """
 # ruff: noqa: N815  (tensors carry shape suffixes)
@@ -19,7 +19,7 @@ HotCopy = Literal["to_fast", "to_slow"]
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Rows that change tiers, weights and state as one."""
+    """Rows that change tiers, weights and state together."""
 
     rows_N: NDArray[np.int64]
     """Slots on the slow tier, none twice."""
@@ -36,7 +36,7 @@ NO_MOVES = Moves(np.empty(0, np.int64), np.empty(0, np.int64))
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Rows that go and come before a batch, in the order of the fields.
+    """Rows that are written back and loaded before a batch, in the order of the fields.
 
     Transfers run one after the other, ahead of the batches they serve: one may start once the batch
     ``after`` is computed, and its own batch once the transfer is done.
@@ -46,64 +46,66 @@ class Transfer:
     """The last batch, in the numbers of the transfers, that may still use a slot or a row of this one; -1
     where there is none."""
     write_back: Moves = NO_MOVES
-    """Staged rows that go back to the slow tier; rows nobody changed leave without."""
+    """Staged rows that are written back to the slow tier; unchanged rows are evicted without."""
     fetch: Moves = NO_MOVES
-    """Rows that come into staging slots."""
-    make: Moves = NO_MOVES
-    """Rows no batch has used yet: their initial values are made in their staging slots."""
+    """Rows that are copied into staging slots."""
+    initialize: Moves = NO_MOVES
+    """Rows no batch has used yet: they get their initial values in their staging slots."""
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
-    """Look-ups of rows that live on the slow tier and stand in staging slots during this step."""
+class StagedLookups:
+    """Lookups of rows that live on the slow tier and are in staging slots during this step."""
 
     positions_N: NDArray[np.int64]
-    """Positions among the look-ups of the batch, ascending."""
+    """Positions among the lookups of the batch, ascending."""
     slots_N: NDArray[np.int64]
     """Slots on the fast tier."""
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """More cold rows than staging slots: they come in passes, ``num_slots`` of them at a time, once for
-    their vectors and, after the one dense step of the batch, once more for their updates. None stays."""
+class SplitBatch:
+    """A batch of more cold rows than staging slots: they are loaded in passes, ``num_slots`` of them at a
+    time, once for their vectors and, after the one dense step of the batch, once more for their updates.
+    None stays."""
 
     rows_U: NDArray[np.int64]
-    """Slots on the slow tier of the distinct rows; row i comes with pass ``i // num_slots``."""
-    is_made_U: NDArray[np.bool_]
-    """Rows no batch has used yet, whose values are made rather than fetched."""
+    """Slots on the slow tier of the distinct rows; row i is loaded with pass ``i // num_slots``."""
+    is_first_U: NDArray[np.bool_]
+    """Whether no batch has used the row yet, so that it is initialized rather than fetched."""
     inverse_N: NDArray[np.int32]
-    """Which row each staged look-up reads."""
+    """Which row each staged lookup reads."""
     num_slots: int
 
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """Look-ups whose vectors go up and whose gradients come down; the rows stay on the slow tier."""
+    """Lookups whose rows stay on the slow tier: their vectors are sent to the fast tier, their gradients
+    back."""
 
     rows_N: NDArray[np.int64]
-    """Slots on the slow tier: of each look-up, or of each distinct row."""
+    """Slots on the slow tier: of each lookup, or of each distinct row."""
     inverse_N: NDArray[np.int32] | None = None
-    """Which of ``rows_N`` each look-up reads, where each distinct row travels once. Without it the slow
-    tier adds up the vectors of a bag, and one vector a bag travels."""
+    """Which of ``rows_N`` each lookup reads, where each distinct row is sent once. Without it the slow tier
+    adds up the vectors of a bag, and one vector per bag is sent."""
     positions_N: NDArray[np.int64] | None = None
-    """Positions of the look-ups, ascending; None: all of the batch. A part of them in evaluation only."""
+    """Positions of the lookups, ascending; None: all of the batch. A part of them in evaluation only."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What the executor does around one batch, in the order of the fields."""
+    """The work of the executor around one batch, in the order of the fields."""
 
     copy_hot: HotCopy | None = None
     """Copy every hot row between the tiers first (the switch of FAE)."""
     transfer: Transfer | None = None
-    """Rows that come and go for this batch."""
-    staged: Staged | None = None
-    """Look-ups that read staging slots."""
-    split: Split | None = None
-    """How staged look-ups are served where their rows are too many."""
+    """Rows that are written back and loaded for this batch."""
+    staged: StagedLookups | None = None
+    """Lookups that read staging slots."""
+    split: SplitBatch | None = None
+    """How staged lookups are served where their rows are too many."""
     in_place: InPlace | None = None
-    """Look-ups of rows that do not move."""
+    """Lookups of rows that do not move."""
 
 
 NOTHING_TO_MOVE = StepPlan()

@@ -25,21 +25,22 @@ from .row_kernels import fill_initial
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which rows a tier holds, and in which slots."""
+    """The rows that a tier holds permanently, and their slots."""
 
     first_F: NDArray[np.int64]
     """First id of each table held."""
     last_F: NDArray[np.int64]
-    """One past the last; equal to ``first_F`` where a table has no row here."""
+    """One past the last id held; equal to ``first_F`` where a table has no row here."""
     base_F: NDArray[np.int64]
     """Slot of the row ``first_F``."""
-    num_home_slots: int
-    """Slots of all these rows together; staging slots come behind them."""
+    num_own_slots: int
+    """Slots of all these rows together; staging slots follow them."""
 
     @classmethod
     def of(cls, first: Sequence[int], last: Sequence[int]) -> Layout:
         """Lay out ids ``first[f]`` to ``last[f]`` of each table f, one table after the other."""
-        first_F, last_F = np.array(first, np.int64), np.array(last, np.int64)
+        first_F = np.array(first, np.int64)
+        last_F = np.array(last, np.int64)
         counts = last_F - first_F
         if counts.size and counts.min() < 0:
             raise ValueError("a table's range of ids ends before it begins")
@@ -56,7 +57,7 @@ class Layout:
         return slice(base, base + int(self.last_F[table] - self.first_F[table]))
 
     def locate(self, ids: BatchIds) -> tuple[NDArray[np.int64], int]:
-        """The slot of every look-up in sample order, -1 where its row is not here; how many are not."""
+        """The slot of every lookup in sample order, -1 where its row is not here; how many are not."""
         slots_N = np.empty(ids.ids_N.size, np.int64)
         if ids.bags_N is None:
             ids_BF = ids.ids_N.reshape(ids.num_samples, ids.num_features)
@@ -87,7 +88,7 @@ class Tier:
         host: HostMemory | None = None,
     ) -> None:
         self.layout = layout
-        self.num_slots = layout.num_home_slots + num_staging
+        self.num_slots = layout.num_own_slots + num_staging
         self.device = torch.device(device)
         if host is None:
             self.weights_SD = torch.empty(self.num_slots, embedding_dim, device=self.device)
@@ -101,12 +102,14 @@ class Tier:
         """Bytes of a row with its state."""
         return 4 * (self.weights_SD.shape[1] + self.state_SW.shape[1])
 
-    def initialise(self, initial: InitialValues) -> None:
+    def initialize(self, initial: InitialValues) -> None:
         """Give every row that lives here its initial values."""
         for table in range(self.layout.num_tables):
-            part = self.weights_SD[self.layout.slots_of_table(table)]
-            values = part if part.device.type == "cpu" else torch.empty(part.shape)
-            stream, bound = initial.streams_F[table], initial.bounds_F[table]
+            rows = self.weights_SD[self.layout.slots_of_table(table)]
+            # The kernel writes to the host; a tier on a GPU gets a copy.
+            values = rows if rows.device.type == "cpu" else torch.empty(rows.shape)
+            stream = initial.streams_F[table]
+            bound = initial.bounds_F[table]
             fill_initial(stream, int(self.layout.first_F[table]), bound, values.numpy())
-            if values is not part:
-                part.copy_(values)
+            if values is not rows:
+                rows.copy_(values)

@@ -1,1 +1,1 @@
-"""Benchmarks: each against named baselines, interleaved."""
+"""Benchmarks against named baselines, which take turns."""

@@ -1,12 +1,12 @@
 """``hotset bench dlrm``: raw log to training data, against the preprocessing of facebookresearch/dlrm.
 
-Theirs is Python that visits each value, on one thread; at its speed a log of the real size takes most of an
-hour, so it gets a shorter one and speeds are compared, a round of each in turn. What the two make differs:
-theirs ends with one compressed file of ids in the order in which categories appeared, not shuffled; ours with
-counts, ids by rank, hot and mixed samples told apart, shuffled batches, every file checked.
+DLRM's preprocessing is single-threaded Python that visits each value. At its speed a log of the real size
+takes most of an hour, so it gets a shorter log than hotset, and speeds (samples per second) are compared. The
+outputs differ: DLRM's is one compressed file of ids in order of first appearance, not shuffled; hotset's has
+counts, ids by rank, hot and mixed samples separated, shuffled batches, and a checksum of every file.
 
-Their code is the user's own checkout and runs as it is, but for one thing: it puts categories of 32 bits into
-int32, which NumPy did silently before 2.0 and refuses since, so its ``np.array`` wraps around here as it did.
+DLRM's code comes from the user's checkout and runs unchanged, with one exception: it stores 32-bit categories
+as int32, which NumPy 2.0 refuses. Here its ``np.array`` wraps around, as NumPy did before.
 """
 
 from __future__ import annotations
@@ -18,72 +18,74 @@ import statistics
 import sys
 import tempfile
 import types
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline.errors import ConfigError
-from ...pipeline.generate.generate import GenerateConfig, generate
+from ...pipeline.errors import ConfigError, require_at_least
+from ...pipeline.generate.generate_log import GenerateConfig, generate
 from ...pipeline.runtime.tasks import num_workers
 from ...pipeline.sizes import format_byte_size
 from ..console import progress_bars
 from ..recipes import criteo_kaggle
-from .bench_harness import Contestant, Measurement, describe_machine, run_rounds, summarise
-from .hotset_contestants import hotset_preprocess
+from .bench_harness import Candidate, Measurement, describe_machine, run_rounds, summarize
+from .hotset_candidates import hotset_preprocess
 
 _PROFILE = "criteo-kaggle"
 _MODULE = "data_utils.py"
 _DAYS = 7
 _WARM_UP_SAMPLES = 2000
 _ROOM_LOGS = 3
-"""Memory and page cache either may need, in sizes of its log."""
+"""Memory and page cache that either may need, in multiples of its log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchDlrmConfig:
-    """What the benchmark against DLRM's preprocessing may vary."""
+    """Settings of the benchmark against DLRM's preprocessing."""
 
     dlrm: Path
-    """Folder of a checkout of facebookresearch/dlrm, whose data_utils.py is run."""
+    """Folder of a checkout of facebookresearch/dlrm, whose data_utils.py is measured."""
 
     samples: int = 2_000_000
-    """Samples of hotset's log, enough that its start does not count."""
+    """Samples of hotset's log, enough to make its start-up time negligible."""
 
     dlrm_samples: int = 100_000
-    """Samples of DLRM's log, the first of hotset's."""
+    """Samples of DLRM's log, which is the start of hotset's."""
 
     rounds: int = 3
-    """Times each runs; ratios are medians over them."""
+    """Rounds in which each runs once; ratios are medians over rounds."""
 
     seed: int = 0
-    """Of the generated log."""
+    """Seed of the generated logs."""
 
     workers: int = 0
-    """Threads of hotset; 0 takes every core. DLRM's code uses one."""
+    """Threads of hotset; 0 uses every core. DLRM's code uses one."""
 
     scratch: Path | None = None
-    """Folder for what comes and goes; the system's own by default."""
+    """Folder for temporary files; the system's temporary folder by default."""
 
     def __post_init__(self) -> None:
         for name in ("samples", "dlrm_samples", "rounds"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)}")
+            require_at_least(name, getattr(self, name), 1)
         if not (self.dlrm / _MODULE).is_file():
             raise ConfigError(
-                f"{self.dlrm} holds no {_MODULE}", hint="name a checkout of github.com/facebookresearch/dlrm"
+                f"{self.dlrm} has no {_MODULE}", hint="give a checkout of github.com/facebookresearch/dlrm"
             )
 
 
 def bench_dlrm(config: BenchDlrmConfig) -> dict[str, Any]:
-    """Measure both ``config.rounds`` times; plain data, ready for JSON.
+    """Measure both ``config.rounds`` times; return plain data, ready for JSON.
 
-    ``ratio_total`` is hotset's samples a second over DLRM's by the wall clock, ``ratio_cpu`` by CPU seconds.
+    ``ratio_total`` is hotset's samples per second over DLRM's by wall clock, ``ratio_cpu`` by CPU seconds.
     """
-    machine, workers = describe_machine(), num_workers(config.workers)
+    machine = describe_machine()
+    workers = num_workers(config.workers)
     with (
         tempfile.TemporaryDirectory(prefix="hotset-bench-", dir=config.scratch) as name,
         progress_bars() as bars,
@@ -98,10 +100,11 @@ def bench_dlrm(config: BenchDlrmConfig) -> dict[str, Any]:
         for name, samples in logs.items():
             wanted = GenerateConfig(profile=_PROFILE, samples=samples, seed=config.seed)
             generate(wanted, paths[name], workers=workers)
-        contestants = _contestants(paths, config.dlrm.resolve(), workers)
-        measured = run_rounds(contestants, config.rounds, scratch, workers=workers, progress=bars)
+        # Both logs start with the same samples, so the shorter one is an excerpt of the longer.
+        candidates = _candidates(paths, config.dlrm.resolve(), workers)
+        measured = run_rounds(candidates, config.rounds, scratch, workers=workers, progress=bars)
         num_bytes = {name: path.stat().st_size for name, path in paths.items() if name != "warm_up"}
-    summaries = {each.name: summarise(each, measured[each.name]) for each in contestants}
+    summaries = {each.name: summarize(each, measured[each.name]) for each in candidates}
     return {
         "benchmark": "dlrm",
         "ratio_total": _median_ratio(measured, "wall_seconds"),
@@ -115,10 +118,10 @@ def bench_dlrm(config: BenchDlrmConfig) -> dict[str, Any]:
     }
 
 
-def _contestants(paths: dict[str, Path], dlrm: Path, workers: int) -> list[Contestant]:
+def _candidates(paths: dict[str, Path], dlrm: Path, workers: int) -> list[Candidate]:
     warm_up = paths["warm_up"]
     return [
-        Contestant(
+        Candidate(
             "dlrm",
             "facebookresearch/dlrm, getCriteoAdData: one compressed file of ids, not shuffled; one thread",
             dlrm_preprocess,
@@ -126,7 +129,7 @@ def _contestants(paths: dict[str, Path], dlrm: Path, workers: int) -> list[Conte
             (paths["dlrm"], dlrm),
             _ROOM_LOGS * paths["dlrm"].stat().st_size,
         ),
-        Contestant(
+        Candidate(
             "hotset",
             "hotset preprocess: counts, ids, hot and mixed samples, shuffled batches, all checked",
             hotset_preprocess,
@@ -138,12 +141,13 @@ def _contestants(paths: dict[str, Path], dlrm: Path, workers: int) -> list[Conte
 
 
 def dlrm_preprocess(folder: Path, log: Path, dlrm: Path) -> dict[str, Any]:
-    """Run DLRM's Criteo preprocessing as its training script does, with its messages thrown away."""
+    """Run DLRM's Criteo preprocessing as its training script does, and discard its messages."""
     module = load_data_utils(dlrm)
+    # It writes beside its input, so the input is a link in the folder that is deleted afterwards.
     raw = folder / "train.txt"
     os.link(log, raw)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        made = module.getCriteoAdData(
+        written = module.getCriteoAdData(
             str(raw),
             "kaggleAdDisplayChallenge_processed",
             max_ind_range=-1,
@@ -154,12 +158,12 @@ def dlrm_preprocess(folder: Path, log: Path, dlrm: Path) -> dict[str, Any]:
             criteo_kaggle=True,
             memory_map=False,
         )
-    with np.load(made) as arrays:
+    with np.load(written) as arrays:
         return {"num_samples": int(arrays["y"].shape[0])}
 
 
-def load_data_utils(dlrm: Path) -> Any:
-    """DLRM's ``data_utils`` with a NumPy whose int32 arrays take what does not fit, as before 2.0."""
+def load_data_utils(dlrm: Path) -> types.ModuleType:
+    """Return DLRM's ``data_utils`` with a NumPy whose int32 arrays wrap around, as before 2.0."""
     spec = importlib.util.spec_from_file_location("dlrm_data_utils", dlrm / _MODULE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -168,6 +172,7 @@ def load_data_utils(dlrm: Path) -> Any:
         spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(dlrm))
+    # A copy of the numpy module for this one importer: the real one must stay as it is.
     older = types.ModuleType("numpy")
     vars(older).update(vars(np))
     vars(older)["array"] = _wrapping_array
@@ -175,14 +180,15 @@ def load_data_utils(dlrm: Path) -> Any:
     return module
 
 
-def _wrapping_array(values: Any, dtype: Any = None) -> Any:
+def _wrapping_array(values: Sequence[Any], dtype: DTypeLike | None = None) -> NDArray[Any]:
+    """Return ``np.array(values, dtype)``, but let integers wrap around in int32."""
     if dtype is np.int32 and len(values) and isinstance(values[0], int):
         return np.array(values, np.int64).astype(np.int32)
     return np.array(values, dtype)
 
 
 def _median_ratio(measured: dict[str, list[Measurement]], clock: str) -> float:
-    """Median over rounds of hotset's samples a second over DLRM's."""
+    """Return the median over rounds of hotset's samples per second over DLRM's."""
     rates = {
         name: [each.facts["num_samples"] / getattr(each, clock) for each in rounds]
         for name, rounds in measured.items()
@@ -192,10 +198,10 @@ def _median_ratio(measured: dict[str, list[Measurement]], clock: str) -> float:
 
 
 def show_bench_dlrm(result: dict[str, Any], console: Console) -> None:
-    """A line for each, and the ratios."""
+    """Print a line for each, and the ratios."""
     table = Table(box=None, pad_edge=False)
-    for column in ("contestant", "samples", "wall s", "CPU s", "samples/s", "peak memory"):
-        table.add_column(column, justify="left" if column == "contestant" else "right")
+    for column in ("candidate", "samples", "wall s", "CPU s", "samples/s", "peak memory"):
+        table.add_column(column, justify="left" if column == "candidate" else "right")
     for name, each in result["contestants"].items():
         table.add_row(
             name,
@@ -206,12 +212,14 @@ def show_bench_dlrm(result: dict[str, Any], console: Console) -> None:
             format_byte_size(each["peak_rss_bytes"]),
         )
     console.print(table)
-    ratio, of_cpu, threads = result["ratio_total"], result["ratio_cpu"], result["settings"]["workers"]
+    threads = result["settings"]["workers"]
     console.print(
-        f"hotset is {ratio:.0f} times as fast by the clock, with {threads} threads to one, "
-        f"and {of_cpu:.0f} times by CPU seconds.",
+        f"hotset is {result['ratio_total']:.0f} times as fast by wall clock ({threads} threads against one) "
+        f"and {result['ratio_cpu']:.0f} times by CPU time.",
         soft_wrap=True,
     )
 
 
-CONFIG, measure, show = BenchDlrmConfig, bench_dlrm, show_bench_dlrm
+CONFIG = BenchDlrmConfig
+measure = bench_dlrm
+show = show_bench_dlrm

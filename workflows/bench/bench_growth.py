@@ -1,11 +1,11 @@
-"""``hotset bench growth``: raw log to shards at growing sizes: speed, memory and disk of every stage.
+"""``hotset bench growth``: raw log to shards at growing sizes: speed, memory and disk use of every stage.
 
-A run of each size in a fresh process, warmed up. The question is whether anything grows faster than the log:
-anonymous memory should not grow at all beyond the cap, and samples a second should not fall, unless what is
-written is more than the device takes. So its sustained rate is measured too, on a file that is synced.
+Each size runs in a fresh process after a warm-up. The question is whether anything grows faster than the log:
+anonymous memory should never exceed the cap, and samples per second should not fall, unless more is written
+than the disk can sustain. So the disk's sustained rate is measured too, on a file that is synced.
 
-Beside it runs the same job in Polars, all in memory, as far as it gets: a size is left out where the memory
-it took for the one before, in proportion, is more than what is free.
+The same job in Polars, all in memory, runs beside it as far as it gets: a size is skipped if the memory that
+the previous size took, scaled in proportion, exceeds what is free.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,16 @@ from rich.console import Console
 from rich.table import Table
 
 from ...pipeline.errors import ConfigError
-from ...pipeline.generate.generate import GenerateConfig, generate
+from ...pipeline.generate.generate_log import GenerateConfig, generate
 from ...pipeline.runtime.memory import default_memory_bytes
+from ...pipeline.runtime.resources import Resources
 from ...pipeline.runtime.tasks import num_workers
 from ...pipeline.sizes import GIB, MIB, ByteSize, format_byte_size
 from ...pipeline.stages.preprocess import PreprocessConfig, StageReport, preprocess
 from ..recipes import criteo_kaggle
 from .bench_harness import (
     AnonymousMemory,
-    Contestant,
+    Candidate,
     Measurement,
     describe_machine,
     measure_in_fresh_process,
@@ -40,75 +41,78 @@ from .polars_baseline import polars_program
 _PROFILE = "criteo-kaggle"
 _WARM_UP_SAMPLES = 2000
 _RATE_BYTES = 4 * GIB
+"""Size of the file on which the disk's rate is measured."""
 _MOST_OF_FREE = 0.8
+"""Share of the free memory that Polars may be expected to need."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchGrowthConfig:
-    """What the growth benchmark may vary."""
+    """Settings of the growth benchmark."""
 
     samples: str = "1000000,4000000,20000000"
-    """Sizes of the generated logs, in samples, with commas between."""
+    """Sizes of the generated logs in samples, separated by commas."""
 
     memory: ByteSize | None = None
-    """Cap on anonymous resident memory (bytes); a quarter of the machine's by default."""
+    """Cap on anonymous resident memory (bytes); a quarter of the machine's memory by default."""
 
     seed: int = 0
-    """Of the generated logs."""
+    """Seed of the generated logs."""
 
     workers: int = 0
-    """Threads; 0 takes every core."""
+    """Threads; 0 uses every core."""
 
     hot_bytes: ByteSize | None = None
     """Fast memory for hot rows (bytes); the recipe's by default."""
 
-    polars: bool = True
-    """Run the same job in Polars too, as far as memory goes."""
+    polars: bool = field(default=True, metadata={"help": "Do not run the same job in Polars."})
+    """Run the same job in Polars too, as far as the memory allows."""
 
     scratch: Path | None = None
-    """Folder for what comes and goes, three times the largest log; the system's own by default."""
+    """Folder for temporary files, three times the largest log; the system's temporary folder by default."""
 
     def __post_init__(self) -> None:
         self.sizes()
 
     def sizes(self) -> list[int]:
-        """The sizes as numbers; raises ConfigError where they are none."""
-        words = self.samples.split(",")
-        if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-            raise ConfigError(f"samples must be numbers with commas between, got {self.samples!r}")
-        return [int(word) for word in words]
+        """Return the sizes as numbers; raises ConfigError where one is no positive number."""
+        sizes = self.samples.split(",")
+        if not all(size.strip().isdecimal() and int(size) > 0 for size in sizes):
+            raise ConfigError(f"samples must be numbers separated by commas, got {self.samples!r}")
+        return [int(size) for size in sizes]
 
 
 CONFIG = BenchGrowthConfig
 
 
 def measure(config: BenchGrowthConfig) -> dict[str, Any]:
-    """Preprocess a log of each size; plain data, ready for JSON."""
-    machine, workers, recipe = describe_machine(), num_workers(config.workers), _recipe(config)
+    """Preprocess a log of each size; return plain data, ready for JSON."""
+    machine = describe_machine()
+    workers = num_workers(config.workers)
+    recipe = _recipe(config)
     cap_bytes = config.memory or default_memory_bytes()
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="hotset-bench-", dir=config.scratch) as name:
         scratch = Path(name)
+        # The disk comes first, while nothing else writes.
         rate = measure_write_rate(scratch / "rate", _RATE_BYTES)
         warm_up = scratch / "warm_up.tsv"
         generate(GenerateConfig(profile=_PROFILE, samples=_WARM_UP_SAMPLES), warm_up, workers=workers)
         for num_samples in config.sizes():
-            log, wanted = (
-                scratch / "log.tsv",
-                GenerateConfig(profile=_PROFILE, samples=num_samples, seed=config.seed),
-            )
+            log = scratch / "log.tsv"
+            wanted = GenerateConfig(profile=_PROFILE, samples=num_samples, seed=config.seed)
             generate(wanted, log, workers=workers)
-            os.sync()
+            os.sync()  # else the log's own pages compete with the run for the disk
             arguments = (workers, recipe, cap_bytes)
-            contestant = Contestant(
+            candidate = Candidate(
                 "hotset", "raw TSV to shards", preprocess_by_stage, (warm_up, *arguments), (log, *arguments)
             )
-            measured = measure_in_fresh_process(contestant, scratch, workers=workers)
+            measured = measure_in_fresh_process(candidate, scratch, workers=workers)
             run = _run(measured, log.stat().st_size, rate)
             if config.polars:
                 run["polars"] = _run_polars(runs, num_samples, (warm_up, log), scratch, workers, recipe)
             runs.append(run)
-            log.unlink()
+            log.unlink()  # so that only one log takes space at a time
     return {
         "benchmark": "growth",
         "samples_per_second_of_largest_over_smallest": runs[-1]["samples_per_second"]
@@ -129,19 +133,20 @@ def _run_polars(
     workers: int,
     recipe: PreprocessConfig,
 ) -> dict[str, Any]:
-    """Speed and memory of the Polars program, or the memory it would need."""
-    before = [run for run in runs if run["polars"].get("peak_anonymous_bytes")]
-    free = memory_bytes("MemAvailable", "/proc/meminfo")
-    if before:
-        last = before[-1]
-        needed = last["polars"]["peak_anonymous_bytes"] * num_samples / last["num_samples"]
-        if needed > _MOST_OF_FREE * free:
-            return {"needed_bytes": int(needed), "free_bytes": free}
+    """Return speed and memory of the Polars program, or the memory it would need."""
+    measured_runs = [run for run in runs if run["polars"].get("peak_anonymous_bytes")]
+    free_bytes = memory_bytes("MemAvailable", "/proc/meminfo")
+    # Its memory grows with the log, so the last size that ran predicts the next one.
+    if measured_runs:
+        last = measured_runs[-1]
+        needed_bytes = last["polars"]["peak_anonymous_bytes"] * num_samples / last["num_samples"]
+        if needed_bytes > _MOST_OF_FREE * free_bytes:
+            return {"needed_bytes": int(needed_bytes), "free_bytes": free_bytes}
     warm_up, log = logs
-    contestant = Contestant(
+    candidate = Candidate(
         "polars", "the same in Polars", polars_program, (warm_up, workers, recipe), (log, workers, recipe)
     )
-    measured = measure_in_fresh_process(contestant, scratch, workers=workers)
+    measured = measure_in_fresh_process(candidate, scratch, workers=workers)
     return {
         "wall_seconds": measured.wall_seconds,
         "cpu_seconds": measured.cpu_seconds,
@@ -157,8 +162,9 @@ def _recipe(config: BenchGrowthConfig) -> PreprocessConfig:
 
 
 def measure_write_rate(path: Path, num_bytes: int) -> float:
-    """Bytes a second at which a new file of ``num_bytes`` reaches the device; the file is removed."""
-    block, started = os.urandom(16 * MIB), time.perf_counter()
+    """Return the bytes per second at which a new file reaches the disk; the file is deleted."""
+    block = os.urandom(16 * MIB)  # random, because a disk may compress
+    start = time.perf_counter()
     try:
         with path.open("wb", buffering=0) as file:
             for _ in range(max(num_bytes // len(block), 1)):
@@ -167,37 +173,43 @@ def measure_write_rate(path: Path, num_bytes: int) -> float:
             written = file.tell()
     finally:
         path.unlink(missing_ok=True)
-    return written / (time.perf_counter() - started)
+    return written / (time.perf_counter() - start)
 
 
 def preprocess_by_stage(
     folder: Path, log: Path, workers: int, recipe: PreprocessConfig, memory_bytes: int
 ) -> dict[str, Any]:
-    """Raw log to shards in ``folder``: what each stage took, and what came of it."""
+    """Preprocess a raw log to shards in ``folder``; return the cost of each stage, and some totals."""
     stages: dict[str, dict[str, float]] = {}
     with AnonymousMemory() as memory:
+        # A stage ends where the next one starts, so each gets the CPU time and the peak since the last call.
         cpu_before = time.process_time()
 
         def end_stage(report: StageReport) -> None:
             nonlocal cpu_before
-            cpu_before, cpu_seconds = time.process_time(), time.process_time() - cpu_before
+            cpu_now = time.process_time()
             files = report.manifest.files
             stages[report.stage] = {
                 "wall_seconds": report.seconds,
-                "cpu_seconds": cpu_seconds,
+                "cpu_seconds": cpu_now - cpu_before,
                 "peak_anonymous_bytes": memory.take_peak(),
                 "written_bytes": sum(entry.num_bytes for entry in files),
                 "num_files": len(files),
             }
+            cpu_before = cpu_now
 
         out = folder / "dir"
-        made = preprocess([log], recipe, out, workers=workers, memory_bytes=memory_bytes, on_stage=end_stage)
+        shards = preprocess(
+            [log], recipe, out, Resources(workers=workers, memory_bytes=memory_bytes), on_stage=end_stage
+        )
     kept = ("samples", "batches", "num_rows", "num_hot_rows", "hot_bytes", "row_bytes", "embedding_dim")
-    return {"num_samples": made.num_samples, "stages": stages} | {key: made.totals[key] for key in kept}
+    return {"num_samples": shards.num_samples, "stages": stages} | {key: shards.totals[key] for key in kept}
 
 
 def _run(measured: Measurement, log_bytes: int, rate: float) -> dict[str, Any]:
-    facts, seconds = dict(measured.facts), measured.wall_seconds
+    """Return one run as plain data; ``rate`` is the disk's (bytes per second)."""
+    facts = dict(measured.facts)
+    seconds = measured.wall_seconds
     stages = facts.pop("stages")
     written = sum(stage["written_bytes"] for stage in stages.values())
     return {
@@ -216,9 +228,10 @@ def _run(measured: Measurement, log_bytes: int, rate: float) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any], console: Console) -> None:
-    """A row for each size, and one for each of its stages."""
-    rate, cap = result["disk_write_bytes_per_second"], result["settings"]["memory_bytes"]
-    title = f"Raw log to shards within {format_byte_size(cap)}; the disk takes {format_byte_size(rate)}/s"
+    """Print a row for each size, and one for each of its stages."""
+    rate = format_byte_size(result["disk_write_bytes_per_second"])
+    cap = format_byte_size(result["settings"]["memory_bytes"])
+    title = f"Raw log to shards within {cap}; the disk sustains {rate}/s"
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for column in ("samples", "stage"):
         table.add_column(column, justify="left")

@@ -1,13 +1,13 @@
-"""Measuring contestants against each other: each in a fresh process, in turn, for several rounds.
+"""Measure candidates against each other: each in a fresh process, in turn, for several rounds.
 
-Speeds of a shared machine drift by a factor of two within minutes, so contestants take turns and a ratio is
-taken within a round; the median over rounds is what is reported. CPU seconds, of all threads, stand beside
-the wall clock because neighbours disturb them least. A fresh process makes the peak of memory its
-contestant's own; it does a small job first, so that imports and compilers are done when the clock starts.
+Speeds of a shared machine drift by a factor of two within minutes. So candidates take turns, a ratio compares
+runs of one round, and the median over rounds is reported. CPU seconds of all threads are reported beside the
+wall clock, because other programs disturb them least. A fresh process has a peak of memory that is its
+candidate's alone; it does a small job first, so that imports and compilation are over when the clock starts.
 
-A virtual machine adds a trap: memory that its host took back while it was free costs up to 2 ms a MiB at the
-next touch, forty times the usual, and whoever comes first pays. So as much as a contestant may need is
-touched and freed, by another process, just before its clock starts.
+Virtual machines need care: touching memory that the host reclaimed while it was free costs up to 2 ms per
+MiB, forty times as much as usual, and the first candidate to use it would pay. So another process touches and
+frees as much memory as a candidate may need just before its clock starts.
 """
 
 from __future__ import annotations
@@ -29,87 +29,95 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
-from ...pipeline.runtime.tasks import ProgressCallback, num_workers, silent
+from ...pipeline.runtime.resources import ProgressCallback, silent
+from ...pipeline.runtime.tasks import num_workers
 
 _LIBRARIES = ("numba", "numpy", "polars", "pyarrow")
 _SAMPLING_SECONDS = 0.02
+"""Interval at which anonymous memory is read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
+class Candidate:
     """One way to do a job."""
 
     name: str
     about: str
-    """What it does, for people."""
+    """Description of what it does."""
     function: Callable[..., dict[str, Any]]
-    """Top-level; called with an empty folder and ``arguments``, returns facts for the result."""
+    """A top-level function, called with an empty folder and ``arguments``; returns facts for the result."""
     warm_up: tuple[Any, ...]
-    """Arguments of a small job, done before the clock starts."""
+    """Arguments of a small job that runs before the clock starts."""
     arguments: tuple[Any, ...]
+    """Arguments of the job that is measured."""
     room_bytes: int = 0
-    """Memory and page cache it may need, touched before the clock starts."""
+    """Memory and page cache that it may need, touched before the clock starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One contestant in one round."""
+    """One candidate in one round."""
 
     wall_seconds: float
     cpu_seconds: float
-    """Of all threads."""
+    """CPU seconds of all threads."""
     peak_rss_bytes: int
-    """Resident memory of the whole process at its most, mapped files included."""
+    """Peak resident memory of the whole process, mapped files included."""
     peak_anonymous_bytes: int
-    """Of it what is no mapped file, looked at every 20 ms."""
+    """Peak of the part that is no mapped file, read every 20 ms."""
     facts: dict[str, Any]
+    """Result of the candidate's function."""
 
 
 def run_rounds(
-    contestants: Sequence[Contestant],
+    candidates: Sequence[Candidate],
     rounds: int,
     scratch: Path,
     *,
     workers: int = 0,
     progress: ProgressCallback = silent,
 ) -> dict[str, list[Measurement]]:
-    """Each contestant once in each round, in turn; measurements by name, in the order of rounds."""
-    measured: dict[str, list[Measurement]] = {contestant.name: [] for contestant in contestants}
-    for done in range(rounds * len(contestants)):
-        contestant = contestants[done % len(contestants)]
-        measured[contestant.name].append(measure_in_fresh_process(contestant, scratch, workers=workers))
-        progress("bench", done + 1, rounds * len(contestants))
+    """Run each candidate once per round, in turn; return measurements by name, in the order of rounds."""
+    measured: dict[str, list[Measurement]] = {candidate.name: [] for candidate in candidates}
+    for done in range(rounds * len(candidates)):
+        candidate = candidates[done % len(candidates)]
+        measured[candidate.name].append(measure_in_fresh_process(candidate, scratch, workers=workers))
+        progress("bench", done + 1, rounds * len(candidates))
     return measured
 
 
-def measure_in_fresh_process(contestant: Contestant, scratch: Path, *, workers: int = 0) -> Measurement:
-    """Measure in a process started for it alone, whose libraries may use ``workers`` threads."""
+def measure_in_fresh_process(candidate: Candidate, scratch: Path, *, workers: int = 0) -> Measurement:
+    """Measure in a separate new process whose libraries may use ``workers`` threads."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
         1, mp_context=spawn, initializer=_limit_threads, initargs=(num_workers(workers),)
     ) as pool:
-        return pool.submit(measure, contestant, scratch).result()
+        return pool.submit(measure, candidate, scratch).result()
 
 
 def _limit_threads(workers: int) -> None:
-    """Runs before the contestant's libraries are imported."""
-    os.environ["POLARS_MAX_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(workers)
+    """Limit the threads of libraries; runs before the candidate's own are imported, which read this once."""
+    os.environ["POLARS_MAX_THREADS"] = str(workers)
+    os.environ["OMP_NUM_THREADS"] = str(workers)
 
 
-def measure(contestant: Contestant, scratch: Path) -> Measurement:
-    """Measure here; folders under ``scratch`` come and go."""
+def measure(candidate: Candidate, scratch: Path) -> Measurement:
+    """Measure in this process, with temporary folders under ``scratch``."""
+    # The warm-up gets a folder of the same kind, so that nothing about the timed run is new.
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        contestant.function(Path(folder), *contestant.warm_up)
-    touch_memory(contestant.room_bytes)
+        candidate.function(Path(folder), *candidate.warm_up)
+    touch_memory(candidate.room_bytes)
     with tempfile.TemporaryDirectory(dir=scratch) as folder, AnonymousMemory() as anonymous:
-        wall, cpu = time.perf_counter(), time.process_time()
-        facts = contestant.function(Path(folder), *contestant.arguments)
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return Measurement(wall, cpu, memory_bytes("VmHWM"), anonymous.peak_bytes, facts)
+        wall_start = time.perf_counter()
+        cpu_start = time.process_time()
+        facts = candidate.function(Path(folder), *candidate.arguments)
+        wall_seconds = time.perf_counter() - wall_start
+        cpu_seconds = time.process_time() - cpu_start
+    return Measurement(wall_seconds, cpu_seconds, memory_bytes("VmHWM"), anonymous.peak_bytes, facts)
 
 
 def touch_memory(num_bytes: int) -> None:
-    """Have another process fill ``num_bytes``, half of what is available at most, and free them."""
+    """Let another process fill and free ``num_bytes``, but at most half of the available memory."""
     available = memory_bytes("MemAvailable", "/proc/meminfo")
     num_bytes = min(num_bytes, available // 2)
     if num_bytes:
@@ -117,7 +125,7 @@ def touch_memory(num_bytes: int) -> None:
 
 
 class AnonymousMemory:
-    """Watches this process from a thread; costs 0.3 % of a core."""
+    """Watch the anonymous memory of this process from a thread, which costs 0.3% of a core."""
 
     def __init__(self) -> None:
         self.peak_bytes = 0
@@ -139,15 +147,16 @@ class AnonymousMemory:
             self.peak_bytes = max(self.peak_bytes, memory_bytes("RssAnon"))
 
     def take_peak(self) -> int:
-        """The most since the last call (bytes)."""
-        peak, self.peak_bytes = max(self.peak_bytes, memory_bytes("RssAnon")), 0
-        return peak
+        """Return the peak since the last call (bytes), and start a new one."""
+        peak_bytes = max(self.peak_bytes, memory_bytes("RssAnon"))
+        self.peak_bytes = 0
+        return peak_bytes
 
 
 def memory_bytes(field: str, file: str = "/proc/self/status") -> int:
-    """A field that Linux gives in kB; 0 where there is none.
+    """Return a field that Linux gives in kB as bytes; 0 where there is none.
 
-    Not ``ru_maxrss``: that begins at the memory of the process that started this one.
+    ``ru_maxrss`` would not do: it starts at the memory of the process that started this one.
     """
     try:
         lines = Path(file).read_text().splitlines()
@@ -157,20 +166,20 @@ def memory_bytes(field: str, file: str = "/proc/self/status") -> int:
 
 
 def median_ratio(slow: Sequence[Measurement], fast: Sequence[Measurement], field: str) -> float:
-    """Median over rounds of ``slow.field / fast.field``, each pair from one round."""
+    """Return the median over rounds of ``slow.field / fast.field``, each pair from one round."""
     ratios: list[float] = [getattr(a, field) / getattr(b, field) for a, b in zip(slow, fast, strict=True)]
     return statistics.median(ratios)
 
 
-def summarise(contestant: Contestant, rounds: Sequence[Measurement]) -> dict[str, Any]:
-    """Medians over rounds, peaks of memory, and the seconds and bytes of every round."""
+def summarize(candidate: Candidate, rounds: Sequence[Measurement]) -> dict[str, Any]:
+    """Return medians over rounds, peaks of memory, and the seconds and bytes of every round."""
 
     def median(field: str) -> float:
         return float(statistics.median(getattr(measured, field) for measured in rounds))
 
     wall_seconds = median("wall_seconds")
     return {
-        "about": contestant.about,
+        "about": candidate.about,
         "wall_seconds": wall_seconds,
         "cpu_seconds": median("cpu_seconds"),
         "samples_per_second": rounds[0].facts["num_samples"] / wall_seconds,
@@ -186,7 +195,7 @@ def _without_facts(measured: Measurement) -> dict[str, Any]:
 
 
 def median_stages(rounds: Sequence[Measurement]) -> dict[str, dict[str, float]]:
-    """Median seconds of each stage, of contestants whose facts have ``stages``."""
+    """Return the median seconds of each stage, for candidates whose facts have ``stages``."""
     stages = [measured.facts["stages"] for measured in rounds]
     return {
         name: {clock: statistics.median(stage[name][clock] for stage in stages) for clock in stages[0][name]}
@@ -195,7 +204,7 @@ def median_stages(rounds: Sequence[Measurement]) -> dict[str, dict[str, float]]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """What a timing depends on; nothing that tells one machine of a kind from another."""
+    """Return what a timing depends on, and nothing that identifies this very machine."""
     return {
         "cpu": _cpu_model(),
         "cores": num_workers(0),
@@ -225,7 +234,7 @@ def _version(library: str) -> str | None:
 
 
 def commit() -> str | None:
-    """The commit of the checkout this file is in; None where it is in none."""
+    """Return the commit of the checkout that this file is in; None where it is in none."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

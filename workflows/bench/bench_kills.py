@@ -1,9 +1,9 @@
-"""``hotset bench kills``: SIGKILL preprocessing at random moments, run it again, compare every byte.
+"""``hotset bench kills``: SIGKILL preprocessing at random moments, resume it, compare every byte.
 
-Each folder is killed one to four times, in a stage drawn from those it has left and at a moment drawn from
-the time that stage takes; each run has another number of workers. After each kill whatever has a manifest
-must be whole; the last run is left alone, and its folder must hold the bytes of a run that nothing
-disturbed. A kill that comes when every folder is finished counts for nothing.
+Each folder's run is killed one to four times, in a stage drawn from those that are left and at a moment drawn
+from the time that stage takes; each run draws its number of workers. After each kill, everything that has a
+manifest must be complete. The last run is not killed, and its folder must hold exactly the bytes of an
+undisturbed run. A kill that comes when every stage is finished is not counted.
 """
 
 from __future__ import annotations
@@ -22,91 +22,94 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline.errors import ConfigError, ManifestError
+from ...pipeline.errors import ConfigError, ManifestError, require_at_least
+from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.manifest import MANIFEST, Manifest
-from ...pipeline.folders.output import hash_file
-from ...pipeline.generate.generate import GenerateConfig, generate
-from ...pipeline.runtime.tasks import ProgressCallback, silent
+from ...pipeline.generate.generate_log import GenerateConfig, generate
+from ...pipeline.runtime.resources import ProgressCallback, silent
 from ...pipeline.sizes import MIB, ByteSize
-from ...pipeline.stages.preprocess import FOLDERS
+from ...pipeline.stages.stage_order import FOLDERS
 from .bench_harness import describe_machine
 
 _HOT_BYTES = ByteSize(4 * MIB)
-_MOST_KILLS_A_FOLDER = 4
+_MOST_KILLS_PER_FOLDER = 4
 _POLL_SECONDS = 0.002
+"""Interval at which the undisturbed run is watched for its manifests."""
 Tree = dict[str, tuple[int, str]]
-"""Every file below a folder: bytes and checksum by relative path."""
+"""Bytes and checksum of every file below a folder, by relative path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchKillsConfig:
-    """What the kill benchmark may vary."""
+    """Settings of the kill benchmark."""
 
     kills: int = 100
-    """Kills that hit a run before its end."""
+    """Number of kills that hit a run before its end."""
 
     samples: int = 300_000
     """Samples of the generated log."""
 
     seed: int = 0
-    """Of the moments, the workers and the log."""
+    """Seed of the moments of kills, the numbers of workers and the log."""
 
     most_workers: int = 3
-    """Each run has from one to this many threads."""
+    """Most threads of a run; each draws its number from one to this."""
 
     hot_bytes: ByteSize = _HOT_BYTES
-    """Fast memory for hot rows, small enough here that both kinds of batches occur (bytes)."""
+    """Fast memory for hot rows (bytes); the default is small so that both kinds of batches occur."""
 
     memory: ByteSize | None = None
-    """Cap that half of the runs keep, so that stages spill there (bytes); none by default."""
+    """Memory cap that half of the runs get, so that their stages spill (bytes); none by default."""
 
     scratch: Path | None = None
-    """Folder for what comes and goes, six times the log; the system's own by default."""
+    """Folder for temporary files, six times the log; the system's temporary folder by default."""
 
     def __post_init__(self) -> None:
         for name in ("kills", "samples", "most_workers"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)}")
+            require_at_least(name, getattr(self, name), 1)
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What has happened so far."""
+    """Counts of what has happened so far."""
 
     kills: int = 0
     late: int = 0
-    """Kills that came when every folder was finished; not among ``kills``."""
+    """Kills that came when every stage was finished; not among ``kills``."""
     folders: int = 0
     identical: int = 0
+    """Folders that ended with the bytes of the undisturbed run."""
     stages: Counter[str] = field(default_factory=Counter)
     """Kills by the first stage that was not sealed when they came."""
     faults: list[str] = field(default_factory=list)
+    """Whatever else was wrong, a line each."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Unbroken:
+class _UnbrokenRun:
     """A run that nothing disturbed."""
 
     tree: Tree
     start_seconds: float
-    """Until its first folder was there: imports."""
+    """Seconds until its first folder existed: imports."""
     end_seconds: list[float]
-    """From there to the manifest of each stage."""
+    """Seconds from then to the manifest of each stage."""
 
 
 def bench_kills(config: BenchKillsConfig, progress: ProgressCallback = silent) -> dict[str, Any]:
-    """Kill and resume until ``config.kills`` kills have hit; plain data, ready for JSON.
+    """Kill and resume until ``config.kills`` kills have hit; return plain data, ready for JSON.
 
-    ``identical`` of ``folders`` ended in the bytes of the unbroken run; ``faults`` says what else was found,
-    a line each, and is empty where all went well.
+    ``identical`` of ``folders`` ended with the bytes of the unbroken run; ``faults`` lists what else was
+    wrong, a line each, and is empty if all went well.
     """
-    luck, tally = random.Random(config.seed), _Tally()
+    rng = random.Random(config.seed)
+    tally = _Tally()
     with tempfile.TemporaryDirectory(prefix="hotset-kills-", dir=config.scratch) as name:
         scratch = Path(name)
         generate(GenerateConfig(samples=config.samples, seed=config.seed), scratch / "log.tsv")
         unbroken = _run_unbroken(config, scratch)
         while tally.kills < config.kills:
-            _kill_and_resume(config, scratch, unbroken, luck, tally)
+            _kill_and_resume(config, scratch, unbroken, rng, tally)
             progress("kills", min(tally.kills, config.kills), config.kills)
     return {
         "benchmark": "kills",
@@ -128,56 +131,63 @@ def bench_kills(config: BenchKillsConfig, progress: ProgressCallback = silent) -
 
 
 def _start(
-    config: BenchKillsConfig, scratch: Path, out: Path, luck: random.Random | None = None
+    config: BenchKillsConfig, scratch: Path, out: Path, rng: random.Random | None = None
 ) -> subprocess.Popen[bytes]:
-    """Preprocess into ``out``: with one thread and no cap, or as luck has it."""
-    words = ["preprocess", str(scratch / "log.tsv"), "--out", str(out), "--hot-bytes", str(config.hot_bytes)]
-    words += ["--workers", str(luck.randint(1, config.most_workers) if luck else 1)]
-    if luck and config.memory is not None and luck.random() < 0.5:
-        words += ["--memory", str(config.memory)]
+    """Start preprocessing into ``out``: with one thread and no cap, or with both drawn from ``rng``."""
+    arguments = ["preprocess", str(scratch / "log.tsv"), "--out", str(out)]
+    arguments += ["--hot-bytes", str(config.hot_bytes)]
+    arguments += ["--workers", str(rng.randint(1, config.most_workers) if rng else 1)]
+    if rng and config.memory is not None and rng.random() < 0.5:
+        arguments += ["--memory", str(config.memory)]
     with open(scratch / "messages.txt", "wb") as messages:
-        command = [sys.executable, "-m", "hotset.workflows.cli", *words]
+        command = [sys.executable, "-m", "hotset.workflows.cli", *arguments]
         return subprocess.Popen(command, stdout=messages, stderr=messages)
 
 
-def _run_unbroken(config: BenchKillsConfig, scratch: Path) -> _Unbroken:
+def _run_unbroken(config: BenchKillsConfig, scratch: Path) -> _UnbrokenRun:
+    """Run twice and time the second run: the first one may have to compile."""
     out = scratch / "unbroken"
-    for _ in range(2):  # the first one may have to compile
+    for _ in range(2):
         shutil.rmtree(out, ignore_errors=True)
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         with _start(config, scratch, out) as process:
-            started = _wait_for(out, process)
-            ends = [_wait_for(out / name / MANIFEST, process) - started for name in FOLDERS.values()]
+            ready_at = _wait_for(out, process)
+            ends = [_wait_for(out / name / MANIFEST, process) - ready_at for name in FOLDERS.values()]
         if process.returncode:
             raise ConfigError(f"preprocess failed: {_last_line(scratch)}")
-    return _Unbroken(tree_checksums(out), started - began, ends)
+    return _UnbrokenRun(tree_checksums(out), ready_at - started_at, ends)
 
 
 def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> float:
-    """When ``path`` was there, or the process had ended."""
+    """Wait until ``path`` exists or the process has ended; return the time."""
     while not path.exists() and process.poll() is None:
         time.sleep(_POLL_SECONDS)
     return time.perf_counter()
 
 
 def _kill_and_resume(
-    config: BenchKillsConfig, scratch: Path, unbroken: _Unbroken, luck: random.Random, tally: _Tally
+    config: BenchKillsConfig, scratch: Path, unbroken: _UnbrokenRun, rng: random.Random, tally: _Tally
 ) -> None:
-    """One folder: killed a few times, then run to the end and compared."""
+    """Kill the runs of one folder a few times, then let one run to the end, and compare."""
     out = scratch / "killed"
-    for _ in range(luck.randint(1, _MOST_KILLS_A_FOLDER)):
-        process = _start(config, scratch, out, luck)
-        seconds = unbroken.start_seconds + _draw_moment(unbroken.end_seconds, _stage_hit(out), luck)
-        status, stage = _kill_after(seconds, process), _stage_hit(out)
+    for _ in range(rng.randint(1, _MOST_KILLS_PER_FOLDER)):
+        process = _start(config, scratch, out, rng)
+        seconds = unbroken.start_seconds + _draw_moment(unbroken.end_seconds, _stage_hit(out), rng)
+        status = _kill_after(seconds, process)
+        stage = _stage_hit(out)
+        # Whatever looks finished now must be complete: the next run will trust it.
         tally.faults += _check_sealed(out, unbroken.tree)
         if status > 0:
+            # Negative is the kill; positive is an error of the run itself.
             tally.faults.append(f"a resumed run ended with exit status {status}: {_last_line(scratch)}")
         tally.late += stage is None
         if stage is None or tally.kills == config.kills:
             break
         tally.kills += 1
         tally.stages[stage] += 1
-    with _start(config, scratch, out, luck) as process:
+
+    # Nothing disturbs the last run, so its folder has to match.
+    with _start(config, scratch, out, rng) as process:
         process.wait()
     is_identical = process.returncode == 0 and tree_checksums(out) == unbroken.tree
     tally.folders += 1
@@ -188,15 +198,19 @@ def _kill_and_resume(
     shutil.rmtree(out)
 
 
-def _draw_moment(end_seconds: list[float], first: str | None, luck: random.Random) -> float:
-    """Seconds after the start, for a run that goes on from the stage ``first``."""
-    begins, first_number = [0.0, *end_seconds], list(FOLDERS).index(first or "ingest")
-    number = luck.randrange(first_number, len(FOLDERS))
-    return luck.uniform(begins[number], begins[number + 1]) - begins[first_number]
+def _draw_moment(end_seconds: list[float], first: str | None, rng: random.Random) -> float:
+    """Draw when to kill a run that resumes at the stage ``first`` (seconds after its imports).
+
+    The stage is drawn first, so that short stages are hit as often as long ones.
+    """
+    bounds = [0.0, *end_seconds]
+    first_number = list(FOLDERS).index(first or "ingest")
+    number = rng.randrange(first_number, len(FOLDERS))
+    return rng.uniform(bounds[number], bounds[number + 1]) - bounds[first_number]
 
 
 def _kill_after(seconds: float, process: subprocess.Popen[bytes]) -> int:
-    """Exit status of the process; negative where the kill came before its end."""
+    """Kill the process after ``seconds``; return its exit status, negative if the kill came in time."""
     try:
         process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -205,12 +219,15 @@ def _kill_after(seconds: float, process: subprocess.Popen[bytes]) -> int:
 
 
 def _stage_hit(out: Path) -> str | None:
-    """The first stage without a manifest; None where the run had finished them all."""
+    """Return the first stage without a manifest; None if all are finished."""
     return next((stage for stage, name in FOLDERS.items() if not (out / name / MANIFEST).exists()), None)
 
 
 def _check_sealed(out: Path, wanted: Tree) -> list[str]:
-    """What has a manifest, or is listed in one, and has not the bytes of the unbroken run."""
+    """Return a line for each file that looks finished but differs from the unbroken run.
+
+    A file looks finished when it is a manifest or is listed in one.
+    """
     faults = []
     for name in FOLDERS.values():
         try:
@@ -227,18 +244,18 @@ def _check_sealed(out: Path, wanted: Tree) -> list[str]:
 
 
 def tree_checksums(folder: Path) -> Tree:
-    """Every file below ``folder``, hidden ones too."""
+    """Return every file below ``folder``, hidden ones too."""
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {path.relative_to(folder).as_posix(): hash_file(path) for path in paths}
 
 
 def _last_line(scratch: Path) -> str:
     lines = (scratch / "messages.txt").read_text(errors="replace").splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"
 
 
 def print_bench_kills(result: dict[str, Any], console: Console) -> None:
-    """Kills by stage as a table, and what became of them."""
+    """Print kills by stage as a table, and the outcome."""
     table = Table(box=None, pad_edge=False)
     table.add_column("killed in")
     table.add_column("kills", justify="right")
@@ -247,11 +264,14 @@ def print_bench_kills(result: dict[str, Any], console: Console) -> None:
     console.print(table, "")
     console.print(
         f"{result['kills']} kills, {result['settings']['samples']:,} samples: "
-        f"[bold]{result['identical']} of {result['folders']}[/] folders became those of an unbroken run.",
+        f"[bold]{result['identical']} of {result['folders']}[/] folders are identical to those of an "
+        "unbroken run.",
         soft_wrap=True,
     )
     for fault in result["faults"]:
         console.print(fault, soft_wrap=True, markup=False)
 
 
-CONFIG, measure, show = BenchKillsConfig, bench_kills, print_bench_kills
+CONFIG = BenchKillsConfig
+measure = bench_kills
+show = print_bench_kills

@@ -1,8 +1,8 @@
-"""Fully hot samples under each budget by the order of rows, and by FAE's sampling.
+"""``hotset bench orders``: fully hot samples under each budget, by the order of rows and by FAE's sampling.
 
 Every order ranks the same counts; what is hot is counted exactly over the training part. FAE's published
-points are printed beside a Criteo Kaggle log: its rows, threshold and split of the log are others, so they
-say how far a curve is off, not who is better.
+points are printed beside a Criteo Kaggle log. Its rows, threshold and split of the log differ, so they tell
+how far a curve is off, not which is better.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline.errors import ConfigError
+from ...pipeline.errors import ConfigError, require_at_least
 from ...pipeline.folders.manifest import Manifest
-from ...pipeline.generate.generate import GenerateConfig, generate
+from ...pipeline.folders.stage_totals import CountsTotals, SamplesTotals, VocabularyTotals
+from ...pipeline.generate.generate_log import GenerateConfig, generate
 from ...pipeline.hot_rows.fae_hot_rows import calibrate
 from ...pipeline.hot_rows.hot_curve import hot_curves, levels_of_tables
 from ...pipeline.hot_rows.hot_order import HotOrder
+from ...pipeline.runtime.resources import Resources
 from ...pipeline.sizes import GIB, MIB, format_byte_size
 from ...pipeline.stages.encode import EncodeConfig, encode
 from ...pipeline.stages.preprocess import PreprocessConfig, preprocess
@@ -35,64 +38,67 @@ from .bench_harness import commit, describe_machine
 
 BUDGETS = tuple(int(size) for size in (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB))
 PUBLISHED = {4_000_000: 0.51, 20_000_000: 0.65, 140_000_000: 0.76}
-"""Fully hot samples by bytes of hot rows at dim 16: FAE on Criteo Kaggle, PVLDB 15(1), figure 5, read off."""
+"""Fully hot samples by bytes of hot rows at dim 16: FAE on Criteo Kaggle, read off PVLDB 15(1), figure 5."""
 ORDERS = ("frequency", "peel", "fae-paper", "fae-code")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOrdersConfig:
-    """Which log, and how rows are counted."""
+    """Settings of the benchmark of orders: the log, and the size of rows."""
 
     samples: int = 2_000_000
-    """Of the generated log."""
+    """Samples of the generated log."""
 
     seed: int = 0
-    """Of the generated log."""
+    """Seed of the generated log."""
 
     data: Path | None = None
-    """A raw log to use in place of a generated one."""
+    """A raw log to use instead of a generated one."""
 
     schema: str = "criteo-kaggle"
-    """Of the log."""
+    """Schema of the log."""
 
     embedding_dim: int = 16
-    """Floats of a row; no optimizer state is counted, as in FAE."""
+    """Floats per row; optimizer state is not counted, as in FAE."""
 
     workers: int = 0
-    """Threads; 0 takes every core."""
+    """Threads; 0 uses every core."""
 
     def __post_init__(self) -> None:
-        if self.samples < 2:
-            raise ConfigError(f"samples must be 2 or more, got {self.samples}")
+        require_at_least("samples", self.samples, 2)
 
 
 def bench_orders(config: BenchOrdersConfig) -> dict[str, Any]:
-    """Rank a log in each order and count what is hot.
+    """Rank a log in each order and count the hot samples and lookups.
 
     Returns:
         ``budgets``: bytes, and per order hot_sample_share and hot_lookup_share in [0, 1], hot_bytes; None
-        where the order refuses the budget; of fae-paper also estimated_bytes and is_covered. ``rank``: per
-        order seconds of wall clock and of CPU, a second run in the same process.
+        where the order refuses the budget; for fae-paper also estimated_bytes and is_covered. ``rank``: per
+        order wall and CPU seconds of the second run in the same process.
     """
-    recipe, budgets = recipe_for(config.schema), sorted({*BUDGETS, *PUBLISHED})
+    recipe = recipe_for(config.schema)
+    budgets = sorted({*BUDGETS, *PUBLISHED})
     width = row_bytes(config.embedding_dim, "sgd")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         log = config.data or _generated(config, folder / "log.tsv")
-        counts = preprocess([log], recipe, folder, workers=config.workers, until="count")
+        counts = preprocess([log], recipe, folder, Resources(workers=config.workers), until="count")
         shares: dict[str, list[dict[str, Any] | None]] = {}
         ranking: dict[str, dict[str, float]] = {}
+        # Counts are shared; the vocabulary and what depends on it are rebuilt for each order.
         for order in ORDERS:
             vocabulary, ranking[order] = _ranked(order, recipe, folder, config.workers)
             columns = Manifest.read(folder / "columns")
-            samples = encode(EncodeConfig(), columns, vocabulary, folder / "samples", workers=config.workers)
+            samples = encode(
+                EncodeConfig(), columns, vocabulary, folder / "samples", Resources(workers=config.workers)
+            )
             shares[order] = _shares(order, vocabulary, samples, budgets, width, config.workers)
-            num_rows = vocabulary.totals["num_rows"]
+            num_rows = VocabularyTotals.of(vocabulary).num_rows
             for part in ("samples", "vocabulary"):
                 shutil.rmtree(folder / part)
     return {
         "data": config.data.name if config.data else {"generated": config.samples, "seed": config.seed},
-        "num_train_samples": counts.totals["num_train_samples"],
+        "num_train_samples": CountsTotals.of(counts).num_train_samples,
         "num_rows": num_rows,
         "row_bytes": width,
         "budgets": [
@@ -115,40 +121,46 @@ def _generated(config: BenchOrdersConfig, path: Path) -> Path:
 def _ranked(
     order: str, recipe: PreprocessConfig, folder: Path, workers: int
 ) -> tuple[Manifest, dict[str, float]]:
-    """The vocabulary in an order, made twice: the second time nothing is compiled."""
-    sampled = order not in ("frequency", "peel")
-    rank_by: Any = "sampled" if sampled else order
+    """Return the vocabulary in an order, and the time it took the second time, when all is compiled."""
+    rank_by: Literal["frequency", "peel", "sampled"]
+    rank_by = "frequency" if order == "frequency" else "peel" if order == "peel" else "sampled"
     config = replace(recipe.rank, rank_by=rank_by, with_replacement=order == "fae-code")
-    counts, columns = Manifest.read(folder / "counts"), Manifest.read(folder / "columns")
+    counts = Manifest.read(folder / "counts")
+    columns = Manifest.read(folder / "columns")
     for _ in range(2):
         shutil.rmtree(folder / "vocabulary", ignore_errors=True)
-        wall, cpu = time.perf_counter(), time.process_time()
-        made = rank(config, counts, folder / "vocabulary", columns=columns, workers=workers)
-        seconds = {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
-    return made, seconds
+        wall_start = time.perf_counter()
+        cpu_start = time.process_time()
+        vocabulary = rank(config, counts, folder / "vocabulary", Resources(workers=workers), columns=columns)
+        seconds = {
+            "wall_seconds": time.perf_counter() - wall_start,
+            "cpu_seconds": time.process_time() - cpu_start,
+        }
+    return vocabulary, seconds
 
 
 def _shares(
     order: str, vocabulary: Manifest, samples: Manifest, budgets: list[int], width: int, workers: int
 ) -> list[dict[str, Any] | None]:
-    """What each budget makes hot; None where it is refused."""
-    widths, tables = [width] * len(vocabulary.totals["tables"]), samples.totals["tables"]
+    """Return what each budget makes hot; None where the order refuses it."""
+    tables = SamplesTotals.of(samples).tables
+    widths = [width] * len(tables)
     choose: Callable[[int], tuple[list[int], dict[str, Any]]]
     if order.startswith("fae"):
-        choose = lambda budget: _chosen_by_fae(order, vocabulary, widths, budget)  # noqa: E731
+        choose = partial(_chosen_by_fae, order, vocabulary, widths)
     else:
-        by_place = HotOrder(vocabulary, widths)
-        choose = lambda budget: (by_place.num_hot(budget)[0], {})  # noqa: E731
+        choose = partial(_chosen_by_rank, HotOrder(vocabulary, widths))
     found: list[dict[str, Any] | None] = []
-    num_train = max(1, vocabulary.totals["num_train_samples"])
+    num_train = max(1, VocabularyTotals.of(vocabulary).num_train_samples)
     for budget in budgets:
         try:
             num_hot, facts = choose(budget)
         except ConfigError:
             found.append(None)
             continue
+        # Exact: every training sample is checked against the hot rows.
         levels = levels_of_tables(np.array([num_hot]), tables)
-        (curve,) = hot_curves(samples, [levels], 1, num_train, workers=workers)
+        (curve,) = hot_curves(samples, [levels], 1, num_train, Resources(workers=workers))
         shares = {
             "hot_sample_share": int(curve.samples[0]) / num_train,
             "hot_lookup_share": int(curve.lookups[0]) / max(1, curve.num_lookups),
@@ -158,24 +170,33 @@ def _shares(
     return found
 
 
+def _chosen_by_rank(order: HotOrder, budget: int) -> tuple[list[int], dict[str, Any]]:
+    """Return the hot rows of each table under a budget (bytes)."""
+    return order.num_hot(budget)[0], {}
+
+
 def _chosen_by_fae(
     mode: str, vocabulary: Manifest, widths: list[int], budget: int
 ) -> tuple[list[int], dict[str, Any]]:
+    """Return the hot rows of each table that FAE chooses under a budget, and facts of its estimate."""
     calibrated = calibrate(mode, vocabulary, widths, budget)
+    found = calibrated.threshold
+    if found is None:
+        return calibrated.num_hot, {}
     kept = ("estimated_bytes", "is_covered", "num_covered_tables", "num_large_tables")
-    return calibrated.num_hot, {key: calibrated.facts[key] for key in kept if key in calibrated.facts}
+    return calibrated.num_hot, {key: getattr(found, key) for key in kept}
 
 
 def show_orders(result: dict[str, Any], console: Console) -> None:
-    """Fully hot samples, a row for each budget; what rank took."""
-    of = f"{result['num_train_samples']:,} training samples, {result['row_bytes']} bytes a row"
+    """Print the fully hot samples, a row for each budget, and the time that ranking took."""
+    log = f"{result['num_train_samples']:,} training samples, {result['row_bytes']} bytes per row"
     table = Table(
-        title=f"Fully hot of {of}",
+        title=f"Fully hot share of {log}",
         title_justify="left",
         box=None,
         pad_edge=False,
     )
-    for name in ("hot bytes", *ORDERS, "FAE, published", "cold look-ups of peel / frequency"):
+    for name in ("hot bytes", *ORDERS, "FAE, published", "cold lookups of peel / frequency"):
         table.add_column(name, justify="right")
     for budget in result["budgets"]:
         shares = [f"{budget[name]['hot_sample_share']:.1%}" if budget[name] else "-" for name in ORDERS]
@@ -190,4 +211,6 @@ def show_orders(result: dict[str, Any], console: Console) -> None:
         )
 
 
-CONFIG, measure, show = BenchOrdersConfig, bench_orders, show_orders
+CONFIG = BenchOrdersConfig
+measure = bench_orders
+show = show_orders

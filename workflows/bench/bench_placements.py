@@ -1,9 +1,9 @@
 """``hotset bench placements``: bytes, speed and quality of every placement on one generated log.
 
-Bytes are those of a whole epoch, from the step plans (a test holds them against what a run counts), so a log
-of any size is quick. Speed is measured on the first batches of the epoch, round by round with every placement
-in turn, as CPU time and as wall time; a ratio is the median of the rounds' ratios. All start from one seed,
-and those on the batch order of all-fast end with its bits: their AUC is shown because equal is equal.
+Bytes are those of a whole epoch, computed from the step plans (a test compares them with what a run counts),
+so even a large log is quick. Speed is measured on the first batches of the epoch, with all placements taking
+turns, as CPU time and as wall time; a ratio is the median of the rounds' ratios. All placements start from
+one seed, and those that train in the batch order of all-fast end with its exact weights, so with its AUC.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ...pipeline.errors import ConfigError
-from ...pipeline.generate.generate import GenerateConfig, generate
+from ...pipeline.folders.stage_totals import ShardsTotals, VocabularyTotals
+from ...pipeline.generate.generate_log import GenerateConfig, generate
 from ...pipeline.sizes import ByteSize
 from ...pipeline.stages.preprocess import preprocess, remove_from
-from ...stats.batches.row_slots import epoch_order
+from ...stats.batches.epoch_order import epoch_order
 from ...stats.ranking.row_bytes import row_bytes
 from ...train.config import TrainConfig
 from ...train.data.batch_order import RecordedOrder
@@ -35,36 +36,38 @@ from ..recipes import criteo_kaggle
 from .bench_harness import commit, describe_machine
 
 _BELADY = "belady, P = 0"
+"""Look-ahead without transfers ahead, the optimal eviction: the lower bound of bytes."""
 _EVALUATED = 32_768
+"""Most samples evaluated for the AUC."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPlacementsConfig:
-    """How large a log, which share of it is on the fast tier, how long to train."""
+    """Settings of the benchmark of placements: the log, the share of hot rows, the length of training."""
 
     samples: int = 2_000_000
-    """Generated samples, all of whose training part is planned."""
+    """Samples of the generated log; its whole training part is planned."""
 
     seed: int = 0
-    """Of the log, the model and the order of batches."""
+    """Seed of the log, the model and the batch order."""
 
     embedding_dim: int = 16
-    """Columns of a row."""
+    """Floats per row."""
 
     batch_size: int = 2048
-    """Samples of a batch."""
+    """Samples per batch."""
 
     order: Literal["grouped", "original"] = "grouped"
-    """Of the shards: hot-only batches and mixed ones, or samples shuffled all together."""
+    """Order of the shards: hot-only and mixed batches, or all samples shuffled together."""
 
     hot_shares: tuple[float, ...] = (0.015,)
-    """Hot rows as shares of all rows; as many slots again stage the others."""
+    """Shares of all rows that are hot; as many slots stage the other rows."""
 
     train_batches: int = 20
-    """Batches trained in each round; 0 plans only."""
+    """Batches to train in each round; 0 only plans."""
 
     rounds: int = 3
-    """Rounds of training."""
+    """Rounds in which each placement trains once."""
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.train_batches < 0 or self.rounds < 1:
@@ -73,15 +76,19 @@ class BenchPlacementsConfig:
             raise ConfigError("hot_shares must be between 0 and 1")
 
 
-def contestants(staging_bytes: int, seed: int) -> dict[str, TrainConfig]:
-    """Every placement with the same fast memory; the yardsticks first."""
-    plain = TrainConfig(placement="all-fast", seed=seed, staging_bytes=ByteSize(staging_bytes))
-    lookahead, cache = replace(plain, placement="lookahead"), replace(plain, placement="cache")
+def candidates(staging_bytes: int, seed: int) -> dict[str, TrainConfig]:
+    """Return every placement with the same fast memory; the baselines first."""
+    # SGD without state, as in the papers whose bytes are compared.
+    all_fast = TrainConfig(
+        placement="all-fast", seed=seed, staging_bytes=ByteSize(staging_bytes), dense_optimizer="sgd"
+    )
+    lookahead = replace(all_fast, placement="lookahead")
+    cache = replace(all_fast, placement="cache")
     return {
-        "all-fast": plain,
-        "hybrid": replace(plain, placement="hybrid"),
-        "hybrid-dedup": replace(plain, placement="hybrid-dedup"),
-        "fae": replace(plain, placement="fae", fae_variant="code"),
+        "all-fast": all_fast,
+        "hybrid": replace(all_fast, placement="hybrid"),
+        "hybrid-dedup": replace(all_fast, placement="hybrid-dedup"),
+        "fae": replace(all_fast, placement="fae", fae_variant="code"),
         "cache lfu": cache,
         "cache lru": replace(cache, cache_policy="lru"),
         "cache dataset": replace(cache, cache_policy="dataset"),
@@ -92,23 +99,30 @@ def contestants(staging_bytes: int, seed: int) -> dict[str, TrainConfig]:
 
 
 def bench_placements(config: BenchPlacementsConfig) -> dict[str, Any]:
-    """Make the log once, and for each share of hot rows the shards; plan all, train the first batches.
+    """Generate the log once, pack it for each share of hot rows, plan all and train the first batches.
 
     Returns:
-        By share: bytes a sample each way by placement, ratios to Belady and the hybrids, rounds of training.
+        By share: bytes per sample each way by placement, ratios to Belady and the hybrids, training rounds.
     """
     recipe = criteo_kaggle()
     recipe = replace(recipe, pack=replace(recipe.pack, batch_size=config.batch_size, order=config.order))
     result: dict[str, Any] = {"config": asdict(config), "shares": []}
     with tempfile.TemporaryDirectory() as scratch:
-        log, data = Path(scratch) / "log.tsv", Path(scratch) / "data"
+        log = Path(scratch) / "log.tsv"
+        data = Path(scratch) / "data"
         generate(GenerateConfig(samples=config.samples, seed=config.seed), log)
         vocabulary = preprocess([log], recipe, data, until="rank")
-        num_rows = sum(table["num_rows"] for table in vocabulary.totals["tables"])
+        num_rows = VocabularyTotals.of(vocabulary).num_rows
         for share in config.hot_shares:
-            say(f"{share:.1%} of {num_rows:,} rows hot, as many slots beside them")
+            say(f"{share:.1%} of {num_rows:,} rows hot, and as many slots for staging")
             hot_bytes = int(share * num_rows) * row_bytes(config.embedding_dim, "sgd")
-            split = replace(recipe.split, hot_bytes=ByteSize(hot_bytes), embedding_dim=config.embedding_dim)
+            split = replace(
+                recipe.split,
+                hot_bytes=ByteSize(hot_bytes),
+                embedding_dim=config.embedding_dim,
+                embedding_optimizer="sgd",
+            )
+            # What comes before split does not depend on the share and stays.
             remove_from("split", data)
             preprocess([log], replace(recipe, split=split), data)
             shards = Shards.open(data)
@@ -119,9 +133,10 @@ def bench_placements(config: BenchPlacementsConfig) -> dict[str, Any]:
 
 
 def _share(config: BenchPlacementsConfig, shards: Shards, hot_bytes: int) -> dict[str, Any]:
-    every = contestants(hot_bytes, config.seed)
-    kinds = shards.is_hot_only
-    order = epoch_order(kinds, config.seed, 0, spread=shards.is_grouped).tolist()
+    """Plan and train every candidate on shards with one share of hot rows."""
+    every = candidates(hot_bytes, config.seed)
+    order = epoch_order(shards.is_hot_only, config.seed, 0, spread=shards.is_grouped).tolist()
+    # Belady is a lower bound of bytes: it is planned but not trained.
     moved = {name: _moved(shards, run, order) for name, run in every.items()}
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in every if name != _BELADY}
     for number in range(config.rounds if config.train_batches else 0):
@@ -132,10 +147,11 @@ def _share(config: BenchPlacementsConfig, shards: Shards, hot_bytes: int) -> dic
 
 
 def _moved(shards: Shards, run: TrainConfig, order: list[int]) -> dict[str, float]:
-    """Bytes a training sample of one epoch."""
+    """Return the bytes per training sample that one epoch transfers."""
     if run.placement == "fae":
-        # All mixed batches, a copy of the hot rows, all hot-only ones, a copy back: the least FAE can move.
-        mixed = shards.manifest.totals["samples"]["mixed"]
+        # All mixed batches, hot rows copied to the fast tier, all hot-only batches, hot rows copied back: the
+        # least that FAE can transfer.
+        mixed = ShardsTotals.of(shards.manifest).samples.mixed
         vectors = mixed * sum(4 * table.embedding_dim for table in shards.tables)
         hot = sum(t.num_hot * row_bytes(t.embedding_dim, "sgd") for t in shards.tables)
         found: dict[str, int] = {"bytes_to_fast": vectors + hot, "bytes_to_slow": vectors + hot}
@@ -149,58 +165,62 @@ def _moved(shards: Shards, run: TrainConfig, order: list[int]) -> dict[str, floa
 
 
 def _ratios(moved: dict[str, dict[str, float]]) -> dict[str, float]:
-    """What look-ahead moves against the others, with and without its first uses as fetches."""
+    """Return the bytes of the others over look-ahead's, without and with first uses counted as fetches."""
 
     def both_ways(name: str, *, fetches_all: bool = False) -> float:
         found = moved[name]
-        made = found.get("made", 0.0) if fetches_all else 0.0
-        return max(found["to_fast"] + found["to_slow"] + made, 1e-9)
+        initialized = found.get("made", 0.0) if fetches_all else 0.0
+        return max(found["to_fast"] + found["to_slow"] + initialized, 1e-9)
 
-    real, without = both_ways("lookahead"), both_ways("lookahead", fetches_all=True)
+    lookahead = both_ways("lookahead")
+    fetching_all = both_ways("lookahead", fetches_all=True)
     return {
-        "lookahead / belady": without / both_ways(_BELADY, fetches_all=True),
-        "hybrid / lookahead, first uses fetched": both_ways("hybrid") / without,
-        "hybrid / lookahead": both_ways("hybrid") / real,
-        "hybrid-dedup / lookahead": both_ways("hybrid-dedup") / real,
+        "lookahead / belady": fetching_all / both_ways(_BELADY, fetches_all=True),
+        "hybrid / lookahead, first uses fetched": both_ways("hybrid") / fetching_all,
+        "hybrid / lookahead": both_ways("hybrid") / lookahead,
+        "hybrid-dedup / lookahead": both_ways("hybrid-dedup") / lookahead,
     }
 
 
 def _trained(shards: Shards, run: TrainConfig, order: list[int]) -> dict[str, Any]:
-    """CPU and wall seconds of the first batches, stalls, and AUC after them."""
+    """Train the first batches; return CPU and wall seconds, stalls, and the AUC afterwards."""
     set_threads(run.threads)
     trainer = build_trainer(shards, run, RecordedOrder(np.array(order, np.int32)))
     before = resource.getrusage(resource.RUSAGE_SELF)
     run_steps(trainer, lambda *_: None)
     after = resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    conveyor = trainer.embeddings.conveyor
+    transfer_thread = trainer.embeddings.transfer_thread
     return {
         "cpu_seconds": cpu,
         "samples_per_second": trainer.num_samples / trainer.meter.training_seconds,
-        "stalls": conveyor.num_stalls,
-        "stall_seconds": conveyor.stall_seconds,
+        "stalls": transfer_thread.num_stalls,
+        "stall_seconds": transfer_thread.stall_seconds,
         "auc": trainer.predictor.predict(_EVALUATED).scores.auc,
     }
 
 
 def _cpu_ratios(rounds: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
-    """Speed against all-fast by CPU time: the median of the rounds' ratios."""
+    """Return the speed relative to all-fast by CPU time: the median of the rounds' ratios."""
     if not rounds["all-fast"]:
         return {}
-    fast = [measured["cpu_seconds"] for measured in rounds["all-fast"]]
+    all_fast = [measured["cpu_seconds"] for measured in rounds["all-fast"]]
     return {
-        name: statistics.median(f / m["cpu_seconds"] for f, m in zip(fast, measured, strict=True))
+        name: statistics.median(
+            fast / one["cpu_seconds"] for fast, one in zip(all_fast, measured, strict=True)
+        )
         for name, measured in rounds.items()
     }
 
 
 def show_placements(result: dict[str, Any], console: Console) -> None:
-    """One table for each share of hot rows."""
+    """Print one table for each share of hot rows."""
     for found in result["shares"]:
         dim = result["config"]["embedding_dim"]
         table = Table(box=None, pad_edge=False)
         table.add_column(f"{found['share']:.1%} hot, as much staging, dim {dim}")
-        for column in ("bytes up a sample", "down", "made", "speed / all-fast", "samples/s", "stalls", "AUC"):
+        per_sample = ("to fast, bytes/sample", "to slow", "initialized")
+        for column in (*per_sample, "speed / all-fast", "samples/s", "stalls", "AUC"):
             table.add_column(column, justify="right")
         for name, moved in found["bytes"].items():
             table.add_row(name, *_cells(name, moved, found))
@@ -219,4 +239,6 @@ def _cells(name: str, moved: dict[str, float], found: dict[str, Any]) -> list[st
     return [*cells, f"{found['cpu'][name]:.2f}", f"{speed:,.0f}", str(rounds[-1]["stalls"]), shown]
 
 
-CONFIG, measure, show = BenchPlacementsConfig, bench_placements, show_placements
+CONFIG = BenchPlacementsConfig
+measure = bench_placements
+show = show_placements

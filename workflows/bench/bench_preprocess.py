@@ -1,9 +1,9 @@
 """``hotset bench preprocess``: raw TSV to shards, and parsing alone, against Polars and pyarrow.
 
-Every contestant reads a log that is in the page cache and writes to the same file system. hotset's parser is
-measured in three forms: columns handed on block by block (how `ingest` uses it; ``ratio_parse``), all kept
-in memory as Polars keeps them, and written to checked files (the stage itself). What each stage takes is
-shown against its floor, the bytes it reads and writes at the rate that memory copies at.
+Every candidate reads a log that is in the page cache and writes to the same file system. hotset's parser is
+measured in three forms: columns passed on block by block (as `ingest` uses it; ``ratio_parse``), columns all
+kept in memory as in Polars, and columns written to checksummed files (the stage itself). The time of each
+stage is compared with a lower bound: the bytes it reads and writes at the rate at which memory copies.
 """
 
 from __future__ import annotations
@@ -19,32 +19,33 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline.errors import ConfigError, InputError
-from ...pipeline.folders.output import hash_file
-from ...pipeline.generate.generate import GenerateConfig, generate
-from ...pipeline.runtime.tasks import ProgressCallback, num_workers, silent
+from ...pipeline.errors import InputError, require_at_least
+from ...pipeline.folders.checksum import hash_file
+from ...pipeline.generate.generate_log import GenerateConfig, generate
+from ...pipeline.runtime.resources import ProgressCallback, silent
+from ...pipeline.runtime.tasks import num_workers
 from ...pipeline.sizes import MIB, ByteSize, format_byte_size
 from ...pipeline.stages.preprocess import PreprocessConfig
 from ..recipes import criteo_kaggle
 from .bench_harness import (
-    Contestant,
+    Candidate,
     Measurement,
     describe_machine,
     median_ratio,
     median_stages,
     run_rounds,
-    summarise,
+    summarize,
 )
-from .hotset_contestants import hotset_ingest, hotset_parse, hotset_parse_kept, hotset_preprocess
+from .hotset_candidates import hotset_ingest, hotset_parse, hotset_parse_kept, hotset_preprocess
 from .polars_baseline import polars_program, polars_read_csv, polars_scan_csv, pyarrow_read_csv
-from .stage_floors import against_floor, measure_rates
+from .roofline import against_roofline, measure_rates
 
 _PROFILE = "criteo-kaggle"
 _WARM_UP_LINES = 2000
 _HOT_BYTES = ByteSize(4 * MIB)
 _ROOM_LOGS = 6
-"""Memory and page cache the hungriest contestant needs, in sizes of the log (Polars: four and its output)."""
-_TEXT_COLUMNS = ("contestant", "contestants", "stage", "what it does")
+"""Memory and page cache that the largest candidate needs, in multiples of the log (Polars: 4 and output)."""
+_TEXT_COLUMNS = ("candidate", "candidates", "stage", "what it does")
 _PAIRS = (
     ("polars", "hotset"),
     ("polars read_csv", "hotset parse"),
@@ -53,63 +54,65 @@ _PAIRS = (
     ("polars read_csv", "hotset parse, kept"),
     ("polars scan_csv", "hotset parse, kept"),
 )
-"""Slow and fast contestant of each ratio."""
+"""The slow and the fast candidate of each ratio."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPreprocessConfig:
-    """What the preprocess benchmark may vary."""
+    """Settings of the preprocessing benchmark."""
 
     samples: int = 1_000_000
     """Samples of the generated log."""
 
     rounds: int = 3
-    """Times each contestant runs; ratios are medians over them."""
+    """Rounds in which each candidate runs once; ratios are medians over rounds."""
 
     seed: int = 0
-    """Of the generated log."""
+    """Seed of the generated log."""
 
     data: Path | None = None
-    """A raw Criteo log to use in place of a generated one."""
+    """A raw Criteo log to use instead of a generated one."""
 
     workers: int = 0
-    """Threads of every contestant; 0 takes every core."""
+    """Threads of every candidate; 0 uses every core."""
 
     hot_bytes: ByteSize = _HOT_BYTES
-    """Fast memory for hot rows, small enough here that both kinds of batches occur (bytes)."""
+    """Fast memory for hot rows (bytes); the default is small so that both kinds of batches occur."""
 
     scratch: Path | None = None
-    """Folder for what comes and goes, 2.5 times the log; the system's own by default."""
+    """Folder for temporary files, 2.5 times the log; the system's temporary folder by default."""
 
     def __post_init__(self) -> None:
         for name in ("samples", "rounds"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)}")
+            require_at_least(name, getattr(self, name), 1)
 
 
 def bench_preprocess(
     config: BenchPreprocessConfig, progress: ProgressCallback | None = None
 ) -> dict[str, Any]:
-    """Measure every contestant ``config.rounds`` times; plain data, ready for JSON.
+    """Measure every candidate ``config.rounds`` times; return plain data, ready for JSON.
 
-    The keys ``ratio_total`` and ``ratio_parse`` are how many times as long Polars takes (wall clock),
-    ``samples_per_second`` and ``peak_rss_bytes`` are hotset's from raw log to shards.
+    ``ratio_total`` and ``ratio_parse`` are Polars's wall-clock time over hotset's; ``samples_per_second`` and
+    ``peak_rss_bytes`` are hotset's from raw log to shards.
 
     Raises:
-        HotsetError: the log given cannot be read or is not Criteo's format.
+        HotsetError: the log given cannot be read or is not in Criteo's format.
     """
-    machine, workers, recipe = describe_machine(), num_workers(config.workers), _recipe(config)
+    machine = describe_machine()
+    workers = num_workers(config.workers)
+    recipe = _recipe(config)
     with tempfile.TemporaryDirectory(prefix="hotset-bench-", dir=config.scratch) as name:
         scratch = Path(name)
         log, data = _prepare_log(config, scratch / "log.tsv")
         warm_up = _write_head(log, scratch / "warm_up.tsv")
-        contestants = _contestants(warm_up, log, workers, recipe)
+        candidates = _candidates(warm_up, log, workers, recipe)
         measured = run_rounds(
-            contestants, config.rounds, scratch, workers=workers, progress=progress or silent
+            candidates, config.rounds, scratch, workers=workers, progress=progress or silent
         )
         rates = measure_rates(scratch, workers, data["bytes"])
+    # Speeds mean nothing unless both wrote the same samples.
     _check_agreement(measured)
-    summaries = {each.name: summarise(each, measured[each.name]) for each in contestants}
+    summaries = {each.name: summarize(each, measured[each.name]) for each in candidates}
     ratios = {f"{slow} / {fast}": _ratio(measured[slow], measured[fast]) for slow, fast in _PAIRS}
     return {
         "benchmark": "preprocess",
@@ -118,7 +121,7 @@ def bench_preprocess(
         "samples_per_second": summaries["hotset"]["samples_per_second"],
         "peak_rss_bytes": summaries["hotset"]["peak_rss_bytes"],
         "ratios": ratios,
-        "stages": against_floor(median_stages(measured["hotset"]), rates),
+        "stages": against_roofline(median_stages(measured["hotset"]), rates),
         "polars_stages": median_stages(measured["polars"]),
         "bytes_per_second": rates,
         "contestants": summaries,
@@ -134,16 +137,18 @@ def _recipe(config: BenchPreprocessConfig) -> PreprocessConfig:
 
 
 def _prepare_log(config: BenchPreprocessConfig, generated: Path) -> tuple[Path, dict[str, Any]]:
-    """The log to measure on, in the page cache and on the device, and what it is."""
+    """Return the log to measure on and a description of it; the log is in the page cache and on the disk."""
     about: dict[str, Any]
     if config.data is not None:
-        log, about = config.data, {"source": "file", "name": config.data.name}
+        log = config.data
+        about = {"source": "file", "name": config.data.name}
     else:
-        log, about = generated, {"source": "generated", "profile": _PROFILE, "seed": config.seed}
+        log = generated
+        about = {"source": "generated", "profile": _PROFILE, "seed": config.seed}
         wanted = GenerateConfig(profile=_PROFILE, samples=config.samples, seed=config.seed)
         generate(wanted, generated, workers=config.workers)
-    num_bytes, checksum = _hash_file(log)
-    os.sync()
+    num_bytes, checksum = _hash_file(log)  # reads it all, which brings it into the page cache
+    os.sync()  # no write-back of the log while candidates run
     return log, about | {"bytes": num_bytes, "xxh3_128": checksum}
 
 
@@ -160,29 +165,34 @@ def _write_head(log: Path, head: Path) -> Path:
     return head
 
 
-def _contestants(warm_up: Path, log: Path, workers: int, recipe: PreprocessConfig) -> list[Contestant]:
-    whole: dict[str, tuple[str, Callable[..., Any]]] = {
+def _candidates(warm_up: Path, log: Path, workers: int, recipe: PreprocessConfig) -> list[Candidate]:
+    whole: dict[str, tuple[str, Callable[..., dict[str, Any]]]] = {
         "hotset": ("raw TSV to shards", hotset_preprocess),
-        "polars": ("the same in Polars, all in memory", polars_program),
+        "polars": ("the same job in Polars, all in memory", polars_program),
     }
-    parsing: dict[str, tuple[str, Callable[..., Any]]] = {
-        "hotset parse": ("Arrow columns, handed on block by block", hotset_parse),
+    parsing: dict[str, tuple[str, Callable[..., dict[str, Any]]]] = {
+        "hotset parse": ("Arrow columns, passed on block by block", hotset_parse),
         "polars read_csv": ("read_csv, hex to integers, all in memory", polars_read_csv),
         "hotset parse, kept": ("Arrow columns, all in memory", hotset_parse_kept),
         "polars scan_csv": ("scan_csv with hex to integers, streaming, all in memory", polars_scan_csv),
         "hotset ingest": ("Arrow columns, written, hashed and sealed", hotset_ingest),
         "pyarrow read_csv": ("read_csv, categories left as text, all in memory", pyarrow_read_csv),
     }
-    short, long, room = (warm_up, workers), (log, workers), _ROOM_LOGS * log.stat().st_size
-    return [
-        Contestant(name, *job, (*short, recipe), (*long, recipe), room) for name, job in whole.items()
-    ] + [Contestant(name, *job, short, long, room) for name, job in parsing.items()]
+    short = (warm_up, workers)
+    long = (log, workers)
+    room = _ROOM_LOGS * log.stat().st_size
+    return [Candidate(name, *job, (*short, recipe), (*long, recipe), room) for name, job in whole.items()] + [
+        Candidate(name, *job, short, long, room) for name, job in parsing.items()
+    ]
 
 
 def _check_agreement(measured: dict[str, list[Measurement]]) -> None:
+    """Assert that all candidates did the same job: the same samples, as many of them hot."""
     facts = {name: rounds[0].facts for name, rounds in measured.items()}
     num_samples = {name: fact["num_samples"] for name, fact in facts.items()}
-    assert len(set(num_samples.values())) == 1, f"contestants found other samples: {num_samples}"
+    assert len(set(num_samples.values())) == 1, (
+        f"candidates found different numbers of samples: {num_samples}"
+    )
     for key in ("samples", "num_hot"):
         assert facts["hotset"][key] == facts["polars"][key], f"hotset and Polars differ in {key}"
 
@@ -193,14 +203,14 @@ def _ratio(slow: list[Measurement], fast: list[Measurement]) -> dict[str, float]
 
 
 def print_bench_preprocess(result: dict[str, Any], console: Console) -> None:
-    """Contestants, hotset's stages and the ratios as tables people read."""
+    """Print the candidates, hotset's stages and the ratios as tables."""
     data = result["data"]
     kind = f"generated log ({data['profile']})" if data["source"] == "generated" else data["name"]
-    console.print(_contestants_table(result, f"{data['num_samples']:,} samples, {kind}"), "")
-    console.print(_floors_table(result))
+    console.print(_candidates_table(result, f"{data['num_samples']:,} samples, {kind}"), "")
+    console.print(_roofline_table(result))
     rates = {name: format_byte_size(int(rate)) for name, rate in result["bytes_per_second"].items()}
     console.print(
-        f"Memory copies at {rates['memory']}/s (read and written), the page cache takes "
+        f"Memory copies at {rates['memory']}/s (read and written); the page cache accepts "
         f"{rates['page_cache']}/s, the disk {rates['disk']}/s.\n",
         soft_wrap=True,
     )
@@ -220,10 +230,10 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _contestants_table(result: dict[str, Any], title: str) -> Table:
-    rounds, workers = result["settings"]["rounds"], result["settings"]["workers"]
-    title = f"{title}; medians of {rounds} rounds, {workers} threads"
-    table = _table(title, "contestant", "wall s", "CPU s", "samples/s", "peak memory", "what it does")
+def _candidates_table(result: dict[str, Any], title: str) -> Table:
+    settings = result["settings"]
+    title = f"{title}; medians of {settings['rounds']} rounds, {settings['workers']} threads"
+    table = _table(title, "candidate", "wall s", "CPU s", "samples/s", "peak memory", "what it does")
     for name, each in result["contestants"].items():
         table.add_row(
             name,
@@ -236,9 +246,9 @@ def _contestants_table(result: dict[str, Any], title: str) -> Table:
     return table
 
 
-def _floors_table(result: dict[str, Any]) -> Table:
-    title = "hotset's stages against their floors: bytes moved at the rate of memory"
-    columns = ("wall s", "CPU s", "read", "written", "floor s", "times floor", "floor s, page cache")
+def _roofline_table(result: dict[str, Any]) -> Table:
+    title = "hotset's stages and their lower bounds: bytes moved at the rate of memory"
+    columns = ("wall s", "CPU s", "read", "written", "bound s", "wall / bound", "bound s, page cache")
     table = _table(title, "stage", *columns)
     for stage in result["stages"]:
         table.add_row(
@@ -262,10 +272,12 @@ def _polars_table(result: dict[str, Any]) -> Table:
 
 
 def _ratios_table(result: dict[str, Any]) -> Table:
-    table = _table("Ratios, round by round, medians", "contestants", "wall", "CPU", "peak memory")
+    table = _table("Ratios, medians over rounds", "candidates", "wall", "CPU", "peak memory")
     for pair, ratio in result["ratios"].items():
         table.add_row(pair, *(f"{ratio[clock]:.2f}" for clock in ("wall", "cpu", "peak_rss")))
     return table
 
 
-CONFIG, measure, show = BenchPreprocessConfig, bench_preprocess, print_bench_preprocess
+CONFIG = BenchPreprocessConfig
+measure = bench_preprocess
+show = print_bench_preprocess

@@ -1,7 +1,7 @@
-"""What training reaches on a small real sample, over seeds and placements.
+"""``hotset bench quality``: the AUC that training reaches on a small real sample, over seeds and placements.
 
-Quality is judged by the difference from the all-fast run at equal seeds; the mean over seeds says
-whether the recipe is any good.
+A placement is judged by its difference from the all-fast run with the same seed, the recipe by the mean over
+seeds.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ...pipeline.errors import ConfigError
+from ...pipeline.folders.stage_totals import ShardsTotals
 from ...pipeline.stages.preprocess import preprocess
-from ...train.config import Placement
+from ...train.config import PlacementName
 from ...train.run import train
 from ..recipes import small_real_sample, small_real_sample_training
 from .bench_harness import commit, describe_machine
@@ -25,19 +26,19 @@ from .bench_harness import commit, describe_machine
 
 @dataclass(frozen=True, kw_only=True)
 class BenchQualityConfig:
-    """Which log, and how often."""
+    """Settings of the quality benchmark: the log, the seeds and the placements."""
 
     data: Path
     """A small raw Criteo log."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Of the models and the order of batches."""
+    """Seeds of the models and the batch order; each trains every placement once."""
 
-    placements: tuple[Placement, ...] = ("all-fast", "fae")
-    """To train with each seed."""
+    placements: tuple[PlacementName, ...] = ("all-fast", "fae")
+    """Placements to train with each seed."""
 
     order: Literal["grouped", "original"] = "grouped"
-    """Of the shards: hot-only batches and mixed ones, or samples shuffled all together."""
+    """Order of the shards: hot-only and mixed batches, or all samples shuffled together."""
 
     def __post_init__(self) -> None:
         if not self.seeds or not self.placements:
@@ -45,16 +46,18 @@ class BenchQualityConfig:
 
 
 def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
-    """Preprocess the log once by the recipe for small samples and train every placement with every seed.
+    """Preprocess the log once with the recipe for small samples, and train every placement with every seed.
 
     Returns:
-        ``auc`` and ``log_loss`` by placement, one a seed; their means; the recipe and the machine.
+        ``auc`` and ``log_loss`` by placement, one per seed; their means; the recipe and the machine.
     """
     runs: dict[str, list[dict[str, Any]]] = {placement: [] for placement in config.placements}
-    recipe, training = small_real_sample(), small_real_sample_training()
+    training = small_real_sample_training()
+    recipe = small_real_sample()
     recipe = replace(recipe, pack=replace(recipe.pack, order=config.order))
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
+        # The shards do not depend on the seed or the placement.
         shards = preprocess([config.data], recipe, data)
         for seed in config.seeds:
             for placement in config.placements:
@@ -62,7 +65,7 @@ def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
                 runs[placement].append(train(data, run, Path(folder) / f"{placement}-{seed}").to_dict())
     result: dict[str, Any] = {
         "data": config.data.name,
-        "samples": shards.totals["samples"],
+        "samples": ShardsTotals.of(shards).samples.to_json(),
         "seeds": list(config.seeds),
     }
     for score in ("auc", "log_loss"):
@@ -73,7 +76,7 @@ def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
 
 
 def show_quality(result: dict[str, Any], console: Console) -> None:
-    """A table of AUC, one row a seed."""
+    """Print a table of AUC, one row per seed."""
     table = Table(box=None, pad_edge=False)
     table.add_column("AUC, seed")
     for placement in result["auc"]:
@@ -84,4 +87,6 @@ def show_quality(result: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
-CONFIG, measure, show = BenchQualityConfig, bench_quality, show_quality
+CONFIG = BenchQualityConfig
+measure = bench_quality
+show = show_quality

@@ -1,9 +1,9 @@
-"""``hotset bench stats``: the kernels of the statistics, one core each, against plain Python and NumPy.
+"""``hotset bench stats``: the kernels of the statistics on one core, against reference implementations.
 
-The log is drawn in memory: look-ups by a power law over one table, cut into batches. Contestants take turns
-in one process; times are CPU seconds and each speed is the best of its rounds, because on a shared machine
-noise only ever adds. Plain versions run on the first batches alone, and have to fetch as many rows as the
-kernels do there.
+The log is drawn in memory: lookups of one table by a power law, split into batches. Kernels and their
+references in Python or NumPy take turns in one process. Times are CPU seconds, and each speed is the best of
+its rounds, because on a shared machine noise only ever adds time. References run on the first batches alone,
+and must fetch as many rows as the kernels do there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,101 +19,104 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline.errors import ConfigError
-from ...stats.analysis.stack_distances import lru_misses
-from ...stats.batches.row_slots import find_distinct
+from ...pipeline.errors import ConfigError, require_at_least
+from ...stats.batches.distinct_rows import find_distinct
 from ...stats.counting.hash_table import add_counts, new_table
 from ...stats.staging.next_uses import next_uses
 from ...stats.staging.staging_planner import StagingPlanner, cache_planner, lookahead_planner
 from ...stats.staging.step_plans import RowStream
 from .bench_harness import describe_machine
-from .plain_peel import Incidence, peel_with_a_heap, peel_with_kernels
-from .plain_policies import PLAIN
+from .reference_peel import Incidence, peel_with_a_heap, peel_with_kernels
+from .reference_policies import REFERENCE_POLICIES
+from .stack_distances import lru_misses
 
 _NO_NULLS = np.zeros(0, np.uint8)
 _LOOKUPS_PER_SAMPLE = 4
-"""Of rows that are not certainly hot, about what a sample of Criteo's log has."""
+"""Lookups per sample of rows that are not certainly hot, about as many as in Criteo's log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchStatsConfig:
-    """The log that is drawn, and how it is measured."""
+    """Settings of the benchmark of kernels: the log, the caches and the rounds."""
 
     lookups: int = 4_000_000
-    """Look-ups in all."""
+    """Lookups of the whole log."""
 
     rows: int = 10_000_000
     """Rows of the table."""
 
     skew: float = 0.9
-    """Look-ups of the row of rank r go as r to the power of minus this."""
+    """Exponent of the power law: the row of rank r gets lookups in proportion to r ** -skew."""
 
     batch_lookups: int = 4096
-    """Look-ups of a batch, as many as a batch of some 2,000 samples has of cold rows."""
+    """Lookups per batch, about as many as 2,000 samples have of cold rows."""
 
     slots: int = 500_000
-    """Slots of the caches; some 1.5 % of the rows of Criteo's Kaggle log."""
+    """Slots of the caches, about 1.5% of the rows of Criteo's Kaggle log."""
 
     prefetch: int = 2
-    """Batches that transfers may run ahead of the computation."""
+    """Batches by which transfers may run ahead of the computation."""
 
     plain_batches: int = 60
-    """Batches that the plain versions serve."""
+    """Batches that the reference implementations process."""
 
     rounds: int = 3
-    """Times each contestant has its turn."""
+    """Rounds in which each kernel and each reference run once."""
 
     seed: int = 0
-    """Of the log."""
+    """Seed of the log."""
 
     def __post_init__(self) -> None:
         for name in ("lookups", "rows", "batch_lookups", "slots", "plain_batches", "rounds"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)}")
+            require_at_least(name, getattr(self, name), 1)
         if self.prefetch < 0 or self.skew <= 0:
             raise ConfigError("prefetch must be 0 or more, and skew above 0")
         if self.slots < min(self.batch_lookups, self.rows):
             raise ConfigError(
-                f"{self.slots} slots may be too few for a batch of {self.batch_lookups} look-ups",
+                f"{self.slots} slots may be too few for a batch of {self.batch_lookups} lookups",
                 hint="give as many --slots as --batch-lookups, or more",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A kernel and what one would write without it."""
+    """A kernel and the reference implementation that it is compared with."""
 
     name: str
     about: str
-    """What the plain version is, for people."""
+    """Description of the reference."""
     kernel: Callable[[], object]
     num_lookups: int
-    """Look-ups that ``kernel`` goes through."""
-    plain: Callable[[], object]
-    num_plain_lookups: int
-    """Look-ups that ``plain`` goes through."""
+    """Lookups that ``kernel`` processes."""
+    reference: Callable[[], object]
+    num_reference_lookups: int
+    """Lookups that ``reference`` processes."""
 
 
 def bench_stats(config: BenchStatsConfig) -> dict[str, Any]:
-    """Measure every kernel.
+    """Measure every kernel and its reference.
 
     Returns:
-        By name ``lookups_per_second`` of a core, that of the plain version, and their ``ratio``.
+        By name ``lookups_per_second`` of a core, that of the reference, and their ``ratio``.
     """
     log = _Log(config)
     comparisons = [*log.policies(), log.counting(), log.peeling()]
     seconds: dict[str, list[tuple[float, float]]] = {one.name: [] for one in comparisons}
     for one in comparisons:
         one.kernel()  # compiles
+    # Kernel and reference take turns within a round, so that a slow moment hits both.
     for _ in range(config.rounds):
         for one in comparisons:
-            seconds[one.name].append((_cpu_seconds(one.kernel), _cpu_seconds(one.plain)))
+            seconds[one.name].append((_cpu_seconds(one.kernel), _cpu_seconds(one.reference)))
     result = {}
     for one in comparisons:
-        kernel, plain = (min(turn[side] for turn in seconds[one.name]) for side in (0, 1))
-        speeds = one.num_lookups / kernel, one.num_plain_lookups / plain
-        result[one.name] = {"lookups_per_second": speeds[0], "plain_lookups_per_second": speeds[1]} | {
-            "ratio": speeds[0] / speeds[1],
+        kernel_speed = one.num_lookups / min(kernel for kernel, _ in seconds[one.name])
+        reference_speed = one.num_reference_lookups / min(reference for _, reference in seconds[one.name])
+        # "plain" is the reference; published result files have these keys.
+        result[one.name] = {
+            "lookups_per_second": kernel_speed,
+            "plain_lookups_per_second": reference_speed,
+            "ratio": kernel_speed / reference_speed,
             "plain": one.about,
         }
     return {"config": asdict(config), "distinct_rows": log.num_distinct, "kernels": result} | {
@@ -127,24 +131,25 @@ def _cpu_seconds(function: Callable[[], object]) -> float:
 
 
 class _Log:
-    """The look-ups, in batches, numbered by rank."""
+    """A log in memory: the rank of each looked-up row, in batches."""
 
     def __init__(self, config: BenchStatsConfig) -> None:
         self._config = config
         rng = np.random.default_rng(config.seed)
+        # Inverse transform sampling: a uniform number falls into the share of one rank.
         shares = np.arange(1, config.rows + 1, dtype=np.float64) ** -config.skew
         ranks = np.searchsorted(np.cumsum(shares) / shares.sum(), rng.random(config.lookups))
         self._lookups = np.minimum(ranks, config.rows - 1).astype(np.int64)
-        cuts = range(config.batch_lookups, config.lookups, config.batch_lookups)
-        found = [find_distinct(batch) for batch in np.split(self._lookups, cuts)]
+        starts = range(config.batch_lookups, config.lookups, config.batch_lookups)
+        found = [find_distinct(batch) for batch in np.split(self._lookups, starts)]
         self._batches = [rows for rows, _ in found]
-        self._stream = RowStream.of(self._batches, [np.bincount(places) for _, places in found])
+        self._stream = RowStream.of(self._batches, [np.bincount(positions) for _, positions in found])
         self._ranks = np.arange(config.rows)
         self.num_distinct = int(self._stream.rows.size)
-        """Summed over batches."""
+        """Distinct rows per batch, summed over batches."""
 
     def policies(self) -> list[Comparison]:
-        """Every policy with a plain twin, and LRU at every size."""
+        """Return every policy with its reference, and LRU at every size."""
         about = {
             "lookahead": "Python, dictionaries and a heap",
             "lru": "Python, an ordered dictionary",
@@ -153,10 +158,11 @@ class _Log:
             "lru curve": "Python, a Fenwick tree",
         }
         head = self._batches[: self._config.plain_batches]
-        num_slots, num_rows = self._config.slots, self._config.rows
+        num_slots = self._config.slots
+        num_rows = self._config.rows
         comparisons = []
-        for name, plain in PLAIN.items():
-            self._refuse_other_fetches(name, head)
+        for name, reference in REFERENCE_POLICIES.items():
+            self._check_fetches(name, head)
             kernel = self._curve if name == "lru curve" else self._policy(name)
             comparisons.append(
                 Comparison(
@@ -164,13 +170,14 @@ class _Log:
                     about[name],
                     kernel,
                     self._config.lookups,
-                    lambda plain=plain: plain(head, num_slots, num_rows),  # type: ignore[misc]
+                    partial(reference, head, num_slots, num_rows),
                     min(len(head) * self._config.batch_lookups, self._config.lookups),
                 )
             )
         return comparisons
 
     def _policy(self, name: str) -> Callable[[], object]:
+        """Return a run of one policy's planner over the whole log."""
         config = self._config
 
         def run() -> None:
@@ -187,9 +194,10 @@ class _Log:
     def _curve(self) -> NDArray[np.int64]:
         return lru_misses(self._stream.offsets, self._stream.rows, self._config.rows)
 
-    def _refuse_other_fetches(self, name: str, head: Sequence[NDArray[np.int64]]) -> None:
-        """Kernel and plain version fetch as many rows, where both run at prefetch depth 0."""
-        config, stream = self._config, RowStream.of(head)
+    def _check_fetches(self, name: str, head: Sequence[NDArray[np.int64]]) -> None:
+        """Assert that kernel and reference fetch as many rows, both at prefetch depth 0."""
+        config = self._config
+        stream = RowStream.of(head)
         if name == "lru curve":
             misses = lru_misses(stream.offsets, stream.rows, config.rows)
             fetched = int(misses[min(config.slots, config.rows)])
@@ -197,27 +205,29 @@ class _Log:
             uses = next_uses(stream.offsets, stream.rows, config.rows)
             plans = _planner(name, config, self._ranks, 0).plan(replace(stream, next_uses=uses))
             fetched = int(plans.num_misses.sum())
-        plain = PLAIN[name](head, config.slots, config.rows)
-        assert fetched == plain, f"{name} fetches {fetched} rows, its plain version {plain}"
+        wanted = REFERENCE_POLICIES[name](head, config.slots, config.rows)
+        assert fetched == wanted, f"{name} fetches {fetched} rows, its reference {wanted}"
 
     def counting(self) -> Comparison:
-        """Exact counts of 32-bit categories, one after the other into a hash table."""
+        """Return exact counting of 32-bit categories, one after another into a hash table."""
+        # Knuth's multiplier spreads the ranks over 32 bits, as raw categories are.
         categories = (self._lookups * 2654435761 % 2**32).astype(np.uint32)
         num_used = int(np.unique(categories).size)
 
         def kernel() -> None:
             add_counts(categories, _NO_NULLS, 0, new_table(num_used), 0, num_used + 1)
 
-        def plain() -> None:
+        def reference() -> None:
             np.unique(categories, return_counts=True)
 
-        return Comparison("counting", "NumPy, unique", kernel, categories.size, plain, categories.size)
+        return Comparison("counting", "NumPy, unique", kernel, categories.size, reference, categories.size)
 
     def peeling(self) -> Comparison:
-        """The order in which rows are dropped, from the incidence of rows and samples."""
+        """Return peeling: the order in which rows are dropped, from the incidence of rows and samples."""
         whole = Incidence.of(self._lookups, _LOOKUPS_PER_SAMPLE)
         head = self._lookups[: self._config.plain_batches * self._config.batch_lookups]
         part = Incidence.of(head, _LOOKUPS_PER_SAMPLE)
+        # Ties may be broken differently, so only the set of dropped rows can be compared.
         assert sorted(peel_with_kernels(part).tolist()) == sorted(peel_with_a_heap(part))
         return Comparison(
             "peel",
@@ -232,28 +242,31 @@ class _Log:
 def _planner(name: str, config: BenchStatsConfig, ranks: NDArray[np.int64], prefetch: int) -> StagingPlanner:
     if name == "lookahead":
         return lookahead_planner(config.rows, config.slots, prefetch=prefetch)
+    # All but LRU fill their free slots with the most frequent rows after the first batch.
     warm = {"warmup_ratio": 0.0 if name == "lru" else 1.0, "warm_rows": ranks}
     options: dict[str, Any] = {"prefetch": prefetch, "rank_of_row": ranks} | warm
     return cache_planner(name, config.rows, config.slots, **options)  # type: ignore[arg-type]
 
 
 def show_stats(result: dict[str, Any], console: Console) -> None:
-    """A row a kernel."""
+    """Print a row per kernel."""
     table = Table(box=None, pad_edge=False)
     table.add_column("one core", no_wrap=True)
-    for heading in ("M look-ups/s", "plain", "ratio"):
+    for heading in ("M lookups/s", "reference", "ratio"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("plain version", no_wrap=True)
+    table.add_column("reference implementation", no_wrap=True)
     for name, found in result["kernels"].items():
         speeds = (f"{found[key] / 1e6:.2f}" for key in ("lookups_per_second", "plain_lookups_per_second"))
         table.add_row(name, *speeds, f"{found['ratio']:.0f} x", found["plain"])
     console.print(table)
     config = result["config"]
     console.print(
-        f"{config['lookups']:,} look-ups of {config['rows']:,} rows, skew {config['skew']:g}, "
+        f"{config['lookups']:,} lookups of {config['rows']:,} rows, skew {config['skew']:g}, "
         f"{result['distinct_rows']:,} distinct in batches of {config['batch_lookups']:,}; "
         f"{config['slots']:,} slots, prefetch {config['prefetch']}"
     )
 
 
-CONFIG, measure, show = BenchStatsConfig, bench_stats, show_stats
+CONFIG = BenchStatsConfig
+measure = bench_stats
+show = show_stats

@@ -1,15 +1,15 @@
-"""`hotset preprocess`'s job as a competent Polars user would write it: the yardstick of `bench preprocess`.
+"""The job of `hotset preprocess` in idiomatic Polars: the baseline of `bench preprocess`.
 
-All in memory, lazy where that is faster, no Python loop over rows. Each step is the fastest of the ways
+All in memory, lazy where that is faster, no Python loop over rows. Each step is the fastest of the variants
 tried on a log of a million samples (CPU seconds on two cores, Polars 2.1):
 
     scan and hex    scan_csv + to_integer, streaming engine 1.1; read_csv + to_integer 1.8;
                     scan_csv + decode("hex") + reinterpret 1.5
     ids             26 left joins in one lazy query 0.4; one query for each table 0.8; streaming engine 1.2;
                     replace_strict 1.5
-    samples         lists first and then whole rows shuffled 0.25, as with the other order or through NumPy
+    samples         lists first, then whole rows shuffled 0.25; equally fast in the other order or with NumPy
 
-Ids, ties, oov, hot rows and the evaluation part are hotset's, so that both write the same samples.
+Ids, ties, oov, hot rows and the evaluation part are as in hotset, so that both write the same samples.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def polars_preprocess(
     batch_size: int = 2048,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Raw log to ``{hot_only,mixed,evaluation}.arrow`` in ``out``, one record batch for each training batch.
+    """Write a raw log as ``{hot_only,mixed,evaluation}.arrow`` in ``out``, a record batch per training batch.
 
     Args:
-        hot_rows: rows that are hot, all tables together.
+        hot_rows: number of hot rows of all tables together.
         eval_fraction: share of the log, its last samples, kept for evaluation.
 
     Returns:
@@ -63,36 +63,38 @@ def polars_preprocess(
 
 
 def _timed(stages: dict[str, dict[str, float]], name: str, step: Callable[[], _Result]) -> _Result:
-    wall, cpu = time.perf_counter(), time.process_time()
+    """Run one step and note its seconds under ``name``."""
+    wall_start = time.perf_counter()
+    cpu_start = time.process_time()
     result = step()
     stages[name] = {
-        "wall_seconds": time.perf_counter() - wall,
-        "cpu_seconds": time.process_time() - cpu,
+        "wall_seconds": time.perf_counter() - wall_start,
+        "cpu_seconds": time.process_time() - cpu_start,
     }
     return result
 
 
 def csv_options(schema: Schema) -> dict[str, Any]:
-    """How Polars is told what the log looks like."""
+    """Return the options that describe the log's format to Polars."""
     types: dict[str, Any] = {"label": pl.Float32}
     types |= dict.fromkeys(schema.dense, pl.Int32) | dict.fromkeys(schema.sparse, pl.String)
     return {"separator": "\t", "has_header": False, "quote_char": None, "schema": types}
 
 
 def from_hex(schema: Schema) -> pl.Expr:
-    """The categories as uint32."""
+    """Return the expression that reads the hexadecimal categories as uint32."""
     return pl.col(schema.sparse).str.to_integer(base=16, dtype=pl.UInt32)
 
 
 def scan(log: Path, schema: Schema) -> pl.DataFrame:
-    """Label float32, integers as float32 log1p of max(x, 0), categories uint32 with nulls."""
+    """Read label (float32), integers as log1p(max(x, 0)) (float32), and categories (uint32 with nulls)."""
     dense = pl.col(schema.dense).fill_null(0).clip(lower_bound=0).cast(pl.Float64).log1p().cast(pl.Float32)
     lazy = pl.scan_csv(log, **csv_options(schema)).with_columns(dense, from_hex(schema))
     return lazy.collect(engine="streaming")
 
 
 def rank_categories(training: pl.DataFrame, schema: Schema) -> list[pl.DataFrame]:
-    """Per table: category, id int32, len; most frequent first, ties by category, missing before all."""
+    """Return per table: category, id (int32), len; most frequent first, ties by category, missing first."""
 
     def ranked(name: str) -> pl.LazyFrame:
         counted = training.lazy().select(name).group_by(name).len()
@@ -103,7 +105,8 @@ def rank_categories(training: pl.DataFrame, schema: Schema) -> list[pl.DataFrame
 
 
 def hot_rows_of_tables(vocabulary: list[pl.DataFrame], hot_rows: int) -> list[int]:
-    """Hot rows of each table: the ``hot_rows`` most frequent of all tables, oov rows (never seen) last."""
+    """Return the hot rows of each table: the ``hot_rows`` most frequent of all, oov rows last."""
+    # The sort is stable, so ties go to the earlier table, and oov rows, appended last, to the end.
     number = pl.lit(0).alias("table")
     rows = pl.concat([v.select("len", number + table) for table, v in enumerate(vocabulary)])
     oov = pl.DataFrame({"len": [0] * len(vocabulary), "table": range(len(vocabulary))}, schema=rows.schema)
@@ -115,11 +118,14 @@ def hot_rows_of_tables(vocabulary: list[pl.DataFrame], hot_rows: int) -> list[in
 def encode(
     columns: pl.DataFrame, vocabulary: list[pl.DataFrame], num_hot: list[int], schema: Schema
 ) -> pl.DataFrame:
-    """Label, dense array<float32>[K], ids array<int32>[F], is_hot uint8; a category without an id is oov."""
+    """Return label, dense array<float32>[K], ids array<int32>[F], is_hot (uint8); unknown becomes oov."""
+    # One left join per table in one lazy query, which Polars runs in parallel.
     lazy = columns.lazy()
     for name, ranked in zip(schema.sparse, vocabulary, strict=True):
         ids_of = ranked.lazy().select(name, pl.col("id").alias(f"id_{name}"))
         lazy = lazy.join(ids_of, on=name, how="left", nulls_equal=True, maintain_order="left")
+
+    # A null id is a category without one; the oov row comes after all ranked rows.
     tables = list(zip(schema.sparse, vocabulary, num_hot, strict=True))
     ids = [pl.col(f"id_{name}").fill_null(ranked.height).alias(name) for name, ranked, _ in tables]
     is_hot = pl.all_horizontal(pl.col(name) < hot for name, _, hot in tables).cast(pl.UInt8)
@@ -129,7 +135,8 @@ def encode(
 
 
 def shuffle(samples: pl.DataFrame, num_train: int, seed: int) -> dict[str, pl.DataFrame]:
-    """Hot-only and mixed training samples, shuffled, and the evaluation samples in log order."""
+    """Return hot-only and mixed training samples, shuffled, and the evaluation samples in log order."""
+    # Shuffling sample numbers first and gathering rows once is cheaper than shuffling rows.
     tags = samples.head(num_train).select("is_hot").with_row_index("sample")
     order = tags.sample(fraction=1.0, shuffle=True, seed=seed)
     hot_only, mixed = (order.filter(pl.col("is_hot") == tag)["sample"] for tag in (1, 0))
@@ -138,14 +145,14 @@ def shuffle(samples: pl.DataFrame, num_train: int, seed: int) -> dict[str, pl.Da
 
 
 def write(kinds: dict[str, pl.DataFrame], out: Path, batch_size: int) -> None:
-    """One Arrow IPC file of each kind."""
+    """Write one Arrow IPC file for each kind of samples."""
     out.mkdir(parents=True)
     for name, samples in kinds.items():
         samples.write_ipc(out / f"{name}.arrow", compression="uncompressed", record_batch_size=batch_size)
 
 
 def polars_program(folder: Path, log: Path, workers: int, recipe: PreprocessConfig) -> dict[str, Any]:
-    """The same job in Polars, all in memory."""
+    """Run the whole job in Polars, all in memory."""
     split = recipe.split
     facts = polars_preprocess(
         log,
@@ -160,18 +167,18 @@ def polars_program(folder: Path, log: Path, workers: int, recipe: PreprocessConf
 
 
 def polars_read_csv(folder: Path, log: Path, workers: int) -> dict[str, Any]:
-    """``read_csv``, then hex to integers."""
+    """Parse with ``read_csv``, then convert hex to integers."""
     return {"num_samples": pl.read_csv(log, **csv_options(_CRITEO)).with_columns(from_hex(_CRITEO)).height}
 
 
 def polars_scan_csv(folder: Path, log: Path, workers: int) -> dict[str, Any]:
-    """``scan_csv`` and hex to integers in one streaming query: Polars's fastest way."""
+    """Parse with ``scan_csv`` and convert hex in one streaming query: Polars's fastest variant."""
     lazy = pl.scan_csv(log, **csv_options(_CRITEO)).with_columns(from_hex(_CRITEO))
     return {"num_samples": lazy.collect(engine="streaming").height}
 
 
 def pyarrow_read_csv(folder: Path, log: Path, workers: int) -> dict[str, Any]:
-    """``pyarrow.csv.read_csv``; the categories stay text, for Arrow has no function that reads hex."""
+    """Parse with ``pyarrow.csv``; categories stay text, because Arrow has no function that reads hex."""
     pa.set_cpu_count(workers)
     types = {"label": pa.float32()} | dict.fromkeys(_CRITEO.dense, pa.int32())
     types |= dict.fromkeys(_CRITEO.sparse, pa.string())

@@ -1,55 +1,57 @@
-"""``hotset advise``: which placement, how much fast memory, and what each needs, predicted from counts."""
+"""``hotset advise``: predict from counts which placement and how much fast memory pay off."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline.errors import ConfigError
+from ...pipeline.errors import ConfigError, require_at_least
+from ...pipeline.runtime.resources import Resources
 from ...pipeline.sizes import ByteSize, format_byte_size
 from ...stats.prediction.workload import Machine
 from ...train.advice import AdviceConfig, advise
-from ..console import print_json, progress_bars, stdout_console
-from ..options import parse_options
+from ..console import print_json, print_table, progress_bars, stdout_console
+from ..options import Dir, parse_options
 
-_GIGA, _TERA, _MICRO = 1e9, 1e12, 1e-6
+_GIGA = 1e9
+_TERA = 1e12
+_MICRO = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdviseCommand:
-    """What to predict for."""
+    """Options of ``hotset advise``."""
 
-    dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
-    """Folder that `preprocess --out` made."""
+    dir: Dir
+    """Folder that `preprocess --out` created."""
 
     fast_bytes: tuple[ByteSize, ...] = ()
-    """Fast memory to consider, one size or several, all uses together; none means a ladder of sizes."""
+    """One or more sizes of fast memory to consider, for all uses together. Default: a range of sizes."""
 
-    batch_size: int = 2048
-    """Samples of a step."""
+    batch_size: int | None = None
+    """Number of samples per step. Default: that of the shards in DIR."""
 
     model: str = "auto"
     """DLRM preset: auto, kaggle, terabyte or small."""
 
     link_gbps: float = 20.0
-    """Bandwidth between host and fast memory, each way (GB/s). PCIe 4.0 x16 gives 20 to 25 in practice."""
+    """Bandwidth between host and fast memory in GB/s, each way. PCIe 4.0 x16 gives 20 to 25 in practice."""
 
     host_gbps: float = 10.0
-    """Bandwidth of rows read and written at random places of host memory, all cores together (GB/s)."""
+    """Bandwidth in GB/s at which all cores together access rows at random positions of host memory."""
 
     teraflops: float = 10.0
-    """Speed of the dense layers as they really run (10**12 operations a second)."""
+    """Measured speed of the dense layers, in 10**12 operations per second."""
 
     step_us: float = 300.0
-    """Time of a step besides: launches, small kernels (microseconds)."""
+    """Other time per step, such as launches and small kernels, in microseconds."""
 
     workers: int = 0
-    """Threads; 0 takes every core."""
+    """Number of threads; 0 takes every core."""
 
     json: bool = False
     """Print one JSON object on stdout."""
@@ -58,12 +60,11 @@ class AdviseCommand:
         for name in ("link_gbps", "host_gbps", "teraflops"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
-        if not 0 <= self.step_us < float("inf"):
-            raise ConfigError(f"step_us must be 0 or more, got {self.step_us}")
+        require_at_least("step_us", self.step_us, 0)
 
     @property
     def machine(self) -> Machine:
-        """The machine as the mathematics takes it."""
+        """The machine in the units of the prediction."""
         return Machine(
             link_bytes_per_second=self.link_gbps * _GIGA,
             host_bytes_per_second=self.host_gbps * _GIGA,
@@ -72,17 +73,19 @@ class AdviseCommand:
         )
 
 
-def run(command: str, words: list[str]) -> int:
+def run(command: str, arguments: Sequence[str]) -> int:
     """Run ``hotset advise``."""
     options = parse_options(
         AdviseCommand,
-        words,
+        arguments,
         command=command,
-        description="Predict the step time of each placement and size of fast memory, from counts alone.",
+        description="Predict the time per step by placement and fast memory.",
     )
     config = AdviceConfig(fast_bytes=options.fast_bytes, batch_size=options.batch_size, model=options.model)
     with progress_bars() as progress:
-        advice = advise(options.dir, config, options.machine, workers=options.workers, progress=progress)
+        advice = advise(
+            options.dir, config, options.machine, Resources(workers=options.workers, progress=progress)
+        )
     if options.json:
         print_json(advice)
     else:
@@ -93,8 +96,8 @@ def run(command: str, words: list[str]) -> int:
 def show_advice(advice: dict[str, Any], console: Console) -> None:
     """Print what `advise` returned: speeds, memory, and what to do."""
     batch_size = advice["workload"]["batch_size"]
-    console.print(_speeds(advice, batch_size), "")
-    console.print(_memory(advice), "")
+    print_table(console, _speeds(advice, batch_size), num_keys=2)
+    print_table(console, _memory(advice), num_keys=2)
     for line in _sentences(advice):
         console.print(line, soft_wrap=True)
 
@@ -109,10 +112,11 @@ def _table(title: str, *columns: str) -> Table:
 def _speeds(advice: dict[str, Any], batch_size: int) -> Table:
     table = _table(
         f"Predicted steps of {batch_size:,} samples",
-        "fast memory", "placement", "step", "samples/s", "up a step", "down a step", "prefetch", "needs", "",
+        "fast memory", "placement", "step", "samples/s", "up/step", "down/step", "prefetch", "needs", "",
     )  # fmt: skip
     for option in advice["options"]:
         size = format_byte_size(option["fast_bytes"])
+        # Placements that do not fit stay in the table, dimmed: how much they lack is the next question.
         for one in [*option["placements"], *option["too_large"]]:
             fits = one["memory_bytes"] <= option["fast_bytes"]
             table.add_row(
@@ -127,7 +131,7 @@ def _speeds(advice: dict[str, Any], batch_size: int) -> Table:
                 "" if fits else "does not fit",
                 style=None if fits else "dim",
             )
-            size = ""
+            size = ""  # printed once, in the first row of its section
         table.add_section()
     return table
 
@@ -144,10 +148,16 @@ def _memory(advice: dict[str, Any]) -> Table:
 
 
 def _sentences(advice: dict[str, Any]) -> list[str]:
-    enough, ideal = advice["enough"], advice["compute_seconds"]
-    return [
-        f"{enough['placement']} with {format_byte_size(enough['fast_bytes'])} runs at "
-        f"{ideal / enough['step_seconds']:.0%} of the speed with every row at hand; "
-        "more fast memory stops paying there: it gains under 1 %.",
-        "These are expectations from counts and the speeds given as options, not measurements.",
-    ]
+    enough = advice["enough"]
+    size = format_byte_size(enough["fast_bytes"])
+    # Shares of a speed make no sense where the whole model fits.
+    if enough["placement"] == "all-fast":
+        advised = f"Everything fits in {size} of fast memory, so no other placement than all-fast is needed."
+    else:
+        speed = advice["compute_seconds"] / enough["step_seconds"]
+        advised = (
+            f"{enough['placement']} with {size} runs at {speed:.0%} of the speed with every row on the fast "
+            "tier; more fast memory gains less than 1%."
+        )
+    note = "These are predictions from counts and from the speeds given as options, not measurements."
+    return [advised, note]

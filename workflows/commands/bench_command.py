@@ -1,49 +1,66 @@
-"""``hotset bench NAME``: interleaved ratios against named baselines, and other measurements."""
+"""``hotset bench NAME``: measurements, most of them interleaved with a named baseline."""
 
 from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..console import print_json, say, stdout_console
-from ..options import parse_options
+from ..options import command_options, config_of, parse_options
 
 BENCHES = {
-    "preprocess": ("bench_preprocess", "raw TSV to shards, and parsing alone, against Polars and pyarrow"),
-    "dlrm": ("bench_dlrm", "raw TSV to training data against facebookresearch/dlrm's own preprocessing"),
-    "growth": ("bench_growth", "raw TSV to shards at growing sizes: speed, memory and disk by stage"),
-    "stats": ("bench_stats", "cache policies, LRU curve and counting against plain Python and NumPy"),
-    "placements": ("bench_placements", "bytes, speed and AUC of every placement from equal seeds"),
-    "quality": ("bench_quality", "AUC over seeds and placements on a small real sample"),
-    "orders": (
-        "bench_orders",
-        "fully hot samples under each budget, by the order of rows and by FAE's sampling",
+    "preprocess": (
+        "bench_preprocess",
+        "compare preprocessing with Polars and pyarrow",
     ),
-    "kills": ("bench_kills", "SIGKILL preprocessing at random moments, resume it, compare every byte"),
+    "dlrm": (
+        "bench_dlrm",
+        "compare preprocessing with facebookresearch/dlrm",
+    ),
+    "growth": ("bench_growth", "measure speed, memory and disk on growing logs"),
+    "stats": ("bench_stats", "compare statistics kernels with plain Python and NumPy"),
+    "placements": ("bench_placements", "compare bytes, speed and AUC of all placements"),
+    "quality": ("bench_quality", "measure AUC over seeds on a small real sample"),
+    "defaults": ("bench_defaults", "compare default optimizers and learning rates by batch size"),
+    "orders": ("bench_orders", "count fully hot samples per budget and order of rows"),
+    "kills": ("bench_kills", "kill preprocessing at random moments, compare bytes"),
 }
-"""Each benchmark: the module of `bench` that has its ``CONFIG``, ``measure`` and ``show``."""
+"""For each benchmark, the module of `bench` with ``CONFIG``, ``measure`` and ``show``, and a line of help."""
 
 
-def run(command: str, words: list[str]) -> int:
-    """Run one benchmark; without a name, say which there are."""
-    if not words or words[0] not in BENCHES:
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """Options of every benchmark besides those of its config."""
+
+    out: Path | None = None
+    """File for the result as JSON."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+
+def run(command: str, arguments: Sequence[str]) -> int:
+    """Run one benchmark, or list them where no name is given."""
+    # Benchmarks are listed by hand: tyro would have to import all of them to print their names.
+    if not arguments or arguments[0] not in BENCHES:
         print("usage: hotset bench NAME [OPTIONS]\n")
         print("\n".join(f"  {name:<12}{description}" for name, (_, description) in BENCHES.items()))
-        return 0 if words and words[0] in ("-h", "--help") else 2
-    name, (module_name, description) = words[0], BENCHES[words[0]]
+        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
+    name = arguments[0]
+    module_name, description = BENCHES[name]
+    # Imported by name, so that one benchmark does not wait for the dependencies of the others.
     module = importlib.import_module(f"..bench.{module_name}", __package__)
     options = parse_options(
-        _command(module.CONFIG),
-        words[1:],
+        command_options(module.CONFIG, BenchOptions),
+        arguments[1:],
         command=f"bench {name}",
         description=description[0].upper() + description[1:] + ".",
     )
-    config = module.CONFIG(**{field.name: getattr(options, field.name) for field in fields(module.CONFIG)})
-    result = module.measure(config)
+    result = module.measure(config_of(module.CONFIG, options))
     if options.out:
         options.out.write_text(json.dumps(result, indent=1, default=str) + "\n")
         say(f"wrote {options.out}")
@@ -53,19 +70,3 @@ def run(command: str, words: list[str]) -> int:
         show: Callable[[dict[str, Any], Any], None] = module.show
         show(result, stdout_console())
     return 0
-
-
-def _command(config: type) -> type[Any]:
-    """The benchmark's config with what every benchmark has."""
-
-    @dataclass(frozen=True, kw_only=True)
-    class BenchCommand(config):  # type: ignore[misc]
-        """What to measure, and where to write it."""
-
-        out: Path | None = None
-        """File for the result as JSON."""
-
-        json: bool = False
-        """Print one JSON object on stdout."""
-
-    return BenchCommand

@@ -1,4 +1,4 @@
-"""``hotset demo``: the main job, from a raw log to two trained models side by side."""
+"""``hotset demo``: the main job, from a raw log to three trained models side by side."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import shlex
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,16 +14,27 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from ...pipeline.errors import ConfigError, HotsetError
+from ...pipeline.errors import HotsetError, require_at_least
 from ...pipeline.folders.manifest import Manifest
-from ...pipeline.generate.generate import GenerateConfig, generate
+from ...pipeline.folders.stage_totals import VocabularyTotals
+from ...pipeline.generate.generate_log import GenerateConfig, generate
 from ...pipeline.inspect.frequency_series import QUICK, frequency_statistics
-from ...pipeline.raw.raw_blocks import RawFile, iterate_blocks
+from ...pipeline.raw.raw_blocks import iterate_blocks
+from ...pipeline.raw.raw_file import RawFile
+from ...pipeline.runtime.resources import Resources
 from ...pipeline.sizes import MIB, ByteSize, format_byte_size
 from ...pipeline.stages.preprocess import StageReport, preprocess
 from ...stats.ranking.row_bytes import row_bytes
 from ...train.config import TrainConfig
-from ..console import print_json, progress_bars, say, stdout_console
+from ..console import (
+    bars_hidden,
+    command_prefix,
+    print_json,
+    progress_bars,
+    say,
+    stderr_console,
+    stdout_console,
+)
 from ..options import parse_options
 from ..recipes import criteo_kaggle, small_real_sample
 from .describe_stages import describe_stage
@@ -32,47 +43,50 @@ from .show_stats import show_statistics
 _SAMPLES = 300_000
 _HOT_SHARE = 0.1
 _BATCH_SIZE = 512
-_MARK = "demo.json"
-_OPTIMIZER: Final = "adagrad"
+_SETTINGS_FILE = "demo.json"
+"""Holds the settings of a demo, and marks its folder as one that may be overwritten."""
 _PLACEMENTS: Final = ("all-fast", "fae", "lookahead")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoCommand:
-    """The main job on an embedded default, or on a log of one's own."""
+    """Options of ``hotset demo``."""
 
     samples: int | None = None
-    """Samples to generate, 300,000 by default; of --data, its first lines, all by default."""
+    """Number of samples to generate, or of lines to read from --data. Default: 300,000, or all of --data."""
 
     data: Path | None = None
-    """A raw Criteo log to use instead of a generated one."""
+    """Raw Criteo log to use instead of a generated one."""
 
     hot_bytes: ByteSize | None = None
-    """Fast memory for hot rows (bytes); by default what a tenth of the rows need."""
+    """Fast memory for hot rows. Default: what a tenth of the rows needs."""
 
     seed: int = 0
-    """Of the generated log, the shuffle and the models."""
+    """Seed of the generated log, the shuffle and the models."""
 
     out: Path = Path("demo")
-    """Folder of the demo; a later demo with other settings replaces what is in it."""
+    """Folder of the demo. A demo with other settings replaces its contents."""
 
     workers: int = 0
-    """Threads of the preprocessing; 0 takes every core."""
+    """Number of threads for preprocessing; 0 takes every core."""
 
     json: bool = False
     """Print one JSON object on stdout."""
 
     def __post_init__(self) -> None:
-        if self.samples is not None and self.samples < 100:
-            raise ConfigError(f"samples must be 100 or more, got {self.samples}")
+        require_at_least("samples", self.samples, 100)
 
 
-def run(command: str, words: list[str]) -> int:
+def run(command: str, arguments: Sequence[str]) -> int:
     """Run ``hotset demo``."""
     options = parse_options(
-        DemoCommand, words, command=command, description="Generate a log, preprocess it, train and compare."
+        DemoCommand,
+        arguments,
+        command=command,
+        description="Generate a log, preprocess it, and compare three models.",
     )
-    console = Console(stderr=True, highlight=False) if options.json else stdout_console()
+    # With --json only the object goes to stdout, and the steps are reported on stderr.
+    console = stderr_console() if options.json else stdout_console()
     result = demo(options, console)
     if options.json:
         print_json(result)
@@ -80,23 +94,25 @@ def run(command: str, words: list[str]) -> int:
 
 
 def demo(options: DemoCommand, console: Console) -> dict[str, Any]:
-    """The whole job; prints each step to ``console`` and returns the numbers."""
+    """Run the whole job; print each step to ``console`` and return the figures."""
+    # torch is imported with these, and missing torch is reported before anything is generated
     from ...train.run import train
     from .train_commands import show_runs
 
-    show = _teller(console)
+    show = _line_printer(console)
+    # The folder is claimed first: nothing is generated where it holds someone's work.
     _claim(options)
     show(f"1. A raw log: {_describe_log(options)}")
     log = _log(options)
     show("2. Preprocessing: parse, count, rank, encode, split hot from mixed, pack batches")
     reports = _preprocess(log, options, show)
-    show("\n3. How look-ups fall on rows")
-    statistics = frequency_statistics(options.out / "data", series=QUICK, workers=options.workers)
+    show("\n3. How lookups are distributed over rows")
+    statistics = frequency_statistics(options.out / "data", Resources(workers=options.workers), series=QUICK)
     show_statistics(statistics, console)
-    show("\n4. Training from equal seeds: every row on the fast tier, as FAE does, and by look-ahead")
+    show("\n4. Training from equal seeds: every row on the fast tier, as in FAE, and with lookahead")
     runs = []
     for placement in _PLACEMENTS:
-        config = TrainConfig(placement=placement, seed=options.seed, embedding_optimizer=_OPTIMIZER)
+        config = TrainConfig(placement=placement, seed=options.seed)
         with progress_bars() as progress:
             run_folder = options.out / "runs" / placement
             runs.append(train(options.out / "data", config, run_folder, progress=progress).to_dict())
@@ -105,8 +121,13 @@ def demo(options: DemoCommand, console: Console) -> dict[str, Any]:
     return {"statistics": statistics, "stages": reports, "runs": runs}
 
 
-def _teller(console: Console) -> Callable[[str], None]:
-    return lambda line: console.print(line, soft_wrap=True, markup=False)
+def _line_printer(console: Console) -> Callable[[str], None]:
+    def show(line: str) -> None:
+        # Stages report while their bars are on the terminal that stdout may be as well.
+        with bars_hidden():
+            console.print(line, soft_wrap=True, markup=False)
+
+    return show
 
 
 def _settings(options: DemoCommand) -> dict[str, Any]:
@@ -116,19 +137,23 @@ def _settings(options: DemoCommand) -> dict[str, Any]:
 
 
 def _claim(options: DemoCommand) -> None:
-    """Take the folder over: keep what a demo of equal settings made, but train anew."""
-    mark, wanted = options.out / _MARK, _settings(options)
-    if options.out.exists() and any(options.out.iterdir()) and not mark.exists():
+    """Take over the folder: keep the log and shards of a demo with equal settings, but train again."""
+    # A folder that no demo wrote may hold someone's work.
+    settings_file = options.out / _SETTINGS_FILE
+    wanted = _settings(options)
+    if options.out.exists() and any(options.out.iterdir()) and not settings_file.exists():
         raise HotsetError(
-            f"{options.out} is not empty and no demo made it", hint="give another --out, or empty the folder"
+            f"{options.out} is not empty, and no demo wrote it",
+            hint="give another --out, or empty the folder",
         )
-    is_equal = mark.exists() and json.loads(mark.read_text()) == wanted
+    # Equal settings give an equal log and equal shards; runs are trained again, to be watched.
+    is_equal = settings_file.exists() and json.loads(settings_file.read_text()) == wanted
     for name in ("runs",) if is_equal else ("runs", "data"):
         shutil.rmtree(options.out / name, ignore_errors=True)
     if not is_equal:
         (options.out / "log.tsv").unlink(missing_ok=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    mark.write_text(json.dumps(wanted))
+    settings_file.write_text(json.dumps(wanted))
 
 
 def _describe_log(options: DemoCommand) -> str:
@@ -144,7 +169,8 @@ def _log(options: DemoCommand) -> Path:
     if options.data is not None:
         _copy_lines(options.data, options.samples or 0, path)
     elif not path.exists():
-        started, num_samples = time.perf_counter(), options.samples or _SAMPLES
+        started = time.perf_counter()
+        num_samples = options.samples or _SAMPLES
         generate(GenerateConfig(samples=num_samples, seed=options.seed), path, workers=options.workers)
         rate = num_samples / (time.perf_counter() - started) / 1e6
         say(f"   generate {path}: {rate:.2f} M samples/s")
@@ -155,8 +181,8 @@ def _copy_lines(log: Path, num_lines: int, path: Path) -> None:
     """Write the first lines of a log, plain or compressed, to ``path``."""
     left = num_lines
     with open(path, "wb") as file:
-        for read in iterate_blocks(RawFile.look_at(log), MIB):
-            lines = read().lines.tobytes().splitlines(keepends=True)[:left]
+        for block in iterate_blocks(RawFile.inspect(log), MIB):
+            lines = block.read().lines.tobytes().splitlines(keepends=True)[:left]
             file.writelines(lines)
             left -= len(lines)
             if left == 0:
@@ -164,7 +190,7 @@ def _copy_lines(log: Path, num_lines: int, path: Path) -> None:
 
 
 def _preprocess(log: Path, options: DemoCommand, show: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Preprocess in two goes: the number of rows decides the default budget."""
+    """Preprocess in two runs: the number of rows that the first one finds decides the default budget."""
     reports: dict[str, StageReport] = {}
 
     def report_stage(report: StageReport) -> None:
@@ -172,18 +198,24 @@ def _preprocess(log: Path, options: DemoCommand, show: Callable[[str], None]) ->
             show("   " + describe_stage(report))
         reports.setdefault(report.stage, report)
 
-    data, recipe = options.out / "data", criteo_kaggle() if options.data is None else small_real_sample()
+    data = options.out / "data"
+    # A log that is given is most often a small sample, where rare categories should share a row.
+    recipe = criteo_kaggle() if options.data is None else small_real_sample()
     recipe = replace(
         recipe,
-        split=replace(recipe.split, embedding_optimizer=_OPTIMIZER),
         pack=replace(recipe.pack, seed=options.seed, batch_size=_BATCH_SIZE),
     )
+    # Run up to the vocabulary, choose the budget from its rows, then run on; sealed stages are skipped.
     with progress_bars() as progress:
         run_stages = partial(
-            preprocess, [log], out=data, workers=options.workers, progress=progress, on_stage=report_stage
+            preprocess,
+            [log],
+            out=data,
+            resources=Resources(workers=options.workers, progress=progress),
+            on_stage=report_stage,
         )
         run_stages(config=recipe, until="rank")
-        num_hot = int(_HOT_SHARE * Manifest.read(data / "vocabulary").totals["num_rows"])
+        num_hot = int(_HOT_SHARE * VocabularyTotals.of(Manifest.read(data / "vocabulary")).num_rows)
         wanted = row_bytes(recipe.split.embedding_dim, recipe.split.embedding_optimizer) * max(1, num_hot)
         hot_bytes = options.hot_bytes or ByteSize(wanted)
         run_stages(config=replace(recipe, split=replace(recipe.split, hot_bytes=hot_bytes)))
@@ -191,33 +223,37 @@ def _preprocess(log: Path, options: DemoCommand, show: Callable[[str], None]) ->
 
 
 def _explain(runs: list[dict[str, Any]], statistics: dict[str, Any], options: DemoCommand) -> str:
-    """What was gained, in plain words, and what to type next."""
+    """Return what was gained, in sentences, and the commands to try next."""
     fast, fae, lookahead = runs
+    # The figures of the plan's own budget, not of one of the round ones beside it.
     chosen = next(budget for budget in statistics["budgets"] if budget["is_chosen"])
     share = chosen["num_hot_rows"] / max(1, statistics["num_rows"])
     lines = [
         "",
         f"With {format_byte_size(chosen['bytes'])} of fast memory, {share:.1%} of the rows are hot; "
-        f"they serve {chosen['hot_lookup_share']:.1%} of the look-ups, "
+        f"they serve {chosen['hot_lookup_share']:.1%} of the lookups, "
         f"and {chosen['hot_sample_share']:.1%} of the samples need no other row.",
     ]
+    # hybrid sends one vector per lookup; its bytes follow from the counts, without a run.
     lookups = fae["num_training_samples"] * len(statistics["features"])
     vector_bytes = 4 * statistics["embedding_dim"]
-    moved, hybrid = format_byte_size(fae["bytes_to_fast"]), format_byte_size(lookups * vector_bytes)
+    moved = format_byte_size(fae["bytes_to_fast"])
+    hybrid = format_byte_size(lookups * vector_bytes)
     up, down = (format_byte_size(lookahead[f"bytes_to_{tier}"]) for tier in ("fast", "slow"))
     lines += [
         f"fae moved {moved} each way; hybrid, with every row in host memory, would move {hybrid}.",
-        f"lookahead moved {up} up and {down} down, for the very bits of all-fast.",
+        f"lookahead moved {up} up and {down} down, and ended with exactly the weights of all-fast.",
     ]
     if fast["auc"] is not None and fae["auc"] is not None:
-        lines.append(f"AUC of fae less that of all-fast: {fae['auc'] - fast['auc']:+.4f}.")
+        lines.append(f"AUC difference (fae - all-fast): {fae['auc'] - fast['auc']:+.4f}.")
+    hotset = command_prefix()
     data, folder = (shlex.quote(str(path)) for path in (options.out / "data", options.out))
     lines += [
         "",
         "Next:",
-        f"  hotset stats {data}",
-        f"  hotset train {data} --placement hybrid-dedup --out {folder}/runs/hybrid-dedup",
-        f"  hotset evaluate {folder}/runs/lookahead {data}",
-        "  hotset preprocess YOUR-LOG.tsv.gz --schema criteo-kaggle --hot-bytes 256MiB --out DIR",
+        f"  {hotset} stats {data}",
+        f"  {hotset} train {data} --placement hybrid-dedup --out {folder}/runs/hybrid-dedup",
+        f"  {hotset} evaluate {folder}/runs/lookahead {data}",
+        f"  {hotset} preprocess YOUR-LOG.tsv.gz --schema criteo-kaggle --hot-bytes 256MiB --out DIR",
     ]
     return "\n".join(lines)

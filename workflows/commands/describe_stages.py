@@ -1,40 +1,73 @@
-"""What stages made, in a line for people."""
+"""The output of stages, in one line for people each."""
 
 from __future__ import annotations
 
 from ...pipeline.folders.manifest import Manifest
+from ...pipeline.folders.stage_totals import IdMapTotals, ScheduleTotals, ShardsTotals
 from ...pipeline.sizes import format_byte_size
 from ...pipeline.stages.preprocess import StageReport
 
 
 def describe_stage(report: StageReport) -> str:
-    """One line: the stage, its folder, how long it took and how fast that was."""
+    """Return one line: the stage, its folder, how long it took and how fast that was."""
     name = f"{report.stage:<8} {report.manifest.folder}"
     if report.was_sealed:
-        return f"{name}: finished before"
+        return f"{name}: already done"
+    # A stage may end within the clock's resolution.
     rate = report.num_samples / max(report.seconds, 1e-9)
     num_bytes = format_byte_size(sum(entry.num_bytes for entry in report.manifest.files))
     return f"{name}: {num_bytes} in {report.seconds:.1f} s, {rate / 1e6:.2f} M samples/s"
 
 
 def describe_shards(shards: Manifest) -> str:
-    """Samples and batches of each kind, and how many rows are hot."""
-    samples, batches = shards.totals["samples"], shards.totals["batches"]
+    """Return one line: samples and batches of each kind, and how many rows are hot."""
+    totals = ShardsTotals.of(shards)
+    samples = totals.samples
+    batches = totals.batches
     return (
-        f"{samples['hot_only']:,} samples in {batches['hot_only']:,} hot-only batches, "
-        f"{samples['mixed']:,} in {batches['mixed']:,} mixed, {samples['evaluation']:,} for evaluation; "
-        f"{shards.totals['num_hot_rows']:,} of {shards.totals['num_rows']:,} rows are hot"
+        f"{samples.hot_only:,} samples in {batches.hot_only:,} hot-only batches, "
+        f"{samples.mixed:,} in {batches.mixed:,} mixed batches, "
+        f"{samples.evaluation:,} for evaluation; "
+        f"{totals.num_hot_rows:,} of {totals.num_rows:,} rows are hot"
     )
 
 
-def describe_schedule(made: Manifest) -> str:
-    """What moves, and how many steps have to wait."""
-    totals, epochs = made.totals, [epoch for width in made.totals["widths"] for epoch in width["epochs"]]
-    notes = {"wait for room": totals["shortened"], "run in passes": totals["split"]}
-    waits = "".join(f"; {count:,} {what}" for what, count in notes.items() if count)
-    come, go = (format_byte_size(totals[f"bytes_to_{tier}"]) for tier in ("fast", "slow"))
+def explain_all_hot(num_rows: int, num_hot_rows: int) -> str | None:
+    """Return a sentence on what it means that every row is hot; None where some are not."""
+    if num_hot_rows < num_rows:
+        return None
     return (
-        f"{sum(epoch['steps'] for epoch in epochs):,} steps: {totals['rows_to_fast']:,} rows come "
-        f"({come}), {totals['rows_made']:,} are made at their first use, "
-        f"{totals['rows_to_slow']:,} go home ({go}){waits}"
+        f"All {num_rows:,} rows fit in --hot-bytes, so every row is hot and every batch is hot-only: "
+        "no row ever moves, lookahead and cache do the same as all-fast, and `hotset schedule` has nothing "
+        "to plan. To try placements, lower --hot-bytes."
+    )
+
+
+def describe_schedule(schedule: Manifest) -> str:
+    """Return one line: the rows that move, and how many steps have to wait."""
+    totals = ScheduleTotals.of(schedule)
+    num_steps = sum(epoch.steps for width in totals.widths for epoch in width.epochs)
+    up = format_byte_size(totals.bytes_to_fast)
+    down = format_byte_size(totals.bytes_to_slow)
+    line = (
+        f"{num_steps:,} steps: {totals.rows_to_fast:,} rows are loaded ({up}), "
+        f"{totals.rows_made:,} are initialized on first use, "
+        f"{totals.rows_to_slow:,} are written back ({down})"
+    )
+    if totals.shortened:
+        line += f"; {totals.shortened:,} steps load later than --prefetch asks for"
+    if totals.split:
+        line += f"; {totals.split:,} steps run in several passes"
+    return line
+
+
+def describe_id_map(id_map: Manifest) -> str:
+    """Return one line: how many rows are kept, and the share of lookups they serve."""
+    totals = IdMapTotals.of(id_map)
+    share = totals.kept_lookups / max(1, totals.new_lookups)
+    num_new = totals.num_new_rows - totals.num_kept
+    return (
+        f"{id_map.folder}: {totals.num_kept:,} of {totals.num_old_rows:,} old rows are kept; "
+        f"they serve {share:.1%} of the lookups counted for the new vocabulary. "
+        f"{num_new:,} rows start fresh"
     )

@@ -3,41 +3,42 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from ...pipeline.generate.generate import GenerateConfig, generate
+from ...pipeline.generate.generate_log import GenerateConfig, generate
 from ...pipeline.sizes import format_byte_size
 from ..console import print_json, progress_bars
-from ..options import parse_options
+from ..options import config_of, parse_options
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateCommand(GenerateConfig):
-    """Which log, and where to."""
+    """Options of ``hotset generate``."""
 
     out: Path
-    """File to write; a name ending in .gz is compressed."""
+    """File to write. A file whose name ends in .gz is compressed."""
 
     workers: int = 0
-    """Threads; 0 takes every core. Changes no byte of the output."""
+    """Number of threads; 0 takes every core. Changes no byte of the output."""
 
     overwrite: bool = False
-    """Replace a file that exists."""
+    """Replace an existing file."""
 
     json: bool = False
     """Print one JSON object on stdout."""
 
 
-def run(command: str, words: list[str]) -> int:
+def run(command: str, arguments: Sequence[str]) -> int:
     """Run ``hotset generate``."""
     options = parse_options(
         GenerateCommand,
-        words,
+        arguments,
         command=command,
-        description="Write a click log in Criteo's format with the access frequencies of the real one.",
+        description="Write a synthetic log with Criteo's access frequencies.",
     )
-    config = GenerateConfig(**{field.name: getattr(options, field.name) for field in fields(GenerateConfig)})
+    config = config_of(GenerateConfig, options)
     started = time.perf_counter()
     with progress_bars() as progress:
         generate(
@@ -47,7 +48,9 @@ def run(command: str, words: list[str]) -> int:
             progress=lambda done: progress("generate", done, config.samples),
             overwrite=options.overwrite,
         )
-    seconds, num_bytes = time.perf_counter() - started, options.out.stat().st_size
+    seconds = time.perf_counter() - started
+    # After the file is closed: compressed bytes are known only then.
+    num_bytes = options.out.stat().st_size
     if options.json:
         print_json(
             {"out": str(options.out), "samples": config.samples, "bytes": num_bytes, "seconds": seconds}

@@ -11,11 +11,13 @@ from rich.table import Table
 
 from ...pipeline.inspect.frequency_series import SERIES
 from ...pipeline.sizes import format_byte_size
+from ..console import print_table
 from ..report import series_tables as tables
+from .describe_stages import explain_all_hot
 
 
 def show_statistics(statistics: dict[str, Any], console: Console) -> None:
-    """Print what `frequency_statistics` returned, series by series, then what was split and any warning."""
+    """Print what `frequency_statistics` returned: series by series, then the split and any warning."""
     for name in SERIES:
         if name not in statistics:
             continue
@@ -38,24 +40,26 @@ def show_statistics(statistics: dict[str, Any], console: Console) -> None:
 
 def show_rows(found: dict[str, Any], console: Console) -> None:
     """Print rows of one table, as `TableRows.rows` returns them."""
-    rows, lookups = f"{found['num_rows']:,} rows", f"{found['num_lookups']:,} look-ups"
+    rows = f"{found['num_rows']:,} rows"
+    lookups = f"{found['num_lookups']:,} lookups"
     table = _table(
         f"{found['feature']} ({found['kind']}): {rows}, {lookups}",
-        "id", "category", "look-ups", "share", "up to here", "",
+        "id", "category", "lookups", "share", "up to here", "",
     )  # fmt: skip
     for row in found["rows"]:
         shares = [f"{row[key]:.4%}" for key in ("share", "cumulative_share")]
         hot = "hot" if row["is_hot"] else ""
         table.add_row(f"{row['id']:,}", _shown(row["category"]), f"{row['count']:,}", *shares, hot)
     console.print(table)
+    # A category outside the vocabulary is shown as the row that its lookups use.
     for row in found["rows"]:
         if not row.get("is_known", True):
-            asked = f"{row['asked']} has no id of its own: its look-ups use the oov row, shown here."
+            asked = f"{row['asked']} has no id: its lookups use the out-of-vocabulary row, shown here."
             console.print(asked, soft_wrap=True, markup=False)
 
 
 def _shown(category: str) -> str:
-    """A category as one line of plain characters, its brackets no markup."""
+    """Return a category as one line of printable characters, with its brackets escaped."""
     return escape("".join(letter if letter.isprintable() else " " for letter in category))
 
 
@@ -68,22 +72,23 @@ def _table(title: str, *columns: str) -> Table:
 
 def _show_features(statistics: dict[str, Any], console: Console) -> None:
     table = _table(
-        f"Look-ups of {statistics['num_train_samples']:,} training samples",
+        f"Lookups of {statistics['num_train_samples']:,} training samples",
         "feature", "rows", "top 1", "top 10", "top 100", "top 1000",
-        "rows for 80 %", "90 %", "95 %", "99 %",
+        "rows for 80%", "90%", "95%", "99%",
     )  # fmt: skip
     for feature in statistics["features"]:
         shares = [f"{share:.1%}" for share in feature["top_share"].values()]
         rows = [f"{rows:,}" for rows in feature["rows_for_share"].values()]
         table.add_row(feature["name"], f"{feature['num_rows']:,}", *shares, *rows)
-    console.print(table, "")
+    print_table(console, table)
 
 
 def _show_budgets(statistics: dict[str, Any], console: Console) -> None:
-    dim, width = statistics["embedding_dim"], statistics["row_bytes"]
+    dim = statistics["embedding_dim"]
+    width = statistics["row_bytes"]
     table = _table(
-        f"What fast memory buys (dim {dim}, {width} bytes a row, {statistics['num_rows']:,} rows)",
-        "hot bytes", "hot rows", "of all rows", "hot look-ups", "fully hot samples", "",
+        f"What fast memory buys (dim {dim}, {width} bytes per row, {statistics['num_rows']:,} rows)",
+        "hot bytes", "hot rows", "of all rows", "hot lookups", "fully hot samples", "",
     )  # fmt: skip
     for budget in statistics["budgets"]:
         share = budget["num_hot_rows"] / max(1, statistics["num_rows"])
@@ -96,34 +101,35 @@ def _show_budgets(statistics: dict[str, Any], console: Console) -> None:
             "<- chosen" if budget["is_chosen"] else "",
             style="bold" if budget["is_chosen"] else None,
         )
-    console.print(table, "")
+    print_table(console, table)
 
 
-_SHOWN: dict[str, tuple[str, Callable[[Any], tables.Table]]] = {
-    "coverage": ("What the most looked-up rows of a table serve", tables.coverage),
-    "hot_samples": ("What memory for hot rows buys, by order", tables.hot_samples),
-    "miss_ratios": ("What each cache policy would fetch again", tables.miss_ratios),
-    "unique_rows": ("Different rows of a batch", tables.unique_rows),
+_SHOWN: dict[str, tuple[str, Callable[[Any], tables.TextTable]]] = {
+    "coverage": ("Share of lookups served by the most looked-up rows of each table", tables.coverage),
+    "hot_samples": ("Fully hot samples by memory for hot rows and order of rows", tables.hot_samples),
+    "miss_ratios": ("Refetched rows by cache policy", tables.miss_ratios),
+    "unique_rows": ("Distinct rows per batch", tables.unique_rows),
 }
 
 
 def _show_drift(drift: dict[str, Any], console: Console) -> None:
     _print_table("Parts of the log", tables.drift_parts(drift), console)
     budget = format_byte_size(drift["budget_bytes"])
-    title = f"Hot rows of {budget} chosen on one training part, by their age"
+    title = f"Hot rows of {budget} by age"
     _print_table(title, tables.drift_by_age(drift), console)
 
 
-def _print_table(title: str, cells: tables.Table, console: Console) -> None:
+def _print_table(title: str, cells: tables.TextTable, console: Console) -> None:
     table = _table(title, *cells.columns)
     table.columns[0].justify = "left"
     for row in cells.rows:
         table.add_row(*map(escape, row))
-    console.print(table, "")
+    print_table(console, table)
 
 
 def _show_split(statistics: dict[str, Any], console: Console) -> None:
-    samples, batches = statistics["samples"], statistics["batches"]
+    samples = statistics["samples"]
+    batches = statistics["batches"]
     line = (
         f"Samples: {samples['hot']:,} hot, {samples['mixed']:,} mixed, "
         f"{samples['evaluation']:,} for evaluation"
@@ -134,28 +140,36 @@ def _show_split(statistics: dict[str, Any], console: Console) -> None:
             f"{batches['mixed']:,} mixed, {batches['evaluation']:,} for evaluation"
         )
     console.print(line, soft_wrap=True)
+    chosen = [budget for budget in statistics.get("budgets", []) if budget["is_chosen"]]
+    all_hot = explain_all_hot(statistics["num_rows"], chosen[0]["num_hot_rows"]) if chosen else None
+    if all_hot:
+        console.print(all_hot, soft_wrap=True)
     if statistics["calibration"]:
         console.print(_describe_calibration(statistics), soft_wrap=True)
     share = statistics["oov"]["evaluation_share"]
     if share is not None:
-        console.print(f"{share:.2%} of the evaluation look-ups have no id of their own.", soft_wrap=True)
+        console.print(
+            f"{share:.2%} of the evaluation lookups fall on the out-of-vocabulary row.", soft_wrap=True
+        )
 
 
 def _describe_calibration(statistics: dict[str, Any]) -> str:
-    """What FAE's sampling chose, what it thought that was, and what exact counts would do."""
-    facts, num_train = statistics["calibration"], max(1, statistics["num_train_samples"])
-    found, exact = statistics["samples"]["hot"] / num_train, facts["exact"]["hot_samples"] / num_train
+    """Return what FAE's sampling chose, what it estimated, and what exact counts would achieve."""
+    facts = statistics["calibration"]
+    num_train = max(1, statistics["num_train_samples"])
+    found = statistics["samples"]["hot"] / num_train
+    exact = facts["exact"]["hot_samples"] / num_train
     chosen = f"{statistics['num_hot_rows']:,} rows, {format_byte_size(facts['hot_bytes'])}"
     if "estimated_bytes" in facts:
         low, _, high = map(format_byte_size, facts["estimated_bytes"])
         covers = "covers" if facts["is_covered"] else "does not cover"
         chosen += (
-            f" (its interval, {low} to {high}, {covers} that; of single tables "
-            f"{facts['num_covered_tables']} of {facts['num_large_tables']})"
+            f" (its estimate of {low} to {high} {covers} that; so do the estimates of "
+            f"{facts['num_covered_tables']} of {facts['num_large_tables']} tables)"
         )
     return (
         f"{statistics['mode']} counted {facts['num_drawn_samples']:,} samples and chose {chosen}; "
-        f"{facts['num_unsampled_hot_rows']:,} of them it never saw. "
-        f"It makes {found:.1%} of the samples fully hot; "
-        f"exact counts would make {exact:.1%} with as many bytes."
+        f"{facts['num_unsampled_hot_rows']:,} of these rows never occurred in its sample. "
+        f"{found:.1%} of the samples are fully hot; "
+        f"with exact counts {exact:.1%} would be, in the same memory."
     )

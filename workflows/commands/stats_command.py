@@ -1,18 +1,17 @@
-"""``hotset stats``: the frequency statistics of a preprocessed folder, or rows of one of its tables."""
+"""``hotset stats``: the frequency statistics of a preprocessed folder, or the rows of one of its tables."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from ...pipeline.errors import ConfigError
+from ...pipeline.errors import ConfigError, require_at_least
 from ...pipeline.inspect.frequency_series import QUICK, frequency_statistics
 from ...pipeline.inspect.table_rows import open_table
+from ...pipeline.runtime.resources import Resources
 from ..console import print_json, progress_bars, say, stdout_console
-from ..options import parse_options
+from ..options import Dir, parse_options
 from ..report.write_report import check_html, check_parquet, write_html, write_parquet
 from .show_stats import show_rows, show_statistics
 
@@ -21,68 +20,71 @@ _TOP = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatsCommand:
-    """What to look at."""
+    """Options of ``hotset stats``."""
 
-    dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
-    """Folder that `preprocess --out` made."""
+    dir: Dir
+    """Folder that `preprocess --out` created."""
 
     feature: str | None = None
-    """Show the head of this feature's table: id, category, look-ups, share of them."""
+    """Show the first rows of the table of this feature: id, category, lookups and their share."""
 
     top: int | None = None
-    """With --feature: how many rows; default 20."""
+    """With --feature: number of rows to show. Default: 20."""
 
     id: int | None = None
-    """With --feature: the one row that has this id."""
+    """With --feature: show only the row with this id."""
 
     category: str | None = None
-    """With --feature: the row of this category, written as in the log, or (missing) or (oov)."""
+    """With --feature: show only the row of this category, written as in the log, or (missing) or (oov)."""
 
     series: tuple[str, ...] | None = None
-    """What to find out: features, budgets, coverage, hot_samples, miss_ratios, unique_rows, drift; default
-    the first two, with --json and --parquet all."""
+    """Series to compute: features, budgets, coverage, hot_samples, miss_ratios, unique_rows, drift. Default:
+    the first two; all of them with --json or --parquet."""
 
     html: Path | None = None
-    """Write a report to this file: one page with charts and tables that needs no network."""
+    """Write a report to this file: one page with charts and tables that loads nothing from the network."""
 
     parquet: Path | None = None
-    """Write every series to this folder, a Parquet file each."""
+    """Write every series to this folder, one Parquet file each."""
 
     parts: int | None = None
-    """Cut the training part into so many parts, whose hot sets drift compares; default raw files, or 6."""
+    """Number of parts of the training data whose hot rows drift compares. Default: one per raw file, or 6 for
+    a single file."""
 
     workers: int = 0
-    """Threads; 0 takes every core."""
+    """Number of threads; 0 takes every core."""
 
     json: bool = False
     """Print one JSON object on stdout."""
 
     def __post_init__(self) -> None:
+        # Options of one table and those of all tables exclude each other.
         given = [name for name in ("top", "id", "category") if getattr(self, name) is not None]
         if given and self.feature is None:
-            raise ConfigError(f"--{given[0]} needs a table: name one with --feature")
+            raise ConfigError(f"--{given[0]} needs --feature, which names a table")
         wide = [name for name in ("html", "parquet", "series", "parts") if getattr(self, name) is not None]
         if wide and self.feature is not None:
-            raise ConfigError(f"--{wide[0]} is of all tables: leave --feature out")
+            raise ConfigError(f"--{wide[0]} covers all tables and cannot be combined with --feature")
         if self.html is not None and self.series is not None:
-            raise ConfigError("--html shows every series: leave --series out")
+            raise ConfigError("--html shows every series and cannot be combined with --series")
         if len(given) > 1:
-            raise ConfigError(f"--{given[0]} and --{given[1]} ask for different rows: give one of them")
-        if self.top is not None and self.top < 1:
-            raise ConfigError(f"--top must be 1 or more, got {self.top}")
+            raise ConfigError(f"--{given[0]} and --{given[1]} select different rows and cannot be combined")
+        require_at_least("--top", self.top, 1)
 
 
-def run(command: str, words: list[str]) -> int:
+def run(command: str, arguments: Sequence[str]) -> int:
     """Run ``hotset stats``."""
     options = parse_options(
         StatsCommand,
-        words,
+        arguments,
         command=command,
-        description="How look-ups fall on rows, and what each budget of hot bytes buys.",
+        description="Show how lookups are distributed over rows.",
     )
     if options.feature is not None:
         return _show_table(options, options.feature)
+    # In a terminal only the series that take no time; files and JSON get all of them.
     is_quick = not options.json and options.html is None and options.parquet is None
+    # What would fail at the end is refused before the work begins.
     if options.html is not None:
         check_html(options.html)
     if options.parquet is not None:
@@ -90,17 +92,16 @@ def run(command: str, words: list[str]) -> int:
     with progress_bars() as progress:
         statistics = frequency_statistics(
             options.dir,
+            Resources(workers=options.workers, progress=progress),
             series=QUICK if is_quick and options.series is None else options.series,
             num_parts=options.parts,
-            workers=options.workers,
-            progress=progress,
         )
     if options.html is not None:
         write_html(options.dir, statistics, options.html, workers=options.workers)
-        say(f"{options.html} is the report: open it in a browser")
+        say(f"wrote {options.html}")
     if options.parquet is not None:
         files = write_parquet(statistics, options.parquet)
-        say(f"{options.parquet} holds {', '.join(path.name for path in files)}")
+        say(f"wrote {len(files)} files to {options.parquet}: {', '.join(path.name for path in files)}")
     if options.json:
         print_json(statistics)
     elif is_quick:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,21 +16,25 @@ from ...train.config import TrainConfig
 from ...train.evaluate import evaluate
 from ...train.run import train
 from ..console import print_json, progress_bars, say, stdout_console
-from ..options import parse_options
+from ..options import Dir, config_of, parse_options
+from .describe_stages import explain_all_hot
 
-Dir = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
+_MOVES_COLD_ROWS = ("fae", "cache", "lookahead")
+"""Placements that differ from all-fast by what they do with cold rows alone."""
+_Show = Callable[[dict[str, Any]], str]
+"""How one figure of a run's summary is printed."""
 Run = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainCommand(TrainConfig):
-    """How to train, on what, and where to."""
+    """Options of ``hotset train``: those of its config, and the folders."""
 
     dir: Dir
-    """Folder that `preprocess --out` made, or its shards alone."""
+    """Folder that `preprocess --out` created, or only its shards folder."""
 
     out: Path
-    """Folder of the run."""
+    """New folder for the run: weights, summary and metrics."""
 
     json: bool = False
     """Print one JSON object on stdout."""
@@ -37,44 +42,51 @@ class TrainCommand(TrainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateCommand:
-    """Which run, on what."""
+    """Options of ``hotset evaluate``."""
 
     run: Run
-    """Folder that `train --out` made."""
+    """Folder that `train --out` created."""
 
     dir: Dir
-    """Folder that `preprocess --out` made, or its shards alone."""
+    """Folder that `preprocess --out` created, or only its shards folder."""
 
     json: bool = False
     """Print one JSON object on stdout."""
 
 
-def run(command: str, words: list[str]) -> int:
+def run(command: str, arguments: Sequence[str]) -> int:
     """Run ``hotset train`` or ``hotset evaluate``."""
-    return _train(words) if command == "train" else _evaluate(words)
+    return _train(arguments) if command == "train" else _evaluate(arguments)
 
 
-def _train(words: list[str]) -> int:
+def _train(arguments: Sequence[str]) -> int:
     options = parse_options(
-        TrainCommand, words, command="train", description="Train a DLRM on shards and evaluate it at the end."
+        TrainCommand,
+        arguments,
+        command="train",
+        description="Train a DLRM on shards, and evaluate it at the end.",
     )
-    config = TrainConfig(**{field.name: getattr(options, field.name) for field in fields(TrainConfig)})
     with progress_bars() as progress:
-        summary = train(options.dir, config, options.out, progress=progress).to_dict()
+        summary = train(
+            options.dir, config_of(TrainConfig, options), options.out, progress=progress
+        ).to_dict()
     if options.json:
         print_json(summary)
     else:
         show_runs([summary], stdout_console())
         say(f"wrote {options.out}")
+        all_hot = explain_all_hot(summary["num_rows"], summary["num_hot_rows"])
+        if all_hot and options.placement in _MOVES_COLD_ROWS:
+            say(all_hot)
     return 0
 
 
-def _evaluate(words: list[str]) -> int:
+def _evaluate(arguments: Sequence[str]) -> int:
     options = parse_options(
         EvaluateCommand,
-        words,
+        arguments,
         command="evaluate",
-        description="Evaluate a run's weights on the evaluation part of DIR.",
+        description="Evaluate a run on the evaluation part of DIR.",
     )
     result = evaluate(options.run, options.dir).to_dict()
     if options.json:
@@ -86,7 +98,7 @@ def _evaluate(words: list[str]) -> int:
 
 
 def show_runs(summaries: list[dict[str, Any]], console: Console) -> None:
-    """A table of runs, one column each."""
+    """Print runs as a table, one column each."""
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for summary in summaries:
@@ -96,24 +108,32 @@ def show_runs(summaries: list[dict[str, Any]], console: Console) -> None:
     console.print(table)
 
 
-def _metric(name: str) -> Any:
+def _metric(name: str) -> _Show:
     return lambda summary: "-" if summary[name] is None else f"{summary[name]:.4f}"
 
 
-def _num_made(summary: dict[str, Any]) -> int:
+def _num_initialized(summary: dict[str, Any]) -> int:
     return sum(table["made"] for table in summary["rows_by_table"].values())
 
 
-_SCORES: tuple[tuple[str, Any], ...] = (
+def _transfers(summary: dict[str, Any], name: str) -> str:
+    """A figure of the transfers; - for placements without."""
+    is_staged = summary["placement"] in ("lookahead", "cache")
+    return f"{summary['transfers'][name]:,}" if is_staged else "-"
+
+
+_SCORES: tuple[tuple[str, _Show], ...] = (
     ("AUC", _metric("auc")),
     ("log loss", _metric("log_loss")),
     ("accuracy", _metric("accuracy")),
 )
-_ROWS: tuple[tuple[str, Any], ...] = (
+_ROWS: tuple[tuple[str, _Show], ...] = (
     *_SCORES,
     ("samples/s", lambda summary: f"{summary['samples_per_second']:,.0f}"),
     ("bytes to the fast tier", lambda summary: format_byte_size(summary["bytes_to_fast"])),
     ("bytes to the slow tier", lambda summary: format_byte_size(summary["bytes_to_slow"])),
-    ("rows made at first use", lambda summary: f"{_num_made(summary):,}"),
-    ("batches that waited", lambda summary: f"{summary['transfers']['stalls']:,}"),
+    ("rows initialized on first use", lambda summary: f"{_num_initialized(summary):,}"),
+    ("batches that transfers run ahead", lambda summary: _transfers(summary, "prefetch")),
+    ("transfers that ran less far ahead", lambda summary: _transfers(summary, "shortened")),
+    ("batches that waited for rows", lambda summary: f"{summary['transfers']['stalls']:,}"),
 )

@@ -1,48 +1,88 @@
-"""``hotset verify``: is everything in a folder as its manifests say?"""
+"""``hotset verify``: check a folder against its manifests."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from ...pipeline.folders.discard import is_discarded
+from ...pipeline.runtime.resources import Resources
+from ...pipeline.sizes import ByteSize
 from ...pipeline.verify.verify import STAGE_FOLDERS, verify
 from ..console import print_json, progress_bars, say
-from ..options import parse_options
+from ..options import Dir, parse_options
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyCommand:
-    """What to check."""
+    """Options of ``hotset verify``."""
 
-    dir: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
-    """Folder that `preprocess --out` made."""
+    dir: Dir
+    """Folder that `preprocess --out` or `train --out` created."""
 
     inputs: tuple[Path, ...] = ()
-    """The raw logs it was made from, in order: hash them again too."""
+    """Raw logs that DIR was written from, in order; they are hashed, and parsed again, too."""
+
+    rebuild: bool = field(
+        default=True,
+        metadata={"help": "Check files, sums and ranges only, without running the stages again."},
+    )
+    """Whether each stage is run again and compared."""
+
+    scratch: Path | None = None
+    """Folder with room for the largest stage, in which stages are run again. Default: the system's temporary
+    folder."""
+
+    other_vocabulary: Path | None = None
+    """Folder that --like was given, or whose ids id_map maps; needed to check such a vocabulary or map in
+    full."""
+
+    memory: ByteSize | None = None
+    """Cap on the memory that running the stages again may take. Default: a quarter of the machine's."""
 
     workers: int = 0
-    """Threads; 0 takes every core."""
+    """Number of threads; 0 takes every core."""
 
     json: bool = False
     """Print one JSON object on stdout."""
 
 
-def run(command: str, words: list[str]) -> int:
-    """Run ``hotset verify``; exit status 1 where a fault was found."""
+def run(command: str, arguments: Sequence[str]) -> int:
+    """Run ``hotset verify`` and return exit status 1 where a fault was found."""
     options = parse_options(
-        VerifyCommand, words, command=command, description="Check every manifest, checksum and invariant."
+        VerifyCommand, arguments, command=command, description="Check every manifest, checksum and invariant."
     )
+    if (options.dir / "config.json").exists():
+        return _verify_run(options)
     with progress_bars() as progress:
-        faults = verify(options.dir, raw=options.inputs, workers=options.workers, progress=progress)
+        faults = verify(
+            options.dir,
+            Resources(workers=options.workers, memory_bytes=options.memory, progress=progress),
+            raw=options.inputs,
+            rebuild=options.rebuild,
+            scratch=options.scratch,
+            other_vocabulary=options.other_vocabulary,
+        )
+    # A check that could not be made is reported, so that no fault found does not read as all is well.
     discarded = [name for name in STAGE_FOLDERS if is_discarded(options.dir / name)]
     for name in discarded:
-        say(f"{options.dir / name} was discarded: only its manifest could be checked")
+        say(f"{options.dir / name} was discarded, so only its manifest was checked")
     if options.json:
         print_json({"dir": str(options.dir), "faults": faults, "discarded": discarded})
     else:
-        print("\n".join(faults) if faults else f"{options.dir}: everything is as its manifests say")
+        print("\n".join(faults) if faults else f"{options.dir}: OK, all checks passed")
+    return 1 if faults else 0
+
+
+def _verify_run(options: VerifyCommand) -> int:
+    """Check the folder of a training run."""
+    # Imports torch, which checks of other folders do without.
+    from ...train.verify_run import verify_run
+
+    faults = verify_run(options.dir)
+    if options.json:
+        print_json({"run": str(options.dir), "faults": faults})
+    else:
+        print("\n".join(faults) if faults else f"{options.dir}: OK, all checks passed")
     return 1 if faults else 0

@@ -1,7 +1,7 @@
-"""``hotset stats --html``: one page that needs no network; what stands in it comes from `report_sections`.
+"""``hotset stats --html``: the report as one HTML page that needs no network.
 
-The page holds Vega's scripts (0.9 MB, from vl-convert), a drawing for each series and the numbers behind each
-as a table. It asks for nothing: no font, no script, no image is loaded from anywhere.
+The page holds Vega's scripts (0.9 MB, from vl-convert), a chart for each section of `report_sections` and the
+numbers behind it as a table. It requests nothing: fonts, scripts and images are inside or the browser's own.
 """
 
 from __future__ import annotations
@@ -11,64 +11,72 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .series_tables import Table
+import vl_convert
+
+from .series_tables import TextTable
 
 _FRAME = Path(__file__).with_name("report_page.html")
-"""The page around its content: the colours of both themes, and the script that draws."""
+"""The page around its content: the colors of both themes, and the script that draws."""
+_NUMBER_AND_UNIT = re.compile(r"(\d) ((?:[KMGT]iB|B|GB/s|Tflop/s|[kMG])\b)")
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One finding: what it says, a chart, the table behind it."""
+    """One section of the report: its text, a chart, the table behind it."""
 
     name: str
     title: str
     text: str
     chart: Mapping[str, Any] | None
-    table: Table
-    shown: Sequence[Table] = ()
-    """Tables that stand open below the chart."""
+    table: TextTable
+    shown: Sequence[TextTable] = ()
+    """Tables shown below the chart without a click."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All of the report."""
+    """The content of the report."""
 
     title: str
     facts: Sequence[tuple[str, str]]
     advice: Sequence[tuple[str, str]]
     notes: Sequence[str]
-    """What to know first: warnings, and what could not be found out."""
+    """Notes at the top: warnings, and what was left out."""
     sections: Sequence[Section] = field(default_factory=list)
 
 
 def render(page: Page) -> str:
-    """The page as one HTML document."""
-    scripts = import_module("vl_convert").javascript_bundle()
+    """Return the page as one HTML document."""
     specs = {section.name: section.chart for section in page.sections if section.chart is not None}
+    # "<" is escaped because "</script>" in a name would end the element that holds the JSON.
     specs_json = json.dumps(specs, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
     parts = {
         "<!--title-->": html.escape(f"hotset: {page.title}"),
         "<!--body-->": "\n".join([_head(page), *map(_section, page.sections)]),
-        "/*scripts*/": scripts,
+        "/*scripts*/": vl_convert.javascript_bundle(),  # type: ignore[call-arg]  # the snippet is optional
         "/*specs*/": specs_json,
     }
+    # Split once rather than replace one by one: what is filled in may hold a placeholder's text itself.
     pieces = re.split("|".join(map(re.escape, parts)), _FRAME.read_text(encoding="utf-8"))
     return "".join(piece + part for piece, part in zip(pieces, [*parts.values(), ""], strict=True))
 
 
+def _prose(text: str) -> str:
+    """Return text as HTML in which no line break comes between a number and its unit."""
+    return html.escape(_NUMBER_AND_UNIT.sub("\\1\N{NO-BREAK SPACE}\\2", text))
+
+
 def _head(page: Page) -> str:
-    facts = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in page.facts)
+    facts = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{_prose(v)}</dd></div>" for k, v in page.facts)
     advice = "".join(
-        f"<dt>{html.escape(about)}</dt><dd>{html.escape(text)}</dd>" for about, text in page.advice
+        f"<dt>{html.escape(heading)}</dt><dd>{_prose(text)}</dd>" for heading, text in page.advice
     )
-    notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in page.notes)
+    notes = "".join(f'<p class="note">{_prose(note)}</p>' for note in page.notes)
     return (
-        f"<header><h1>How rows are accessed: {html.escape(page.title)}</h1><dl>{facts}</dl></header>"
+        f"<header><h1>Embedding access report: {html.escape(page.title)}</h1><dl>{facts}</dl></header>"
         f'{notes}<section id="advice"><h2>What to do</h2><dl>{advice}</dl></section>'
     )
 
@@ -82,11 +90,12 @@ def _section(section: Section) -> str:
     shown = "".join(map(_table, section.shown))
     return (
         f'<section id="{section.name}"><h2>{html.escape(section.title)}</h2>'
-        f"<p>{html.escape(section.text)}</p>{chart}{shown}<details><summary>Numbers</summary>{_table(section.table)}</details></section>"
+        f"<p>{_prose(section.text)}</p>{chart}{shown}"
+        f"<details><summary>Numbers</summary>{_table(section.table)}</details></section>"
     )
 
 
-def _table(table: Table) -> str:
+def _table(table: TextTable) -> str:
     title = f"<h3>{html.escape(table.title)}</h3>" if table.title else ""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
     shades = table.shades or [[0.0] * len(row) for row in table.rows]

@@ -1,4 +1,4 @@
-"""The report's plain words: what the figures say to do, each sentence computed from them."""
+"""The report's advice in sentences, each computed from the statistics."""
 
 from __future__ import annotations
 
@@ -15,16 +15,29 @@ from ...stats.analysis.findings import (
 )
 
 LEAST_GAIN = 0.05
-"""Fully hot samples that a doubling must bring to be worth it, as a share of all."""
+"""Share of all samples that doubling the memory must make fully hot to be worth it."""
+_LEAST_PEEL_GAIN = 0.01
+"""Share of all samples that peeling must make fully hot in addition to be mentioned."""
+_FEW_REFETCHED = 0.1
+"""Policies are compared at the first size at which look-ahead refetches a smaller share than this."""
 
 
 def percent(share: float | None, decimals: int = 1) -> str:
-    """0.614 -> ``61.4 %``; nothing for None."""
-    return "" if share is None else f"{100 * share:.{decimals}f} %"
+    """Return 0.614 as ``61.4%``, and nothing for None."""
+    return "" if share is None else f"{100 * share:.{decimals}f}%"
+
+
+def rounded(number: float) -> str:
+    """Return a positive number with two significant digits: 2282565 as ``2.3 M``."""
+    for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        # 999,500 is "1 M", not "1000 k": so the limit is where two digits round up to the unit.
+        if number >= 0.995 * unit:
+            return f"{float(f'{number / unit:.2g}'):g}{name}"
+    return f"{float(f'{number:.2g}'):g}"
 
 
 def order_of(statistics: Mapping[str, Any], order: str | None = None) -> list[dict[str, Any]]:
-    """The rows of the hot_samples series of one order; by default the folder's own."""
+    """Return the rows of the series ``hot_samples`` that are of one order; by default the folder's own."""
     rows: list[dict[str, Any]] = statistics["hot_samples"]
     wanted = rows[0]["order"] if order is None else order
     return [row for row in rows if row["order"] == wanted]
@@ -33,125 +46,142 @@ def order_of(statistics: Mapping[str, Any], order: str | None = None) -> list[di
 def advice_paragraphs(
     statistics: Mapping[str, Any], advice: Mapping[str, Any] | None
 ) -> list[tuple[str, str]]:
-    """What to do, most important first: what it is about, and the sentences."""
+    """Return what to do, most important first: pairs of a heading and its sentences."""
     paragraphs = {
         "Memory": budget_sentences(statistics),
         "Placement": [] if advice is None else [placement_sentence(advice)],
         "Policy": policy_sentences(statistics["miss_ratios"]),
         "Age": drift_sentences(statistics["drift"]),
     }
-    return [(about, " ".join(sentences)) for about, sentences in paragraphs.items() if sentences]
+    return [(heading, " ".join(sentences)) for heading, sentences in paragraphs.items() if sentences]
 
 
 def budget_sentences(statistics: Mapping[str, Any]) -> list[str]:
-    """What memory for hot rows buys."""
+    """Return how much fast memory hot rows need, and what the plan's budget achieves."""
     curve = order_of(statistics)
     sizes = [row["bytes"] for row in curve]
-    lookups, samples = ([row[key] for row in curve] for key in ("hot_lookup_share", "hot_sample_share"))
-    every, rows = format_byte_size(sizes[-1]), statistics["num_rows"]
-    found = []
+    lookups = [row["hot_lookup_share"] for row in curve]
+    samples = [row["hot_sample_share"] for row in curve]
+    num_rows = statistics["num_rows"]
+    sentences = []
+
+    # The two milestones: 90% of the lookups, half of the samples.
     enough = first_to_reach(sizes, lookups, 0.9)
     if enough is not None:
-        hot = curve[sizes.index(enough)]["num_hot_rows"]
-        found.append(
-            f"{format_byte_size(enough)} of fast memory hold the {hot:,} rows ({percent(hot / max(1, rows))} "
-            f"of {rows:,}, which take {every}) that serve 90 % of the look-ups."
+        num_hot = curve[sizes.index(enough)]["num_hot_rows"]
+        sentences.append(
+            f"{format_byte_size(enough)} of fast memory holds the {num_hot:,} rows that serve at least 90% "
+            f"of the lookups: {percent(num_hot / max(1, num_rows))} of all {num_rows:,} rows, which take "
+            f"{format_byte_size(sizes[-1])}."
         )
     half = first_to_reach(sizes, samples, 0.5)
     if half is not None and half < sizes[-1]:
-        found.append(f"{format_byte_size(half)} make half of the samples fully hot.")
+        sentences.append(f"{format_byte_size(half)} makes at least half of the samples fully hot.")
+
+    # The budget that the plan was written with, and one step beyond it.
     chosen = next(row for row in statistics["budgets"] if row["is_chosen"])
-    gain = gain_of_one_more(sizes, samples, max(chosen["bytes"], sizes[0]), MIB)
-    said = (
-        f"The plan's {format_byte_size(chosen['bytes'])} make {percent(chosen['hot_sample_share'])} fully hot"
+    plan = (
+        f"The plan's {format_byte_size(chosen['bytes'])} makes {percent(chosen['hot_sample_share'])} of the "
+        "samples fully hot"
     )
     if chosen["bytes"] >= sizes[-1]:
-        found.append(f"{said}: every row fits, so nothing has to be moved.")
+        sentences.append(f"{plan}: every row fits, so no rows are transferred.")
     else:
-        found.append(f"{said}; one more MiB would add {100 * gain:.2g} points.")
-    found.append(_stop(sizes, samples))
-    return found + _peel(statistics, chosen)
+        gain = gain_of_one_more(sizes, samples, max(chosen["bytes"], sizes[0]), MIB)
+        sentences.append(f"{plan}; one more MiB would add {100 * gain:.2g} percentage points.")
+    return [*sentences, _stop_sentence(sizes, samples), *_peel_sentences(statistics, chosen)]
 
 
-def _peel(statistics: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:
-    """What another order would make of the plan's budget."""
+def _stop_sentence(sizes: Sequence[int], samples: Sequence[float]) -> str:
+    """Return where more memory stops paying off."""
+    stop = where_doubling_stops_paying(sizes, samples, LEAST_GAIN)
+    all_rows = format_byte_size(sizes[-1])
+    if stop is None:
+        return f"Doubling the memory pays off until all rows fit, at {all_rows}."
+    points = 100 * gain_of_doubling(sizes, samples, stop)
+    return (
+        f"More memory stops paying off at {format_byte_size(stop)}: doubling it makes only {points:.1f} "
+        "percentage points more of the samples fully hot. Beyond that, only room for all rows "
+        f"({all_rows}) makes a difference."
+    )
+
+
+def _peel_sentences(statistics: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:
+    """Return what peeling would achieve with the plan's budget, where that is clearly more."""
     peeled = order_of(statistics, "peel")
     if not peeled or peeled[0] == statistics["hot_samples"][0] or chosen["bytes"] >= peeled[-1]["bytes"]:
         return []
-    sizes, shares = ([row[key] for row in peeled] for key in ("bytes", "hot_sample_share"))
+    sizes = [row["bytes"] for row in peeled]
+    shares = [row["hot_sample_share"] for row in peeled]
     share = share_at(sizes, shares, chosen["bytes"])
-    if share < chosen["hot_sample_share"] + 0.01:
+    if share < chosen["hot_sample_share"] + _LEAST_PEEL_GAIN:
         return []
-    return [f"Ranked by peeling (preprocess --rank-by peel) the plan would make {percent(share)} fully hot."]
-
-
-def _stop(sizes: Sequence[int], samples: Sequence[float]) -> str:
-    stop = where_doubling_stops_paying(sizes, samples, LEAST_GAIN)
-    every = format_byte_size(sizes[-1])
-    if stop is None:
-        return f"Doubling the memory pays until all rows fit, at {every}."
-    points = 100 * gain_of_doubling(sizes, samples, stop)
-    return (
-        f"More memory stops paying at {format_byte_size(stop)}: twice that makes only {points:.1f} points "
-        "more "
-        f"of the samples fully hot. After that only room for all rows, {every}, makes a difference."
-    )
+    return [
+        f"With rows ranked by peeling (hotset preprocess --rank-by peel), the plan would make "
+        f"{percent(share)} of the samples fully hot."
+    ]
 
 
 def placement_sentence(advice: Mapping[str, Any]) -> str:
-    """Where to keep rows, from predicted step times."""
+    """Return where to keep rows, from predicted step times."""
     enough = advice["enough"]
-    batch = advice["workload"]["batch_size"]
+    size = format_byte_size(enough["fast_bytes"])
+    speed = rounded(advice["workload"]["batch_size"] / enough["step_seconds"])
+    if enough["placement"] == "all-fast":
+        return (
+            f"Everything fits in {size} of fast memory, so no other placement than all-fast is needed. "
+            f"Predicted speed on a GPU with the bandwidths below: about {speed} samples per second."
+        )
+    share = percent(advice["compute_seconds"] / enough["step_seconds"], 0)
     return (
-        f"Predicted for a GPU with the speeds below: {enough['placement']} with "
-        f"{format_byte_size(enough['fast_bytes'])} in all trains {batch / enough['step_seconds']:,.0f} "
-        "samples a second, "
-        f"{percent(advice['compute_seconds'] / enough['step_seconds'], 0)} of the speed with every row at "
-        "hand; "
-        "more memory gains under 1 %."
+        f"On a GPU with the bandwidths below, {enough['placement']} with {size} of fast memory in total is "
+        f"predicted to train about {speed} samples per second: {share} of the speed with every row in fast "
+        "memory. More memory gains less than 1%."
     )
 
 
 def policy_sentences(found: Mapping[str, Any]) -> list[str]:
-    """How far the policies are apart where it matters: where look-ahead still fetches something."""
+    """Return how far the policies are apart, at a size at which look-ahead still refetches something."""
     curve = found["curve"]
     shares = {(row["policy"], row["num_slots"]): row["refetched_share"] for row in curve}
     sizes = sorted({row["num_slots"] for row in curve})
     if not sizes:
         return []
-    size = next((size for size in sizes[1:] if shares["lookahead", size] < 0.1), sizes[-1])
+    size = next((size for size in sizes[1:] if shares["lookahead", size] < _FEW_REFETCHED), sizes[-1])
     others = {policy: shares[policy, size] for policy in ("dataset", "static", "lfu", "lru")}
     best = min(others, key=lambda policy: others[policy])
     num_bytes = next(row["bytes"] for row in curve if row["num_slots"] == size)
+    beside = "" if best == "lru" else f", and lru refetches {percent(others['lru'])}"
     return [
-        f"With {format_byte_size(num_bytes)} of slots and nothing pinned, look-ahead fetches "
-        f"{percent(shares['lookahead', size])} of a batch's rows again, the best policy that does not know "
-        "the "
-        f"order ({best}) {percent(others[best])}, lru {percent(others['lru'])}."
+        f"With {format_byte_size(num_bytes)} of slots and no pinned rows, look-ahead refetches "
+        f"{percent(shares['lookahead', size])} of the rows a batch needs; the best policy that does not know "
+        f"the batch order ({best}) refetches {percent(others[best])}{beside}."
     ]
 
 
 def drift_sentences(drift: Mapping[str, Any]) -> list[str]:
-    """How fast hot sets age."""
-    by_age, found = drift["by_age"], []
+    """Return how fast hot rows age, and how many evaluation lookups have no row."""
+    by_age = drift["by_age"]
+    sentences = []
     if len(by_age) > 2:
-        key = "hot_lookup_share"
-        first, last = by_age[1], by_age[-1]
-        fall = 100 * (first[key] - last[key])
-        verdict = (
-            "they hardly age"
-            if fall < 0.5
-            else "choose them again now and then"
-            if fall < 3
-            else "choose them often"
-        )
-        found.append(
-            f"Hot rows chosen on one part of the log serve {percent(first[key])} of the next part's "
-            "look-ups and "
-            f"{percent(last[key])} of those {last['age']} parts later: {verdict}."
+        first = by_age[1]["hot_lookup_share"]
+        last = by_age[-1]["hot_lookup_share"]
+        sentences.append(
+            f"Hot rows chosen on one part of the log serve {percent(first)} of the lookups in the next part "
+            f"and {percent(last)} of the lookups {by_age[-1]['age']} parts later: "
+            f"{_aging_verdict(100 * (first - last))}."
         )
     evaluation = [part for part in drift["parts"] if not part["is_training"]]
     if evaluation:
         share = max(part["no_id_share"] for part in evaluation)
-        found.append(f"{percent(share)} of the look-ups of the evaluation part have no id of their own.")
-    return found
+        sentences.append(
+            f"{percent(share)} of the lookups in the evaluation part fall on out-of-vocabulary rows."
+        )
+    return sentences
+
+
+def _aging_verdict(lost_points: float) -> str:
+    """Return what to do about hot rows that serve so many percentage points less of later parts."""
+    if lost_points < 0.5:
+        return "they hardly age"
+    return "choose them again now and then" if lost_points < 3 else "choose them again often"

@@ -1,4 +1,4 @@
-"""Series as tables of text, for the report and for the terminal: one function each."""
+"""The series of the statistics as tables of text, for the report and the terminal: one function each."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from .report_sentences import percent
 
 Rows = Sequence[Mapping[str, Any]]
 USES = ("hot", "staging", "dense", "activations", "inputs", "transfers")
-"""What fast memory is used for."""
+"""Uses of fast memory, in the order of the columns."""
+
+_LEAST_SHADE = 0.15
+"""Shade of the least share of a matrix."""
+_LEAST_SHADED_WIDTH = 0.1
+"""Shares that span less than this are not spread over all shades."""
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """Cells as they are written; the first column is text."""
+class TextTable:
+    """A table of cells ready to print; the first column is text, the others are numbers."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
     shades: Sequence[Sequence[float]] = ()
-    """Of each cell, in [0, 1], where the table is a picture too; none shades nothing."""
+    """Shade of each cell in [0, 1], where the table is a heat map too; empty where it is none."""
 
 
-def features(rows: Rows) -> Table:
-    """How unevenly each table's look-ups fall on its rows."""
+def features(rows: Rows) -> TextTable:
+    """Return how unevenly the lookups of each table are distributed over its rows."""
     columns = ["table", "rows", "top 1", "top 10", "top 100", "top 1000"]
     cells = [
         [
@@ -37,17 +42,17 @@ def features(rows: Rows) -> Table:
         ]
         for row in rows
     ]
-    return Table([*columns, "rows for 80 %", "90 %", "95 %", "99 %"], cells)
+    return TextTable([*columns, "rows for 80%", "90%", "95%", "99%"], cells)
 
 
-def coverage(rows: Rows) -> Table:
-    """What the first rows of each table serve."""
+def coverage(rows: Rows) -> TextTable:
+    """Return the share of lookups that the top rows of each table serve."""
     cells = [[row["table"], f"{row['num_rows']:,}", percent(row["lookup_share"])] for row in rows]
-    return Table(["table", "most looked-up rows", "look-ups"], cells)
+    return TextTable(["table", "top rows", "lookups"], cells)
 
 
-def hot_samples(rows: Rows) -> Table:
-    """What each budget makes hot under each order."""
+def hot_samples(rows: Rows) -> TextTable:
+    """Return what each budget makes hot under each order of rows."""
     cells = [
         [
             row["order"],
@@ -58,11 +63,11 @@ def hot_samples(rows: Rows) -> Table:
         ]
         for row in rows
     ]
-    return Table(["order", "memory", "hot rows", "hot look-ups", "fully hot samples"], cells)
+    return TextTable(["order", "memory", "hot rows", "hot lookups", "fully hot samples"], cells)
 
 
-def miss_ratios(found: Mapping[str, Any]) -> Table:
-    """What each policy fetches again."""
+def miss_ratios(found: Mapping[str, Any]) -> TextTable:
+    """Return the rows that each policy fetches again."""
     cells = [
         [
             row["policy"],
@@ -73,84 +78,86 @@ def miss_ratios(found: Mapping[str, Any]) -> Table:
         ]
         for row in found["curve"]
     ]
-    return Table(["policy", "fast memory", "slots", "rows fetched again", "of those needed"], cells)
+    return TextTable(["policy", "fast memory", "slots", "refetched rows", "share of rows needed"], cells)
 
 
-def unique_rows(rows: Rows) -> Table:
-    """Different rows of a batch."""
+def unique_rows(rows: Rows) -> TextTable:
+    """Return the distinct rows per batch, expected and measured, by batch size."""
     cells = [
         [
             f"{row['batch_size']:,}",
             f"{row['num_lookups']:,}",
             f"{row['expected']:,.0f}",
             f"{row['measured']:,.0f}",
-            f"{100 * (row['measured'] / row['expected'] - 1):+.1f} %",
+            f"{100 * (row['measured'] / row['expected'] - 1):+.1f}%",
         ]
         for row in rows
     ]
-    return Table(["samples of a batch", "look-ups", "expected", "measured", "measured less expected"], cells)
+    return TextTable(["batch size", "lookups", "expected", "measured", "difference"], cells)
 
 
 _AGED = {
-    "hot look-ups": "hot_lookup_share",
+    "hot lookups": "hot_lookup_share",
     "fully hot samples": "hot_sample_share",
-    "look-ups of rows never seen": "unseen_lookup_share",
+    "lookups of unseen rows": "unseen_lookup_share",
 }
 
 
-def drift_parts(drift: Mapping[str, Any]) -> Table:
-    """What the plan's hot rows serve in each part of the log."""
+def drift_parts(drift: Mapping[str, Any]) -> TextTable:
+    """Return what the plan's hot rows serve in each part of the log."""
     shares = {
-        "hot look-ups by the plan": "plan_hot_lookup_share",
-        "fully hot samples by the plan": "plan_hot_sample_share",
-        "look-ups without an id": "no_id_share",
+        "hot lookups under the plan": "plan_hot_lookup_share",
+        "fully hot samples under the plan": "plan_hot_sample_share",
+        "out-of-vocabulary lookups": "no_id_share",
     }
     cells = [
         [part["name"], f"{part['num_samples']:,}", *(percent(part[key]) for key in shares.values())]
         for part in drift["parts"]
     ]
-    return Table(["part", "samples", *shares], cells)
+    return TextTable(["part", "samples", *shares], cells)
 
 
-def drift_by_age(drift: Mapping[str, Any]) -> Table:
-    """What hot sets serve as they age."""
+def drift_by_age(drift: Mapping[str, Any]) -> TextTable:
+    """Return what hot rows serve as they age."""
     cells = [[f"{row['age']}", *(percent(row[key]) for key in _AGED.values())] for row in drift["by_age"]]
-    return Table(["age in parts", *_AGED], cells)
+    return TextTable(["age (parts)", *_AGED], cells)
 
 
-def drift_matrix(drift: Mapping[str, Any], key: str, title: str) -> Table:
-    """One share of `drift_pairs` as a matrix: a row for each hot set, a column for each part.
+def drift_matrix(drift: Mapping[str, Any], key: str, title: str) -> TextTable:
+    """Return one share of `drift_pairs` as a matrix: a row for each hot set, a column for each part.
 
-    Shades run from the least share to the greatest of other parts: a set serves its own part best.
+    Shades run from the least share shown to the greatest, but over at least ten percentage points, so that
+    equal shades mean equal shares and small differences look small.
     """
     parts = [part["name"] for part in drift["parts"]]
+    # Evaluation parts choose no rows, so there are fewer rows than columns.
     sets = list(dict.fromkeys(pair["chosen_on"] for pair in drift["pairs"]))
     found = {(pair["chosen_on"], pair["serves"]): pair[key] for pair in drift["pairs"]}
-    others = [share for (on, part), share in found.items() if on != part and share is not None]
-    low, high = min(others, default=0.0), max(others, default=1.0)
+    shares = [share for share in found.values() if share is not None]
+    low = min(shares, default=0.0)
+    width = max(max(shares, default=1.0) - low, _LEAST_SHADED_WIDTH)
     cells = [[on, *(percent(found[on, part]) for part in parts)] for on in sets]
-    shades = [[0.0, *(_shade(found[on, part], low, high) for part in parts)] for on in sets]
-    return Table(["chosen on", *parts], cells, title, shades)
+    shades = [[0.0, *(_shade(found[on, part], low, width) for part in parts)] for on in sets]
+    return TextTable(["chosen on", *parts], cells, title, shades)
 
 
-def _shade(share: float | None, low: float, high: float) -> float:
-    if share is None:
-        return 0.0
-    return min(1.0, 0.15 + 0.85 * (share - low) / (high - low)) if high > low else 0.5
+def _shade(share: float | None, low: float, width: float) -> float:
+    """Return the shade of a share; the least is not white, which is kept for cells without one."""
+    return 0.0 if share is None else _LEAST_SHADE + (1 - _LEAST_SHADE) * (share - low) / width
 
 
-def drift_pairs(drift: Mapping[str, Any]) -> Table:
-    """What each part's hot set serves of each part."""
+def drift_pairs(drift: Mapping[str, Any]) -> TextTable:
+    """Return what the hot rows of each part serve in each other part."""
     shares = {"rows in common": "common_rows_share"} | _AGED
     cells = [
         [pair["chosen_on"], pair["serves"], *(percent(pair[key]) for key in shares.values())]
         for pair in drift["pairs"]
     ]
-    return Table(["chosen on", "serves", *shares], cells)
+    return TextTable(["chosen on", "serves", *shares], cells)
 
 
-def placements(advice: Mapping[str, Any]) -> Table:
-    """Predicted steps."""
+def placements(advice: Mapping[str, Any]) -> TextTable:
+    """Return the predicted steps of every placement that fits each size."""
     batch = advice["workload"]["batch_size"]
     cells = [
         [
@@ -166,12 +173,12 @@ def placements(advice: Mapping[str, Any]) -> Table:
         for option in advice["options"]
         for one in option["placements"]
     ]
-    columns = ["fast memory", "placement", "samples/s", "step", "up a step", "down a step", "prefetch"]
-    return Table([*columns, "needs"], cells)
+    columns = ["fast memory", "placement", "samples/s", "step", "to fast per step", "to slow per step"]
+    return TextTable([*columns, "prefetch", "needs"], cells)
 
 
-def memory(advice: Mapping[str, Any], *, only_fastest: bool) -> Table:
-    """Bytes by use, of the fastest placement that fits each size or of all, those too large too."""
+def memory(advice: Mapping[str, Any], *, only_fastest: bool) -> TextTable:
+    """Return bytes by use, of the fastest placement that fits each size or of all, even those too large."""
     cells = [
         [
             format_byte_size(option["fast_bytes"]),
@@ -184,4 +191,4 @@ def memory(advice: Mapping[str, Any], *, only_fastest: bool) -> Table:
             option["placements"][:1] if only_fastest else [*option["placements"], *option["too_large"]]
         )
     ]
-    return Table(["fast memory", "placement", *USES, "sum"], cells)
+    return TextTable(["fast memory", "placement", *USES, "sum"], cells)

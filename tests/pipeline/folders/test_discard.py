@@ -11,23 +11,24 @@ import pytest
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.folders.discard import MARK, discard_files, is_discarded, parse_discard
 from hotset.pipeline.folders.manifest import MANIFEST
-from hotset.pipeline.generate.generate import GenerateConfig, generate
+from hotset.pipeline.generate.generate_log import GenerateConfig, generate
 from hotset.pipeline.inspect.frequency_series import frequency_statistics
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess, remove_from, run_stage
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.verify.verify import verify
-from hotset.tests.support.criteo_text import tree_of
+from hotset.tests.support.logs.criteo_text import tree_of
 from hotset.workflows.cli import main
 
-CONFIG = PreprocessConfig(split=SplitConfig(hot_bytes=ByteSize(20_000)))
+CONFIG = PreprocessConfig(split=SplitConfig(embedding_optimizer="sgd", hot_bytes=ByteSize(20_000)))
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("discard")
     generate(GenerateConfig(samples=800, scale=500), folder / "log.tsv", workers=1)
-    preprocess([folder / "log.tsv"], CONFIG, folder / "dir", workers=1)
+    preprocess([folder / "log.tsv"], CONFIG, folder / "dir", Resources(workers=1))
     return folder
 
 
@@ -68,7 +69,7 @@ def test_the_same_command_sees_every_stage_as_done(whole: Path, folder: Path) ->
 def test_verify_checks_what_is_there(whole: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify(folder, raw=[whole / "log.tsv"]) == []
     assert main(["verify", str(folder)]) == 0
-    assert "columns was discarded: only its manifest could be checked" in capsys.readouterr().err
+    assert "columns was discarded, so only its manifest was checked" in capsys.readouterr().err
     (folder / "columns" / "stray").touch()
     assert any("stray" in fault for fault in verify(folder))
 
@@ -133,4 +134,4 @@ def test_what_later_stages_need_cannot_be_discarded() -> None:
     assert parse_discard("") == () and parse_discard("samples, columns") == ("samples", "columns")
     with pytest.raises(ConfigError, match="'shards' cannot be discarded") as caught:
         parse_discard("columns,shards")
-    assert caught.value.hint == "name columns or samples"
+    assert caught.value.hint == "use columns or samples"

@@ -15,24 +15,7 @@ import pytest
 
 from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.folder_lock import FolderLock
-
-HOLDER = """
-import sys
-from pathlib import Path
-from hotset.pipeline.folders.folder_lock import FolderLock
-lock = FolderLock.take(Path(sys.argv[1]), Path(sys.argv[1]).parent)
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-def start_holder(path: Path) -> subprocess.Popen[str]:
-    """Another process that holds the lock until its input is closed."""
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-    return holder
+from hotset.tests.support.processes.kills import HOLDER, start_holder
 
 
 @pytest.mark.parametrize("is_killed", [False, True])

@@ -132,14 +132,14 @@ def test_a_listed_file_must_be_there_in_its_size(tmp_path: Path) -> None:
     write_parts(tmp_path, PARTS)
     manifest = Manifest.read(tmp_path)
     with pytest.raises(ManifestError, match=r"C1\.arrow cannot be read: No such file"):
-        manifest.path_of("C1.arrow")
+        manifest.checked_path(manifest.entry("C1.arrow"))
     (tmp_path / "C1.arrow").write_bytes(b"123456")
     with pytest.raises(ManifestError, match=r"C1\.arrow has 6 bytes, want 5"):
-        manifest.path_of("C1.arrow")
+        manifest.checked_path(manifest.entry("C1.arrow"))
     (tmp_path / "C1.arrow").write_bytes(b"12345")
-    assert manifest.path_of("C1.arrow") == tmp_path / "C1.arrow"
+    assert manifest.checked_path(manifest.entry("C1.arrow")) == tmp_path / "C1.arrow"
     with pytest.raises(ManifestError, match=r"lists no file 'C3\.arrow'"):
-        manifest.path_of("C3.arrow")
+        manifest.checked_path(manifest.entry("C3.arrow"))
 
 
 def test_links_and_pipes_are_refused(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_thousands_of_files_are_found_by_name_and_a_manifest_travels_by_its_fold
         (tmp_path / "counts" / name).touch()
     write_parts(tmp_path / "counts", PARTS, files=files)
     manifest = Manifest.read(tmp_path / "counts")
-    assert [manifest.path_of(name).name for name in names] == names
+    assert [manifest.checked_path(manifest.entry(name)).name for name in names] == names
     assert [manifest.entry(name).path for name in reversed(names)] == names[::-1]
     with pytest.raises(ManifestError, match="lists no file"):
         manifest.entry("file.arrow")

@@ -1,4 +1,7 @@
-"""Stage folders: killed at any moment, the same run ends in the same bytes; another is refused."""
+"""Stage folders: killed at any moment, the same run ends in the same bytes; another is refused.
+
+Tests `partial_folder`, `reopening` and `run_identity`, too.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,13 @@ import pytest
 import xxhash
 
 from hotset.pipeline.errors import ManifestError
+from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
-from hotset.pipeline.folders.output import Output, hash_file, input_of
+from hotset.pipeline.folders.output import Output, input_of
 from hotset.pipeline.folders.partial_folder import PARTIAL
-from hotset.tests.support.criteo_text import tree_of
+from hotset.tests.support.json_records import AnyRecord
+from hotset.tests.support.logs.criteo_text import tree_of
+from hotset.tests.support.processes.kills import Killed
 
 INPUTS = [{"name": "columns", "fingerprint": "ab" * 16}]
 NAMES = ("b.arrow", "a.arrow", "c.arrow")
@@ -33,13 +39,13 @@ class Config:
 def run(folder: Path, config: Config | None = None, inputs: list[dict[str, Any]] = INPUTS) -> Manifest:
     """A stage of three files; returns its manifest."""
     output = Output.begin("stage", 2, config or Config(), inputs, folder)
-    if isinstance(output, Manifest):
-        return output
+    if output.sealed is not None:
+        return output.sealed
     for number, name in enumerate(NAMES):
         if not output.has(name):
-            with output.writing(name, number, kind=f"k{number}") as path:
+            with output.writing(name, number, AnyRecord(kind=f"k{number}")) as path:
                 path.write_bytes(name.encode() * number)
-    return output.seal({"samples": 3})
+    return output.seal(AnyRecord(samples=3))
 
 
 def test_a_finished_folder_holds_its_files_and_a_manifest(tmp_path: Path) -> None:
@@ -62,10 +68,6 @@ def test_an_equal_run_only_looks_at_a_sealed_folder(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Output, "writing", None)
     assert run(tmp_path / "out") == manifest
     assert set(tree_of(tmp_path / "out")) == {*NAMES, MANIFEST} and not (tmp_path / "out" / PARTIAL).exists()
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing catches it."""
 
 
 @pytest.mark.parametrize("is_after", [False, True])
@@ -120,11 +122,9 @@ def test_killed_again_and_again_it_still_ends_in_the_same_bytes(
 
 def test_finished_files_are_not_written_again(tmp_path: Path) -> None:
     output = Output.begin("stage", 2, Config(), INPUTS, tmp_path)
-    assert isinstance(output, Output)
     with output.writing("b.arrow", 1) as path:
         path.write_bytes(b"kept")
     resumed = Output.begin("stage", 2, Config(), INPUTS, tmp_path)
-    assert isinstance(resumed, Output)
     assert resumed.has("b.arrow") and not resumed.has("a.arrow")
     assert resumed.finished == output.finished
 
@@ -133,11 +133,11 @@ def test_finished_files_are_not_written_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "inputs", "message"),
     [
-        (Config(width=4), INPUTS, "was made with width = 3, now 4"),
-        (Config(fraction=0.5), INPUTS, "was made with fraction = 0.14285714285714285, now 0.5"),
-        (Config(names=()), INPUTS, r"was made with names = \['x', 'y'\], now \[\]"),
-        (Config(), [{"name": "columns", "fingerprint": "cd" * 16}], "was made from other inputs"),
-        (Config(), [], "was made from other inputs"),
+        (Config(width=4), INPUTS, "was written with width = 3, now 4"),
+        (Config(fraction=0.5), INPUTS, "was written with fraction = 0.14285714285714285, now 0.5"),
+        (Config(names=()), INPUTS, r"was written with names = \['x', 'y'\], now \[\]"),
+        (Config(), [{"name": "columns", "fingerprint": "cd" * 16}], "was written from other inputs"),
+        (Config(), [], "was written from other inputs"),
     ],
 )
 def test_other_settings_or_inputs_are_refused_by_name(
@@ -146,7 +146,10 @@ def test_other_settings_or_inputs_are_refused_by_name(
     if is_sealed:
         run(tmp_path)
     else:
-        Output.begin("stage", 2, Config(), INPUTS, tmp_path)
+        output = Output.begin("stage", 2, Config(), INPUTS, tmp_path)
+        with output.writing(NAMES[0], 0) as path:
+            path.touch()
+        del output
     before = tree_of(tmp_path)
     with pytest.raises(ManifestError, match=message) as caught:
         run(tmp_path, config, inputs)
@@ -154,11 +157,24 @@ def test_other_settings_or_inputs_are_refused_by_name(
     assert tree_of(tmp_path) == before
 
 
+def test_a_folder_in_which_nothing_was_finished_starts_fresh_with_other_settings(tmp_path: Path) -> None:
+    output = Output.begin("stage", 2, Config(), INPUTS, tmp_path / "out")
+    for left in (output.temporary_path("b.arrow"), output.shared_path("counts")):
+        left.write_bytes(b"of other settings")
+    del output
+    other = Output.begin("stage", 2, Config(width=4), [], tmp_path / "out")
+    assert not other.shared_path("counts").exists() and other.finished == {}
+    del other
+    assert run(tmp_path / "out", Config(width=5)).config["width"] == 5
+    run(tmp_path / "whole", Config(width=5))
+    assert tree_of(tmp_path / "out") == tree_of(tmp_path / "whole")
+
+
 def test_another_stage_or_version_is_refused(tmp_path: Path) -> None:
     run(tmp_path)
     with pytest.raises(ManifestError, match="holds stage 'stage', want 'other'"):
         Output.begin("other", 2, Config(), INPUTS, tmp_path)
-    with pytest.raises(ManifestError, match="was made from another version of hotset"):
+    with pytest.raises(ManifestError, match="was written by another version of hotset"):
         Output.begin("stage", 3, Config(), INPUTS, tmp_path)
 
 
@@ -196,8 +212,7 @@ def test_a_sealed_folder_whose_file_was_cut_is_refused(tmp_path: Path) -> None:
 def test_half_a_file_that_a_power_cut_left_is_made_again(tmp_path: Path, damage: str) -> None:
     run(tmp_path / "whole")
     output = Output.begin("stage", 2, Config(), INPUTS, tmp_path / "out")
-    assert isinstance(output, Output)
-    with output.writing("c.arrow", 2, kind="k2") as path:
+    with output.writing("c.arrow", 2, AnyRecord(kind="k2")) as path:
         path.write_bytes(b"c.arrow" * 2)
     file, record = tmp_path / "out" / "c.arrow", tmp_path / "out" / PARTIAL / "c.arrow.json"
     if damage == "short file":
@@ -242,3 +257,21 @@ def test_files_are_hashed_block_by_block(tmp_path: Path, num_bytes: int) -> None
     text = bytes(range(256)) * (num_bytes // 256 + 1)
     (tmp_path / "file").write_bytes(text[:num_bytes])
     assert hash_file(tmp_path / "file") == (num_bytes, xxhash.xxh3_128_hexdigest(text[:num_bytes]))
+
+
+def test_one_name_is_not_written_twice(tmp_path: Path) -> None:
+    """Two features whose names lead to one file: the second would replace the first."""
+    output = Output.begin("stage", 2, Config(), INPUTS, tmp_path / "out")
+
+    def write(text: bytes) -> None:
+        with output.writing("a.arrow", 1) as path:
+            path.write_bytes(text)
+
+    write(b"first")
+    write(b"first")  # a task that is repeated after its worker was killed
+    with pytest.raises(ManifestError, match=r"a\.arrow would be written twice"):
+        write(b"second")
+    assert (tmp_path / "out/a.arrow").read_bytes() == b"first"
+    entry = output.report()[0] | {"xxh3_128": "0" * 32}
+    with pytest.raises(ManifestError, match=r"a\.arrow would be written twice"):
+        output.apply_report([entry])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from hotset.pipeline.errors import ManifestError
+from hotset.pipeline.errors import ManifestError, SystemFaultError
+from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import FileEntry, Manifest
 from hotset.pipeline.formats.arrow_files import (
     NO_NULLS,
@@ -26,7 +29,7 @@ from hotset.pipeline.formats.arrow_files import (
 
 def listed(path: Path, num_samples: int) -> tuple[Manifest, FileEntry]:
     """A manifest that lists ``path`` as it is now."""
-    entry = FileEntry(path.name, num_samples, path.stat().st_size, "00" * 16)
+    entry = FileEntry(path.name, num_samples, *hash_file(path))
     return Manifest(path.parent, "some stage", 1, {}, [], [entry], {}, "00" * 16), entry
 
 
@@ -160,3 +163,32 @@ def test_values_of_another_type_or_width_are_refused() -> None:
         values_of(pa.array([1, 2], pa.int32()), np.int64)
     with pytest.raises(ManifestError, match="lists of 3, want 2"):
         fixed_lists(as_fixed_lists(np.zeros((2, 3), np.int32)), 2, np.int32)
+
+
+def test_a_folder_may_have_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"D\xff")
+    folder.mkdir()
+    write_batch(folder / "file.arrow", {"a": pa.array([1, 2])})
+    assert read_batch(*listed(folder / "file.arrow", 2)).column("a").to_pylist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, "Too many open files"),
+        MemoryError("malloc of size 64 failed"),
+        pa.ArrowException("Unknown error: Failed to launch worker thread: Resource temporarily unavailable"),
+    ],
+)
+def test_a_file_that_the_system_cannot_open_is_not_called_damaged(
+    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> None:
+        raise error
+
+    write_batch(tmp_path / "file.arrow", {"a": pa.array([1, 2])})
+    monkeypatch.setattr("hotset.pipeline.formats.arrow_files.map_batch", fail)
+    with pytest.raises(SystemFaultError) as caught:
+        read_batch(*listed(tmp_path / "file.arrow", 2))
+    assert "file.arrow" in str(caught.value) and "damaged" not in str(caught.value)
+    assert "remove" not in str(caught.value.hint)

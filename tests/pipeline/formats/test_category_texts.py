@@ -1,4 +1,7 @@
-"""Texts of the most frequent categories, against a naive twin, and as a user meets them."""
+"""Texts of the most frequent categories, against a naive twin, and as a user meets them.
+
+Tests `check_files`, too.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,17 @@ from numpy.typing import NDArray
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats.category_texts import (
-    is_texts,
     read_texts,
     readable,
     texts_of_table,
     top_categories,
 )
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.count import CountConfig, count
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.verify.verify import verify
-from hotset.tests.system.test_multi_hot import reseal
+from hotset.tests.support.resealed import reseal
 from hotset.workflows.cli import main
 
 SCHEMA = """
@@ -81,14 +84,16 @@ def test_texts_are_those_of_the_naive_twin(
     monkeypatch.setattr("hotset.pipeline.formats.category_texts._ALWAYS_KEPT", always)
     monkeypatch.setattr("hotset.pipeline.formats.category_texts._CHUNK_ROWS", 7)
     lines = draw_lines(900, rng)
-    columns = ingest([write(tmp_path / "log", lines)], config(), tmp_path / "columns", workers=2)
+    columns = ingest([write(tmp_path / "log", lines)], config(), tmp_path / "columns", Resources(workers=2))
     parts, first = [], 0
     for entry in columns.files:
-        if not is_texts(entry):
+        if not entry.is_texts:
             parts.append(lines[first : first + entry.num_samples])
             first += entry.num_samples
     assert len(parts) > 5
-    counts = count(CountConfig(eval_fraction=0.2, texts=num_texts), columns, tmp_path / "counts", workers=2)
+    counts = count(
+        CountConfig(eval_fraction=0.2, texts=num_texts), columns, tmp_path / "counts", Resources(workers=2)
+    )
     split: dict[str, Callable[[Any], list[str]]] = {
         "word": lambda line: [line[1]],
         "many words": lambda line: line[3].split("|"),
@@ -135,10 +140,10 @@ def test_a_text_has_the_id_of_its_category(made: Path, capsys: pytest.CaptureFix
 def test_a_text_that_is_not_its_category_is_found(made: Path) -> None:
     for folder in ("columns", "counts", "vocabulary"):
         manifest = Manifest.read(made / "out" / folder)
-        entry = next(entry for entry in manifest.files if is_texts(entry))
+        entry = next(entry for entry in manifest.files if entry.is_texts)
         before = {path: path.read_bytes() for path in manifest.folder.iterdir()}
         path = reseal(manifest.folder, lambda columns: columns["text"].reverse(), entry.path)
-        assert any(str(path) in fault and "is not its category's" in fault for fault in verify(made / "out"))
+        assert any(str(path) in fault and "does not have the hash" in fault for fault in verify(made / "out"))
         for path, text in before.items():
             path.write_bytes(text)
     assert verify(made / "out") == []
@@ -155,7 +160,7 @@ def test_another_log_gets_the_texts_with_the_ids(made: Path) -> None:
 def test_none_are_kept_where_none_are_wanted(tmp_path: Path, rng: np.random.Generator) -> None:
     columns = ingest([write(tmp_path / "log", draw_lines(100, rng))], config(), tmp_path / "columns")
     counts = count(CountConfig(texts=0), columns, tmp_path / "counts")
-    assert not any(is_texts(entry) for entry in counts.files)
+    assert not any(entry.is_texts for entry in counts.files)
     with pytest.raises(ConfigError, match="texts must be 0 or more, got -1"):
         CountConfig(texts=-1)
 

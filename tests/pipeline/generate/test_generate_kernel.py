@@ -47,21 +47,26 @@ def naive_sample(world: World, seed: int, number: int) -> tuple[list[int], int, 
         pattern = first_beyond(world.missing_ends[group, latent], variable(16 + group) >> 32)
         missing |= int(world.missing_masks[group, pattern])
     shared = [variable(8 + group) >> 32 for group in range(NUM_GROUPS)]
-    ranks, logit, hashes = [], int(world.intercept), {}
+    ranks = []
+    logit = int(world.intercept)
+    hashes = {}
     for column in range(world.groups.shape[0]):
-        rank, effect = -1, int(world.missing_effects[column])
+        rank = -1
+        effect = int(world.missing_effects[column])
         if not missing >> column & 1:
             bits = variable(64 + column)
             is_coupled = bits % 1024 < int(world.couplings[column])
             within = shared[world.groups[column]] if is_coupled else bits >> 32
             bucket = first_beyond(world.bucket_ends[latent, column, 1:], within)
-            slope, jitter = int(world.bucket_slopes[latent, column, bucket]), bits >> 10 & ((1 << 20) - 1)
+            slope = int(world.bucket_slopes[latent, column, bucket])
+            jitter = bits >> 10 & ((1 << 20) - 1)
             u = (within - int(world.bucket_ends[latent, column, bucket])) * slope + (jitter * slope >> 20)
             u = (u >> 32) + int(world.bucket_starts[column, bucket])
             piece = int(world.guide[column, u >> 22])
             piece += first_beyond(world.piece_starts[piece + 1 :], u)
             offset = (u - int(world.piece_starts[piece])) * int(world.piece_slopes[piece]) >> 32
-            rank, effect = int(world.piece_ranks[piece]) + offset, int(world.piece_effects[piece])
+            rank = int(world.piece_ranks[piece]) + offset
+            effect = int(world.piece_effects[piece])
         if column >= len(world.smallest):
             hashes[column] = mix(int(world.keys[column]) ^ (rank + 1))
             main = sum(hashes[column] >> 8 * byte & 255 for byte in range(4)) - 510
@@ -80,7 +85,9 @@ def naive_sample(world: World, seed: int, number: int) -> tuple[list[int], int, 
 @pytest.mark.parametrize(("scale", "seed", "start"), [(1, 0, 0), (1, 2**64 - 1, 2**61), (1000, 7, 12_345)])
 def test_samples_agree_with_the_naive_ones(scale: int, seed: int, start: int) -> None:
     world = world_of("criteo-kaggle", scale)
-    ranks, logits, labels = np.empty((60, 39), np.int64), np.empty(60, np.int64), np.empty(60, np.uint8)
+    ranks = np.empty((60, 39), np.int64)
+    logits = np.empty(60, np.int64)
+    labels = np.empty(60, np.uint8)
     draw_samples(world, np.uint64(seed), start, ranks, logits, labels)
     for sample in range(60):
         wanted = naive_sample(world, seed, start + sample)

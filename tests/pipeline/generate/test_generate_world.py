@@ -67,7 +67,8 @@ def test_pieces_cover_each_column_once() -> None:
 def test_every_scale_gives_valid_samples_that_click_at_the_rate(scale: float) -> None:
     num_samples = 60_000
     world = world_of("criteo-kaggle", scale)
-    ranks, logits = np.empty((num_samples, 39), np.int64), np.empty(num_samples, np.int64)
+    ranks = np.empty((num_samples, 39), np.int64)
+    logits = np.empty(num_samples, np.int64)
     labels = np.empty(num_samples, np.uint8)
     draw_samples(world, np.uint64(11), 0, ranks, logits, labels)
     assert labels.mean() == pytest.approx(0.256, abs=0.006)

@@ -24,7 +24,8 @@ def drawn_ranks(uniform: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def test_couplings_are_recovered(rng: np.random.Generator) -> None:
-    wanted, shared = [0.9, 0.6, 0.5], rng.random(40_000)
+    wanted = [0.9, 0.6, 0.5]
+    shared = rng.random(40_000)
     uniforms = [np.where(rng.random(40_000) < share, shared, rng.random(40_000)) for share in wanted]
     uniforms[0][::7] = np.nan
     uniforms.append(rng.random(40_000))

@@ -30,7 +30,8 @@ def test_log2_of_nothing_is_nothing() -> None:
 
 @pytest.mark.parametrize("num_knots", [2, 3, 17])
 def test_interpolation_agrees_with_numpys(num_knots: int, rng: np.random.Generator) -> None:
-    knots, values = np.sort(rng.random(num_knots)), rng.random(num_knots)
+    knots = np.sort(rng.random(num_knots))
+    values = rng.random(num_knots)
     at = np.concatenate([rng.uniform(-0.2, 1.2, 500), knots])
     np.testing.assert_allclose(interpolate(at, knots, values), np.interp(at, knots, values), atol=1e-14)
 
@@ -47,7 +48,8 @@ def naive_rake(
 @pytest.mark.parametrize("shape", [(1, 1), (1, 4), (5, 1), (7, 3)])
 def test_raking_agrees_with_the_naive_form(shape: tuple[int, int], rng: np.random.Generator) -> None:
     matrix = rng.random(shape) + 0.01
-    rows, columns = rng.dirichlet(np.ones(shape[0])), rng.dirichlet(np.ones(shape[1]))
+    rows = rng.dirichlet(np.ones(shape[0]))
+    columns = rng.dirichlet(np.ones(shape[1]))
     wanted = naive_rake(matrix, rows, columns, 50)
     rake(matrix, rows, columns, 50)
     np.testing.assert_allclose(matrix, wanted, rtol=1e-12)

@@ -12,17 +12,19 @@ import pytest
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.inspect.drift_series import drift
 from hotset.pipeline.inspect.frequency_series import frequency_statistics
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.tests.support.criteo_text import Sample, draw_samples, text_of
-from hotset.tests.support.naive_stages import run_to
+from hotset.tests.support.logs.criteo_text import Sample, draw_samples, text_of
+from hotset.tests.support.naive.naive_stages import run_to
 from hotset.workflows.cli import main
 
 CONFIG = PreprocessConfig(
-    count=CountConfig(eval_fraction=0.25), split=SplitConfig(hot_bytes=ByteSize(64 * 60))
+    count=CountConfig(eval_fraction=0.25),
+    split=SplitConfig(embedding_optimizer="sgd", hot_bytes=ByteSize(64 * 60)),
 )
 
 
@@ -46,7 +48,7 @@ def test_with_room_for_all_rows_a_part_serves_what_it_saw(
     tmp_path: Path, log: list[Sample], workers: int
 ) -> None:
     run_to("split", tmp_path, log, CONFIG)
-    found = drift(tmp_path, 2**30, num_parts=3, workers=workers)
+    found = drift(tmp_path, 2**30, Resources(workers=workers), num_parts=3)
     parts = {f"part {p + 1}": lookups_of(log[50 * p : 50 * p + 50]) for p in range(3)}
     parts["evaluation"] = lookups_of(log[150:])
     seen = {name: {row for sample in part for row in sample} for name, part in parts.items()}
@@ -75,7 +77,7 @@ def test_with_room_for_all_rows_a_part_serves_what_it_saw(
 
 def test_a_budget_takes_the_rows_with_the_most_lookups(tmp_path: Path, log: list[Sample]) -> None:
     run_to("split", tmp_path, log, CONFIG)
-    found = drift(tmp_path, 64 * 30, num_parts=2, workers=1)
+    found = drift(tmp_path, 64 * 30, Resources(workers=1), num_parts=2)
     counts = Counter(row for sample in lookups_of(log[:75]) for row in sample)
     served = sum(count for _, count in counts.most_common(30))
     assert pair(found, "part 1", "part 1")["hot_lookup_share"] == pytest.approx(served / (75 * 26))
@@ -84,7 +86,7 @@ def test_a_budget_takes_the_rows_with_the_most_lookups(tmp_path: Path, log: list
 
 def test_the_plans_own_hot_rows_are_shown_for_each_part(tmp_path: Path, log: list[Sample]) -> None:
     plan = run_to("split", tmp_path, log, CONFIG)
-    found = drift(tmp_path, 64 * 30, num_parts=1, workers=1)
+    found = drift(tmp_path, 64 * 30, Resources(workers=1), num_parts=1)
     shares = [part["plan_hot_sample_share"] for part in found["parts"]]
     samples = plan.totals["samples"]
     assert shares == [samples["hot"] / 150, samples["evaluation_hot"] / 50]
@@ -93,7 +95,7 @@ def test_the_plans_own_hot_rows_are_shown_for_each_part(tmp_path: Path, log: lis
 def test_the_oov_row_is_nobodys_own(tmp_path: Path, log: list[Sample]) -> None:
     config = PreprocessConfig(count=CountConfig(eval_fraction=0), rank=RankConfig(min_count=3))
     run_to("split", tmp_path, log, config)
-    found = drift(tmp_path, 2**30, num_parts=1, workers=1)
+    found = drift(tmp_path, 2**30, Resources(workers=1), num_parts=1)
     counts = Counter(row for sample in lookups_of(log) for row in sample)
     rare = sum(count for count in counts.values() if count < 3)
     (row,) = found["pairs"]
@@ -107,7 +109,7 @@ def test_raw_files_are_parts_and_one_may_be_of_both_kinds(tmp_path: Path, log: l
         (tmp_path / f"day{day}").write_bytes(text_of(log[60 * day : 60 * day + 60]))
     days = [str(tmp_path / f"day{day}") for day in range(3)]
     assert main(["preprocess", *days, "--eval-fraction", "0.5", "--out", str(tmp_path / "out")]) == 0
-    found = drift(tmp_path / "out", 2**20, workers=1)
+    found = drift(tmp_path / "out", 2**20, Resources(workers=1))
     sizes = {part["name"]: (part["num_samples"], part["is_training"]) for part in found["parts"]}
     assert sizes == {
         "day0": (60, True),
@@ -129,7 +131,7 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path, log: list[Sample]) -> 
         (tmp_path / day / "log").write_bytes(text_of(log[:40]))
     days = [str(tmp_path / day / "log") for day in ("mon", "tue")]
     assert main(["preprocess", *days, "--eval-fraction", "0", "--out", str(tmp_path / "out")]) == 0
-    found = drift(tmp_path / "out", 2**20, workers=1)
+    found = drift(tmp_path / "out", 2**20, Resources(workers=1))
     assert [part["name"] for part in found["parts"]] == ["log (1)", "log (2)"]
     assert {pair["hot_lookup_share"] for pair in found["pairs"]} == {1.0}
 
@@ -142,12 +144,12 @@ def test_a_log_with_adopted_ids_chooses_nothing(
     (tmp_path / "next").write_bytes(text_of(log[150:]))
     words = ["preprocess", str(tmp_path / "next"), "--like", str(tmp_path / "model")]
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
-    found = drift(tmp_path / "out", 2**20, workers=1)
+    found = drift(tmp_path / "out", 2**20, Resources(workers=1))
     assert found["pairs"] == found["by_age"] == []
     (part,) = found["parts"]
     assert part["num_samples"] == 50 and part["no_id_share"] > 0
-    every = frequency_statistics(tmp_path / "out", workers=1)
+    every = frequency_statistics(tmp_path / "out", Resources(workers=1))
     assert every["unique_rows"] == every["miss_ratios"]["curve"] == []
-    assert "unique_rows: no sample of the log trains" in every["left_out"]
+    assert "distinct rows per batch: the log has no training samples" in every["left_out"]
     assert main(["stats", str(tmp_path / "out"), "--html", str(tmp_path / "x.html")]) == 1
-    assert "has no training part to report on" in capsys.readouterr().err
+    assert "has no training samples to report on" in capsys.readouterr().err

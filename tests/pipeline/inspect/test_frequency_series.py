@@ -1,4 +1,8 @@
-"""Series of a preprocessed folder, against walks over categories."""
+"""Series of a preprocessed folder, against walks over categories.
+
+Tests `coverage_series`, `coverage`, `hot_sample_series`,
+`inspected_folder`, `miss_ratio_series` and `other_orders`, too.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,19 @@ import pytest
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.inspect.coverage_series import budgets_up_to, coverage
 from hotset.pipeline.inspect.frequency_series import SERIES, frequency_statistics
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.stats.analysis.coverage import coverage_points
-from hotset.tests.support.criteo_text import Sample, draw_samples
-from hotset.tests.support.naive_stages import run_to
+from hotset.tests.support.logs.criteo_text import Sample, draw_samples
+from hotset.tests.support.naive.naive_stages import run_to
 
 CONFIG = PreprocessConfig(
-    count=CountConfig(eval_fraction=0.25), split=SplitConfig(hot_bytes=ByteSize(64 * 60))
+    count=CountConfig(eval_fraction=0.25),
+    split=SplitConfig(embedding_optimizer="sgd", hot_bytes=ByteSize(64 * 60)),
 )
 
 
@@ -44,7 +50,7 @@ def of_order(found: dict[str, Any], order: str) -> list[dict[str, Any]]:
 
 
 def test_budgets_agree_with_counting_the_hot_rows_lookups(folder: Path, log: list[Sample]) -> None:
-    found = frequency_statistics(folder, series=["budgets", "hot_samples"], workers=1)
+    found = frequency_statistics(folder, Resources(workers=1), series=["budgets", "hot_samples"])
     counts = Counter(row for sample in log[:150] for row in enumerate(sample.categories))
     (chosen,) = (budget for budget in found["budgets"] if budget["is_chosen"])
     assert chosen["num_hot_rows"] == 60
@@ -59,7 +65,7 @@ def test_budgets_agree_with_counting_the_hot_rows_lookups(folder: Path, log: lis
 
 
 def test_faes_sample_never_covers_more_lookups_than_exact_counts(folder: Path) -> None:
-    found = frequency_statistics(folder, series=["hot_samples"], workers=2)
+    found = frequency_statistics(folder, Resources(workers=2), series=["hot_samples"])
     exact, sampled = of_order(found, "frequency"), of_order(found, "fae")
     assert [row["bytes"] for row in exact] == [row["bytes"] for row in sampled]
     for ours, theirs in zip(exact, sampled, strict=True):
@@ -76,7 +82,8 @@ def test_other_orders_are_those_of_folders_ranked_so(log: list[Sample], tmp_path
         (tmp_path / name).mkdir()
         run_to("split", tmp_path / name, log, replace(CONFIG, rank=config))
     ranked, counted = (
-        frequency_statistics(tmp_path / name, series=["hot_samples"], workers=1) for name in ("peel", "count")
+        frequency_statistics(tmp_path / name, Resources(workers=1), series=["hot_samples"])
+        for name in ("peel", "count")
     )
     assert ranked["hot_samples"][0]["order"] == "peel"
     assert of_order(ranked, "peel") == of_order(counted, "peel")
@@ -88,17 +95,17 @@ def test_other_orders_are_those_of_folders_ranked_so(log: list[Sample], tmp_path
 
 def test_what_is_left_out_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotset.pipeline.inspect.other_orders.MAX_PEELED_SAMPLES", 100)
-    found = frequency_statistics(folder, series=["hot_samples"], workers=1)
+    found = frequency_statistics(folder, Resources(workers=1), series=["hot_samples"])
     assert found["left_out"] == [
-        "hot_samples by peeling: the log has 150 training samples, peeling is shown up to 100"
+        "the curve of peeled rows: the log has 150 training samples, peeling is shown up to 100"
     ]
     assert not of_order(found, "peel")
 
 
 def test_every_series_is_there_and_plain(folder: Path) -> None:
-    found = frequency_statistics(folder, workers=1)
+    found = frequency_statistics(folder, Resources(workers=1))
     assert set(SERIES) <= set(found)
-    assert found == frequency_statistics(folder, workers=2)
+    assert found == frequency_statistics(folder, Resources(workers=2))
     with pytest.raises(ConfigError, match="no series 'x'") as caught:
         frequency_statistics(folder, series=["x"])
     assert "drift" in (caught.value.hint or "")
@@ -108,7 +115,7 @@ def test_every_series_is_there_and_plain(folder: Path) -> None:
 
 def test_misses_shrink_with_slots(log: list[Sample], tmp_path: Path) -> None:
     run_to("pack", tmp_path, log * 4, PreprocessConfig(pack=CONFIG.pack.__class__(batch_size=16)))
-    found = frequency_statistics(tmp_path, series=["miss_ratios"], workers=1)["miss_ratios"]
+    found = frequency_statistics(tmp_path, Resources(workers=1), series=["miss_ratios"])["miss_ratios"]
     assert found["batch_size"] == 16 and found["num_batches"] == 32
     for policy in ("lookahead", "lru"):
         again = [row["num_refetched"] for row in found["curve"] if row["policy"] == policy]

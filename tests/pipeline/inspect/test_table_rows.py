@@ -21,9 +21,9 @@ from hotset.pipeline.inspect.table_rows import (
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig
 from hotset.pipeline.stages.rank import RankConfig
-from hotset.tests.support.criteo_text import Sample, draw_samples
-from hotset.tests.support.naive_stages import run_to
-from hotset.tests.support.other_logs import draw_log, schema_text, write_csv
+from hotset.tests.support.logs.criteo_text import Sample, draw_samples
+from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv
+from hotset.tests.support.naive.naive_stages import run_to
 from hotset.workflows.cli import main
 
 
@@ -42,7 +42,7 @@ def test_every_row_agrees_with_a_dictionary_of_the_log(tmp_path: Path, log: list
     table = table_of(tmp_path, log, "C4")
     counts = Counter(sample.categories[3] for sample in log[:120])
     rows = table.head(10**9)
-    assert [row["id"] for row in rows] == list(range(table.facts["num_rows"]))
+    assert [row["id"] for row in rows] == list(range(table.table.num_rows))
     assert rows[-1]["cumulative_share"] == 1 and sum(row["count"] for row in rows) == 120
     assert rows[2]["cumulative_share"] == sum(row["count"] for row in rows[:3]) / 120
     found = {row["category"]: row["count"] for row in rows}
@@ -62,7 +62,7 @@ def test_a_row_is_found_by_id_and_by_category(tmp_path: Path, log: list[Sample])
         by_category = table.by_category(row["category"])
         assert by_category == row | {"asked": row["category"], "is_known": True}
     unknown = table.by_category("0")
-    assert unknown["id"] == table.facts["oov_id"] and not unknown["is_known"]
+    assert unknown["id"] == table.table.oov_id and not unknown["is_known"]
     with pytest.raises(ConfigError, match="table C4 has no id -1"):
         table.by_id(-1)
 
@@ -125,7 +125,7 @@ def test_the_command_shows_a_head_and_names_mistakes(
     assert main([*words, "--top", "2"]) == 0
     assert capsys.readouterr().out.count("%") == 4
     assert main([*words, "--category", "ffffff00"]) == 0
-    assert "no id of its own" in capsys.readouterr().out
+    assert "has no id" in capsys.readouterr().out
     assert main(["stats", str(tmp_path), "--feature", "C99"]) == 1
     assert "C26" in capsys.readouterr().err
     for wrong in (["--top", "0"], ["--id", "1", "--top", "1"]):

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.output import Output
+from hotset.pipeline.folders.stage_totals import PlanTotals, TaggedSamples
 from hotset.pipeline.formats.arrow_files import write_batch
 from hotset.pipeline.packing.shuffle_plan import Shuffle, plan_shuffle
 from hotset.stats.batches.sample_shuffle import EVALUATION, HOT_ONLY, MIXED, keys_and_kinds
-from hotset.tests.support.naive_stages import shuffled
+from hotset.tests.support.naive.naive_stages import shuffled
 
 SEED = 3
 
@@ -28,12 +29,15 @@ class NoConfig:
 def plan_of(folder: Path, is_hot: NDArray[np.uint8], num_train: int, num_parts: int) -> Manifest:
     """A folder of tags in parts of unequal length, some of them empty."""
     output = Output.begin("split", 1, NoConfig(), [], folder)
-    assert isinstance(output, Output)
     cuts = np.sort(np.random.default_rng(num_parts).integers(0, len(is_hot) + 1, num_parts - 1))
     for number, part in enumerate(np.split(is_hot, cuts)):
         with output.writing(f"part{number:03}.arrow", len(part)) as path:
             write_batch(path, {"is_hot": pa.array(part)})
-    return output.seal({"num_train_samples": num_train})
+    tags = TaggedSamples(hot=0, mixed=0, evaluation=0, evaluation_hot=0)
+    totals = PlanTotals(
+        tables=(), row_bytes=4, num_rows=0, num_hot_rows=0, num_train_samples=num_train, samples=tags
+    )
+    return output.seal(totals)
 
 
 def naive_files(

@@ -1,4 +1,7 @@
-"""What a dry run says is what a run then does, and it writes nothing."""
+"""What a dry run says is what a run then does, and it writes nothing.
+
+Tests `estimate`, `log_sample`, `run_states` and `show_plan`, too.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,9 @@ import pytest
 
 from hotset.pipeline.errors import HotsetError, InputError
 from hotset.pipeline.folders.discard import discard_files
+from hotset.pipeline.folders.disk import bytes_in
 from hotset.pipeline.folders.partial_folder import PARTIAL
-from hotset.pipeline.generate.generate import generate_chunk
+from hotset.pipeline.generate.generate_log import generate_chunk
 from hotset.pipeline.preview.dry_run import plan_run
 from hotset.pipeline.preview.run_states import (
     AGAIN,
@@ -31,17 +35,18 @@ from hotset.pipeline.preview.run_states import (
     REFUSED,
     RESUMES,
 )
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.schema.feature_settings import FeatureSettings
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.preflight import bytes_in
-from hotset.pipeline.stages.preprocess import FOLDERS, PreprocessConfig, StageReport, preprocess, remove_from
+from hotset.pipeline.stages.preprocess import PreprocessConfig, StageReport, preprocess, remove_from
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.tests.pipeline.stages.test_preprocess import CONFIG, copy_of
-from hotset.tests.support.criteo_text import draw_samples, text_of, tree_of
-from hotset.tests.system.test_growing_logs import Killed, killed
+from hotset.pipeline.stages.stage_order import FOLDERS
+from hotset.tests.support.logs.criteo_text import draw_samples, text_of, tree_of
+from hotset.tests.support.preprocess_runs import CONFIG, copy_of
+from hotset.tests.support.processes.kills import Killed, killed
 from hotset.workflows.cli import main
 
 STAGES = list(FOLDERS)
@@ -60,7 +65,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def made(logs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """DIR of the first two logs; not to be changed."""
     out = tmp_path_factory.mktemp("made") / "dir"
-    preprocess(logs[:2], CONFIG, out, workers=1)
+    preprocess(logs[:2], CONFIG, out, Resources(workers=1))
     return out
 
 
@@ -71,7 +76,7 @@ def stamps(folder: Path) -> dict[Path, tuple[int, int]]:
 def check(raw: list[Path], config: PreprocessConfig, out: Path, **how: Any) -> list[str]:
     """Hold the states told against what a run does; returns them."""
     before = stamps(out.parent)
-    plan = plan_run(raw, config, out, workers=1, **how)
+    plan = plan_run(raw, config, out, Resources(workers=1), **how)
     assert stamps(out.parent) == before
     states = [stage.state.state for stage in plan.stages]
     reports: list[StageReport] = []
@@ -80,7 +85,7 @@ def check(raw: list[Path], config: PreprocessConfig, out: Path, **how: Any) -> l
         redo = how.pop("redo", None)
         if redo is not None:
             remove_from(redo, out)
-        preprocess(raw, config, out, workers=1, on_stage=reports.append, **how)
+        preprocess(raw, config, out, Resources(workers=1), on_stage=reports.append, **how)
     except HotsetError as error:
         refusal = str(error)
     done = [FINISHED if report.was_sealed else "made" for report in reports]
@@ -126,7 +131,7 @@ def test_a_run_that_was_killed(
     tmp_path: Path, logs: list[Path], after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with killed(after, monkeypatch), pytest.raises(Killed):
-        preprocess(logs, CONFIG, tmp_path / "dir", workers=1)
+        preprocess(logs, CONFIG, tmp_path / "dir", Resources(workers=1))
     states = check(logs, CONFIG, tmp_path / "dir")
     assert states.count(RESUMES) == 1
 
@@ -164,7 +169,7 @@ def test_an_extension_that_was_killed(
 ) -> None:
     out = copy_of(made, tmp_path / "dir")
     with killed(after, monkeypatch), pytest.raises(Killed):
-        preprocess(logs, CONFIG, out, workers=1, extend=True)
+        preprocess(logs, CONFIG, out, Resources(workers=1), extend=True)
     check(logs, CONFIG, out, extend=True)
 
 
@@ -172,7 +177,7 @@ def test_a_log_added_to_a_run_that_was_killed(
     tmp_path: Path, logs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with killed(12, monkeypatch), pytest.raises(Killed):
-        preprocess(logs[:2], CONFIG, tmp_path / "dir", workers=1)
+        preprocess(logs[:2], CONFIG, tmp_path / "dir", Resources(workers=1))
     assert check(logs, CONFIG, tmp_path / "dir") == [REFUSED] + [NOT_REACHED] * 5
     assert check(logs, CONFIG, tmp_path / "dir", extend=True)[0] == EXTENDED
 
@@ -212,14 +217,14 @@ def test_the_command_prints_a_table_or_json_and_ends_as_the_run_would(
     words = ["preprocess", *map(str, logs), "--out", str(tmp_path / "dir"), "--dry-run"]
     assert main(words) == 0
     told = capsys.readouterr()
-    assert "will be made" in told.out and "Nothing was written" in told.out and told.err == ""
+    assert "will be built" in told.out and "Nothing was written" in told.out and told.err == ""
     assert main([*words, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert [stage["stage"] for stage in plan["stages"]] == STAGES and plan["refused"] is None
     assert plan["samples"] == 180 and plan["disk"]["needed_bytes"] > 0 and plan["seconds"] > 0
     assert not (tmp_path / "dir").exists()
     assert main([*words, "--memory", "64MiB"]) == 1
-    assert "cannot keep within 64 MiB" in capsys.readouterr().err
+    assert "cannot stay within 64 MiB" in capsys.readouterr().err
     assert main([*words, "--redo", "nothing"]) == 1
     out = copy_of(made, tmp_path / "made")
     before = tree_of(out)
@@ -282,8 +287,8 @@ def test_bytes_told_are_near_those_that_come_out(
     config = PreprocessConfig(
         ingest=IngestConfig(schema=schema), rank=RankConfig(), split=SplitConfig(), pack=PackConfig()
     )
-    plan = plan_run(raw, config, tmp_path / "dir", workers=2)
-    preprocess(raw, config, tmp_path / "dir", workers=2)
+    plan = plan_run(raw, config, tmp_path / "dir", Resources(workers=2))
+    preprocess(raw, config, tmp_path / "dir", Resources(workers=2))
     assert abs(plan.estimate.num_samples / NUM_SAMPLES - 1) < 0.05
     for stage in plan.stages:
         made = bytes_in(stage.state.folder)

@@ -1,7 +1,11 @@
-"""What is proposed for logs nobody described, and that it can be used as it stands."""
+"""What is proposed for logs nobody described, and that it can be used as it stands.
+
+Tests `infer_column`, too.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ from hotset.pipeline.preview.infer_schema import Proposal, propose_schema
 from hotset.pipeline.schema.schema import schema_named
 from hotset.pipeline.schema.schema_file import read_schema
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
-from hotset.tests.support.other_logs import columns_in, draw_log, naive_columns, write_csv, write_parquet
+from hotset.tests.support.logs.other_logs import columns_in, draw_log, naive_columns, write_csv, write_parquet
 
 KINDS = {
     "other": "label",
@@ -78,18 +82,23 @@ def test_what_cannot_be_a_category_is_left_out_with_the_reason(tmp_path: Path) -
         "label": [7] * 200,
         "kept": [1.0, None] * 100,
         "nothing": pa.nulls(200),
+        "same": ["x"] * 200,
     }
     pq.write_table(pa.table(columns), tmp_path / "log")
     proposal = propose_schema(tmp_path / "log")
     reasons = {look.name: look.note for look in proposal.columns if not look.is_used}
-    assert set(reasons) == {"a/b", "every", "lists", "fractions", "ids", "times", "label"}
+    assert set(reasons) == {"a/b", "every", "lists", "fractions", "ids", "times", "label", "nothing", "same"}
     assert reasons["every"] == "every row has another value"
+    assert reasons["nothing"] == "every value is missing"
+    assert reasons["same"] == "every row has the same value"
+    assert reasons["times"].startswith("its type is timestamp[ms]: add its hour and weekday")
     assert reasons["lists"] == "list<element: list<element: int64>> is not supported"
     assert reasons["fractions"] == "it holds neither text nor finite numbers"
     assert "a feature cannot be called 'ids'" in reasons["ids"] and 'name = "..."' in reasons["ids"]
     assert reasons["label"] == "only the label can be called so"
-    assert set(proposal.schema.sparse) == {"kept", "nothing"} and proposal.schema.label is None
-    assert "# 'every' is left out: every row has another value" in proposal.text
+    assert set(proposal.schema.sparse) == {"kept"} and proposal.schema.label is None
+    assert '# every = "integer"  # left out: every row has another value' in proposal.text
+    assert "# 'times' is left out: its type" in proposal.text
     assert "looks like a label" in proposal.text
     check_it_is_read_back(proposal)
 
@@ -145,6 +154,114 @@ def test_decimals_are_dense_and_what_looks_like_lists_is_a_hint(tmp_path: Path) 
     check_it_is_read_back(proposal)
 
 
+def test_what_is_left_out_as_no_feature_can_be_taken_in_by_removing_the_comment(tmp_path: Path) -> None:
+    columns = {"kept": ["a", "b"] * 50, "same": ["x"] * 100, "every": [f"t{row}" for row in range(100)]}
+    lists = {"one": [[1]] * 100, "two": [[1], [1, 1]] * 50}
+    pq.write_table(pa.table(columns | lists), tmp_path / "log")
+    proposal = propose_schema(tmp_path / "log")
+    assert proposal.schema.sparse == ("kept", "two")
+    taken = read_schema(
+        proposal.text.replace("# same", "same").replace("# every", "every").replace("# one", "one")
+    )
+    assert taken.kind_of == {
+        "kept": "text",
+        "two": "integer",
+        "same": "text",
+        "every": "text",
+        "one": "integer",
+    }
+    assert taken.lists == (("two", ""), ("one", ""))
+
+
+def test_values_that_never_come_back_are_no_feature_although_some_are_missing(tmp_path: Path) -> None:
+    rows = "".join(f"{'' if row % 10 == 0 else row},{row % 5}\n" for row in range(150))
+    (tmp_path / "log").write_text("session,kept\n" + rows)
+    (session, _) = propose_schema(tmp_path / "log").columns
+    assert (session.note, session.is_used) == ("no value occurs twice", False)
+
+
+def test_floats_with_negative_values_keep_them(tmp_path: Path) -> None:
+    columns = {
+        "site": [1, 2] * 60,
+        "history": [-0.5, 0.25, None] * 40,
+        "price": [0.5, 0.0] * 60,
+        "rare": [-1.5, *[2.5] * 119],
+        "huge": [-1e300, 0.5] * 60,
+    }
+    raw = tmp_path / "log"
+    pq.write_table(pa.table(columns), raw)
+    proposal = propose_schema(raw)
+    assert proposal.schema.untransformed == ("history", "rare")
+    notes = {column.name: column.note for column in proposal.columns}
+    assert notes["history"] == "2 distinct, 33% missing, 50% negative"
+    assert notes["rare"] == "2 distinct, 1% negative"
+    assert notes["price"] == "2 distinct"
+    assert notes["huge"] == "2 distinct, 50% negative, which log1p turns into 0"
+    assert 'history = { kind = "float", transform = "none" }  # 2 distinct' in proposal.text
+    check_it_is_read_back(proposal)
+    ingested = columns_in(ingest([raw], IngestConfig(schema=proposal.text, label=False), tmp_path / "out"))
+    assert ingested["history"][:3] == [-0.5, 0.25, None]
+
+
+def test_true_and_false_are_proposed_as_a_category_that_ingest_reads(tmp_path: Path) -> None:
+    member = [True, False, None, True]
+    raw = tmp_path / "log"
+    pq.write_table(
+        pa.table({"site": [5, 6, 5, 7], "member": member, "clicked": [True, False, True, True]}), raw
+    )
+    proposal = propose_schema(raw)
+    assert proposal.schema.label == "clicked"
+    assert [column.note for column in proposal.columns] == ["3 distinct", "true or false, 25% missing"]
+    columns = columns_in(ingest([raw], IngestConfig(schema=proposal.text), tmp_path / "out"))
+    assert columns["member"] == [1, 0, None, 1]
+
+
+def test_text_is_a_list_if_a_third_of_the_fields_with_text_have_a_separator(tmp_path: Path) -> None:
+    genres = ["", "", "a|b|c", "b", "c|a", "a", "b|c|a", "c", ""] * 20
+    parquet = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"genres": genres, "site": [1, 2, 3] * 60}), parquet)
+    text = tmp_path / "log.csv"
+    text.write_text("genres,site\n" + "".join(f"{genre},{row % 3}\n" for row, genre in enumerate(genres)))
+    hint = 'looks like a list: { kind = "text", list = true, separator = "|" }'
+    assert propose_schema(text).columns[0].note.endswith("; " + hint)
+    # In Parquet an entry with a separator would be refused.
+    assert (
+        propose_schema(parquet)
+        .columns[0]
+        .note.endswith("split the text at '|' into a column of lists to use it as one")
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "looks"),
+    [
+        ([f"2014-10-{day:02} 0{hour}:00:00" for day in range(1, 31) for hour in range(4)], "times"),
+        ([f"2014-10-{day:02}" for day in range(1, 31)] * 4, "times"),
+        ([str(1_413_849_600 + 60 * row) for row in range(120)], "Unix times"),
+        ([str(1_413_849_600_000 + row // 2) for row in range(240)], "Unix times"),
+        ([f"2014-10-{day:02}x" for day in range(1, 31)] * 4, None),
+        (["1413849600"] * 60 + ["1413849601"] * 60, None),
+    ],
+)
+def test_times_are_told_to_become_hour_and_weekday(
+    tmp_path: Path, values: list[str], looks: str | None
+) -> None:
+    lines = "".join(f"{value},{row % 3}\n" for row, value in enumerate(values))
+    (tmp_path / "log").write_text("ts,kept\n" + lines)
+    note = propose_schema(tmp_path / "log").columns[0].note
+    assert (f"it looks like {looks}: add its hour and weekday" in note) == (looks is not None)
+    assert looks is not None or "hour" not in note
+
+
+def test_a_log_without_any_category_is_refused_with_the_reasons(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("y,id\n" + "".join(f"{row % 2},{row}\n" for row in range(100)))
+    with pytest.raises(
+        InputError, match=r"could be a category \('id': every row has another value\)"
+    ) as caught:
+        propose_schema(tmp_path / "log")
+    assert caught.value.hint is not None and "at least one column" in caught.value.hint
+
+
 def test_few_rows_can_be_looked_at(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("a,b\n" + "1,x\n" * 50 + "c,x\n" * 50)
     proposal = propose_schema(tmp_path / "log", num_rows=50)
@@ -160,5 +277,9 @@ def test_what_is_no_log_is_one_clear_line(tmp_path: Path, text: bytes) -> None:
 
 
 @pytest.mark.real_data
-def test_the_avazu_sample_is_proposed_as_the_built_in_schema(real_data: Path) -> None:
-    assert propose_schema(real_data / "avazu_train_head_10k.csv.gz").schema == schema_named("avazu")
+def test_the_avazu_sample_is_proposed_as_the_built_in_schema_without_its_constant(real_data: Path) -> None:
+    proposal = propose_schema(real_data / "avazu_train_head_10k.csv.gz")
+    built_in = schema_named("avazu")
+    # All these lines are of one hour.
+    assert proposal.schema == replace(built_in, sparse=built_in.sparse[1:], kinds=built_in.kinds[1:])
+    assert '# hour = "integer"  # left out: every row has the same value' in proposal.text

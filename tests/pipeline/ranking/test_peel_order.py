@@ -1,4 +1,7 @@
-"""A vocabulary in the order of peeling, held against a slow one, and what it does to samples."""
+"""A vocabulary in the order of peeling, held against a slow one, and what it does to samples.
+
+Tests `ranked_tables`, too.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ import pytest
 
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.hot_rows.hot_order import HotOrder, read_tables
+from hotset.pipeline.hot_rows.hot_order import HotOrder
+from hotset.pipeline.ranking.vocabulary_files import read_tables
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.schema.feature_settings import FeatureSettings
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.count import CountConfig
@@ -20,10 +25,9 @@ from hotset.pipeline.stages.preprocess import PreprocessConfig, run_stage, settl
 from hotset.pipeline.stages.rank import RankConfig, rank
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.verify.verify import verify
-from hotset.tests.pipeline.stages.test_preprocess import failing_writer
-from hotset.tests.stats.ranking.test_peeling import naive_peel
-from hotset.tests.support.criteo_text import SCHEMA, Sample, draw_samples, tree_of
-from hotset.tests.support.naive_stages import (
+from hotset.tests.support.logs.criteo_text import SCHEMA, Sample, draw_samples, tree_of
+from hotset.tests.support.naive.naive_peel import naive_peel
+from hotset.tests.support.naive.naive_stages import (
     NaiveLog,
     columns_of,
     ids_of,
@@ -32,6 +36,7 @@ from hotset.tests.support.naive_stages import (
     run_to,
     tags_of,
 )
+from hotset.tests.support.preprocess_runs import failing_writer
 
 NUM_TRAIN = 90
 
@@ -46,7 +51,7 @@ def config_of(**fields: object) -> PreprocessConfig:
     return PreprocessConfig(
         count=CountConfig(eval_fraction=0.4),
         rank=rank_config,
-        split=SplitConfig(hot_bytes=ByteSize(64 * 60)),
+        split=SplitConfig(embedding_optimizer="sgd", hot_bytes=ByteSize(64 * 60)),
         pack=PackConfig(batch_size=16),
     )
 
@@ -105,7 +110,7 @@ def hot_samples_by_budget(folder: Path, row_bytes: list[int], budgets: list[int]
 def test_it_never_makes_fewer_samples_hot_than_frequency(
     tmp_path: Path, samples: list[Sample], dims: dict[str, int]
 ) -> None:
-    split = SplitConfig(feature_dims=FeatureSettings(dims.items()))
+    split = SplitConfig(feature_dims=FeatureSettings(dims.items()), embedding_optimizer="sgd")
     row_bytes = [4 * dims.get(name, 16) for name in SCHEMA.sparse]
     budgets = [1 << power for power in range(6, 16)]
     found, summed = {}, {}
@@ -126,7 +131,8 @@ def test_workers_do_not_change_a_byte(tmp_path: Path, folder: Path, floor: int) 
     counts, columns = Manifest.read(folder / "counts"), Manifest.read(folder / "columns")
     config = RankConfig(rank_by="peel", peel_floor=floor)
     made = [
-        rank(config, counts, tmp_path / f"{workers}", columns=columns, workers=workers) for workers in (1, 3)
+        rank(config, counts, tmp_path / f"{workers}", Resources(workers=workers), columns=columns)
+        for workers in (1, 3)
     ]
     assert tree_of(tmp_path / "1") == tree_of(tmp_path / "3")
     if floor == 10_000:
@@ -138,19 +144,18 @@ def test_what_peeling_needs_is_said(tmp_path: Path, folder: Path) -> None:
     counts, columns = Manifest.read(folder / "counts"), Manifest.read(folder / "columns")
     with pytest.raises(ConfigError, match="rank_by peel needs the columns"):
         rank(RankConfig(rank_by="peel"), counts, tmp_path / "out")
-    with pytest.raises(ConfigError, match="rank --rank-by peel cannot keep within 180 MiB") as caught:
+    with pytest.raises(ConfigError, match="rank --rank-by peel cannot stay within 180 MiB") as caught:
         rank(
             RankConfig(rank_by="peel"),
             counts,
             tmp_path / "out",
+            Resources(memory_bytes=180 << 20, workers=1),
             columns=columns,
-            memory_bytes=180 << 20,
-            workers=1,
         )
     hint = "MiB would do; fewer --workers need less, and so does a larger --peel-floor"
     assert hint in str(caught.value.hint)
     few = FeatureSettings([("C3", 8)])
-    with pytest.raises(ConfigError, match="peel_row_bytes says nothing of 'C1'"):
+    with pytest.raises(ConfigError, match="peel_row_bytes has no entry for 'C1'"):
         rank(RankConfig(rank_by="peel", peel_row_bytes=few), counts, tmp_path / "few", columns=columns)
     with pytest.raises(ConfigError, match="peel_floor must be 0 or more, got -1"):
         RankConfig(peel_floor=-1)
@@ -160,7 +165,7 @@ def test_counts_of_another_log_are_refused(tmp_path: Path, folder: Path) -> None
     (tmp_path / "other").mkdir()
     run_to("count", tmp_path / "other", draw_samples(150, np.random.default_rng(9)), config_of())
     counts, columns = Manifest.read(folder / "counts"), Manifest.read(tmp_path / "other" / "columns")
-    with pytest.raises(ManifestError, match=r"counts fewer look-ups of C\d+ than"):
+    with pytest.raises(ManifestError, match=r"counts fewer lookups of C\d+ than"):
         rank(RankConfig(rank_by="peel", peel_floor=0), counts, tmp_path / "out", columns=columns)
 
 
@@ -169,14 +174,14 @@ def test_stopped_half_way_it_goes_on_to_the_same_bytes(
 ) -> None:
     counts, columns = Manifest.read(folder / "counts"), Manifest.read(folder / "columns")
     config = RankConfig(rank_by="peel", peel_floor=3)
-    rank(config, counts, tmp_path / "unbroken", columns=columns, workers=1)
+    rank(config, counts, tmp_path / "unbroken", Resources(workers=1), columns=columns)
     with monkeypatch.context() as patch:
         writer = failing_writer(5, KeyboardInterrupt)
         patch.setattr("hotset.pipeline.ranking.ranked_tables.write_batch", writer)
         with pytest.raises(KeyboardInterrupt):
-            rank(config, counts, tmp_path / "out", columns=columns, workers=1)
+            rank(config, counts, tmp_path / "out", Resources(workers=1), columns=columns)
     assert not (tmp_path / "out" / "manifest.json").exists()
-    rank(config, counts, tmp_path / "out", columns=columns, workers=2)
+    rank(config, counts, tmp_path / "out", Resources(workers=2), columns=columns)
     assert tree_of(tmp_path / "out") == tree_of(tmp_path / "unbroken")
 
 

@@ -1,4 +1,7 @@
-"""The parser takes exactly the good lines, whatever is done to the rest, and stays inside its arrays."""
+"""The parser takes exactly the good lines, whatever is done to the rest, and stays inside its arrays.
+
+Tests `criteo_faults`, too.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from numpy.typing import NDArray
 
 from hotset.pipeline.raw.criteo_faults import MAX_FIELD_BYTES, REASONS, classify_line
 from hotset.pipeline.raw.criteo_kernel import PADDING_BYTES, count_newlines, parse_lines
-from hotset.tests.support.criteo_text import (
+from hotset.tests.support.logs.criteo_text import (
     NUM_DENSE,
     NUM_SPARSE,
     Sample,
@@ -181,7 +184,8 @@ class Guarded:
     """An array that refuses what lies outside; a kernel run as plain Python takes it."""
 
     def __init__(self, array: NDArray[Any]) -> None:
-        self.array, self.shape = array, array.shape
+        self.array = array
+        self.shape = array.shape
 
     def __getitem__(self, where: Any) -> Any:
         return self.array[self.checked(where)]

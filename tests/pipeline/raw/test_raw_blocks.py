@@ -1,4 +1,7 @@
-"""Blocks of whole lines: the same ones from plain, gzip and zstd files, whatever the cut."""
+"""Blocks of whole lines: the same ones from plain, gzip and zstd files, whatever the cut.
+
+Tests `raw_file`, too.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from hypothesis import strategies as st
 
 from hotset.pipeline.errors import InputError
 from hotset.pipeline.raw.criteo_kernel import PADDING_BYTES
-from hotset.pipeline.raw.raw_blocks import MAX_LINE_BYTES, RawFile, iterate_blocks
+from hotset.pipeline.raw.raw_blocks import MAX_LINE_BYTES, iterate_blocks
+from hotset.pipeline.raw.raw_file import RawFile
 
 
 def naive_blocks(text: bytes, block_bytes: int) -> list[bytes]:
@@ -26,7 +30,7 @@ def naive_blocks(text: bytes, block_bytes: int) -> list[bytes]:
 
 
 def blocks_of(path: Path, block_bytes: int) -> list[bytes]:
-    blocks = [read() for read in iterate_blocks(RawFile.look_at(path), block_bytes)]
+    blocks = [block.read() for block in iterate_blocks(RawFile.inspect(path), block_bytes)]
     for block in blocks:
         assert not block.text[block.num_bytes :].any() and len(block.text) == block.num_bytes + PADDING_BYTES
     return [block.lines.tobytes() for block in blocks]
@@ -44,7 +48,9 @@ def test_blocks_agree_with_the_naive_cut(
     text = b"\n".join(lines) + (b"\n" if lines and ends_in_newline else b"")
     wanted = naive_blocks(text, block_bytes)
     assume(not text.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")))
-    plain, packed, zstd = tmp_path / "log", tmp_path / "log.gz", tmp_path / "log.zst"
+    plain = tmp_path / "log"
+    packed = tmp_path / "log.gz"
+    zstd = tmp_path / "log.zst"
     plain.write_bytes(text)
     packed.write_bytes(gzip.compress(text))
     zstd.write_bytes(pa.compress(text, "zstd", asbytes=True))
@@ -80,4 +86,39 @@ def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nothing\.tsv cannot be read: No such file"):
-        RawFile.look_at(tmp_path / "nothing.tsv")
+        RawFile.inspect(tmp_path / "nothing.tsv")
+
+
+@pytest.mark.parametrize("block_bytes", [100_000, MAX_LINE_BYTES, 1 << 24])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_whether_a_line_is_too_long_does_not_depend_on_blocks(
+    tmp_path: Path, block_bytes: int, suffix: str
+) -> None:
+    path = tmp_path / f"log{suffix}"
+    pack = gzip.compress if suffix else bytes
+    for before in (b"", b"a\n", b"b" * 99_990 + b"\n"):
+        text = before + b"x" * MAX_LINE_BYTES + b"\n" + b"c\n" * 3
+        path.write_bytes(pack(text))
+        assert b"".join(blocks_of(path, block_bytes)) == text
+        path.write_bytes(pack(text.replace(b"xx", b"xxx", 1)))
+        with pytest.raises(InputError, match="a line is longer than 1 MiB"):
+            blocks_of(path, block_bytes)
+
+
+@pytest.mark.parametrize("num_zeros", [512, 100_000])
+def test_gzip_padded_with_zeros_is_read(tmp_path: Path, num_zeros: int) -> None:
+    path = tmp_path / "log.gz"
+    path.write_bytes(gzip.compress(b"one\n") + gzip.compress(b"two\n") + bytes(num_zeros))
+    assert b"".join(blocks_of(path, 100)) == b"one\ntwo\n"
+    path.write_bytes(gzip.compress(b"one\n" * 9000)[:-12] + bytes(num_zeros))
+    with pytest.raises(InputError, match=r"cannot be read to its end|longer than"):  # zeros may decompress
+        blocks_of(path, 1 << 20)
+
+
+@pytest.mark.parametrize("first_byte", [0x50, 0x5F])
+def test_zstd_frames_without_data_are_skipped(tmp_path: Path, first_byte: int) -> None:
+    frame = bytes([first_byte]) + b"\x2a\x4d\x18" + (7).to_bytes(4, "little") + b"comment"
+    path = tmp_path / "log.zst"
+    path.write_bytes(frame + frame + pa.compress(b"one\n", codec="zstd", asbytes=True) + frame)
+    assert RawFile.inspect(path).compression == "zstd"
+    assert b"".join(blocks_of(path, 100)) == b"one\n"

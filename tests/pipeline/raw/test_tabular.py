@@ -1,9 +1,13 @@
-"""CSV and Parquet logs to columns and on, against naive readers; what is refused and where."""
+"""CSV and Parquet logs to columns and on, against naive readers; what is refused and where.
+
+Tests `parquet_parts` and `part`, too.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +19,16 @@ import pytest
 from hotset.pipeline.errors import InputError, ManifestError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.formats.arrow_files import read_batch, write_batch
-from hotset.pipeline.formats.category_texts import is_texts
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.schema.schema_file import read_schema
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.preprocess import FOLDERS, PreprocessConfig, run_stage
+from hotset.pipeline.stages.preprocess import PreprocessConfig, run_stage
+from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.pipeline.verify.verify import verify
-from hotset.tests.support.criteo_text import tree_of
-from hotset.tests.support.naive_stages import OOV, ids_of, naive_table
-from hotset.tests.support.other_logs import (
+from hotset.tests.support.logs.criteo_text import tree_of
+from hotset.tests.support.logs.other_logs import (
     Log,
     columns_in,
     draw_log,
@@ -33,6 +37,7 @@ from hotset.tests.support.other_logs import (
     write_csv,
     write_parquet,
 )
+from hotset.tests.support.naive.naive_stages import OOV, ids_of, naive_table
 
 KINDS = {
     "unused": "unused",
@@ -70,7 +75,7 @@ def test_columns_hold_a_csv_log(
     raw = write_csv(tmp_path / name, log, header=header, separator=separator, end=end)
     more = f'separator = "{separator}"' + ("" if header else f"\nheader = false\nfields = {list(KINDS)}")
     setting = config(schema_text(log, more=more), block_bytes=ByteSize(block_bytes))
-    columns = ingest([raw], setting, tmp_path / "out", workers=2)
+    columns = ingest([raw], setting, tmp_path / "out", Resources(workers=2))
     assert columns_in(columns) == naive_columns(log)
     assert columns.totals["dense"] == ["age", "price"]
     assert columns.totals["sparse"] == ["user id", "n", "hash", "site"]
@@ -86,9 +91,11 @@ def test_columns_hold_a_parquet_log(tmp_path: Path, block_bytes: int, rng: np.ra
     log = draw_log(130, KINDS, rng)
     raw = write_parquet(tmp_path / "log.parquet", log)
     text = schema_text(log, format="parquet")
-    columns = ingest([raw], config(text, block_bytes=ByteSize(block_bytes)), tmp_path / "out", workers=2)
+    columns = ingest(
+        [raw], config(text, block_bytes=ByteSize(block_bytes)), tmp_path / "out", Resources(workers=2)
+    )
     assert columns_in(columns) == naive_columns(log)
-    rows = [int(entry.path[12:24]) for entry in columns.files if not is_texts(entry)]
+    rows = [int(entry.path[12:24]) for entry in columns.files if not entry.is_texts]
     assert rows == sorted(rows) and len(rows) == {1: 130, 1500: 7, 1 << 20: 4}[block_bytes]
 
 
@@ -119,9 +126,10 @@ def test_workers_change_no_byte_and_an_interrupted_run_goes_on(
     log = draw_log(150, KINDS, rng)
     raw = [(write_csv if format == "csv" else write_parquet)(tmp_path / f"log.{format}", log)] * 2
     setting = config(schema_text(log, format=format), block_bytes=ByteSize(900))
-    ingest(raw, setting, tmp_path / "whole", workers=1)
+    ingest(raw, setting, tmp_path / "whole", Resources(workers=1))
     for num_files in (0, 3, 20):
-        out, left = tmp_path / f"out{num_files}", num_files
+        out = tmp_path / f"out{num_files}"
+        left = num_files
 
         def failing(path: Path, columns: dict[str, Any]) -> None:
             nonlocal left
@@ -133,8 +141,8 @@ def test_workers_change_no_byte_and_an_interrupted_run_goes_on(
         with monkeypatch.context() as patch:
             patch.setattr("hotset.pipeline.stages.ingest.write_batch", failing)
             with pytest.raises(KeyboardInterrupt):
-                ingest(raw, setting, out, workers=2)
-        ingest(raw, setting, out, workers=3)
+                ingest(raw, setting, out, Resources(workers=2))
+        ingest(raw, setting, out, Resources(workers=3))
         assert tree_of(out) == tree_of(tmp_path / "whole")
 
 
@@ -142,11 +150,12 @@ def test_the_schema_is_part_of_the_folder_and_its_path_is_not(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     log = draw_log(9, KINDS, rng)
-    raw, text = write_csv(tmp_path / "log.csv", log), schema_text(log)
+    raw = write_csv(tmp_path / "log.csv", log)
+    text = schema_text(log)
     made = ingest([raw], config(text), tmp_path / "out")
     assert made.config["schema"].startswith("toml:")
     assert ingest([raw], config("# a comment\n" + text), tmp_path / "out").fingerprint == made.fingerprint
-    with pytest.raises(ManifestError, match="was made with schema = toml:"):
+    with pytest.raises(ManifestError, match="was written with schema = toml:"):
         ingest([raw], config(text.replace('"hex8"', '"text"')), tmp_path / "out")
 
 
@@ -191,7 +200,7 @@ def test_a_bad_csv_line_is_refused_with_file_line_column_found_and_wanted(
     raw = tmp_path / "log.csv"
     raw.write_bytes(HEADER + b"1,1,a,1,1,\n" * 200 + line + b"\n" + b"x\n")
     with pytest.raises(InputError) as caught:
-        ingest([raw], config('format = "csv"\n' + GOOD), tmp_path / "out", workers=2)
+        ingest([raw], config('format = "csv"\n' + GOOD), tmp_path / "out", Resources(workers=2))
     assert str(caught.value) == f"{raw}, line 202{BAD_LINES[line][1]}"
     assert "--on-bad-line skip" in str(caught.value.hint)
     assert not (tmp_path / "out" / MANIFEST).exists()
@@ -231,8 +240,9 @@ def test_a_column_that_is_not_there_is_named(
 
 def test_a_file_of_the_other_format_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     log = draw_log(5, KINDS, rng)
-    csv, parquet = write_csv(tmp_path / "a.csv", log), write_parquet(tmp_path / "a.parquet", log)
-    with pytest.raises(InputError, match=r"a\.csv is no Parquet file"):
+    csv = write_csv(tmp_path / "a.csv", log)
+    parquet = write_parquet(tmp_path / "a.parquet", log)
+    with pytest.raises(InputError, match=r"a\.csv is not a Parquet file"):
         ingest([csv], config(schema_text(log, format="parquet")), tmp_path / "a")
     with pytest.raises(InputError, match=r"a\.parquet is a Parquet file"):
         ingest([parquet], config(schema_text(log)), tmp_path / "b")
@@ -274,13 +284,13 @@ def test_a_damaged_parquet_file_is_one_clear_line(tmp_path: Path, rng: np.random
     text = raw.read_bytes()
     setting = config(schema_text(log, format="parquet"))
     raw.write_bytes(text.replace(b"clicked", b"click\xc3d"))
-    with pytest.raises(InputError, match=r"is no Parquet file|cannot be read"):
-        ingest([raw], setting, tmp_path / "out", workers=1)
+    with pytest.raises(InputError, match=r"is not a Parquet file|cannot be read"):
+        ingest([raw], setting, tmp_path / "out", Resources(workers=1))
     for number in range(60):
         place = int(rng.integers(len(text)))
         raw.write_bytes(text[:place] + bytes([text[place] ^ 255]) + text[place + 1 :])
         try:
-            ingest([raw], setting, tmp_path / f"out{number}", workers=1)
+            ingest([raw], setting, tmp_path / f"out{number}", Resources(workers=1))
         except InputError as error:
             assert "\n" not in str(error) and str(raw) in str(error)
 
@@ -291,14 +301,15 @@ def run_to_plan(folder: Path, raw: list[Path], setting: IngestConfig, stage: str
     recipe = replace(recipe, count=replace(recipe.count, eval_fraction=1 / 3))
     made = ingest(raw, setting, folder / "columns")
     for name in list(FOLDERS)[1 : list(FOLDERS).index(stage) + 1]:
-        made = run_stage(name, getattr(recipe, name), folder, workers=2)
+        made = run_stage(name, getattr(recipe, name), folder, Resources(workers=2))
     return made
 
 
+WIDE = "300 features"
 SHAPES = {
     "strings and numbers": (90, KINDS),
     "a single feature": (90, {"y": "label", "d": "dense", "only": "text"}),
-    "300 features": (
+    WIDE: (
         20,
         {"y": "label", "d": "dense", **{f"f{n}": ("text", "unsigned", "hex8")[n % 3] for n in range(300)}},
     ),
@@ -308,8 +319,10 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("format", ["csv", "parquet"])
-@pytest.mark.parametrize("shape", SHAPES)
+WIDE_CSV = (WIDE, "csv")  # slow, and every stage of it runs in the next test
+
+
+@pytest.mark.parametrize(("shape", "format"), sorted({*product(SHAPES, ["csv", "parquet"])} - {WIDE_CSV}))
 def test_ids_are_those_of_the_naive_count(
     tmp_path: Path, shape: str, format: str, rng: np.random.Generator
 ) -> None:
@@ -318,7 +331,8 @@ def test_ids_are_those_of_the_naive_count(
     log = draw_log(num_rows, kinds, rng)
     raw = (write_csv if format == "csv" else write_parquet)(tmp_path / "log", log)
     run_to_plan(tmp_path, [raw], config(schema_text(log, format=format)))
-    vocabulary, columns = Manifest.read(tmp_path / "vocabulary"), naive_columns(log)
+    vocabulary = Manifest.read(tmp_path / "vocabulary")
+    columns = naive_columns(log)
     num_train = num_rows - num_rows // 3
     tables = [
         naive_table(columns[name][:num_train], 1)

@@ -17,30 +17,7 @@ from hotset.pipeline.raw.text_fields import (
     parse_integers,
     split_fields,
 )
-
-_QUOTED = re.compile(rb'"((?:[^"]|"")*)"', re.S)
-
-
-def naive_fields(line: bytes, separator: bytes) -> list[bytes] | None:
-    """The fields of a line without its newline; None where a quote is not closed at a field's end."""
-    fields, position = [], 0
-    while True:
-        if line[position : position + 1] == b'"':
-            quoted = _QUOTED.match(line, position)
-            if quoted is None:
-                return None
-            field, position = quoted[1].replace(b'""', b'"'), quoted.end()
-            position += line[position:] == b"\r"
-            if line[position : position + 1] not in (b"", separator):
-                return None
-        else:
-            end = line.find(separator, position)
-            field = line[position:].removesuffix(b"\r") if end < 0 else line[position:end]
-            position = len(line) if end < 0 else end
-        fields.append(field)
-        if position >= len(line):
-            return fields
-        position += 1
+from hotset.tests.support.naive.naive_fields import naive_fields, naive_integer
 
 
 def split(text: bytes, separator: bytes, num_columns: int) -> list[list[bytes] | None]:
@@ -48,7 +25,8 @@ def split(text: bytes, separator: bytes, num_columns: int) -> list[list[bytes] |
     array = np.frombuffer(text, np.uint8).copy()
     num_lines = text.count(b"\n")
     starts = np.zeros((num_columns, num_lines), np.int64)
-    stops, found = np.zeros_like(starts), np.zeros(num_lines, np.int64)
+    stops = np.zeros_like(starts)
+    found = np.zeros(num_lines, np.int64)
     places = np.arange(num_columns)
     lines = split_fields(array, 0, array.shape[0], ord(separator), places, starts, stops, found)
     assert lines == num_lines
@@ -72,7 +50,8 @@ def test_fields_are_those_of_the_naive_split(separator: bytes, rng: np.random.Ge
 
 def test_only_wanted_fields_are_kept() -> None:
     text = np.frombuffer(b"a,b,c\nd\n", np.uint8).copy()
-    starts, found = np.zeros((1, 2), np.int64), np.zeros(2, np.int64)
+    starts = np.zeros((1, 2), np.int64)
+    found = np.zeros(2, np.int64)
     stops = np.zeros_like(starts)
     split_fields(text, 0, 8, ord(","), np.array([-1, 0, -1]), starts, stops, found)
     assert (starts.tolist(), stops.tolist(), found.tolist()) == ([[2, 0]], [[3, 0]], [3, 1])
@@ -82,16 +61,6 @@ def spans_of(fields: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64],
     stops = np.cumsum([len(field) for field in fields], dtype=np.int64)
     starts = stops - np.array([len(field) for field in fields], np.int64)
     return np.frombuffer(b"".join(fields), np.uint8), starts, stops
-
-
-def naive_integer(field: bytes, least: int, most: int) -> tuple[int, int]:
-    """Value modulo 2**64, and state."""
-    if not field:
-        return 0, MISSING
-    if not re.fullmatch(rb"-?[0-9]+(\.0*)?", field):
-        return 0, BAD
-    value = int(field.split(b".")[0])
-    return (value % 2**64, GOOD) if least <= value <= most else (0, BAD)
 
 
 @pytest.mark.parametrize(("below", "above"), [(0, 1), (2**31, 2**31 - 1), (2**63, 2**63 - 1), (0, 2**64 - 1)])
@@ -115,7 +84,8 @@ def test_integers_are_those_of_python(below: int, above: int, rng: np.random.Gen
         b"9" * 99,
     ]
     text, starts, stops = spans_of(fields)
-    values, states = np.zeros(len(fields), np.uint64), np.zeros(len(fields), np.uint8)
+    values = np.zeros(len(fields), np.uint64)
+    states = np.zeros(len(fields), np.uint8)
     parse_integers(text, starts, stops, np.uint64(below), np.uint64(above), values, states)
     wanted = [naive_integer(field, -below, above) for field in fields]
     assert list(zip(values.tolist(), states.tolist(), strict=True)) == wanted
@@ -126,7 +96,8 @@ def test_hex_digits_are_those_of_python(rng: np.random.Generator) -> None:
     fields += [rng.choice(np.frombuffer(b"/09:@AFG`afg", np.uint8), 8).tobytes() for _ in range(2000)]
     fields += [b"ABCDEFab", b"0123456 ", b"-1234567"]
     text, starts, stops = spans_of(fields)
-    values, states = np.zeros(len(fields), np.uint64), np.zeros(len(fields), np.uint8)
+    values = np.zeros(len(fields), np.uint64)
+    states = np.zeros(len(fields), np.uint8)
     parse_hex8(text, starts, stops, values, states)
     is_hex = [re.fullmatch(rb"[0-9a-fA-F]{8}", field) is not None for field in fields]
     assert values.tolist() == [int(f, 16) if good else 0 for f, good in zip(fields, is_hex, strict=True)]

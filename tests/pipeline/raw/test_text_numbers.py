@@ -1,4 +1,7 @@
-"""Decimal numbers against Python's float, elements of lists against str.split."""
+"""Decimal numbers against Python's float, elements of lists against str.split.
+
+Tests `column_values`, too.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,8 @@ def test_any_text_is_read_or_refused_as_the_grammar_says(numbers: list[bytes], o
 def test_short_decimals_need_no_second_look() -> None:
     texts = [b"%d.%02d" % (n, n % 100) for n in range(2000)] + [b"9007199254740992", b"1e22", b"123e-22"]
     spans = spans_of(texts)
-    values, states = np.empty(len(texts), np.float64), np.empty(len(texts), np.uint8)
+    values = np.empty(len(texts), np.float64)
+    states = np.empty(len(texts), np.uint8)
     parse_decimals(spans.text, spans.starts, spans.stops, values, states)
     assert (states == GOOD).all() and values.tolist() == [float(text) for text in texts]
     spans = spans_of([b"9007199254740993", b"1e23", b"12345678901234567890123"])

@@ -1,4 +1,7 @@
-"""Tasks in other processes: the same results and bytes, whatever happens to a worker."""
+"""Tasks in other processes: the same results and bytes, whatever happens to a worker.
+
+Tests `engine`, too.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +16,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hotset.pipeline.errors import ConfigError, EngineError, InputError
+from hotset.pipeline.errors import ConfigError, EngineError, InputError, install_hint
 from hotset.pipeline.runtime.engines import use_engine
 from hotset.pipeline.runtime.memory import FIXED_BYTES, refuse_small_cap, room_for
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.runtime.tasks import Advance, num_processes, num_workers, run_tasks
 from hotset.pipeline.sizes import MIB
 from hotset.pipeline.stages.preprocess import preprocess
-from hotset.tests.pipeline.stages.test_preprocess import CONFIG
-from hotset.tests.support.criteo_text import draw_samples, text_of, tree_of
-from hotset.tests.support.remote_tasks import die_at, fail_at, square
+from hotset.tests.support.logs.criteo_text import draw_samples, text_of, tree_of
+from hotset.tests.support.preprocess_runs import CONFIG
+from hotset.tests.support.processes.remote_tasks import die_at, fail_at, square
+from hotset.tests.support.processes.worker_processes import children
 from hotset.workflows.cli import main
 
 WORKERS = 2
-
-
-def children() -> set[int]:
-    """Workers of this process."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and f"\nPPid:\t{os.getpid()}\n" in (entry / "status").read_text():
-                if "LokyProcess" in (entry / "cmdline").read_text():
-                    found.add(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +42,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def unbroken(log: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     out = tmp_path_factory.mktemp("made") / "dir"
-    preprocess([log], CONFIG, out, workers=1)
+    preprocess([log], CONFIG, out, Resources(workers=1))
     return tree_of(out)
 
 
@@ -79,10 +71,10 @@ def check_results_and_what_is_told() -> None:
 def check_a_killed_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [(number, 7, tmp_path / "mark") for number in range(20)]
     assert list(run_tasks(die_at, tasks, workers=WORKERS)) == [number * number for number in range(20)]
-    monkeypatch.setattr("hotset.pipeline.runtime.tasks._MOST_DEATHS", 1)
+    monkeypatch.setattr("hotset.pipeline.runtime.tasks._MOST_WORKER_FAILURES", 1)
     with pytest.raises(EngineError, match="killed 1 times in a row") as caught:
         list(run_tasks(die_at, ((number, 3, None) for number in range(20)), workers=WORKERS))
-    assert caught.value.hint and "goes on from here" in caught.value.hint
+    assert caught.value.hint and "resumes the run" in caught.value.hint
     monkeypatch.undo()
 
 
@@ -117,7 +109,7 @@ def check_preprocess(log: Path, out: Path, unbroken: dict[str, bytes], *, kill_a
             os.kill(min(children()), signal.SIGKILL)
         stages.append(stage)
 
-    preprocess([log], CONFIG, out, workers=WORKERS, progress=progress)
+    preprocess([log], CONFIG, out, Resources(workers=WORKERS, progress=progress))
     assert tree_of(out) == unbroken
     assert {"ingest", "count", "rank", "encode", "split", "pack"} <= set(stages)
 
@@ -130,12 +122,15 @@ def test_a_run_that_is_killed_leaves_no_worker_and_goes_on(
             "import sys, time",
             "from pathlib import Path",
             "from hotset.pipeline.runtime.engines import use_engine",
-            "from hotset.tests.pipeline.runtime.test_engines import CONFIG, children, preprocess",
+            "from hotset.pipeline.runtime.resources import Resources",
+            "from hotset.pipeline.stages.preprocess import preprocess",
+            "from hotset.tests.support.preprocess_runs import CONFIG",
+            "from hotset.tests.support.processes.worker_processes import children",
             "def progress(stage, done, total):",
             "    print(*children(), flush=True)",
             "    time.sleep(60)",
             "with use_engine('processes'):",
-            "    preprocess([Path(sys.argv[1])], CONFIG, Path(sys.argv[2]), workers=2, progress=progress)",
+            "    preprocess([Path(sys.argv[1])], CONFIG, Path(sys.argv[2]), Resources(2, progress=progress))",
         ]
     )
     out = tmp_path / "dir"
@@ -146,7 +141,7 @@ def test_a_run_that_is_killed_leaves_no_worker_and_goes_on(
         workers = [int(word) for word in run.stdout.readline().split()]
         run.kill()
     assert len(workers) == 2
-    preprocess([log], CONFIG, out, workers=WORKERS)
+    preprocess([log], CONFIG, out, Resources(workers=WORKERS))
     assert tree_of(out) == unbroken
     deadline = time.monotonic() + 20
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
@@ -159,9 +154,9 @@ def test_a_cap_counts_what_every_process_costs(monkeypatch: pytest.MonkeyPatch) 
     with use_engine("processes"):
         assert num_processes(3) == 3 and num_processes(1) == 0
         with pytest.raises(ConfigError) as caught:
-            refuse_small_cap("count", 4 * FIXED_BYTES, MIB, workers=3)
+            refuse_small_cap("count", Resources(3, 4 * FIXED_BYTES), MIB)
         assert caught.value.hint == "--memory 641MiB would do; fewer --workers need less"
-        assert room_for("count", 4 * FIXED_BYTES + 9 * MIB, MIB, workers=3) == 9 * MIB
+        assert room_for("count", Resources(3, 4 * FIXED_BYTES + 9 * MIB), MIB) == 9 * MIB
     assert num_processes(3) == 0
 
 
@@ -169,7 +164,9 @@ def test_tasks_that_share_arrays_stay_here() -> None:
     seen = []
     with use_engine("processes"):
         assert num_workers(0) >= 1
-        assert list(run_tasks(lambda number: seen.append(number), [(1,), (2,)], workers=2, here=True))
+        assert list(
+            run_tasks(lambda number: seen.append(number), [(1,), (2,)], workers=2, shares_memory=True)
+        )
     assert sorted(seen) == [1, 2]
 
 
@@ -181,4 +178,4 @@ def test_an_engine_that_is_none_or_not_there_is_one_line(
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "hotset.pipeline.runtime.ray_engine", raising=False)
     assert main(["preprocess", str(log), "--out", str(tmp_path / "dir"), "--engine", "ray"]) == 1
-    assert capsys.readouterr().err == "error: --engine ray needs ray\nhint: pip install 'hotset[ray]'\n"
+    assert capsys.readouterr().err == f"error: --engine ray needs ray\nhint: {install_hint('ray')}\n"

@@ -18,11 +18,12 @@ import pytest
 
 from hotset.pipeline.errors import ConfigError, EngineError, InputError
 from hotset.pipeline.runtime.engines import use_engine
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.runtime.tasks import num_workers, run_tasks
 from hotset.pipeline.stages.preprocess import preprocess
-from hotset.tests.pipeline.stages.test_preprocess import CONFIG
-from hotset.tests.support.criteo_text import draw_samples, text_of, tree_of
-from hotset.tests.support.remote_tasks import die_at, fail_at, where_at
+from hotset.tests.support.logs.criteo_text import draw_samples, text_of, tree_of
+from hotset.tests.support.preprocess_runs import CONFIG
+from hotset.tests.support.processes.remote_tasks import die_at, fail_at, where_at
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'hotset[ray]'")
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own: files and processes it leaves to the system
@@ -77,10 +78,11 @@ def left_after_death() -> set[tuple[str, int]]:
     raise AssertionError(f"tasks still run on more than one node: {left}")
 
 
+@pytest.mark.slow
 def test_a_cluster_makes_the_same_bytes_though_a_node_dies(tmp_path: Path, cluster: Any) -> None:
     log = tmp_path / "log.tsv"
     log.write_bytes(text_of(draw_samples(180, np.random.default_rng(10))))
-    preprocess([log], CONFIG, tmp_path / "alone", workers=1)
+    preprocess([log], CONFIG, tmp_path / "alone", Resources(workers=1))
     stages: list[str] = []
 
     def progress(stage: str, done: int, total: int) -> None:
@@ -94,7 +96,7 @@ def test_a_cluster_makes_the_same_bytes_though_a_node_dies(tmp_path: Path, clust
             list(run_tasks(where_at, [(1,)], workers=5))
         places = set(run_tasks(where_at, ((number,) for number in range(40))))
         assert len(places) == 4 and len({node for node, _ in places}) == 2
-        preprocess([log], CONFIG, tmp_path / "together", progress=progress)
+        preprocess([log], CONFIG, tmp_path / "together", Resources(progress=progress))
         assert "encode" in stages
         assert len(left_after_death()) <= 2
         tasks = [(number, 7, tmp_path / "mark") for number in range(20)]

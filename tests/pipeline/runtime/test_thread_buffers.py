@@ -7,26 +7,26 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from hotset.pipeline.runtime.thread_buffers import drop_scratch, forget, scratch
+from hotset.pipeline.runtime.thread_buffers import drop_thread_buffers, release_pages, thread_buffer
 
 
 def test_memory_of_one_name_is_used_again_and_grows() -> None:
-    drop_scratch()
-    first = scratch("ids", (4, 3), np.int32)
+    drop_thread_buffers()
+    first = thread_buffer("ids", (4, 3), np.int32)
     assert first.shape == (4, 3) and first.dtype == np.int32 and first.flags.c_contiguous
-    again = scratch("ids", (2, 3), np.float32)
+    again = thread_buffer("ids", (2, 3), np.float32)
     assert again.shape == (2, 3) and np.shares_memory(first, again)
-    larger = scratch("ids", (40, 3), np.int32)
+    larger = thread_buffer("ids", (40, 3), np.int32)
     assert larger.shape == (40, 3) and not np.shares_memory(first, larger)
-    assert not np.shares_memory(larger, scratch("keys", (40,), np.int64))
-    assert scratch("none", (0, 3), np.int32).shape == (0, 3)
-    drop_scratch()
-    assert not np.shares_memory(larger, scratch("ids", (40, 3), np.int32))
+    assert not np.shares_memory(larger, thread_buffer("keys", (40,), np.int64))
+    assert thread_buffer("none", (0, 3), np.int32).shape == (0, 3)
+    drop_thread_buffers()
+    assert not np.shares_memory(larger, thread_buffer("ids", (40, 3), np.int32))
 
 
 def test_threads_share_nothing() -> None:
-    mine, others = scratch("ids", (8,), np.int32), []
-    thread = Thread(target=lambda: others.append(scratch("ids", (8,), np.int32)))
+    mine, others = thread_buffer("ids", (8,), np.int32), []
+    thread = Thread(target=lambda: others.append(thread_buffer("ids", (8,), np.int32)))
     thread.start()
     thread.join()
     assert not np.shares_memory(mine, others[0])
@@ -35,7 +35,7 @@ def test_threads_share_nothing() -> None:
 @pytest.mark.parametrize("num_bytes", [0, 1, 4095, 4096, 5000, 1 << 20])
 def test_forgotten_memory_can_be_written_again_and_its_neighbours_are_kept(num_bytes: int) -> None:
     memory = np.full(num_bytes + 20_000, 7, np.uint8)
-    forget(memory[10_000 : 10_000 + num_bytes])
+    release_pages(memory[10_000 : 10_000 + num_bytes])
     assert (memory[:10_000] == 7).all() and (memory[10_000 + num_bytes :] == 7).all()
     memory[10_000 : 10_000 + num_bytes] = 8
     assert (memory[10_000 : 10_000 + num_bytes] == 8).all()

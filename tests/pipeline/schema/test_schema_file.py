@@ -1,4 +1,7 @@
-"""Schemas as TOML: what is read, what is refused in which words, one fingerprint for one content."""
+"""Schemas as TOML: what is read, what is refused in which words, one fingerprint for one content.
+
+Tests `schema_entries` and `schema_names`, too.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ import pytest
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.schema.schema import SCHEMAS, Schema
 from hotset.pipeline.schema.schema_file import (
-    identity_of,
     is_fingerprint,
     read_schema,
+    schema_identity,
     schema_of,
     setting_of,
     write_schema,
@@ -98,15 +101,15 @@ separator = ";"
 def test_settings_of_later_stages_are_no_part_of_the_fingerprint() -> None:
     plain = GOOD.replace('"text"', '{ kind = "text" }')
     more = GOOD.replace('"text"', '{ kind = "text", min_count = 3, embedding_dim = 4 }')
-    assert identity_of(GOOD) == identity_of(plain) == identity_of(more)
+    assert schema_identity(GOOD) == schema_identity(plain) == schema_identity(more)
     assert write_schema(read_schema(more).without_settings) == write_schema(read_schema(GOOD))
     for other in ("list = true", "name = 'b'"):
         changed = GOOD.replace('"text"', f'{{ kind = "text", {other} }}')
-        assert identity_of(changed) not in (identity_of(GOOD), identity_of(more))
+        assert schema_identity(changed) not in (schema_identity(GOOD), schema_identity(more))
 
 
 def test_the_fingerprint_of_a_plain_schema_is_the_one_it_always_had() -> None:
-    assert identity_of(TEXT) == "toml:3ee57c171518ed147cc3c129a12760f4"
+    assert schema_identity(TEXT) == "toml:3ee57c171518ed147cc3c129a12760f4"
 
 
 CSV = 'format = "csv"\n'
@@ -118,9 +121,9 @@ def _with(keys: str) -> str:
 
 
 MISTAKES = {
-    "= 3": "is no TOML: Invalid statement (at line 1, column 1)",
-    GOOD.replace("a =", "a = \na ="): "is no TOML: Invalid value (at line 3, column 5)",
-    GOOD + '\na = "hex8"': "is no TOML: Cannot overwrite a value",
+    "= 3": "is not TOML: Invalid statement (at line 1, column 1)",
+    GOOD.replace("a =", "a = \na ="): "is not TOML: Invalid value (at line 3, column 5)",
+    GOOD + '\na = "hex8"': "is not TOML: Cannot overwrite a value",
     '[sparse]\na = "text"': "format must be csv or parquet, got None",
     GOOD.replace("csv", "tsv"): "format must be csv or parquet, got 'tsv'",
     GOOD.replace("[", 'labels = "b"\n['): "unknown key 'labels' (did you mean 'label'?)",
@@ -163,9 +166,13 @@ MISTAKES = {
     GOOD + '\n[dense]\na = "float"': "column 'a' is named twice",
     GOOD.replace(
         "a =", "is_hot ="
-    ): "a feature cannot be called 'is_hot': shards have a column of that name (call",
+    ): "a feature cannot be called 'is_hot': shards have a column of that name (rename it",
     GOOD.replace("[", 'dense = ["dense"]\n['): "a feature cannot be called 'dense'",
     GOOD.replace("a =", '"../a" ='): "'../a' cannot be the name of a file",
+    _with('name = "a.texts"'): "a feature cannot be called 'a.texts': the texts of a feature are in a file",
+    _with('name = "file0000-a"'): "a feature cannot be called 'file0000-a'",
+    _with('name = "dense.bottom.0.weight"'): "weights of dense layers begin with 'dense.' (rename",
+    GOOD.replace("[", f"dense = {'1' * 10_000}\n["): "has a number that is too long: Exceeds the limit",
     GOOD.replace("a =", '"" ='): "'' cannot be the name of a file",
     GOOD.replace("[", 'separator = ";;"\n['): "separator must be one ASCII character, got ';;'",
     GOOD.replace("[", "separator = '\"'\n["): "separator must be one ASCII character, got '\"'",
@@ -189,18 +196,21 @@ def test_mistakes_are_one_clear_line(text: str) -> None:
 
 
 def test_a_file_counts_by_what_it_says(tmp_path: Path) -> None:
-    path, other = tmp_path / "a.toml", tmp_path / "b.toml"
+    path = tmp_path / "a.toml"
+    other = tmp_path / "b.toml"
     path.write_text(TEXT)
     other.write_text(TEXT.replace("a comment", "another").replace('["age"]', '[ "age" ]'))
     assert setting_of(str(path)) == setting_of(str(other))
     assert schema_of(setting_of(str(path))) == WANTED
-    assert is_fingerprint(identity_of(TEXT)) and identity_of(TEXT) == identity_of(setting_of(str(other)))
-    assert identity_of(TEXT) != identity_of(TEXT.replace("hex8", "text"))
+    assert is_fingerprint(schema_identity(TEXT)) and schema_identity(TEXT) == schema_identity(
+        setting_of(str(other))
+    )
+    assert schema_identity(TEXT) != schema_identity(TEXT.replace("hex8", "text"))
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_built_in_schemas_go_by_their_names(name: str) -> None:
-    assert setting_of(name) == name == identity_of(name)
+    assert setting_of(name) == name == schema_identity(name)
     assert schema_of(name) is SCHEMAS[name]
     assert not is_fingerprint(name)
 

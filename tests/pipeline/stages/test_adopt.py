@@ -12,7 +12,7 @@ import pytest
 from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats.arrow_files import fixed_lists, read_batch
-from hotset.pipeline.generate.generate import GenerateConfig, generate
+from hotset.pipeline.generate.generate_log import GenerateConfig, generate
 from hotset.pipeline.stages.adopt import adopt
 from hotset.pipeline.verify.verify import verify
 from hotset.workflows.cli import main
@@ -75,7 +75,7 @@ def test_a_model_of_another_day_is_evaluated(
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"sparse": ["C1", "site"]}, "the log has C1, C2"), ({"schema": "other"}, "by other schemas")],
+    [({"sparse": ["C1", "site"]}, "the log has C1, C2"), ({"schema": "other"}, "under different schemas")],
 )
 def test_other_features_are_refused(
     model: Path, tmp_path: Path, changes: dict[str, Any], message: str

@@ -1,4 +1,7 @@
-"""Counts of the training part, exact and of nothing else."""
+"""Counts of the training part, exact and of nothing else.
+
+Tests `count_spans` and `spilled_counts`, too.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hotset.pipeline.counting.spilled_counts import SpilledCounts
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats.arrow_files import read_batch
-from hotset.pipeline.stages.count import CountConfig, _Tables, count, needed_bytes, num_training_samples
-from hotset.tests.support.criteo_text import NUM_DENSE, NUM_SPARSE, SCHEMA, Sample, draw_samples, tree_of
-from hotset.tests.support.memory_caps import count_stages_alone
-from hotset.tests.support.naive_stages import columns_of
+from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.stages.count import CountConfig, count, needed_bytes, num_training_samples
+from hotset.tests.support.logs.criteo_text import NUM_DENSE, NUM_SPARSE, SCHEMA, Sample, draw_samples, tree_of
+from hotset.tests.support.naive.naive_stages import columns_of
+from hotset.tests.support.processes.memory_caps import count_stages_alone
 
 
 def counted(counts: Manifest) -> list[dict[int | None, int]]:
@@ -53,7 +58,9 @@ def test_counts_are_those_of_the_first_samples(
 ) -> None:
     samples = draw_samples(num_samples, rng)
     columns = columns_of(tmp_path, samples)
-    counts = count(CountConfig(eval_fraction=eval_fraction), columns, tmp_path / "counts", workers=workers)
+    counts = count(
+        CountConfig(eval_fraction=eval_fraction), columns, tmp_path / "counts", Resources(workers=workers)
+    )
     assert counted(counts) == naive_counts(samples[:num_train])
     assert (counts.totals["num_samples"], counts.totals["num_train_samples"]) == (num_samples, num_train)
 
@@ -90,7 +97,7 @@ def test_other_settings_need_another_folder(tmp_path: Path, rng: np.random.Gener
     columns = columns_of(tmp_path, draw_samples(9, rng))
     made = count(CountConfig(), columns, tmp_path / "counts")
     assert count(CountConfig(), columns, tmp_path / "counts") == made
-    with pytest.raises(ManifestError, match=r"was made with eval_fraction = 0\.142857\d+, now 0\.2"):
+    with pytest.raises(ManifestError, match=r"was written with eval_fraction = 0\.142857\d+, now 0\.2"):
         count(CountConfig(eval_fraction=0.2), columns, tmp_path / "counts")
 
 
@@ -113,7 +120,9 @@ def test_progress_ends_at_the_total(tmp_path: Path, rng: np.random.Generator) ->
     columns = columns_of(tmp_path, draw_samples(40, rng))
     told: list[tuple[str, int, int]] = []
     config = CountConfig(eval_fraction=0.5)
-    count(config, columns, tmp_path / "counts", workers=1, progress=lambda *words: told.append(words))
+    count(
+        config, columns, tmp_path / "counts", Resources(workers=1, progress=lambda *words: told.append(words))
+    )
     assert told[-1] == ("count", 20 * NUM_SPARSE, 20 * NUM_SPARSE)
 
 
@@ -123,21 +132,23 @@ def test_tables_that_do_not_fit_are_counted_in_runs_to_the_same_bytes(
     tmp_path: Path, workers: int, spare_bytes: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     columns = columns_of(tmp_path, draw_samples(400, rng))
-    count(CountConfig(), columns, tmp_path / "whole", workers=1)
+    count(CountConfig(), columns, tmp_path / "whole", Resources(workers=1))
     count_stages_alone(monkeypatch)
     monkeypatch.setattr("hotset.stats.counting.category_counter.SMALLEST_ENTRIES", 16)
     monkeypatch.setattr("hotset.pipeline.stages.count.SMALLEST_ENTRIES", 1)
     spilled: list[str] = []
-    monkeypatch.setattr(_Tables, "_spill", recording(_Tables._spill, spilled))
+    monkeypatch.setattr(SpilledCounts, "_spill", recording(SpilledCounts._spill, spilled))
     memory_bytes = needed_bytes(NUM_SPARSE, workers) + spare_bytes
-    count(CountConfig(), columns, tmp_path / "runs", workers=workers, memory_bytes=memory_bytes)
+    count(CountConfig(), columns, tmp_path / "runs", Resources(workers=workers, memory_bytes=memory_bytes))
     assert tree_of(tmp_path / "runs") == tree_of(tmp_path / "whole")
     assert len(spilled) > len(set(spilled)) > 0
     assert [path for path in (tmp_path / "runs").iterdir() if path.suffix not in (".arrow", ".json")] == []
 
 
-def recording(spill: Callable[[_Tables, str], None], names: list[str]) -> Callable[[_Tables, str], None]:
-    def recorded(tables: _Tables, name: str) -> None:
+def recording(
+    spill: Callable[[SpilledCounts, str], None], names: list[str]
+) -> Callable[[SpilledCounts, str], None]:
+    def recorded(tables: SpilledCounts, name: str) -> None:
         names.append(name)
         spill(tables, name)
 
@@ -146,8 +157,8 @@ def recording(spill: Callable[[_Tables, str], None], names: list[str]) -> Callab
 
 def test_a_cap_that_cannot_be_kept_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     columns = columns_of(tmp_path, draw_samples(9, rng))
-    with pytest.raises(ConfigError, match="count cannot keep within 1 MiB of memory") as caught:
-        count(CountConfig(), columns, tmp_path / "counts", workers=1, memory_bytes=1 << 20)
+    with pytest.raises(ConfigError, match="count cannot stay within 1 MiB of memory") as caught:
+        count(CountConfig(), columns, tmp_path / "counts", Resources(workers=1, memory_bytes=1 << 20))
     assert "--memory 177MiB would do" in str(caught.value.hint)
 
 
@@ -159,12 +170,16 @@ def test_a_full_disk_while_tables_are_emptied_is_one_clear_line(
     monkeypatch.setattr("hotset.stats.counting.category_counter.SMALLEST_ENTRIES", 16)
     monkeypatch.setattr("hotset.pipeline.stages.count.SMALLEST_ENTRIES", 1)
 
-    def full(*_: Any) -> Path:
-        raise OSError(28, "No space left on device")
+    opened = Path.open
+
+    def full(path: Path, mode: str = "r", *more: Any) -> Any:
+        if mode == "wb":
+            raise OSError(28, "No space left on device")
+        return opened(path, mode, *more)
 
     least = needed_bytes(NUM_SPARSE, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(_Tables, "_runs_file", full)
-        with pytest.raises(ManifestError, match="has no room for what does not fit in memory: No space left"):
-            count(CountConfig(), columns, tmp_path / "counts", workers=1, memory_bytes=least)
-    count(CountConfig(), columns, tmp_path / "counts", workers=1, memory_bytes=least)
+        patch.setattr(Path, "open", full)
+        with pytest.raises(ManifestError, match="has no space for spill files: No space left"):
+            count(CountConfig(), columns, tmp_path / "counts", Resources(workers=1, memory_bytes=least))
+    count(CountConfig(), columns, tmp_path / "counts", Resources(workers=1, memory_bytes=least))

@@ -1,4 +1,7 @@
-"""Categories to ids: what training knows has its own, everything else is oov, missing has a row."""
+"""Categories to ids: what training knows has its own, everything else is oov, missing has a row.
+
+Tests `id_lookup`, `part_ids` and `tables`, too.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,22 @@ import pytest
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats.part_ids import PartSize, largest_part
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.stages.count import CountConfig
-from hotset.pipeline.stages.encode import EncodeConfig, encode, iterate_parts, needed_bytes
+from hotset.pipeline.stages.encode import EncodeConfig, encode, needed_bytes
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.stages.rank import RankConfig
-from hotset.tests.support.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, text_of, tree_of
-from hotset.tests.support.memory_caps import count_stages_alone
-from hotset.tests.support.naive_stages import SMALL_BLOCKS, columns_of, ids_of, naive_log, run_to
+from hotset.tests.support.logs.criteo_text import (
+    NUM_DENSE,
+    NUM_SPARSE,
+    Sample,
+    draw_samples,
+    text_of,
+    tree_of,
+)
+from hotset.tests.support.naive.naive_stages import SMALL_BLOCKS, columns_of, ids_of, naive_log, run_to
+from hotset.tests.support.processes.memory_caps import count_stages_alone
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -73,7 +84,7 @@ def test_a_part_of_which_nothing_was_good_has_no_samples(tmp_path: Path, rng: np
     raw = tmp_path / "log"
     raw.write_bytes(text_of(samples[:20]) + b"x\n" * 2500 + text_of(samples[20:]))
     ingest = IngestConfig(block_bytes=SMALL_BLOCKS.block_bytes, on_bad_line="skip", max_bad_fraction=1)
-    shards = preprocess([raw], PreprocessConfig(ingest=ingest), tmp_path, workers=2)
+    shards = preprocess([raw], PreprocessConfig(ingest=ingest), tmp_path, Resources(workers=2))
     made = Manifest.read(tmp_path / "samples")
     naive = naive_log(samples, 35, min_count=1, num_hot_rows=0)
     assert ids_of(made) == naive.ids and any(entry.num_samples == 0 for entry in made.files)
@@ -82,7 +93,7 @@ def test_a_part_of_which_nothing_was_good_has_no_samples(tmp_path: Path, rng: np
 
 def test_parts_are_numbered_by_their_first_sample(tmp_path: Path, rng: np.random.Generator) -> None:
     columns = columns_of(tmp_path, draw_samples(30, rng), [], draw_samples(5, rng))
-    parts = list(iterate_parts(columns))
+    parts = list(columns.parts())
     assert [entry for _, entry in parts] == columns.files
     assert [first for first, _ in parts] == [
         sum(entry.num_samples for entry in columns.files[:n]) for n in range(len(columns.files))
@@ -104,7 +115,7 @@ def test_another_vocabulary_needs_another_folder(tmp_path: Path, rng: np.random.
         config = PreprocessConfig(rank=RankConfig(min_count=min_count))
         run_to("encode", tmp_path / name, samples, config)
     columns, vocabulary = Manifest.read(tmp_path / "a/columns"), Manifest.read(tmp_path / "b/vocabulary")
-    with pytest.raises(ManifestError, match="was made from other inputs"):
+    with pytest.raises(ManifestError, match="was written from other inputs"):
         encode(EncodeConfig(), columns, vocabulary, tmp_path / "a/samples")
 
 
@@ -139,9 +150,7 @@ def test_tables_that_do_not_fit_are_looked_up_in_passes_to_the_same_bytes(
         columns,
         vocabulary,
         out,
-        workers=workers,
-        memory_bytes=memory_bytes,
-        progress=lambda *words: told.append(words),
+        Resources(workers=workers, memory_bytes=memory_bytes, progress=lambda *words: told.append(words)),
     )
     assert tree_of(out) == tree_of(tmp_path / "samples")
     assert told[-1][1] == told[-1][2] >= 2 * 150
@@ -155,7 +164,7 @@ def test_stopped_between_passes_the_same_run_goes_on(
     run_to("encode", tmp_path, draw_samples(90, rng), PreprocessConfig())
     columns, vocabulary = (Manifest.read(tmp_path / name) for name in ("columns", "vocabulary"))
     count_stages_alone(monkeypatch)
-    memory_bytes = needed_bytes(largest_part(columns.files), NUM_SPARSE, 1) + 3000
+    memory_bytes = needed_bytes(largest_part(columns, columns.files), NUM_SPARSE, 1) + 3000
     out, num_told = tmp_path / "passes" / "samples", 0
 
     def stop(*_: object) -> None:
@@ -165,14 +174,26 @@ def test_stopped_between_passes_the_same_run_goes_on(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        encode(EncodeConfig(), columns, vocabulary, out, workers=1, memory_bytes=memory_bytes, progress=stop)
-    encode(EncodeConfig(), columns, vocabulary, out, workers=1, memory_bytes=memory_bytes + 2000)
+        encode(
+            EncodeConfig(),
+            columns,
+            vocabulary,
+            out,
+            Resources(workers=1, memory_bytes=memory_bytes, progress=stop),
+        )
+    encode(EncodeConfig(), columns, vocabulary, out, Resources(workers=1, memory_bytes=memory_bytes + 2000))
     assert tree_of(out) == tree_of(tmp_path / "samples")
 
 
 def test_a_cap_that_cannot_be_kept_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     run_to("rank", tmp_path, draw_samples(9, rng), PreprocessConfig())
     columns, vocabulary = (Manifest.read(tmp_path / name) for name in ("columns", "vocabulary"))
-    with pytest.raises(ConfigError, match="encode cannot keep within 1 MiB of memory") as caught:
-        encode(EncodeConfig(), columns, vocabulary, tmp_path / "samples", workers=1, memory_bytes=1 << 20)
+    with pytest.raises(ConfigError, match="encode cannot stay within 1 MiB of memory") as caught:
+        encode(
+            EncodeConfig(),
+            columns,
+            vocabulary,
+            tmp_path / "samples",
+            Resources(workers=1, memory_bytes=1 << 20),
+        )
     assert "MiB would do" in str(caught.value.hint)

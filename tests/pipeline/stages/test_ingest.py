@@ -13,9 +13,10 @@ import pytest
 from hotset.pipeline.errors import ConfigError, InputError, ManifestError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.formats.arrow_files import read_batch, write_batch
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
-from hotset.tests.support.criteo_text import (
+from hotset.tests.support.logs.criteo_text import (
     NUM_DENSE,
     NUM_SPARSE,
     SCHEMA,
@@ -65,7 +66,7 @@ def test_columns_hold_the_log(
     samples = draw_samples(25, rng)
     raw = write(tmp_path / name, text_of(samples, label=label))
     setting = config(label=label, block_bytes=ByteSize(block_bytes))
-    columns = ingest([raw], setting, tmp_path / "out", workers=2)
+    columns = ingest([raw], setting, tmp_path / "out", Resources(workers=2))
     assert samples_of(columns) == (samples if label else without_label(samples))
     assert columns.totals["samples"] == columns.num_samples == 25 and columns.totals["has_label"] is label
     assert (columns.totals["dense"], columns.totals["sparse"]) == (list(SCHEMA.dense), list(SCHEMA.sparse))
@@ -104,7 +105,7 @@ def test_several_files_are_one_log_and_empty_ones_count_nothing(
         "e.tsv": samples[30:],
     }
     raw = [write(tmp_path / name, text_of(part)) for name, part in parts.items()]
-    columns = ingest(raw, config(), tmp_path / "out", workers=2)
+    columns = ingest(raw, config(), tmp_path / "out", Resources(workers=2))
     assert samples_of(columns) == samples
     assert [(file["name"], file["samples"]) for file in columns.totals["raw"]] == [
         (name, len(part)) for name, part in parts.items()
@@ -120,7 +121,7 @@ def test_a_log_without_a_sample_is_refused(tmp_path: Path, text: bytes) -> None:
 
 
 def test_no_file_at_all_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no raw file was given"):
+    with pytest.raises(InputError, match="no input file given"):
         ingest([], config(), tmp_path / "out")
 
 
@@ -159,7 +160,7 @@ def test_damage_is_refused_with_file_line_column_found_and_wanted(
     text = text_of(samples[:42]) + line + b"\r\n" + text_of(samples[42:50]) + b"worse\n"
     raw = write(tmp_path / name, text + text_of(samples[50:]))
     with pytest.raises(InputError) as caught:
-        ingest([first, raw], config(), tmp_path / "out", workers=2)
+        ingest([first, raw], config(), tmp_path / "out", Resources(workers=2))
     assert str(caught.value) == f"{raw}, line 43{message}"
     hint = caught.value.hint or ""
     assert "--on-bad-line skip" in hint and "--no-label" not in hint
@@ -185,7 +186,7 @@ def test_skipped_lines_are_counted_by_reason(tmp_path: Path, name: str, rng: np.
     lines[30:30] = [b"", b"\t", *[b"x" * 200] * 20]  # more than a block of nothing else
     raw = write(tmp_path / name, b"\n".join(lines))
     skipping = config(on_bad_line="skip", max_bad_fraction=0.35)
-    columns = ingest([raw], skipping, tmp_path / "out", workers=2)
+    columns = ingest([raw], skipping, tmp_path / "out", Resources(workers=2))
     assert samples_of(columns) == samples
     wanted = dict.fromkeys(DAMAGE, 1) | {"field_count": 3, "long_field": 21}
     assert columns.totals["bad_lines"] == wanted
@@ -217,7 +218,7 @@ def test_too_many_skipped_lines_are_refused(
 def test_a_hopeless_file_is_not_read_to_its_end(tmp_path: Path, rng: np.random.Generator) -> None:
     raw = write(tmp_path / "log.tsv", b"nothing like a log\n" * 1000 + text_of(draw_samples(100, rng)))
     with pytest.raises(InputError, match="79 of the first 79 lines are bad"):
-        ingest([raw], config(on_bad_line="skip"), tmp_path / "out", workers=1)
+        ingest([raw], config(on_bad_line="skip"), tmp_path / "out", Resources(workers=1))
 
 
 def test_any_share_may_be_skipped_where_one_is_allowed(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -233,7 +234,7 @@ def test_plain_and_gzip_copies_give_the_same_files(tmp_path: Path, rng: np.rando
     trees = []
     for name in ("log.tsv", "log.tsv.gz"):
         out = tmp_path / name.replace(".", "-")
-        ingest([write(tmp_path / name, text)], config(), out, workers=2)
+        ingest([write(tmp_path / name, text)], config(), out, Resources(workers=2))
         trees.append(tree_of(out))
         del trees[-1][MANIFEST]
     assert trees[0] == trees[1] and len(trees[0]) > 5
@@ -277,18 +278,18 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
         with monkeypatch.context() as patch:
             patch.setattr("hotset.pipeline.stages.ingest.write_batch", interrupt_after(num_files, error))
             with pytest.raises(error):
-                ingest(raw, setting, out, workers=workers)
+                ingest(raw, setting, out, Resources(workers=workers))
         assert not (out / MANIFEST).exists()
-        ingest(raw, setting, out, workers=3 - workers)
+        ingest(raw, setting, out, Resources(workers=3 - workers))
         assert tree_of(out) == tree_of(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"block_bytes": ByteSize(1501)}, "was made with block_bytes = 1500, now 1501"),
-        ({"on_bad_line": "skip"}, "was made with on_bad_line = error, now skip"),
-        ({"label": False}, "was made with label = True, now False"),
+        ({"block_bytes": ByteSize(1501)}, "was written with block_bytes = 1500, now 1501"),
+        ({"on_bad_line": "skip"}, "was written with on_bad_line = error, now skip"),
+        ({"label": False}, "was written with label = True, now False"),
     ],
 )
 def test_other_settings_need_another_folder(
@@ -306,7 +307,7 @@ def test_another_log_needs_another_folder(tmp_path: Path, rng: np.random.Generat
     ingest([raw], config(), tmp_path / "out")
     other = write(tmp_path / "other.tsv", text_of(samples))
     for logs in ([other], [raw, other], [write(raw, text_of(samples[:8]))]):
-        with pytest.raises(ManifestError, match="was made from other inputs"):
+        with pytest.raises(ManifestError, match="was written from other inputs"):
             ingest(logs, config(), tmp_path / "out")
 
 
@@ -322,13 +323,13 @@ def test_a_file_that_grows_meanwhile_is_refused(
 
     monkeypatch.setattr("hotset.pipeline.stages.ingest.write_batch", growing)
     with pytest.raises(InputError, match=r"log\.tsv changed while it was read"):
-        ingest([raw], config(), tmp_path / "out", workers=1)
+        ingest([raw], config(), tmp_path / "out", Resources(workers=1))
 
 
 def test_progress_ends_at_the_total(tmp_path: Path, rng: np.random.Generator) -> None:
     raw = [write(tmp_path / name, text_of(draw_samples(20, rng))) for name in ("a.tsv", "b.tsv")]
     told: list[tuple[str, int, int]] = []
-    ingest(raw, config(), tmp_path / "out", progress=lambda *words: told.append(words))
+    ingest(raw, config(), tmp_path / "out", Resources(progress=lambda *words: told.append(words)))
     num_bytes = sum(path.stat().st_size for path in raw)
     assert told[-1] == ("ingest", num_bytes, num_bytes)
     assert [done for _, done, _ in told] == sorted({done for _, done, _ in told})

@@ -14,17 +14,20 @@ import pytest
 from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.output import Output
+from hotset.pipeline.folders.stage_totals import VocabularyTotals
+from hotset.pipeline.folders.table_info import VocabularyTable
 from hotset.pipeline.formats.arrow_files import read_batch, values_of, write_batch
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.map_ids import MapIdsConfig, check_id_map, map_ids
 from hotset.pipeline.stages.preprocess import preprocess
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.verify.verify import verify
-from hotset.tests.pipeline.stages.test_preprocess import CONFIG
-from hotset.tests.support.criteo_text import SCHEMA, draw_samples, text_of, tree_of
-from hotset.tests.support.memory_caps import count_stages_alone
-from hotset.tests.support.naive_stages import OOV, Row, rows_of
-from hotset.tests.system.test_growing_logs import Killed, killed
+from hotset.tests.support.logs.criteo_text import SCHEMA, draw_samples, text_of, tree_of
+from hotset.tests.support.naive.naive_stages import OOV, Row, rows_of
+from hotset.tests.support.preprocess_runs import CONFIG
+from hotset.tests.support.processes.kills import Killed, killed
+from hotset.tests.support.processes.memory_caps import count_stages_alone
 from hotset.workflows.cli import main
 
 MIN_COUNTS = (1, 3)
@@ -47,7 +50,7 @@ def vocabularies(days: list[Path], tmp_path_factory: pytest.TempPathFactory) -> 
         for min_count in MIN_COUNTS:
             out = tmp_path_factory.mktemp("dirs") / f"{number}-{min_count}"
             config = replace(CONFIG, count=CountConfig(eval_fraction=0), rank=RankConfig(min_count=min_count))
-            preprocess(days[:number], config, out, workers=1, until="rank")
+            preprocess(days[:number], config, out, Resources(workers=1), until="rank")
             made[number, min_count] = out
     return made
 
@@ -75,7 +78,7 @@ def test_maps_agree_with_dictionaries(
 ) -> None:
     folders = (vocabularies[1, old_min_count], vocabularies[3, new_min_count])
     old, new = (Manifest.read(folder / "vocabulary") for folder in folders)
-    made = map_ids(old, new, tmp_path / "id_map", workers=workers)
+    made = map_ids(old, new, tmp_path / "id_map", Resources(workers=workers))
     wanted = [naive_map(*tables) for tables in zip(rows_of(old), rows_of(new), strict=True)]
     assert mapped(made) == wanted
     for table, ids, rows in zip(made.totals["tables"], wanted, rows_of(new), strict=True):
@@ -103,11 +106,11 @@ def test_tables_in_pieces_give_the_same_bytes(
         vocabulary(tmp_path / word, {name: draw_table(rng, dtype) for name in names})
         for word in ("old", "new")
     )
-    map_ids(old, new, tmp_path / "whole", workers=1)
+    map_ids(old, new, tmp_path / "whole", Resources(workers=1))
     count_stages_alone(monkeypatch)
     monkeypatch.setattr("hotset.pipeline.stages.map_ids._LEAST_ROOM", 700)
     monkeypatch.setattr("hotset.pipeline.stages.map_ids._CHUNK", 7)
-    map_ids(old, new, tmp_path / "pieces", workers=1, memory_bytes=700)
+    map_ids(old, new, tmp_path / "pieces", Resources(workers=1, memory_bytes=700))
     assert tree_of(tmp_path / "pieces") == tree_of(tmp_path / "whole")
 
 
@@ -121,16 +124,20 @@ def draw_table(rng: np.random.Generator, dtype: Any) -> Any:
 def vocabulary(folder: Path, tables: dict[str, Any]) -> Manifest:
     """A vocabulary of the categories given, of which the last two rows are missing and oov."""
     output = Output.begin("rank", 1, MapIdsConfig(), [], folder)
-    assert isinstance(output, Output)
-    facts = []
+    described = []
     for name, categories in tables.items():
         num_rows = categories.shape[0]
         counts = np.arange(num_rows, 0, -1)
         columns = {"category": pa.array(categories), "count": pa.array(counts), "place": pa.array(counts)}
         with output.writing(f"{name}.arrow", num_rows) as path:
             write_batch(path, columns)
-        facts.append({"name": name, "num_rows": num_rows, "missing_id": num_rows - 2, "oov_id": num_rows - 1})
-    return output.seal({"tables": facts})
+        table = VocabularyTable(
+            name=name, num_rows=num_rows, missing_id=num_rows - 2, oov_id=num_rows - 1, oov_count=1
+        )
+        described.append(table)
+    num_rows = sum(table.num_rows for table in described)
+    totals = VocabularyTotals(num_samples=0, num_train_samples=0, tables=tuple(described), num_rows=num_rows)
+    return output.seal(totals)
 
 
 def test_other_features_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -149,14 +156,13 @@ def test_the_command_maps_two_folders_and_verify_looks_at_it(
     old, new = vocabularies[1, 1], tmp_path / "new"
     shutil.copytree(vocabularies[3, 1], new)
     assert main(["map-ids", str(old), str(new)]) == 0
-    assert "rows go on; they serve" in capsys.readouterr().out
+    assert "rows are kept; they serve" in capsys.readouterr().out
     assert verify(new) == [] and verify(new / "id_map") == []
     assert main(["map-ids", str(old / "vocabulary"), str(new), "--json"]) == 0
     assert main(["map-ids", str(vocabularies[1, 3]), str(new)]) == 1
     error, hint = capsys.readouterr().err.splitlines()
-    assert (
-        "another old than the one" in error and hint == "hint: give another --out, or --redo to make it again"
-    )
+    assert "another old than the present one" in error
+    assert hint == "hint: give another --out, or --redo to rebuild it"
     assert main(["map-ids", str(vocabularies[1, 3]), str(new), "--redo"]) == 0
     path = new / "id_map" / "C3.arrow"
     path.write_bytes(path.read_bytes()[:-5] + b"xxxxx")
@@ -182,7 +188,7 @@ def test_an_extension_maps_the_ids_it_changes(
         with killed(after, monkeypatch), pytest.raises(Killed):
             main(["preprocess", *logs, *words, "--out", str(out), "--extend", "--map-ids"])
     assert main(["preprocess", *logs, *words, "--out", str(out), "--extend", "--map-ids"]) == 0
-    assert "rows go on; they serve" in capsys.readouterr().err
+    assert "rows are kept; they serve" in capsys.readouterr().err
     assert verify(out) == [] and not (out / "old_vocabulary").exists()
     assert main(["map-ids", str(tmp_path / "old"), str(out), "--out", str(tmp_path / "map")]) == 0
     assert tree_of(tmp_path / "map") == tree_of(out / "id_map")
@@ -198,7 +204,9 @@ def test_faults_of_a_map_are_found(vocabularies: dict[tuple[int, int], Path], tm
 
     def faults(**changes: int) -> list[str]:
         tables = [table | changes if table["name"] == "C3" else table for table in made.totals["tables"]]
-        return list(check_id_map(entry, replace(made, totals={"tables": tables}), {"vocabulary": new}))
+        return list(
+            check_id_map(entry, replace(made, totals=made.totals | {"tables": tables}), {"vocabulary": new})
+        )
 
     assert faults() == []
     assert "want 1 of" in faults(num_kept=1)[0]

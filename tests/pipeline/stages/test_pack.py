@@ -1,4 +1,7 @@
-"""Shards against the naive shuffle: every sample once, with its label, values and ids, in the right batch."""
+"""Shards against the naive shuffle: every sample once, with its label, values and ids, in the right batch.
+
+Tests `pack_inputs`, `scatter_samples` and `shard_batches`, too.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ import pytest
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.formats import arrow_files
-from hotset.pipeline.packing.scatter_samples import deal
+from hotset.pipeline.packing.scatter_samples import scatter_samples
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig, needed_bytes, pack
 from hotset.pipeline.stages.preprocess import PreprocessConfig
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.tests.support.criteo_text import SCHEMA, Sample, draw_samples, tree_of
-from hotset.tests.support.memory_caps import count_stages_alone
-from hotset.tests.support.naive_stages import (
+from hotset.tests.support.logs.criteo_text import SCHEMA, Sample, draw_samples, tree_of
+from hotset.tests.support.naive.naive_stages import (
     NaiveLog,
     ShardSample,
     batches_of,
@@ -31,6 +34,7 @@ from hotset.tests.support.naive_stages import (
     run_to,
     shuffled,
 )
+from hotset.tests.support.processes.memory_caps import count_stages_alone
 
 NUM_SAMPLES, NUM_TRAIN = 200, 160
 NUM_HOT_ROWS = 110
@@ -52,7 +56,7 @@ def split_folder(folder: Path, samples: list[Sample], num_hot_rows: int, *, labe
     config = PreprocessConfig(
         ingest=IngestConfig(label=label),
         count=CountConfig(eval_fraction=0.2),
-        split=SplitConfig(hot_bytes=ByteSize(64 * num_hot_rows)),
+        split=SplitConfig(embedding_optimizer="sgd", hot_bytes=ByteSize(64 * num_hot_rows)),
     )
     run_to("split", folder, samples, config)
     return folder
@@ -66,7 +70,7 @@ def folder(samples: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> P
 
 def pack_in(folder: Path, out: Path, config: PackConfig, **options: Any) -> Manifest:
     columns, encoded, plan = (Manifest.read(folder / name) for name in ("columns", "samples", "plan"))
-    return pack(config, columns, encoded, plan, out, **({"workers": 1} | options))
+    return pack(config, columns, encoded, plan, out, Resources(**({"workers": 1} | options)))
 
 
 def naive_batches(
@@ -210,10 +214,10 @@ def test_what_is_held_at_a_time_fits_in_the_memory_given(
     held: list[tuple[list[int], Any]] = []
 
     def recording(group: list[Any], *others: Any) -> Any:
-        held.append(([file.num_samples for file in group], deal(group, *others)))
+        held.append(([file.num_samples for file in group], scatter_samples(group, *others)))
         return held[-1][1]
 
-    monkeypatch.setattr("hotset.pipeline.stages.pack.deal", recording)
+    monkeypatch.setattr("hotset.pipeline.stages.pack.scatter_samples", recording)
     memory_bytes = least_bytes(folder, config) + spare_bytes
     pack_in(folder, tmp_path / "shards", config, memory_bytes=memory_bytes)
     assert sum(sum(group) for group, _ in held) == NUM_SAMPLES
@@ -224,11 +228,11 @@ def test_what_is_held_at_a_time_fits_in_the_memory_given(
 
 
 def test_a_cap_that_cannot_be_kept_is_refused_with_one_that_can(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"pack cannot keep within 1 MiB of memory") as caught:
+    with pytest.raises(ConfigError, match=r"pack cannot stay within 1 MiB of memory") as caught:
         pack_in(folder, tmp_path / "shards", PackConfig(), memory_bytes=1 << 20)
     enough = re.match(r"--memory (\d+)MiB would do", str(caught.value.hint))
     assert enough is not None
-    with pytest.raises(ConfigError, match="pack cannot keep within"):
+    with pytest.raises(ConfigError, match="pack cannot stay within"):
         pack_in(folder, tmp_path / "shards", PackConfig(), memory_bytes=(int(enough[1]) - 1) << 20)
     assert pack_in(folder, tmp_path / "shards", PackConfig(), memory_bytes=int(enough[1]) << 20)
 
@@ -281,9 +285,9 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_size": 3}, "was made with batch_size = 16, now 3"),
-        ({"order": "original"}, "was made with order = grouped, now original"),
-        ({"seed": 1}, "was made with seed = 0, now 1"),
+        ({"batch_size": 3}, "was written with batch_size = 16, now 3"),
+        ({"order": "original"}, "was written with order = grouped, now original"),
+        ({"seed": 1}, "was written with seed = 0, now 1"),
     ],
 )
 def test_other_settings_need_another_folder(

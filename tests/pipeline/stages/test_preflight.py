@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.folders.disk import bytes_in
 from hotset.pipeline.sizes import GIB, MIB
 from hotset.pipeline.stages.preflight import (
     COMPRESSION,
     DISK_FACTORS,
-    bytes_in,
     disk_needed,
     refuse_full_disk,
 )
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
-from hotset.tests.support.criteo_text import draw_samples, text_of
+from hotset.tests.support.logs.criteo_text import draw_samples, text_of
 from hotset.workflows.cli import main
 
 
@@ -68,7 +68,7 @@ def test_a_disk_that_is_too_small_is_refused_before_any_work(
     assert main(["preprocess", str(log), "--out", str(out)]) == 1
     error, hint = capsys.readouterr().err.splitlines()
     assert f"{out} needs about" in error and "9.8 KiB are free" in error
-    assert hint.startswith("hint: make room for") and not out.parent.exists()
+    assert hint.startswith("hint: free") and not out.parent.exists()
 
 
 def test_the_refusal_says_which_folder_needs_how_much(
@@ -89,7 +89,7 @@ def test_a_cap_that_a_later_stage_cannot_keep_is_refused_before_any_work(
     words = ["preprocess", str(log), "--out", str(tmp_path / "dir"), "--workers", "1", "--memory"]
     assert main([*words, "185MiB"]) == 1
     error, hint = capsys.readouterr().err.splitlines()
-    assert "cannot keep within 185 MiB of memory" in error and not (tmp_path / "dir").exists()
+    assert "cannot stay within 185 MiB of memory" in error and not (tmp_path / "dir").exists()
     enough = hint.split()[2]
     assert enough.endswith("MiB") and 185 < int(enough[:-3]) < 300
     assert main([*words, "300MiB"]) == 0

@@ -1,15 +1,16 @@
-"""Raw logs to shards as a whole: against a naive run, whatever the workers, the files and the kills."""
+"""Raw logs to shards as a whole: against a naive run, whatever the workers, the files and the kills.
+
+Tests `stage_order`, too.
+"""
 
 from __future__ import annotations
 
 import gzip
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,44 +19,19 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.errors import ConfigError, ManifestError
+from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
-from hotset.pipeline.folders.output import hash_file
-from hotset.pipeline.formats import arrow_files
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.count import CountConfig
-from hotset.pipeline.stages.ingest import IngestConfig
-from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.preprocess import (
-    FOLDERS,
-    INPUTS,
-    PreprocessConfig,
-    StageReport,
-    preprocess,
-    remove_from,
-    run_stage,
-)
+from hotset.pipeline.stages.preprocess import StageReport, preprocess, remove_from, run_stage
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.tests.support.criteo_text import Sample, draw_samples, text_of, tree_of
-from hotset.tests.support.naive_stages import (
-    batches_of,
-    ids_of,
-    naive_log,
-    naive_shard_sample,
-    rows_of,
-    shuffled,
-    tags_of,
-)
+from hotset.pipeline.stages.stage_order import FOLDERS, INPUTS
+from hotset.tests.support.logs.criteo_text import Sample, draw_samples, text_of, tree_of
+from hotset.tests.support.preprocess_runs import CONFIG, assert_equals_naive_run, copy_of, failing_writer
 
 NUM_SAMPLES = 180
-CONFIG = PreprocessConfig(
-    ingest=IngestConfig(block_bytes=ByteSize(4000)),
-    count=CountConfig(eval_fraction=0.3),
-    rank=RankConfig(min_count=2),
-    split=SplitConfig(hot_bytes=ByteSize(32 * 75), embedding_dim=4, embedding_optimizer="adagrad"),
-    pack=PackConfig(batch_size=16, seed=4),
-)
-NUM_HOT_ROWS = 75
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +50,7 @@ def log(samples: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Path
 def made(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a run with one worker makes that nothing disturbs; not to be changed."""
     out = tmp_path_factory.mktemp("made") / "dir"
-    preprocess([log], CONFIG, out, workers=1)
+    preprocess([log], CONFIG, out, Resources(workers=1))
     return out
 
 
@@ -84,33 +60,6 @@ def unbroken(made: Path) -> dict[str, bytes]:
     return tree_of(made)
 
 
-def copy_of(made: Path, out: Path, *, before: str | None = None) -> Path:
-    """A copy of ``made``, or of the folders of the stages before ``before``."""
-    stages = list(FOLDERS)
-    for stage in stages[: stages.index(before)] if before else stages:
-        shutil.copytree(made / FOLDERS[stage], out / FOLDERS[stage])
-    return out
-
-
-def check(folder: Path, samples: list[Sample], num_train: int, config: PreprocessConfig) -> None:
-    """Hold every folder against the naive run."""
-    made = {name: Manifest.read(folder / name) for name in FOLDERS.values()}
-    naive = naive_log(samples, num_train, min_count=config.rank.min_count, num_hot_rows=NUM_HOT_ROWS)
-    assert rows_of(made["vocabulary"]) == naive.tables
-    assert ids_of(made["samples"]) == naive.ids
-    assert [table["num_hot"] for table in made["plan"].totals["tables"]] == naive.num_hot
-    assert tags_of(made["plan"]) == naive.is_hot
-    orders = {
-        "hot_only": shuffled([n for n in range(num_train) if naive.is_hot[n]], config.pack.seed),
-        "mixed": shuffled([n for n in range(num_train) if not naive.is_hot[n]], config.pack.seed),
-        "evaluation": list(range(num_train, len(samples))),
-    }
-    for kind, numbers in orders.items():
-        found = [sample for batch, _ in batches_of(made["shards"], kind) for sample in batch]
-        assert found == [naive_shard_sample(samples[n], naive.ids[n]) for n in numbers]
-    assert min(map(len, orders.values())) > 0
-
-
 @pytest.mark.parametrize("min_count", [1, 3])
 @pytest.mark.parametrize("schema", ["criteo-kaggle", "criteo-1tb"])
 def test_every_folder_agrees_with_the_naive_run(
@@ -118,8 +67,8 @@ def test_every_folder_agrees_with_the_naive_run(
 ) -> None:
     ingest = replace(CONFIG.ingest, schema=schema)
     config = replace(CONFIG, ingest=ingest, rank=RankConfig(min_count=min_count))
-    preprocess([log], config, tmp_path / "dir", workers=2)
-    check(tmp_path / "dir", samples, NUM_SAMPLES - int(0.3 * NUM_SAMPLES), config)
+    preprocess([log], config, tmp_path / "dir", Resources(workers=2))
+    assert_equals_naive_run(tmp_path / "dir", samples, NUM_SAMPLES - int(0.3 * NUM_SAMPLES), config)
 
 
 def test_days_in_files_of_their_own_agree_with_the_naive_run(tmp_path: Path, samples: list[Sample]) -> None:
@@ -129,15 +78,15 @@ def test_days_in_files_of_their_own_agree_with_the_naive_run(tmp_path: Path, sam
         text = text_of(day, line_end=b"\r\n" if number == 2 else b"\n").removesuffix(b"\n")
         path.write_bytes(gzip.compress(text) if number == 0 else text)
     config = replace(CONFIG, count=CountConfig(eval_files=1))
-    preprocess(raw, config, tmp_path / "dir", workers=2)
-    check(tmp_path / "dir", samples, 121, config)
+    preprocess(raw, config, tmp_path / "dir", Resources(workers=2))
+    assert_equals_naive_run(tmp_path / "dir", samples, 121, config)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_the_number_of_workers_changes_no_byte(
     tmp_path: Path, log: Path, unbroken: dict[str, bytes], workers: int
 ) -> None:
-    preprocess([log], CONFIG, tmp_path / "dir", workers=workers)
+    preprocess([log], CONFIG, tmp_path / "dir", Resources(workers=workers))
     assert tree_of(tmp_path / "dir") == unbroken
 
 
@@ -146,7 +95,7 @@ def test_a_gzip_copy_gives_the_same_files(
 ) -> None:
     path = tmp_path / "log.tsv.gz"
     path.write_bytes(gzip.compress(text_of(samples[:50])) + gzip.compress(text_of(samples[50:])))
-    preprocess([path], CONFIG, tmp_path / "dir", workers=2)
+    preprocess([path], CONFIG, tmp_path / "dir", Resources(workers=2))
     found = tree_of(tmp_path / "dir")
     assert found.keys() == unbroken.keys()
     assert all(text == unbroken[name] for name, text in found.items() if not name.endswith(MANIFEST))
@@ -189,8 +138,8 @@ def test_another_budget_batch_size_or_seed_keeps_what_comes_before(
     tmp_path: Path, log: Path, made: Path, unbroken: dict[str, bytes]
 ) -> None:
     out = copy_of(made, tmp_path / "dir")
-    config = replace(CONFIG, split=SplitConfig(hot_bytes=ByteSize(640)))
-    with pytest.raises(ManifestError, match=r"plan was made with hot_bytes = 2400, now 640"):
+    config = replace(CONFIG, split=SplitConfig(hot_bytes=ByteSize(640), embedding_optimizer="sgd"))
+    with pytest.raises(ManifestError, match=r"plan was written with hot_bytes = 2400, now 640"):
         preprocess([log], config, out)
     assert tree_of(out) == unbroken
     assert remove_from("split", out) == [out / "shards", out / "plan"]
@@ -207,25 +156,8 @@ def test_a_stage_made_again_makes_those_after_it_stale(tmp_path: Path, log: Path
         for path in (out / name).iterdir():
             path.unlink()
     config = replace(CONFIG, rank=RankConfig(min_count=9))
-    with pytest.raises(ManifestError, match="samples was made from other inputs"):
+    with pytest.raises(ManifestError, match="samples was written from other inputs"):
         preprocess([log], config, out)
-
-
-def failing_writer(num_files: int, error: type[BaseException]) -> Callable[..., Any]:
-    """`write_batch` or `open_writer`, failing half-way through a file once ``num_files`` were written."""
-    left = num_files
-
-    def failing(path: Path, columns_or_schema: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            path.write_bytes(b"half of it")
-            raise error
-        is_batch = isinstance(columns_or_schema, dict)
-        writer = arrow_files.write_batch if is_batch else arrow_files.open_writer
-        return writer(path, columns_or_schema)
-
-    return failing
 
 
 @pytest.mark.parametrize("stage", FOLDERS)
@@ -250,10 +182,10 @@ def test_stopped_half_way_in_any_stage_the_same_run_goes_on_to_the_same_bytes(
             module = "ranking.ranked_tables" if stage == "rank" else f"stages.{stage}"
             patch.setattr(f"hotset.pipeline.{module}.{writer}", failing_writer(stop_at, error))
             with pytest.raises(error):
-                preprocess([log], CONFIG, out, workers=workers)
+                preprocess([log], CONFIG, out, Resources(workers=workers))
         assert not (out / FOLDERS[stage] / MANIFEST).exists()
         assert (out / FOLDERS[stage]).exists()
-    preprocess([log], CONFIG, out, workers=3 - workers)
+    preprocess([log], CONFIG, out, Resources(workers=3 - workers))
     assert tree_of(out) == unbroken
 
 
@@ -276,12 +208,12 @@ def test_a_stage_begun_with_other_settings_is_refused_by_name(
         module = "ranking.ranked_tables" if stage == "rank" else f"stages.{stage}"
         patch.setattr(f"hotset.pipeline.{module}.{writer}", failing_writer(1, RuntimeError))
         with pytest.raises(RuntimeError):
-            preprocess([log], CONFIG, out, workers=1)
+            preprocess([log], CONFIG, out, Resources(workers=1))
     before = tree_of(out)
     changed, message = CHANGES[stage]
     with pytest.raises(ManifestError) as caught:
         preprocess([log], replace(CONFIG, **{stage: changed}), out)
-    assert f"{FOLDERS[stage]} was made with {message}" in str(caught.value)
+    assert f"{FOLDERS[stage]} was written with {message}" in str(caught.value)
     assert f"--redo {stage}" in str(caught.value.hint)
     assert tree_of(out) == before
 
@@ -291,7 +223,7 @@ def test_a_log_that_changed_is_refused(tmp_path: Path, log: Path, made: Path, sa
     raw.write_bytes(log.read_bytes())
     assert preprocess([raw], CONFIG, out).stage == "pack"
     raw.write_bytes(text_of(samples[:-1]))
-    with pytest.raises(ManifestError, match="columns was made from other inputs"):
+    with pytest.raises(ManifestError, match="columns was written from other inputs"):
         preprocess([raw], CONFIG, out)
 
 
@@ -313,9 +245,10 @@ def test_damage_in_any_folder_is_named(tmp_path: Path, log: Path, made: Path, na
 KILLED = """
 import sys
 from pathlib import Path
-from hotset.tests.pipeline.stages.test_preprocess import CONFIG
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.stages.preprocess import preprocess
-preprocess([Path(sys.argv[1])], CONFIG, Path(sys.argv[2]), workers=2)
+from hotset.tests.support.preprocess_runs import CONFIG
+preprocess([Path(sys.argv[1])], CONFIG, Path(sys.argv[2]), Resources(workers=2))
 """
 
 
@@ -335,7 +268,7 @@ def test_killed_at_any_moment_the_same_run_goes_on_to_the_same_bytes(
         process.send_signal(signal.SIGKILL)
         num_killed += process.wait() == -signal.SIGKILL
     assert num_killed > 0
-    preprocess([log], CONFIG, out, workers=1)
+    preprocess([log], CONFIG, out, Resources(workers=1))
     assert tree_of(out) == unbroken
 
 
@@ -346,7 +279,7 @@ def test_a_stage_alone_needs_the_folders_it_reads(tmp_path: Path, log: Path) -> 
     assert {path.name for path in tmp_path.iterdir()} == {"columns", "counts"}
     with pytest.raises(ManifestError, match="vocabulary does not exist") as caught:
         run_stage("encode", CONFIG.encode, tmp_path)
-    assert caught.value.hint == "run the stage that makes it"
+    assert caught.value.hint == "run the stage that writes it"
 
 
 def test_only_a_stage_can_be_removed(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Ids and places from counts, against sorted lists of rows."""
+"""Ids and places from counts, against sorted lists of rows.
+
+Tests `sampled_order` and `vocabulary_files`, too.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ import pytest
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats.arrow_files import read_batch, values_of
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.schema.feature_settings import FeatureSettings
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig
 from hotset.pipeline.stages.rank import RankConfig, rank
-from hotset.tests.support.criteo_text import NUM_SPARSE, SCHEMA, draw_samples, tree_of
-from hotset.tests.support.memory_caps import count_stages_alone
-from hotset.tests.support.naive_stages import OOV, naive_log, naive_table, rows_of, run_to
+from hotset.tests.support.logs.criteo_text import NUM_SPARSE, SCHEMA, draw_samples, tree_of
+from hotset.tests.support.naive.naive_stages import OOV, naive_log, naive_table, rows_of, run_to
+from hotset.tests.support.processes.memory_caps import count_stages_alone
 
 
 def counts_in(folder: Path, num_samples: int, rng: np.random.Generator) -> Manifest:
@@ -55,7 +59,7 @@ def test_a_feature_may_have_a_min_count_of_its_own(tmp_path: Path, rng: np.rando
     for f, (name, table) in enumerate(zip(SCHEMA.sparse, tables, strict=True)):
         column = [sample.categories[f] for sample in samples[:90]]
         assert table == naive_table(column, dict(settings).get(name, 5)), name
-    with pytest.raises(ConfigError, match="feature_min_counts names 'C27', which is no feature"):
+    with pytest.raises(ConfigError, match="feature_min_counts names 'C27', which is not a feature"):
         unknown = RankConfig(feature_min_counts=FeatureSettings([("C27", 2)]))
         rank(unknown, Manifest.read(tmp_path / "counts"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -82,16 +86,16 @@ def test_other_settings_or_counts_need_another_folder(tmp_path: Path, rng: np.ra
     counts, other = counts_in(tmp_path, 30, rng), counts_in(tmp_path / "other", 31, rng)
     made = rank(RankConfig(min_count=2), counts, tmp_path / "vocabulary")
     assert rank(RankConfig(min_count=2), counts, tmp_path / "vocabulary") == made
-    with pytest.raises(ManifestError, match="was made with min_count = 2, now 1"):
+    with pytest.raises(ManifestError, match="was written with min_count = 2, now 1"):
         rank(RankConfig(), counts, tmp_path / "vocabulary")
-    with pytest.raises(ManifestError, match="was made from other inputs"):
+    with pytest.raises(ManifestError, match="was written from other inputs"):
         rank(RankConfig(min_count=2), other, tmp_path / "vocabulary")
 
 
 def test_progress_ends_at_the_total(tmp_path: Path, rng: np.random.Generator) -> None:
     told: list[tuple[str, int, int]] = []
     counts = counts_in(tmp_path, 30, rng)
-    rank(RankConfig(), counts, tmp_path / "vocabulary", progress=lambda *words: told.append(words))
+    rank(RankConfig(), counts, tmp_path / "vocabulary", Resources(progress=lambda *words: told.append(words)))
     assert told[-1] == ("rank", 18 * NUM_SPARSE, 18 * NUM_SPARSE)
 
 
@@ -107,14 +111,14 @@ def test_tables_that_do_not_fit_are_written_through_the_disk_to_the_same_bytes(
     tmp_path: Path, workers: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = counts_in(tmp_path, 150, rng)
-    rank(RankConfig(min_count=2), counts, tmp_path / "whole", workers=1)
+    rank(RankConfig(min_count=2), counts, tmp_path / "whole", Resources(workers=1))
     count_stages_alone(monkeypatch)
-    rank(RankConfig(min_count=2), counts, tmp_path / "mapped", workers=workers, memory_bytes=1)
+    rank(RankConfig(min_count=2), counts, tmp_path / "mapped", Resources(workers=workers, memory_bytes=1))
     assert tree_of(tmp_path / "mapped") == tree_of(tmp_path / "whole")
 
 
 def test_a_cap_that_cannot_be_kept_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     counts = counts_in(tmp_path, 9, rng)
-    with pytest.raises(ConfigError, match="rank cannot keep within 1 MiB of memory") as caught:
-        rank(RankConfig(), counts, tmp_path / "vocabulary", workers=1, memory_bytes=1 << 20)
+    with pytest.raises(ConfigError, match="rank cannot stay within 1 MiB of memory") as caught:
+        rank(RankConfig(), counts, tmp_path / "vocabulary", Resources(workers=1, memory_bytes=1 << 20))
     assert "--memory 176MiB would do" in str(caught.value.hint)

@@ -1,4 +1,7 @@
-"""The schedule stage: its plans run on the machine that finds a stale read, whatever it was stopped by."""
+"""The schedule stage: its plans run on the machine that finds a stale read, whatever it was stopped by.
+
+Tests `cold_batches`, `epoch_plans`, `step_plan_files` and `check_schedule`, too.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,16 @@ from numpy.typing import NDArray
 
 from hotset.pipeline.errors import ConfigError, ManifestError, ShardError
 from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.scheduling import epoch_plans
 from hotset.pipeline.scheduling.step_plan_files import read_plans, read_residents, write_plans
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
 from hotset.pipeline.verify import check_schedule as verify_schedule
 from hotset.pipeline.verify.verify import verify
-from hotset.stats.batches.row_slots import epoch_order
+from hotset.stats.batches.epoch_order import epoch_order
 from hotset.stats.staging.step_plans import Residents
-from hotset.tests.support.naive_plans import Machine, Parts, parts_of
+from hotset.tests.support.naive.naive_plans import Parts, PlanMachine, parts_of
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.batch import IdReader
 from hotset.train.data.shards import Shards
@@ -41,7 +45,7 @@ CONFIG = ScheduleConfig(staging_bytes=ByteSize(3000), epochs=2, seed=5, split_ba
 
 
 def cold_rows_of(shards: Shards, number: int, tables: list[int]) -> list[int]:
-    """Distinct cold rows of a training batch, look-up by look-up as the trainer reads it."""
+    """Distinct cold rows of a training batch, lookup by lookup as the trainer reads it."""
     ids = IdReader(shards.tables, tables).read(shards.training_batch(number))
     chosen = [shards.tables[table] for table in tables]
     bases = np.cumsum([0, *(table.num_rows - table.num_hot for table in chosen)])
@@ -54,7 +58,7 @@ def cold_rows_of(shards: Shards, number: int, tables: list[int]) -> list[int]:
 
 
 def epoch_of(made: Manifest, epoch: int, dim: int) -> tuple[list[Parts], list[int], Residents]:
-    """Step plans of an epoch, its batches, and what goes home."""
+    """Step plans of an epoch, its batches, and the rows written back at its end."""
     parts, batches, residents = list[Parts](), list[int](), None
     for entry in made.files:
         if (entry.facts["epoch"], entry.facts["embedding_dim"]) != (epoch, dim):
@@ -90,7 +94,7 @@ def test_every_epoch_reads_the_rows_its_batches_look_up(
             order = epoch_order(is_hot_only, CONFIG.seed, epoch, spread=shards.is_grouped)
             assert batches == [number for number in order if not is_hot_only[number]]
             rows = [cold_rows_of(shards, number, tables) for number in batches]
-            Machine(rows, parts, width["num_slots"], seed=0).run(residents)
+            PlanMachine(rows, parts, width["num_slots"], seed=0).run(residents)
             first = [row for part in parts for row, _, is_first in part.fetches if is_first]
             assert sorted(first) == sorted(set().union(*rows) - used) if rows else not first
             used |= set().union(*rows)
@@ -116,10 +120,10 @@ def test_the_totals_are_those_of_the_plans(tmp_path: Path) -> None:
 def test_a_schedule_cut_short_resumes_to_the_same_bytes(
     stop_after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epoch_plans, "STRETCH_ENTRIES", 40)
+    monkeypatch.setattr(epoch_plans, "CHUNK_ENTRIES", 40)
     monkeypatch.setattr(epoch_plans, "FILE_BYTES", 200)
     shards = Manifest.read(write_shards(tmp_path / "shards", ShardSpec(batch_size=8)))
-    whole = schedule(CONFIG, shards, tmp_path / "whole", workers=1)
+    whole = schedule(CONFIG, shards, tmp_path / "whole", Resources(workers=1))
     assert len(whole.files) > 5
     calls = 0
 
@@ -132,25 +136,23 @@ def test_a_schedule_cut_short_resumes_to_the_same_bytes(
 
     monkeypatch.setattr(epoch_plans, "write_plans", stopping)
     with pytest.raises(KeyboardInterrupt):
-        schedule(CONFIG, shards, tmp_path / "cut", workers=2)
+        schedule(CONFIG, shards, tmp_path / "cut", Resources(workers=2))
     monkeypatch.setattr(epoch_plans, "write_plans", write_plans)
-    schedule(CONFIG, shards, tmp_path / "cut", workers=2)
+    schedule(CONFIG, shards, tmp_path / "cut", Resources(workers=2))
     assert bytes_in(tmp_path / "cut") == bytes_in(tmp_path / "whole")
 
 
-def test_where_files_and_stretches_end_changes_no_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_files_and_chunks_end_changes_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = Manifest.read(write_shards(tmp_path / "shards", ShardSpec(batch_size=8)))
     whole = epoch_of(schedule(CONFIG, shards, tmp_path / "whole"), 1, 4)[0]
-    monkeypatch.setattr(epoch_plans, "STRETCH_ENTRIES", 1)
+    monkeypatch.setattr(epoch_plans, "CHUNK_ENTRIES", 1)
     assert epoch_of(schedule(CONFIG, shards, tmp_path / "other"), 1, 4)[0] == whole
 
 
 def test_other_settings_want_another_folder(tmp_path: Path) -> None:
     shards = Manifest.read(write_shards(tmp_path / "shards", SPECS["one-hot"]))
     schedule(CONFIG, shards, tmp_path / "schedule")
-    with pytest.raises(ManifestError, match="was made with prefetch = 2, now 1"):
+    with pytest.raises(ManifestError, match="was written with prefetch = 2, now 1"):
         schedule(replace(CONFIG, prefetch=1), shards, tmp_path / "schedule")
 
 
@@ -175,14 +177,15 @@ def test_too_few_slots_are_refused_with_the_bytes_that_do(name: str, tmp_path: P
 
 def test_a_cap_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     shards = Manifest.read(write_shards(tmp_path / "shards", SPECS["one-hot"]))
-    with pytest.raises(ConfigError, match="schedule cannot keep within 1 MiB"):
-        schedule(CONFIG, shards, tmp_path / "schedule", memory_bytes=1 << 20)
+    with pytest.raises(ConfigError, match="schedule cannot stay within 1 MiB"):
+        schedule(CONFIG, shards, tmp_path / "schedule", Resources(memory_bytes=1 << 20))
 
 
 @pytest.mark.parametrize("name", ["one-hot", "multi-hot"])
 def test_an_id_outside_its_table_is_refused_by_name(name: str, tmp_path: Path) -> None:
     shards = Manifest.read(write_shards(tmp_path / "shards", SPECS[name]))
-    shards.totals["tables"][2]["num_rows"] = 21
+    shards.totals["tables"][2] |= {"num_rows": 21, "oov_id": 20}
+    shards.totals["num_rows"] = sum(table["num_rows"] for table in shards.totals["tables"])
     with pytest.raises(ShardError, match=r"mixed-00000.arrow: batch 0: id \d+ in table C3 of 21 rows"):
         schedule(CONFIG, shards, tmp_path / "schedule")
 
@@ -194,9 +197,9 @@ def test_a_config_refuses_nonsense() -> None:
 
 
 FAULTS: dict[str, tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]] = {
-    "a row goes home that a batch may still use": ("after", lambda a: a - (a >= 0)),
-    "a row is fetched before it is home": ("waits_for", lambda a: a * 0 - 1),
-    "a row goes home from a slot that does not hold it": ("write_back_rows", lambda a: a[::-1]),
+    "a row is written back that a batch may still use": ("after", lambda a: a - (a >= 0)),
+    "a row is loaded before it is written back": ("waits_for", lambda a: a * 0 - 1),
+    "a row is written back from a slot that does not hold it": ("write_back_rows", lambda a: a[::-1]),
     "its slots do not hold the rows": ("fetch_rows", lambda a: a[::-1]),
     "a slot is read that holds no row": ("slots", lambda a: a[::-1]),
     "what it moves is not what the manifest says": ("is_shortened", lambda a: ~a),
@@ -248,9 +251,9 @@ def test_the_command_says_what_moves(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main([*command, "--workers", "1"]) == 0
     said = capsys.readouterr().out
     totals = Manifest.read(tmp_path / "schedule").totals
-    assert f"38 steps: {totals['rows_to_fast']} rows come" in said
-    assert f"{totals['rows_made']} are made at their first use" in said
+    assert f"38 steps: {totals['rows_to_fast']} rows are loaded" in said
+    assert f"{totals['rows_made']} are initialized on first use" in said
     assert main([*command, "--prefetch", "9"]) == 1
-    assert "was made with prefetch = 2, now 9" in capsys.readouterr().err
+    assert "was written with prefetch = 2, now 9" in capsys.readouterr().err
     assert main([*command, "--redo", "--json", "--staging-bytes", "16"]) == 1
     assert "distinct cold rows of width 4, staging holds 1" in capsys.readouterr().err

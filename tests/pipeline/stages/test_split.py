@@ -1,4 +1,7 @@
-"""Hot rows under a byte budget, and the tag of every sample."""
+"""Hot rows under a byte budget, and the tag of every sample.
+
+Tests `check_files`, too.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,15 @@ import pytest
 
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.schema.feature_settings import FeatureSettings
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig
 from hotset.pipeline.stages.split import SplitConfig, split
-from hotset.pipeline.verify.check_plan import faults_of_plan
-from hotset.tests.support.criteo_text import SCHEMA, Sample, draw_samples
-from hotset.tests.support.naive_stages import naive_log, run_to, tags_of
+from hotset.pipeline.verify.check_files import faults_of_plan
+from hotset.tests.support.logs.criteo_text import SCHEMA, Sample, draw_samples
+from hotset.tests.support.naive.naive_stages import naive_log, run_to, tags_of
 
 NUM_TRAIN = 90
 
@@ -39,7 +43,7 @@ def folder(samples: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> P
 
 def split_in(folder: Path, out: Path, config: SplitConfig, *, workers: int = 1) -> Manifest:
     vocabulary, encoded = Manifest.read(folder / "vocabulary"), Manifest.read(folder / "samples")
-    return split(config, vocabulary, encoded, out, workers=workers)
+    return split(config, vocabulary, encoded, out, Resources(workers=workers))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -85,7 +89,9 @@ def test_rows_of_several_widths_fill_the_budget_by_lookups_per_byte(
     tmp_path: Path, folder: Path, samples: list[Sample], hot_bytes: int
 ) -> None:
     dims = {"C3": 4, "C7": 64, "C26": 16}
-    config = SplitConfig(hot_bytes=ByteSize(hot_bytes), feature_dims=FeatureSettings(dims.items()))
+    config = SplitConfig(
+        embedding_optimizer="sgd", hot_bytes=ByteSize(hot_bytes), feature_dims=FeatureSettings(dims.items())
+    )
     plan = split_in(folder, tmp_path / "plan", config)
     naive = naive_log(samples, NUM_TRAIN, min_count=1, num_hot_rows=0)
     widths = [4 * dims.get(name, 16) for name in SCHEMA.sparse]
@@ -111,7 +117,11 @@ def test_rows_of_several_widths_fill_the_budget_by_lookups_per_byte(
 
 def test_a_plan_that_exceeds_its_budget_is_found(tmp_path: Path, folder: Path) -> None:
     dims = FeatureSettings([("C3", 4)])
-    plan = split_in(folder, tmp_path / "plan", SplitConfig(hot_bytes=ByteSize(4096), feature_dims=dims))
+    plan = split_in(
+        folder,
+        tmp_path / "plan",
+        SplitConfig(embedding_optimizer="sgd", hot_bytes=ByteSize(4096), feature_dims=dims),
+    )
     small = replace(plan, config=plan.config | {"hot_bytes": 4000})
     assert [fault for fault in faults_of_plan(small) if "the budget is 4000" in fault]
     wide = replace(plan, config=plan.config | {"feature_dims": []})
@@ -119,7 +129,7 @@ def test_a_plan_that_exceeds_its_budget_is_found(tmp_path: Path, folder: Path) -
 
 
 def test_a_width_for_no_feature_is_refused(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(ConfigError, match="feature_dims names 'C33', which is no feature of this log"):
+    with pytest.raises(ConfigError, match="feature_dims names 'C33', which is not a feature of this log"):
         split_in(folder, tmp_path / "plan", SplitConfig(feature_dims=FeatureSettings([("C33", 8)])))
     assert not (tmp_path / "plan").exists()
 
@@ -127,10 +137,10 @@ def test_a_width_for_no_feature_is_refused(tmp_path: Path, folder: Path) -> None
 def test_other_budgets_need_another_folder(tmp_path: Path, folder: Path) -> None:
     made = split_in(folder, tmp_path / "plan", SplitConfig())
     assert split_in(folder, tmp_path / "plan", SplitConfig()) == made
-    with pytest.raises(ManifestError, match="was made with hot_bytes = 268435456, now 64"):
+    with pytest.raises(ManifestError, match="was written with hot_bytes = 256MiB, now 64"):
         split_in(folder, tmp_path / "plan", SplitConfig(hot_bytes=ByteSize(64)))
-    with pytest.raises(ManifestError, match="was made with embedding_optimizer = sgd, now adagrad"):
-        split_in(folder, tmp_path / "plan", SplitConfig(embedding_optimizer="adagrad"))
+    with pytest.raises(ManifestError, match="was written with embedding_optimizer = adagrad, now sgd"):
+        split_in(folder, tmp_path / "plan", SplitConfig(embedding_optimizer="sgd"))
 
 
 @pytest.mark.parametrize(

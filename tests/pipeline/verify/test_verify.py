@@ -1,4 +1,7 @@
-"""One changed byte anywhere is found and its file named; so is whatever does not add up."""
+"""One changed byte anywhere is found and its file named; so is whatever does not add up.
+
+Tests `check_files` and `check_ids`, too.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ import pyarrow as pa
 import pytest
 
 from hotset.pipeline.errors import ManifestError
+from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import checksum_of
-from hotset.pipeline.folders.output import hash_file
-from hotset.pipeline.generate.generate import GenerateConfig, generate
+from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
@@ -25,8 +29,11 @@ from hotset.pipeline.verify.verify import STAGE_FOLDERS, verify
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("verify")
     generate(GenerateConfig(samples=1500, scale=200), folder / "log.tsv", workers=1)
-    config = PreprocessConfig(split=SplitConfig(hot_bytes=ByteSize(20_000)), pack=PackConfig(batch_size=100))
-    preprocess([folder / "log.tsv"], config, folder / "dir", workers=1)
+    config = PreprocessConfig(
+        split=SplitConfig(embedding_optimizer="sgd", hot_bytes=ByteSize(20_000)),
+        pack=PackConfig(batch_size=100),
+    )
+    preprocess([folder / "log.tsv"], config, folder / "dir", Resources(workers=1))
     return folder
 
 
@@ -44,7 +51,7 @@ def rewrite_manifest(path: Path, **changes: object) -> None:
 
 
 def test_an_untouched_folder_has_no_fault(made: Path) -> None:
-    assert verify(made / "dir", raw=[made / "log.tsv"], workers=2) == []
+    assert verify(made / "dir", Resources(workers=2), raw=[made / "log.tsv"]) == []
 
 
 def test_one_flipped_bit_in_any_file_is_found_and_the_file_named(
@@ -55,7 +62,7 @@ def test_one_flipped_bit_in_any_file_is_found_and_the_file_named(
         damaged = bytearray(whole)
         damaged[rng.integers(len(whole))] ^= 1 << rng.integers(8)
         path.write_bytes(damaged)
-        faults = verify(folder, workers=1)
+        faults = verify(folder, Resources(workers=1))
         assert faults and str(path) in faults[0], path
         path.write_bytes(whole)
 

@@ -29,7 +29,7 @@ Row = tuple[int, int]
 
 
 def naive_hot(counts: Counter[Row], first_row: list[int], row_bytes: list[int], budget: int) -> set[Row]:
-    """The longest prefix, by look-ups per byte and then hash, that fits."""
+    """The longest prefix, by lookups per byte and then hash, that fits."""
 
     def worth(row: Row) -> tuple[Fraction, int]:
         return -Fraction(counts[row], row_bytes[row[0]]), int(
@@ -82,7 +82,8 @@ def test_every_part_agrees_with_sorted_rows(
     seed: int, num_parts: int, tables: list[tuple[int, bool]], budget: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    row_bytes, is_list = [width for width, _ in tables], [some for _, some in tables]
+    row_bytes = [width for width, _ in tables]
+    is_list = [some for _, some in tables]
     num_rows = rng.integers(1, 30, len(tables)).tolist()
     first_row_T = np.cumsum([0, *num_rows], dtype=np.int64)
     parts = [draw_part(num_rows, is_list, rng) for _ in range(num_parts)]
@@ -103,7 +104,8 @@ def test_every_part_agrees_with_sorted_rows(
 
     for part in parts:
         everywhere_B = np.full(len(part), ~np.uint64(0))
-        lookups_M, samples_P = np.zeros(2 * num_parts, np.int64), np.zeros(num_parts, np.int64)
+        lookups_M = np.zeros(2 * num_parts, np.int64)
+        samples_P = np.zeros(num_parts, np.int64)
         for table, some in enumerate(is_list):
             ids, offsets = as_lookups(part, table, some)
             judge_lookups(ids, offsets, marks_R[first_row_T[table] :], everywhere_B, lookups_M)

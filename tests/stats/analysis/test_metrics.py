@@ -26,7 +26,8 @@ def test_auc_agrees_with_counting_every_pair(num_levels: int, rng: np.random.Gen
 
 
 def test_auc_of_a_perfect_and_a_reversed_score() -> None:
-    logit_N, label_N = np.array([-3, -1, 2, 5], np.float32), np.array([0, 0, 1, 1], np.float32)
+    logit_N = np.array([-3, -1, 2, 5], np.float32)
+    label_N = np.array([0, 0, 1, 1], np.float32)
     assert auc(logit_N, label_N) == 1.0
     assert auc(-logit_N, label_N) == 0.0
 
@@ -46,12 +47,14 @@ def test_log_loss_agrees_with_the_probability_form(rng: np.random.Generator) -> 
 
 
 def test_log_loss_of_a_far_logit_is_finite() -> None:
-    logit_N, label_N = np.array([500, -500], np.float32), np.array([0, 1], np.float32)
+    logit_N = np.array([500, -500], np.float32)
+    label_N = np.array([0, 1], np.float32)
     assert log_loss(logit_N, label_N) == 500.0
 
 
 def test_accuracy_counts_the_right_side_of_one_half() -> None:
-    logit_N, label_N = np.array([-1, 0, 1, 1], np.float32), np.array([0, 0, 1, 0], np.float32)
+    logit_N = np.array([-1, 0, 1, 1], np.float32)
+    label_N = np.array([0, 0, 1, 0], np.float32)
     assert accuracy(logit_N, label_N) == 0.75
 
 

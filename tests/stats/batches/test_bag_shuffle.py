@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hotset.stats.batches.bag_shuffle import add_lengths, deal_bags, gather_bags, place_bags, tag_cold_bags
+from hotset.stats.batches.bag_shuffle import add_lengths, gather_bags, place_bags, scatter_bags, tag_cold_bags
 
 Bags = list[list[int]]
 Sample = tuple[tuple[list[int], list[int]], int]
@@ -37,12 +37,13 @@ def test_a_cold_look_up_makes_a_sample_cold(bags: Bags, num_hot: int, before: in
 
 @given(_SAMPLES, st.sets(st.integers(0, 3)), st.randoms(use_true_random=False))
 @settings(deadline=None, max_examples=60)
-def test_dealt_bags_are_gathered_again(samples: list[Sample], here: set[int], luck: Random) -> None:
+def test_scattered_bags_are_gathered_again(samples: list[Sample], here: set[int], luck: Random) -> None:
     """Samples of four files, some of which are in the buffer, in any order within a file."""
     files = np.array([file for _, file in samples], np.int64)
     tables = [flat([sample[0][t] for sample in samples]) for t in range(2)]
     lengths = np.array([np.diff(offsets) for offsets, _ in tables], np.int32).reshape(2, -1)
-    counts, lookups = np.bincount(files, minlength=4), np.zeros(4, np.int64)
+    counts = np.bincount(files, minlength=4)
+    lookups = np.zeros(4, np.int64)
     for offsets, _ in tables:
         add_lengths(offsets, files, lookups)
     assert lookups.tolist() == [
@@ -51,18 +52,19 @@ def test_dealt_bags_are_gathered_again(samples: list[Sample], here: set[int], lu
     is_here = np.array([file in here for file in range(4)])
     next_row = np.where(is_here, np.cumsum(counts * is_here) - counts, -1)
     next_lookup = np.where(is_here, np.cumsum(lookups * is_here) - lookups, -1)
-    places, dealt_places = np.empty(len(samples), np.int64), np.full(int(counts[is_here].sum()), -1, np.int64)
-    place_bags(lengths, files, next_row, next_lookup, places, dealt_places)
-    dealt = np.full(int(lookups[is_here].sum()), -1, np.int32)
+    places = np.empty(len(samples), np.int64)
+    row_places = np.full(int(counts[is_here].sum()), -1, np.int64)
+    place_bags(lengths, files, next_row, next_lookup, places, row_places)
+    scattered = np.full(int(lookups[is_here].sum()), -1, np.int32)
     for offsets, ids in tables:
-        deal_bags(offsets, ids, places, dealt)
+        scatter_bags(offsets, ids, places, scattered)
     rows = [n for file in range(4) if file in here for n in np.flatnonzero(files == file)]
     order = list(range(len(rows)))
     luck.shuffle(order)
     wanted = [samples[rows[row]] for row in order]
-    found_places = dealt_places[np.array(order, np.int64)]
+    found_places = row_places[np.array(order, np.int64)]
     for table in range(2):
         offsets, ids = flat([sample[0][table] for sample in wanted])
         found = np.empty(ids.shape, np.int32)
-        gather_bags(dealt, found_places, offsets, found)
+        gather_bags(scattered, found_places, offsets, found)
         assert found.tolist() == ids.tolist()

@@ -1,11 +1,11 @@
-"""Bags of look-ups against slow, obvious twins."""
+"""Bags of lookups against slow, obvious twins."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from hotset.stats.batches.bags import locate_bags, scatter_bags
+from hotset.stats.batches.bags import interleave_bags, locate_bags
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 5, 60])
@@ -19,13 +19,16 @@ def test_bags_go_to_their_places_in_sample_order(num_samples: int, rng: np.rando
         of_feature = [sample[feature] for sample in bags]
         offsets = np.cumsum([0, *(len(bag) for bag in of_feature)]).astype(np.int32)
         values = np.array([row for bag in of_feature for row in bag], np.int32)
-        scatter_bags(offsets, values, starts_P, feature, 3, ids_N)
+        interleave_bags(offsets, values, starts_P, feature, 3, ids_N)
     assert ids_N.tolist() == expected
 
 
 def test_rows_are_located_by_the_feature_of_their_bag(rng: np.random.Generator) -> None:
-    first, last, base = np.array([0, 2]), np.array([3, 6]), np.array([0, 3])
-    ids_N, bags_N = rng.integers(-1, 8, 50).astype(np.int32), np.sort(rng.integers(0, 12, 50))
+    first = np.array([0, 2])
+    last = np.array([3, 6])
+    base = np.array([0, 3])
+    ids_N = rng.integers(-1, 8, 50).astype(np.int32)
+    bags_N = np.sort(rng.integers(0, 12, 50))
     slots_N = np.empty(50, np.int64)
     num_absent = locate_bags(ids_N, bags_N, first, last, base, slots_N)
     for row, bag, slot in zip(ids_N.tolist(), bags_N.tolist(), slots_N.tolist(), strict=True):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hotset.stats.batches.dense_values import transform_values
+from hotset.stats.batches.dense_values import log1p_table, transform_dense, transform_values
 
 
 def naive_transform(values: NDArray[np.float64], is_valid: NDArray[np.bool_], is_log: bool) -> list[float]:
@@ -30,3 +30,17 @@ def test_values_are_those_of_the_naive_transform(
     assert out[:, 1].tolist() == naive_transform(values.astype(np.float64), is_valid, is_log)
     transform_values(values, np.zeros(0, np.uint8), is_log, out[:, 0])
     assert out[:, 0].tolist() == naive_transform(values.astype(np.float64), np.ones(num_values, bool), is_log)
+
+
+def test_dense_values_agree_with_log1p_rounded_once(rng: np.random.Generator) -> None:
+    values = np.concatenate(
+        [[-(2**31), -1, 0, 1, 15, 16, 17, 2**31 - 1], rng.integers(-50, 2**31, 500)]
+    ).astype(np.int32)
+    is_present = rng.random(values.shape[0]) < 0.8
+    wanted = np.log1p(np.maximum(values, 0).astype(np.float64)).astype(np.float32)
+    matrix = np.full((values.shape[0], 3), -1, np.float32)
+    transform_dense(values, np.zeros(0, np.uint8), log1p_table(16), matrix[:, 1])
+    np.testing.assert_array_equal(matrix[:, 1], wanted)
+    transform_dense(values, np.packbits(is_present, bitorder="little"), log1p_table(16), matrix[:, 2])
+    np.testing.assert_array_equal(matrix[:, 2], np.where(is_present, wanted, 0))
+    assert (matrix[:, 0] == -1).all()

@@ -13,13 +13,11 @@ from hotset.stats.batches.sample_shuffle import (
     MIXED,
     NUM_BINS,
     count_bins,
-    deal_rows,
     files_of_keys,
     find_in_bins,
     gather_rows,
     keys_and_kinds,
-    log1p_table,
-    transform_dense,
+    scatter_rows,
 )
 from hotset.stats.hashing import mix64_pair
 
@@ -36,9 +34,11 @@ def drawn_keys(num_samples: int, rng: np.random.Generator) -> tuple[NDArray[np.u
 def test_keys_and_kinds_agree_with_the_rule(
     first_sample: int, num_samples: int, is_grouped: bool, rng: np.random.Generator
 ) -> None:
-    seed, num_train = 11, 17
+    seed = 11
+    num_train = 17
     is_hot = rng.integers(0, 2, num_samples).astype(np.uint8)
-    keys, kinds = np.empty(num_samples, np.uint64), np.empty(num_samples, np.uint8)
+    keys = np.empty(num_samples, np.uint64)
+    kinds = np.empty(num_samples, np.uint8)
     keys_and_kinds(seed, first_sample, num_train, is_hot, is_grouped, keys, kinds)
     for i in range(num_samples):
         sample = first_sample + i
@@ -53,7 +53,8 @@ def test_seeds_give_orders_that_have_nothing_in_common() -> None:
     num_samples = 2000
     orders = []
     for seed in (0, 1):
-        keys, kinds = np.empty(num_samples, np.uint64), np.empty(num_samples, np.uint8)
+        keys = np.empty(num_samples, np.uint64)
+        kinds = np.empty(num_samples, np.uint8)
         keys_and_kinds(seed, 0, num_samples, np.zeros(num_samples, np.uint8), True, keys, kinds)
         assert np.unique(keys).shape[0] == num_samples
         orders.append(np.argsort(keys))
@@ -93,7 +94,8 @@ def test_files_of_keys_agree_with_a_sort(num_samples: int, rng: np.random.Genera
         wanted[mine] = len(last_keys) + np.arange(mine.shape[0]) // samples_per_file
         cuts = keys[mine][samples_per_file::samples_per_file] - np.uint64(1)
         last_keys += [*cuts.tolist(), 2**64 - 1] if mine.shape[0] else []
-    files, counts = np.empty(num_samples, np.int64), np.full(len(last_keys), 5, np.int64)
+    files = np.empty(num_samples, np.int64)
+    counts = np.full(len(last_keys), 5, np.int64)
     files_of_keys(
         keys, kinds, first_file_of_bin, np.array(last_keys, np.uint64), samples_per_file, files, counts
     )
@@ -102,35 +104,23 @@ def test_files_of_keys_agree_with_a_sort(num_samples: int, rng: np.random.Genera
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 7, 200])
-def test_rows_are_dealt_in_order_to_the_files_in_the_buffer(
+def test_rows_are_scattered_in_order_to_the_files_in_the_buffer(
     num_samples: int, rng: np.random.Generator
 ) -> None:
     rows = rng.integers(-(2**31), 2**31, (num_samples, 4)).astype(np.int32)
-    keys, files = rng.integers(0, 2**64, num_samples, dtype=np.uint64), rng.integers(0, 3, num_samples)
+    keys = rng.integers(0, 2**64, num_samples, dtype=np.uint64)
+    files = rng.integers(0, 3, num_samples)
     counts = np.bincount(files, minlength=3)
     next_row = np.array([counts[2], -1, 0])
-    dealt_rows = np.full((counts[0] + counts[2], 4), 7, np.int32)
-    dealt_keys = np.zeros(counts[0] + counts[2], np.uint64)
-    columns, ids = np.ascontiguousarray(rows[:, :3].T), rows[:, 3:]
-    deal_rows(columns, ids, keys, files, next_row, dealt_rows, dealt_keys)
+    scattered_rows = np.full((counts[0] + counts[2], 4), 7, np.int32)
+    scattered_keys = np.zeros(counts[0] + counts[2], np.uint64)
+    columns = np.ascontiguousarray(rows[:, :3].T)
+    ids = rows[:, 3:]
+    scatter_rows(columns, ids, keys, files, next_row, scattered_rows, scattered_keys)
     order = np.concatenate([np.flatnonzero(files == 2), np.flatnonzero(files == 0)])
-    np.testing.assert_array_equal(dealt_rows, rows[order])
-    np.testing.assert_array_equal(dealt_keys, keys[order])
+    np.testing.assert_array_equal(scattered_rows, rows[order])
+    np.testing.assert_array_equal(scattered_keys, keys[order])
     assert next_row.tolist() == [counts[0] + counts[2], -1, counts[2]]
-
-
-def test_dense_values_agree_with_log1p_rounded_once(rng: np.random.Generator) -> None:
-    values = np.concatenate(
-        [[-(2**31), -1, 0, 1, 15, 16, 17, 2**31 - 1], rng.integers(-50, 2**31, 500)]
-    ).astype(np.int32)
-    is_present = rng.random(values.shape[0]) < 0.8
-    wanted = np.log1p(np.maximum(values, 0).astype(np.float64)).astype(np.float32)
-    matrix = np.full((values.shape[0], 3), -1, np.float32)
-    transform_dense(values, np.zeros(0, np.uint8), log1p_table(16), matrix[:, 1])
-    np.testing.assert_array_equal(matrix[:, 1], wanted)
-    transform_dense(values, np.packbits(is_present, bitorder="little"), log1p_table(16), matrix[:, 2])
-    np.testing.assert_array_equal(matrix[:, 2], np.where(is_present, wanted, 0))
-    assert (matrix[:, 0] == -1).all()
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 7, 200])
@@ -138,8 +128,10 @@ def test_rows_are_taken_apart_in_the_given_order(num_samples: int, rng: np.rando
     rows = rng.integers(-(2**31), 2**31, (num_samples, 2 + 3 + 4)).astype(np.int32)
     order = rng.permutation(num_samples)[: num_samples // 2 + 1]
     count = order.shape[0]
-    label, is_hot = np.empty(count, np.int32), np.empty(count, np.int32)
-    dense, ids = np.empty((count, 3), np.int32), np.empty((count, 4), np.int32)
+    label = np.empty(count, np.int32)
+    is_hot = np.empty(count, np.int32)
+    dense = np.empty((count, 3), np.int32)
+    ids = np.empty((count, 4), np.int32)
     gather_rows(rows, order, label, dense, ids, is_hot)
     found = np.column_stack([is_hot, label, dense, ids])
     np.testing.assert_array_equal(found, rows[order])

@@ -1,4 +1,7 @@
-"""Exact counts, chunk by chunk, whatever the number of categories."""
+"""Exact counts, chunk by chunk, whatever the number of categories.
+
+Tests `packed_counts`, too.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,8 @@ def test_a_table_that_grows_within_a_chunk_loses_nothing(rng: np.random.Generato
 
 
 def test_counts_and_categories_beyond_32_bits_are_exact() -> None:
-    counter, most = CategoryCounter(), 2**32 - 1
+    counter = CategoryCounter()
+    most = 2**32 - 1
     counter.add(np.array([7, 8, 7, most, 0], np.uint32), _ALL_VALID)
     counter._table[counter._table == (7 << 32 | 2)] += np.uint64(most - 3)  # 7 was seen 2**32 - 2 times
     counter.add(np.array([7], np.uint32), _ALL_VALID)
@@ -75,12 +79,15 @@ def test_only_missing_values_give_no_category() -> None:
 
 @pytest.mark.parametrize("num_runs", [1, 2, 5])
 def test_runs_of_an_emptied_counter_add_up(num_runs: int, rng: np.random.Generator) -> None:
-    categories, counter, runs = skewed(9000, rng), CategoryCounter(), []
+    categories = skewed(9000, rng)
+    counter = CategoryCounter()
+    runs = []
     for chunk in np.array_split(categories, num_runs):
         counter.add(chunk, _ALL_VALID)
         runs.append(counter.take())
     runs.insert(1, counter.take())
-    merged, counts = np.zeros(9000, np.uint32), np.zeros(9000, np.int64)
+    merged = np.zeros(9000, np.uint32)
+    counts = np.zeros(9000, np.int64)
     num_categories = merge_counts(runs, merged, counts)
     wanted = sorted(Counter(categories.tolist()).items())
     found = zip(merged[:num_categories].tolist(), counts[:num_categories].tolist(), strict=True)
@@ -88,7 +95,8 @@ def test_runs_of_an_emptied_counter_add_up(num_runs: int, rng: np.random.Generat
 
 
 def test_a_counter_that_is_emptied_begins_anew() -> None:
-    counter, is_valid = CategoryCounter(), np.full(1125, 255, np.uint8)
+    counter = CategoryCounter()
+    is_valid = np.full(1125, 255, np.uint8)
     is_valid[0] = 0
     counter.add(np.arange(9000, dtype=np.uint32), is_valid)
     num_bytes = counter.num_bytes

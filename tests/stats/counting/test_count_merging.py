@@ -23,7 +23,8 @@ def source(counts: dict[int, int], dtype: Any) -> Counts:
 
 def merged(sources: list[Counts], dtype: Any = np.uint64) -> list[tuple[int, int]]:
     room = sum(categories.shape[0] for categories, _ in sources)
-    categories, counts = np.zeros(room, dtype), np.zeros(room, np.int64)
+    categories = np.zeros(room, dtype)
+    counts = np.zeros(room, np.int64)
     num_distinct = merge_counts(sources, categories, counts)
     return list(zip(categories[:num_distinct].tolist(), counts[:num_distinct].tolist(), strict=True))
 
@@ -44,7 +45,8 @@ _DAY = st.dictionaries(
 @given(st.lists(_DAY, max_size=6), st.sampled_from([1, 2, 7, 1 << 17]), st.booleans())
 def test_sources_agree_with_a_dictionary(days: list[dict[int, int]], chunk_rows: int, is_short: bool) -> None:
     dtype = np.uint32 if is_short else np.uint64
-    before, merging.CHUNK_ROWS = merging.CHUNK_ROWS, chunk_rows
+    before = merging.CHUNK_ROWS
+    merging.CHUNK_ROWS = chunk_rows
     try:
         sources = [source(day, dtype) for day in days]
         assert merged(sources, dtype) == naive_merge(days)
@@ -56,7 +58,8 @@ def test_sources_agree_with_a_dictionary(days: list[dict[int, int]], chunk_rows:
 
 
 def test_sources_of_both_widths_and_the_largest_categories(monkeypatch: pytest.MonkeyPatch) -> None:
-    long, short = {1: 2, 2**32: 3, 2**63: 5, 2**64 - 1: 7}, {0: 11, 1: 13, 2**32 - 1: 17}
+    long = {1: 2, 2**32: 3, 2**63: 5, 2**64 - 1: 7}
+    short = {0: 11, 1: 13, 2**32 - 1: 17}
     sources = [source(long, np.uint64), source(short, np.uint32), source({}, np.uint64)]
     for chunk_rows in (1, 2, 4, 100):
         monkeypatch.setattr(merging, "CHUNK_ROWS", chunk_rows)

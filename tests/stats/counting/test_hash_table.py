@@ -1,4 +1,7 @@
-"""Hash tables against dictionaries: counts, growth, ids, and categories that collide."""
+"""Hash tables against dictionaries: counts, growth, ids, and categories that collide.
+
+Tests `cpu_prefetch`, too.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,10 @@ def test_counts_agree_with_a_counter_up_to_the_room(lookups: list[tuple[int, boo
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
 def test_counting_goes_on_where_it_stopped(dtype: type, rng: np.random.Generator) -> None:
     categories: NDArray[Any] = (rng.zipf(1.3, 3000) % 400).astype(dtype)
-    table, done, num_used, num_missing = new_table(0), 0, 0, 0
+    table = new_table(0)
+    done = 0
+    num_used = 0
+    num_missing = 0
     while done < categories.shape[0]:
         max_used = int(MAX_LOAD * table.shape[0])
         done, num_used, missing = add_counts(categories, _ALL_VALID, done, table, num_used, max_used)
@@ -168,7 +174,8 @@ def test_asking_ahead_ends_with_the_lookups(num_lookups: int, rng: np.random.Gen
     rows = np.unique(valid)
     ids = {category: i for i, category in enumerate(rows.tolist())}
     wanted = [ids[category] if category in valid else -5 for category in categories.tolist()]
-    long, short = new_table(rows.shape[0]), new_short_table(rows.shape[0])
+    long = new_table(rows.shape[0])
+    short = new_short_table(rows.shape[0])
     insert_ids(rows, 0, -1, -1, long)
     insert_short_ids(rows, 0, -1, -1, short)
     found = np.empty((2, num_lookups), np.int32)

@@ -10,20 +10,18 @@ from numpy.typing import NDArray
 
 from hotset.stats.prediction.access_rates import AccessRates
 from hotset.stats.prediction.communication import (
-    Step,
-    Traffic,
+    ParallelStep,
+    RowTraffic,
     host_cache,
-    host_look_ahead,
     hybrid,
     pooled,
-    replicated_dense,
     replicated_sparse,
     rows_worth_replicating,
     sharded,
     sharded_deduplicated,
 )
 
-EIGHT = Step(samples=2048, num_devices=8)
+EIGHT = ParallelStep(samples=2048, num_devices=8)
 
 
 def zipf_rates(num_rows: int, exponent: float) -> AccessRates:
@@ -65,21 +63,18 @@ def test_deferred_synchronisation_pays_for_the_likeliest_rows(sync_every: int, r
 
 def test_simple_regimes() -> None:
     rates = zipf_rates(100, 1.0)
-    assert pooled(26, EIGHT) == Traffic(7 / 8 * 2048 * 26, 7 / 8 * 2048 * 26)
-    assert replicated_dense(100, EIGHT) == Traffic(0, 2 * 7 / 8 * 100)
-    assert replicated_sparse(rates, Step(samples=4)).total == 0
-    assert host_look_ahead(rates, 10, EIGHT, 1) == host_cache(rates, 10, EIGHT)
-    assert Traffic(2.0, 3.0).num_bytes(64) == 320.0
+    assert pooled(26, EIGHT) == RowTraffic(7 / 8 * 2048 * 26, 7 / 8 * 2048 * 26)
+    assert replicated_sparse(rates, ParallelStep(samples=4)).total == 0
+    assert RowTraffic(2.0, 3.0).num_bytes(64) == 320.0
     with pytest.raises(ValueError, match="1 or more"):
-        Step(samples=0)
-    with pytest.raises(ValueError, match="window"):
-        host_look_ahead(rates, 1, EIGHT, 0)
+        ParallelStep(samples=0)
 
 
 def count_received(draws: NDArray[np.int64], num_replicated: int) -> tuple[float, float]:
     """Rows device 0 of D receives in a step when row r lives on device r % D: draws is (D, b)."""
     num_devices = draws.shape[0]
-    own, every = np.unique(draws[0]), np.unique(draws)
+    own = np.unique(draws[0])
+    every = np.unique(draws)
     fetched = np.count_nonzero((own >= num_replicated) & (own % num_devices != 0))
     gradients = [
         np.unique(draws[d][(draws[d] >= num_replicated) & (draws[d] % num_devices == 0)]).size
@@ -95,7 +90,8 @@ def count_received(draws: NDArray[np.int64], num_replicated: int) -> tuple[float
 def test_the_formulas_agree_with_a_count_of_rows(
     exponent: float, num_replicated: int, rng: np.random.Generator
 ) -> None:
-    rates, step = zipf_rates(1_000, exponent), Step(samples=300, num_devices=4)
+    rates = zipf_rates(1_000, exponent)
+    step = ParallelStep(samples=300, num_devices=4)
     scrambled = np.arange(1_000)
     rounds = []
     for _ in range(150):
@@ -107,17 +103,16 @@ def test_the_formulas_agree_with_a_count_of_rows(
     assert backward == pytest.approx(expected.backward, rel=0.02)
 
 
-def test_the_cache_formulas_agree_with_a_count_of_rows(rng: np.random.Generator) -> None:
-    rates, step = zipf_rates(1_000, 1.05), Step(samples=200)
+def test_the_cache_formula_agrees_with_a_count_of_rows(rng: np.random.Generator) -> None:
+    rates = zipf_rates(1_000, 1.05)
+    step = ParallelStep(samples=200)
     draws = rng.choice(1_000, (400, 200), p=rates.rates)
     misses = np.mean([np.count_nonzero(np.unique(batch) >= 40) for batch in draws])
     assert misses == pytest.approx(host_cache(rates, 40, step).forward, rel=0.01)
-    windows = [np.count_nonzero(np.unique(draws[i : i + 8]) >= 40) / 8 for i in range(0, 400, 8)]
-    assert np.mean(windows) == pytest.approx(host_look_ahead(rates, 40, step, 8).forward, rel=0.01)
 
 
 some_rates = st.lists(st.tuples(st.floats(1e-9, 1), st.integers(1, 1000)), min_size=1, max_size=12)
-some_steps = st.builds(Step, samples=st.integers(1, 4096), num_devices=st.integers(1, 64))
+some_steps = st.builds(ParallelStep, samples=st.integers(1, 4096), num_devices=st.integers(1, 64))
 
 
 def rates_of(classes: list[tuple[float, int]]) -> AccessRates:
@@ -127,7 +122,7 @@ def rates_of(classes: list[tuple[float, int]]) -> AccessRates:
 
 @given(some_rates, some_steps, st.integers(0, 12_000))
 def test_replication_every_step_never_moves_less_than_deduplication(
-    classes: list[tuple[float, int]], step: Step, num_replicated: int
+    classes: list[tuple[float, int]], step: ParallelStep, num_replicated: int
 ) -> None:
     rates = rates_of(classes)
     dedup = sharded_deduplicated(rates, step).total
@@ -135,13 +130,12 @@ def test_replication_every_step_never_moves_less_than_deduplication(
     assert rows_worth_replicating(rates, step, 1) == 0
 
 
-@given(some_rates, some_steps, st.integers(0, 6_000), st.integers(1, 64))
-def test_costs_fall_with_what_is_cached_and_with_the_window(
-    classes: list[tuple[float, int]], step: Step, num_cached: int, window: int
+@given(some_rates, some_steps, st.integers(0, 6_000))
+def test_costs_fall_with_what_is_cached(
+    classes: list[tuple[float, int]], step: ParallelStep, num_cached: int
 ) -> None:
     rates = rates_of(classes)
     cost = host_cache(rates, num_cached, step).total
     assert host_cache(rates, num_cached + 1, step).total <= cost + 1e-9
-    assert host_look_ahead(rates, num_cached, step, window).total <= cost * (1 + 1e-9)
-    larger = Step(samples=2 * step.samples, num_devices=step.num_devices)
+    larger = ParallelStep(samples=2 * step.samples, num_devices=step.num_devices)
     assert host_cache(rates, num_cached, larger).total <= 2 * cost * (1 + 1e-9)

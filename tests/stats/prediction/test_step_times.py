@@ -1,4 +1,7 @@
-"""Predicted steps: what must hold whatever the log, the machine and the budget."""
+"""Predicted steps: what must hold whatever the log, the machine and the budget.
+
+Tests `workload`, too.
+"""
 
 from __future__ import annotations
 
@@ -59,9 +62,11 @@ def by_name(predictions: list[Prediction]) -> dict[str, Prediction]:
 def test_no_placement_beats_every_row_at_hand(
     exponent: float, batch_size: int, hot: int, share: float, staging: int, bandwidth: float
 ) -> None:
-    log, machine = workload(exponent, batch_size), replace(MACHINE, link_bytes_per_second=bandwidth)
+    log = workload(exponent, batch_size)
+    machine = replace(MACHINE, link_bytes_per_second=bandwidth)
     predictions = predict(log, machine, budget(hot, share, staging))
-    named, compute = by_name(predictions), compute_seconds(log, machine)
+    named = by_name(predictions)
+    compute = compute_seconds(log, machine)
     assert [one.step_seconds for one in predictions] == sorted(one.step_seconds for one in predictions)
     assert named["all-fast"].step_seconds == compute == min(one.step_seconds for one in predictions)
     assert named["hybrid-dedup"].step_seconds <= named["hybrid"].step_seconds * (1 + 1e-9)
@@ -98,6 +103,52 @@ def test_fae_pays_for_mixed_batches_and_for_switches() -> None:
     assert none.to_fast_bytes == pytest.approx(hybrid.to_fast_bytes + copied)
     assert half.to_fast_bytes == pytest.approx(hybrid.to_fast_bytes / 2 + copied)
     assert every.to_fast_bytes == pytest.approx(copied)
+
+
+def test_each_step_time_is_what_its_bytes_and_operations_take() -> None:
+    """Every placement's seconds and bytes, added up lookup by lookup on a machine of round numbers."""
+    log = workload()
+    machine = Machine(link_bytes_per_second=2e9, host_bytes_per_second=1e9, flops=4e12, step_seconds=1e-4)
+    num_hot, share, staging = 900, 0.25, 700
+    found = by_name(predict(log, machine, budget(num_hot, share, staging)))
+    batch, steps = 512, 1_000_000 / 512
+    compute = 1e-4 + batch * 1e6 / 4e12
+    present = [1 - (1 - rate) ** batch for rate in log.rates.rates.tolist()]
+    distinct, vectors = sum(present), batch * float(log.rates.rates.sum())
+    # Vectors cross the link and gradients come back. The host reads a vector's bytes for the lookup, and
+    # reads and writes each distinct row, 128 bytes with its state, for the update.
+    for name, moved in (("hybrid", vectors * 64), ("hybrid-dedup", distinct * 64)):
+        seconds = compute + 2 * moved / 2e9 + (moved + 2 * distinct * 128) / 1e9
+        assert found[name].step_seconds == pytest.approx(seconds, rel=1e-6)
+        assert found[name].to_fast_bytes == found[name].to_slow_bytes == pytest.approx(moved, rel=1e-6)
+    # FAE: a quarter of the batches as all-fast, the others as hybrid; twice an epoch all hot rows cross the
+    # link to the fast tier, and twice back.
+    hybrid_seconds = found["hybrid"].step_seconds - compute
+    switches = 4 * num_hot * 128 / 2e9 / steps
+    assert found["fae"].step_seconds == pytest.approx(compute + 0.75 * hybrid_seconds + switches, rel=1e-6)
+    # A cache: rows that were not looked up since the oldest ones left are loaded, and others written back.
+    seconds = compute + found["cache"].to_fast_bytes * (1 / 2e9 + 2 / 1e9)
+    assert found["cache"].step_seconds == pytest.approx(seconds, rel=1e-6)
+    assert found["all-fast"].step_seconds == found["all-fast"].compute_seconds == pytest.approx(compute)
+    # Lookahead hides what fits behind the computation of a mixed batch.
+    moved = found["lookahead"].to_fast_bytes / 0.75
+    transfer = max(moved / 2e9, 2 * moved / 1e9)
+    hidden = max(compute, transfer) if found["lookahead"].prefetch else compute + transfer
+    assert found["lookahead"].step_seconds == pytest.approx(0.25 * compute + 0.75 * hidden, rel=1e-6)
+
+
+def test_the_memory_of_each_placement_is_its_parts() -> None:
+    found = by_name(predict(workload(), MACHINE, budget(900, 0.25, 700)))
+    for name, hot, staging in (
+        ("all-fast", NUM_ROWS, 0), ("hybrid", 0, 0), ("hybrid-dedup", 0, 0),
+        ("fae", 900, 0), ("cache", 900, 700), ("lookahead", 900, 700),
+    ):  # fmt: skip
+        memory = found[name].memory
+        assert (memory["hot"], memory["staging"]) == (128 * hot, 128 * staging)
+        assert (memory["dense"], memory["activations"]) == (1_000_000, 512 * 2_000)
+        assert memory["inputs"] == (2 + (found[name].prefetch or 0)) * 512 * 160
+    for name in ("hybrid", "hybrid-dedup"):
+        assert found[name].memory["transfers"] == int(2 * found[name].to_fast_bytes)
 
 
 def test_a_cache_of_every_row_misses_nothing() -> None:

@@ -53,7 +53,8 @@ def test_probabilities_agree_with_numerical_integration(degrees: int) -> None:
 
 
 def test_an_interval_is_that_of_the_formula(rng: np.random.Generator) -> None:
-    counts, num_chunks = rng.integers(0, 1024, 35), 500.5
+    counts = rng.integers(0, 1024, 35)
+    num_chunks = 500.5
     found = estimate_rows(counts, num_chunks)
     half = student_t_quantile(0.999, 34) * math.sqrt(
         (num_chunks - 35) / num_chunks * float(counts.var(ddof=1)) / 35
@@ -72,7 +73,8 @@ def test_of_all_chunks_nothing_is_uncertain() -> None:
 def test_the_interval_covers_as_often_as_it_says(rng: np.random.Generator) -> None:
     """Rows in random order: the picture of the paper. 90 % intervals, so that few repeats tell."""
     rows = rng.random(400 * 64) < 0.2
-    chunks, covered = rows.reshape(400, 64).sum(axis=1), 0
+    chunks = rows.reshape(400, 64).sum(axis=1)
+    covered = 0
     for _ in range(400):
         chosen = chunks[rng.choice(400, NUM_CHUNKS, replace=False)]
         found = estimate_rows(chosen, 400.0, confidence=0.9)
@@ -139,7 +141,8 @@ def test_draws_are_uniform() -> None:
 def test_only_drawn_samples_are_counted(rng: np.random.Generator) -> None:
     lengths = rng.integers(0, 4, 50)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    ids, times = rng.integers(0, 9, offsets[-1]).astype(np.int32), rng.integers(0, 3, 50).astype(np.uint8)
+    ids = rng.integers(0, 9, offsets[-1]).astype(np.int32)
+    times = rng.integers(0, 3, 50).astype(np.uint8)
     counts = np.zeros(9, np.int64)
     add_drawn(ids, offsets, times, counts)
     wanted = np.zeros(9, np.int64)

@@ -39,7 +39,8 @@ def ranked_rows(
 ) -> tuple[RankedRuns, list[int], list[int]]:
     """The runs, and the category and count of every row."""
     ranked = rank_by_frequency(counts, num_missing, min_count)
-    rows, totals = np.zeros(ranked.num_rows, np.uint64), np.empty(ranked.num_rows, np.int64)
+    rows = np.zeros(ranked.num_rows, np.uint64)
+    totals = np.empty(ranked.num_rows, np.int64)
     place_categories(categories, counts, min_count, ranked, rows)
     expand_runs(ranked.counts, ranked.lengths, 0, totals)
     return ranked, rows.tolist(), totals.tolist()
@@ -96,7 +97,8 @@ def naive_places(counts_of_tables: list[NDArray[np.int64]]) -> list[list[int]]:
 @given(tables=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=20), min_size=1, max_size=5))
 def test_places_agree_with_a_sort_of_all_rows(tables: list[list[int]]) -> None:
     counts = [np.array(sorted(table, reverse=True), np.int64) for table in tables]
-    runs, places = [runs_of(each) for each in counts], []
+    runs = [runs_of(each) for each in counts]
+    places = []
     for (_, lengths), firsts in zip(runs, first_places(runs, [8] * len(runs)), strict=True):
         places.append(np.empty(int(lengths.sum()), np.int64))
         expand_runs(firsts, lengths, 1, places[-1])

@@ -18,7 +18,8 @@ def test_budgets_in_one_pass_agree_with_a_pass_each(
 ) -> None:
     ids = np.minimum(rng.zipf(1.5, (num_samples, 5)) - 1, 79).astype(np.int32)
     num_hot = np.sort(rng.integers(0, 80, (num_budgets, 5)), axis=0)
-    level_B, lookups_L = np.zeros(num_samples, np.uint8), np.full(num_budgets + 1, 100, np.int64)
+    level_B = np.zeros(num_samples, np.uint8)
+    lookups_L = np.full(num_budgets + 1, 100, np.int64)
     for table in range(5):
         raise_levels(ids[:, table], ONE_EACH, levels_of_prefixes(num_hot[:, table], 80), level_B, lookups_L)
     is_hot = ids[None] < num_hot[:, None]
@@ -33,7 +34,8 @@ def test_lists_and_rows_that_are_no_prefix(rng: np.random.Generator) -> None:
     offsets = np.cumsum([0, *lengths], dtype=np.int32)
     ids = rng.integers(0, 20, offsets[-1]).astype(np.int32)
     level_T = rng.integers(0, 4, 20).astype(np.uint8)
-    level_B, lookups_L = np.zeros(50, np.uint8), np.zeros(4, np.int64)
+    level_B = np.zeros(50, np.uint8)
+    lookups_L = np.zeros(4, np.int64)
     raise_levels(ids, offsets, level_T, level_B, lookups_L)
     bags = [ids[first:stop] for first, stop in pairwise(offsets)]
     assert level_B.tolist() == [max((int(level_T[row]) for row in bag), default=0) for bag in bags]
@@ -51,7 +53,8 @@ def test_levels_of_a_table_shorter_than_its_hot_rows() -> None:
 @pytest.mark.parametrize("num_rows", [0, 1, 200])
 def test_levels_by_count_agree_with_filling_each_budget(num_rows: int, rng: np.random.Generator) -> None:
     counts = rng.integers(0, 4, num_rows).astype(np.int32)
-    ends, of_table = np.array([0, num_rows // 3, num_rows]), np.array([4, 64])
+    ends = np.array([0, num_rows // 3, num_rows])
+    of_table = np.array([4, 64])
     widths = np.repeat(of_table, np.diff(ends))
     budgets = np.array([0, 4, 100, 1000, 10**6])
     levels = levels_by_count(counts, ends, of_table, budgets, seed=1)

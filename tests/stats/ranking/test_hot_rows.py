@@ -18,7 +18,8 @@ def naive_num_hot(
     places: list[NDArray[np.int64]], row_bytes: list[int], budget_bytes: int
 ) -> tuple[list[int], int]:
     table_of_place = {int(p): table for table, place in enumerate(places) for p in place}
-    num_hot, taken = [0] * len(places), 0
+    num_hot = [0] * len(places)
+    taken = 0
     for place in range(len(table_of_place)):
         table = table_of_place[place]
         if taken + row_bytes[table] > budget_bytes:
@@ -66,13 +67,14 @@ def test_tags_agree_with_a_comparison(num_samples: int, num_features: int, rng: 
 def naive_num_hot_by_density(
     tables: list[list[int]], row_bytes: list[int], budget_bytes: int
 ) -> tuple[list[int], int]:
-    """Walk all rows by look-ups per byte, ties by table and id, until one does not fit."""
+    """Walk all rows by lookups per byte, ties by table and id, until one does not fit."""
     rows = sorted(
         (-Fraction(count, row_bytes[table]), table, row)
         for table, counts in enumerate(tables)
         for row, count in enumerate(counts)
     )
-    num_hot, left = [0] * len(tables), budget_bytes
+    num_hot = [0] * len(tables)
+    left = budget_bytes
     for _, table, _ in rows:
         if row_bytes[table] > left:
             break

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -13,9 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hotset.stats.ranking.peeling import append_samples, entry_order, hot_samples_of_prefixes, list_rows, peel
-
-Samples = list[list[int]]
-"""Rows that each sample looks up, perhaps twice."""
+from hotset.tests.support.naive.naive_peel import Samples, naive_entries, naive_peel
 
 
 class Incidence:
@@ -46,53 +43,10 @@ class Incidence:
     ) -> list[int]:
         stop = self.row_ends.shape[0] if stop is None else stop
         dropped = np.zeros(stop - first, np.int32)
-        numbers, of_row = np.array(widths, np.int64), np.array(width_of_row, np.uint8)
+        numbers = np.array(widths, np.int64)
+        of_row = np.array(width_of_row, np.uint8)
         peel(*self.lists, of_row, numbers, self.entries(), first, stop, dropped)
         return [int(row) for row in dropped]
-
-
-def naive_entries(samples: Samples, num_rows: int) -> list[int]:
-    """Lone rows by falling number of lone rows in their sample, then all others; ties from the last row."""
-    seen = [{s for s, rows in enumerate(samples) if row in rows} for row in range(num_rows)]
-    lone = {row for row in range(num_rows) if len(seen[row]) == 1}
-
-    def key(row: int) -> tuple[int, int]:
-        return (-len(lone & set(samples[min(seen[row])])) if row in lone else 0), -row
-
-    return sorted(range(num_rows), key=key)
-
-
-def naive_peel(
-    samples: Samples, width_of_row: Sequence[int], widths: Sequence[int], first: int, stop: int | None = None
-) -> list[int]:
-    """Drop the row of least worth, searched for among all, until none is left."""
-    num_rows = len(width_of_row)
-    stop = num_rows if stop is None else stop
-    alive = {s: set(rows) for s, rows in enumerate(samples) if all(row < stop for row in rows)}
-    stamps = itertools.count()
-    came = {row: next(stamps) for row in naive_entries(samples, num_rows)}
-    left = {row: sum(row in rows for rows in alive.values()) for row in range(first, stop)}
-    dropped: list[int] = []
-    while left:
-        row = min(
-            left,
-            key=lambda row: (
-                Fraction(left[row], widths[width_of_row[row]]),
-                width_of_row[row],
-                came[row],
-            ),
-        )
-        dropped.append(row)
-        del left[row]
-        for sample in [s for s, rows in alive.items() if row in rows]:
-            for other in sorted(alive.pop(sample)):
-                if other in left:
-                    left[other] -= 1
-                    came[other] = next(stamps)
-                    if left[other] == 0:
-                        dropped.append(other)
-                        del left[other]
-    return dropped
 
 
 logs = st.integers(1, 9).flatmap(
@@ -134,9 +88,11 @@ def test_the_incidence_lists_each_row_of_a_sample_once() -> None:
 
 
 def test_more_lookups_than_were_counted_are_not_written() -> None:
-    starts, ends = np.array([0, 1, 2]), np.array([0, 1])
+    starts = np.array([0, 1, 2])
+    ends = np.array([0, 1])
     samples = np.full(2, 9, np.uint32)
-    ids, offsets = np.array([5, 7, 6, 6], np.int32), np.arange(5)
+    ids = np.array([5, 7, 6, 6], np.int32)
+    offsets = np.arange(5)
     rows = np.array([0, 1], np.int32)
     assert not append_samples(ids, offsets, 4, 6, rows, starts, ends, samples)
     assert samples.tolist() == [6, 5]
@@ -161,7 +117,10 @@ def test_hot_samples_of_prefixes_are_counted_exactly(log: tuple[int, Samples]) -
 
 
 def test_peeling_comes_near_the_best_hot_sets_and_beats_frequency(rng: np.random.Generator) -> None:
-    num_rows, peeled, by_count, best = 8, 0, 0, 0
+    num_rows = 8
+    peeled = 0
+    by_count = 0
+    best = 0
     for _ in range(60):
         samples = [sorted(set((rng.zipf(1.4, 3) % num_rows).tolist())) for _ in range(12)]
         order = Incidence(samples, num_rows).dropped([0] * num_rows, [1], 0)[::-1]
@@ -171,14 +130,15 @@ def test_peeling_comes_near_the_best_hot_sets_and_beats_frequency(rng: np.random
             ours = hot_samples(samples, set(order[:k]))
             most = max(hot_samples(samples, set(hot)) for hot in itertools.combinations(range(num_rows), k))
             assert ours <= most
-            peeled, best = peeled + ours, best + most
+            peeled = peeled + ours
+            best = best + most
             by_count += hot_samples(samples, set(falling[:k]))
     assert by_count < peeled <= best
     assert peeled > 0.95 * best
 
 
 def test_rows_that_are_only_hot_together_stay_together() -> None:
-    """Frequency takes the two rows of most look-ups, whose samples all need a third one."""
+    """Frequency takes the two rows of most lookups, whose samples all need a third one."""
     samples = [[0, 2], [0, 3], [0, 4], [1, 5], [1, 6], [1, 7], [8, 9], [8, 9]]
     order = Incidence(samples, 10).dropped([0] * 10, [1], 0)[::-1]
     assert set(order[:2]) == {8, 9}

@@ -14,11 +14,13 @@ def found_in(
     ids: list[list[int]], first: list[int], last: list[int], cells: np.ndarray | None = None
 ) -> tuple[int, dict[int, int]]:
     ids_BF = np.array(ids, np.int32).reshape(len(ids), len(first))
-    first_F, last_F = np.array(first, np.int64), np.array(last, np.int64)
+    first_F = np.array(first, np.int64)
+    last_F = np.array(last, np.int64)
     base_F = np.cumsum(last_F - first_F) - (last_F - first_F)
     if cells is None:
         cells = np.full(1 << int(2 * ids_BF.size + 1).bit_length(), -1, np.int32)
-    rows, lookups = np.empty(ids_BF.size, np.int32), np.empty(ids_BF.size, np.int32)
+    rows = np.empty(ids_BF.size, np.int32)
+    lookups = np.empty(ids_BF.size, np.int32)
     num_rows = add_cold_rows(ids_BF, first_F, last_F, base_F, cells, rows, lookups)
     if num_rows >= 0:
         free_cells(rows, num_rows, cells)

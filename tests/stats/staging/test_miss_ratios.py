@@ -34,7 +34,7 @@ def naive_lru(batches: list[list[int]], num_slots: int) -> int:
 batches_ = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True), min_size=1, max_size=12)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(batches=batches_, num_slots=st.integers(4, 12), data=st.data())
 def test_no_policy_fetches_less_than_belady(
     batches: list[list[int]], num_slots: int, data: st.DataObject
@@ -58,7 +58,8 @@ def test_a_known_trace() -> None:
 
 def test_rows_that_are_not_used_take_up_slots_too() -> None:
     batches = [[0], [1], [0], [1], [0], [1]]
-    useful, useless = sweep_of(batches, 2, [0, 1]), sweep_of(batches, 2, [10, 11])
+    useful = sweep_of(batches, 2, [0, 1])
+    useless = sweep_of(batches, 2, [10, 11])
     assert useful.refetches("static", 3) == 0
     assert useless.refetches("static", 3) == 4
 

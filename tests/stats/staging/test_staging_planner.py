@@ -1,4 +1,7 @@
-"""Planners against their slow twin, and their plans on a machine that runs them in any order allowed."""
+"""Planners against their slow twin, and their plans on a machine that runs them in any order allowed.
+
+Tests `next_uses`, `staging_kernel`, `staging_state` and `step_plans`, too.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from numpy.typing import NDArray
 from hotset.stats.staging.next_uses import next_uses
 from hotset.stats.staging.staging_planner import StagingPlanner, cache_planner, lookahead_planner
 from hotset.stats.staging.step_plans import Residents, RowStream, StepPlans, TooFewSlotsError
-from hotset.tests.support.naive_plans import (
+from hotset.tests.support.naive.naive_plans import (
     Item,
-    Machine,
     Parts,
+    PlanMachine,
     WrongPlanError,
     as_item,
     naive_items,
@@ -140,7 +143,8 @@ def all_parts(plans: list[StepPlans]) -> list[Parts]:
 @given(traces())
 @settings(max_examples=400, deadline=None)
 def test_plans_are_those_of_the_twin(trace: Trace) -> None:
-    planner, used = planner_of(trace), set[int]()
+    planner = planner_of(trace)
+    used = set[int]()
     for _ in range(2):
         plans, residents = plan_epoch(planner, trace)
         items, home = naive_epoch(trace, used)
@@ -153,7 +157,7 @@ def test_plans_are_those_of_the_twin(trace: Trace) -> None:
 def test_no_order_of_events_reads_a_stale_row_or_finds_no_slot(trace: Trace) -> None:
     plans, residents = plan_epoch(planner_of(trace), trace)
     for seed in range(3):
-        Machine(trace.batches, all_parts(plans), trace.num_slots, trace.seed + seed).run(residents)
+        PlanMachine(trace.batches, all_parts(plans), trace.num_slots, trace.seed + seed).run(residents)
 
 
 @given(traces(("lookahead", "window", "lru", "lfu", "dataset")), st.integers(1, 3))
@@ -163,7 +167,7 @@ def test_batches_too_large_run_in_passes(trace: Trace, num_slots: int) -> None:
     plans, residents = plan_epoch(planner_of(trace), trace)
     parts = all_parts(plans)
     assert [part.is_split for part in parts] == [len(batch) > num_slots for batch in trace.batches]
-    Machine(trace.batches, parts, num_slots, trace.seed).run(residents)
+    PlanMachine(trace.batches, parts, num_slots, trace.seed).run(residents)
 
 
 @given(traces(("lookahead", "window", "lru", "lfu", "dataset")))
@@ -222,7 +226,7 @@ def test_a_known_reference_string_faults_as_often_as_known(policy: str, num_faul
 
 
 def test_lfu_lets_the_row_with_the_fewest_lookups_go() -> None:
-    # 0 and 1 have two look-ups each when 3 comes, 2 has one; a row that comes again begins at 0.
+    # 0 and 1 have two lookups each when 3 comes, 2 has one; a row that comes again begins at 0.
     batches = [[0], [0], [1], [1], [2], [3], [2], [3]]
     assert fetched(trace_of("lfu", batches, 3)) == [[0], [], [1], [], [2], [3], [2], [3]]
 
@@ -288,7 +292,7 @@ def test_a_plan_with_a_fault_is_found_out(fault: str, policy: str, rng: np.rando
     faulty = [FAULTS[fault](part) for part in parts]
     with pytest.raises(WrongPlanError):
         for seed in range(50):
-            Machine(batches, faulty, trace.num_slots, seed).run(residents)
+            PlanMachine(batches, faulty, trace.num_slots, seed).run(residents)
 
 
 def test_a_planner_is_told_what_it_cannot_do() -> None:
@@ -298,16 +302,16 @@ def test_a_planner_is_told_what_it_cannot_do() -> None:
         lookahead_planner(1, 1, prefetch=-1)
     with pytest.raises(ValueError, match="no cache policy 'fifo'"):
         cache_planner("fifo", 1, 1, prefetch=0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="dataset wants the rank of 3 rows, got 0"):
+    with pytest.raises(ValueError, match="dataset needs the rank of 3 rows, got 0"):
         cache_planner("dataset", 3, 1, prefetch=0)
-    with pytest.raises(ValueError, match="wants the next use"):
+    with pytest.raises(ValueError, match="needs the next use"):
         lookahead_planner(1, 1, prefetch=0).plan(RowStream.of(arrays([[0]])))
 
 
 def test_rows_that_cross_are_counted_with_first_uses_and_without() -> None:
     trace = trace_of("lru", [[0], [1], [0], [2, 3, 4]], 1, splits=True)
     (plans, _), residents = plan_epoch(planner_of(trace), trace)
-    assert plans.rows_to_fast(makes_first_uses=False).tolist() == [1, 1, 1, 6]
-    assert plans.rows_to_fast(makes_first_uses=True).tolist() == [0, 0, 1, 0]
+    assert plans.rows_to_fast(initializes_first_uses=False).tolist() == [1, 1, 1, 6]
+    assert plans.rows_to_fast(initializes_first_uses=True).tolist() == [0, 0, 1, 0]
     assert plans.rows_to_slow().tolist() == [0, 1, 1, 4]
     assert residents.rows.size == 0

@@ -8,25 +8,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from hotset.train.data.background import Ahead
+from hotset.train.data.background import BackgroundIterator
 
 
-def test_things_arrive_in_order() -> None:
-    assert list(Ahead(range(50), 3, "test")) == list(range(50))
-    assert list(Ahead([], 3, "test")) == []
+def test_items_come_in_order() -> None:
+    assert list(BackgroundIterator(range(50), 3, "test")) == list(range(50))
+    assert list(BackgroundIterator([], 3, "test")) == []
 
 
 def test_the_maker_stays_at_most_so_far_ahead() -> None:
     made = 0
 
-    def things() -> Iterator[int]:
+    def items() -> Iterator[int]:
         nonlocal made
         for number in range(20):
             made += 1
             yield number
 
     used = 0
-    for _ in Ahead(things(), 3, "test"):
+    for _ in BackgroundIterator(items(), 3, "test"):
         used += 1
         time.sleep(0.001)
         # The queue, one in the maker's hands, one in the user's.
@@ -35,14 +35,14 @@ def test_the_maker_stays_at_most_so_far_ahead() -> None:
 
 
 def test_an_error_arrives_before_what_is_in_the_queue() -> None:
-    def things() -> Iterator[int]:
+    def items() -> Iterator[int]:
         yield 0
         yield 1
         assert used.wait(10)
         raise OSError("no more")
 
     used = threading.Event()
-    ahead = Ahead(things(), 10, "test")
+    ahead = BackgroundIterator(items(), 10, "test")
     steps = iter(ahead)
     assert next(steps) == 0
     used.set()
@@ -54,17 +54,17 @@ def test_an_error_arrives_before_what_is_in_the_queue() -> None:
 def test_closing_stops_a_maker_that_waits_for_room() -> None:
     closed = threading.Event()
 
-    def things() -> Iterator[int]:
+    def items() -> Iterator[int]:
         try:
             yield from range(1000)
         finally:
             closed.set()
 
-    ahead = Ahead(things(), 2, "test")
+    ahead = BackgroundIterator(items(), 2, "test")
     assert next(iter(ahead)) == 0
     ahead.close()
     assert closed.is_set() and not ahead._thread.is_alive()
 
 
 def test_closing_what_never_started_is_nothing() -> None:
-    Ahead(range(3), 1, "test").close()
+    BackgroundIterator(range(3), 1, "test").close()

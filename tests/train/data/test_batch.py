@@ -1,20 +1,24 @@
-"""Look-ups taken out of batches, table by table."""
+"""Lookups read out of batches, table by table."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from hotset.train.data.batch import Bags, Batch, IdReader, Table
+from hotset.train.data.batch import Batch, EmbeddingTable, FeatureBags, IdReader
 
-TABLES = [Table("C1", 9, 2, 4), Table("C2", 9, 2, 4, is_multi_hot=True), Table("C3", 9, 2, 8)]
+TABLES = [
+    EmbeddingTable("C1", 9, 2, 4),
+    EmbeddingTable("C2", 9, 2, 4, is_multi_hot=True),
+    EmbeddingTable("C3", 9, 2, 8),
+]
 BATCH = Batch(
     torch.zeros(3),
     torch.zeros(3, 1),
     np.array([[1, 2], [3, 4], [5, 6]], np.int32),
     None,
     False,
-    (Bags(np.array([0, 2, 2, 3], np.int32), np.array([7, 8, 0], np.int32)),),
+    (FeatureBags(np.array([0, 2, 2, 3], np.int32), np.array([7, 8, 0], np.int32)),),
 )
 
 

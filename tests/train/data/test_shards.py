@@ -1,9 +1,15 @@
-"""Shards as batches, and what is refused."""
+"""Shards as batches, and what is refused.
+
+Tests `shard_file`, too.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +18,16 @@ import pyarrow as pa
 import pytest
 import torch
 
-from hotset.pipeline.errors import ManifestError, ShardError
+from hotset.pipeline.errors import ConfigError, HotsetError, ManifestError, ShardError
 from hotset.pipeline.folders.manifest import checksum_of
+from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.stages.pack import PackConfig
+from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.shard_factory import ShardSpec, draw_samples, training_samples, write_shards
-from hotset.train.data.shards import Shards
+from hotset.tests.support.trained_models import assert_equal_bits, trained
+from hotset.train.data.shards import Shards, with_hot_bytes
 
 SPEC = ShardSpec()
 
@@ -63,7 +75,7 @@ def test_the_folder_around_the_shards_will_do(tmp_path: Path) -> None:
     assert Shards.open(tmp_path).num_training_batches == Shards.open(tmp_path / "shards").num_training_batches
 
 
-def test_arrays_are_views_of_the_file_that_torch_takes_without_a_warning(tmp_path: Path) -> None:
+def test_arrays_are_taken_by_torch_without_a_warning_and_not_written_back(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards", SPEC)
     before = (folder / "mixed-00000.arrow").read_bytes()
     batch = Shards.open(folder).training_batch(3)
@@ -97,7 +109,7 @@ def test_unlabelled_shards_are_refused(tmp_path: Path) -> None:
 def test_another_stage_or_version_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards")
     change_manifest(folder, **changes)
-    with pytest.raises(ShardError):
+    with pytest.raises(HotsetError):
         Shards.open(folder)
 
 
@@ -197,3 +209,117 @@ def test_a_stray_id_in_a_bag_is_named(tmp_path: Path) -> None:
     shards._num_rows_F[2] = 3
     with pytest.raises(ShardError, match=r"in table C3 of 300 rows"):
         shards.training_batch(shards.num_training_batches - 1)
+
+
+@pytest.fixture(scope="module")
+def preprocessed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    generate(GenerateConfig(samples=1500), folder / "log.tsv")
+    recipe = PreprocessConfig(
+        split=SplitConfig(embedding_optimizer="sgd", hot_bytes=ByteSize(1000), embedding_dim=4),
+        pack=PackConfig(order="original", batch_size=128),
+    )
+    preprocess([folder / "log.tsv"], recipe, folder / "data")
+    return folder / "data"
+
+
+def num_hot_rows(shards: Shards) -> int:
+    return sum(table.num_hot for table in shards.tables)
+
+
+def test_hot_rows_are_those_split_would_choose(preprocessed: Path) -> None:
+    packed = Shards.open(preprocessed)
+    again, more = (with_hot_bytes(packed, num_bytes, "sgd") for num_bytes in (1000, 9000))
+    assert again.tables == packed.tables and num_hot_rows(packed) == 1000 // 16
+    assert (
+        num_hot_rows(more) == 9000 // 16
+        and num_hot_rows(with_hot_bytes(packed, 9000, "adagrad")) == 9000 // 32
+    )
+    assert not more.is_hot_only.any() and packed.has_packed_budget and not more.has_packed_budget
+
+
+def test_the_budget_moves_rows_and_changes_no_bit(preprocessed: Path) -> None:
+    packed = Shards.open(preprocessed)
+    runs: list[Any] = [
+        trained(shards, placement="lookahead", staging_bytes=20_000)
+        for shards in (packed, with_hot_bytes(packed, 9000, "sgd"), with_hot_bytes(packed, 0, "sgd"))
+    ]
+    few, many, none = (sum(run.meter.training_bytes()) for run in runs)
+    assert many < few < none
+    assert_equal_bits(runs[0], runs[1])
+    assert_equal_bits(runs[0], runs[2])
+
+
+def test_grouped_shards_and_shards_alone_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="grouped by the budget"):
+        with_hot_bytes(Shards.open(write_shards(tmp_path / "a" / "shards")), 100, "sgd")
+    original = Shards.open(write_shards(tmp_path / "b" / "shards", order="original"))
+    with pytest.raises(ConfigError, match="needs the order of the rows"):
+        with_hot_bytes(original, 100, "sgd")
+
+
+def test_a_table_that_is_called_like_a_dense_layer_is_refused(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards", SPEC)
+    totals = json.loads((folder / "manifest.json").read_text())["totals"]
+    totals["tables"][0]["name"] = "dense.bottom.0.weight"
+    change_manifest(folder, totals=totals)
+    with pytest.raises(HotsetError, match=r"'dense\.bottom\.0\.weight': weights of dense layers begin"):
+        Shards.open(folder)
+
+
+def test_a_file_that_is_cut_short_in_use_is_named(tmp_path: Path) -> None:
+    """A mapped file would end the process with SIGBUS, at the next access to any of its batches."""
+    folder = write_shards(tmp_path / "shards", SPEC)
+    shards = Shards.open(folder)
+    first = shards.training_batch(3)
+    os.truncate(folder / "mixed-00000.arrow", 512)
+    assert first.label_B.sum() >= 0 and first.ids_BF.min() >= 0  # in memory, and stays there
+    with pytest.raises(ShardError, match=r"mixed-00000\.arrow was changed by another program"):
+        shards.training_batch(4)
+
+
+def test_a_file_that_ends_while_it_is_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_shards(tmp_path / "shards", SPEC)
+    shards = Shards.open(folder)
+    read = os.preadv
+
+    def cut_first(descriptor: int, buffers: Any, position: int) -> int:
+        os.truncate(folder / "mixed-00000.arrow", position)
+        return read(descriptor, buffers, position)
+
+    monkeypatch.setattr(os, "preadv", cut_first)
+    with pytest.raises(ShardError, match=r"mixed-00000\.arrow was changed by another program"):
+        shards.training_batch(3)
+
+
+def test_a_file_that_is_overwritten_in_use_is_named(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards", SPEC)
+    shards = Shards.open(folder)
+    path = folder / "mixed-00000.arrow"
+    with open(path, "r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b"noise")
+    os.utime(path, ns=(1, 1))  # clocks of file systems are coarse, and this test is quick
+    with pytest.raises(ShardError, match=r"mixed-00000\.arrow was changed by another program"):
+        shards.training_batch(3)
+
+
+def test_files_that_are_removed_or_replaced_are_read_as_they_were(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards", SPEC)
+    before, shards = Shards.open(folder), Shards.open(folder)
+    wanted = [before.training_batch(number) for number in range(before.num_training_batches)]
+    shutil.rmtree(folder)
+    write_shards(folder, seed=1)
+    for number, batch in enumerate(wanted):
+        found = shards.training_batch(number)
+        assert torch.equal(found.dense_BK, batch.dense_BK)
+        np.testing.assert_array_equal(found.ids_BF, batch.ids_BF)
+
+
+def test_threads_read_different_batches_of_one_file(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", num_hot_only=0, num_mixed=640))
+    numbers = list(range(shards.num_training_batches)) * 20
+    wanted = [shards.training_batch(number).ids_BF for number in numbers]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda number: shards.training_batch(number).ids_BF, numbers))
+    assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))

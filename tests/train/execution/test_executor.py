@@ -1,4 +1,7 @@
-"""The executor on plans made by hand."""
+"""The executor on plans made by hand.
+
+Tests `embeddings`, `in_place` and `traffic`, too.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from hotset.train.execution.executor import Executor
 from hotset.train.meter import Meter
 from hotset.train.rows.initial_values import InitialValues
 from hotset.train.rows.row_optimizers import RowOptimizer
-from hotset.train.rows.step_plan import NOTHING_TO_MOVE, InPlace, Moves, Staged, StepPlan, Transfer
+from hotset.train.rows.step_plan import NOTHING_TO_MOVE, InPlace, Moves, StagedLookups, StepPlan, Transfer
 from hotset.train.rows.tiers import Layout, Tier
 
 NUM_ROWS, NUM_HOT, DIM = [3, 8], [3, 2], 4
@@ -35,7 +38,7 @@ def make_executor(
     meter = Meter(HOST)
     meter.enter("mixed")
     executor = Executor(fast, slow, optimizer, InitialValues.of(0, [0, 1], NUM_ROWS), meter)
-    executor.initialise()
+    executor.initialize()
     return executor
 
 
@@ -64,26 +67,31 @@ BATCHES = [[[0, 7], [1, 0]], [[2, 7], [2, 5]], [[0, 5], [1, 6]], [[0, 7], [0, 1]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise-adagrad"])
-def test_staged_rows_train_as_rows_at_home(optimizer: str) -> None:
-    yardstick = make_executor([0, 0], NUM_ROWS, [0, 0], [0, 0], optimizer=optimizer)
-    train(yardstick, [(ids, NOTHING_TO_MOVE) for ids in BATCHES])
+def test_staged_rows_train_as_rows_of_the_fast_tier(optimizer: str) -> None:
+    reference = make_executor([0, 0], NUM_ROWS, [0, 0], [0, 0], optimizer=optimizer)
+    train(reference, [(ids, NOTHING_TO_MOVE) for ids in BATCHES])
     # Cold rows 2..7 of the second table are slow slots 0..5; slots 5 and 6 of the fast tier stage them.
     staging = make_executor([0, 0], NUM_HOT, [3, 2], NUM_ROWS, num_staging=2, optimizer=optimizer)
     plans = [
-        StepPlan(transfer=Transfer(fetch=Moves(array(5), array(5))), staged=Staged(array(1), array(5))),
-        StepPlan(transfer=Transfer(make=Moves(array(3), array(6))), staged=Staged(array(1, 3), array(5, 6))),
+        StepPlan(
+            transfer=Transfer(fetch=Moves(array(5), array(5))), staged=StagedLookups(array(1), array(5))
+        ),
+        StepPlan(
+            transfer=Transfer(initialize=Moves(array(3), array(6))),
+            staged=StagedLookups(array(1, 3), array(5, 6)),
+        ),
         StepPlan(
             transfer=Transfer(write_back=Moves(array(5), array(5)), fetch=Moves(array(4), array(5))),
-            staged=Staged(array(1, 3), array(6, 5)),
+            staged=StagedLookups(array(1, 3), array(6, 5)),
         ),
         StepPlan(
             transfer=Transfer(write_back=Moves(array(3, 4), array(6, 5)), fetch=Moves(array(5), array(6))),
-            staged=Staged(array(1), array(6)),
+            staged=StagedLookups(array(1), array(6)),
         ),
     ]
     train(staging, list(zip(BATCHES, plans, strict=True)))
     staging.transfer(Transfer(write_back=Moves(array(5), array(6))))
-    assert_equal_tables(staging, yardstick)
+    assert_equal_tables(staging, reference)
 
 
 def test_moved_rows_are_counted_with_their_state() -> None:
@@ -106,12 +114,12 @@ def hybrid_plans(executor: Executor, *, dedup: bool) -> list[tuple[list[list[int
 
 
 @pytest.mark.parametrize(("dedup", "num_vectors"), [(False, 16), (True, 14)])
-def test_rows_in_place_train_as_rows_at_home(dedup: bool, num_vectors: int) -> None:
-    yardstick = make_executor([0, 0], NUM_ROWS, [0, 0], [0, 0])
-    train(yardstick, [(ids, NOTHING_TO_MOVE) for ids in BATCHES])
+def test_rows_in_place_train_as_rows_of_the_fast_tier(dedup: bool, num_vectors: int) -> None:
+    reference = make_executor([0, 0], NUM_ROWS, [0, 0], [0, 0])
+    train(reference, [(ids, NOTHING_TO_MOVE) for ids in BATCHES])
     hybrid = make_executor([0, 0], [0, 0], [0, 0], NUM_ROWS)
     train(hybrid, hybrid_plans(hybrid, dedup=dedup))
-    assert_equal_tables(hybrid, yardstick)
+    assert_equal_tables(hybrid, reference)
     assert hybrid.traffic.meter.training_bytes() == (num_vectors * DIM * 4, num_vectors * DIM * 4)
 
 
@@ -149,3 +157,16 @@ def test_a_plan_that_lists_too_little_is_a_bug() -> None:
     executor = make_executor([0, 0], NUM_HOT, NUM_HOT, NUM_ROWS)
     with pytest.raises(AssertionError, match="too few"):
         executor.look_up(BatchIds.of_matrix(np.array([[0, 7]], np.int32)), NOTHING_TO_MOVE)
+
+
+def test_a_slot_that_was_written_back_holds_no_row() -> None:
+    """A copy of staged rows between transfers takes rows that are still staged alone."""
+    executor = make_executor([0, 0], NUM_HOT, [3, 2], NUM_ROWS, num_staging=2)
+    staged = Moves(array(0, 3), array(5, 6))
+    executor.transfer(Transfer(fetch=staged))
+    executor.transfer(Transfer(write_back=Moves(array(0), array(5))))
+    executor.slow.weights_SD[0] = 7.0
+    executor.slow.weights_SD[3] = 7.0
+    executor.write_back_residents()
+    assert torch.equal(executor.slow.weights_SD[0], torch.full((DIM,), 7.0))
+    assert torch.equal(executor.slow.weights_SD[3], executor.fast.weights_SD[6])

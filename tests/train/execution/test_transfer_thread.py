@@ -1,4 +1,4 @@
-"""Transfers run in order, ahead of compute, by the rule, and their errors arrive."""
+"""Transfers run in order, ahead of compute, by the rule, and their errors reach the caller."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotset.train.execution.transfer_thread import Conveyor
+from hotset.train.execution.transfer_thread import TransferThread
 
 
 @given(
@@ -28,20 +28,20 @@ def test_the_rule_is_kept_whatever_the_timing(afters: list[int], seed: int, num_
         time.sleep(rng.random() * 0.001)
         events.append(("done", number))
 
-    conveyor = Conveyor(run)
+    transfer_thread = TransferThread(run)
     afters = [max(number - 1 - depth, -1) for number, depth in enumerate(afters)]
     put = 0
     for number in range(len(afters)):
         while put < min(number + num_ahead, len(afters)):
-            assert conveyor.put(put, afters[put]) == put
+            assert transfer_thread.put(put, afters[put]) == put
             put += 1
-        conveyor.wait_for(number)
+        transfer_thread.wait_for(number)
         events.append(("compute", number))
         time.sleep(rng.random() * 0.001)
         events.append(("computed", number))
-        conveyor.computed(number)
-    conveyor.drain()
-    conveyor.close()
+        transfer_thread.mark_computed(number)
+    transfer_thread.drain()
+    transfer_thread.close()
     place = {event: position for position, event in enumerate(events)}
     for number, after in enumerate(afters):
         assert place["done", number] < place["compute", number]
@@ -54,16 +54,16 @@ def test_an_error_reaches_whoever_waits() -> None:
         if work == "bad":
             raise OSError("no space")
 
-    conveyor = Conveyor(run)
-    conveyor.put("good", -1)
-    conveyor.put("bad", -1)
+    transfer_thread = TransferThread(run)
+    transfer_thread.put("good", -1)
+    transfer_thread.put("bad", -1)
     with pytest.raises(OSError, match="no space"):
-        conveyor.wait_for(1)
+        transfer_thread.wait_for(1)
     with pytest.raises(OSError, match="no space"):
-        conveyor.put("later", -1)
-    with pytest.raises(OSError, match="no space"), conveyor.paused():
+        transfer_thread.put("later", -1)
+    with pytest.raises(OSError, match="no space"), transfer_thread.paused():
         pass
-    conveyor.close()
+    transfer_thread.close()
 
 
 def test_nothing_moves_in_a_pause() -> None:
@@ -75,36 +75,36 @@ def test_nothing_moves_in_a_pause() -> None:
         time.sleep(0.01)
         done.append(number)
 
-    conveyor = Conveyor(run)
-    conveyor.put(0, -1)
+    transfer_thread = TransferThread(run)
+    transfer_thread.put(0, -1)
     started.wait(10)
-    conveyor.put(1, -1)
-    with conveyor.paused():
+    transfer_thread.put(1, -1)
+    with transfer_thread.paused():
         before = list(done)
         time.sleep(0.03)
         assert done == before and before[0] == 0
-    conveyor.drain()
+    transfer_thread.drain()
     assert done == [0, 1]
-    conveyor.close()
+    transfer_thread.close()
 
 
 def test_closing_forgets_what_waits() -> None:
-    conveyor: Conveyor[int] = Conveyor(lambda work: None)
-    conveyor.put(0, -1)
-    conveyor.put(1, 0)
-    conveyor.wait_for(0)
-    conveyor.close()
+    transfer_thread: TransferThread[int] = TransferThread(lambda work: None)
+    transfer_thread.put(0, -1)
+    transfer_thread.put(1, 0)
+    transfer_thread.wait_for(0)
+    transfer_thread.close()
     with pytest.raises(RuntimeError, match="closed"):
-        conveyor.put(2, -1)
+        transfer_thread.put(2, -1)
 
 
 def test_stalls_and_work_are_counted() -> None:
-    conveyor: Conveyor[float] = Conveyor(time.sleep)
-    conveyor.put(0.01, -1)
-    conveyor.wait_for(0)
-    conveyor.put(0.0, -1)
-    conveyor.drain()
-    conveyor.wait_for(1)
-    assert conveyor.num_stalls == 1
-    assert 0 < conveyor.stall_seconds and 0.01 <= conveyor.busy_seconds
-    conveyor.close()
+    transfer_thread: TransferThread[float] = TransferThread(time.sleep)
+    transfer_thread.put(0.01, -1)
+    transfer_thread.wait_for(0)
+    transfer_thread.put(0.0, -1)
+    transfer_thread.drain()
+    transfer_thread.wait_for(1)
+    assert transfer_thread.num_stalls == 1
+    assert 0 < transfer_thread.stall_seconds and 0.01 <= transfer_thread.busy_seconds
+    transfer_thread.close()

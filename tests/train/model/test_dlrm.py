@@ -1,4 +1,7 @@
-"""DLRM: shapes, interaction and initial values."""
+"""DLRM: shapes, interaction and initial values.
+
+Tests `dlrm_shape`, too.
+"""
 
 from __future__ import annotations
 

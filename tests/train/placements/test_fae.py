@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from hotset.tests.train.placements.test_placements import TABLES
-from hotset.train.data.batch import BatchIds
+from hotset.train.data.batch import BatchIds, EmbeddingTable
 from hotset.train.placements.fae import Fae, FaeOrder
 from hotset.train.placements.shuffle_scheduler import ShuffleScheduler
 from hotset.train.rows.step_plan import NOTHING_TO_MOVE
 
+TABLES = [EmbeddingTable("C1", 4, 2, 16), EmbeddingTable("C2", 6, 3, 16)]
 HOT = BatchIds.of_matrix(np.array([[0, 2], [1, 0]], np.int32))
 MIXED = BatchIds.of_matrix(np.array([[0, 2], [3, 5]], np.int32))
 
@@ -29,7 +29,7 @@ def test_hot_rows_are_copied_where_the_kind_of_batch_changes() -> None:
 
 def test_the_replica_holds_the_hot_rows_and_the_slow_tier_all() -> None:
     placement = Fae(TABLES)
-    assert (placement.fast.num_home_slots, placement.slow.num_home_slots) == (5, 10)
+    assert (placement.fast.num_own_slots, placement.slow.num_own_slots) == (5, 10)
 
 
 def test_mixed_batches_do_all_their_embedding_work_in_place() -> None:
@@ -46,14 +46,14 @@ def test_hot_only_batches_touch_the_fast_tier_alone() -> None:
 
 def test_evaluation_reads_hot_rows_where_they_are_current() -> None:
     placement = Fae(TABLES)
-    on_slow = placement.plan_evaluation(MIXED).in_place
-    assert on_slow is not None and on_slow.positions_N is None
+    # Batches planned ahead change nothing: the copies may not have been made yet.
     placement.plan(HOT, is_hot_only=True)
-    split = placement.plan_evaluation(MIXED).in_place
+    on_slow = placement.plan_evaluation(MIXED, is_replica_current=False).in_place
+    assert on_slow is not None and on_slow.positions_N is None
+    split = placement.plan_evaluation(MIXED, is_replica_current=True).in_place
     assert split is not None and split.positions_N is not None
     assert (split.positions_N.tolist(), split.rows_N.tolist()) == ([2, 3], [3, 9])
-    assert placement.plan_evaluation(HOT) is NOTHING_TO_MOVE
-    assert placement.is_replica_current
+    assert placement.plan_evaluation(HOT, is_replica_current=True) is NOTHING_TO_MOVE
 
 
 def run_order(

@@ -1,4 +1,7 @@
-"""A schedule on disk is what a run would have planned, and is used only where it is for the run."""
+"""A schedule on disk is what a run would have planned, and is used only where it is for the run.
+
+Tests `choose_placement`, too.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
 from hotset.tests.support.shard_factory import write_shards
-from hotset.tests.train.test_trainer import assert_equal_bits, trained
+from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.data.shards import Shards
+from hotset.train.placements.plan_queue import PlanQueue
 from hotset.train.placements.schedule_file import Schedule
-from hotset.train.placements.staging_placements import Lookahead, PlanQueue
+from hotset.train.placements.staging_placements import Lookahead
 
 SETTINGS: dict[str, Any] = {"staging_bytes": ByteSize(1500), "prefetch": 1, "epochs": 2}
 
@@ -40,7 +44,7 @@ def test_training_runs_the_schedule_and_moves_what_it_says(
     assert scheduled.meter.training_bytes() == (totals["bytes_to_fast"], totals["bytes_to_slow"])
 
 
-def test_large_epochs_are_planned_on_line_unless_there_is_a_schedule(
+def test_large_epochs_are_planned_online_unless_there_is_a_schedule(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = Shards.open(data)
@@ -59,10 +63,10 @@ def test_large_epochs_are_planned_on_line_unless_there_is_a_schedule(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seed": 3}, "seed 0 there, 3 here"),
-        ({"prefetch": 2}, "prefetch 1 there, 2 here"),
-        ({"epochs": 3}, "2 epochs there, 3 here"),
-        ({"embedding_optimizer": "adagrad"}, "counted with sgd, trained with adagrad"),
+        ({"seed": 3}, "it has seed 0, the run 3"),
+        ({"prefetch": 2}, "it has prefetch 1, the run 2"),
+        ({"epochs": 3}, "it has 2 epochs, the run 3"),
+        ({"embedding_optimizer": "adagrad"}, "it is for rows of sgd, the run uses adagrad"),
     ],
 )
 def test_a_schedule_of_another_run_is_left_alone(
@@ -73,12 +77,24 @@ def test_a_schedule_of_another_run_is_left_alone(
     assert message in caplog.text
 
 
+def test_the_defaults_of_schedule_are_those_of_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    shards = write_shards(tmp_path / "shards", skew=1.2, table_dims=(4, 8, 4), multi_hot=(1,))
+    manifest = schedule(ScheduleConfig(), Manifest.read(shards), tmp_path / "schedule")
+    monkeypatch.setattr(PlanQueue, "finish", None)  # no plan is made any more
+    trainer = trained(Shards.open(shards), placement="lookahead")
+    assert "does not fit" not in caplog.text
+    assert manifest.config["prefetch"] == trainer.config.prefetch
+
+
 def test_other_slots_or_another_order_are_planned_here(data: Path) -> None:
     shards = Shards.open(data)
     other = trained(shards, placement="lookahead", **(SETTINGS | {"staging_bytes": ByteSize(900)}))
-    yardstick = trained(shards, placement="all-fast", **SETTINGS)
-    assert_equal_bits(other, yardstick)
-    order = yardstick.numbers[::-1]
+    reference = trained(shards, placement="all-fast", **SETTINGS)
+    assert_equal_bits(other, reference)
+    order = reference.numbers[::-1]
     replayed = trained(shards, order, placement="lookahead", **SETTINGS)
     assert_equal_bits(replayed, trained(shards, order, placement="all-fast", **SETTINGS))
 

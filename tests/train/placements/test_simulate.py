@@ -1,16 +1,19 @@
-"""A simulated epoch moves what the run counts, exactly."""
+"""A simulated epoch moves exactly what the run counts (`simulate`, `choose_placement`)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hotset.tests.support.shard_factory import write_shards
-from hotset.tests.system.test_equal_bits import STAGING, STATELESS
-from hotset.tests.train.test_trainer import trained
+from hotset.pipeline.sizes import ByteSize
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.support.trained_models import STAGING, STATELESS, trained
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
+from hotset.train.placements.choose_placement import with_staging
 from hotset.train.placements.simulate import NOTHING_MOVED, simulate_epoch
 
 
@@ -29,8 +32,29 @@ def test_the_counts_are_those_of_the_run(
     trainer = trained(shards, **placement, **fields)
     moved = simulate_epoch(shards, trainer.config, trainer.numbers)
     assert (moved.bytes_to_fast, moved.bytes_to_slow) == trainer.meter.training_bytes()
-    assert (moved.num_shortened, moved.num_split) == (trainer.feed.num_shortened, trainer.feed.num_split)
+    assert (moved.num_shortened, moved.num_split) == (
+        trainer.step_source.num_shortened,
+        trainer.step_source.num_split,
+    )
     assert (moved == NOTHING_MOVED) == (placement["placement"] == "all-fast")
+
+
+def test_by_default_no_transfer_is_late_and_few_rows_move_twice(tmp_path: Path) -> None:
+    """Slots and depth are chosen together; at two batches ahead in as many slots as there are hot rows nearly
+    every transfer waited for the batch before its own."""
+    few_hot = ShardSpec(num_rows=(2000, 3000), num_hot=(20, 30), num_mixed=2000, num_hot_only=0, skew=1.3)
+    shards = Shards.open(write_shards(tmp_path / "shards", few_hot))
+    order = list(range(shards.num_training_batches))
+    config = with_staging(TrainConfig(), shards)
+    moved = simulate_epoch(shards, TrainConfig(), order)
+    belady = simulate_epoch(shards, replace(config, prefetch=0), order)
+    assert config.prefetch == 1 and moved.bytes_to_fast > 0
+    assert moved.num_shortened <= 0.05 * len(order) and moved.num_split == 0
+    assert moved.num_bytes <= 1.1 * belady.num_bytes
+    # The depth follows a budget that is given, and a budget the depth.
+    assert with_staging(TrainConfig(staging_bytes=ByteSize(500)), shards).prefetch == 0
+    deep = simulate_epoch(shards, TrainConfig(prefetch=4), order)
+    assert deep.num_shortened <= 0.05 * len(order)
 
 
 def test_fae_decides_as_it_goes(shards: Shards) -> None:

@@ -1,13 +1,17 @@
-"""Staging placements: their look-ups and step plans on small batches."""
+"""Staging placements: their lookups and step plans on small batches.
+
+Tests `plan_queue`, too.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from hotset.train.data.batch import BatchIds, Table
-from hotset.train.placements.staging_placements import Cache, Lookahead, PlanQueue, Staging
+from hotset.train.data.batch import BatchIds, EmbeddingTable
+from hotset.train.placements.plan_queue import PlanQueue
+from hotset.train.placements.staging_placements import Cache, Lookahead, StagingPlacement
 
-TABLES = [Table("C1", 4, 2, 16), Table("C2", 6, 3, 16)]
+TABLES = [EmbeddingTable("C1", 4, 2, 16), EmbeddingTable("C2", 6, 3, 16)]
 BATCHES = [
     BatchIds.of_matrix(np.array(ids, np.int32))
     for ids in ([[0, 5], [3, 0], [0, 5]], [[1, 1], [2, 2]], [[3, 5], [0, 4]], [[2, 3], [2, 5]])
@@ -19,8 +23,8 @@ def cache(num_slots: int, policy: str = "lru", batches_per_item: int = 1, warmup
     return Cache(TABLES, num_slots, 0, policy, batches_per_item, warmup, counts)  # type: ignore[arg-type]
 
 
-def plans_of(placement: Staging) -> tuple[list[tuple[list[int], ...]], list[int]]:
-    """Rows made, fetched and written back by each step's transfer, and rows flushed."""
+def plans_of(placement: StagingPlacement) -> tuple[list[tuple[list[int], ...]], list[int]]:
+    """Rows initialized, fetched and written back by each step's transfer, and rows flushed."""
     queue = PlanQueue(placement, placement.planner())
     lookups = [placement.cold_lookups(ids) for ids in BATCHES]
     for cold in lookups:
@@ -31,12 +35,12 @@ def plans_of(placement: Staging) -> tuple[list[tuple[list[int], ...]], list[int]
     for cold in lookups:
         plan = queue.take(cold, is_fresh=True)
         assert plan.transfer is not None
-        moves = (plan.transfer.make, plan.transfer.fetch, plan.transfer.write_back)
+        moves = (plan.transfer.initialize, plan.transfer.fetch, plan.transfer.write_back)
         steps.append(tuple(move.rows_N.tolist() for move in moves))
     return steps, sorted(queue.flush.write_back.rows_N.tolist())
 
 
-def test_cold_lookups_are_those_the_fast_tier_has_no_home_for() -> None:
+def test_cold_lookups_are_those_of_rows_that_live_on_the_slow_tier() -> None:
     placement = Lookahead(TABLES, 3, 0, None)
     cold = placement.cold_lookups(BATCHES[0])
     # Rows 2 and 3 of the first table are slow slots 0 and 1, rows 3 to 5 of the second 2 to 4.
@@ -52,17 +56,17 @@ def test_lookahead_keeps_what_is_used_again_first() -> None:
         ([4, 1], [], []),
         ([0], [], []),
         ([3], [], [0]),
-        # Row 0 of the second batch is used again and had been written: it is fetched, not made.
+        # Row 0 of the second batch is used again and had been written: it is fetched, not initialized.
         ([2], [0], [1, 3]),
     ]
     assert flushed == [0, 2, 4]
 
 
-def test_planning_ahead_and_on_line_agree_where_all_is_known() -> None:
+def test_planning_ahead_and_online_agree_where_all_is_known() -> None:
     assert plans_of(Lookahead(TABLES, 3, 0, None)) == plans_of(Lookahead(TABLES, 3, 0, 4))
 
 
-def test_staged_slots_stand_behind_the_hot_rows() -> None:
+def test_staging_slots_follow_the_hot_rows() -> None:
     placement = Lookahead(TABLES, 3, 0, None)
     queue = PlanQueue(placement, placement.planner())
     cold = placement.cold_lookups(BATCHES[0])
@@ -70,11 +74,11 @@ def test_staged_slots_stand_behind_the_hot_rows() -> None:
     queue.finish()
     plan = queue.take(cold, is_fresh=False)
     assert plan.staged is not None and plan.transfer is not None
-    assert placement.fast.num_home_slots == 5
+    assert placement.fast.num_own_slots == 5
     assert set(plan.staged.slots_N.tolist()) <= {5, 6, 7}
     assert plan.staged.slots_N[0] == plan.staged.slots_N[2] != plan.staged.slots_N[1]
     # Weights that were loaded are fetched, first use or not.
-    assert plan.transfer.fetch.rows_N.tolist() == [4, 1] and plan.transfer.make.num_rows == 0
+    assert plan.transfer.fetch.rows_N.tolist() == [4, 1] and plan.transfer.initialize.num_rows == 0
 
 
 def test_a_batch_of_too_many_rows_runs_in_passes() -> None:
@@ -100,6 +104,6 @@ def test_a_warm_cache_writes_back_changed_rows_alone() -> None:
     assert written == used
 
 
-def test_the_rows_of_several_batches_come_together() -> None:
+def test_the_rows_of_several_batches_are_loaded_together() -> None:
     steps, _ = plans_of(cache(9, batches_per_item=2))
     assert len(steps[0][0]) > 3 and steps[1] == ([], [], [])

@@ -1,4 +1,4 @@
-"""Rows that memory is not to hold."""
+"""Rows beyond the memory given lie in a spill file."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from hotset.pipeline.errors import HotsetError
+from hotset.pipeline.sizes import MIB, ByteSize
 from hotset.tests.support.shard_factory import write_shards
-from hotset.tests.train.test_trainer import assert_equal_bits, no_log, trained
+from hotset.tests.support.trained_models import assert_equal_bits, no_log, trained
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
-from hotset.train.rows.mapped_rows import HostMemory, mapped_rows
+from hotset.train.rows.mapped_rows import HostMemory, mapped_rows, refuse_more_rows_than_memory
 from hotset.train.trainer import build_trainer, run_steps
 
 
@@ -55,8 +56,39 @@ def test_a_model_larger_than_memory_trains_to_the_same_bits(placement: Any, tmp_
     fields: dict[str, Any] = {"embedding_optimizer": "adagrad", "epochs": 2, "staging_bytes": 2000}
     all_fast = trained(shards, placement="all-fast", **fields)
     config = TrainConfig(placement=placement, slow_bytes=1000, **fields)  # type: ignore[arg-type]
-    capped = build_trainer(shards, config, scratch=tmp_path)
+    capped = build_trainer(shards, config, spill_folder=tmp_path)
     before = set(tmp_path.iterdir())
     run_steps(capped, no_log)
     assert_equal_bits(capped, all_fast)
     assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("fields", "hint"),
+    [
+        ({"placement": "hybrid"}, "--slow-bytes 3MiB keeps the other rows in a file in --out"),
+        ({"placement": "all-fast"}, "--placement lookahead --slow-bytes 3MiB"),
+        ({"placement": "hybrid", "slow_bytes": ByteSize(5 * MIB)}, "--slow-bytes 3MiB"),
+        ({"placement": "hybrid", "slow_bytes": ByteSize(3 * MIB)}, None),
+    ],
+)
+def test_more_rows_than_memory_are_refused_before_they_are_allocated(
+    fields: dict[str, Any], hint: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotset.train.rows.mapped_rows.available_bytes", lambda: 4 * MIB)
+    shards = Shards.open(write_shards(tmp_path / "shards", num_rows=(5, 40, 300_000)))
+    config = TrainConfig(threads=1, **fields)
+    if hint is None:
+        build_trainer(shards, config, spill_folder=tmp_path)
+        return
+    monkeypatch.setattr("hotset.train.execution.embeddings.build_tiers", lambda *_: pytest.fail("allocated"))
+    with pytest.raises(HotsetError, match=r"300,045 embedding rows take .* and 4 MiB is available") as caught:
+        build_trainer(shards, config, spill_folder=tmp_path)
+    assert hint in str(caught.value.hint)
+
+
+def test_a_command_without_a_file_for_rows_offers_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotset.train.rows.mapped_rows.available_bytes", lambda: 4 * MIB)
+    with pytest.raises(HotsetError) as caught:
+        refuse_more_rows_than_memory(9, 0, 5 * MIB, HostMemory(None, Path(), may_spill=False))
+    assert "--slow-bytes" not in str(caught.value.hint) and "more memory" in str(caught.value.hint)

@@ -8,36 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotset.stats.batches.row_slots import find_distinct
+from hotset.stats.batches.distinct_rows import find_distinct
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
-from hotset.train.data.batch import BatchIds
-from hotset.train.rows.initial_values import InitialValues
-from hotset.train.rows.row_backends import Lookups, NumbaRows, RowBackend, TorchRows, backend_of
+from hotset.tests.support.drawn_tiers import draw_lookups, make_tier, step
+from hotset.train.rows.row_backends import NumbaRows, RowBackend, TorchRows, backend_of
 from hotset.train.rows.row_optimizers import RowOptimizer
-from hotset.train.rows.tiers import Layout, Tier
 
 NAMES = OPTIMIZERS
-
-
-def make_tier(optimizer: RowOptimizer, num_tables: int, num_rows: int, dim: int, device: str = "cpu") -> Tier:
-    layout = Layout.of([0] * num_tables, [num_rows] * num_tables)
-    tier = Tier(layout, dim, optimizer.state_width(dim), device=device)
-    tier.initialise(InitialValues.of(3, range(num_tables), [num_rows] * num_tables))
-    return tier
-
-
-def draw_lookups(tier: Tier, num_samples: int, rng: np.random.Generator) -> Lookups:
-    num_rows = int(tier.layout.last_F[0])
-    ids = np.minimum(rng.zipf(1.3, (num_samples, tier.layout.num_tables)) - 1, num_rows - 1).astype(np.int32)
-    slots_N, _ = tier.layout.locate(BatchIds.of_matrix(ids))
-    return Lookups(np.arange(ids.size), slots_N)
-
-
-def step(backend: RowBackend, tier: Tier, lookups: Lookups, grad_PD: torch.Tensor) -> torch.Tensor:
-    vectors_PD = torch.zeros_like(grad_PD)
-    backend.look_up(tier.weights_SD, lookups, vectors_PD)
-    backend.update(tier, lookups, grad_PD.clone(), tier.layout.num_tables)
-    return vectors_PD
 
 
 @given(
@@ -85,17 +62,3 @@ def test_summing_first_and_applying_then_is_the_update(
 
 def test_the_host_uses_numba() -> None:
     assert isinstance(backend_of(torch.device("cpu"), RowOptimizer("sgd", 0.1)), NumbaRows)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", NAMES)
-def test_the_gpu_gives_the_bits_of_the_host(name: str, rng: np.random.Generator) -> None:
-    optimizer = RowOptimizer(name, 0.03)
-    host, device = make_tier(optimizer, 3, 50, 16), make_tier(optimizer, 3, 50, 16, "cuda")
-    for _ in range(3):
-        lookups = draw_lookups(host, 500, rng)
-        grad_PD = torch.from_numpy(rng.normal(size=(1500, 16)).astype(np.float32))
-        step(NumbaRows(optimizer), host, lookups, grad_PD)
-        step(TorchRows(optimizer, device.device), device, lookups, grad_PD.cuda())
-    assert torch.equal(host.weights_SD, device.weights_SD.cpu())
-    assert torch.equal(host.state_SW, device.state_SW.cpu())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hotset.stats.batches.row_slots import find_distinct
+from hotset.stats.batches.distinct_rows import find_distinct
 from hotset.stats.hashing import mix64_pair
 from hotset.train.rows.row_kernels import (
     BLOCK_SAMPLES,

@@ -1,4 +1,7 @@
-"""Rows travel with their state, between tiers of any device."""
+"""Rows move with their state, between tiers of any device.
+
+Tests `device_streams` and `step_plan`, too.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from hotset.train.device_streams import CudaLanes, HostLanes, lanes_of
+from hotset.train.device_streams import CudaStreams, HostStreams, streams_of
 from hotset.train.rows.initial_values import InitialValues
-from hotset.train.rows.row_mover import CudaMover, HostMover, make_rows, mover_of
+from hotset.train.rows.row_mover import CudaMover, HostMover, initialize_rows, mover_of
 from hotset.train.rows.step_plan import Moves
 from hotset.train.rows.tiers import Layout, Tier
 
@@ -20,7 +23,7 @@ def tiers(device: str = "cpu") -> tuple[Tier, Tier, InitialValues]:
     slow = Tier(Layout.of([2, 3], NUM_ROWS), 4, 1)
     initial = InitialValues.of(0, [0, 1], NUM_ROWS)
     for tier in (fast, slow):
-        tier.initialise(initial)
+        tier.initialize(initial)
         tier.state_SW.copy_(torch.arange(tier.num_slots, dtype=torch.float32).unsqueeze(1))
     return fast, slow, initial
 
@@ -31,12 +34,12 @@ def moves(rows: list[int], slots: list[int]) -> Moves:
 
 @pytest.mark.parametrize("max_rows", [1, 50_000])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_row_comes_and_goes_with_its_state(
+def test_a_row_is_loaded_and_written_back_with_its_state(
     device: str, max_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hotset.train.rows.row_mover.MAX_ROWS", max_rows)
     fast, slow, _ = tiers(device)
-    mover = mover_of(fast, slow, lanes_of(fast.device))
+    mover = mover_of(fast, slow, streams_of(fast.device))
     before = slow.weights_SD.clone()
     for _ in range(3):
         mover.fetch(moves([8, 0], [5, 7]))
@@ -49,33 +52,33 @@ def test_a_row_comes_and_goes_with_its_state(
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_row_is_made_as_it_stands_at_home(device: str) -> None:
+def test_a_row_is_initialized_as_on_the_slow_tier(device: str) -> None:
     fast, slow, initial = tiers(device)
-    make_rows(fast, slow, initial, moves([3, 1, 8], [6, 5, 7]))
+    initialize_rows(fast, slow, initial, moves([3, 1, 8], [6, 5, 7]))
     assert torch.equal(fast.weights_SD[[6, 5, 7]].cpu(), slow.weights_SD[[3, 1, 8]])
     assert not fast.state_SW[5:].any()
 
 
 def test_the_host_needs_no_streams() -> None:
     fast, slow, _ = tiers()
-    lanes = lanes_of(torch.device("cpu"))
-    assert isinstance(lanes, HostLanes) and isinstance(mover_of(fast, slow, lanes), HostMover)
-    assert lanes.mark() is None
+    streams = streams_of(torch.device("cpu"))
+    assert isinstance(streams, HostStreams) and isinstance(mover_of(fast, slow, streams), HostMover)
+    assert streams.record_event() is None
 
 
 @pytest.mark.gpu
 def test_marks_order_the_streams_of_a_gpu() -> None:
-    lanes = lanes_of(torch.device("cuda"))
-    assert isinstance(lanes, CudaLanes)
+    streams = streams_of(torch.device("cuda"))
+    assert isinstance(streams, CudaStreams)
     values = torch.zeros(1 << 24, device="cuda")
     for step in range(10):
         values.add_(1)
-        computed = lanes.mark()
-        with lanes.transferring():
-            lanes.wait(computed)
+        computed = streams.record_event()
+        with streams.transferring():
+            streams.wait_event(computed)
             values.mul_(2)
-            done = lanes.mark()
-        lanes.wait(done)
+            done = streams.record_event()
+        streams.wait_event(done)
         assert step < 10
-    assert isinstance(mover_of(*tiers("cuda")[:2], lanes), CudaMover)
+    assert isinstance(mover_of(*tiers("cuda")[:2], streams), CudaMover)
     assert values[0].item() == values[-1].item() == 2**11 - 2

@@ -1,4 +1,7 @@
-"""Optimizer steps on rows against slow, obvious twins, bit for bit, and against torch."""
+"""Optimizer steps on rows against slow, obvious twins, bit for bit, and against torch.
+
+Tests `row_steps`, too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts and tiers."""
+"""Layouts and tiers, with rows in slots of their own and staging slots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hotset.train.rows.tiers import Layout, Tier
 
 def test_tables_stand_one_after_the_other() -> None:
     layout = Layout.of([0, 2, 0], [3, 6, 0])
-    assert layout.base_F.tolist() == [0, 3, 7] and layout.num_home_slots == 7
+    assert layout.base_F.tolist() == [0, 3, 7] and layout.num_own_slots == 7
     assert [layout.slots_of_table(table) for table in range(3)] == [slice(0, 3), slice(3, 7), slice(7, 7)]
     slots, num_absent = layout.locate(BatchIds.of_matrix(np.array([[2, 5, 0], [3, 2, 1]], np.int32)))
     assert slots.tolist() == [2, 6, -1, -1, 3, -1] and num_absent == 3
@@ -29,7 +29,7 @@ def test_initial_values_do_not_depend_on_the_layout() -> None:
     whole = Tier(Layout.of([0, 0], num_rows), 4, 0)
     cold = Tier(Layout.of([2, 5], num_rows), 4, 0, num_staging=3)
     for tier in (whole, cold):
-        tier.initialise(InitialValues.of(11, [0, 1], num_rows))
+        tier.initialize(InitialValues.of(11, [0, 1], num_rows))
     assert torch.equal(cold.weights_SD[:4], whole.weights_SD[2:6])
     assert torch.equal(cold.weights_SD[4:8], whole.weights_SD[6 + 5 :])
 
@@ -37,7 +37,7 @@ def test_initial_values_do_not_depend_on_the_layout() -> None:
 def test_tables_and_seeds_start_from_other_values() -> None:
     def values(seed: int) -> torch.Tensor:
         tier = Tier(Layout.of([0, 0], [5, 5]), 3, 0)
-        tier.initialise(InitialValues.of(seed, [0, 1], [5, 5]))
+        tier.initialize(InitialValues.of(seed, [0, 1], [5, 5]))
         return tier.weights_SD
 
     first, second = values(0), values(1)

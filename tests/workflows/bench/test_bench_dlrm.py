@@ -23,22 +23,22 @@ def getCriteoAdData(datafile, o_filename, max_ind_range, sub_sample_rate, days, 
     y = np.array([row[0] for row in rows], dtype=np.int32)
     assert np.array([2**32 - 1, 5], dtype=np.int32).tolist() == [-1, 5]
     assert days == 7 and rest["randomize"] == "total" and rest["criteo_kaggle"]
-    made = datafile.rpartition("/")[0] + "/" + o_filename + ".npz"
-    np.savez_compressed(made, y=y)
-    return made
+    path = datafile.rpartition("/")[0] + "/" + o_filename + ".npz"
+    np.savez_compressed(path, y=y)
+    return path
 """
 
 
-def here(
-    contestants: list[bench.Contestant], rounds: int, scratch: Path, **_: object
+def run_in_process(
+    candidates: list[bench.Candidate], rounds: int, scratch: Path, **_: object
 ) -> dict[str, list[bench.Measurement]]:
-    return {each.name: [bench.measure(each, scratch) for _ in range(rounds)] for each in contestants}
+    return {each.name: [bench.measure(each, scratch) for _ in range(rounds)] for each in candidates}
 
 
-def test_both_are_measured_and_compared_by_samples_a_second(
+def test_both_are_measured_and_compared_by_samples_per_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench_dlrm, "run_rounds", here)
+    monkeypatch.setattr(bench_dlrm, "run_rounds", run_in_process)
     monkeypatch.setattr(bench_dlrm, "_WARM_UP_SAMPLES", 20)
     monkeypatch.setattr(bench_dlrm, "_ROOM_LOGS", 0)
     (tmp_path / "data_utils.py").write_text(STAND_IN)
@@ -49,7 +49,7 @@ def test_both_are_measured_and_compared_by_samples_a_second(
     assert "nobody" not in capsys.readouterr().out
     printed = io.StringIO()
     show(result, Console(file=printed, width=200))
-    assert "times as fast by the clock, with 1 threads to one" in printed.getvalue()
+    assert "times as fast by wall clock (1 threads against one)" in printed.getvalue()
 
 
 def test_other_arrays_are_numpys(tmp_path: Path) -> None:
@@ -60,5 +60,5 @@ def test_other_arrays_are_numpys(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_dlrm_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"holds no data_utils\.py"):
+    with pytest.raises(ConfigError, match=r"has no data_utils\.py"):
         BenchDlrmConfig(dlrm=tmp_path)

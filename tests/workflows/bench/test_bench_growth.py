@@ -1,4 +1,4 @@
-"""Growth: every size is run and described; sizes that are none are refused."""
+"""The growth benchmark runs and describes every size, and refuses sizes that are no numbers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.sizes import ByteSize
-from hotset.pipeline.stages.preprocess import FOLDERS
+from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.workflows.bench import bench_growth
 from hotset.workflows.bench import bench_harness as bench
 from hotset.workflows.bench.bench_growth import BenchGrowthConfig, measure, measure_write_rate, show
 from hotset.workflows.recipes import criteo_kaggle
 
 
-def here(contestant: bench.Contestant, scratch: Path, *, workers: int) -> bench.Measurement:
-    return bench.measure(contestant, scratch)
+def run_in_process(candidate: bench.Candidate, scratch: Path, *, workers: int) -> bench.Measurement:
+    return bench.measure(candidate, scratch)
 
 
 def test_each_size_is_described_by_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_growth, "measure_in_fresh_process", here)
+    monkeypatch.setattr(bench_growth, "measure_in_fresh_process", run_in_process)
     monkeypatch.setattr(bench_growth, "_RATE_BYTES", 1)
     monkeypatch.setattr(bench_growth, "_WARM_UP_SAMPLES", 50)
     config = BenchGrowthConfig(
@@ -64,5 +64,5 @@ def test_the_file_written_for_the_rate_is_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("samples", ["", "0", "-1", "1e6", "10,", "many"])
 def test_sizes_that_are_none_are_refused(samples: str) -> None:
-    with pytest.raises(ConfigError, match="samples must be numbers with commas between"):
+    with pytest.raises(ConfigError, match="samples must be numbers separated by commas"):
         BenchGrowthConfig(samples=samples)

@@ -1,10 +1,12 @@
-"""Contestants run alone, in turn, warmed up; what is reported of them is plain data."""
+"""Candidates run alone, in turn, warmed up; the report of them is plain data.
+
+Also the tests of `bench_preprocess`, `hotset_candidates` and `roofline`.
+"""
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,14 @@ import pytest
 from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError, InputError
-from hotset.pipeline.generate.generate import GenerateConfig, generate
-from hotset.pipeline.stages.preprocess import FOLDERS, preprocess
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.pipeline.stages.preprocess import preprocess
+from hotset.pipeline.stages.stage_order import FOLDERS
+from hotset.tests.support.bench_jobs import write_down
+from hotset.workflows.bench import bench_harness
 from hotset.workflows.bench.bench_harness import (
-    Contestant,
+    Candidate,
     Measurement,
     describe_machine,
     measure,
@@ -24,22 +30,15 @@ from hotset.workflows.bench.bench_harness import (
     median_stages,
     memory_bytes,
     run_rounds,
-    summarise,
+    summarize,
 )
 from hotset.workflows.bench.bench_preprocess import (
     BenchPreprocessConfig,
     bench_preprocess,
     print_bench_preprocess,
 )
-from hotset.workflows.bench.stage_floors import against_floor, bytes_of_stages, measure_rates
+from hotset.workflows.bench.roofline import against_roofline, bytes_of_stages, measure_rates
 from hotset.workflows.recipes import criteo_kaggle
-
-
-def write_down(folder: Path, diary: Path, word: str) -> dict[str, Any]:
-    """A contestant that says in a file when it ran, and where."""
-    with diary.open("a") as lines:
-        lines.write(f"{word} {os.getpid()} {os.environ['POLARS_MAX_THREADS']} {list(folder.iterdir())}\n")
-    return {"num_samples": 10}
 
 
 def hold_memory(folder: Path, num_bytes: int) -> dict[str, Any]:
@@ -50,36 +49,37 @@ def measurement(wall_seconds: float, **facts: Any) -> Measurement:
     return Measurement(wall_seconds, 2 * wall_seconds, 100, 50, {"num_samples": 6} | facts)
 
 
-def test_contestants_take_turns_each_in_a_process_of_its_own_after_a_warm_up(tmp_path: Path) -> None:
+def test_candidates_take_turns_each_in_a_separate_process_after_a_warm_up(tmp_path: Path) -> None:
     diary = tmp_path / "diary"
-    contestants = [
-        Contestant(name, "", write_down, (diary, f"warm-{name}"), (diary, name)) for name in ("a", "b")
+    candidates = [
+        Candidate(name, "", write_down, (diary, f"warm-{name}"), (diary, name)) for name in ("a", "b")
     ]
-    measured = run_rounds(contestants, 2, tmp_path, workers=3)
+    measured = run_rounds(candidates, 2, tmp_path, workers=3)
     lines = [line.split(maxsplit=3) for line in diary.read_text().splitlines()]
-    assert [words[0] for words in lines] == ["warm-a", "a", "warm-b", "b"] * 2
-    assert len({words[1] for words in lines}) == 4
-    assert {(words[2], words[3]) for words in lines} == {("3", "[]")}
+    assert [name for name, *_ in lines] == ["warm-a", "a", "warm-b", "b"] * 2
+    assert len({pid for _, pid, *_ in lines}) == 4
+    assert {(threads, files) for _, _, threads, files in lines} == {("3", "[]")}
     assert {name: len(rounds) for name, rounds in measured.items()} == {"a": 2, "b": 2}
     assert [path.name for path in tmp_path.iterdir()] == ["diary"]
 
 
 def test_memory_is_that_of_the_process_at_its_peak(tmp_path: Path) -> None:
     before = memory_bytes("RssAnon")
-    measured = measure(Contestant("", "", hold_memory, (0,), (64 << 20,)), tmp_path)
+    measured = measure(Candidate("", "", hold_memory, (0,), (64 << 20,)), tmp_path)
     assert measured.peak_rss_bytes >= before + (60 << 20)
     assert measured.facts == {"num_samples": 64 << 20}
     assert memory_bytes("NoSuchField") == 0
 
 
 def test_a_ratio_is_taken_within_a_round_and_its_median_over_rounds() -> None:
-    slow, fast = [measurement(w) for w in (3.0, 8.0, 40.0)], [measurement(w) for w in (1.0, 2.0, 20.0)]
+    slow = [measurement(seconds) for seconds in (3.0, 8.0, 40.0)]
+    fast = [measurement(seconds) for seconds in (1.0, 2.0, 20.0)]
     assert median_ratio(slow, fast, "wall_seconds") == 3.0
 
 
 def test_a_summary_holds_medians_and_every_round() -> None:
     rounds = [measurement(w, stages={"read": {"wall_seconds": w}}) for w in (1.0, 3.0, 2.0)]
-    summary = summarise(Contestant("a", "it", hold_memory, (), ()), rounds)
+    summary = summarize(Candidate("a", "it", hold_memory, (), ()), rounds)
     assert (summary["wall_seconds"], summary["cpu_seconds"], summary["samples_per_second"]) == (2, 4, 3)
     assert [one["wall_seconds"] for one in summary["rounds"]] == [1, 3, 2]
     assert summary["rounds"][0]["stages"] == {"read": {"wall_seconds": 1.0}}
@@ -92,7 +92,13 @@ def test_the_machine_is_described_without_its_name() -> None:
     assert platform.node() not in described
 
 
-def test_preprocess_is_measured_end_to_end(tmp_path: Path) -> None:
+def measure_in_this_process(candidate: Candidate, scratch: Path, *, workers: int) -> Measurement:
+    return measure(candidate, scratch)
+
+
+def test_preprocess_is_measured_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Eight processes would import for longer than all they measure; another test starts some.
+    monkeypatch.setattr(bench_harness, "measure_in_fresh_process", measure_in_this_process)
     config = BenchPreprocessConfig(samples=700, rounds=1, scratch=tmp_path)
     steps: list[tuple[str, int, int]] = []
     result = bench_preprocess(config, lambda *step: steps.append(step))
@@ -109,13 +115,13 @@ def test_preprocess_is_measured_end_to_end(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     printed = io.StringIO()
     print_bench_preprocess(result, Console(file=printed, width=200))
-    assert "polars / hotset" in printed.getvalue() and "times floor" in printed.getvalue()
+    assert "polars / hotset" in printed.getvalue() and "wall / bound" in printed.getvalue()
 
 
-def test_a_stage_stands_against_the_bytes_it_moves() -> None:
+def test_a_stage_is_compared_with_the_bytes_it_moves() -> None:
     stages = {"pack": {"wall_seconds": 3.0, "cpu_seconds": 5.0, "bytes_read": 600, "bytes_written": 400}}
     rates = {"memory": 1000.0, "page_cache": 100.0, "disk": 1.0}
-    assert against_floor(stages, rates) == [
+    assert against_roofline(stages, rates) == [
         {
             "stage": "pack",
             "seconds": 3.0,
@@ -130,7 +136,8 @@ def test_a_stage_stands_against_the_bytes_it_moves() -> None:
 
 
 def test_bytes_of_stages_are_those_of_their_files(tmp_path: Path) -> None:
-    log, manifests = tmp_path / "log.tsv", {}
+    log = tmp_path / "log.tsv"
+    manifests: dict[str, Manifest] = {}
     generate(GenerateConfig(profile="criteo-kaggle", samples=500), log)
     preprocess(
         [log], criteo_kaggle(), tmp_path / "dir", on_stage=lambda r: manifests.update({r.stage: r.manifest})

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.schema.schema import schema_named
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.preprocess import preprocess
@@ -57,10 +58,10 @@ def test_polars_and_hotset_write_the_same_samples(
     recipe = criteo_kaggle()
     recipe = replace(
         recipe,
-        split=SplitConfig(hot_bytes=ByteSize(hot_rows * ROW_BYTES)),
+        split=SplitConfig(embedding_optimizer="sgd", hot_bytes=ByteSize(hot_rows * ROW_BYTES)),
         pack=replace(recipe.pack, batch_size=128),
     )
-    manifest = preprocess([log], recipe, tmp_path / "hotset", workers=1)
+    manifest = preprocess([log], recipe, tmp_path / "hotset", Resources(workers=1))
     facts = polars_preprocess(
         log, tmp_path / "polars", schema_named("criteo-kaggle"), hot_rows=hot_rows, batch_size=128
     )

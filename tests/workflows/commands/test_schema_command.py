@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.schema.schema_file import read_schema
-from hotset.tests.support.criteo_text import tree_of
-from hotset.tests.support.other_logs import draw_log, write_csv
+from hotset.tests.support.logs.criteo_text import tree_of
+from hotset.tests.support.logs.other_logs import draw_log, write_csv
 from hotset.workflows.cli import main
-from hotset.workflows.recipes import RECIPES, recipe_for, with_schema_text
 
 KINDS = {"clicked": "label", "age": "dense", "user id": "text", "n": "integer"}
 SCHEMA = """
@@ -57,8 +55,8 @@ def test_no_rows_to_look_at_are_refused(raw: Path, capsys: pytest.CaptureFixture
 def test_a_schema_file_goes_all_the_way(
     tmp_path: Path, raw: Path, schema: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [str(raw), f"--schema={schema}", "--out", str(tmp_path / "a")]
-    assert main(["preprocess", *words, "--batch-size", "8", "--hot-bytes", "512"]) == 0
+    arguments = [str(raw), f"--schema={schema}", "--out", str(tmp_path / "a")]
+    assert main(["preprocess", *arguments, "--batch-size", "8", "--hot-bytes", "512"]) == 0
     assert main(["ingest", str(raw), "--schema", str(schema), "--out", str(tmp_path / "b")]) == 0
     stages = {"count": "", "rank": "", "encode": "", "split": "--hot-bytes=512", "pack": "--batch-size=8"}
     for stage, option in stages.items():
@@ -73,8 +71,8 @@ def test_a_schema_file_goes_all_the_way(
     ]
     capsys.readouterr()
     schema.write_text(SCHEMA.replace('"text"', '"integer"'))
-    assert main(["preprocess", *words]) == 1
-    assert "was made with schema = toml:" in capsys.readouterr().err
+    assert main(["preprocess", *arguments]) == 1
+    assert "was written with schema = toml:" in capsys.readouterr().err
 
 
 def test_another_log_gets_the_ids_of_a_schema_file(tmp_path: Path, raw: Path, schema: Path) -> None:
@@ -91,44 +89,24 @@ def test_mistakes_are_one_error_line_and_a_hint(
     tmp_path: Path, raw: Path, schema: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command in ("preprocess", "ingest"):
-        words = [command, str(raw), "--out", str(tmp_path / "out"), "--schema"]
-        assert main([*words, "movielens"]) == 1
+        arguments = [command, str(raw), "--out", str(tmp_path / "out"), "--schema"]
+        assert main([*arguments, "movielens"]) == 1
         shown = capsys.readouterr().err
         assert "error: no schema 'movielens'\nhint: one of criteo-kaggle, criteo-1tb, avazu" in shown
         schema.write_text(SCHEMA.replace("label =", "lable ="))
-        assert main([*words, str(schema)]) == 1
+        assert main([*arguments, str(schema)]) == 1
         shown = capsys.readouterr().err
         assert shown == f"error: {schema}: unknown key 'lable'\nhint: did you mean 'label'?\n"
         schema.write_text(SCHEMA.replace("n =", "m ="))
-        assert main([*words, str(schema)]) == 1
+        assert main([*arguments, str(schema)]) == 1
         assert f"error: {raw} has no column 'm'\nhint: " in capsys.readouterr().err
-
-
-def test_only_the_schema_is_replaced(schema: Path) -> None:
-    words = with_schema_text(["a.toml", "--out", "b.toml", "--schema", str(schema)])
-    assert words[:4] == ["a.toml", "--out", "b.toml", "--schema"]
-    assert read_schema(words[4]) == read_schema(SCHEMA)
-    assert with_schema_text(["--schema=avazu", "x", "--schema"]) == ["--schema=avazu", "x", "--schema"]
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_of_its_schema(name: str) -> None:
-    assert recipe_for(name).ingest.schema == name
-
-
-def test_a_schema_of_ones_own_gets_the_defaults() -> None:
-    recipe = recipe_for(SCHEMA)
-    assert recipe.ingest.schema == SCHEMA and recipe.rank == recipe_for("criteo-kaggle").rank
-    assert recipe_for("toml:" + "0" * 32).rank == recipe.rank
-    with pytest.raises(ConfigError, match="no schema 'movielens'"):
-        recipe_for("movielens")
 
 
 @pytest.mark.real_data
 def test_days_of_the_real_terabyte_log_are_kept_for_evaluation(tmp_path: Path, real_data: Path) -> None:
     day = real_data / "criteo_1tb_day0_head_8k.tsv.gz"
-    words = ["preprocess", str(day), str(day), "--schema", "criteo-1tb", "--eval-files", "1"]
-    assert main([*words, "--out", str(tmp_path / "out"), "--batch-size", "256"]) == 0
+    arguments = ["preprocess", str(day), str(day), "--schema", "criteo-1tb", "--eval-files", "1"]
+    assert main([*arguments, "--out", str(tmp_path / "out"), "--batch-size", "256"]) == 0
     shards = Manifest.read(tmp_path / "out/shards")
     assert shards.totals["samples"]["evaluation"] == 8000 and shards.totals["embedding_dim"] == 64
     assert main(["verify", str(tmp_path / "out"), "--inputs", str(day), str(day)]) == 0

@@ -1,4 +1,11 @@
-"""The report: one page in a real browser, its words, its labels, and the series as Parquet."""
+"""The report as a whole: the page in a real browser, and the series as Parquet.
+
+Also the tests of the parts of the page: report_page, report_sections, chart_layers, access_charts and
+memory_charts.
+
+Tests `access_charts`, `chart_layers`, `memory_charts`, `report_page`, `report_sections`, `write_report`
+and `show_stats`, too.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +20,14 @@ from typing import Any
 import polars as pl
 import pytest
 
-from hotset.pipeline.generate.generate import GenerateConfig, generate
+from hotset.pipeline.errors import install_hint
+from hotset.pipeline.generate.generate_log import GenerateConfig, generate
 from hotset.pipeline.inspect.frequency_series import SERIES, frequency_statistics
 from hotset.tests.support.browser import Seen, open_page
-from hotset.tests.support.other_logs import draw_log, schema_text, write_csv
+from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv
 from hotset.workflows.cli import main
-from hotset.workflows.report.report_labels import Frame, place_labels
-from hotset.workflows.report.report_sentences import budget_sentences, drift_sentences, policy_sentences
-from hotset.workflows.report.series_tables import drift_matrix
+from hotset.workflows.report.report_sentences import budget_sentences, drift_sentences
+from hotset.workflows.report.write_report import write_html
 
 SECTIONS = ("hot-samples", "placements", "memory", "coverage", "policies", "unique-rows", "drift")
 CHARTS = tuple(name for name in SECTIONS if name != "memory")
@@ -30,15 +37,16 @@ CHARTS = tuple(name for name in SECTIONS if name != "memory")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     generate(GenerateConfig(samples=4000, seed=1, scale=300), folder / "log.tsv", workers=1)
-    words = ["preprocess", str(folder / "log.tsv"), "--out", str(folder / "<data>"), "--hot-bytes", "64KiB"]
-    assert main([*words, "--batch-size", "128", "--workers", "1"]) == 0
+    arguments = [
+        "preprocess",
+        str(folder / "log.tsv"),
+        "--out",
+        str(folder / "<data>"),
+        "--hot-bytes",
+        "64KiB",
+    ]
+    assert main([*arguments, "--batch-size", "128", "--workers", "1"]) == 0
     return folder
-
-
-@pytest.fixture(scope="module")
-def page(folder: Path) -> Path:
-    assert main(["stats", str(folder / "<data>"), "--html", str(folder / "report.html")]) == 0
-    return folder / "report.html"
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +55,15 @@ def statistics(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def page(folder: Path, statistics: dict[str, Any]) -> Path:
+    """The report; tests below write some by the command, too."""
+    write_html(folder / "<data>", statistics, folder / "report.html")
+    return folder / "report.html"
+
+
 def charts_in(seen: Seen) -> dict[str, str]:
-    """What each chart's element holds after the scripts ran."""
+    """Return the content of each chart's element after the scripts ran."""
     pieces = re.split(r'<div class="chart[^"]*" id="chart-', seen.dom)[1:]
     return {piece.split('"')[0]: piece.split("<details")[0] for piece in pieces}
 
@@ -65,7 +80,7 @@ def test_a_browser_draws_every_chart_without_a_word_or_a_request(
     for name, drawn in charts.items():
         assert "<svg" in drawn and drawn.count("<path") > 3, name
     assert f'data-drawn="{len(CHARTS)}"' in seen.dom
-    for label in ("lookahead", "exact counts", "all tables together", "measured", "hot look-ups"):
+    for label in ("lookahead", "exact counts", "all tables together", "measured", "hot lookups"):
         assert any(label in drawn for drawn in charts.values()), label
 
 
@@ -82,7 +97,7 @@ def test_a_point_tells_its_numbers(page: Path, tmp_path: Path) -> None:
     (tmp_path / "tip.html").write_text(f"{before}<script>{points_at}</script></body>{after}")
     tip = open_page(tmp_path / "tip.html", tmp_path).dom.split('id="vg-tooltip-element"')[1]
     tip = tip.split("</table>")[0]
-    assert "fully hot samples" in tip and "iB" in tip and " %" in tip and "undefined" not in tip
+    assert "fully hot samples" in tip and "iB" in tip and "%" in tip and "undefined" not in tip
 
 
 def test_the_browser_test_would_see_a_request_and_an_error(tmp_path: Path) -> None:
@@ -98,17 +113,19 @@ def test_the_page_holds_a_table_for_every_chart_and_names_nothing_outside(page: 
     own, *_ = text.split("<script>")
     assert re.findall(r'<section id="([a-z-]+)', own) == ["advice", *SECTIONS]
     assert own.count("<details>") == len(SECTIONS) and own.count("<table>") == len(SECTIONS) + 4
-    assert "How rows are accessed: &lt;data&gt;" in own and "<data>" not in own
+    assert "Embedding access report: &lt;data&gt;" in own and "<data>" not in own
     assert "://" not in own and "url(" not in own
     assert len(text) < 2_000_000
 
 
-def test_the_page_says_what_the_series_say(page: Path, statistics: dict[str, Any]) -> None:
+def test_the_page_reports_what_the_series_hold(page: Path, statistics: dict[str, Any]) -> None:
     text = html.unescape(page.read_text())
+    assert "64\N{NO-BREAK SPACE}KiB makes" in text, "a number and its unit stay on one line"
+    text = text.replace("\N{NO-BREAK SPACE}", " ")
     for sentence in budget_sentences(statistics) + drift_sentences(statistics["drift"]):
         assert sentence in text
     chosen = next(budget for budget in statistics["budgets"] if budget["is_chosen"])
-    assert f"The plan's 64 KiB make {100 * chosen['hot_sample_share']:.1f} % fully hot" in text
+    assert f"The plan's 64 KiB makes {100 * chosen['hot_sample_share']:.1f}% of the samples" in text
 
 
 def test_every_series_becomes_a_parquet_file(
@@ -131,8 +148,15 @@ def test_a_log_that_no_model_fits_and_that_has_no_whole_batch(tmp_path: Path, rn
     log = draw_log(60, {"label": "label", "n": "integer"}, rng)
     path = write_csv(tmp_path / "log.csv", log)
     (tmp_path / "schema.toml").write_text(schema_text(log))
-    words = ["preprocess", str(path), "--schema", str(tmp_path / "schema.toml"), "--out", str(tmp_path / "o")]
-    assert main([*words, "--eval-fraction", "0"]) == 0
+    arguments = [
+        "preprocess",
+        str(path),
+        "--schema",
+        str(tmp_path / "schema.toml"),
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    assert main([*arguments, "--eval-fraction", "0"]) == 0
     assert main(["stats", str(tmp_path / "o"), "--html", str(tmp_path / "page.html")]) == 0
     text = (tmp_path / "page.html").read_text()
     assert 'id="placements"' not in text and 'id="policies"' not in text and 'id="drift"' in text
@@ -143,7 +167,8 @@ def test_a_log_that_no_model_fits_and_that_has_no_whole_batch(tmp_path: Path, rn
 
 @pytest.mark.real_data
 def test_the_report_of_a_real_log(real_data: Path, tmp_path: Path) -> None:
-    log, out = real_data / "criteo_kaggle_head_contiguous_15k.tsv.gz", str(tmp_path / "data")
+    log = real_data / "criteo_kaggle_head_contiguous_15k.tsv.gz"
+    out = str(tmp_path / "data")
     assert main(["preprocess", str(log), "--out", out, "--hot-bytes", "1MiB"]) == 0
     assert main(["stats", out, "--html", str(tmp_path / "page.html")]) == 0
     seen = open_page(tmp_path / "page.html", tmp_path)
@@ -154,8 +179,8 @@ def test_the_report_of_a_real_log(real_data: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_one_line(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for words in (["--html", str(tmp_path / "none" / "x.html")], ["--html", str(tmp_path)]):
-        assert main(["stats", str(folder / "<data>"), *words]) == 1
+    for arguments in (["--html", str(tmp_path / "none" / "x.html")], ["--html", str(tmp_path)]):
+        assert main(["stats", str(folder / "<data>"), *arguments]) == 1
         error, hint = capsys.readouterr().err.splitlines()
         assert error.startswith("error: ") and "cannot be written" in error and "--html FILE" in hint
     (tmp_path / "file").write_text("")
@@ -171,79 +196,5 @@ def test_without_the_drawing_packages_the_extra_is_named(folder: Path, tmp_path:
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         "error: --html needs altair",
-        "hint: pip install 'hotset[report]'",
+        f"hint: {install_hint('report')}",
     ]
-
-
-def curve(shares: list[float]) -> list[dict[str, Any]]:
-    return [
-        {"order": "frequency", "bytes": 2**n << 20, "num_hot_rows": 10 * 2**n,
-         "hot_lookup_share": min(1.0, share + 0.3), "hot_sample_share": share}
-        for n, share in enumerate(shares)
-    ]  # fmt: skip
-
-
-def test_sentences_say_where_more_stops_paying() -> None:
-    rows = curve([0.0, 0.2, 0.5, 0.65, 0.67, 1.0])
-    found = {"hot_samples": rows, "num_rows": 320, "budgets": [rows[2] | {"is_chosen": True}]}
-    sentences = budget_sentences(found)
-    assert sentences == [
-        "8 MiB of fast memory hold the 80 rows (25.0 % of 320, which take 32 MiB) that serve 90 % of the "
-        "look-ups.",
-        "4 MiB make half of the samples fully hot.",
-        "The plan's 4 MiB make 50.0 % fully hot; one more MiB would add 4.8 points.",
-        "More memory stops paying at 8 MiB: twice that makes only 2.0 points more of the samples fully hot. "
-        "After that only room for all rows, 32 MiB, makes a difference.",
-    ]
-    whole = found | {"budgets": [rows[5] | {"is_chosen": True}]}
-    assert "every row fits" in budget_sentences(whole)[2]
-
-
-def test_sentences_name_the_best_policy_and_how_hot_rows_age() -> None:
-    shares = {"lookahead": 0.05, "lru": 0.4, "lfu": 0.2, "dataset": 0.1, "static": 0.3}
-    rows = [
-        {"policy": policy, "num_slots": slots, "bytes": slots * 1024, "refetched_share": share / slots * 1024}
-        for policy, share in shares.items()
-        for slots in (512, 1024)
-    ]
-    (sentence,) = policy_sentences({"curve": rows})
-    assert "1 MiB" in sentence and "(dataset) 10.0 %" in sentence and "lru 40.0 %" in sentence
-    assert policy_sentences({"curve": []}) == []
-    by_age = [{"age": age, "hot_lookup_share": share} for age, share in enumerate([0.95, 0.93, 0.88])]
-    aged, unknown = drift_sentences(
-        {"by_age": by_age, "parts": [{"is_training": False, "no_id_share": 0.031}]}
-    )
-    assert "93.0 %" in aged and "88.0 %" in aged and "choose them often" in aged
-    assert unknown.startswith("3.1 % of the look-ups")
-
-
-def test_labels_stay_inside_and_off_each_other() -> None:
-    frame = Frame((1, 1000), (0, 1), 600, 300)
-    lines = {f"line {n}": [(10**k, min(1.0, (k + n / 4) / 4)) for k in range(4)] for n in range(4)}
-    labels = place_labels(lines, [*lines, "none"], frame)
-    assert [label.name for label in labels] == list(lines)
-    for label in labels:
-        half = len(label.name) * 3.4
-        assert half <= label.x <= 600 - half and 7 <= label.y <= 293
-        for other in labels:
-            apart = abs(label.x - other.x) > 2 * half or abs(label.y - other.y) >= 12
-            assert other is label or apart
-
-
-def test_a_matrix_shades_other_parts_from_the_least_to_the_greatest() -> None:
-    shares = {
-        ("a", "a"): 0.9,
-        ("a", "b"): 0.5,
-        ("b", "a"): 0.7,
-        ("b", "b"): 0.95,
-        ("a", "c"): None,
-        ("b", "c"): 0.6,
-    }
-    drift = {
-        "parts": [{"name": name} for name in "abc"],
-        "pairs": [{"chosen_on": on, "serves": part, "share": share} for (on, part), share in shares.items()],
-    }
-    table = drift_matrix(drift, "share", "t")
-    assert table.columns == ["chosen on", "a", "b", "c"]
-    assert table.rows == [["a", "90.0 %", "50.0 %", ""], ["b", "70.0 %", "95.0 %", "60.0 %"]]
-    assert [[round(shade, 3) for shade in row] for row in table.shades] == [[0, 1, 0.15, 0], [0, 1, 1, 0.575]]

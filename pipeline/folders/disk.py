@@ -1,0 +1,104 @@
+"""Folders on disk: which exist, how large they are, how much space is left; renaming and removing them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from .folder_lock import FolderLock
+from .manifest import MANIFEST
+from .partial_folder import BEGUN, LOCK, PARTIAL, REMOVED, WORKERS, write_errors_explained
+from .worker_fence import start_generation
+
+
+def folder_exists(path: Path) -> bool:
+    """Return whether ``path`` is a folder."""
+    return path.is_dir()
+
+
+def paths_in(folder: Path) -> list[Path]:
+    """Return what ``folder`` holds, in the order of names."""
+    return sorted(folder.iterdir())
+
+
+def bytes_in(folder: Path) -> int:
+    """Return the bytes of the files of a folder; 0 if there is none."""
+    if not folder.is_dir():
+        return 0
+    with os.scandir(folder) as entries:
+        return sum(entry.stat().st_size for entry in entries if entry.is_file())
+
+
+@contextmanager
+def temporary_folder(purpose: str, parent: Path | None = None) -> Iterator[Path]:
+    """Give an empty folder that is removed in the end, below ``parent`` or in the system's own place."""
+    with tempfile.TemporaryDirectory(prefix=f"hotset-{purpose}-", dir=parent) as name:
+        yield Path(name)
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the bytes that are free where ``folder`` is or would be."""
+    existing = next(above for above in (folder.absolute(), *folder.absolute().parents) if above.exists())
+    return shutil.disk_usage(existing).free
+
+
+def rename_folder(folder: Path, name: str) -> None:
+    """Rename a folder in place.
+
+    Raises:
+        ManifestError: the system does not allow it.
+    """
+    renamed = folder.with_name(name)
+    with write_errors_explained(renamed):
+        os.rename(folder, renamed)
+
+
+def remove_folders(folders: Sequence[Path]) -> None:
+    """Remove stage folders; if interrupted at any moment, the next run ends in the bytes of a fresh one.
+
+    All are marked before any is emptied, in the order given: none is left unmarked without the folders it
+    was made from. A run that begins a marked folder empties it first.
+
+    Raises:
+        ManifestError: another run is writing one of the folders, or one cannot be removed.
+    """
+    with ExitStack() as locks:
+        # All locks are taken before anything is marked: a folder in use refuses the removal as a whole.
+        for folder in folders:
+            with write_errors_explained(folder):
+                lock = FolderLock.take(folder / PARTIAL / LOCK, folder)
+                locks.callback(lock.release)
+        for folder in folders:
+            with write_errors_explained(folder):
+                start_generation(folder / PARTIAL / WORKERS, folder)
+                mark_removed(folder)
+        for folder in folders:
+            with write_errors_explained(folder):
+                empty_folder(folder)
+                shutil.rmtree(folder)
+
+
+def mark_removed(folder: Path) -> None:
+    """Mark a folder for removal, which `empty_folder` or the next run finishes; its lock must be held."""
+    mark = folder / PARTIAL / REMOVED
+    names = (folder / MANIFEST, folder / PARTIAL / BEGUN)
+    # One rename both takes away what makes the folder finished or begun, and marks it.
+    found = next((path for path in names if path.exists()), None)
+    if found:
+        os.replace(found, mark)
+    else:
+        mark.touch()
+
+
+def empty_folder(folder: Path) -> None:
+    """Remove what a folder marked for removal holds; the mark goes last, the locks stay."""
+    mark = folder / PARTIAL / REMOVED
+    locks = [folder / PARTIAL / name for name in (LOCK, WORKERS)]
+    for child in [*folder.iterdir(), *(folder / PARTIAL).iterdir()]:
+        if child not in (folder / PARTIAL, mark, *locks):
+            shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
+    mark.unlink()

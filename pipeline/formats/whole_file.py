@@ -1,0 +1,135 @@
+"""A single file that appears whole or not at all, and leaves nothing behind where its writer is killed.
+
+It is written without a name (``O_TMPFILE``), so the kernel drops it with its process, and is linked to
+its name when it is complete; linking refuses a name that another run took. File systems without nameless
+files (NFS, some of FUSE) get a hidden one that is locked while it is written; the next run removes those that
+nobody holds.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from ..errors import HotsetError
+
+_PREFIX = ".hotset-"
+_SUFFIX = ".tmp"
+_WITHOUT_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
+_WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
+
+
+@contextmanager
+def whole_file(path: Path, *, overwrite: bool = False, option: str = "--out") -> Iterator[BinaryIO]:
+    """Yield a file that gets the name ``path`` when the block ends without an error.
+
+    Args:
+        path: where it appears.
+        overwrite: replace a file of that name.
+        option: the command's option that names the file, for hints.
+
+    Raises:
+        HotsetError: ``path`` exists, its folder does not, or the file cannot be written.
+    """
+    refuse_target(path, overwrite=overwrite, option=option)
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _remove_abandoned(folder)
+            descriptor, name = _create(folder)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    yield file
+                    file.flush()
+                    name = _publish(folder, descriptor, name, path.name, overwrite=overwrite)
+            finally:
+                # The error that brought us here is the one to report.
+                if name is not None:
+                    with suppress(OSError):
+                        os.unlink(name, dir_fd=folder)
+        finally:
+            os.close(folder)
+    except FileExistsError as error:
+        raise HotsetError(
+            f"{path} was written by another run in the meantime", hint=f"give another {option}"
+        ) from error
+    except OSError as error:
+        raise HotsetError(
+            f"{path} cannot be written: {error.strerror or error}",
+            hint=f"give another {option}, or free disk space",
+        ) from error
+
+
+def refuse_target(path: Path, *, overwrite: bool, option: str = "--out") -> None:
+    """Raise HotsetError where ``path`` cannot become a file: it exists, or its folder does not."""
+    if not path.parent.is_dir():
+        raise HotsetError(f"{path.parent} is not a directory", hint="create it first")
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:  # a name that is too long, a folder that may not be searched
+        raise HotsetError(
+            f"{path} cannot be written: {error.strerror}", hint=f"give another {option}"
+        ) from error
+    if path.exists() and not path.is_file():
+        raise HotsetError(f"{path} is not a regular file", hint=f"give another {option}")
+    if not overwrite:
+        raise HotsetError(f"{path} exists", hint=f"give another {option}, or delete it first")
+
+
+def _create(folder: int) -> tuple[int, str | None]:
+    """Open a new file for writing: without a name, or with the hidden one that is returned."""
+    try:
+        return os.open(".", os.O_TMPFILE | os.O_RDWR, 0o666, dir_fd=folder), None
+    except OSError as error:
+        if error.errno not in _WITHOUT_NAMELESS:
+            raise
+    name = _hidden_name()
+    descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666, dir_fd=folder)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor, name
+
+
+def _publish(folder: int, descriptor: int, name: str | None, target: str, *, overwrite: bool) -> str | None:
+    """Give the file its name; returns the hidden one that is still to be removed."""
+    source = f"/proc/self/fd/{descriptor}" if name is None else name
+    if not overwrite:
+        try:
+            # Links, unlike renames, fail where the name was taken meanwhile.
+            os.link(source, target, src_dir_fd=folder, dst_dir_fd=folder)
+            return name
+        except OSError as error:
+            if name is None or error.errno not in _WITHOUT_LINKS:
+                raise
+    if name is None:
+        name = _hidden_name()
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.link(source, name, src_dir_fd=folder, dst_dir_fd=folder)
+    os.replace(name, target, src_dir_fd=folder, dst_dir_fd=folder)
+    return None
+
+
+def _remove_abandoned(folder: int) -> None:
+    """Remove hidden files of killed runs: those that nobody holds a lock on."""
+    for name in os.listdir(folder):
+        if not (name.startswith(_PREFIX) and name.endswith(_SUFFIX)):
+            continue
+        with suppress(OSError):
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(name, dir_fd=folder)
+            finally:
+                os.close(descriptor)
+
+
+def _hidden_name() -> str:
+    return f"{_PREFIX}{uuid.uuid4().hex}{_SUFFIX}"

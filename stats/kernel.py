@@ -1,0 +1,122 @@
+"""The decorator of all compiled functions: Numba, with a compile cache that may be absent or damaged.
+
+Numba keeps machine code beside the source, in the user's cache folder or in ``NUMBA_CACHE_DIR``. It refuses
+to import a kernel where none of these can be written, and raises from unpickling where a file was cut short
+by a power cut, or names a class that an upgrade of this package renamed. A cache is only a convenience: here
+a kernel whose code cannot be kept is compiled at each start, and code that cannot be trusted is compiled
+again and replaced. The digest of each entry keeps a flipped byte from becoming a wrong instruction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numba
+from numba.core.caching import FunctionCache
+
+_faults: list[str] = []
+"""Why kernels of this process could not be kept, the first reason first."""
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile a function that runs without the interpreter's lock; its machine code is kept between runs."""
+    return _with_cache(numba.njit(nogil=True)(function), function)
+
+
+def inlined_kernel(function: Callable[..., Any]) -> Any:
+    """Compile a small function as `kernel` does; kernels that call it contain a copy of its code."""
+    return _with_cache(numba.njit(nogil=True, inline="always")(function), function)
+
+
+def cache_fault() -> str | None:
+    """Return why machine code could not be kept in this process, None where it could."""
+    return _faults[0] if _faults else None
+
+
+def _with_cache(compiled: Any, function: Callable[..., Any]) -> Any:
+    # NUMBA_DISABLE_JIT leaves the function as it is.
+    if compiled is function:
+        return function
+    try:
+        compiled._cache = _CheckedCache(function)
+    except (RuntimeError, OSError) as error:  # no folder of all that Numba tries can be written
+        _faults.append(str(error).splitlines()[0])
+    return compiled
+
+
+class _CheckedCache(FunctionCache):  # type: ignore[misc]
+    """A compile cache whose faults cost time and nothing else."""
+
+    _cache_file: Any
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._cache_file = _CheckedFile(self._cache_file)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the machine code for a signature, None where there is none that can be trusted."""
+        try:
+            return super().load_overload(sig, target_context)
+        except MemoryError:
+            raise
+        except Exception:  # unpickling what is damaged, or of an older version, raises anything
+            self._forget()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep the machine code for a signature where that is possible."""
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            _faults.append(f"{self.cache_path}: {error.strerror or error}")
+        except (
+            pickle.UnpicklingError,
+            EOFError,
+            AttributeError,
+            ImportError,
+            LookupError,
+            ValueError,
+        ) as error:
+            # The index is damaged and could not be replaced when it was found to be.
+            _faults.append(f"{self.cache_path}: {error}")
+
+    def _forget(self) -> None:
+        try:
+            self.flush()
+        except OSError as error:
+            _faults.append(f"{self.cache_path}: {error.strerror or error}")
+
+
+class _CheckedFile:
+    """Entries of one kernel's cache, each with its key and a digest.
+
+    Numba's index says which file belongs to which signature, and neither it nor the files have a checksum.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def flush(self) -> None:
+        """Forget all entries."""
+        self._file.flush()
+
+    def save(self, key: Any, data: Any) -> None:
+        """Keep ``data`` under ``key``."""
+        text = self._file._dump((key, data))
+        self._file.save(key, (hashlib.sha256(text).digest(), text))
+
+    def load(self, key: Any) -> Any:
+        """Return what was kept under ``key``, None where there is nothing; raises where it is damaged."""
+        found = self._file.load(key)
+        if found is None:
+            return None
+        digest, text = found
+        if hashlib.sha256(text).digest() != digest:
+            raise ValueError("the digest of compiled code is not that of its bytes")
+        kept_key, data = pickle.loads(text)
+        if kept_key != key:
+            raise ValueError("compiled code is that of another signature")
+        return data

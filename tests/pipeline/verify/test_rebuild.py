@@ -1,0 +1,282 @@
+"""An edit of what a folder means is found, even where every checksum up the chain was computed anew."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.stages import preflight
+from hotset.pipeline.stages.count import CountConfig
+from hotset.pipeline.stages.ingest import IngestConfig
+from hotset.pipeline.stages.map_ids import map_ids
+from hotset.pipeline.stages.pack import PackConfig
+from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.stages.rank import RankConfig
+from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
+from hotset.pipeline.stages.split import SplitConfig
+from hotset.pipeline.verify.verify import verify
+from hotset.tests.support.resealed import reseal, reseal_later_folders, write_manifest
+
+Rows = dict[str, list[Any]]
+Edit = Callable[[Rows], None]
+WORKERS = Resources(workers=1)
+SCHEMA = """format = "csv"
+label = "click"
+[dense]
+price = "float"
+age = "integer"
+[sparse]
+site = "text"
+device = "text"
+user = "text"
+"""
+CONFIG = PreprocessConfig(
+    ingest=IngestConfig(schema=SCHEMA, block_bytes=ByteSize(2500)),
+    count=CountConfig(eval_fraction=0.25),
+    rank=RankConfig(min_count=2),
+    split=SplitConfig(hot_bytes=ByteSize(16 * 24), embedding_dim=4, embedding_optimizer="sgd"),
+    pack=PackConfig(batch_size=16, seed=4),
+)
+
+
+def write_log(path: Path, num_samples: int, rng: np.random.Generator) -> Path:
+    lines = ["click,price,age,site,device,user"]
+    for _ in range(num_samples):
+        site, device, user = np.minimum(rng.zipf([1.8, 2.2, 1.6]), [30, 12, 50])
+        lines.append(f"{rng.integers(2)},{rng.random():.4f},{rng.integers(90)},s{site},d{device},u{user}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of every stage, with a schedule and a map from the ids of a shorter log."""
+    folder = tmp_path_factory.mktemp("rebuild")
+    rng = np.random.default_rng(8)
+    shorter = write_log(folder / "shorter.csv", 200, rng)
+    preprocess([shorter], CONFIG, folder / "shorter", WORKERS, until="rank")
+    preprocess([write_log(folder / "log.csv", 300, rng)], CONFIG, folder / "dir", WORKERS)
+    shards, vocabulary = (Manifest.read(folder / "dir" / name) for name in ("shards", "vocabulary"))
+    schedule(
+        ScheduleConfig(staging_bytes=ByteSize(16 * 30), epochs=2),
+        shards,
+        folder / "dir" / "schedule",
+        WORKERS,
+    )
+    map_ids(Manifest.read(folder / "shorter" / "vocabulary"), vocabulary, folder / "dir" / "id_map", WORKERS)
+    return folder
+
+
+def add(column: str, row: int, number: float, rows: Rows) -> None:
+    rows[column][row] += number
+
+
+def put(column: str, row: int, value: Any, rows: Rows) -> None:
+    assert rows[column][row] != value
+    rows[column][row] = value
+
+
+def swap(columns: str, first: int, second: int, rows: Rows) -> None:
+    """Swap two rows of some columns."""
+    before = {name: list(rows[name]) for name in columns.split()}
+    for name in before:
+        rows[name][first], rows[name][second] = rows[name][second], rows[name][first]
+    assert any(rows[name] != before[name] for name in before)
+
+
+def move(column: str, giver: int, taker: int, rows: Rows) -> None:
+    """Take one from a row and give it to another: the sum stays."""
+    rows[column][giver] -= 1
+    rows[column][taker] += 1
+
+
+def flip(column: str, value: int, rows: Rows) -> None:
+    """Turn the first ``value`` of a column of zeros and ones."""
+    rows[column][rows[column].index(value)] = 1 - value
+
+
+def put_in_list(column: str, row: int, element: int, number: float, rows: Rows) -> None:
+    assert rows[column][row][element] != number
+    rows[column][row] = [number if i == element else old for i, old in enumerate(rows[column][row])]
+
+
+def put_other_id(rows: Rows) -> None:
+    """Give a sample the id of another one in the same table."""
+    ids = rows["ids"]
+    other = next(sample for sample in ids if sample[2] != ids[0][2])
+    put_in_list("ids", 0, 2, other[2], rows)
+
+
+def swap_different(columns: str, rows: Rows) -> None:
+    """Swap the first row with one that differs."""
+    name = columns.split()[0]
+    swap(columns, 0, next(i for i, row in enumerate(rows[name]) if row != rows[name][0]), rows)
+
+
+def fill(column: str, value: Any, rows: Rows) -> None:
+    rows[column] = [value] * len(rows[column])
+
+
+def copy_sample(rows: Rows) -> None:
+    for name in rows:
+        rows[name][1] = rows[name][0]
+
+
+def put_step(column: str, number: int, rows: Rows) -> None:
+    """Change the last step that has anything in a column of lists, or the last value of a plain one."""
+    values = rows[column]
+    if not isinstance(values[0], list):
+        values[-1] += number
+        return
+    step = max(i for i, value in enumerate(values) if value)
+    values[step] = [values[step][0] + number, *values[step][1:]]
+
+
+COLUMNS = "file0000-block0000001.arrow"
+EVERY = "label dense ids"
+MIXED = "mixed-00000.arrow"
+PLANS = "epoch-00000.width-00004-00000.arrow"
+EDITS: dict[str, tuple[str, Edit]] = {
+    "columns: label": (COLUMNS, partial(flip, "label", 0)),
+    "columns: float": (COLUMNS, partial(add, "price", 3, 0.5)),
+    "columns: integer": (COLUMNS, partial(add, "age", 3, 1)),
+    "columns: category": (COLUMNS, partial(put, "user", 3, 12345)),
+    "columns: two samples": (COLUMNS, partial(swap, "label price age site device user", 0, 1)),
+    "counts: a sum": ("user.arrow", partial(add, "count", 0, 1)),
+    "counts: order": ("user.arrow", partial(swap, "category count", 0, 1)),
+    "counts: +1 and -1": ("user.arrow", partial(move, "count", 0, 1)),
+    "counts: a category": ("user.arrow", partial(add, "category", 0, -1)),
+    "vocabulary: two categories": ("user.arrow", partial(swap, "category", 0, 1)),
+    "vocabulary: a category twice": (
+        "user.arrow",
+        lambda rows: put("category", 1, rows["category"][0], rows),
+    ),
+    "vocabulary: counts": ("user.arrow", partial(move, "count", 1, 0)),
+    "vocabulary: a place": ("user.arrow", partial(add, "place", 0, 1)),
+    "plan: a hot tag": ("file0000-block0000000.arrow", partial(flip, "is_hot", 0)),
+    "plan: a mixed tag": ("file0000-block0000000.arrow", partial(flip, "is_hot", 1)),
+    "plan: tag 2": ("file0000-block0000000.arrow", partial(put, "is_hot", 0, 2)),
+    "samples: all ids 0": (COLUMNS, partial(fill, "ids", [0, 0, 0])),
+    "samples: an id": (COLUMNS, put_other_id),
+    "samples: two samples": (COLUMNS, partial(swap_different, "ids")),
+    "shards: label 2": (MIXED, partial(put, "label", 0, 2.0)),
+    "shards: a label": (MIXED, partial(flip, "label", 0)),
+    "shards: all labels 0": (MIXED, partial(fill, "label", 0.0)),
+    "shards: all labels 1": (MIXED, partial(fill, "label", 1.0)),
+    "shards: a dense value": (MIXED, partial(put_in_list, "dense", 2, 1, 0.25)),
+    "shards: dense NaN": (MIXED, partial(put_in_list, "dense", 2, 1, float("nan"))),
+    "shards: an id": (MIXED, put_other_id),
+    "shards: ids of two samples": (MIXED, partial(swap_different, "ids")),
+    "shards: order": (MIXED, partial(swap, EVERY, 0, 1)),
+    "shards: a sample twice": (MIXED, copy_sample),
+    "shards: hot-only ids": ("hot_only-00000.arrow", put_other_id),
+    "shards: evaluation tag": ("evaluation-00000.arrow", partial(flip, "is_hot", 0)),
+    "shards: evaluation order": ("evaluation-00000.arrow", partial(swap, f"{EVERY} is_hot", 0, 1)),
+    "schedule: after": (PLANS, partial(put_step, "after", -1)),
+    "schedule: waits_for": (PLANS, partial(put_step, "waits_for", 1)),
+    "schedule: batch": (PLANS, partial(swap, "batch", 0, 1)),
+    "schedule: slots": (PLANS, partial(put_step, "slots", 1)),
+    "schedule: rows": (PLANS, partial(put_step, "fetch_rows", 1)),
+    "schedule: is_first": (PLANS, partial(put_step, "fetch_is_first", -1)),
+    "id_map: an id twice": ("user.arrow", lambda rows: put("new_id", 1, rows["new_id"][0], rows)),
+    "id_map: two ids": ("user.arrow", partial(swap, "new_id", 0, 1)),
+}
+"""Edits by name: the folder stands before the colon; then the file, and what is done to its first batch."""
+
+
+def set_seed(parts: dict[str, Any]) -> None:
+    parts["config"]["seed"] += 1
+
+
+def set_oov_id(parts: dict[str, Any]) -> None:
+    parts["totals"]["tables"][2]["oov_id"] += 1
+
+
+def move_num_hot(parts: dict[str, Any]) -> None:
+    first, _, last = parts["totals"]["tables"]
+    first["num_hot"] += 1
+    last["num_hot"] -= 1
+
+
+MANIFEST_EDITS: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
+    "vocabulary: oov_id": ("vocabulary", set_oov_id),
+    "plan: num_hot": ("plan", move_num_hot),
+    "shards: seed": ("shards", set_seed),
+    "schedule: seed": ("schedule", set_seed),
+}
+
+
+def test_an_untouched_folder_has_no_fault(made: Path) -> None:
+    raw = [made / "log.csv"]
+    assert verify(made / "dir", WORKERS, raw=raw, other_vocabulary=made / "shorter") == []
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_of_a_file_is_found(name: str, made: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made / "dir", tmp_path / "dir"))
+    path, edit = EDITS[name]
+    reseal(folder / name.split(":")[0], edit, path)
+    reseal_later_folders(folder)
+    faults = verify(folder, WORKERS, other_vocabulary=made / "shorter")
+    assert faults and all(str(folder) in fault for fault in faults)
+    assert not any("checksum" in fault or "made from another" in fault for fault in faults)
+
+
+@pytest.mark.parametrize("name", MANIFEST_EDITS)
+def test_an_edit_of_a_manifest_is_found(name: str, made: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made / "dir", tmp_path / "dir"))
+    stage, edit = MANIFEST_EDITS[name]
+    parts = json.loads((folder / stage / "manifest.json").read_text())
+    edit(parts)
+    write_manifest(folder / stage, parts)
+    reseal_later_folders(folder)
+    faults = verify(folder, WORKERS)
+    assert any(stage in fault for fault in faults)
+
+
+@pytest.mark.parametrize("swapped", ["dense", "order"])
+def test_columns_that_are_not_those_of_the_log_are_found_and_named(
+    swapped: str, made: Path, tmp_path: Path
+) -> None:
+    """Without later folders only the log can tell."""
+    shutil.copytree(made / "dir" / "columns", tmp_path / "columns")
+    edit = partial(add, "price", 3, 0.5) if swapped == "dense" else EDITS["columns: two samples"][1]
+    path = reseal(tmp_path / "columns", edit, COLUMNS)
+    assert verify(tmp_path, WORKERS) == []
+    (fault,) = verify(tmp_path, WORKERS, raw=[made / "log.csv"])
+    row = 3 if swapped == "dense" else 0
+    assert fault.startswith(f"{path}: ") and f"in row {row} of record batch 0" in fault
+
+
+def test_without_building_again_only_files_and_sums_are_checked(made: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made / "dir", tmp_path / "dir"))
+    path = reseal(folder / "shards", partial(flip, "label", 0), MIXED)
+    reseal_later_folders(folder)
+    assert verify(folder, WORKERS, rebuild=False) == []
+    assert [str(path) in fault and "label in row" in fault for fault in verify(folder, WORKERS)] == [True]
+
+
+def test_another_vocabulary_is_named(made: Path) -> None:
+    (fault,) = verify(made / "dir", WORKERS, other_vocabulary=made / "dir")
+    assert "id_map cannot be built again: it was not made from the vocabulary" in fault
+
+
+def test_a_disk_without_room_is_refused_and_nothing_is_left(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "free_bytes", lambda _: 10)
+    with pytest.raises(ConfigError, match="of disk") as refused:
+        verify(made / "dir", WORKERS, scratch=tmp_path)
+    assert "--scratch" in str(refused.value.hint)
+    assert list(tmp_path.iterdir()) == []

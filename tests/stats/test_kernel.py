@@ -1,0 +1,122 @@
+"""The decorator of kernels: code is kept, and no state of the cache keeps a kernel from running."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import pytest
+
+from hotset.stats import kernel as module
+from hotset.stats.kernel import cache_fault, kernel
+
+pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")
+
+
+class Pair(NamedTuple):
+    """A named argument of a kernel, as staging's are: Numba's index names its class."""
+
+    first: np.int64
+    second: np.int64
+
+
+def _add(pair: Pair) -> np.int64:
+    return pair.first + pair.second
+
+
+def _run() -> Any:
+    """Run the kernel as a new process would; the compiled function and its result."""
+    compiled = kernel(_add)
+    assert compiled(Pair(np.int64(2), np.int64(3))) == 5
+    return compiled
+
+
+def _hits(compiled: Any) -> int:
+    return sum(compiled.stats.cache_hits.values())
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "_faults", [])
+    return tmp_path / "cache"
+
+
+def _cut(text: bytes) -> bytes:
+    return text[: len(text) // 2]
+
+
+def _empty(text: bytes) -> bytes:
+    return b""
+
+
+def _flip(text: bytes) -> bytes:
+    middle = len(text) // 2
+    return text[:middle] + bytes([text[middle] ^ 1]) + text[middle + 1 :]
+
+
+def _with_renamed_class(text: bytes) -> bytes:
+    return text.replace(b"Pair", b"Fair")
+
+
+def _with_renamed_module(text: bytes) -> bytes:
+    return text.replace(b"test_kernel", b"test_colonel")
+
+
+def test_code_is_kept_between_runs(cache: Path) -> None:
+    assert _hits(_run()) == 0
+    assert _hits(_run()) == 1
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+@pytest.mark.parametrize("damage", [_cut, _empty, _flip, _with_renamed_class, _with_renamed_module])
+def test_a_damaged_cache_is_compiled_again_and_replaced(
+    cache: Path, suffix: str, damage: Callable[[bytes], bytes]
+) -> None:
+    _run()
+    (path,) = cache.rglob(f"*.{suffix}")
+    before = path.read_bytes()
+    path.write_bytes(damage(before))
+    changed = path.read_bytes() != before
+    assert _hits(_run()) == (0 if changed else 1)
+    assert _hits(_run()) == 1
+    assert cache_fault() is None
+
+
+def test_code_of_another_signature_is_not_run(cache: Path) -> None:
+    compiled = _run()
+    assert compiled(Pair(2.5, 3.5)) == 6  # type: ignore[arg-type]
+    first, second = sorted(cache.rglob("*.nbc"))
+    first.write_bytes(second.read_bytes())
+    assert _hits(_run()) == 0
+
+
+def test_without_a_folder_to_keep_code_kernels_run(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    monkeypatch.setattr(numba.config, "CACHE_LOCATOR_CLASSES", "UserProvidedCacheLocator")
+    _run()
+    assert "cannot cache function" in str(cache_fault())
+
+
+def test_a_cache_that_cannot_be_written_is_reported(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile._save_data", fail)
+    _run()
+    assert str(cache_fault()).startswith(str(cache)) and "No space left on device" in str(cache_fault())
+
+
+def test_a_plain_numba_function_dies_of_the_same_damage(cache: Path) -> None:
+    """What the decorator is for: if Numba learns to do this, it can go."""
+    numba.njit(cache=True)(_add)(Pair(np.int64(2), np.int64(3)))
+    (path,) = cache.rglob("*.nbi")
+    path.write_bytes(_cut(path.read_bytes()))
+    with pytest.raises((pickle.UnpicklingError, EOFError)):
+        numba.njit(cache=True)(_add)(Pair(np.int64(2), np.int64(3)))

@@ -1,0 +1,105 @@
+"""A terminal for tests: a program runs in one, and what a user then sees on it comes back as lines."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b.|[\s\S]")
+
+
+class Screen:
+    """The lines of a terminal, with as much of its control sequences as rich uses."""
+
+    def __init__(self, columns: int) -> None:
+        self.columns = columns
+        self.has_color = False
+        self._rows: list[list[str]] = [[]]
+        self._row = 0
+        self._column = 0
+
+    @property
+    def lines(self) -> list[str]:
+        """What is to be seen, without blanks at line ends."""
+        return ["".join(row).rstrip() for row in self._rows]
+
+    def write(self, text: str) -> None:
+        """Show what a program wrote."""
+        for token in _TOKEN.finditer(text):
+            if token[2]:
+                self._control(token[1], token[2])
+            elif token[0] == "\r":
+                self._column = 0
+            elif token[0] == "\n":
+                self._move_down()
+            elif token[0] >= " ":
+                self._put(token[0])
+
+    def _control(self, numbers: str, letter: str) -> None:
+        amount = int(numbers) if numbers.isdecimal() else 1
+        if letter == "A":
+            self._row = max(0, self._row - amount)
+        elif letter == "K":
+            kept = self._rows[self._row][: 0 if numbers == "2" else self._column]
+            self._rows[self._row] = kept
+        elif letter == "m":
+            # Bold and dim are no colours; 30 to 37, 90 to 97 and 38 are.
+            self.has_color |= any(
+                3 <= int(code) // 10 <= 4 or int(code) >= 90 for code in re.findall(r"\d+", numbers)
+            )
+
+    def _put(self, character: str) -> None:
+        if self._column == self.columns:
+            self._column = 0
+            self._move_down()
+        row = self._rows[self._row]
+        row.extend(" " * (self._column + 1 - len(row)))
+        row[self._column] = character
+        self._column += 1
+
+    def _move_down(self) -> None:
+        self._row += 1
+        if self._row == len(self._rows):
+            self._rows.append([])
+
+
+def run_in_terminal(
+    arguments: Sequence[str], columns: int, *, color: bool = True, cwd: Path | None = None
+) -> tuple[int, Screen]:
+    """Run Python with ``arguments`` in a terminal of this width; return its exit status and the screen."""
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    unset = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment |= {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT.parent)}
+    if not color:
+        environment["NO_COLOR"] = "1"
+    process = subprocess.Popen(
+        [sys.executable, *arguments], stdin=slave, stdout=slave, stderr=slave, env=environment, cwd=cwd
+    )
+    os.close(slave)
+    written = b""
+    while True:
+        try:
+            piece = os.read(master, 1 << 16)
+        except OSError as error:
+            # Linux ends the reading side so when the program has closed the terminal.
+            if error.errno != errno.EIO:
+                raise
+            break
+        if not piece:
+            break
+        written += piece
+    os.close(master)
+    screen = Screen(columns)
+    screen.write(written.decode())
+    return process.wait(), screen

@@ -1,0 +1,67 @@
+"""Small training runs, the placements they are repeated under, and the comparison of their bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from hotset.tests.support.shard_factory import ShardSpec
+from hotset.train.config import TrainConfig
+from hotset.train.data.batch import Batch
+from hotset.train.data.batch_order import RecordedOrder
+from hotset.train.data.shards import Shards
+from hotset.train.trainer import Trainer, build_trainer, run_steps
+
+STATELESS: tuple[dict[str, Any], ...] = ({"placement": "hybrid"}, {"placement": "hybrid-dedup"})
+
+
+STAGING: tuple[dict[str, Any], ...] = (
+    {"placement": "lookahead"},
+    {"placement": "lookahead", "plan": "online", "window": 3},
+    *({"placement": "cache", "cache_policy": policy} for policy in ("lru", "lfu", "dataset")),
+    {"placement": "cache", "cache_batches": 3},
+)
+
+
+TIGHT = ShardSpec(
+    num_rows=(300, 400), num_hot=(3, 5), num_hot_only=40, num_mixed=400, skew=1.2, batch_size=20
+)
+
+
+FIELDS: dict[str, Any] = {
+    "embedding_optimizer": "adagrad",
+    "epochs": 2,
+    "staging_bytes": 2_000,
+    "prefetch": 3,
+}
+
+
+def no_log(trainer: Trainer, batch: Batch, loss_sum: torch.Tensor) -> None:
+    """Log nothing."""
+
+
+def trained(
+    shards: Shards, order: list[int] | None = None, after_step: Callable[..., None] = no_log, **fields: Any
+) -> Trainer:
+    """A model trained on ``shards`` with the settings ``fields``, in ``order`` where one is given."""
+    torch.set_num_threads(1)
+    epochs = fields.get("epochs", 1)
+    recorded = None if order is None else RecordedOrder(np.array(order, np.int32), epochs)
+    trainer = build_trainer(shards, TrainConfig(**fields), recorded)
+    run_steps(trainer, after_step)
+    return trainer
+
+
+def assert_equal_bits(first: Trainer, second: Trainer) -> None:
+    """Compare all weights, and the optimizer state of all rows."""
+    weights, others = first.weights(), second.weights()
+    assert weights.keys() == others.keys()
+    for name in weights:
+        assert torch.equal(weights[name], others[name]), name
+    for table in range(len(first.shards.tables)):
+        assert torch.equal(
+            first.embeddings.table(table, state=True), second.embeddings.table(table, state=True)
+        )

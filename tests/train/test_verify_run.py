@@ -1,0 +1,96 @@
+"""Verifying a finished run: every file of it, by its bytes and by what it means."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from hotset.tests.support.shard_factory import write_shards
+from hotset.train.config import TrainConfig
+from hotset.train.run import train
+from hotset.train.run_folder import RUN_FILES, RunFolder
+from hotset.train.verify_run import verify_run
+from hotset.workflows.cli import main
+
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_shards(folder / "shards")
+    train(folder, TrainConfig(placement="all-fast", threads=1), folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained_once: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained_once, tmp_path / "run"))
+
+
+def seal_again(run: Path) -> None:
+    (run / "manifest.json").unlink()
+    RunFolder(run).seal()
+
+
+def test_a_whole_run_has_no_fault(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify_run(run) == []
+    assert main(["verify", str(run)]) == 0
+    assert capsys.readouterr().out == f"{run}: OK, all checks passed\n"
+
+
+@pytest.mark.parametrize("name", RUN_FILES)
+def test_a_flipped_bit_in_any_file_is_named(name: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flipped = bytearray((run / name).read_bytes())
+    flipped[-3] ^= 1
+    (run / name).write_bytes(flipped)
+    assert main(["verify", str(run), "--json"]) == 1
+    (fault,) = json.loads(capsys.readouterr().out)["faults"]
+    assert fault.startswith(f"{run / name} is damaged: its checksum is")
+
+
+def test_files_that_are_missing_or_too_many_are_named(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    (run / "notes.txt").write_text("mine")
+    missing, more = verify_run(run)
+    assert "metrics.jsonl cannot be read" in missing and "notes.txt is no part of the run" in more
+
+
+def test_a_run_without_a_manifest_is_named(run: Path) -> None:
+    (run / "manifest.json").unlink()
+    (fault,) = verify_run(run)
+    assert "has no manifest.json" in fault
+
+
+def test_weights_that_are_sealed_again_are_held_against_the_config(run: Path) -> None:
+    weights = load_file(run / "weights.safetensors")
+    weights["C2"][3, 1] = float("nan")
+    save_file(weights, run / "weights.safetensors")
+    seal_again(run)
+    (fault,) = verify_run(run)
+    assert "C2 holds values that are not finite" in fault
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("summary.json", b"[]"),
+        ("metrics.jsonl", b"{}\n["),
+        ("batch_order.npy", b"damaged"),
+        ("config.json", b"{}"),
+    ],
+)
+def test_files_that_no_run_writes_are_named(name: str, text: bytes, run: Path) -> None:
+    (run / name).write_bytes(text)
+    seal_again(run)
+    (fault,) = verify_run(run)
+    assert name in fault and "is damaged" in fault
+
+
+def test_an_order_of_other_numbers_is_named(run: Path) -> None:
+    np.save(run / "batch_order.npy", np.array([0.5, 1.5]))
+    seal_again(run)
+    assert verify_run(run) == [f"{run / 'batch_order.npy'} is damaged: it is no list of batches"]

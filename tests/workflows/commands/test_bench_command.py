@@ -1,0 +1,61 @@
+"""``hotset bench`` lists its benchmarks, and runs one by its name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hotset.workflows.commands.bench_command import BENCHES, run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The settings of a made-up benchmark."""
+
+    samples: int = 5
+    """Number of samples."""
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every benchmark replaced by one that doubles its samples; returns the modules that were imported."""
+    imported: list[str] = []
+
+    def import_module(name: str, package: str) -> Any:
+        imported.append(name)
+        return SimpleNamespace(
+            CONFIG=Config,
+            measure=lambda config: {"samples": 2 * config.samples},
+            show=lambda result, console: print(f"shown {result['samples']}"),
+        )
+
+    replacement = SimpleNamespace(import_module=import_module)
+    monkeypatch.setattr("hotset.workflows.commands.bench_command.importlib", replacement)
+    return imported
+
+
+@pytest.mark.parametrize(("arguments", "status"), [([], 2), (["none"], 2), (["--help"], 0), (["-h"], 0)])
+def test_without_a_name_benchmarks_are_listed_and_none_is_imported(
+    arguments: list[str], status: int, made_up: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("bench", arguments) == status
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: hotset bench NAME") and all(name in shown for name in BENCHES)
+    assert made_up == []
+
+
+def test_a_result_is_shown_or_printed_and_written(
+    made_up: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("bench", ["kills", "--samples", "4"]) == 0
+    assert capsys.readouterr().out == "shown 8\n" and made_up == ["..bench.bench_kills"]
+    out = tmp_path / "result.json"
+    assert run("bench", ["kills", "--json", "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == json.loads(out.read_text()) == {"samples": 10}
+    assert f"wrote {out}" in said.err.replace("\n", "")

@@ -1,0 +1,89 @@
+"""``hotset preprocess`` and its stages (`preprocess_options`, `describe_stages`, `show_plan`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hotset.workflows.cli import main
+from hotset.workflows.commands.preprocess_options import parse_preprocess, parse_stage
+from hotset.workflows.options import config_of
+
+
+def test_other_settings_are_refused_and_redo_rebuilds_the_stage(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["preprocess", str(log), "--out", str(tmp_path / "out"), "--hot-bytes", "64KiB"]
+    assert main(arguments) == 0
+    arguments[-1] = "32KiB"
+    assert main(arguments) == 1
+    assert "plan was written with hot_bytes = 64KiB, now 32KiB" in capsys.readouterr().err
+    assert main([*arguments, "--redo", "split"]) == 0
+    assert main(["rank", str(tmp_path / "out"), "--min-count", "3"]) == 1
+    assert "min_count = 1, now 3" in capsys.readouterr().err
+    assert main(["rank", str(tmp_path / "out"), "--min-count", "3", "--redo"]) == 0
+    assert not (tmp_path / "out" / "shards").exists()
+
+
+def test_stages_one_by_one_give_what_preprocess_gives(log: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main(["ingest", str(log), "--out", str(out)]) == 0
+    for stage in ("count", "rank", "encode"):
+        assert main([stage, str(out)]) == 0
+    assert main(["split", str(out), "--hot-bytes", "64KiB"]) == 0
+    assert main(["pack", str(out), "--batch-size", "128"]) == 0
+    files = sorted(path.relative_to(data) for path in data.rglob("*"))
+    assert files == sorted(path.relative_to(out) for path in out.rglob("*"))
+    assert all(
+        (data / file).read_bytes() == (out / file).read_bytes() for file in files if (data / file).is_file()
+    )
+
+
+def test_a_finished_run_is_reported_as_done(
+    log: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["preprocess", str(log), "--out", str(data), "--hot-bytes", "64KiB", "--batch-size", "128"]
+    assert main(arguments) == 0
+    said = capsys.readouterr()
+    assert said.err.count(": already done") == 6
+    assert f"{data}: " in said.out and " for evaluation; " in said.out
+    assert main([*arguments, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("finished") == 6 and "About 3,000 samples" in shown and "Nothing was written." in shown
+
+
+def test_the_schedule_is_described(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "shards").symlink_to(data / "shards")
+    assert main(["schedule", str(tmp_path), "--staging-bytes", "1MiB"]) == 0
+    shown = capsys.readouterr().out
+    assert " rows are loaded (" in shown and " are initialized on first use" in shown
+
+
+def test_the_schema_sets_the_defaults_and_options_replace_them() -> None:
+    options = parse_preprocess(["raw", "--out", "x", "--schema", "criteo-1tb", "--embedding-dim", "8"])
+    assert (options.ingest.schema, options.rank.min_count, options.split.embedding_dim) == (
+        "criteo-1tb",
+        15,
+        8,
+    )
+    assert parse_preprocess(["raw", "--out", "x"]).rank.min_count == 1
+
+
+def test_another_folder_sets_the_defaults_too(data: Path) -> None:
+    options = parse_preprocess(["raw", "--out", "x", f"--like={data}", "--seed", "3"])
+    assert options.like == data and options.split.hot_bytes == 65536
+    assert (options.pack.batch_size, options.pack.seed) == (128, 3)
+
+
+def test_the_log_of_a_folder_sets_the_defaults_of_its_stages(log: Path, tmp_path: Path) -> None:
+    assert main(["ingest", str(log), "--out", str(tmp_path), "--schema", "criteo-1tb"]) == 0
+    options, config_type = parse_stage("rank", ["--peel-floor", "5", str(tmp_path)])
+    config = config_of(config_type, options)
+    assert options.dir == tmp_path
+    assert (config.min_count, config.peel_floor) == (15, 5)
+
+
+def test_id_maps_need_an_extension(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preprocess", str(log), "--out", str(tmp_path), "--map-ids"]) == 1
+    assert "error: --map-ids needs --extend\nhint: hotset map-ids OLD NEW" in capsys.readouterr().err

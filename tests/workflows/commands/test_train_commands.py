@@ -1,0 +1,105 @@
+"""``hotset train`` and ``hotset evaluate``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotset.workflows.cli import main
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main([*arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_train_and_evaluate_have_the_promised_keys(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    trained = run_json(capsys, "train", str(data), "--placement", "fae", "--out", str(out))
+    assert {
+        "auc", "log_loss", "accuracy", "num_samples", "placement", "samples_per_second",
+        "bytes_to_fast", "bytes_to_slow", "run",
+    } <= set(trained)  # fmt: skip
+    evaluated = run_json(capsys, "evaluate", str(out), str(data))
+    for key in ("auc", "log_loss", "accuracy", "num_samples"):
+        assert evaluated[key] == trained[key]
+    assert main(["train", str(data), "--out", str(out)]) == 1
+    assert str(out) in capsys.readouterr().err
+
+
+def test_a_run_is_shown_as_a_table(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert main(["train", str(data), "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    assert "rows initialized on first use" in said.out and said.err == f"wrote {out}\n"
+    assert main(["evaluate", str(out), str(data)]) == 0
+    assert capsys.readouterr().out.startswith("AUC 0.")
+
+
+def test_a_refused_setting_is_named_as_an_option(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", str(data), "--out", "run", "--epochs", "0"])
+    assert stopped.value.code == 2
+    assert "error: --epochs must be 1 or more, got 0" in capsys.readouterr().err
+
+
+def test_the_optimizer_is_named_once(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = str(tmp_path / "data")
+    arguments = ["preprocess", str(log), "--out", data, "--hot-bytes", "64KiB", "--batch-size", "128"]
+    assert main([*arguments, "--embedding-optimizer", "adam"]) == 0
+    # Train follows the shards, so that no bytes differ from those that were counted.
+    capsys.readouterr()
+    assert main(["train", data, "--out", str(tmp_path / "follows")]) == 0
+    assert "warning" not in capsys.readouterr().err
+    config = json.loads((tmp_path / "follows/config.json").read_text())["config"]
+    assert (config["embedding_optimizer"], config["dense_optimizer"]) == ("adam", "adam")
+    assert (config["embedding_lr"], config["dense_lr"]) == (0.001, 0.001)
+    # Told otherwise it obeys, and reports smaller rows to no one.
+    assert main(["train", data, "--embedding-optimizer", "sgd", "--out", str(tmp_path / "told")]) == 0
+    config = json.loads((tmp_path / "told/config.json").read_text())["config"]
+    assert (config["embedding_optimizer"], config["embedding_lr"]) == ("sgd", 10.0)
+
+
+def test_that_every_row_is_hot_is_said(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = str(tmp_path / "data")
+    assert main(["preprocess", str(log), "--out", data, "--batch-size", "128"]) == 0
+    said = "rows fit in --hot-bytes, so every row is hot"
+    assert said in capsys.readouterr().err
+    assert main(["train", data, "--out", str(tmp_path / "lookahead")]) == 0
+    assert said in capsys.readouterr().err
+    # Of placements that move rows whatever is hot, or none anyway, it would explain nothing.
+    assert main(["train", data, "--placement", "hybrid", "--out", str(tmp_path / "hybrid")]) == 0
+    assert said not in capsys.readouterr().err
+    assert main(["stats", data]) == 0
+    assert said in capsys.readouterr().out
+
+
+def test_nothing_of_the_sort_is_said_where_rows_are_cold(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["stats", str(data)]) == 0
+    assert main(["train", str(data), "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr()
+    assert "every row is hot" not in said.out + said.err
+
+
+@pytest.mark.real_data
+@pytest.mark.slow
+def test_a_newcomer_without_options_gets_the_good_recipe(
+    real_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = real_data / "criteo_kaggle_uniform_110k.tsv.gz"
+    data = str(tmp_path / "data")
+    assert main(["preprocess", str(log), "--eval-fraction", "0.2", "--out", data]) == 0
+    aucs = []
+    for seed in range(3):
+        run = str(tmp_path / f"run-{seed}")
+        aucs.append(run_json(capsys, "train", data, "--seed", str(seed), "--out", run)["auc"])
+    assert sum(aucs) / 3 >= 0.762

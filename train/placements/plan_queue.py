@@ -1,0 +1,150 @@
+"""The queue of step plans between a planner and the trainer: batches in, step plans out in the same order.
+
+A planner answers in chunks, each with the plans of some steps as flat arrays; the queue takes single step
+plans out of them, with slots counted on the whole fast tier.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...stats.staging.next_uses import next_uses
+from ...stats.staging.staging_planner import StagingPlanner
+from ...stats.staging.step_plans import Residents, RowStream, StepPlans
+from ..rows.step_plan import Moves, SplitBatch, StagedLookups, StepPlan, Transfer
+from .staging_placements import ColdLookups, StagingPlacement
+
+StepCheck = Callable[[StepPlans, int, NDArray[np.int64]], None]
+"""Raises an error unless a step of a chunk is for these distinct cold rows, in this order."""
+
+
+class PlanQueue:
+    """The step plans of one width for one epoch.
+
+    Args:
+        placement: that of the width.
+        planner: that of the run; None where all plans are there already.
+        check: called with each step before it is run, where plans were not made by this process.
+    """
+
+    def __init__(
+        self,
+        placement: StagingPlacement,
+        planner: StagingPlanner | None,
+        check: StepCheck | None = None,
+    ) -> None:
+        self._placement = placement
+        self._planner = planner
+        self._check = check
+        self._held: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        """Distinct cold rows and their lookups of each batch not yet given to the planner."""
+        self._chunks: deque[StepPlans] = deque()
+        self._num_taken = 0
+        self.num_shortened = 0
+        """Plans taken that wait for a later batch than the prefetch depth asks for."""
+        self.num_split = 0
+        """Plans taken that run in passes."""
+        self.slots_wanted = 1.0
+        """Slots that the largest batch needs, as a multiple of those there are; 1 where they are enough."""
+        self.num_ready = 0
+        """Step plans that can be taken."""
+        self.flush = Transfer()
+        """Writes back what is staged after the last step."""
+
+    def add(self, cold: ColdLookups) -> None:
+        """Add the next batch of the epoch."""
+        self._held.append((cold.rows_U, cold.lookups_of_rows))
+        # A planner of the whole epoch wants next uses, which are known once all batches are here.
+        if not self._placement.needs_whole_epoch:
+            assert self._planner is not None
+            self.add_chunk(self._planner.plan(self._stream()))
+
+    def finish(self) -> None:
+        """Plan what is left: no batch follows in this epoch."""
+        assert self._planner is not None
+        stream = self._stream()
+        if stream.num_steps:
+            self.add_chunk(self._planner.plan(stream))
+        plans, residents = self._planner.finish()
+        self.add_chunk(plans)
+        self.set_flush(residents)
+
+    def add_chunk(self, plans: StepPlans) -> None:
+        """Add step plans that follow those added before."""
+        if plans.num_steps:
+            self._chunks.append(plans)
+            self.num_ready += plans.num_steps
+
+    @property
+    def chunks(self) -> tuple[StepPlans, ...]:
+        """The plans not taken yet."""
+        return tuple(self._chunks)
+
+    def set_flush(self, residents: Residents) -> None:
+        """Set which rows are written back after the last step."""
+        self.flush = Transfer(write_back=self._moves(residents.rows, residents.slots))
+
+    def take(self, cold: ColdLookups, *, is_fresh: bool) -> StepPlan:
+        """The plan of the next step, whose lookups are ``cold``.
+
+        Args:
+            is_fresh: whether rows that no batch has used still have their initial values.
+        """
+        # The chunk of this step, and the step's number in it; a chunk is dropped with its last step.
+        plans = self._chunks[0]
+        step = self._num_taken - plans.first_step
+        self._num_taken += 1
+        self.num_ready -= 1
+        if step == plans.num_steps - 1:
+            self._chunks.popleft()
+        # Plans on disk are for the rows that the batch looked up when they were made.
+        if self._check is not None:
+            self._check(plans, step, cold.rows_U)
+        self.num_shortened += int(plans.is_shortened[step])
+        self.num_split += int(plans.is_split[step])
+
+        # Planners count staging slots from 0; on the fast tier they stand behind its own rows.
+        first_slot = np.int64(self._placement.fast.num_own_slots)
+        slots_U = plans.slots[plans.offsets[step] : plans.offsets[step + 1]]
+        staged = StagedLookups(cold.positions_N, slots_U[cold.inverse_N] + first_slot)
+
+        left = slice(plans.write_back_offsets[step], plans.write_back_offsets[step + 1])
+        write_back = self._moves(plans.write_back_rows[left], plans.write_back_slots[left])
+        came = slice(plans.fetch_offsets[step], plans.fetch_offsets[step + 1])
+        rows = plans.fetch_rows[came]
+        slots = plans.fetch_slots[came]
+        # A row that no batch has used is initialized in its slot rather than fetched.
+        is_first = plans.fetch_is_first[came] if is_fresh else np.zeros(rows.size, np.bool_)
+        after = int(plans.after[step])
+
+        # More rows than slots: the transfer only makes room, the executor fetches pass by pass.
+        if plans.is_split[step]:
+            num_slots = self._placement.num_staging_slots
+            self.slots_wanted = max(self.slots_wanted, cold.rows_U.size / num_slots)
+            split = SplitBatch(cold.rows_U, is_first, cold.inverse_N, num_slots)
+            return StepPlan(transfer=Transfer(after, write_back), staged=staged, split=split)
+        transfer = Transfer(
+            after,
+            write_back,
+            fetch=self._moves(rows[~is_first], slots[~is_first]),
+            initialize=self._moves(rows[is_first], slots[is_first]),
+        )
+        return StepPlan(transfer=transfer, staged=staged)
+
+    def _stream(self) -> RowStream:
+        """The batches held so far as the planner takes them; none is held afterwards."""
+        held = self._held
+        self._held = []
+        stream = RowStream.of([rows for rows, _ in held], [lookups for _, lookups in held])
+        if not self._placement.needs_whole_epoch:
+            return stream
+        num_rows = max(self._placement.slow.num_own_slots, 1)
+        uses = next_uses(stream.offsets, stream.rows, num_rows)
+        return RowStream(stream.offsets, stream.rows, stream.lookups, uses)
+
+    def _moves(self, rows: NDArray[np.int64], slots: NDArray[np.int32]) -> Moves:
+        return Moves(rows, slots + np.int64(self._placement.fast.num_own_slots))

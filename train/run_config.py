@@ -1,0 +1,74 @@
+"""``config.json`` of a run as typed data: what `evaluate` needs beside the weights.
+
+A run folder may come from anywhere, so each value is checked before it sizes a model or a pool of threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..pipeline.errors import HotsetError
+from ..pipeline.folders.json_record import JsonRecord, RecordError
+from .config import MOST_THREADS
+
+_MOST_ROWS = 2**31
+_MOST_FLOATS = 2**20
+"""Floats of a row, or dense features of a sample: far more than any model has."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunTable(JsonRecord):
+    """An embedding table of a run."""
+
+    name: str
+    num_rows: int
+    embedding_dim: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig(JsonRecord):
+    """The contents of ``config.json`` that decide the shapes of a model and how it is run."""
+
+    threads: int
+    """Threads of the dense layers."""
+    model: Literal["kaggle", "terabyte", "small"]
+    """Preset of the dense layers."""
+    embedding_dim: int
+    """Width of the embeddings that interact."""
+    num_dense: int
+    """Number of dense features."""
+    tables: tuple[RunTable, ...]
+
+    @classmethod
+    def read(cls, value: object, where: str) -> RunConfig:
+        """Read and check the parsed JSON of the file ``where``.
+
+        Raises:
+            HotsetError: a key is missing, or its value no run writes.
+        """
+        try:
+            config = cls.from_json(value)
+            config._refuse_nonsense()
+        except RecordError as error:
+            raise HotsetError(
+                f"{where} is damaged: {error}", hint="give the --out folder of a finished `hotset train`"
+            ) from error
+        return config
+
+    def _refuse_nonsense(self) -> None:
+        """Raise RecordError where a number is outside its bounds, or a table is listed twice."""
+        _require("threads", self.threads, 1, MOST_THREADS)
+        _require("embedding_dim", self.embedding_dim, 1, _MOST_FLOATS)
+        _require("num_dense", self.num_dense, 0, _MOST_FLOATS)
+        for number, table in enumerate(self.tables):
+            _require(f"tables[{number}].num_rows", table.num_rows, 1, _MOST_ROWS)
+            _require(f"tables[{number}].embedding_dim", table.embedding_dim, 1, _MOST_FLOATS)
+        names = [table.name for table in self.tables]
+        if len(set(names)) != len(names):
+            raise RecordError("tables lists a table twice")
+
+
+def _require(key: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise RecordError(f"{key} is {value}, want {least} to {most}")

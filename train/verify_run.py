@@ -1,0 +1,110 @@
+"""``verify`` of a training run: every checksum of its folder, and what the files mean together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ..pipeline.errors import HotsetError, first_line
+from ..pipeline.folders.disk import paths_in
+from ..pipeline.folders.manifest import MANIFEST, Manifest
+from ..pipeline.formats.arrow_files import DAMAGE
+from .data.batch_order import BATCH_ORDER
+from .model.dlrm import Dlrm
+from .model.dlrm_shape import dlrm_shape
+from .run_folder import (
+    METRICS,
+    RUN_FILES,
+    SUMMARY,
+    read_config,
+    read_finite,
+    read_manifest,
+    read_weights,
+    refuse_changed_files,
+    refuse_other_weights,
+)
+
+
+def verify_run(run: Path) -> list[str]:
+    """Check a run folder; returns the faults found, one line each.
+
+    The bytes come first: what the files mean is looked at only where all are as they were sealed.
+    """
+    try:
+        manifest = read_manifest(run)
+    except HotsetError as error:
+        return [str(error)]
+    if manifest is None:
+        return [f"{run} has no {MANIFEST}: it is unfinished, or an earlier version of hotset wrote it"]
+    return list(_faults_of_bytes(run, manifest)) or list(_faults_of_meaning(run))
+
+
+def _faults_of_bytes(run: Path, manifest: Manifest) -> Iterator[str]:
+    """The folder holds the files of a run, with the bytes of its manifest, and no others."""
+    for name in RUN_FILES:
+        if name not in manifest.entries:
+            yield f"{run / MANIFEST} lists no {name}"
+    for entry in manifest.files:
+        try:
+            refuse_changed_files(manifest, (entry.path,))
+        except HotsetError as error:
+            yield str(error)
+    for path in paths_in(run):
+        if path.name not in {*manifest.entries, MANIFEST}:
+            yield f"{path} is no part of the run: its manifest does not list it"
+
+
+def _faults_of_meaning(run: Path) -> Iterator[str]:
+    """The files are what a run writes, and the weights those of its config."""
+    checks: tuple[Callable[[Path], None], ...] = (
+        _check_weights,
+        _check_order,
+        _check_metrics,
+        _check_summary,
+    )
+    for check in checks:
+        try:
+            check(run)
+        except HotsetError as error:
+            yield str(error)
+
+
+def _check_weights(run: Path) -> None:
+    config = read_config(run)
+    weights = read_weights(run)
+    dims = [table.embedding_dim for table in config.tables]
+    shape = dlrm_shape(config.model, config.num_dense, len(dims), config.embedding_dim, dims)
+    refuse_other_weights(run, weights, config, Dlrm(shape, 0))
+    for name in weights:
+        read_finite(run, weights, name)
+
+
+def _check_order(run: Path) -> None:
+    path = run / BATCH_ORDER
+    try:
+        numbers = np.load(path, allow_pickle=False)
+        if numbers.dtype != np.int32 or numbers.ndim != 1 or numbers.min(initial=0) < 0:
+            raise ValueError("it is no list of batches")
+    except DAMAGE as error:
+        raise HotsetError(f"{path} is damaged: {first_line(error)}") from error
+
+
+def _check_metrics(run: Path) -> None:
+    for number, line in enumerate((run / METRICS).read_bytes().splitlines(), 1):
+        _parse_object(line, f"{run / METRICS}, line {number},")
+
+
+def _check_summary(run: Path) -> None:
+    _parse_object((run / SUMMARY).read_bytes(), str(run / SUMMARY))
+
+
+def _parse_object(text: bytes, where: str) -> None:
+    """Raise HotsetError unless ``text`` is a JSON object."""
+    try:
+        if not isinstance(json.loads(text), dict):
+            raise ValueError("it is no object")
+    except (ValueError, RecursionError) as error:
+        raise HotsetError(f"{where} is damaged: {first_line(error)}") from error

@@ -1,0 +1,82 @@
+"""Peeling as `hotset bench stats` measures it: with the kernels, and a reference with a heap."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...stats.ranking.peeling import entry_order, list_rows, peel
+
+
+@dataclass(frozen=True, slots=True)
+class Incidence:
+    """Which samples look up which rows, each row counted once per sample."""
+
+    row_starts: NDArray[np.int64]
+    """(num_rows + 1,); where each row's samples start in ``row_samples``."""
+    row_samples: NDArray[np.uint32]
+    """(num_pairs,); the samples of each row, ascending."""
+    num_samples: int
+
+    @classmethod
+    def of(cls, lookups: NDArray[np.int64], lookups_per_sample: int) -> Incidence:
+        """Split a stream of lookups into samples; a remainder at the end is not used."""
+        num_samples = lookups.size // lookups_per_sample
+        rows = np.unique(lookups[: num_samples * lookups_per_sample], return_inverse=True)[1]
+        # A pair is one number, row first, so that unique also sorts by row and then by sample.
+        pairs = np.unique(rows * num_samples + np.repeat(np.arange(num_samples), lookups_per_sample))
+        num_rows = int(rows.max()) + 1
+        starts = np.searchsorted(pairs, np.arange(num_rows + 1) * num_samples)
+        return cls(starts, (pairs % num_samples).astype(np.uint32), num_samples)
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.row_starts.size) - 1
+
+
+def peel_with_kernels(log: Incidence) -> NDArray[np.int32]:
+    """Return all rows, those least worth keeping first."""
+    starts = log.row_starts
+    samples = log.row_samples
+    ends = starts[1:].copy()
+    sample_starts = np.zeros(log.num_samples + 1, np.int64)
+    sample_rows = np.empty(samples.size, np.int32)
+    list_rows(starts, ends, samples, sample_starts, sample_rows)
+    entries = np.empty(log.num_rows, np.int32)
+    dropped = np.empty(log.num_rows, np.int32)
+    entry_order(starts, ends, samples, log.num_samples, entries)
+    widths = np.array([64])
+    width_of_row = np.zeros(log.num_rows, np.uint8)
+    rows = (0, log.num_rows)
+    peel(starts, ends, samples, sample_starts, sample_rows, width_of_row, widths, entries, *rows, dropped)
+    return dropped
+
+
+def peel_with_a_heap(log: Incidence) -> list[int]:
+    """Return the same order, up to ties, with sets and a heap whose stale entries are skipped."""
+    samples_of_rows = np.split(log.row_samples, log.row_starts[1:-1])
+    samples_of = [set(samples.tolist()) for samples in samples_of_rows]
+    rows_of: list[list[int]] = [[] for _ in range(log.num_samples)]
+    for row, samples in enumerate(samples_of):
+        for sample in samples:
+            rows_of[sample].append(row)
+    heap = [(len(samples), row) for row, samples in enumerate(samples_of)]
+    heapq.heapify(heap)
+    is_dropped = [False] * log.num_rows
+    dropped = []
+    while heap:
+        worth, row = heapq.heappop(heap)
+        if is_dropped[row] or worth != len(samples_of[row]):
+            continue
+        is_dropped[row] = True
+        dropped.append(row)
+        # Its samples can no longer be fully hot, so they are worth nothing to their other rows.
+        for sample in list(samples_of[row]):
+            for other in rows_of[sample]:
+                if not is_dropped[other]:
+                    samples_of[other].discard(sample)
+                    heapq.heappush(heap, (len(samples_of[other]), other))
+    return dropped

@@ -1,0 +1,139 @@
+"""Charts of how rows are accessed: coverage by rank, distinct rows per batch, hot rows that age."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+
+from .chart_layers import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    ChartSpec,
+    NamedPoints,
+    Rows,
+    chart_spec,
+    line_layers,
+    make_axes,
+    percent_axis,
+    point_layer,
+)
+from .report_sentences import percent
+
+_ALL_TABLES = "all tables together"
+
+
+def coverage_chart(rows: Rows, named: Sequence[str], all_tables: Rows) -> ChartSpec:
+    """Return the share of lookups that the top rows of each table serve.
+
+    Args:
+        rows: the series ``coverage``.
+        named: tables drawn in color and with their names, at most four; the others are thin and grey.
+        all_tables: rows of the series ``hot_samples``, for the line of all tables together.
+    """
+    palette = dict(zip(named, (BLUE, ORANGE, GREEN, PURPLE), strict=False))
+    others = [name for name in dict.fromkeys(row["table"] for row in rows) if name not in palette]
+    # Later lines cover earlier ones, so the grey ones come first.
+    colors = {name: GREY for name in others} | palette | {_ALL_TABLES: INK}
+    shares = [(row["num_rows"], row["lookup_share"], row["table"]) for row in rows]
+    shares += [
+        (row["num_hot_rows"], row["hot_lookup_share"], _ALL_TABLES)
+        for row in all_tables
+        if row["num_hot_rows"]
+    ]
+    points = [
+        {"x": x, "y": y, "name": name, "table": name, "rows": f"{x:,}", "lookups": percent(y)}
+        for x, y, name in shares
+    ]
+    most = max(point["x"] for point in points)
+    axis = alt.Axis(format="~s", values=[10**k for k in range(10) if 10**k <= most], grid=False)
+    scale = alt.Scale(type="log", domain=[1, most], nice=False)
+    x = alt.X("x:Q", title="top rows (those with the most lookups)", scale=scale, axis=axis)
+    axes = make_axes((x, (1, most)), percent_axis("share of lookups"))
+    layers = line_layers(
+        points,
+        axes,
+        colors,
+        tooltips=["table", "rows", "lookups"],
+        labels=[_ALL_TABLES, *palette],
+        thin=others,
+        with_dots=False,
+    )
+    return chart_spec(layers, "Share of lookups by number of top rows, per table")
+
+
+def unique_rows_chart(rows: Rows) -> ChartSpec:
+    """Return the distinct rows per batch, expected and measured, by batch size."""
+    lines = {"lookups": "num_lookups", "distinct rows, expected": "expected"}
+    colors = {"lookups": INK, "distinct rows, expected": BLUE}
+    points = [_batch_point(row, name, key) for row in rows for name, key in lines.items()]
+    measured = [_batch_point(row, "distinct rows, measured", "measured") for row in rows]
+    # The y axis ends at powers of ten just beyond the data.
+    sizes = [row["batch_size"] for row in rows]
+    most = max(row["num_lookups"] for row in rows)
+    least = min(point["y"] for point in [*points, *measured])
+    ticks = [10**k for k in range(12) if least / 10 < 10**k < most * 10]
+    ends = (float(ticks[0]), float(ticks[-1]))
+    x = alt.X(
+        "x:Q",
+        title="batch size (samples)",
+        scale=alt.Scale(type="log", base=2, domain=[min(sizes), max(sizes)], nice=False),
+        axis=alt.Axis(values=sizes, grid=False, format=","),
+    )
+    y = alt.Y(
+        "y:Q",
+        title="rows",
+        scale=alt.Scale(type="log", domain=list(ends), nice=False),
+        axis=alt.Axis(format="~s", values=ticks),
+    )
+    axes = make_axes((x, (min(sizes), max(sizes))), (y, ends), log_y=True)
+    tooltips = ["name", "batch", "rows"]
+    labeled = NamedPoints([(point["x"], point["y"]) for point in measured], ORANGE)
+    layers = line_layers(
+        points, axes, colors, tooltips=tooltips, with_dots=False, named_points={"measured": labeled}
+    )
+    layers.append(point_layer(measured, axes, tooltips, size=55, color=ORANGE))
+    return chart_spec(layers, "Distinct rows per batch by batch size")
+
+
+def _batch_point(row: Mapping[str, Any], name: str, key: str) -> dict[str, Any]:
+    return {
+        "x": row["batch_size"],
+        "y": row[key],
+        "name": name,
+        "batch": f"{row['batch_size']:,} samples",
+        "rows": f"{row[key]:,.0f}",
+    }
+
+
+def drift_chart(by_age: Rows) -> ChartSpec:
+    """Return the shares that the hot rows of one part serve in later parts, by the parts in between."""
+    lines = {
+        "hot lookups": "hot_lookup_share",
+        "fully hot samples": "hot_sample_share",
+        "lookups of unseen rows": "unseen_lookup_share",
+    }
+    colors = dict(zip(lines, (INK, BLUE, ORANGE), strict=True))
+    points = [
+        {
+            "x": row["age"],
+            "y": row[key],
+            "name": name,
+            "age": f"{row['age']} parts",
+            "share": percent(row[key]),
+        }
+        for row in by_age
+        for name, key in lines.items()
+    ]
+    ends = (0, by_age[-1]["age"])
+    axis = alt.Axis(values=[row["age"] for row in by_age], format="d", grid=False)
+    title = "age of the hot rows (parts of the log)"
+    x = alt.X("x:Q", title=title, scale=alt.Scale(domain=ends), axis=axis)
+    axes = make_axes((x, ends), percent_axis("share"), log_x=False)
+    layers = line_layers(points, axes, colors, tooltips=["name", "age", "share"])
+    return chart_spec(layers, "What hot rows serve as they age")

@@ -1,0 +1,157 @@
+"""Charts over fast memory: fully hot samples, refetched rows by policy, predicted speed by placement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+
+from ...pipeline.sizes import format_byte_size
+from .chart_layers import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    Axes,
+    ChartSpec,
+    NamedPoints,
+    Rows,
+    budget_line,
+    byte_axis,
+    chart_spec,
+    line_layers,
+    make_axes,
+    nice_top,
+    percent_axis,
+    point_layer,
+)
+from .report_sentences import percent
+
+PUBLISHED = [(4_000_000, 0.51), (20_000_000, 0.65), (140_000_000, 0.76)]
+"""FAE's Kaggle points: bytes of hot rows at dim 16, fully hot samples (PVLDB 15(1), figure 5)."""
+_FAE = "published by FAE, full log"
+_ORDER_COLORS = {"frequency": BLUE, "peel": GREEN, "fae": ORANGE, "sampled": ORANGE}
+_ORDER_NAMES = {
+    "frequency": "exact counts",
+    "peel": "peeled",
+    "sampled": "sampled counts",
+    "fae": "FAE's 5% sample",
+}
+_POLICY_COLORS = {"lookahead": BLUE, "dataset": GREEN, "static": ORANGE, "lfu": PURPLE, "lru": INK}
+_PLACEMENT_COLORS = {
+    "lookahead": BLUE,
+    "cache": GREEN,
+    "fae": ORANGE,
+    "hybrid-dedup": PURPLE,
+    "hybrid": GREY,
+    "all-fast": INK,
+}
+
+
+def hot_samples_chart(rows: Rows, plan_bytes: int, *, with_published: bool) -> ChartSpec:
+    """Return fully hot samples by budget for each order; hot lookups of the first order are dashed.
+
+    Args:
+        rows: the series ``hot_samples``.
+        plan_bytes: the plan's budget, marked by a vertical line.
+        with_published: show FAE's published points too.
+    """
+    orders = list(dict.fromkeys(row["order"] for row in rows))
+    names = {order: f"fully hot samples, {_ORDER_NAMES.get(order, order)}" for order in orders}
+    lookups = f"hot lookups, {_ORDER_NAMES.get(orders[0], orders[0])}"
+    points = []
+    for row in rows:
+        point = {
+            "x": row["bytes"],
+            "y": row["hot_sample_share"],
+            "name": names[row["order"]],
+            "budget": format_byte_size(row["bytes"]),
+            "hot rows": f"{row['num_hot_rows']:,}",
+            "fully hot samples": percent(row["hot_sample_share"]),
+            "hot lookups": percent(row["hot_lookup_share"]),
+        }
+        points.append(point)
+        if row["order"] == orders[0]:
+            points.append(point | {"y": row["hot_lookup_share"], "name": lookups})
+    colors = {lookups: INK} | {name: _ORDER_COLORS.get(order, PURPLE) for order, name in names.items()}
+    sizes = [row["bytes"] for row in rows]
+    axes = make_axes(byte_axis("fast memory for hot rows", sizes), percent_axis("share"))
+    published = [point for point in PUBLISHED if with_published and point[0] <= max(sizes)]
+    plan_line = [(plan_bytes, height / 50) for height in range(51)]
+    layers = [
+        *budget_line(plan_bytes, "the plan", axes),
+        *line_layers(
+            points,
+            axes,
+            colors,
+            tooltips=["name", "budget", "hot rows", "fully hot samples", "hot lookups"],
+            dashed=[lookups],
+            with_dots=False,
+            obstacles=plan_line + published,
+            named_points={_FAE: NamedPoints(published, PURPLE)},
+        ),
+        _published_layer(published, axes),
+    ]
+    return chart_spec(layers, "Share of fully hot samples by fast memory")
+
+
+def _published_layer(points: Sequence[tuple[float, float]], axes: Axes) -> alt.Chart:
+    rows = [
+        {"x": x, "y": y, "source": _FAE, "budget": f"{x // 10**6} MB", "fully hot samples": percent(y, 0)}
+        for x, y in points
+    ]
+    tooltips = ("source", "budget", "fully hot samples")
+    return point_layer(rows, axes, tooltips, shape="diamond", size=80, color=PURPLE)
+
+
+def miss_ratios_chart(found: Mapping[str, Any]) -> ChartSpec:
+    """Return the share of rows that each policy fetches again, by slots; ``found`` is `miss_ratios`."""
+    points = [
+        {
+            "x": row["bytes"],
+            "y": row["refetched_share"],
+            "name": row["policy"],
+            "policy": row["policy"],
+            "fast memory": format_byte_size(row["bytes"]),
+            "slots": f"{row['num_slots']:,}",
+            "refetched": percent(row["refetched_share"]),
+        }
+        for row in found["curve"]
+    ]
+    x = byte_axis("fast memory, all used for slots", [point["x"] for point in points])
+    y = percent_axis("refetched share of the rows a batch needs", nice_top([point["y"] for point in points]))
+    tooltips = ["policy", "fast memory", "slots", "refetched"]
+    layers = line_layers(points, make_axes(x, y), _POLICY_COLORS, tooltips=tooltips, dashed=["lru"])
+    return chart_spec(layers, "Refetched rows by policy and fast memory")
+
+
+def placements_chart(options: Rows, batch_size: int) -> ChartSpec:
+    """Return the predicted speed of each placement by fast memory; ``options`` are those of `advise`."""
+    points = [
+        {
+            "x": option["fast_bytes"],
+            "y": batch_size / one["step_seconds"],
+            "name": one["placement"],
+            "placement": one["placement"],
+            "fast memory": format_byte_size(option["fast_bytes"]),
+            "samples per second": f"{batch_size / one['step_seconds']:,.0f}",
+        }
+        for option in options
+        for one in option["placements"]
+    ]
+    present = {point["name"] for point in points}
+    colors = {name: color for name, color in _PLACEMENT_COLORS.items() if name in present}
+    top = 1.12 * max(point["y"] for point in points)  # room above the fastest line for its name
+    y = alt.Y(
+        "y:Q",
+        title="samples per second (predicted)",
+        scale=alt.Scale(domain=[0, top], nice=False),
+        axis=alt.Axis(format="~s", tickCount=6),
+    )
+    x = byte_axis("fast memory, all uses together", [point["x"] for point in points])
+    tooltips = ["placement", "fast memory", "samples per second"]
+    layers = line_layers(points, make_axes(x, (y, (0, top))), colors, tooltips=tooltips)
+    return chart_spec(layers, "Predicted speed by placement and fast memory")
