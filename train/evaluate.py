@@ -42,7 +42,7 @@ class EvaluateSummary:
     accuracy: float | None
     num_samples: int
     hot: Scores
-    """Scores of the samples all of whose lookups are hot."""
+    """Scores of the samples all of whose lookups hit rows that were hot in the run."""
     mixed: Scores
     """Scores of the other samples."""
 
@@ -63,6 +63,10 @@ def evaluate(run: Path, shards: Path) -> EvaluateSummary:
     weights = read_weights(run)
     opened = Shards.open(shards)
     refuse_other_tables(config, opened)
+    # A run may have had another budget than its shards, and its scores of hot samples are by its own rows.
+    num_hot = config.num_hot
+    if num_hot is not None and num_hot != [table.num_hot for table in opened.tables]:
+        opened = opened.with_hot_rows(num_hot)
     if (manifest := read_manifest(run)) is not None:
         refuse_changed_files(manifest, (CONFIG, WEIGHTS))
     opened.refuse_damage(["evaluation"])

@@ -148,7 +148,12 @@ def describe(trainer: Trainer, threads: int, *, is_replay: bool) -> dict[str, An
         "embedding_dim": shards.embedding_dim,
         "num_dense": shards.num_dense,
         "tables": [
-            {"name": table.name, "num_rows": table.num_rows, "embedding_dim": table.embedding_dim}
+            {
+                "name": table.name,
+                "num_rows": table.num_rows,
+                "embedding_dim": table.embedding_dim,
+                "num_hot": table.num_hot,
+            }
             for table in shards.tables
         ],
     }

@@ -24,6 +24,8 @@ class RunTable(JsonRecord):
     name: str
     num_rows: int
     embedding_dim: int
+    num_hot: int | None = None
+    """Rows that were hot; None in runs of earlier versions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +41,12 @@ class RunConfig(JsonRecord):
     num_dense: int
     """Number of dense features."""
     tables: tuple[RunTable, ...]
+
+    @property
+    def num_hot(self) -> list[int] | None:
+        """Rows of each table that were hot; None where the run does not say."""
+        found = [table.num_hot for table in self.tables if table.num_hot is not None]
+        return found if len(found) == len(self.tables) else None
 
     @classmethod
     def read(cls, value: object, where: str) -> RunConfig:
@@ -64,6 +72,8 @@ class RunConfig(JsonRecord):
         for number, table in enumerate(self.tables):
             _require(f"tables[{number}].num_rows", table.num_rows, 1, _MOST_ROWS)
             _require(f"tables[{number}].embedding_dim", table.embedding_dim, 1, _MOST_FLOATS)
+            if table.num_hot is not None:
+                _require(f"tables[{number}].num_hot", table.num_hot, 0, table.num_rows)
         names = [table.name for table in self.tables]
         if len(set(names)) != len(names):
             raise RecordError("tables lists a table twice")

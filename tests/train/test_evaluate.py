@@ -16,6 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hotset.pipeline.errors import HotsetError, ShardError
+from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.stages.pack import PackConfig
+from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.config import TrainConfig
 from hotset.train.evaluate import evaluate
@@ -62,6 +68,22 @@ def test_shards_that_do_not_fit_the_run_are_refused(
 def test_other_samples_of_the_same_vocabulary_will_do(data: Path, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", seed=5, num_evaluation=33, num_hot=(1, 2, 3), batch_size=10)
     assert evaluate(data / "all-fast", tmp_path).num_samples == 33
+
+
+def test_scores_of_hot_samples_are_by_the_hot_rows_of_the_run(tmp_path: Path) -> None:
+    generate(GenerateConfig(samples=1500), tmp_path / "log.tsv", workers=1)
+    recipe = PreprocessConfig(
+        split=SplitConfig(hot_bytes=ByteSize(1000), embedding_dim=4), pack=PackConfig(order="original")
+    )
+    preprocess([tmp_path / "log.tsv"], recipe, tmp_path / "data", Resources(workers=1))
+    hot = []
+    for name, hot_bytes in (("packed", None), ("more", ByteSize(60_000))):
+        config = TrainConfig(placement="all-fast", threads=1, hot_bytes=hot_bytes)
+        summary = train(tmp_path / "data", config, tmp_path / name)
+        found = evaluate(tmp_path / name, tmp_path / "data")
+        assert (found.hot, found.mixed) == (summary.hot, summary.mixed)
+        hot.append(found.hot.num_samples)
+    assert hot[0] < hot[1] < summary.num_samples
 
 
 def test_shards_without_evaluation_samples_have_no_scores(data: Path, tmp_path: Path) -> None:

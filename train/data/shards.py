@@ -25,7 +25,9 @@ from ...pipeline.formats.arrow_files import DAMAGE
 from ...pipeline.hot_rows.hot_order import HotOrder
 from ...pipeline.runtime.tasks import run_tasks
 from ...pipeline.schema.schema_names import check_name
+from ...stats.batches.bag_shuffle import tag_cold_bags
 from ...stats.batches.row_slots import first_stray_lookup
+from ...stats.ranking.hot_rows import tag_hot_samples
 from ...stats.ranking.row_bytes import row_bytes
 from .batch import Batch, EmbeddingTable
 from .shard_file import PACK_AGAIN, Columns, ShardFile
@@ -185,7 +187,18 @@ class Shards:
         batch = self._read(position)
         if batch.is_hot_B is None:
             raise ShardError(f"{self._files[position.file].path}: no column 'is_hot'", hint=PACK_AGAIN)
-        return batch
+        # The tags in the files are those of the packed budget.
+        return batch if self.has_packed_budget else replace(batch, is_hot_B=self._tag(batch))
+
+    def _tag(self, batch: Batch) -> NDArray[np.uint8]:
+        """(num_samples,); 1 where all lookups of a sample are hot."""
+        is_hot_B = np.empty(batch.num_samples, np.uint8)
+        is_multi_hot_F = np.array([table.is_multi_hot for table in self.tables], np.bool_)
+        # Every sample starts as its one-hot lookups decide; bags may only take the tag away.
+        tag_hot_samples(batch.ids_BF, self._num_hot_F[~is_multi_hot_F], is_hot_B)
+        for bags, num_hot in zip(batch.bags, self._num_hot_F[is_multi_hot_F].tolist(), strict=True):
+            tag_cold_bags(bags.offsets_B1, bags.ids_N, num_hot, is_hot_B)
+        return is_hot_B
 
     def _read(self, position: _BatchPosition) -> Batch:
         file = self._files[position.file]

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.shard_factory import ShardSpec, draw_samples, training_samples, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
+from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards, with_hot_bytes
 
 SPEC = ShardSpec()
@@ -248,6 +250,34 @@ def test_the_budget_moves_rows_and_changes_no_bit(preprocessed: Path) -> None:
     assert many < few < none
     assert_equal_bits(runs[0], runs[1])
     assert_equal_bits(runs[0], runs[2])
+
+
+@pytest.mark.parametrize("multi_hot", [(), (0, 2)])
+def test_another_budget_tags_evaluation_samples_anew(multi_hot: tuple[int, ...], tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", multi_hot=multi_hot))
+    found = []
+    for num_hot in (SPEC.num_hot, (5, 30, 100), (0, 0, 0), SPEC.num_rows):
+        other = shards.with_hot_rows(num_hot)
+        for number in range(other.num_evaluation_batches):
+            batch = other.evaluation_batch(number)
+            assert batch.is_hot_B is not None
+            assert batch.is_hot_B.tolist() == naive_tags(batch, multi_hot, num_hot)
+            found += batch.is_hot_B.tolist()
+    # Nothing is hot without hot rows (but for a sample of empty bags), and all is with every row.
+    assert 0 < sum(found[:90]) < sum(found[90:180]) < 90 == sum(found[270:])
+
+
+def naive_tags(batch: Batch, multi_hot: tuple[int, ...], num_hot: Sequence[int]) -> list[int]:
+    """1 for each sample all of whose lookups are below ``num_hot`` of their table, one lookup at a time."""
+    one_hot = [feature for feature in range(len(num_hot)) if feature not in multi_hot]
+    tags = []
+    for sample in range(batch.num_samples):
+        lookups = list(zip(one_hot, batch.ids_BF[sample].tolist(), strict=True))
+        for feature, bags in zip(multi_hot, batch.bags, strict=True):
+            first, stop = bags.offsets_B1[sample : sample + 2]
+            lookups += [(feature, row) for row in bags.ids_N[first:stop].tolist()]
+        tags.append(int(all(row < num_hot[feature] for feature, row in lookups)))
+    return tags
 
 
 def test_grouped_shards_and_shards_alone_are_refused(tmp_path: Path) -> None:
