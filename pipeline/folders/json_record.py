@@ -7,6 +7,7 @@ while it has that value, so that a manifest holds nothing about what a log does 
 
 from __future__ import annotations
 
+import math
 import types
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import lru_cache
@@ -14,6 +15,8 @@ from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get
 
 _KEY = "key"
 _NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+_MOST = 2**63 - 1
+"""The largest whole number: kernels and Arrow take 64 bits."""
 
 
 def stored_as(key: str) -> Any:
@@ -32,7 +35,8 @@ def require_range(key: str, value: int | None, least: int, most: int | None = No
     """Raise RecordError where the value of ``key`` is below ``least`` or above ``most``; None is unset."""
     if value is None or (least <= value and (most is None or value <= most)):
         return
-    wanted = f"{least} or more" if most is None else f"{least} to {most}"
+    is_open = most is None or (most == _MOST and value < least)
+    wanted = f"{least} or more" if is_open else f"{least} to {most}"
     raise RecordError(f"{key} is {value}, want {wanted}")
 
 
@@ -134,6 +138,11 @@ def _read(value: object, kind: Any, path: str) -> Any:
     is_right = type(value) is kind or (kind is float and type(value) is int)
     if not is_right:
         raise RecordError(f"{path} is {_shown(value)}, want {_NAMES[kind]}")
+    # All numbers in manifests are numbers of something: none is negative, none needs more than 64 bits.
+    if type(value) is int:
+        require_range(path, value, 0, _MOST)
+    elif kind is float and not math.isfinite(value):  # type: ignore[arg-type]
+        raise RecordError(f"{path} is {value}, want a finite number")
     return value
 
 

@@ -13,7 +13,15 @@ from typing import Literal, Self
 from ...stats.ranking.row_bytes import OPTIMIZERS
 from .json_record import JsonRecord, RecordError, require_range, stored_as
 from .manifest import Manifest
-from .table_info import MOST_FLOATS, CountedTable, MappedTable, PlannedTable, SampleTable, VocabularyTable
+from .table_info import (
+    MOST_FLOATS,
+    MOST_ROWS,
+    CountedTable,
+    MappedTable,
+    PlannedTable,
+    SampleTable,
+    VocabularyTable,
+)
 
 Order = Literal["frequency", "peel", "sampled"]
 """The order of importance of a vocabulary's rows."""
@@ -323,6 +331,12 @@ class ScheduledWidth(JsonRecord):
     num_rows: int
     """Cold rows of this width."""
     epochs: tuple[EpochTotals, ...]
+
+    def refuse_nonsense(self, where: str) -> None:
+        require_range(f"{where}embedding_dim", self.embedding_dim, 1, MOST_FLOATS)
+        require_range(f"{where}row_bytes", self.row_bytes, 1)
+        require_range(f"{where}num_rows", self.num_rows, 0, MOST_ROWS)
+        require_range(f"{where}num_slots", self.num_slots, 0, max(self.num_rows, 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,9 +14,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import ManifestError
-from ..folders.table_info import NamedTable
+from ..folders.manifest import MANIFEST, Manifest
+from ..folders.table_info import MappedTable, NamedTable
 
 Table = TypeVar("Table", bound=NamedTable)
+OwnTable = TypeVar("OwnTable", bound=NamedTable | MappedTable)
 
 
 def one_hot(tables: Iterable[Table]) -> list[Table]:
@@ -27,6 +29,21 @@ def one_hot(tables: Iterable[Table]) -> list[Table]:
 def multi_hot(tables: Iterable[Table]) -> list[Table]:
     """Return the tables that have a separate list column."""
     return [table for table in tables if table.is_multi_hot]
+
+
+def table_named(manifest: Manifest, tables: Iterable[OwnTable], name: str) -> OwnTable:
+    """Return the table called ``name``, one of those in ``manifest``.
+
+    Raises:
+        ManifestError: none is called so, or several are.
+    """
+    found = [table for table in tables if table.name == name]
+    if len(found) != 1:
+        raise ManifestError(
+            f"{manifest.folder / MANIFEST} is damaged: it has {len(found)} tables {name!r}, want 1",
+            hint="remove the folder and run its stage again",
+        )
+    return found[0]
 
 
 def lookups_of(array: Any, num_samples: int) -> tuple[Any, int]:

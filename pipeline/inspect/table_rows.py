@@ -20,6 +20,7 @@ from ..folders.stage_totals import ColumnsTotals, PlanTotals, VocabularyTotals
 from ..folders.table_info import VocabularyTable
 from ..formats.arrow_files import read_batch, values_of
 from ..formats.category_texts import texts_of_table
+from ..formats.tables import table_named
 from ..schema.schema import schema_named
 from ..schema.schema_file import schema_of
 
@@ -139,7 +140,7 @@ def _num_hot(folder: Path, feature: str) -> int | None:
         plan = Manifest.read(folder / "plan")
     except ManifestError:
         return None
-    return next(table.num_hot for table in PlanTotals.of(plan).tables if table.name == feature)
+    return table_named(plan, PlanTotals.of(plan).tables, feature).num_hot
 
 
 def format_category(category: int, kind: str) -> str:

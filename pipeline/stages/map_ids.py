@@ -33,6 +33,7 @@ from ..folders.stage_totals import IdMapTotals, VocabularyTotals
 from ..folders.table_info import MappedTable, VocabularyTable
 from ..folders.temporary_files import array_in
 from ..formats.arrow_files import NO_NULLS, read_batch, values_of, write_batch
+from ..formats.tables import table_named
 from ..runtime.memory import room_for
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..runtime.tasks import num_workers, run_tasks
@@ -176,7 +177,7 @@ def _map_special(before: VocabularyTable, after: VocabularyTable, new_ids: NDArr
 
 def check_id_map(entry: FileEntry, id_map: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
     """Faults of one table of an id map."""
-    table = next(table for table in IdMapTotals.of(id_map).tables if f"{table.name}.arrow" == entry.path)
+    table = table_named(id_map, IdMapTotals.of(id_map).tables, entry.path.removesuffix(".arrow"))
     new_ids = values_of(read_batch(id_map, entry).column("new_id"), np.int32)
     kept = new_ids[new_ids >= 0]
     if new_ids.shape[0] != table.num_old_rows or kept.shape[0] != table.num_kept:

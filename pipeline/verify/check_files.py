@@ -18,7 +18,7 @@ from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import ColumnsTotals, CountsTotals, PlanTotals, VocabularyTotals
 from ..formats.arrow_files import read_batch, values_of
 from ..formats.category_texts import CUT_MARK, read_texts
-from ..formats.tables import offsets_of
+from ..formats.tables import offsets_of, table_named
 
 _REPLACED = "\ufffd"
 
@@ -79,7 +79,7 @@ def check_vocabulary(entry: FileEntry, vocabulary: Manifest, _: dict[str, Manife
     batch = read_batch(vocabulary, entry)
     counts, places = (values_of(batch.column(name), np.int64) for name in ("count", "place"))
     totals = VocabularyTotals.of(vocabulary)
-    table = next(table for table in totals.tables if f"{table.name}.arrow" == entry.path)
+    table = table_named(vocabulary, totals.tables, entry.path.removesuffix(".arrow"))
     if totals.rank_by == "sampled":
         sampled = values_of(batch.column("sampled"), np.int64)
         if (sampled[1:] > sampled[:-1]).any():

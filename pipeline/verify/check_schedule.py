@@ -53,8 +53,8 @@ def check_schedule(schedule: Manifest, shards: Manifest | None) -> Iterator[str]
         dim = width.embedding_dim
         for epoch, wanted in enumerate(width.epochs):
             where = f"{schedule.folder}: epoch {epoch} of width {dim}"
-            run = _Run(width, shards)
             try:
+                run = _Run(width, shards)
                 fault = run.epoch(schedule, _files_of(schedule, epoch, dim))
                 if fault is None and run.moved.totals(width.row_bytes) != wanted:
                     fault = "what it moves is not what the manifest says"
@@ -92,9 +92,10 @@ class _Run:
                     fault = self._step(plans, i, int(batches[i]))
                     if fault:
                         return f"step {plans.first_step + i}: {fault}"
-        residents = read_residents(
-            schedule, next(entry for entry, facts in files if facts.kind == "residents")
-        )
+        left = [entry for entry, facts in files if facts.kind == "residents"]
+        if len(left) != 1:
+            return f"it has {len(left)} files of residents, want 1"
+        residents = read_residents(schedule, left[0])
         self.moved.residents = residents
         # What is still in the slots after the last step is what the epoch writes back at its end.
         held = np.flatnonzero(self._row_of_slot >= 0)
@@ -153,7 +154,8 @@ class _Batches:
     def __init__(self, shards: Manifest, embedding_dim: int) -> None:
         self._shards = shards
         self._distinct = DistinctRows()
-        self._width: ColdWidth = next(w for w in cold_widths(shards) if w.embedding_dim == embedding_dim)
+        widths = {width.embedding_dim: width for width in cold_widths(shards)}
+        self._width: ColdWidth = widths[embedding_dim]
         first = num_hot_only_batches(shards)
         self._places: dict[int, tuple[FileEntry, int]] = {}
         for entry, mixed in mixed_files(shards):

@@ -6,14 +6,23 @@ Tests `lookups`, too.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from hotset.pipeline.errors import ManifestError
+from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats.lookups import ONE_EACH, TableLookups
-from hotset.pipeline.formats.tables import as_lists, lookups_of, multi_hot, offsets_of, one_hot
+from hotset.pipeline.formats.tables import (
+    as_lists,
+    lookups_of,
+    multi_hot,
+    offsets_of,
+    one_hot,
+    table_named,
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,16 @@ def with_offsets(offsets: list[int], num_values: int) -> pa.Array:
     buffers = [None, pa.py_buffer(np.array(offsets, np.int32))]
     values = pa.array(range(num_values), pa.int32())
     return pa.Array.from_buffers(pa.list_(pa.int32()), len(offsets) - 1, buffers, children=[values])
+
+
+def test_a_table_is_found_by_name_or_the_manifest_is_damaged(tmp_path: Path) -> None:
+    manifest = Manifest(tmp_path, "rank", 1, {}, [], [], {}, "")
+    assert table_named(manifest, TABLES, "L1") is TABLES[1]
+    for tables, found in ((TABLES, 0), ([*TABLES, Named("x", False), Named("x", True)], 2)):
+        with pytest.raises(
+            ManifestError, match=f"manifest.json is damaged: it has {found} tables 'x', want 1"
+        ):
+            table_named(manifest, tables, "x")
 
 
 def test_tables_keep_their_order_of_either_kind() -> None:

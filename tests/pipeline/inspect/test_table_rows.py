@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.inspect.table_rows import (
     MISSING,
     OOV,
@@ -24,6 +24,7 @@ from hotset.pipeline.stages.rank import RankConfig
 from hotset.tests.support.logs.criteo_text import Sample, draw_samples
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv
 from hotset.tests.support.naive.naive_stages import run_to
+from hotset.tests.support.resealed import write_manifest
 from hotset.workflows.cli import main
 
 
@@ -65,6 +66,15 @@ def test_a_row_is_found_by_id_and_by_category(tmp_path: Path, log: list[Sample])
     assert unknown["id"] == table.table.oov_id and not unknown["is_known"]
     with pytest.raises(ConfigError, match="table C4 has no id -1"):
         table.by_id(-1)
+
+
+def test_a_plan_without_the_table_is_damaged(tmp_path: Path, log: list[Sample]) -> None:
+    table_of(tmp_path, log, "C4", stage="split")
+    parts = json.loads((tmp_path / "plan" / "manifest.json").read_text())
+    parts["totals"]["tables"][3]["name"] = "x"
+    write_manifest(tmp_path / "plan", parts)
+    with pytest.raises(ManifestError, match="plan/manifest.json is damaged: it has 0 tables 'C4', want 1"):
+        open_table(tmp_path, "C4")
 
 
 def test_without_a_plan_nobody_knows_what_is_hot(tmp_path: Path, log: list[Sample]) -> None:

@@ -5,6 +5,7 @@ Tests `cold_batches`, `epoch_plans`, `step_plan_files` and `check_schedule`, too
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from hotset.pipeline.verify.verify import verify
 from hotset.stats.batches.epoch_order import epoch_order
 from hotset.stats.staging.step_plans import Residents
 from hotset.tests.support.naive.naive_plans import Parts, PlanMachine, parts_of
+from hotset.tests.support.resealed import write_manifest
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.batch import IdReader
 from hotset.train.data.shards import Shards
@@ -225,6 +227,45 @@ def test_verify_finds_a_plan_that_cannot_be_run(
     monkeypatch.setattr(verify_schedule, "read_plans", reading)
     faults = list(verify_schedule.check_schedule(made, shards))
     assert faults and fault in faults[0]
+
+
+def drop_residents(parts: dict[str, Any]) -> None:
+    parts["files"] = [entry for entry in parts["files"] if entry["kind"] != "residents"]
+
+
+def change_width(parts: dict[str, Any]) -> None:
+    parts["totals"]["widths"][0]["embedding_dim"] = 5
+    for entry in parts["files"]:
+        entry["embedding_dim"] = 5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop_residents, "epoch 0 of width 4: it has 0 files of residents, want 1"),
+        (change_width, "epoch 0 of width 5: 5"),
+    ],
+)
+def test_verify_names_a_schedule_that_lacks_something(
+    change: Callable[[dict[str, Any]], None], message: str, tmp_path: Path
+) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", SPECS["one-hot"]))
+    made = schedule(CONFIG, shards, tmp_path / "schedule")
+    parts = json.loads((made.folder / "manifest.json").read_text())
+    change(parts)
+    write_manifest(made.folder, parts)
+    faults = list(verify_schedule.check_schedule(Manifest.read(made.folder), shards))
+    assert message in faults[0]
+
+
+def test_verify_makes_no_area_of_more_slots_than_rows(tmp_path: Path) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", SPECS["one-hot"]))
+    made = schedule(CONFIG, shards, tmp_path / "schedule")
+    parts = json.loads((made.folder / "manifest.json").read_text())
+    parts["totals"]["widths"][0]["num_slots"] = 2**62
+    write_manifest(made.folder, parts)
+    message = f"totals.widths[0].num_slots is {2**62}, want 0 to 310"
+    assert any(message in fault for fault in verify(made.folder))
 
 
 def test_verify_finds_a_flipped_byte(tmp_path: Path) -> None:

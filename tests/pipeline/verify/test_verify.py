@@ -105,6 +105,17 @@ def _wrong(value: list[int] | int) -> list[int] | int:
     return [10**9] * len(value) if isinstance(value, list) else 1 - value
 
 
+@pytest.mark.parametrize("tables", [["x"], ["x", "C2"], []])
+def test_a_table_that_its_manifest_does_not_name_is_a_fault(folder: Path, tables: list[str]) -> None:
+    path = folder / "vocabulary" / "manifest.json"
+    totals = json.loads(path.read_text())["totals"]
+    own = totals["tables"]
+    totals["tables"] = [table | {"name": name} for table, name in zip(own, tables, strict=False)] + own[2:]
+    totals["num_rows"] = sum(table["num_rows"] for table in totals["tables"])
+    rewrite_manifest(path, totals=totals)
+    assert f"{path} is damaged: it has 0 tables 'C1', want 1" in verify(folder, Resources(workers=1))
+
+
 def test_another_log_is_found(made: Path, tmp_path: Path) -> None:
     text = bytearray((made / "log.tsv").read_bytes())
     text[0] ^= 1
