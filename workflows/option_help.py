@@ -98,7 +98,7 @@ def _with_hint(kind: Any, default: Any) -> Any:
     """Return the type of a field with its metavariable and default as the help shows them."""
     if get_origin(kind) is Annotated:  # the field itself sets them
         return kind
-    inner = _without_none(kind)
+    inner = without_none(kind)
     # A flag is off unless given; an empty value and the text of a schema file need no default shown.
     is_silent = default is None or isinstance(default, bool) or default in ("", ()) or "\n" in str(default)
     # ``X | None`` is written like X, and what happens without it is in the sentence.
@@ -111,7 +111,7 @@ def _with_hint(kind: Any, default: Any) -> Any:
     return kind
 
 
-def _without_none(kind: Any) -> Any:
+def without_none(kind: Any) -> Any:
     """Return X for ``X | None``, any other type as it is."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind

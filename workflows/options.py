@@ -7,7 +7,7 @@ option ends in exit status 2. How the help reads is in `option_help`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
@@ -22,7 +22,9 @@ from ..pipeline.schema.feature_settings import (
 )
 from ..pipeline.sizes import ByteSize, format_byte_size, parse_byte_size
 from .console import say
-from .option_help import InvalidOptionsError, describe_dataclass
+from .option_errors import UsageError, usage_errors
+from .option_help import InvalidOptionsError, describe_dataclass, without_none
+from .option_list import list_options
 
 T = TypeVar("T")
 
@@ -32,6 +34,13 @@ _MARKERS = (
     tyro.conf.FlagCreatePairsOff,
     tyro.conf.HelptextFromCommentsOff,
 )
+_PARSERS: dict[Any, Callable[[str], Any]] = {
+    int: int,
+    float: float,
+    str: str,
+    Path: Path,
+    ByteSize: parse_byte_size,
+}
 _registry = tyro.constructors.ConstructorRegistry()
 _registry.struct_rule(describe_dataclass)
 
@@ -51,6 +60,24 @@ def _byte_size_rule(
         instance_from_str=lambda texts: parse_byte_size(texts[0]),
         is_instance=lambda instance: isinstance(instance, ByteSize),
         str_from_instance=lambda instance: [format_byte_size(instance).replace(" ", "")],
+    )
+
+
+@_registry.primitive_rule
+def _optional_rule(
+    type_info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    # tyro tries None first for ``X | None`` and reports both failures; a user never writes None.
+    inner = without_none(type_info.type)
+    parse = _PARSERS.get(inner) if inner is not type_info.type else None
+    if parse is None:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="VALUE",  # the field sets its own
+        instance_from_str=lambda texts: parse(texts[0]),
+        is_instance=lambda instance: instance is None or isinstance(instance, inner),
+        str_from_instance=lambda instance: [str(instance)],
     )
 
 
@@ -86,7 +113,7 @@ def parse_options(
             refuses.
     """
     try:
-        with _registry:
+        with _registry, usage_errors(command, list_options(kind, default)):
             parsed = tyro.cli(
                 kind,
                 prog=f"hotset {command}",
@@ -100,6 +127,9 @@ def parse_options(
         cause = cast(HotsetError, error.__cause__)
         message = _with_option_name(str(cause), kind)
         say(f"error: {message}\nhint: {cause.hint or f'hotset {command} --help explains the options'}")
+        raise SystemExit(2) from error
+    except UsageError as error:
+        say(f"error: {error}\nhint: {error.hint}")
         raise SystemExit(2) from error
     return cast(T, parsed)
 

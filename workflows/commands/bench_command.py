@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import json
 from collections.abc import Callable, Sequence
@@ -46,10 +47,15 @@ class BenchOptions:
 def run(command: str, arguments: Sequence[str]) -> int:
     """Run one benchmark, or list them where no name is given."""
     # Benchmarks are listed by hand: tyro would have to import all of them to print their names.
-    if not arguments or arguments[0] not in BENCHES:
+    if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: hotset bench NAME [OPTIONS]\n")
         print("\n".join(f"  {name:<12}{description}" for name, (_, description) in BENCHES.items()))
-        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
+        return 0 if arguments else 2
+    if arguments[0] not in BENCHES:
+        nearest = difflib.get_close_matches(arguments[0], BENCHES, n=1)
+        hint = f"hotset bench {nearest[0]}" if nearest else "hotset bench --help lists the benchmarks"
+        say(f"error: there is no benchmark {arguments[0]!r}\nhint: {hint}")
+        return 2
     name = arguments[0]
     module_name, description = BENCHES[name]
     # Imported by name, so that one benchmark does not wait for the dependencies of the others.

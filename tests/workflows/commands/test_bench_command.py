@@ -39,13 +39,25 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return imported
 
 
-@pytest.mark.parametrize(("arguments", "status"), [([], 2), (["none"], 2), (["--help"], 0), (["-h"], 0)])
+@pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--help"], 0), (["-h"], 0)])
 def test_without_a_name_benchmarks_are_listed_and_none_is_imported(
     arguments: list[str], status: int, made_up: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("bench", arguments) == status
     shown = capsys.readouterr().out
     assert shown.startswith("usage: hotset bench NAME") and all(name in shown for name in BENCHES)
+    assert made_up == []
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("kill", "hotset bench kills"), ("none", "hotset bench --help lists the benchmarks")],
+)
+def test_a_mistyped_name_offers_the_nearest(
+    name: str, hint: str, made_up: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("bench", [name]) == 2
+    assert capsys.readouterr().err == f"error: there is no benchmark {name!r}\nhint: {hint}\n"
     assert made_up == []
 
 
