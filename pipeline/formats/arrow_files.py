@@ -45,6 +45,7 @@ ColumnTypes = dict[str, tuple[Any, ...]]
 """The types that each column of a file may have, by its name."""
 COUNT_COLUMNS: ColumnTypes = {"category": _CATEGORY, "count": (pa.int64(),)}
 VOCABULARY_COLUMNS: ColumnTypes = COUNT_COLUMNS | {"place": (pa.int64(),)}
+SAMPLED_COLUMNS: ColumnTypes = {"sampled": (pa.int64(),), "appearance": (pa.int64(),)}
 
 
 @contextmanager
@@ -116,9 +117,9 @@ def columns_of(manifest: Manifest) -> ColumnTypes:
             return label | dense | sparse
         case "count":
             return COUNT_COLUMNS
-        case "rank":
+        case "rank" | "adopt":
             is_sampled = VocabularyTotals.of(manifest).rank_by == "sampled"
-            return VOCABULARY_COLUMNS | ({"sampled": (pa.int64(),)} if is_sampled else {})
+            return VOCABULARY_COLUMNS | (SAMPLED_COLUMNS if is_sampled else {})
         case "encode":
             tables = SamplesTotals.of(manifest).tables
             lists = {table.name: (pa.list_(pa.int32()),) for table in multi_hot(tables)}

@@ -1,8 +1,8 @@
 """FAE's hot rows, from a vocabulary by sampled counts, and what they lose against exact counts.
 
-The counter array, of which the paper looks at chunks, is taken in the order of categories: for hashed
-categories a random one, which is the best case for its intervals. (Numbered by first appearance, as others
-preprocess, the hot rows stand together and the chunks see too many or too few.)
+The counter array, of which the paper looks at chunks, is in the order of first appearance in the log, as
+FAE's preprocessing numbers categories. Often used rows appear early and so stand together: a chunk has many of
+them or none, and the intervals cover the truth less often than they say.
 """
 
 from __future__ import annotations
@@ -13,14 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.ranking.fae_calibration import LARGE_TABLE_BYTES, ProfiledTable, estimate_bytes, find_threshold
+from ...stats.ranking.fae_calibration import (
+    LARGE_TABLE_BYTES,
+    ProfiledTable,
+    estimate_bytes,
+    find_threshold,
+    is_permutation,
+)
 from ...stats.ranking.frequency_ranking import runs_by_density, runs_of
 from ...stats.ranking.hot_rows import num_hot_of_runs
-from ..errors import ConfigError
+from ..errors import ConfigError, ManifestError
 from ..folders.manifest import Manifest
 from ..folders.stage_totals import CalibrationInfo, ExactHotRows, VocabularyTotals
 from ..folders.table_info import VocabularyTable
-from ..formats.arrow_files import read_batch, values_of
 from ..ranking.vocabulary_files import read_tables
 from ..runtime.resources import Resources
 from ..sizes import format_byte_size
@@ -147,23 +152,30 @@ def _profile(
     vocabulary: Manifest, sampled: list[NDArray[np.int64]], row_bytes: Sequence[int], sizes: Sequence[int]
 ) -> dict[int, ProfiledTable]:
     """The large tables by number."""
-    # The paper profiles counters in the order of categories, and ids are in the order of counts.
+    # The paper profiles counters in the order of first appearance, and ids are in the order of counts.
     rate = vocabulary.config["sampling_rate"]
     seed = vocabulary.config["sampling_seed"]
     counts = read_tables(vocabulary, "count")
+    appearances = read_tables(vocabulary, "appearance")
     profiled = {}
     for number, table in enumerate(VocabularyTotals.of(vocabulary).tables):
         if sizes[number] >= LARGE_TABLE_BYTES:
-            counters = sampled[number][_by_category(vocabulary, table)]
+            counters = np.empty_like(sampled[number])
+            counters[_appearances(vocabulary, table, appearances[number])] = sampled[number]
             accesses = rate * int(counts[number].sum())
             profiled[number] = ProfiledTable.of(counters, row_bytes[number], accesses, seed + number)
     return profiled
 
 
-def _by_category(vocabulary: Manifest, table: VocabularyTable) -> NDArray[np.int64]:
-    """The ids of a table in the order of categories."""
-    array = read_batch(vocabulary, vocabulary.entry(f"{table.name}.arrow")).column("category")
-    return np.argsort(values_of(array, array.type.to_pandas_dtype()), kind="stable")
+def _appearances(vocabulary: Manifest, table: VocabularyTable, found: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(num_rows,), position of each row in the order of first appearance; checked, because it is an index."""
+    if not is_permutation(found):
+        raise ManifestError(
+            f"{vocabulary.folder / table.name}.arrow: its positions in the order of first appearance are no "
+            "order of its rows",
+            hint="give --redo rank to write it again",
+        )
+    return found
 
 
 def with_exact_counts(

@@ -183,8 +183,8 @@ def _add_order(estimate: Estimate, rank_by: str, num_features: int) -> None:
         estimate.memory_bytes["rank"] += peeling + peel.BYTES_PER_LOOKUP * num_lookups
         estimate.core_seconds["rank"] += _PEEL_SECONDS * num_train
     if rank_by == "sampled":
-        estimate.folder_bytes["rank"] += 8 * num_rows
-        estimate.memory_bytes["rank"] += 16 * num_rows + num_train
+        estimate.folder_bytes["rank"] += 16 * num_rows
+        estimate.memory_bytes["rank"] += 24 * num_rows + num_train
         estimate.core_seconds["rank"] += _SAMPLED_SECONDS * num_train
 
 
@@ -193,7 +193,8 @@ def _runs(raw: Sequence[Path], config: PreprocessConfig, like: Path | None) -> l
     logs = tuple({"name": file.path.name, "bytes": file.num_bytes} for file in files)
     identity = ingest_stage.ingest_identity(config.ingest)
     runs = [StageRun("ingest", "ingest", ingest_stage.VERSION, identity, (), logs)]
-    for stage, version in _VERSIONS.items():
+    versions = _VERSIONS | {"rank": rank_stage.version_of(config.rank)}
+    for stage, version in versions.items():
         if like is None or stage not in ("count", "rank"):
             settings = getattr(config, stage)
             runs.append(StageRun(stage, stage, version, settings, inputs_of(stage, settings)))

@@ -2,6 +2,9 @@
 
 Ids are ranks by sampled counts, so that FAE's hot rows are a prefix of every table like any others. Ties, and
 most rows are in one, are by category, which knows nothing of the real counts: missing first, oov last.
+
+FAE's calibrator looks at stretches of a table in the order of first appearance in the log, so each id's
+position in that order is written, too.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.ranking.fae_calibration import add_drawn, draw_samples
+from ...stats.ranking.fae_calibration import add_drawn, draw_samples, number_by_appearance
 from ...stats.ranking.frequency_ranking import expand_runs, first_places, runs_of
 from ..folders.manifest import Manifest
 from ..runtime.memory import room_for
@@ -20,10 +23,22 @@ from ..runtime.resources import Resources
 from ..runtime.tasks import num_workers, run_tasks
 from .ranked_tables import Arrangement, RankedTable
 
-_BYTES_PER_ROW = 16
-_BYTES_PER_ROW_AT_WORK = 48
+_BYTES_PER_ROW = 24
+_BYTES_PER_ROW_AT_WORK = 56
 _SCRATCH_BYTES = 24 << 20
 """A part's lookups, for each worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTable:
+    """One table's rows in the new order; (num_rows,) each."""
+
+    order: NDArray[np.int64]
+    """The row by frequency that each id gets."""
+    counts: NDArray[np.int64]
+    """Sampled lookups, falling."""
+    appearances: NDArray[np.int64]
+    """Position in the order of first lookups in the log; rows that none looked up come last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +47,18 @@ class SampledOrder:
 
     num_drawn: int
     """Samples drawn."""
-    tables: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]
-    """By name: rows by frequency in the new order, and their sampled counts, falling; (num_rows,) both."""
+    tables: dict[str, SampledTable]
+    """By name."""
     firsts: dict[str, NDArray[np.int64]]
     """By name, of each run of equal sampled counts: the place of its first row over all tables."""
 
     def arrange(self, table: RankedTable) -> Arrangement:
-        """One table's rows in their new order, with a column ``sampled``."""
-        order, sampled = self.tables[table.name]
+        """One table's rows in their new order, with columns ``sampled`` and ``appearance``."""
+        found = self.tables[table.name]
         places = np.empty(table.num_rows, np.int64)
-        expand_runs(self.firsts[table.name], runs_of(sampled)[1], 1, places)
-        return Arrangement(order, places, {"sampled": sampled})
+        expand_runs(self.firsts[table.name], runs_of(found.counts)[1], 1, places)
+        extra = {"sampled": found.counts, "appearance": found.appearances}
+        return Arrangement(found.order, places, extra)
 
 
 def sampled_order(
@@ -90,20 +106,26 @@ def sampled_order(
         done += len(counted)
         resources.progress("rank", done, len(tables) * len(counted))
     # Positions over all tables follow from runs of equal sampled counts.
-    runs = [runs_of(found[table.name][1]) for table in tables]
+    runs = [runs_of(found[table.name].counts) for table in tables]
     firsts = first_places(runs, [1] * len(tables))
     return SampledOrder(num_drawn, found, dict(zip(found, firsts, strict=True)))
 
 
 def _order_table(
     table: RankedTable, columns: Manifest, counted: range, times: NDArray[np.uint8]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> SampledTable:
     sampled = np.zeros(table.num_rows, np.int64)
+    # Parts come in log order whatever the number of workers: a table is one task.
+    appearances = np.full(table.num_rows, -1, np.int32)
+    num_seen = 0
     for first, offsets, ids in table.iterate_lookups(columns, counted):
         add_drawn(ids, offsets, times[first : first + offsets.shape[0] - 1], sampled)
+        num_seen = number_by_appearance(ids[offsets[0] : offsets[-1]], num_seen, appearances)
+    # Missing and oov have rows even where no sample has them.
+    appearances[appearances < 0] = np.arange(num_seen, table.num_rows)
     # `lexsort` takes its first key last: sampled counts falling, then missing, oov and the category.
     order = np.lexsort((*reversed(category_order(table)), -sampled))
-    return order, sampled[order]
+    return SampledTable(order, sampled[order], appearances[order].astype(np.int64))
 
 
 def category_order(table: RankedTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.integer]]:

@@ -13,7 +13,7 @@ from ..formats.arrow_files import read_batch, values_of
 
 
 def read_tables(
-    vocabulary: Manifest, column: Literal["count", "place", "sampled"]
+    vocabulary: Manifest, column: Literal["count", "place", "sampled", "appearance"]
 ) -> list[NDArray[np.int64]]:
     """Per table (num_rows,): one column of its rows, by id; mapped."""
     names = [table.name for table in VocabularyTotals.of(vocabulary).tables]

@@ -34,6 +34,8 @@ from ..schema.feature_settings import NO_SETTINGS, FeatureSettings, check_settin
 from ..sizes import MIB
 
 VERSION = 1
+_SAMPLED_VERSION = 2
+"""Of folders by sampled counts, since they hold the order of first appearance."""
 _MAX_ROWS = 2**31 - 1
 _LEAST_ROOM = 16 * MIB
 """Bytes that each worker needs at least: chunks of counts, and runs."""
@@ -103,8 +105,8 @@ def rank(
     Reads:   ``{feature}.arrow``: category, count; ``columns``, what was counted, where the order is not by
              frequency
     Writes:  ``{feature}.arrow``: category (null for missing and oov), count int64 lookups,
-             place int64 in the order over all tables; sampled int64 lookups of the sample, where that
-             decides; a row's position is its id; of text columns ``{feature}.texts.arrow``: id int32, text
+             place int64 in the order over all tables; where sampled lookups decide: sampled int64 lookups
+             of the sample, appearance int64 position in the order of first lookups in the log; a row's position is its id; of text columns ``{feature}.texts.arrow``: id int32, text
              of the most frequent ones
     """
     counted = CountsTotals.of(counts)
@@ -117,7 +119,7 @@ def rank(
         if columns is None:
             raise ConfigError(f"rank_by {config.rank_by} needs the columns that were counted")
         inputs.append(input_of(columns))
-    output = Output.begin("rank", VERSION, config, inputs, out)
+    output = Output.begin("rank", version_of(config), config, inputs, out)
     if output.sealed is not None:
         return output.sealed
     room = room_for("rank", resources, needed_bytes(resources.workers)) // num_workers(resources.workers)
@@ -160,6 +162,11 @@ def rank(
         sampling=sampling,
     )
     return output.seal(totals)
+
+
+def version_of(config: RankConfig) -> int:
+    """Return the version of what `rank` writes with this config."""
+    return _SAMPLED_VERSION if config.rank_by == "sampled" else VERSION
 
 
 def _write_texts(name: str, counts: Manifest, output: Output) -> None:

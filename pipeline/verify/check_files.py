@@ -11,6 +11,7 @@ import numpy as np
 import xxhash
 
 from ...stats.counting.count_merging import Counts, merge_chunks
+from ...stats.ranking.fae_calibration import is_permutation
 from ...stats.ranking.row_bytes import row_bytes
 from ..counting.merged_counts import counts_in
 from ..folders.file_facts import ColumnsFacts, CountsFacts
@@ -84,6 +85,9 @@ def check_vocabulary(entry: FileEntry, vocabulary: Manifest, _: dict[str, Manife
         sampled = values_of(batch.column("sampled"), np.int64)
         if (sampled[1:] > sampled[:-1]).any():
             yield "its sampled counts rise from one id to the next"
+        appearances = values_of(batch.column("appearance"), np.int64)
+        if not is_permutation(appearances):
+            yield "its positions in the order of first appearance are no order"
     if totals.rank_by == "frequency" and (counts[1:] > counts[:-1]).any():
         yield "its counts rise from one id to the next"
     wanted = _num_counted(totals) if table.num_lookups is None else table.num_lookups

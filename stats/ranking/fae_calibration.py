@@ -97,6 +97,16 @@ def estimate_rows(
     return Interval(max(0.0, mean - half) * num_chunks, mean * num_chunks, (mean + half) * num_chunks)
 
 
+def is_permutation(positions: NDArray[np.int64]) -> bool:
+    """Whether (num_rows,) ``positions`` are each of 0 to ``num_rows - 1`` once."""
+    num_rows = positions.shape[0]
+    if positions.min(initial=0) < 0 or positions.max(initial=-1) >= num_rows:
+        return False
+    is_taken = np.zeros(num_rows, np.bool_)
+    is_taken[positions] = True
+    return bool(is_taken.all())
+
+
 def draw_chunks(num_chunks: int, wanted: int, seed: int) -> NDArray[np.int64]:
     """Draw ``wanted`` different chunks of ``num_chunks``, or all of them; ascending."""
     keys = [int(mix64_pair(np.uint64(seed), np.uint64(chunk))) for chunk in range(num_chunks)]
@@ -117,7 +127,8 @@ class ProfiledTable:
 
     @classmethod
     def of(cls, counters: NDArray[np.int64], row_bytes: int, accesses: float, seed: int) -> ProfiledTable:
-        """``counters``: (num_rows,), sampled lookups in the order of the counter array."""
+        """``counters``: (num_rows,), sampled lookups in the order of the counter array, FAE's by first
+        appearance in the log."""
         num_chunks = counters.shape[0] // CHUNK_ROWS
         if num_chunks <= NUM_CHUNKS:
             return cls(counters.shape[0], row_bytes, accesses, counters.reshape(1, -1))
@@ -219,3 +230,22 @@ def add_drawn(
         if times[sample]:
             for i in range(offsets[sample], offsets[sample + 1]):
                 counts[ids[i]] += times[sample]
+
+
+@kernel
+def number_by_appearance(ids: NDArray[np.int32], next_number: int, numbers: NDArray[np.int32]) -> int:
+    """Number the rows of a table in the order of their first lookup, exactly.
+
+    Args:
+        ids: (num_lookups,), in log order.
+        next_number: rows that lookups before these have numbered.
+        numbers: (num_embeddings,) in and out; -1 for a row without a number.
+
+    Returns:
+        Rows that have a number now.
+    """
+    for i in range(ids.shape[0]):
+        if numbers[ids[i]] < 0:
+            numbers[ids[i]] = next_number
+            next_number += 1
+    return next_number

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.hot_rows.fae_hot_rows import calibrate
 from hotset.pipeline.ranking.vocabulary_files import read_tables
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
@@ -23,10 +24,11 @@ from hotset.pipeline.stages.preprocess import PreprocessConfig, run_stage, settl
 from hotset.pipeline.stages.rank import RankConfig, rank
 from hotset.pipeline.stages.split import SplitConfig, split
 from hotset.pipeline.verify.verify import verify
-from hotset.stats.ranking.fae_calibration import draw_samples
+from hotset.stats.ranking.fae_calibration import ProfiledTable, draw_samples, estimate_bytes
 from hotset.tests.support.logs.criteo_text import Sample, tree_of
 from hotset.tests.support.logs.criteo_text import draw_samples as draw_log
 from hotset.tests.support.naive.naive_stages import OOV, ids_of, naive_log, rows_of, run_to
+from hotset.tests.support.resealed import reseal
 from hotset.workflows.cli import main
 
 NUM_TRAIN, RATE, SEED = 90, 0.3, 5
@@ -88,6 +90,70 @@ def test_ids_are_ranks_by_sampled_counts(folder: Path, samples: list[Sample]) ->
     place = {(f, new): n for n, (_, f, new) in enumerate(sorted(over_all))}
     places = [each.tolist() for each in read_tables(vocabulary, "place")]
     assert places == [[place[f, new] for new in range(len(table))] for f, table in enumerate(naive.tables)]
+
+
+def appearances_of(vocabulary: Manifest, samples: Manifest) -> list[list[int]]:
+    """Per table: position of each id in the order of its first lookup in the training part."""
+    ids = np.array(ids_of(samples))[:NUM_TRAIN]
+    found = []
+    for feature, table in enumerate(vocabulary.totals["tables"]):
+        numbers = {row: number for number, row in enumerate(dict.fromkeys(ids[:, feature].tolist()))}
+        # Rows that no training sample looks up, missing or oov, come last: oov behind missing, by frequency.
+        unseen = sorted(
+            (set(range(table["num_rows"])) - numbers.keys()), key=lambda row: row == table["oov_id"]
+        )
+        numbers |= {row: len(numbers) + position for position, row in enumerate(unseen)}
+        found.append([numbers[row] for row in range(table["num_rows"])])
+    return found
+
+
+def test_the_vocabulary_says_in_which_order_rows_appeared(folder: Path) -> None:
+    vocabulary, samples = Manifest.read(folder / "vocabulary"), Manifest.read(folder / "samples")
+    assert vocabulary.version == 2
+    found = [each.tolist() for each in read_tables(vocabulary, "appearance")]
+    assert found == appearances_of(vocabulary, samples)
+
+
+def test_rows_are_profiled_in_the_order_of_first_appearance(
+    samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held against the same estimate from the ids of the log; tables are tiny, and so are chunks here."""
+    monkeypatch.setattr("hotset.pipeline.hot_rows.fae_hot_rows.LARGE_TABLE_BYTES", 500)
+    monkeypatch.setattr("hotset.stats.ranking.fae_calibration.CHUNK_ROWS", 3)
+    monkeypatch.setattr("hotset.stats.ranking.fae_calibration.NUM_CHUNKS", 4)
+    config = config_of("fae-paper")
+    run_to("encode", tmp_path, samples, replace(config, rank=replace(config.rank, min_count=1)))
+    vocabulary = Manifest.read(tmp_path / "vocabulary")
+    sizes = [64 * table["num_rows"] for table in vocabulary.totals["tables"]]
+    small = sum(size for size in sizes if size < 500)
+    threshold = calibrate("fae-paper", vocabulary, [64] * 26, small + 64 * 40).threshold
+    assert threshold is not None
+    naive = []
+    sampled = read_tables(vocabulary, "sampled")
+    of_log = appearances_of(vocabulary, Manifest.read(tmp_path / "samples"))
+    for number, (counts, appearances) in enumerate(zip(sampled, of_log, strict=True)):
+        if sizes[number] < 500:
+            continue
+        counters = np.zeros(len(appearances), np.int64)
+        for count, position in zip(counts, appearances, strict=True):
+            counters[position] = count
+        naive.append(ProfiledTable.of(counters, 64, RATE * NUM_TRAIN, SEED + number))
+    wanted = estimate_bytes(naive, threshold.share)
+    assert threshold.estimated_bytes == tuple(
+        round(small + each) for each in (wanted.low, wanted.middle, wanted.high)
+    )
+    assert wanted.low < wanted.high
+    # The positions are an index, so an edited one is refused even where every checksum was computed anew.
+    large = vocabulary.totals["tables"][next(n for n, size in enumerate(sizes) if size >= 500)]["name"]
+    for wrong in (-1, 1 << 40, 0):
+
+        def repeat(columns: dict[str, Any], wrong: int = wrong) -> None:
+            columns["appearance"] = [wrong] * len(columns["appearance"])
+
+        reseal(tmp_path / "vocabulary", repeat, f"{large}.arrow")
+        with pytest.raises(ManifestError, match="positions in the order of first appearance are no order"):
+            calibrate("fae-paper", Manifest.read(tmp_path / "vocabulary"), [64] * 26, small + 64 * 40)
+        assert any("no order" in fault for fault in verify(tmp_path, rebuild=False))
 
 
 def test_what_is_hot_and_what_was_lost_stands_in_the_plan(

@@ -19,6 +19,8 @@ from hotset.stats.ranking.fae_calibration import (
     estimate_bytes,
     estimate_rows,
     find_threshold,
+    is_permutation,
+    number_by_appearance,
     student_t_probability,
     student_t_quantile,
 )
@@ -151,3 +153,38 @@ def test_only_drawn_samples_are_counted(rng: np.random.Generator) -> None:
             wanted[row] += int(times[sample])
     np.testing.assert_array_equal(counts, wanted)
     assert CHUNK_ROWS == 1024
+
+
+@pytest.mark.parametrize("num_ids", [0, 1, 7, 4096])
+def test_rows_are_numbered_as_they_appear(num_ids: int, rng: np.random.Generator) -> None:
+    ids = (rng.zipf(1.2, num_ids) % 100).astype(np.int32)
+    numbers = np.full(100, -1, np.int32)
+    middle = num_ids // 3
+    num_seen = number_by_appearance(ids[:middle], 0, numbers)
+    num_seen = number_by_appearance(ids[middle:], num_seen, numbers)
+    wanted = {row: number for number, row in enumerate(dict.fromkeys(ids.tolist()))}
+    assert numbers.tolist() == [wanted.get(row, -1) for row in range(100)] and num_seen == len(wanted)
+
+
+def test_a_permutation_has_every_position_once() -> None:
+    for positions, is_one in (([], True), ([0], True), ([2, 0, 1], True), ([0, 0], False), ([0, 2], False)):
+        assert is_permutation(np.array(positions, np.int64)) == is_one
+    assert not is_permutation(np.array([-1, 0], np.int64))
+
+
+def test_intervals_cover_less_often_where_rows_stand_in_the_order_of_first_appearance() -> None:
+    """FAE's own picture is of rows in any order; numbered as they appear, often used rows stand together."""
+    rng = np.random.default_rng(1)
+    weights = np.arange(1, 200_001) ** -1.05
+    lookups = rng.choice(200_000, 400_000, p=weights / weights.sum())
+    rows, firsts, counts = np.unique(lookups, return_index=True, return_counts=True)
+    by_appearance = rng.binomial(counts[np.argsort(firsts)], 0.05)
+    shares = []
+    for counters in (by_appearance, rng.permutation(by_appearance)):
+        is_covered = []
+        for seed in range(60):
+            table = ProfiledTable.of(counters, 64, 20_000.0, seed)
+            found = table.estimate(12 / 20_000)
+            is_covered.append(found.low <= (counters >= 12).sum() <= found.high)
+        shares.append(float(np.mean(is_covered)))
+    assert shares[0] < 0.8 and shares[1] > 0.95, shares
