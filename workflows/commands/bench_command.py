@@ -24,6 +24,7 @@ BENCHES = {
     ),
     "growth": ("bench_growth", "measure speed, memory and disk on growing logs"),
     "stats": ("bench_stats", "compare statistics kernels with plain Python and NumPy"),
+    "train": ("training.bench_train", "compare a training step with plain torch, part by part"),
     "placements": ("bench_placements", "compare bytes, speed and AUC of all placements"),
     "quality": ("bench_quality", "measure AUC over seeds on a small real sample"),
     "defaults": ("bench_defaults", "compare default optimizers and learning rates by batch size"),

@@ -1,0 +1,50 @@
+"""The benchmark of a training step, very small."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+import torch
+from rich.console import Console
+
+from hotset.pipeline.errors import ConfigError
+from hotset.workflows.bench.training.bench_train import BenchTrainConfig, bench_train, show_train
+
+
+def test_contestants_and_parts_are_measured() -> None:
+    before = torch.get_num_threads()
+    config = BenchTrainConfig(
+        samples=1500, batch_sizes=(64, 128), embedding_dims=(8,), threads=(1,), round_samples=128, rounds=2
+    )
+    result = bench_train(config)
+    assert torch.get_num_threads() == before
+    names = {record["name"] for record in result["contestants"]}
+    assert {"torch fp32", "torch bf16", "hotset fp32", "hotset fp32, lookahead"} <= names
+    assert len(result["contestants"]) == 2 * len(names)
+    for record in result["contestants"]:
+        assert record.keys() >= {"name", "batch_size", "embedding_dim", "threads", "wall_us", "cpu_us"}
+        assert record["wall_us"] > 0 and record["cpu_us"] > 0
+        assert len(record["rounds"]["wall_us"]) == 2
+    of_reference = [ratio for ratio in result["ratios"] if ratio["name"] == "torch fp32"]
+    assert all(ratio["wall_ratio"] == ratio["cpu_ratio"] == 1 for ratio in of_reference)
+    assert {(part["batch_size"], part["embedding_dim"]) for part in result["parts"]} == {(64, 8), (128, 8)}
+    assert all(part["us"] > 0 and part["floor_us"] > 0 for part in result["parts"])
+    assert result["machine"]["cpu"] and result["machine"]["load_average"] >= 0
+    console = Console(file=StringIO(), width=80)
+    show_train(result, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "batch size 64, dim 8" in shown and "update rows" in shown
+
+
+def test_too_few_samples_are_refused_with_a_number_that_would_do() -> None:
+    config = BenchTrainConfig(samples=200, batch_sizes=(64,), embedding_dims=(8,), threads=(1,))
+    with pytest.raises(ConfigError, match="full batches of 64 samples are too few") as error:
+        bench_train(config)
+    assert error.value.hint == "give --samples 896"
+
+
+@pytest.mark.parametrize("fields", [{"threads": ()}, {"batch_sizes": (0,)}, {"rounds": 0}])
+def test_nonsense_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        BenchTrainConfig(**fields)  # type: ignore[arg-type]

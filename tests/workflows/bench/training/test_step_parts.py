@@ -1,0 +1,35 @@
+"""Lower bounds of the parts of a step, counted once more from the layers of a model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hotset.train.model.dlrm import Dlrm
+from hotset.train.model.dlrm_shape import dlrm_shape
+from hotset.workflows.bench.training.step_parts import MachineRates, lower_bounds, measure_rates
+
+
+def test_the_flops_are_those_of_the_layers_and_the_interaction() -> None:
+    shape = dlrm_shape("kaggle", 13, 26, 16)
+    layers = [layer for layer in Dlrm(shape, 0).modules() if isinstance(layer, torch.nn.Linear)]
+    weights = sum(layer.weight.numel() for layer in layers)
+    dots = 27 * 26 // 2 * 16
+    found = lower_bounds(shape, 2048, MachineRates(1.0, 1.0, 1.0))
+    assert found["forward"] == (2 * (weights + dots), "flops")
+    assert found["loss and backward"] == (4 * (weights + dots) - 2 * 13 * 512, "flops")
+    assert found["look up rows"] == (2 * 26 * 16 * 4, "bytes")
+
+
+def test_a_twice_as_fast_machine_halves_every_bound() -> None:
+    shape = dlrm_shape("small", 0, 3, 4)
+    slow, fast = (lower_bounds(shape, 64, MachineRates(rate, rate, rate)) for rate in (1e9, 2e9))
+    for name, (seconds, _) in slow.items():
+        assert fast[name][0] == pytest.approx(seconds / 2) and seconds > 0
+
+
+def test_rates_are_measured_with_one_thread_and_threads_restored() -> None:
+    before = torch.get_num_threads()
+    rates = measure_rates()
+    assert min(rates.fp32_flops, rates.bf16_flops, rates.memory_bytes) > 1e6
+    assert torch.get_num_threads() == before

@@ -1,0 +1,1 @@
+"""The benchmark of a training step, its contestants and the parts of a step."""

@@ -1,0 +1,367 @@
+"""``hotset bench train``: a training step against plain torch, and its parts against their lower bounds.
+
+All contestants train on the same batches of one generated log, with SGD, in one process and in turns, so
+that a ratio compares runs of one round. The references get their batches as tensors before the clock starts;
+hotset reads and plans its own while it trains. CPU seconds of all threads stand beside the wall clock,
+because other programs disturb them least: on a busy machine the clock says little about two threads.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ....pipeline.errors import ConfigError, require_at_least
+from ....pipeline.generate.generate_log import GenerateConfig, generate
+from ....pipeline.stages.preprocess import preprocess, remove_from
+from ....stats.batches.epoch_order import epoch_order
+from ....train.config import PlacementName, TrainConfig
+from ....train.data.batch_order import RecordedOrder
+from ....train.data.shards import Shards
+from ....train.model.dlrm_shape import DlrmShape, dlrm_shape
+from ....train.trainer import Trainer, build_trainer, run_steps, set_threads
+from ...console import say
+from ...recipes import criteo_kaggle
+from ..bench_harness import describe_machine
+from .dlrm_reference import LEARNING_RATE, ReferenceBatch, ReferenceDlrm, ReferenceTraining, has_fbgemm
+from .step_parts import MachineRates, measure_parts, measure_rates
+
+REFERENCE = "torch fp32"
+"""The contestant that ratios are against."""
+_WARM_UP_STEPS = 3
+_LEAST_STEPS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchTrainConfig:
+    """Settings of the benchmark of a training step."""
+
+    samples: int = 160_000
+    """Samples of the generated log; the training part must hold seven batches of the largest size."""
+
+    batch_sizes: tuple[int, ...] = (128, 2048, 16384)
+    """Samples per batch."""
+
+    embedding_dims: tuple[int, ...] = (16, 64)
+    """Floats per row."""
+
+    threads: tuple[int, ...] = (1, 2)
+    """Numbers of threads."""
+
+    round_samples: int = 32_768
+    """Samples that each contestant trains on in one round, at least; four batches are the least."""
+
+    rounds: int = 5
+    """Rounds in which each contestant runs once; ratios are medians over rounds."""
+
+    parts: bool = True
+    """Whether the parts of a step are measured beside their lower bounds, with one thread."""
+
+    seed: int = 0
+    """Seed of the log, the models and the order of batches."""
+
+    scratch: Path | None = None
+    """Folder for temporary files; the system's temporary folder by default."""
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "round_samples", "rounds"):
+            require_at_least(name, getattr(self, name), 1)
+        for name in ("batch_sizes", "embedding_dims", "threads"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise ConfigError(f"{name} must be numbers from 1 up")
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """The time of one contestant in one round."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    """CPU seconds of all threads."""
+
+
+class Contestant(Protocol):
+    """One way to train."""
+
+    def run(self, threads: int) -> Seconds:
+        """Train on the batches of a round with so many threads."""
+
+
+def bench_train(config: BenchTrainConfig) -> dict[str, Any]:
+    """Measure every contestant at every batch size, dim and number of threads.
+
+    Returns:
+        ``contestants``: microseconds per sample, medians over rounds; ``ratios``: how many times as fast as
+        the reference in fp32 each is; ``parts``: those of hotset's step; the machine and its rates.
+    """
+    machine = describe_machine()
+    rates = measure_rates()
+    threads_before = torch.get_num_threads()
+    records: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="hotset-bench-", dir=config.scratch) as scratch:
+            for shards in _each_shards(config, Path(scratch)):
+                contestants = _contestants(shards, config)
+                for threads in config.threads:
+                    say(
+                        f"batch size {shards.batch_size:,}, dim {shards.embedding_dim}, {threads} "
+                        f"thread{'' if threads == 1 else 's'}: {config.rounds} rounds"
+                    )
+                    records += _measured(contestants, shards, threads, config)
+                if config.parts:
+                    parts += _parts(shards, rates, config)
+    finally:
+        torch.set_num_threads(threads_before)
+    return {
+        "benchmark": "train",
+        "contestants": records,
+        "ratios": _ratios(records),
+        "parts": parts,
+        "rates": asdict(rates),
+        "settings": asdict(config),
+        "machine": machine | {"torch": torch.__version__},
+    }
+
+
+def _each_shards(config: BenchTrainConfig, scratch: Path) -> Iterator[Shards]:
+    """Generate the log once and pack it for each dim and batch size."""
+    log = scratch / "log.tsv"
+    data = scratch / "data"
+    generate(GenerateConfig(samples=config.samples, seed=config.seed), log)
+    recipe = criteo_kaggle()
+    for dim in config.embedding_dims:
+        # What does not depend on the dim or the batch size is kept.
+        if (data / "plan").exists():
+            remove_from("split", data)
+        split = replace(recipe.split, embedding_dim=dim, embedding_optimizer="sgd")
+        for batch_size in config.batch_sizes:
+            if (data / "shards").exists():
+                remove_from("pack", data)
+            pack = replace(recipe.pack, batch_size=batch_size, order="original")
+            preprocess([log], replace(recipe, split=split, pack=pack), data)
+            yield Shards.open(data)
+
+
+def _order(shards: Shards, config: BenchTrainConfig) -> list[int]:
+    """Return the batches of a round, those of the warm-up first."""
+    num_steps = max(-(-config.round_samples // shards.batch_size), _LEAST_STEPS) + _WARM_UP_STEPS
+    # A last batch may be short; the others are all full.
+    is_full = shards.is_hot_only[: shards.num_training_batches - 1]
+    order: list[int] = epoch_order(is_full, config.seed, 0, spread=False).tolist()
+    if len(order) < num_steps:
+        if len(order) < _LEAST_STEPS + _WARM_UP_STEPS:
+            raise ConfigError(
+                f"{len(order)} full batches of {shards.batch_size:,} samples are too few",
+                hint=f"give --samples {2 * (_LEAST_STEPS + _WARM_UP_STEPS) * shards.batch_size}",
+            )
+        order = (order * -(-num_steps // len(order)))[:num_steps]
+    return order[:num_steps]
+
+
+def _contestants(shards: Shards, config: BenchTrainConfig) -> dict[str, Contestant]:
+    order = _order(shards, config)
+    batches = [ReferenceBatch.of(shards.training_batch(number)) for number in order]
+    num_rows = [table.num_rows for table in shards.tables]
+    shape = _shape(shards)
+    torch.manual_seed(config.seed)
+    contestants: dict[str, Contestant] = {
+        REFERENCE: _Torch(ReferenceTraining(ReferenceDlrm(shape, num_rows)), batches),
+        "torch bf16": _Torch(ReferenceTraining(ReferenceDlrm(shape, num_rows), autocast=True), batches),
+    }
+    if has_fbgemm():
+        with_tables = ReferenceDlrm(shape, num_rows, fbgemm=True)
+        contestants["torch fp32, fbgemm"] = _Torch(ReferenceTraining(with_tables), batches)
+    contestants["hotset fp32"] = _Hotset(shards, order, config, "all-fast")
+    contestants["hotset fp32, lookahead"] = _Hotset(shards, order, config, "lookahead")
+    return contestants
+
+
+class _Torch:
+    """A reference on batches that lie in memory."""
+
+    def __init__(self, training: ReferenceTraining, batches: list[ReferenceBatch]) -> None:
+        self._training = training
+        self._batches = batches
+
+    def run(self, threads: int) -> Seconds:
+        torch.set_num_threads(threads)
+        for batch in self._batches[:_WARM_UP_STEPS]:
+            self._training.step(batch)
+        start = _now()
+        for batch in self._batches[_WARM_UP_STEPS:]:
+            self._training.step(batch)
+        return _since(start)
+
+
+class _Hotset:
+    """A training run of hotset that reads, plans and trains; a new one in each round."""
+
+    def __init__(
+        self, shards: Shards, order: list[int], config: BenchTrainConfig, placement: PlacementName
+    ) -> None:
+        self._shards = shards
+        self._order = RecordedOrder(np.array(order, np.int32))
+        self._config = replace(_training(config), placement=placement)
+
+    def run(self, threads: int) -> Seconds:
+        set_threads(threads)
+        trainer = build_trainer(self._shards, replace(self._config, threads=threads), self._order)
+        start = _now()
+
+        def after_step(running: Trainer, *_: Any) -> None:
+            nonlocal start
+            if running.step == _WARM_UP_STEPS:
+                start = _now()
+
+        run_steps(trainer, after_step)
+        return _since(start)
+
+
+def _training(config: BenchTrainConfig) -> TrainConfig:
+    return TrainConfig(
+        seed=config.seed,
+        embedding_optimizer="sgd",
+        dense_optimizer="sgd",
+        embedding_lr=LEARNING_RATE,
+        dense_lr=LEARNING_RATE,
+    )
+
+
+def _shape(shards: Shards) -> DlrmShape:
+    return dlrm_shape("auto", shards.num_dense, len(shards.tables), shards.embedding_dim)
+
+
+def _now() -> Seconds:
+    return Seconds(time.perf_counter(), time.process_time())
+
+
+def _since(start: Seconds) -> Seconds:
+    now = _now()
+    return Seconds(now.wall_seconds - start.wall_seconds, now.cpu_seconds - start.cpu_seconds)
+
+
+def _measured(
+    contestants: dict[str, Contestant], shards: Shards, threads: int, config: BenchTrainConfig
+) -> list[dict[str, Any]]:
+    """Run all contestants in turn, round by round; return one record for each."""
+    num_samples = (len(_order(shards, config)) - _WARM_UP_STEPS) * shards.batch_size
+    rounds: dict[str, list[Seconds]] = {name: [] for name in contestants}
+    for _ in range(config.rounds):
+        for name, contestant in contestants.items():
+            rounds[name].append(contestant.run(threads))
+
+    def microseconds(clock: Callable[[Seconds], float], found: list[Seconds]) -> list[float]:
+        return [clock(seconds) / num_samples * 1e6 for seconds in found]
+
+    records = []
+    for name, found in rounds.items():
+        wall = microseconds(lambda seconds: seconds.wall_seconds, found)
+        cpu = microseconds(lambda seconds: seconds.cpu_seconds, found)
+        records.append(
+            {
+                "name": name,
+                "batch_size": shards.batch_size,
+                "embedding_dim": shards.embedding_dim,
+                "threads": threads,
+                "wall_us": statistics.median(wall),
+                "cpu_us": statistics.median(cpu),
+                "best_wall_us": min(wall),
+                "rounds": {"wall_us": wall, "cpu_us": cpu},
+            }
+        )
+    return records
+
+
+def _ratios(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return how many times as fast as the reference each contestant is: medians of the rounds' ratios."""
+    setting = ("batch_size", "embedding_dim", "threads")
+    references = {tuple(r[key] for key in setting): r for r in records if r["name"] == REFERENCE}
+    found = []
+    for record in records:
+        reference = references[tuple(record[key] for key in setting)]
+        ratios = {
+            f"{clock}_ratio": statistics.median(
+                slow / fast
+                for slow, fast in zip(
+                    reference["rounds"][f"{clock}_us"], record["rounds"][f"{clock}_us"], strict=True
+                )
+            )
+            for clock in ("wall", "cpu")
+        }
+        found.append({key: record[key] for key in ("name", *setting)} | ratios)
+    return found
+
+
+def _parts(shards: Shards, rates: MachineRates, config: BenchTrainConfig) -> list[dict[str, Any]]:
+    set_threads(1)
+    order = RecordedOrder(np.array(_order(shards, config), np.int32))
+    run = replace(_training(config), placement="all-fast", threads=1)
+    parts = measure_parts(build_trainer(shards, run, order), _shape(shards), rates, _WARM_UP_STEPS)
+    setting = {"batch_size": shards.batch_size, "embedding_dim": shards.embedding_dim}
+    return [setting | asdict(part) for part in parts]
+
+
+def show_train(result: dict[str, Any], console: Console) -> None:
+    """Print the contestants, then the parts of a step, one table for each batch size and dim."""
+    machine = result["machine"]
+    console.print(f"{machine['cpu']}, load {machine['load_average']:.1f} at the beginning")
+    ratios = {_key(ratio): ratio for ratio in result["ratios"]}
+    settings = dict.fromkeys((r["batch_size"], r["embedding_dim"]) for r in result["contestants"])
+    for batch_size, dim in settings:
+        table = Table(
+            title=f"batch size {batch_size:,}, dim {dim}", title_justify="left", box=None, pad_edge=False
+        )
+        table.add_column("us/sample")
+        for column in ("threads", "wall", "CPU", "wall ratio", "CPU ratio"):
+            table.add_column(column, justify="right")
+        for record in result["contestants"]:
+            if (record["batch_size"], record["embedding_dim"]) == (batch_size, dim):
+                table.add_row(*_cells(record, ratios[_key(record)]))
+        console.print(table)
+        parts = [p for p in result["parts"] if (p["batch_size"], p["embedding_dim"]) == (batch_size, dim)]
+        _show_parts(parts, console)
+
+
+def _key(record: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(record[key] for key in ("name", "batch_size", "embedding_dim", "threads"))
+
+
+def _cells(record: dict[str, Any], ratio: dict[str, Any]) -> list[str]:
+    return [
+        record["name"],
+        str(record["threads"]),
+        f"{record['wall_us']:.2f}",
+        f"{record['cpu_us']:.2f}",
+        f"{ratio['wall_ratio']:.2f}",
+        f"{ratio['cpu_ratio']:.2f}",
+    ]
+
+
+def _show_parts(parts: list[dict[str, Any]], console: Console) -> None:
+    if not parts:
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("part of hotset's step, one thread")
+    for column in ("us/sample", "lower bound", "bound by"):
+        table.add_column(column, justify="right")
+    for part in parts:
+        table.add_row(part["part"], f"{part['us']:.2f}", f"{part['floor_us']:.2f}", part["bound_by"])
+    sums = [sum(part[name] for part in parts) for name in ("us", "floor_us")]
+    table.add_row("sum", f"{sums[0]:.2f}", f"{sums[1]:.2f}", "", style="bold")
+    console.print(table)
+
+
+CONFIG = BenchTrainConfig
+measure = bench_train
+show = show_train

@@ -1,0 +1,170 @@
+"""The parts of hotset's training step beside their lower bounds, in CPU time per sample of one thread.
+
+A product cannot be faster than the processor multiplies, and what only moves values cannot be faster than
+memory copies them. Both rates are measured first: the best of a few sizes of product, and the copying of
+arrays larger than the caches. Values that stay in a cache may be moved faster than that, so the second bound
+is rough.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from ....train.execution.embeddings import PlannedStep
+from ....train.model.dlrm_shape import DlrmShape
+from ....train.trainer import Trainer
+
+_PRODUCTS = (256, 512, 1024)
+"""Sizes of the square products that are tried."""
+_COPIED_FLOATS = 2**23
+_ROUNDS = 5
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRates:
+    """The most that one thread reached."""
+
+    fp32_flops: float
+    """Floating-point operations per second of products in fp32."""
+    bf16_flops: float
+    """The same in bf16, summed in fp32."""
+    memory_bytes: float
+    """Bytes read and written per second by copying."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    """One part of a step."""
+
+    part: str
+    us: float
+    """CPU microseconds per sample."""
+    floor_us: float
+    """The lower bound in the same unit."""
+    bound_by: str
+    """The rate behind the lower bound: ``flops`` or ``bytes``."""
+
+
+def measure_rates() -> MachineRates:
+    """Measure the rates of one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        source = np.ones(_COPIED_FLOATS, np.float32)
+        target = np.ones(_COPIED_FLOATS, np.float32)
+        copy_seconds = _least_seconds(partial(np.copyto, target, source))
+        return MachineRates(
+            fp32_flops=_product_rate(torch.float32),
+            bf16_flops=_product_rate(torch.bfloat16),
+            memory_bytes=2 * source.nbytes / copy_seconds,
+        )
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _product_rate(dtype: torch.dtype) -> float:
+    best = 0.0
+    for size in _PRODUCTS:
+        a = torch.ones(size, size, dtype=dtype)
+        out = torch.empty_like(a)
+        best = max(best, 2 * size**3 / _least_seconds(partial(torch.mm, a, a, out=out)))
+    return best
+
+
+def _least_seconds(work: Callable[[], object]) -> float:
+    """Return the least CPU seconds of several runs of ``work`` in this thread, after one to warm up."""
+    work()
+    least = float("inf")
+    for _ in range(_ROUNDS):
+        start = time.thread_time()
+        work()
+        least = min(least, time.thread_time() - start)
+    return max(least, 1e-9)
+
+
+class _Stopwatch:
+    """CPU seconds of the calling thread by name."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.thread_time()
+        yield
+        self.seconds[name] += time.thread_time() - start
+
+
+def measure_parts(
+    trainer: Trainer, shape: DlrmShape, rates: MachineRates, num_warm_up: int
+) -> list[StepPart]:
+    """Run the steps of ``trainer`` part by part; the first ``num_warm_up`` are not counted.
+
+    Args:
+        trainer: a new one with one thread, placement ``all-fast`` and SGD.
+        shape: that of its model.
+        rates: those of this machine.
+        num_warm_up: steps before the first that counts.
+    """
+    watch = _Stopwatch()
+    num_samples = 0
+    with closing(trainer.embeddings), closing(trainer.steps()) as steps:
+        for number, step in enumerate(steps):
+            if number == num_warm_up:
+                watch.seconds.clear()
+                num_samples = 0
+            _run_step(trainer, step, watch)
+            num_samples += step.batch.num_samples
+        trainer.meter.enter(None)
+    floors = lower_bounds(shape, trainer.shards.batch_size, rates)
+    return [
+        StepPart(name, watch.seconds[name] / num_samples * 1e6, floor * 1e6, bound)
+        for name, (floor, bound) in floors.items()
+    ]
+
+
+def _run_step(trainer: Trainer, step: PlannedStep, watch: _Stopwatch) -> None:
+    batch = step.batch
+    with watch("look up rows"):
+        embeddings = trainer.embeddings.look_up(step)
+    with watch("forward"):
+        logit_B = trainer.model(batch.dense_BK, trainer.model.join(embeddings))
+    with watch("loss and backward"):
+        loss = binary_cross_entropy_with_logits(logit_B, batch.label_B, reduction="sum")
+        trainer.dense_optimizer.zero_grad(set_to_none=True)
+        (loss / trainer.shards.batch_size).backward()  # type: ignore[no-untyped-call]
+    with watch("dense optimizer"):
+        trainer.dense_optimizer.step()
+    with watch("update rows"):
+        trainer.embeddings.update(step, embeddings)
+
+
+def lower_bounds(shape: DlrmShape, batch_size: int, rates: MachineRates) -> dict[str, tuple[float, str]]:
+    """Return the lower bound of each part in seconds per sample, and the rate behind it."""
+    weights = sum(a * b for layers in (shape.bottom, shape.top) for a, b in pairwise(layers))
+    first = shape.bottom[0] * shape.bottom[1] if shape.bottom else 0
+    pairs = shape.num_vectors * (shape.num_vectors - 1) // 2 * shape.embedding_dim
+    vectors = shape.num_tables * shape.embedding_dim * _FLOAT_BYTES
+    # A product and a sum for each weight; backward twice as many, but none for the gradient of the inputs.
+    forward = 2 * (weights + pairs)
+    backward = 4 * (weights + pairs) - 2 * first
+    return {
+        "look up rows": (2 * vectors / rates.memory_bytes, "bytes"),
+        "forward": (forward / rates.fp32_flops, "flops"),
+        "loss and backward": (backward / rates.fp32_flops, "flops"),
+        # Weights and gradients are read, weights written.
+        "dense optimizer": (3 * weights * _FLOAT_BYTES / batch_size / rates.memory_bytes, "bytes"),
+        # Gradients are read, rows read and written.
+        "update rows": (3 * vectors / rates.memory_bytes, "bytes"),
+    }
