@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numba
+from numba.core import types
 from numba.core.caching import FunctionCache
 
 _faults: list[str] = []
@@ -23,17 +24,37 @@ _faults: list[str] = []
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile a function that runs without the interpreter's lock; its machine code is kept between runs."""
-    return _with_cache(numba.njit(nogil=True)(function), function)
+    return _with_cache(_compiled(function), function)
 
 
 def inlined_kernel(function: Callable[..., Any]) -> Any:
     """Compile a small function as `kernel` does; kernels that call it contain a copy of its code."""
-    return _with_cache(numba.njit(nogil=True, inline="always")(function), function)
+    return _with_cache(_compiled(function, inline="always"), function)
 
 
 def cache_fault() -> str | None:
     """Return why machine code could not be kept in this process, None where it could."""
     return _faults[0] if _faults else None
+
+
+def _compiled(function: Callable[..., Any], **options: Any) -> Any:
+    """Compile lazily, for as few types as possible: planners alone take 16 s of CPU this way, else 23 s."""
+    # No C code calls a kernel by its address.
+    compiled = numba.njit(nogil=True, no_cfunc_wrapper=True, **options)(function)
+    if compiled is function:
+        return function
+
+    # Numba would compile a kernel once more for each constant it is called with, such as where a loop begins.
+    template_of = compiled.get_call_template
+
+    def template_of_variables(types_: Iterable[Any], named: dict[str, Any]) -> Any:
+        return template_of(
+            [types.unliteral(each) for each in types_],
+            {name: types.unliteral(each) for name, each in named.items()},
+        )
+
+    compiled.get_call_template = template_of_variables
+    return compiled
 
 
 def _with_cache(compiled: Any, function: Callable[..., Any]) -> Any:

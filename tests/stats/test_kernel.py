@@ -95,6 +95,24 @@ def test_code_of_another_signature_is_not_run(cache: Path) -> None:
     assert _hits(_run()) == 0
 
 
+def test_a_kernel_that_is_given_constants_and_variables_is_compiled_once(cache: Path) -> None:
+    @kernel
+    def double(number: int) -> int:
+        return 2 * number
+
+    @kernel
+    def sum_of_doubles(stop: int) -> int:
+        number = 0  # a constant where the loop begins, a variable in all of its later turns
+        total = 0
+        while number < stop:
+            total += double(number)
+            number += 1
+        return total + double(3)
+
+    assert sum_of_doubles(5) == 26
+    assert double.signatures == [(numba.int64,)]
+
+
 def test_without_a_folder_to_keep_code_kernels_run(
     cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -111,6 +129,26 @@ def test_a_cache_that_cannot_be_written_is_reported(cache: Path, monkeypatch: py
     monkeypatch.setattr("numba.core.caching.IndexDataCacheFile._save_data", fail)
     _run()
     assert str(cache_fault()).startswith(str(cache)) and "No space left on device" in str(cache_fault())
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+def test_a_damaged_cache_that_cannot_be_written_is_reported_and_not_run(
+    cache: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root writes everywhere, so that the read-only folder is one whose files cannot be saved."""
+    _run()
+    (path,) = cache.rglob(f"*.{suffix}")
+    path.write_bytes(_flip(path.read_bytes()))
+    damaged = path.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    for name in ("_save_index", "_save_data"):
+        monkeypatch.setattr(f"numba.core.caching.IndexDataCacheFile.{name}", fail)
+    assert _hits(_run()) == 0
+    assert str(cache_fault()).startswith(str(cache)) and "Read-only file system" in str(cache_fault())
+    assert path.read_bytes() == damaged
 
 
 def test_a_plain_numba_function_dies_of_the_same_damage(cache: Path) -> None:
