@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numba
-from numba.core import types
 from numba.core.caching import FunctionCache
+from numba.core.types.misc import unliteral
 
 _faults: list[str] = []
 """Why kernels of this process could not be kept, the first reason first."""
@@ -47,10 +47,10 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     # Numba would compile a kernel once more for each constant it is called with, such as where a loop begins.
     template_of = compiled.get_call_template
 
-    def template_of_variables(types_: Iterable[Any], named: dict[str, Any]) -> Any:
+    def template_of_variables(types: Iterable[Any], named: dict[str, Any]) -> Any:
         return template_of(
-            [types.unliteral(each) for each in types_],
-            {name: types.unliteral(each) for name, each in named.items()},
+            [unliteral(each) for each in types],
+            {name: unliteral(each) for name, each in named.items()},
         )
 
     compiled.get_call_template = template_of_variables

@@ -1,10 +1,9 @@
-"""Some thousand mutated lines of separated text in every run of the tests, other ones each time."""
+"""Some thousand mutated lines of separated text, the same ones in every run of the tests."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 
@@ -12,8 +11,7 @@ NUM_LINES = 2_000 if os.environ.get("NUMBA_DISABLE_JIT") == "1" else 10_000
 
 
 def test_mutated_fields_are_read_as_the_naive_twins_do() -> None:
-    seed = str(random.randrange(10**9))
-    words = ["-m", "hotset.tests.fuzz.fuzz_fields", "--lines", str(NUM_LINES), "--seed", seed]
+    words = ["-m", "hotset.tests.fuzz.fuzz_fields", "--lines", str(NUM_LINES), "--seed", "1"]
     found = subprocess.run([sys.executable, *words], capture_output=True, text=True)
     assert found.returncode == 0, f"{words}: {found.stderr}"
     result = json.loads(found.stdout)

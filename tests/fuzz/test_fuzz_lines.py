@@ -1,4 +1,4 @@
-"""Some thousand mutated lines in every run of the tests, other ones each time."""
+"""Some thousand mutated lines, the same ones in every run of the tests."""
 
 from __future__ import annotations
 
@@ -23,14 +23,7 @@ NUM_LINES = 2_000 if os.environ.get("NUMBA_DISABLE_JIT") == "1" else 20_000
 
 
 def test_mutated_lines_are_judged_as_the_naive_parser_does() -> None:
-    words = [
-        "-m",
-        "hotset.tests.fuzz.fuzz_lines",
-        "--lines",
-        str(NUM_LINES),
-        "--seed",
-        str(random.randrange(10**9)),
-    ]
+    words = ["-m", "hotset.tests.fuzz.fuzz_lines", "--lines", str(NUM_LINES), "--seed", "1"]
     found = subprocess.run([sys.executable, *words], capture_output=True, text=True)
     assert found.returncode == 0, f"{words}: {found.stderr}"
     result = json.loads(found.stdout)

@@ -97,11 +97,11 @@ def test_code_of_another_signature_is_not_run(cache: Path) -> None:
 
 def test_a_kernel_that_is_given_constants_and_variables_is_compiled_once(cache: Path) -> None:
     @kernel
-    def double(number: int) -> int:
+    def double(number: Any) -> Any:
         return 2 * number
 
     @kernel
-    def sum_of_doubles(stop: int) -> int:
+    def sum_of_doubles(stop: Any) -> Any:
         number = 0  # a constant where the loop begins, a variable in all of its later turns
         total = 0
         while number < stop:
