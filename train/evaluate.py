@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,13 @@ class EvaluateSummary:
         return asdict(self)
 
 
-def evaluate(run: Path, shards: Path) -> EvaluateSummary:
+def evaluate(
+    run: Path, shards: Path, *, progress: Callable[[int, int], None] | None = None
+) -> EvaluateSummary:
     """Predict the evaluation part of ``shards`` with the weights of ``run``, on the host.
+
+    Args:
+        progress: called after each batch with the samples so far and their number in all.
 
     Raises:
         HotsetError: ``run`` is not a finished run, or damaged.
@@ -71,7 +77,7 @@ def evaluate(run: Path, shards: Path) -> EvaluateSummary:
         refuse_changed_files(manifest, (CONFIG, WEIGHTS))
     opened.refuse_damage(["evaluation"])
     set_threads(config.threads)
-    predictions = _predictor(run, config, weights, opened).predict()
+    predictions = _predictor(run, config, weights, opened).predict(progress=progress)
     return EvaluateSummary(
         **asdict(predictions.scores),
         hot=predictions.scores_of(hot=True),

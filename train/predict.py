@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,8 +65,14 @@ class Predictor:
         self._embeddings = embeddings
         self._meter = meter
 
-    def predict(self, max_samples: int | None = None) -> Predictions:
-        """Predict the evaluation part, or its first ``max_samples``; counted as evaluation."""
+    def predict(
+        self, max_samples: int | None = None, *, progress: Callable[[int, int], None] | None = None
+    ) -> Predictions:
+        """Predict the evaluation part, or its first ``max_samples``; counted as evaluation.
+
+        Args:
+            progress: called after each batch with the samples so far and their number in all.
+        """
         logits: list[torch.Tensor] = []
         labels: list[NDArray[np.float32]] = []
         is_hot: list[NDArray[np.uint8]] = []
@@ -83,6 +90,8 @@ class Predictor:
                 assert batch.is_hot_B is not None, "evaluation batches have it"
                 is_hot.append(batch.is_hot_B)
                 num_samples += batch.num_samples
+                if progress is not None:
+                    progress(num_samples, self._shards.num_evaluation_samples)
             logit_N = torch.cat(logits).cpu().numpy() if logits else np.empty(0, np.float32)
         # Whole batches were predicted; the last may reach past ``max_samples``.
         label_N = np.concatenate([np.empty(0, np.float32), *labels])

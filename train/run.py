@@ -6,11 +6,10 @@ import logging
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from ..pipeline.runtime.resources import ProgressCallback, silent
 from ..pipeline.sizes import KIB
 from .config import TrainConfig
 from .data.batch import Batch
@@ -24,6 +23,16 @@ from .run_folder import RunFolder, make_folder, refuse_occupied
 from .trainer import Trainer, build_trainer, refuse_divergence, run_steps, set_threads
 
 _log = logging.getLogger(__name__)
+
+
+class TrainProgress(Protocol):
+    """Called as ``progress("train" or "evaluate", done, total, note)``, in samples."""
+
+    def __call__(self, stage: str, done: int, total: int, note: str = "", /) -> None: ...
+
+
+def _silent(stage: str, done: int, total: int, note: str = "", /) -> None:
+    """Show no progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +106,14 @@ def train(
     out: Path,
     *,
     replay: Path | None = None,
-    progress: ProgressCallback = silent,
+    progress: TrainProgress = _silent,
 ) -> TrainSummary:
     """Train on ``shards`` (a shards folder, or the folder that holds it) and write the run to ``out``.
 
     Args:
         replay: a finished run whose batch order is used instead of the placement's own.
+        progress: called after every step with the samples so far, the mean loss of the last logged steps and
+            the last AUC.
 
     Raises:
         HotsetError: shards that cannot be used, a config that does not fit them, ``out`` not empty.
@@ -118,6 +129,13 @@ def train(
 
     make_folder(out)
     trainer = build_trainer(opened, config, order, spill_folder=out)
+    _log.info(
+        "%s on %s with %s threads: %s",
+        trainer.config.placement,
+        trainer.device,
+        threads,
+        ", ".join(f"{name} {setting}" for name, setting in _chosen(trainer).items()),
+    )
     description = describe(trainer, threads, is_replay=replay is not None)
     folder = RunFolder.begin(out, description, weight_bytes=trainer.weights().num_bytes)
     log = _Log(folder, progress)
@@ -125,13 +143,20 @@ def train(
     log.log_loss(trainer)
     _warn_of_passes(trainer)
 
-    predictions = trainer.predictor.predict()
+    predictions = trainer.predictor.predict(progress=log.evaluating)
     summary = summarize(trainer, threads, out, predictions)
     folder.log({"step": trainer.step, "evaluation": asdict(predictions.scores)})
     folder.save_weights(trainer.weights())
     folder.save_batch_order(trainer.numbers)
     folder.finish(summary.to_dict())
     return summary
+
+
+def _chosen(trainer: Trainer) -> dict[str, Any]:
+    """The settings that the shards decided where the user did not."""
+    return asdict(trainer.optimizers) | {
+        name: getattr(trainer.config, name) for name in ("staging_bytes", "prefetch", "plan")
+    }
 
 
 def describe(trainer: Trainer, threads: int, *, is_replay: bool) -> dict[str, Any]:
@@ -225,9 +250,13 @@ def _warn_of_passes(trainer: Trainer) -> None:
 class _Log:
     """Writes the losses and evaluations of a run during training, and shows its progress."""
 
-    def __init__(self, folder: RunFolder, progress: ProgressCallback) -> None:
+    def __init__(self, folder: RunFolder, progress: TrainProgress) -> None:
         self._folder = folder
         self._progress = progress
+        self._loss: float | None = None
+        """Mean loss of the last line, nats per sample."""
+        self._auc: float | None = None
+        """AUC of the last evaluation."""
 
     def __call__(self, trainer: Trainer, batch: Batch, loss_sum: torch.Tensor) -> None:
         trainer.losses.append(loss_sum)
@@ -235,10 +264,16 @@ class _Log:
         if trainer.step % trainer.config.log_every == 0:
             self.log_loss(trainer)
         if trainer.config.evaluate_every and trainer.step % trainer.config.evaluate_every == 0:
-            scores = trainer.predictor.predict().scores
+            scores = trainer.predictor.predict(progress=self.evaluating).scores
             self._folder.log({"step": trainer.step, "evaluation": asdict(scores)})
+            self._auc = scores.auc
+            _log.info("step %s: %s", trainer.step, scores)
         total = trainer.shards.num_training_samples * trainer.config.epochs
-        self._progress("train", trainer.num_samples, total)
+        self._progress("train", trainer.num_samples, total, self._note())
+
+    def evaluating(self, done: int, total: int) -> None:
+        """Show how far an evaluation is."""
+        self._progress("evaluate", done, total, self._note())
 
     def log_loss(self, trainer: Trainer) -> None:
         """Write the mean loss since the last line, where there were steps since."""
@@ -250,5 +285,11 @@ class _Log:
             trainer.shards.refuse_damage()  # which explains such a loss better than a learning rate does
         refuse_divergence(mean_loss, trainer.step)
         self._folder.log({"step": trainer.step, "samples": trainer.num_samples, "loss": mean_loss})
+        self._loss = mean_loss
         trainer.losses.clear()
         trainer.unlogged_samples = 0
+
+    def _note(self) -> str:
+        """The last loss and AUC, as far as there are any."""
+        known = (("loss", self._loss), ("AUC", self._auc))
+        return ", ".join(f"{name} {figure:.4f}" for name, figure in known if figure is not None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -16,32 +17,8 @@ from importlib.util import resolve_name
 
 from .. import __version__
 from ..pipeline.errors import HotsetError, MissingExtraError, install_hint, system_fault
-from .console import say
-
-COMMANDS = {
-    "demo": ("demo", "generate a log, preprocess it, train on it three ways and compare"),
-    "generate": ("generate_command", "write a synthetic click log with the statistics of a real one"),
-    "schema": ("schema_command", "propose a schema for your own log"),
-    "preprocess": (
-        "preprocess_commands",
-        "turn raw logs into shards: all stages, resuming after an interruption",
-    ),
-    "ingest": ("preprocess_commands", "parse and check raw logs"),
-    "count": ("preprocess_commands", "count how often each category occurs"),
-    "rank": ("preprocess_commands", "give each category an id, the most important first"),
-    "encode": ("preprocess_commands", "replace categories by their ids"),
-    "split": ("preprocess_commands", "choose hot rows within a byte budget"),
-    "pack": ("preprocess_commands", "shuffle samples into hot-only and mixed batches"),
-    "schedule": ("preprocess_commands", "plan which cold rows each batch loads and evicts"),
-    "map-ids": ("map_ids_command", "map the rows of an old vocabulary to a new one"),
-    "stats": ("stats_command", "show frequency statistics, or write a report"),
-    "advise": ("advise_command", "predict which placement and how much fast memory pay off"),
-    "verify": ("verify_command", "check every manifest, checksum and invariant"),
-    "train": ("train_commands", "train a model on shards"),
-    "evaluate": ("train_commands", "evaluate a trained run"),
-    "bench": ("bench_command", "run benchmarks against named baselines"),
-}
-"""For each command, the module of `commands` that runs it and a line of help."""
+from .command_list import COMMANDS
+from .console import say_error, set_verbosity
 
 _STAGE_INTERRUPTED = "finished work is kept; run the same command to resume"
 _AFTER_INTERRUPTION = {
@@ -73,7 +50,8 @@ def usage() -> str:
             *lines,
             "",
             "hotset COMMAND --help explains the options of a command; hotset -V (--version) prints",
-            "the version.",
+            "the version. Every command takes -q (--quiet), which shows errors and warnings alone,",
+            "and -v (--verbose), which reports details.",
             "",
             "Exit status: 0 success, 1 an error that you can fix, 2 wrong usage, 130 interrupted.",
         ]
@@ -83,6 +61,10 @@ def usage() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 1 for an error a user can fix, 2 for wrong usage."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    set_verbosity()
+    # Options of every command may stand before its name, too.
+    while arguments[1:] and arguments[0] in ("-q", "--quiet", "-v", "--verbose"):
+        arguments = [*arguments[1:], arguments[0]]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if arguments else 2
@@ -92,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[0] not in COMMANDS:
         nearest = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
         hint = f"hotset {nearest[0]}" if nearest else "hotset --help lists the commands"
-        say(f"error: there is no command {arguments[0]!r}\nhint: {hint}")
+        say_error(f"there is no command {arguments[0]!r}", hint)
         return 2
     try:
         status = _run(arguments[0], arguments[1:])
@@ -101,10 +83,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _note_slow_start()
         return status
     except HotsetError as error:
-        say(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""))
+        # With --verbose the place in the code is shown too.
+        logging.getLogger("hotset.cli").debug("the error was raised here:", exc_info=error)
+        say_error(str(error), error.hint)
         return 1
     except KeyboardInterrupt:
-        say(f"interrupted: {_AFTER_INTERRUPTION.get(arguments[0], _STAGE_INTERRUPTED)}")
+        say_error(_AFTER_INTERRUPTION.get(arguments[0], _STAGE_INTERRUPTED), kind="interrupted")
         return 130
     except BrokenPipeError:  # the reader of stdout has gone: nothing may be flushed to it at exit
         _drop_stdout()
@@ -118,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         if is_stdout:
             _drop_stdout()  # what is left in it would fail again at exit
-        say(f"error: {fault}" + (f"\nhint: {fault.hint}" if fault.hint else ""))
+        say_error(str(fault), fault.hint)
         return 1
 
 
@@ -134,7 +118,8 @@ def _note_slow_start() -> None:
     kernels = sys.modules.get(resolve_name("..stats.kernel", __package__))
     fault = kernels.cache_fault() if kernels is not None else None
     if fault is not None:
-        say(f"note: compiled code is not kept, so each command starts slowly: {fault}\nhint: {_CACHE_HINT}")
+        message = f"compiled code is not kept, so each command starts slowly: {fault}"
+        say_error(message, _CACHE_HINT, kind="note")
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:

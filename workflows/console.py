@@ -8,42 +8,32 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-)
+from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 
-from ..pipeline.runtime.resources import ProgressCallback, silent
-from ..pipeline.sizes import format_byte_size
+from .progress_columns import columns_for
 
 _WIDE = 200
-_UNITS = {
-    "ingest": "B",
-    "generate": "samples",
-    "count": "lookups",
-    "rank": "lookups",
-    "encode": "samples",
-    "split": "samples",
-    "pack": "samples",
-    "train": "samples",
-}
-"""In what a stage reports how far it is; the rate of other stages means nothing to a user."""
+
+
+class Progressing(Protocol):
+    """Told how far a stage is, in bytes or samples, and a note that stands beside the bar.
+
+    A total of 0 is unknown yet.
+    """
+
+    def __call__(self, stage: str, done: int, total: int, note: str = "", /) -> None: ...
 
 
 @functools.cache
@@ -87,11 +77,58 @@ def print_table(console: Console, table: Table, *, num_keys: int = 1) -> None:
         console.print(part, "")
 
 
+def set_verbosity(*, quiet: bool = False, verbose: bool = False) -> None:
+    """Choose what appears on stderr besides errors: with ``quiet`` warnings alone, with ``verbose`` details.
+
+    Modules below report through the logger ``hotset``, so that programs which import them decide themselves.
+    """
+    _Messages.are_quiet = quiet
+    logger = logging.getLogger("hotset")
+    logger.setLevel(logging.DEBUG if verbose else logging.WARNING)
+    if not any(isinstance(handler, _ConsoleHandler) for handler in logger.handlers):
+        logger.addHandler(_ConsoleHandler())
+
+
 def say(message: str) -> None:
-    """Print a message on stderr, wrapped only where that is a terminal."""
+    """Print a message on stderr, unless ``--quiet`` was given; wrapped only where that is a terminal."""
+    if not _Messages.are_quiet:
+        _print(Text(message))
+
+
+def say_error(message: str, hint: str | None = None, *, kind: str = "error") -> None:
+    """Print what went wrong and what to do about it, each behind its word, whatever the verbosity.
+
+    Args:
+        kind: the word of the first line.
+    """
+    _print(Text.assemble((f"{kind}:", "bold yellow" if kind == "warning" else "bold red"), f" {message}"))
+    if hint:
+        # Not wrapped: a command that is broken into lines could not be copied.
+        _print(Text.assemble(("hint:", "bold cyan"), f" {hint}"), soft_wrap=True)
+
+
+def _print(text: Text, *, soft_wrap: bool = False) -> None:
     if _Bars.shown is not None:
         _Bars.shown.drop_full()
-    stderr_console().print(message, soft_wrap=not sys.stderr.isatty())
+    stderr_console().print(text, soft_wrap=soft_wrap or not sys.stderr.isatty())
+
+
+class _Messages:
+    """How much is said; set for each command."""
+
+    are_quiet = False
+
+
+class _ConsoleHandler(logging.Handler):
+    """Prints log records where messages go, so that they do not write over a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record: a warning as such, others by the name of their module."""
+        if record.levelno >= logging.WARNING:
+            say_error(record.getMessage(), kind="warning")
+        else:
+            module = record.name.removeprefix("hotset.")
+            _print(Text.assemble((f"{module}: ", "dim"), self.format(record)))
 
 
 def command_prefix() -> str:
@@ -123,14 +160,15 @@ class _Bars:
         self._stage = ""
         self._task: TaskID | None = None
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
+    def __call__(self, stage: str, done: int, total: int, note: str = "", /) -> None:
         """Show how far a stage is; the bar of the stage before it goes. A total of 0 is unknown yet."""
+        self.progress.columns = columns_for(note, self.progress.console.width)
         # rich draws a pulse instead of a share where the total is None.
         if self._task is None or stage != self._stage:
             self._drop()
             self._stage = stage
-            self._task = self.progress.add_task(stage, total=total or None)
-        self.progress.update(self._task, completed=done, total=total or None)
+            self._task = self.progress.add_task(stage, total=total or None, note=note)
+        self.progress.update(self._task, completed=done, total=total or None, note=note)
 
     def drop_full(self) -> None:
         """Take off a bar that has reached its end: the message to come reports the stage."""
@@ -143,20 +181,17 @@ class _Bars:
         self._task = None
 
 
+def _no_bars(stage: str, done: int, total: int, note: str = "", /) -> None:
+    """Show no progress."""
+
+
 @contextmanager
-def progress_bars() -> Iterator[ProgressCallback]:
+def progress_bars() -> Iterator[Progressing]:
     """Yield a progress callback that draws a bar for the stage that runs where stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield silent
+    if _Messages.are_quiet or not sys.stderr.isatty():
+        yield _no_bars
         return
-    columns = (
-        TextColumn("{task.description:<8}"),
-        BarColumn(bar_width=None),
-        TaskProgressColumn(),
-        _RateColumn(),
-        _TimeColumn(),
-    )
-    with Progress(*columns, console=stderr_console(), transient=True, expand=True) as progress:
+    with Progress(console=stderr_console(), transient=True, expand=True) as progress:
         _Bars.shown = _Bars(progress)
         try:
             yield _Bars.shown
@@ -177,37 +212,3 @@ def bars_hidden() -> Iterator[None]:
         yield
     finally:
         bars.progress.start()
-
-
-class _RateColumn(ProgressColumn):
-    """Bytes, samples or lookups per second, of the last half minute."""
-
-    def render(self, task: Task) -> Text:
-        """Return the rate, nothing where it is unknown or in a unit that no user knows."""
-        unit = _UNITS.get(task.description)
-        if not task.speed or unit is None:
-            return Text("")
-        if unit == "B":
-            return Text(f"{format_byte_size(int(task.speed))}/s", no_wrap=True)
-        return Text(f"{_short(task.speed)} {unit}/s", no_wrap=True)
-
-
-class _TimeColumn(ProgressColumn):
-    """Time left; the time that has passed where nothing tells how long it takes."""
-
-    def render(self, task: Task) -> Text:
-        """Return minutes and seconds, and the word that tells which time they are."""
-        left = task.time_remaining
-        seconds = int(task.elapsed or 0) if left is None or task.finished else int(left)
-        hours, rest = divmod(seconds, 3600)
-        clock = f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
-        return Text(f"{clock} {'passed' if left is None or task.finished else 'left'}", no_wrap=True)
-
-
-def _short(number: float) -> str:
-    """Return a number with three digits and k or M, which keeps its width while it changes."""
-    for factor, letter in ((1e6, " M"), (1e3, " k")):
-        if number >= factor:
-            scaled = number / factor
-            return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f}{letter}"
-    return f"{number:.0f}"

@@ -66,7 +66,8 @@ def _explain(kind: str, event: Any, command: str, options: Sequence[Option]) -> 
         name = _name_of(event.argument)
         message = f"{name} must be one of {', '.join(event.choices)}, got {event.value!r}"
         near = difflib.get_close_matches(event.value, event.choices, n=1, cutoff=0.5)
-        return UsageError(message, f"{name} {near[0]}" if near else _help(command))
+        typed = f"hotset {command}" if event.argument.is_positional() else name
+        return UsageError(message, f"{typed} {near[0]}" if near else _help(command))
     if kind == "BadValue":
         name = _name_of(event.argument)
         found = f"{name} takes no value, got {event.offending_value!r}"

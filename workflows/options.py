@@ -21,10 +21,10 @@ from ..pipeline.schema.feature_settings import (
     parse_feature_settings,
 )
 from ..pipeline.sizes import ByteSize, format_byte_size, parse_byte_size
-from .console import say
+from .console import say_error, set_verbosity
 from .option_errors import UsageError, usage_errors
 from .option_help import InvalidOptionsError, describe_dataclass, without_none
-from .option_list import list_options
+from .option_list import Option, list_options
 
 T = TypeVar("T")
 
@@ -96,6 +96,17 @@ def _feature_settings_rule(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions:
+    """Options of every command."""
+
+    quiet: Annotated[bool, tyro.conf.arg(aliases=["-q"], help_behavior_hint="")] = False
+    """Show errors and warnings alone: no progress and no messages."""
+
+    verbose: Annotated[bool, tyro.conf.arg(aliases=["-v"], help_behavior_hint="")] = False
+    """Report details: what each stage finds and decides, and where in the code an error was raised."""
+
+
 def parse_options(
     kind: type[T], arguments: Sequence[str], *, command: str, description: str, default: T | None = None
 ) -> T:
@@ -112,10 +123,14 @@ def parse_options(
         SystemExit: 0 after ``--help``; 2 for an unknown option, a malformed value, or values that ``kind``
             refuses.
     """
+    full = _with_common_options(kind)
+    if _Asked.is_open:
+        raise _Asked(list_options(full, full(**_values_of(default)) if default is not None else None))
+    default = full(**_values_of(default)) if default is not None else None
     try:
-        with _registry, usage_errors(command, list_options(kind, default)):
+        with _registry, usage_errors(command, list_options(full, default)):
             parsed = tyro.cli(
-                kind,
+                full,
                 prog=f"hotset {command}",
                 description=description,
                 args=list(arguments),
@@ -126,11 +141,12 @@ def parse_options(
     except InvalidOptionsError as error:
         cause = cast(HotsetError, error.__cause__)
         message = _with_option_name(str(cause), kind)
-        say(f"error: {message}\nhint: {cause.hint or f'hotset {command} --help explains the options'}")
+        say_error(message, cause.hint or f"hotset {command} --help explains the options")
         raise SystemExit(2) from error
     except UsageError as error:
-        say(f"error: {error}\nhint: {error.hint}")
+        say_error(str(error), error.hint)
         raise SystemExit(2) from error
+    set_verbosity(quiet=parsed.quiet, verbose=parsed.verbose)
     return cast(T, parsed)
 
 
@@ -160,6 +176,37 @@ def command_options(config: type, more: type) -> type[Any]:
 def config_of(kind: type[T], options: Any) -> T:
     """Return the config of type ``kind`` whose fields are among those of ``options``."""
     return kind(**{field.name: getattr(options, field.name) for field in fields(cast(Any, kind))})
+
+
+class _Asked(BaseException):
+    """Carries the options of a command to `options_of`, past whatever the command would do with them."""
+
+    is_open = False
+
+    def __init__(self, options: list[Option]) -> None:
+        super().__init__()
+        self.options = options
+
+
+def options_of(run: Callable[[], object]) -> list[Option]:
+    """Return the options of the command that ``run`` starts, which ends where it would parse them."""
+    _Asked.is_open = True
+    try:
+        run()
+    except _Asked as asked:
+        return asked.options
+    finally:
+        _Asked.is_open = False
+    return []
+
+
+def _with_common_options(kind: type) -> type[Any]:
+    """Return ``kind`` with the options of every command behind its own."""
+    return dataclass(frozen=True, kw_only=True)(type(kind.__name__, (CommonOptions, kind), {}))
+
+
+def _values_of(instance: Any) -> dict[str, Any]:
+    return {field.name: getattr(instance, field.name) for field in fields(instance)}
 
 
 def _with_option_name(message: str, kind: type) -> str:

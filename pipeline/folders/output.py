@@ -21,6 +21,7 @@ a power cut the checksums decide. Inside `durable_files` every file is synced be
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _ASIDE = ".aside"
+_log = logging.getLogger(__name__)
 
 
 class Output(RemoteObject):
@@ -144,6 +146,11 @@ class Output(RemoteObject):
                 self._resume(continuation, starts_fresh=True)
             case Resume():
                 self._resume(continuation)
+        if self.sealed is not None:
+            _log.info("%s is finished", self.folder)
+        else:
+            name = type(decision).__name__.lower()
+            _log.info("%s: %s, %s files are finished", self.folder, name, len(self.finished))
 
     def _lock(self) -> None:
         lock = FolderLock.take(self._partial / LOCK, self.folder)

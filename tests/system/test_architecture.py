@@ -26,10 +26,11 @@ FLOORS = {
     "workflows": (
         "cli make_profile",
         "commands bench",
-        "report recipes options",
+        "report recipes options completion",
         "option_errors",
         "option_list",
         "console option_help",
+        "progress_columns command_list",
     ),
     "train": (
         "run verify_run",

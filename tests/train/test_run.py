@@ -71,12 +71,33 @@ def test_a_recorded_order_is_replayed(shards: Path, tmp_path: Path) -> None:
 
 def test_progress_is_in_samples_of_all_epochs(shards: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
-    train(shards, TrainConfig(epochs=2, **FIELDS), tmp_path / "run", progress=lambda *call: seen.append(call))
-    assert len(seen) == 16 and seen[-1] == ("train", 440, 440)
+    train(
+        shards,
+        TrainConfig(epochs=2, **FIELDS),
+        tmp_path / "run",
+        progress=lambda *call: seen.append(call[:3]),
+    )
+    assert [call for call in seen if call[0] == "train"][-1] == ("train", 440, 440)
+    assert sum(call[0] == "train" for call in seen) == 16
+    # The evaluation at the end is shown, too, in samples of the evaluation part.
+    assert seen[-1] == ("evaluate", 90, 90) and seen[-2][0] == "evaluate"
+
+
+def test_progress_notes_the_last_loss_and_auc(shards: Path, tmp_path: Path) -> None:
+    notes: list[str] = []
+    config = TrainConfig(**FIELDS | {"log_every": 2, "evaluate_every": 4})
+    train(shards, config, tmp_path / "run", progress=lambda *call: notes.append(call[-1]))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    aucs = [line["evaluation"]["auc"] for line in lines if "evaluation" in line]
+    # Nothing is known in the first step, the loss from the second on, the AUC from the fourth on.
+    assert notes[0] == "" and notes[1] == f"loss {losses[0]:.4f}"
+    assert f"loss {losses[1]:.4f}, AUC {aucs[0]:.4f}" in notes
+    assert notes[-1].startswith(f"loss {losses[-1]:.4f}")
 
 
 def test_an_interrupted_run_is_unfinished_and_in_the_way(shards: Path, tmp_path: Path) -> None:
-    def interrupt(stage: str, done: int, total: int) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -89,7 +110,7 @@ def test_an_interrupted_run_is_unfinished_and_in_the_way(shards: Path, tmp_path:
 def test_an_occupied_folder_is_refused_before_training(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
 
-    def fail(stage: str, done: int, total: int) -> None:
+    def fail(*_: object) -> None:
         raise AssertionError("trained")
 
     with pytest.raises(HotsetError, match="is not empty"):

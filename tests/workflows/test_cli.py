@@ -1,6 +1,6 @@
 """The command line: help everywhere, one clear line for every mistake, JSON for machines.
 
-The commands have test files of their own, in `commands/`; `bench_command`, `generate_command` and
+The commands (`command_list`) have test files of their own, in `commands/`; `generate_command` and
 `map_ids_command` are tested here.
 """
 
@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotset.pipeline.errors import install_hint
-from hotset.workflows.cli import COMMANDS, main
+from hotset.workflows.cli import main
+from hotset.workflows.command_list import COMMANDS
 from hotset.workflows.console import say
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,7 +121,9 @@ def test_preprocessing_commands_do_not_import_torch(log: Path, tmp_path: Path) -
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("arguments", [["demo", "--samples", "500"], ["train", "DIR"], ["bench", "quality"]])
+@pytest.mark.parametrize(
+    "arguments", [["demo", "--samples", "500"], ["train", "DIR", "--out", "RUN"], ["bench", "quality"]]
+)
 def test_without_torch_the_extra_is_named(arguments: list[str], tmp_path: Path) -> None:
     program = "import sys; sys.modules['torch'] = None; from hotset.workflows.cli import main"
     program += f"; sys.exit(main({arguments}))"
@@ -204,3 +207,29 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotset.workflows.cli._run", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         main(["stats"])
+
+
+def test_quiet_and_verbose_stand_before_or_behind_the_command(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["preprocess", str(log), "--out", str(tmp_path / "out")]
+    assert main(["-q", *arguments]) == 0
+    said = capsys.readouterr()
+    assert said.err == "" and "samples" in said.out
+    assert main([*arguments, "--verbose"]) == 0
+    said = capsys.readouterr()
+    assert (
+        "pipeline.folders.output: " in said.err and "is finished" in said.err and "already done" in said.err
+    )
+    # The next command starts as usual.
+    assert main(arguments) == 0
+    said = capsys.readouterr()
+    assert "already done" in said.err and "output: " not in said.err
+
+
+def test_a_verbose_error_shows_where_it_was_raised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["stats", str(tmp_path / "nowhere"), "-v"]) == 1
+    said = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in said and "error: " in said.splitlines()[-2]

@@ -1,7 +1,9 @@
-"""What a user sees on the terminal while a command works and when it has ended."""
+"""What a user sees on the terminal while a command works and after it (`console`, `progress_columns`)."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,58 @@ def test_no_number_of_a_wide_table_is_cut(columns: int, capsys: pytest.CaptureFi
         for number in range(1, 9):
             assert f"{10**7 * row + number:,} MiB" in shown
     assert "\u2026" not in shown and (columns > 100 or shown.count("key 1") > 1)
+
+
+_NOTED = """
+import os, time
+from hotset.workflows.console import progress_bars
+with progress_bars() as progress:
+    for step in range(20):
+        progress("train", step * 1000, 40_000_000, "loss 0.4567, AUC 0.7890")
+        time.sleep(0.02)
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_a_bar_shows_its_note_and_cuts_no_number(columns: int) -> None:
+    _, screen = run_in_terminal(["-c", _NOTED], columns)
+    (line,) = (line for line in screen.lines if line)
+    assert line.startswith("train ") and "loss 0.4567, AUC 0.7890" in line and " k" in line
+    assert "/s " in line and (columns == 60 or "samples/s" in line)
+    assert line.endswith(" left") and "\u2026" not in line and len(line) <= columns
+
+
+_MESSAGES = """
+import logging
+from hotset.workflows.console import progress_bars, say, say_error, set_verbosity
+set_verbosity(quiet={quiet}, verbose={verbose})
+with progress_bars() as progress:
+    progress("count", 1, 2)
+    say("said")
+    logging.getLogger("hotset.train.run").info("a detail")
+    logging.getLogger("hotset.train.run").warning("a warning")
+    say_error("wrong", "hotset stats " + "x" * 80)
+"""
+
+
+@pytest.mark.parametrize(
+    ("quiet", "verbose", "shown"),
+    [
+        (False, False, ["said", "warning: a warning"]),
+        (True, False, ["warning: a warning"]),
+        (False, True, ["said", "train.run: a detail", "warning: a warning"]),
+    ],
+)
+def test_verbosity_chooses_the_messages(quiet: bool, verbose: bool, shown: list[str]) -> None:
+    _, screen = run_in_terminal(["-c", _MESSAGES.format(quiet=quiet, verbose=verbose)], 60)
+    hint = "hint: hotset stats " + "x" * 80
+    # The terminal itself continues a hint in the next row, so that it is copied as one line.
+    assert [line for line in screen.lines if line] == [*shown, "error: wrong", hint[:60], hint[60:]]
+    assert screen.has_color
+
+
+def test_a_library_user_hears_the_log_alone() -> None:
+    program = "import logging; from hotset.train.run import _log; print(logging.getLogger('hotset').handlers)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

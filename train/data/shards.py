@@ -177,6 +177,10 @@ class Shards:
         samples = ShardsTotals.of(self.manifest).samples
         return samples.hot_only + samples.mixed
 
+    @property
+    def num_evaluation_samples(self) -> int:
+        return ShardsTotals.of(self.manifest).samples.evaluation
+
     def training_batch(self, number: int) -> Batch:
         """The training batch ``number``."""
         return self._read(self._training[number])

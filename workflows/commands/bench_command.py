@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..console import print_json, say, stdout_console
+from ..console import print_json, say, say_error, stdout_console
 from ..options import command_options, config_of, parse_options
 
 BENCHES = {
@@ -55,7 +55,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     if arguments[0] not in BENCHES:
         nearest = difflib.get_close_matches(arguments[0], BENCHES, n=1)
         hint = f"hotset bench {nearest[0]}" if nearest else "hotset bench --help lists the benchmarks"
-        say(f"error: there is no benchmark {arguments[0]!r}\nhint: {hint}")
+        say_error(f"there is no benchmark {arguments[0]!r}", hint)
         return 2
     name = arguments[0]
     module_name, description = BENCHES[name]

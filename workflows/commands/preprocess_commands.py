@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,10 @@ from ...pipeline.folders.partial_folder import durable_files
 from ...pipeline.folders.stage_totals import ShardsTotals
 from ...pipeline.preview.dry_run import plan_run
 from ...pipeline.runtime.engines import use_engine
+from ...pipeline.runtime.memory import default_memory_bytes
 from ...pipeline.runtime.resources import Resources
+from ...pipeline.runtime.tasks import num_workers
+from ...pipeline.sizes import format_byte_size
 from ...pipeline.stages.ingest import IngestConfig, ingest, ingest_identity
 from ...pipeline.stages.map_ids import ID_MAP
 from ...pipeline.stages.preprocess import StageReport, preprocess, remove_from, run_stage
@@ -32,6 +36,8 @@ from .describe_stages import (
 from .preprocess_options import PreprocessCommand, RunOptions, parse_ingest, parse_preprocess, parse_stage
 from .show_plan import show_plan
 
+_log = logging.getLogger(__name__)
+
 
 def run(command: str, arguments: Sequence[str]) -> int:
     """Run ``hotset preprocess`` or one stage of it."""
@@ -44,7 +50,14 @@ def run(command: str, arguments: Sequence[str]) -> int:
 def _running(options: RunOptions) -> Iterator[Resources]:
     """Apply what holds for all stages of a command."""
     with durable_files(options.durable), use_engine(options.engine), progress_bars() as progress:
-        yield Resources(workers=options.workers, memory_bytes=options.memory, progress=progress)
+        resources = Resources(workers=options.workers, memory_bytes=options.memory, progress=progress)
+        _log.info(
+            "%s workers (%s), at most %s of anonymous memory",
+            num_workers(resources.workers),
+            options.engine,
+            format_byte_size(resources.memory_bytes or default_memory_bytes()),
+        )
+        yield resources
 
 
 def _preprocess(arguments: Sequence[str]) -> int:

@@ -13,8 +13,6 @@ from rich.table import Table
 
 from ...pipeline.sizes import format_byte_size
 from ...train.config import TrainConfig
-from ...train.evaluate import evaluate
-from ...train.run import train
 from ..console import print_json, progress_bars, say, stdout_console
 from ..options import Dir, config_of, parse_options
 from .describe_stages import explain_all_hot
@@ -66,6 +64,9 @@ def _train(arguments: Sequence[str]) -> int:
         command="train",
         description="Train a DLRM on shards, and evaluate it at the end.",
     )
+    # torch takes a second and more to import: not before the options are known to be right.
+    from ...train.run import train
+
     with progress_bars() as progress:
         summary = train(
             options.dir, config_of(TrainConfig, options), options.out, progress=progress
@@ -88,7 +89,12 @@ def _evaluate(arguments: Sequence[str]) -> int:
         command="evaluate",
         description="Evaluate a run on the evaluation part of DIR.",
     )
-    result = evaluate(options.run, options.dir).to_dict()
+    from ...train.evaluate import evaluate
+
+    with progress_bars() as progress:
+        result = evaluate(
+            options.run, options.dir, progress=lambda done, total: progress("evaluate", done, total)
+        ).to_dict()
     if options.json:
         print_json(result)
     else:

@@ -1,0 +1,29 @@
+"""The commands of ``hotset``: what each is for, and the module that runs it."""
+
+from __future__ import annotations
+
+COMMANDS = {
+    "demo": ("demo", "generate a log, preprocess it, train on it three ways and compare"),
+    "generate": ("generate_command", "write a synthetic click log with the statistics of a real one"),
+    "schema": ("schema_command", "propose a schema for your own log"),
+    "preprocess": (
+        "preprocess_commands",
+        "turn raw logs into shards: all stages, resuming after an interruption",
+    ),
+    "ingest": ("preprocess_commands", "parse and check raw logs"),
+    "count": ("preprocess_commands", "count how often each category occurs"),
+    "rank": ("preprocess_commands", "give each category an id, the most important first"),
+    "encode": ("preprocess_commands", "replace categories by their ids"),
+    "split": ("preprocess_commands", "choose hot rows within a byte budget"),
+    "pack": ("preprocess_commands", "shuffle samples into hot-only and mixed batches"),
+    "schedule": ("preprocess_commands", "plan which cold rows each batch loads and evicts"),
+    "map-ids": ("map_ids_command", "map the rows of an old vocabulary to a new one"),
+    "stats": ("stats_command", "show frequency statistics, or write a report"),
+    "advise": ("advise_command", "predict which placement and how much fast memory pay off"),
+    "verify": ("verify_command", "check every manifest, checksum and invariant"),
+    "train": ("train_commands", "train a model on shards"),
+    "evaluate": ("train_commands", "evaluate a trained run"),
+    "completion": ("completion_command", "print a script that completes commands and options in a shell"),
+    "bench": ("bench_command", "run benchmarks against named baselines"),
+}
+"""For each command, the module of `commands` that runs it and a line of help."""

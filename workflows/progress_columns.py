@@ -1,0 +1,87 @@
+"""The columns of a progress bar: how far, what is known of the work so far, how fast, and how long it takes.
+
+A terminal of 60 columns has no room for all of them beside a bar: a stage that shows losses does without one.
+"""
+
+from __future__ import annotations
+
+from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, TextColumn
+from rich.text import Text
+
+from ..pipeline.sizes import format_byte_size
+
+_ROOM_FOR_BAR = 90
+"""Columns of a terminal in which a bar and a note fit beside each other."""
+_ROOM_FOR_UNIT = 70
+"""Columns in which a note and the unit of the rate do."""
+_UNITS = {
+    "ingest": "B",
+    "generate": "samples",
+    "count": "lookups",
+    "rank": "lookups",
+    "encode": "samples",
+    "split": "samples",
+    "pack": "samples",
+    "train": "samples",
+    "evaluate": "samples",
+}
+"""In what a stage reports how far it is; the rate of other stages means nothing to a user."""
+
+
+def columns_for(note: str, width: int) -> tuple[ProgressColumn, ...]:
+    """Return the columns of a bar that has this note in a terminal of ``width`` columns."""
+    columns: list[ProgressColumn] = [TextColumn("{task.description:<8}")]
+    if not note or width >= _ROOM_FOR_BAR:
+        columns.append(BarColumn(bar_width=None))
+    columns.append(TaskProgressColumn())
+    if note:
+        columns.append(_NoteColumn())
+    has_unit = not note or width >= _ROOM_FOR_UNIT
+    return (*columns, _RateColumn(has_unit=has_unit), _TimeColumn())
+
+
+class _NoteColumn(ProgressColumn):
+    """What is known of the work so far, such as the loss."""
+
+    def render(self, task: Task) -> Text:
+        """Return the note that came with the last call."""
+        return Text(str(task.fields.get("note", "")), no_wrap=True)
+
+
+class _RateColumn(ProgressColumn):
+    """Bytes, samples or lookups per second, of the last half minute."""
+
+    def __init__(self, *, has_unit: bool) -> None:
+        super().__init__()
+        self._has_unit = has_unit
+
+    def render(self, task: Task) -> Text:
+        """Return the rate, nothing where it is unknown or in a unit that no user knows."""
+        unit = _UNITS.get(task.description)
+        if not task.speed or unit is None:
+            return Text("")
+        if unit == "B":
+            return Text(f"{format_byte_size(int(task.speed))}/s", no_wrap=True)
+        rate = f"{_short(task.speed)} {unit}/s" if self._has_unit else f"{_short(task.speed).strip()}/s"
+        return Text(rate, no_wrap=True)
+
+
+class _TimeColumn(ProgressColumn):
+    """Time left; the time that has passed where nothing tells how long it takes."""
+
+    def render(self, task: Task) -> Text:
+        """Return minutes and seconds, and the word that tells which time they are."""
+        left = task.time_remaining
+        seconds = int(task.elapsed or 0) if left is None or task.finished else int(left)
+        hours, rest = divmod(seconds, 3600)
+        clock = f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+        return Text(f"{clock} {'passed' if left is None or task.finished else 'left'}", no_wrap=True)
+
+
+def _short(number: float) -> str:
+    """Return a number with three digits and k or M, which keeps its width while it changes."""
+    for factor, letter in ((1e6, " M"), (1e3, " k")):
+        if number >= factor:
+            scaled = number / factor
+            return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f}{letter}"
+    return f"{number:.0f}"
