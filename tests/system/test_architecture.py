@@ -39,6 +39,7 @@ FLOORS = {
         "predict weights_file",
         "execution",
         "placements",
+        "spill",
         "rows model",
         "data device_streams meter run_config",
         "config",

@@ -1,0 +1,121 @@
+"""Rows that leave memory come back bit for bit: random runs against a dict, and planted faults."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.errors import HotsetError
+from hotset.pipeline.sizes import KIB, MIB
+from hotset.tests.support.spilled_runs import Twin, plan_epochs
+from hotset.train.spill import spill_kernels
+from hotset.train.spill.block_file import BlockFile
+from hotset.train.spill.row_store import RowStore
+
+TABLES = (700, 0, 1300)
+
+
+def twin_of(
+    rng: np.random.Generator, folder: Path, limit: int = 300 * KIB, *, dim: int = 16, width: int = 16
+) -> Twin:
+    return Twin(plan_epochs(rng, sum(TABLES), 160), TABLES, dim, width, folder, limit)
+
+
+@pytest.mark.parametrize(
+    ("limit", "dim", "width"),
+    [(300 * KIB, 16, 16), (200 * KIB, 16, 1), (160 * KIB, 9, 0), (4 * MIB, 4, 1), (600 * KIB, 33, 67)],
+)
+def test_every_row_comes_back_as_it_left(
+    limit: int, dim: int, width: int, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    twin = twin_of(rng, tmp_path, limit, dim=dim, width=width)
+    twin.run(rng, looks=4)
+    np.testing.assert_array_equal(twin.merged(), twin.wanted())
+    # What is merged may be read again, as evaluation does.
+    np.testing.assert_array_equal(twin.merged(), twin.wanted())
+    twin.store.close()
+    assert list(tmp_path.iterdir()) == []
+    is_tight = limit < MIB
+    assert (twin.sizes.num_groups > 3) == is_tight and (twin.store.traffic.reads > 0) == is_tight
+
+
+def test_only_blocks_of_later_groups_are_written(rng: np.random.Generator, tmp_path: Path) -> None:
+    twin = twin_of(rng, tmp_path)
+    rows_written = sum(
+        chunk.write_back_rows.size + np.count_nonzero(np.repeat(chunk.is_split, np.diff(chunk.offsets)))
+        for epoch in twin.epochs
+        for chunk in epoch.chunks
+    ) + sum(epoch.residents.size for epoch in twin.epochs)
+    twin.run(rng)
+    traffic = twin.store.traffic
+    # Blocks are full, so what is written is at most the rows that were written back.
+    per_block = traffic.block_bytes // twin.shape.record_bytes
+    assert 0 < traffic.writes <= rows_written // per_block
+    assert traffic.reads <= traffic.writes
+    twin.store.close()
+
+
+@pytest.mark.parametrize("fault", ["lost", "stale", "other place", "too early"])
+def test_a_planted_fault_is_noticed(
+    fault: str, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = twin_of(rng, tmp_path)
+    append = spill_kernels.append_rows
+    go_on = RowStore._go_on
+    calls = [0]
+
+    def faulty(weights: Any, state: Any, slots: Any, rows: Any, numbers: Any, start: int, *rest: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 20 and fault == "lost":
+            return slots.size, spill_kernels.ALL_DONE
+        if calls[0] == 20 and fault == "stale":
+            weights = np.zeros_like(weights)
+        if calls[0] == 20 and fault == "other place":
+            numbers = np.roll(numbers, 1)
+        return append(weights, state, slots, rows, numbers, start, *rest)
+
+    def hasty(store: RowStore) -> None:
+        store._wait_for_loads = lambda: None  # type: ignore[method-assign]
+        load = store._load
+        gate = threading.Event()
+        store._load = lambda *args: (gate.wait(0.2), load(*args))[1]  # type: ignore[method-assign]
+        go_on(store)
+
+    monkeypatch.setattr("hotset.train.spill.row_store.append_rows", faulty)
+    if fault == "too early":
+        monkeypatch.setattr(RowStore, "_go_on", hasty)
+    with pytest.raises((AssertionError, RuntimeError)):
+        twin.run(rng)
+        np.testing.assert_array_equal(twin.merged(), twin.wanted())
+    twin.store.close()
+
+
+def test_a_full_disk_ends_the_run_with_one_line(
+    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = twin_of(rng, tmp_path)
+    write = BlockFile.write
+
+    def full(file: BlockFile, block: Any) -> int:
+        if file.writes == 3:
+            raise HotsetError("the spill file in x cannot be written: No space left on device")
+        return write(file, block)
+
+    monkeypatch.setattr(BlockFile, "write", full)
+    with pytest.raises(HotsetError, match="No space left"):
+        twin.run(rng)
+        twin.merged()
+    twin.store.close()
+
+
+def test_a_row_wanted_by_a_fetch_long_made_is_a_bug(rng: np.random.Generator, tmp_path: Path) -> None:
+    twin = twin_of(rng, tmp_path)
+    twin.run(rng)
+    one = np.zeros(1, np.int64)
+    with pytest.raises(RuntimeError, match="row 0 is wanted by fetch 0, long made"):
+        twin.store.put(one, one, np.zeros((1, 16), np.float32), np.zeros((1, 16), np.float32), one)
+    twin.store.close()

@@ -1,0 +1,338 @@
+"""Rows that left memory, each where its next fetch will find it: time-forward processing.
+
+The plan of a run says which fetch needs a row next. Fetches are numbered, and consecutive ones form groups of
+batches whose rows fit in an arena, an array with one place for each fetch of the group. A row that is
+written back goes straight to its place where the group is the present one or the next; else it is appended to
+the bucket of its group, in blocks that are written when they are full and read once, while the group before
+runs. A row without a further fetch goes to the bucket of its range of rows, which the end of the run merges.
+So what a batch moves is its rows, and every byte on disk is written and read in large blocks.
+
+A place is written once and its number never comes again, so readers of blocks, the writer of rows and the
+one who fetches never meet in one.
+
+Source:
+    Arge, Algorithmica 37 (2003), for time-forward processing; Belady's order of rows is the plan's.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .block_file import BlockFile, aligned_blocks
+from .spill_kernels import (
+    ALL_DONE,
+    PAST_GROUP,
+    Arenas,
+    Buckets,
+    append_rows,
+    pick_places,
+    pick_records,
+    scatter_records,
+    take_places,
+)
+from .spill_sizes import NUM_READERS, NUM_WRITERS, SpillShape, SpillSizes
+
+
+@dataclass(frozen=True, slots=True)
+class SpillTraffic:
+    """What a store has read and written so far."""
+
+    block_bytes: int
+    reads: int
+    """Blocks read."""
+    writes: int
+    """Blocks written."""
+
+
+class RowStore:
+    """The rows of one width that are in no slot; for one thread at a time, which is that of transfers.
+
+    Args:
+        shape: the rows.
+        sizes: how they are kept, see `choose_sizes`.
+        rows_of_fetches: (num_fetches,); the row of each fetch of the run.
+        folder: where the spill file lies.
+        num_stored: rows that are ever written back, for which disk space is reserved.
+
+    Raises:
+        HotsetError: the disk is too small, now or later.
+    """
+
+    def __init__(
+        self,
+        shape: SpillShape,
+        sizes: SpillSizes,
+        rows_of_fetches: NDArray[np.int64],
+        folder: Path,
+        num_stored: int,
+    ) -> None:
+        self.shape = shape
+        self.sizes = sizes
+        self._rows_of_fetches = rows_of_fetches
+        num_places = sizes.arena_rows
+        self._arenas = Arenas(
+            np.zeros((2, num_places, shape.embedding_dim), np.float32),
+            np.zeros((2, num_places, shape.state_width), np.float32),
+            np.zeros((2, num_places), np.uint8),
+        )
+        # Every bucket may have a block that is being filled; a few more are being written.
+        memory = aligned_blocks(sizes.num_buffers, sizes.block_bytes)
+        num_buckets = sizes.num_groups + sizes.num_ranges
+        self._buckets = Buckets(
+            sizes.group_first,
+            sizes.range_first,
+            memory.view(np.uint32),
+            memory.view(np.float32),
+            np.full(num_buckets, -1, np.int32),
+            np.zeros(num_buckets, np.int32),
+        )
+        self._blocks = memory
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in range(sizes.num_buffers):
+            self._free.put(number)
+        self._per_block = sizes.block_bytes // shape.record_bytes
+        self._on_disk: list[list[Future[int]]] = [[] for _ in range(num_buckets)]
+        """Numbers of the full blocks of each bucket, known once they are written."""
+        # A block is full when it is written and free once it is read, so no more than these are in use.
+        num_blocks = -(-(num_stored + num_places) // self._per_block) if num_stored else 0
+        self._file = BlockFile(folder, sizes.block_bytes, num_blocks)
+        self._writers = ThreadPoolExecutor(NUM_WRITERS, "spill-write")
+        self._readers = ThreadPoolExecutor(NUM_READERS, "spill-read")
+        self._scratch = threading.local()
+        self._present = 0
+        self._loads: list[Future[None]] = []
+        """Reads of the next group that may not be over yet."""
+        self._next_fetch = 0
+        """Number of the first fetch not made yet."""
+        self._fault: BaseException | None = None
+        """Error of a writer, which the next call raises."""
+
+    @property
+    def traffic(self) -> SpillTraffic:
+        """What was read and written so far."""
+        return SpillTraffic(self.sizes.block_bytes, self._file.reads, self._file.writes)
+
+    def put(
+        self,
+        rows_N: NDArray[np.int64],
+        next_fetches_N: NDArray[np.int64],
+        weights_SD: NDArray[np.float32],
+        state_SW: NDArray[np.float32],
+        slots_N: NDArray[np.int64],
+    ) -> None:
+        """Take rows out of slots.
+
+        Args:
+            rows_N: the rows, numbered through all tables of the width.
+            next_fetches_N: number of the next fetch of each; -1 where there is none.
+            weights_SD: weights in slots.
+            state_SW: optimizer state in slots.
+            slots_N: slot of each row.
+        """
+        done = 0
+        while True:
+            if self._fault is not None:
+                raise self._fault
+            arguments = (slots_N, rows_N, next_fetches_N, done, self._present, self._arenas, self._buckets)
+            done, bucket = append_rows(weights_SD, state_SW, *arguments)
+            if bucket == ALL_DONE:
+                return
+            if bucket == PAST_GROUP:
+                raise RuntimeError(f"row {rows_N[done]} is wanted by fetch {next_fetches_N[done]}, long made")
+            self._flush(bucket)
+            self._buckets.buffer_of[bucket] = self._free.get()
+
+    def take(
+        self,
+        numbers_N: NDArray[np.int64],
+        weights_SD: NDArray[np.float32],
+        state_SW: NDArray[np.float32],
+        slots_N: NDArray[np.int64],
+    ) -> None:
+        """Copy the rows of some fetches, all of one item, to slots.
+
+        Args:
+            numbers_N: consecutive numbers of fetches, which may be made more than once.
+            weights_SD: weights in slots, written.
+            state_SW: optimizer state in slots, written.
+            slots_N: slot of each row.
+        """
+        if numbers_N.size == 0:
+            return
+        while numbers_N[0] >= self.sizes.group_first[self._present + 1]:
+            self._go_on()
+        arena = self._present & 1
+        places_N = numbers_N - self.sizes.group_first[self._present]
+        rows = (self._arenas.weights[arena], self._arenas.state[arena], self._arenas.is_there[arena])
+        missing = take_places(*rows, places_N, weights_SD, state_SW, slots_N)
+        if missing >= 0:
+            row = self._rows_of_fetches[numbers_N[missing]]
+            raise RuntimeError(f"fetch {numbers_N[missing]} wants row {row}, which was not written back")
+        self._next_fetch = max(self._next_fetch, int(numbers_N[-1]) + 1)
+
+    def finish(self) -> None:
+        """Give the arenas back after the last fetch: all rows are in their ranges now."""
+        self._wait_for_loads()
+        nothing = np.zeros((2, 0, 0), np.float32)
+        self._arenas = Arenas(nothing, nothing, np.zeros((2, 0), np.uint8))
+        self._next_fetch = int(self.sizes.group_first[-1])
+
+    def close(self) -> None:
+        """Stop the threads and give the disk space back."""
+        self._writers.shutdown(cancel_futures=True)
+        self._readers.shutdown(cancel_futures=True)
+        self._file.close()
+
+    def add_range(
+        self,
+        number: int,
+        weights_ND: NDArray[np.float32],
+        state_NW: NDArray[np.float32],
+    ) -> None:
+        """Copy the rows of one range over their initial values; valid after `finish`.
+
+        Args:
+            number: which range.
+            weights_ND: weights of all its rows, written for those that were ever written back.
+            state_NW: their optimizer state, likewise.
+        """
+        is_there_N = np.zeros(weights_ND.shape[0], np.uint8)
+        for words_V, values_V, num_records in self._records(self.sizes.num_groups + number):
+            self._check(scatter_records(words_V, values_V, num_records, weights_ND, state_NW, is_there_N))
+
+    def pick(self, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]) -> None:
+        """Copy the weights of some rows, wherever they are but in a slot; nothing moves.
+
+        One pass over all that is stored, a block at a time.
+
+        Args:
+            wanted_U: rows, ascending.
+            weights_UD: their weights, written for those that were ever written back.
+        """
+        self._wait_for_loads()
+        for group in (self._present, self._present + 1):
+            if group < self.sizes.num_groups and self._arenas.is_there.size:
+                self._pick_from_arena(group, wanted_U, weights_UD)
+        for bucket in range(self.sizes.num_groups + self.sizes.num_ranges):
+            self._pick_from_bucket(bucket, wanted_U, weights_UD)
+
+    def _pick_from_arena(
+        self, group: int, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]
+    ) -> None:
+        # What was fetched before is in a slot now, or was written back to a later place.
+        start, stop = self.sizes.group_first[group : group + 2].tolist()
+        first = max(start, self._next_fetch)
+        places_N = np.arange(first, stop) - start
+        is_there_N = self._arenas.is_there[group & 1][places_N] != 0
+        rows_N = np.array(self._rows_of_fetches[first:stop])[is_there_N]
+        weights_AD = self._arenas.weights[group & 1]
+        pick_places(weights_AD, places_N[is_there_N], rows_N, wanted_U, weights_UD)
+
+    def _pick_from_bucket(
+        self, bucket: int, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]
+    ) -> None:
+        if not self._on_disk[bucket] and self._buckets.buffer_of[bucket] < 0:
+            return
+        rows_of_places = np.empty(0, np.int64)
+        first_row = 0
+        if bucket < self.sizes.num_groups:
+            start, stop = self.sizes.group_first[bucket : bucket + 2].tolist()
+            rows_of_places = np.array(self._rows_of_fetches[start:stop])
+        else:
+            first_row = int(self.sizes.range_first[bucket - self.sizes.num_groups])
+        record_words = self.shape.record_bytes // 4
+        for words_V, values_V, count in self._records(bucket):
+            pick_records(
+                words_V, values_V, count, record_words, rows_of_places, first_row, wanted_U, weights_UD
+            )
+
+    def _records(self, bucket: int) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.float32], int]]:
+        """Yield the blocks of a bucket, also the one being filled; each is valid until the next."""
+        block = self._scratch_block()
+        for written in self._on_disk[bucket]:
+            self._file.read(written.result(), block)
+            yield block.view(np.uint32), block.view(np.float32), self._per_block
+        buffer = self._buckets.buffer_of[bucket]
+        if buffer >= 0:
+            yield (
+                self._buckets.words[buffer],
+                self._buckets.values[buffer],
+                int(self._buckets.num_records[bucket]),
+            )
+
+    def _go_on(self) -> None:
+        """Make the next group the present one, and begin to read the one behind it."""
+        self._wait_for_loads()
+        self._present += 1
+        group = self._present + 1
+        if group >= self.sizes.num_groups:
+            return
+        # The arena of the group before is free: from now on its places are those of the new group.
+        arena = group & 1
+        self._arenas.is_there[arena] = 0
+        rows = (self._arenas.weights[arena], self._arenas.state[arena], self._arenas.is_there[arena])
+        buffer = self._buckets.buffer_of[group]
+        if buffer >= 0:
+            num_records = int(self._buckets.num_records[group])
+            words = (self._buckets.words[buffer], self._buckets.values[buffer])
+            self._check(scatter_records(*words, num_records, *rows))
+            self._buckets.buffer_of[group] = -1
+            self._buckets.num_records[group] = 0
+            self._free.put(buffer)
+        self._loads = [self._readers.submit(self._load, written, rows) for written in self._on_disk[group]]
+        self._on_disk[group] = []
+
+    def _load(
+        self,
+        written: Future[int],
+        rows: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8]],
+    ) -> None:
+        """Read one block into an arena, and free its place on disk."""
+        number = written.result()
+        block = self._scratch_block()
+        self._file.read(number, block)
+        self._check(scatter_records(block.view(np.uint32), block.view(np.float32), self._per_block, *rows))
+        self._file.free(number)
+
+    def _flush(self, bucket: int) -> None:
+        """Write the full block of a bucket, if it has one, in the background."""
+        buffer = int(self._buckets.buffer_of[bucket])
+        if buffer < 0:
+            return
+        self._on_disk[bucket].append(self._writers.submit(self._write, buffer))
+        self._buckets.buffer_of[bucket] = -1
+        self._buckets.num_records[bucket] = 0
+
+    def _write(self, buffer: int) -> int:
+        try:
+            return self._file.write(self._blocks[buffer])
+        except BaseException as error:
+            self._fault = error
+            raise
+        finally:
+            # Also after an error: nobody waits for ever.
+            self._free.put(buffer)
+
+    def _wait_for_loads(self) -> None:
+        for load in self._loads:
+            load.result()
+        self._loads = []
+
+    def _scratch_block(self) -> NDArray[np.uint8]:
+        """Return a block of the calling thread."""
+        if not hasattr(self._scratch, "block"):
+            self._scratch.block = aligned_blocks(1, self.sizes.block_bytes)[0]
+        block: NDArray[np.uint8] = self._scratch.block
+        return block
+
+    def _check(self, misplaced: int) -> None:
+        if misplaced >= 0:
+            raise RuntimeError(f"record {misplaced} of a block of the spill file is misplaced")

@@ -1,0 +1,272 @@
+"""Kernels that move rows between slots, arenas and blocks of the spill file. All copies are exact.
+
+A record in a block is one word that says where the row belongs, then its weights and its optimizer state, as
+float32. In the block of a group the word is the place in the arena of the group; in that of a range of rows
+it is the row's position in the range.
+
+Shapes: S slots, D embedding_dim, W words of optimizer state, A places of an arena, N rows listed, G groups, H
+ranges, K buffers of V words each.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...stats.kernel import kernel
+
+ALL_DONE = -1
+PAST_GROUP = -2
+"""Results of `append_rows` in place of a bucket."""
+
+
+class Arenas(NamedTuple):
+    """Rows in memory for the present group and the next one; group g has arena ``g & 1``."""
+
+    weights: NDArray[np.float32]
+    """(2, A, D)."""
+    state: NDArray[np.float32]
+    """(2, A, W)."""
+    is_there: NDArray[np.uint8]
+    """(2, A); 1 where the row has arrived."""
+
+
+class Buckets(NamedTuple):
+    """The blocks being filled: one for each later group, then one for each range of rows."""
+
+    group_first: NDArray[np.int64]
+    """(G + 1,); number of the first fetch of each group."""
+    range_first: NDArray[np.int64]
+    """(H + 1,); first row of each range."""
+    words: NDArray[np.uint32]
+    """(K, V)."""
+    values: NDArray[np.float32]
+    """(K, V), the same memory."""
+    buffer_of: NDArray[np.int32]
+    """(G + H,); -1 where the bucket has none."""
+    num_records: NDArray[np.int32]
+    """(G + H,); records in that buffer."""
+
+
+@kernel
+def _find(bounds: NDArray[np.int64], value: int) -> int:
+    """Return the last position of ``bounds`` whose number is at most ``value``, but not the very last."""
+    low = 0
+    high = bounds.size - 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if bounds[middle] <= value:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@kernel
+def append_rows(
+    weights_SD: NDArray[np.float32],
+    state_SW: NDArray[np.float32],
+    slots_N: NDArray[np.int64],
+    rows_N: NDArray[np.int64],
+    next_fetches_N: NDArray[np.int64],
+    start: int,
+    present: int,
+    arenas: Arenas,
+    buckets: Buckets,
+) -> tuple[int, int]:
+    """Take rows out of slots: to the arena of the present or next group, or to the end of their bucket.
+
+    Args:
+        weights_SD: (S, D).
+        state_SW: (S, W).
+        slots_N: (N,); slot of each row.
+        rows_N: (N,); the rows.
+        next_fetches_N: (N,); number of the next fetch of each; -1: none.
+        start: rows before this one are taken already.
+        present: the present group.
+        arenas: updated.
+        buckets: updated.
+
+    Returns:
+        N and ALL_DONE; or the first row that is not taken, with the bucket that has no room for it, or with
+        PAST_GROUP where its group is over.
+    """
+    dim = weights_SD.shape[1]
+    width = state_SW.shape[1]
+    record_words = 1 + dim + width
+    per_block = buckets.words.shape[1] // record_words
+    num_groups = buckets.group_first.size - 1
+    for i in range(start, slots_N.size):
+        slot = slots_N[i]
+        number = next_fetches_N[i]
+        if number >= 0:
+            group = _find(buckets.group_first, number)
+            place = number - buckets.group_first[group]
+            if group < present:
+                return i, PAST_GROUP
+            # The present group and the next one are in memory: nothing is written and read again.
+            if group <= present + 1:
+                arena = group & 1
+                for column in range(dim):
+                    arenas.weights[arena, place, column] = weights_SD[slot, column]
+                for column in range(width):
+                    arenas.state[arena, place, column] = state_SW[slot, column]
+                arenas.is_there[arena, place] = 1
+                continue
+            bucket = group
+        else:
+            # Not fetched again: the row goes to the log of its range, which the end of the run merges.
+            bucket = _find(buckets.range_first, rows_N[i])
+            place = rows_N[i] - buckets.range_first[bucket]
+            bucket += num_groups
+        buffer = buckets.buffer_of[bucket]
+        if buffer < 0 or buckets.num_records[bucket] == per_block:
+            return i, bucket
+        word = buckets.num_records[bucket] * record_words
+        buckets.num_records[bucket] += 1
+        buckets.words[buffer, word] = place
+        for column in range(dim):
+            buckets.values[buffer, word + 1 + column] = weights_SD[slot, column]
+        for column in range(width):
+            buckets.values[buffer, word + 1 + dim + column] = state_SW[slot, column]
+    return slots_N.size, ALL_DONE
+
+
+@kernel
+def take_places(
+    weights_AD: NDArray[np.float32],
+    state_AW: NDArray[np.float32],
+    is_there_A: NDArray[np.uint8],
+    places_N: NDArray[np.int64],
+    weights_SD: NDArray[np.float32],
+    state_SW: NDArray[np.float32],
+    slots_N: NDArray[np.int64],
+) -> int:
+    """Copy rows from places of an arena to slots.
+
+    Returns:
+        -1; or the first position in ``places_N`` whose row has not arrived.
+    """
+    for i in range(places_N.size):
+        place = places_N[i]
+        if not is_there_A[place]:
+            return i
+        for column in range(weights_SD.shape[1]):
+            weights_SD[slots_N[i], column] = weights_AD[place, column]
+        for column in range(state_SW.shape[1]):
+            state_SW[slots_N[i], column] = state_AW[place, column]
+    return -1
+
+
+@kernel
+def scatter_records(
+    words_V: NDArray[np.uint32],
+    values_V: NDArray[np.float32],
+    num_records: int,
+    weights_AD: NDArray[np.float32],
+    state_AW: NDArray[np.float32],
+    is_there_A: NDArray[np.uint8],
+) -> int:
+    """Copy the records of a block to their places.
+
+    Args:
+        words_V: (V,); the block.
+        values_V: (V,); the same memory.
+        num_records: records in it.
+        weights_AD: (A, D), written.
+        state_AW: (A, W), written.
+        is_there_A: (A,); set for each record.
+
+    Returns:
+        -1; or the first record whose place is beyond the arena, or taken.
+    """
+    dim = weights_AD.shape[1]
+    width = state_AW.shape[1]
+    for record in range(num_records):
+        word = record * (1 + dim + width)
+        place = np.int64(words_V[word])
+        if place >= is_there_A.size or is_there_A[place]:
+            return record
+        is_there_A[place] = 1
+        for column in range(dim):
+            weights_AD[place, column] = values_V[word + 1 + column]
+        for column in range(width):
+            state_AW[place, column] = values_V[word + 1 + dim + column]
+    return -1
+
+
+@kernel
+def pick_records(
+    words_V: NDArray[np.uint32],
+    values_V: NDArray[np.float32],
+    num_records: int,
+    record_words: int,
+    rows_of_places: NDArray[np.int64],
+    first_row: int,
+    wanted_U: NDArray[np.int64],
+    weights_UD: NDArray[np.float32],
+) -> None:
+    """Copy the weights of wanted rows out of a block.
+
+    Args:
+        words_V: (V,); the block.
+        values_V: (V,); the same memory.
+        num_records: records in it.
+        record_words: words of each.
+        rows_of_places: row of each place of the group; empty for the block of a range.
+        first_row: first row of the range.
+        wanted_U: (U,), ascending; rows.
+        weights_UD: (U, D), written for those found.
+    """
+    if wanted_U.size == 0:
+        return
+    for record in range(num_records):
+        word = record * record_words
+        place = np.int64(words_V[word])
+        row = rows_of_places[place] if rows_of_places.size else first_row + place
+        found = _find_row(wanted_U, row)
+        if found >= 0:
+            for column in range(weights_UD.shape[1]):
+                weights_UD[found, column] = values_V[word + 1 + column]
+
+
+@kernel
+def pick_places(
+    weights_AD: NDArray[np.float32],
+    places_N: NDArray[np.int64],
+    rows_N: NDArray[np.int64],
+    wanted_U: NDArray[np.int64],
+    weights_UD: NDArray[np.float32],
+) -> None:
+    """Copy the weights of wanted rows out of places (or slots) whose rows are known.
+
+    Args:
+        weights_AD: (A, D).
+        places_N: (N,).
+        rows_N: (N,); row in each.
+        wanted_U: (U,), ascending; rows.
+        weights_UD: (U, D), written for those found.
+    """
+    if wanted_U.size == 0:
+        return
+    for i in range(places_N.size):
+        found = _find_row(wanted_U, rows_N[i])
+        if found >= 0:
+            for column in range(weights_UD.shape[1]):
+                weights_UD[found, column] = weights_AD[places_N[i], column]
+
+
+@kernel
+def _find_row(rows: NDArray[np.int64], row: int) -> int:
+    """Return the position of ``row`` in ascending ``rows``, none twice; -1 where it is not there."""
+    low = 0
+    high = rows.size
+    while low < high:
+        middle = (low + high) >> 1
+        if rows[middle] < row:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < rows.size and rows[low] == row else -1

@@ -1,0 +1,178 @@
+"""How a limit of memory is divided: arenas of two groups, a block for each bucket, and what evaluation reads.
+
+Larger arenas make fewer groups, and each group and each range of rows has a block in memory. So some share of
+the limit for the arenas is best; the largest that keeps to the limit is taken. Blocks are of 64 KiB or more
+where the limit allows it: a disk moves them at nearly the speed of sequential work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...pipeline.errors import ConfigError
+from ...pipeline.sizes import KIB, format_byte_size
+from ...stats.staging.next_fetches import cut_groups
+
+NUM_WRITERS = 2
+"""Threads that write full blocks; each may hold two of them."""
+NUM_READERS = 2
+"""Threads that read the blocks of the next group."""
+_BLOCK_BYTES = (256 * KIB, 64 * KIB, 16 * KIB, 4 * KIB)
+"""Sizes of blocks, the best first."""
+_EVALUATION_SHARE = 8
+"""One part in so many is kept for the rows that evaluation reads."""
+_STEPS = 24
+"""Shares of the limit that are tried for the arenas."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpillShape:
+    """The rows that spill, and how they are fetched."""
+
+    embedding_dim: int
+    state_width: int
+    rows_of_tables: tuple[int, ...]
+    """Cold rows of each table of the width, in the order of their slots on the slow tier."""
+    fetches_of_items: NDArray[np.int64]
+    """(num_items,); rows that each transfer item of the run fetches."""
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a row in a block."""
+        return 4 * (1 + self.embedding_dim + self.state_width)
+
+    @property
+    def place_bytes(self) -> int:
+        """Bytes of a row in an arena, with the mark that it is there."""
+        return 4 * (self.embedding_dim + self.state_width) + 1
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.rows_of_tables)
+
+
+@dataclass(frozen=True, slots=True)
+class SpillSizes:
+    """What lies in memory."""
+
+    arena_rows: int
+    """Rows of a group, and of a range of rows that is merged at the end."""
+    block_bytes: int
+    evaluation_rows: int
+    """Distinct rows that evaluation reads at a time; a single batch may have more."""
+    group_first: NDArray[np.int64]
+    """(num_groups + 1,); number of the first fetch of each group."""
+    range_first: NDArray[np.int64]
+    """(num_ranges + 1,); first row of each range. A range lies in one table."""
+    num_bytes: int
+    """Bytes of all this."""
+
+    @property
+    def num_groups(self) -> int:
+        return int(self.group_first.size) - 1
+
+    @property
+    def num_ranges(self) -> int:
+        return int(self.range_first.size) - 1
+
+    @property
+    def num_buffers(self) -> int:
+        """Blocks in memory: one a bucket, and those being written."""
+        return self.num_groups + self.num_ranges + 2 * NUM_WRITERS
+
+
+def choose_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes:
+    """Divide ``limit_bytes`` of memory.
+
+    Raises:
+        ConfigError: it is too little; the hint names the least that would do.
+    """
+    sizes = _best_sizes(shape, limit_bytes)
+    if sizes is not None:
+        return sizes
+    raise ConfigError(
+        f"cold rows of width {shape.embedding_dim} cannot be kept in {format_byte_size(limit_bytes)} of "
+        f"memory: a transfer loads up to {shape.fetches_of_items.max(initial=0):,} of them",
+        hint=f"--slow-bytes {least_bytes(shape) // KIB}KiB would do for this width; more is faster",
+    )
+
+
+def least_bytes(shape: SpillShape) -> int:
+    """Return the least memory that `choose_sizes` accepts, in whole KiB."""
+    high = KIB
+    while _best_sizes(shape, high) is None:
+        high *= 2
+    low = high // 2
+    while high - low > KIB:
+        middle = (low + high) // (2 * KIB) * KIB
+        if _best_sizes(shape, middle) is None:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _best_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes | None:
+    """Return the sizes with the largest blocks that leave the arenas an eighth; None where none fit."""
+    least = _least_arena(shape)
+    num_fetches = int(shape.fetches_of_items.sum())
+    found: SpillSizes | None = None
+    for block_bytes in _usable_blocks(shape):
+        for step in range(_STEPS, 0, -1):
+            arena_rows = limit_bytes * step // _STEPS // (2 * shape.place_bytes)
+            if arena_rows < least:
+                break
+            # Every group and range has a block at least: most attempts that fail are seen to without a cut.
+            num_buckets = (num_fetches + shape.num_rows) // arena_rows
+            if 2 * arena_rows * shape.place_bytes + num_buckets * block_bytes > limit_bytes:
+                continue
+            sizes = _sizes(shape, arena_rows, block_bytes, limit_bytes // _EVALUATION_SHARE)
+            if sizes.num_bytes <= limit_bytes:
+                found = found or sizes
+                # Smaller blocks are taken only where these would leave the arenas little.
+                if 8 * arena_rows * shape.place_bytes >= limit_bytes:
+                    return sizes
+                break
+    return found
+
+
+def _usable_blocks(shape: SpillShape) -> Sequence[int]:
+    """Sizes of blocks that hold a record, the best first."""
+    usable = [size for size in _BLOCK_BYTES if size >= shape.record_bytes]
+    # Rows wider than all of them get blocks of their own size, in whole pages.
+    page = _BLOCK_BYTES[-1]
+    return usable or [-(-shape.record_bytes // page) * page]
+
+
+def _least_arena(shape: SpillShape) -> int:
+    return max(int(shape.fetches_of_items.max(initial=0)), 1)
+
+
+def _sizes(shape: SpillShape, arena_rows: int, block_bytes: int, evaluation_bytes: int) -> SpillSizes:
+    group_first = cut_groups(shape.fetches_of_items, arena_rows)
+    range_first = cut_ranges(shape.rows_of_tables, arena_rows)
+    evaluation_rows = evaluation_bytes // (4 * shape.embedding_dim + 8)
+    num_buckets = group_first.size + range_first.size - 2
+    # One block more is for the thread that evaluates or merges.
+    blocks = num_buckets + 2 * NUM_WRITERS + NUM_READERS + 1
+    num_bytes = 2 * arena_rows * shape.place_bytes + blocks * block_bytes + evaluation_bytes
+    num_bytes += 8 * (group_first.size + range_first.size) + 8 * num_buckets
+    return SpillSizes(arena_rows, block_bytes, evaluation_rows, group_first, range_first, num_bytes)
+
+
+def cut_ranges(rows_of_tables: Sequence[int], most_rows: int) -> NDArray[np.int64]:
+    """Return where ranges of rows begin that lie in one table each and have at most ``most_rows`` rows.
+
+    Returns:
+        (num_ranges + 1,), int64, from 0 to the number of all rows; at least one range.
+    """
+    bounds = [0]
+    for num_rows in rows_of_tables:
+        first = bounds[-1]
+        num_parts = -(-num_rows // most_rows)
+        bounds += [first + num_rows * part // num_parts for part in range(1, num_parts + 1)]
+    return np.array(bounds if len(bounds) > 1 else [0, 0], np.int64)
