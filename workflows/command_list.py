@@ -17,6 +17,7 @@ COMMANDS = {
     "split": ("preprocess_commands", "choose hot rows within a byte budget"),
     "pack": ("preprocess_commands", "shuffle samples into hot-only and mixed batches"),
     "schedule": ("preprocess_commands", "plan which cold rows each batch loads and evicts"),
+    "transpose": ("preprocess_commands", "group each batch's lookups by row, once for all epochs"),
     "map-ids": ("map_ids_command", "map the rows of an old vocabulary to a new one"),
     "stats": ("stats_command", "show frequency statistics, or write a report"),
     "advise": ("advise_command", "predict which placement and how much fast memory pay off"),

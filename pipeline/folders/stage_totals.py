@@ -354,6 +354,21 @@ class ScheduleTotals(StageTotals):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LookupsTotals(StageTotals):
+    """The totals of lookups/."""
+
+    samples: int
+    """Training samples."""
+    batches: int
+    lookups: int
+    """Lookups of all tables."""
+    rows: int
+    """Distinct rows, counted once in each batch."""
+    long_rows: int
+    """Those of them with long lists of lookups."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class IdMapTotals(StageTotals):
     """The totals of an id map: each table, and the sums over all of them."""
 
@@ -374,6 +389,7 @@ TOTALS_OF_STAGE: dict[str, type[StageTotals]] = {
     "split": PlanTotals,
     "pack": ShardsTotals,
     "schedule": ScheduleTotals,
+    "transpose": LookupsTotals,
     "map-ids": IdMapTotals,
 }
 """The totals that each stage writes, by the name in its manifest."""

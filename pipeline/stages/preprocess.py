@@ -40,7 +40,9 @@ from .stage_order import (
     inputs_of,
     refuse_extension,
     remove_stale,
+    stages_from,
 )
+from .transpose import transpose
 
 _STAGES: dict[str, Callable[..., Manifest]] = {
     "count": count,
@@ -49,6 +51,7 @@ _STAGES: dict[str, Callable[..., Manifest]] = {
     "split": split,
     "pack": pack,
     "schedule": schedule,
+    "transpose": transpose,
 }
 
 
@@ -243,8 +246,7 @@ def remove_from(stage: str, folder: Path) -> list[Path]:
     """
     if stage not in ALL_FOLDERS:
         raise ConfigError(f"there is no stage {stage!r}", hint=f"use one of {', '.join(ALL_FOLDERS)}")
-    names = list(ALL_FOLDERS)
-    rebuilt_stages = names[names.index(stage) :]
+    rebuilt_stages = stages_from(stage)
     rebuilt = {ALL_FOLDERS[name] for name in rebuilt_stages}
     for name in rebuilt_stages:
         # Folders that are rebuilt in this run may be discarded; those that stay must have their files.

@@ -26,8 +26,8 @@ FOLDERS = {
 }
 """Stages of `preprocess` in order, and the folder each writes inside DIR."""
 
-ALL_FOLDERS = FOLDERS | {"schedule": "schedule"}
-"""FOLDERS, and the folder of the stage that is run by itself."""
+ALL_FOLDERS = FOLDERS | {"transpose": "lookups", "schedule": "schedule"}
+"""FOLDERS, and those of the stages that are run by themselves."""
 
 INPUTS = {
     "count": ("columns",),
@@ -38,14 +38,23 @@ INPUTS = {
 }
 """Folders each stage after `ingest` reads with its default settings."""
 
-ALL_INPUTS = INPUTS | {"schedule": ("shards",)}
-"""INPUTS, and those of the stage that is run by itself."""
+ALL_INPUTS = INPUTS | {"transpose": ("shards",), "schedule": ("shards",)}
+"""INPUTS, and those of the stages that are run by themselves."""
 
 OLD_VOCABULARY = "old_vocabulary"
 """Where an extension keeps the previous vocabulary until its ids are mapped."""
 
 BESIDE = {"id_map": "vocabulary"}
 """Folders that no stage reads, and the folder that each is removed with."""
+
+
+def stages_from(stage: str) -> list[str]:
+    """Return a stage and those that read, directly or not, what it writes; in order."""
+    found = [stage]
+    for name in ALL_FOLDERS:
+        if name != stage and {ALL_FOLDERS[made] for made in found} & {*ALL_INPUTS.get(name, ())}:
+            found.append(name)
+    return found
 
 
 def inputs_of(stage: str, config: object) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from ..stages.rank import RankConfig
 from ..stages.schedule import ScheduleConfig
 from ..stages.split import SplitConfig
 from ..stages.stage_order import inputs_of
+from ..stages.transpose import TransposeConfig
 
 _Build = Callable[[Path], Manifest]
 """Runs a stage again into a folder."""
@@ -125,6 +126,7 @@ _CONFIGS: dict[str, Callable[[Manifest], Any]] = {
     "split": SplitConfig.of,
     "pack": lambda shards: PackConfig(**shards.config),
     "schedule": lambda schedule: ScheduleConfig(**schedule.config),
+    "transpose": lambda _: TransposeConfig(),
 }
 """The config that each folder was made with, from its manifest."""
 

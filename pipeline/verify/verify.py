@@ -38,6 +38,7 @@ from ..stages.map_ids import ID_MAP, check_id_map
 from ..stages.stage_order import ALL_FOLDERS
 from .check_files import check_columns, check_counts, check_texts, check_vocabulary, faults_of_plan
 from .check_ids import check_samples, check_shards, check_tags
+from .check_lookups import check_lookups
 from .check_schedule import check_schedule, check_schedule_file
 from .rebuild import Rebuilding, faults_of_rebuilt
 
@@ -175,6 +176,7 @@ _CHECKS: dict[str, Callable[[FileEntry, Manifest, dict[str, Manifest]], Iterator
     "pack": check_shards,
     "map-ids": check_id_map,
     "schedule": lambda entry, schedule, _: check_schedule_file(entry, schedule),
+    "transpose": check_lookups,
 }
 
 

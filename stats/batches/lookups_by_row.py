@@ -96,24 +96,25 @@ def _sort_table(
             return -1 - position  # type: ignore[no-any-return]
         keys_2L[0, i] = (row << _ROW_SHIFT) | (i if is_local else position)
         for digit in range(num_digits):
-            counts_DR[digit, (row >> (digit * width)) & low] += 1
+            counts_DR[digit, np.uint64((row >> (digit * width)) & low)] += 1
 
     # Then one pass a digit, the lowest first.
     half = 0
     for digit in range(num_digits):
+        counts = counts_DR[digit]
         total = np.int64(0)
-        for value in range(low + 1):
-            count = counts_DR[digit, value]
-            counts_DR[digit, value] = total
+        for i in range(low + 1):
+            count = counts[i]
+            counts[i] = total
             total += count
         source = keys_2L[half]
         target = keys_2L[1 - half]
         shift = np.int64(_ROW_SHIFT + digit * width)
         for i in range(num_lookups):
             key = source[i]
-            value = (key >> shift) & low
-            target[np.uint64(counts_DR[digit, value])] = key
-            counts_DR[digit, value] += 1
+            value = np.uint64((key >> shift) & low)
+            target[np.uint64(counts[value])] = key
+            counts[value] += 1
         half = 1 - half
     return half
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...pipeline.folders.manifest import Manifest
-from ...pipeline.folders.stage_totals import IdMapTotals, ScheduleTotals, ShardsTotals
+from ...pipeline.folders.stage_totals import IdMapTotals, LookupsTotals, ScheduleTotals, ShardsTotals
 from ...pipeline.sizes import format_byte_size
 from ...pipeline.stages.preprocess import StageReport
 
@@ -59,6 +59,18 @@ def describe_schedule(schedule: Manifest) -> str:
     if totals.split:
         line += f"; {totals.split:,} steps run in several passes"
     return line
+
+
+def describe_lookups(lookups: Manifest) -> str:
+    """Return one line: distinct rows of batches, and what is stored of a sample."""
+    totals = LookupsTotals.of(lookups)
+    num_bytes = sum(entry.num_bytes for entry in lookups.files)
+    num_samples = max(1, totals.samples)
+    return (
+        f"{totals.batches:,} batches: {totals.lookups / num_samples:.1f} lookups of "
+        f"{totals.rows / num_samples:.1f} distinct rows a sample, "
+        f"{num_bytes / num_samples:.0f} bytes a sample"
+    )
 
 
 def describe_id_map(id_map: Manifest) -> str:

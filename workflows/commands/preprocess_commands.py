@@ -28,6 +28,7 @@ from ..console import print_json, progress_bars, say, stdout_console
 from ..options import config_of
 from .describe_stages import (
     describe_id_map,
+    describe_lookups,
     describe_schedule,
     describe_shards,
     describe_stage,
@@ -172,6 +173,8 @@ def _finish(stage: str, folder: Manifest, seconds: float, as_json: bool) -> int:
     print(f"{folder.folder}: {len(folder.files)} files, {num_bytes:,} bytes")
     if stage == "schedule":
         print(describe_schedule(folder))
+    if stage == "transpose":
+        print(describe_lookups(folder))
     return 0
 
 

@@ -21,6 +21,7 @@ from ...pipeline.stages.ingest import IngestConfig
 from ...pipeline.stages.preprocess import PreprocessConfig
 from ...pipeline.stages.schedule import ScheduleConfig
 from ...pipeline.stages.stage_order import FOLDERS
+from ...pipeline.stages.transpose import TransposeConfig
 from ..option_help import field_docstrings
 from ..options import Dir, command_options, find_options, parse_options
 from ..recipes import DEFAULT_SCHEMA, recipe_for, recipe_like
@@ -30,7 +31,8 @@ StageName = Annotated[str | None, tyro.conf.arg(metavar="STAGE", help_behavior_h
 Folders = Annotated[str, tyro.conf.arg(metavar="FOLDER,...", help_behavior_hint="")]
 
 _SCHEDULE = "Plan which cold rows each batch loads and evicts."
-_DESCRIPTIONS = field_docstrings(PreprocessConfig) | {"schedule": _SCHEDULE}
+_TRANSPOSE = "Group each batch's lookups by row, once for all epochs."
+_DESCRIPTIONS = field_docstrings(PreprocessConfig) | {"schedule": _SCHEDULE, "transpose": _TRANSPOSE}
 """The first sentence of each stage's help."""
 
 
@@ -152,7 +154,8 @@ def parse_ingest(arguments: Sequence[str]) -> Any:
 
 def parse_stage(stage: str, arguments: Sequence[str]) -> tuple[StageOptions, Any]:
     """Parse the arguments of a stage after ingest; returns its options, and its config's type."""
-    default = ScheduleConfig() if stage == "schedule" else getattr(_recipe_in(arguments), stage)
+    by_themselves = {"schedule": ScheduleConfig(), "transpose": TransposeConfig()}
+    default = by_themselves.get(stage) or getattr(_recipe_in(arguments), stage)
     command = command_options(type(default), StageOptions)
     return _parse_stage(stage, command, default, arguments, dir=tyro.MISSING), type(default)
 

@@ -25,6 +25,7 @@ from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
 from hotset.pipeline.stages.split import SplitConfig
+from hotset.pipeline.stages.transpose import TransposeConfig, transpose
 from hotset.pipeline.verify.verify import verify
 from hotset.tests.support.resealed import reseal, reseal_later_folders, write_manifest
 
@@ -61,7 +62,7 @@ def write_log(path: Path, num_samples: int, rng: np.random.Generator) -> Path:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of every stage, with a schedule and a map from the ids of a shorter log."""
+    """A folder of every stage, with lookups, a schedule and a map from the ids of a shorter log."""
     folder = tmp_path_factory.mktemp("rebuild")
     rng = np.random.default_rng(8)
     shorter = write_log(folder / "shorter.csv", 200, rng)
@@ -74,6 +75,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "dir" / "schedule",
         WORKERS,
     )
+    transpose(TransposeConfig(), shards, folder / "dir" / "lookups", WORKERS)
     map_ids(Manifest.read(folder / "shorter" / "vocabulary"), vocabulary, folder / "dir" / "id_map", WORKERS)
     return folder
 
@@ -189,6 +191,8 @@ EDITS: dict[str, tuple[str, Edit]] = {
     "schedule: slots": (PLANS, partial(put_step, "slots", 1)),
     "schedule: rows": (PLANS, partial(put_step, "fetch_rows", 1)),
     "schedule: is_first": (PLANS, partial(put_step, "fetch_is_first", -1)),
+    "lookups: two samples": (MIXED, partial(swap, "order", 0, 1)),
+    "lookups: a row": (MIXED, partial(put_step, "rows", 1)),
     "id_map: an id twice": ("user.arrow", lambda rows: put("new_id", 1, rows["new_id"][0], rows)),
     "id_map: two ids": ("user.arrow", partial(swap, "new_id", 0, 1)),
 }
