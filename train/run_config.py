@@ -60,7 +60,8 @@ class RunConfig(JsonRecord):
             config._refuse_nonsense()
         except RecordError as error:
             raise HotsetError(
-                f"{where} is damaged: {error}", hint="give the --out folder of a finished `hotset train`"
+                f"{where} is damaged: {error}",
+                hint="give the folder that a finished training run wrote (its --out)",
             ) from error
         return config
 

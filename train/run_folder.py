@@ -49,7 +49,7 @@ RUN_STAGE = "train"
 """The stage that the manifest of a run names."""
 _VERSION = 1
 _MOST_CONFIG_BYTES = 64 * 2**20
-_HINT = "give the --out folder of a finished `hotset train`"
+_HINT = "give the folder that a finished training run wrote (its --out)"
 
 
 class RunFolder:

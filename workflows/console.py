@@ -103,8 +103,10 @@ def say_error(message: str, hint: str | None = None, *, kind: str = "error") -> 
     """
     _print(Text.assemble((f"{kind}:", "bold yellow" if kind == "warning" else "bold red"), f" {message}"))
     if hint:
-        # Not wrapped: a command that is broken into lines could not be copied.
-        _print(Text.assemble(("hint:", "bold cyan"), f" {hint}"), soft_wrap=True)
+        # Not wrapped: a command that is broken into lines could not be copied. Nor would one be found that
+        # is not on the PATH of the shell.
+        typed = hint.replace("`hotset ", f"`{command_prefix()} ") if _is_called_by_path() else hint
+        _print(Text.assemble(("hint:", "bold cyan"), f" {typed}"), soft_wrap=True)
 
 
 def _print(text: Text, *, soft_wrap: bool = False) -> None:
@@ -134,7 +136,7 @@ class _ConsoleHandler(logging.Handler):
 def command_prefix() -> str:
     """Return how a user types ``hotset`` in this shell: by its path where it is not on PATH."""
     script = Path(sys.argv[0])
-    if shutil.which("hotset") or script.name != "hotset":
+    if not _is_called_by_path():
         # Started by another name, by `python -m` or a test, the file of sys.argv is no command.
         return (
             "hotset" if shutil.which("hotset") else f"{shlex.quote(sys.executable)} -m hotset.workflows.cli"
@@ -142,6 +144,11 @@ def command_prefix() -> str:
     script = script.absolute()
     near = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
     return shlex.quote(str(near))
+
+
+def _is_called_by_path() -> bool:
+    """Whether the command of this process was typed with a path, and would not be found without."""
+    return Path(sys.argv[0]).name == "hotset" and shutil.which("hotset") is None
 
 
 def print_json(result: dict[str, Any]) -> None:

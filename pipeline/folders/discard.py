@@ -7,6 +7,7 @@ its stages done; a mark beside it records that the files are gone on purpose. St
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from ..errors import ConfigError, ManifestError
@@ -55,5 +56,5 @@ def refuse_discarded(folder: Path, needed_by: str, redo: str) -> None:
     if is_discarded(folder):
         raise ManifestError(
             f"{folder} was discarded, and {needed_by} needs its files",
-            hint=f"rebuild it from the raw log: preprocess ... --redo {redo}",
+            hint=f"`hotset preprocess RAW --out {shlex.quote(str(folder.parent))} --redo {redo}` rebuilds it",
         )

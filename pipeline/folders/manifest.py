@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import xxhash
 
 from ..errors import ManifestError, first_line
+from ..stage_commands import STAGE_OF, hint_to_rewrite, hint_to_write
 from .checksum import hash_file
 from .json_record import JsonRecord, RecordError
 
@@ -28,7 +29,6 @@ TEXTS = "texts"
 _FILE_KEYS = ("path", "samples", "bytes", "xxh3_128")
 _KINDS = {"stage": str, "version": int, "config": dict, "inputs": list, "totals": dict}
 _NOT_PLAIN = "a stage writes plain files: links, which may leave the folder, and pipes are not read"
-_REBUILD = "remove the folder and run its stage again"
 Record = TypeVar("Record", bound=JsonRecord)
 
 
@@ -98,9 +98,9 @@ class Manifest:
             text = path.read_bytes()
         except FileNotFoundError:
             state = "is unfinished" if folder.is_dir() else "does not exist"
-            raise ManifestError(
-                f"{folder} {state}: it has no {MANIFEST}", hint="run the stage that writes it"
-            ) from None
+            is_alone = not any((folder.parent / name).exists() for name in STAGE_OF)
+            hint = hint_to_write(folder, is_alone=is_alone)
+            raise ManifestError(f"{folder} {state}: it has no {MANIFEST}", hint=hint) from None
         except OSError as error:
             raise ManifestError(f"{path} cannot be read: {error.strerror}") from error
         try:
@@ -108,7 +108,7 @@ class Manifest:
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ManifestError(
                 f"{path} is damaged: {first_line(error)}",
-                hint=_REBUILD,
+                hint=hint_to_rewrite(folder),
             ) from error
 
     @classmethod
@@ -158,7 +158,9 @@ class Manifest:
         try:
             return kind.from_json(value, where)
         except RecordError as error:
-            raise ManifestError(f"{self.folder / MANIFEST} is damaged: {error}", hint=_REBUILD) from error
+            raise ManifestError(
+                f"{self.folder / MANIFEST} is damaged: {error}", hint=hint_to_rewrite(self.folder)
+            ) from error
 
     @cached_property
     def _totals_read(self) -> dict[type[JsonRecord], JsonRecord]:
@@ -186,7 +188,7 @@ class Manifest:
     def checked_path(self, entry: FileEntry) -> Path:
         """The path of ``entry``; raises ManifestError when it is missing, of another size, or a link."""
         path = self.folder / entry.path
-        hint = "the folder was changed after it was sealed: remove it and run its stage again"
+        hint = hint_to_rewrite(self.folder)
         try:
             status = path.lstat()
         except OSError as error:
@@ -213,7 +215,8 @@ class Manifest:
             raise ManifestError(f"{path} cannot be read: {error.strerror}") from error
         if found != entry.xxh3_128:
             raise ManifestError(
-                f"{path} is damaged: its checksum is {found}, want {entry.xxh3_128}", hint=_REBUILD
+                f"{path} is damaged: its checksum is {found}, want {entry.xxh3_128}",
+                hint=hint_to_rewrite(self.folder),
             )
         return path
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..errors import ManifestError
 from ..sizes import exact_byte_size
+from ..stage_commands import hint_to_rewrite
 from .manifest import Manifest
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def read_begun(path: Path) -> RunIdentity:
         identity: RunIdentity = json.loads(path.read_bytes())
     except ValueError as error:
         raise ManifestError(
-            f"{path} is damaged: {error}", hint="remove the folder of this stage and run it again"
+            f"{path} is damaged: {error}", hint=hint_to_rewrite(path.parent.parent)
         ) from error
     return identity
 
@@ -76,7 +77,7 @@ def describe_difference(folder: Path, found: RunIdentity, wanted: RunIdentity) -
         num_new = len(wanted["inputs"]) - len(found["inputs"])
         return ManifestError(
             f"{folder} was made from the first {len(found['inputs'])} of these {len(wanted['inputs'])} files",
-            hint=f"--extend adds the {num_new} behind them and rebuilds what follows; or {hint}",
+            hint=f"give --extend, which adds the {num_new} behind them and rebuilds what follows; or {hint}",
         )
     difference = _describe_other_inputs(found["inputs"], wanted["inputs"])
     return ManifestError(f"{folder} was written from other inputs: {difference}", hint=hint)
@@ -92,8 +93,8 @@ def refuse_other_config(sealed: Manifest, stage: str, config: DataclassInstance)
 
 def _hint(stage: str) -> str:
     if stage == "map-ids":
-        return "give another --out, or --redo to rebuild it"
-    return f"give another --out, or --redo {stage} to rebuild it and what follows"
+        return "give another --out, or --redo to write it again"
+    return f"use another folder, or give --redo {stage}, which deletes it and what follows first"
 
 
 def _describe_other_config(

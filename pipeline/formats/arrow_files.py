@@ -16,6 +16,7 @@ from ..errors import ManifestError, first_line, refuse_system_fault
 from ..folders.checksum import HashedFile
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import ColumnsTotals, SamplesTotals, VocabularyTotals
+from ..stage_commands import hint_to_rewrite
 from .tables import multi_hot, offsets_of, one_hot
 
 NO_NULLS = np.zeros(0, np.uint8)
@@ -98,10 +99,12 @@ def read_file(path: Path, num_samples: int, columns: ColumnTypes) -> Any:
             _check_counts(batch)
     except DAMAGE as error:
         refuse_system_fault(path, error)
-        raise ManifestError(f"{path} is damaged: {first_line(error)}", hint=_HINT) from error
+        hint = hint_to_rewrite(path.parent)
+        raise ManifestError(f"{path} is damaged: {first_line(error)}", hint=hint) from error
     if batch.num_rows != num_samples:
         raise ManifestError(
-            f"{path} has {batch.num_rows} samples, its manifest says {num_samples}", hint=_HINT
+            f"{path} has {batch.num_rows} samples, its manifest says {num_samples}",
+            hint=hint_to_rewrite(path.parent),
         )
     return batch
 

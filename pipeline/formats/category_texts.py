@@ -24,6 +24,7 @@ from ..folders.output import Output
 from ..folders.stage_totals import ColumnsTotals
 from ..raw.hash_text import DistinctTexts
 from ..schema.schema_file import schema_of
+from ..stage_commands import hint_to_rewrite
 from .arrow_files import DAMAGE, map_batch, values_of, write_batch
 
 MAX_BYTES = 200
@@ -70,7 +71,7 @@ def read_texts(manifest: Manifest, entry: FileEntry) -> Any:
             raise ValueError(f"it has {batch.num_rows} texts, its manifest says {wanted}")
     except DAMAGE as error:
         refuse_system_fault(path, error)
-        hint = "remove its folder and run its stage again"
+        hint = hint_to_rewrite(path.parent)
         raise ManifestError(f"{path} is damaged: {first_line(error)}", hint=hint) from error
     return batch
 

@@ -12,6 +12,7 @@ from ..errors import ManifestError
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import SamplesTotals
 from ..folders.table_info import TableInfo
+from ..stage_commands import hint_to_rewrite
 from .arrow_files import fixed_lists, read_batch, values_of
 from .tables import offsets_of, one_hot
 
@@ -65,5 +66,5 @@ def _refuse_stray(ids: NDArray[np.int32], table: TableInfo, path: Path) -> None:
     if ids.shape[0] and not 0 <= int(ids.min()) <= int(ids.max()) < table.num_rows:
         raise ManifestError(
             f"{path} is damaged: an id of {table.name} is outside its {table.num_rows} rows",
-            hint="remove its folder and run its stage again",
+            hint=hint_to_rewrite(path.parent),
         )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..errors import ManifestError
 from ..folders.manifest import MANIFEST, Manifest
 from ..folders.table_info import MappedTable, NamedTable
+from ..stage_commands import hint_to_rewrite
 
 Table = TypeVar("Table", bound=NamedTable)
 OwnTable = TypeVar("OwnTable", bound=NamedTable | MappedTable)
@@ -41,7 +42,7 @@ def table_named(manifest: Manifest, tables: Iterable[OwnTable], name: str) -> Ow
     if len(found) != 1:
         raise ManifestError(
             f"{manifest.folder / MANIFEST} is damaged: it has {len(found)} tables {name!r}, want 1",
-            hint="remove the folder and run its stage again",
+            hint=hint_to_rewrite(manifest.folder),
         )
     return found[0]
 

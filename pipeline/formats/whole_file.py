@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shlex
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -69,7 +70,9 @@ def whole_file(path: Path, *, overwrite: bool = False, option: str = "--out") ->
 def refuse_target(path: Path, *, overwrite: bool, option: str = "--out") -> None:
     """Raise HotsetError where ``path`` cannot become a file: it exists, or its folder does not."""
     if not path.parent.is_dir():
-        raise HotsetError(f"{path.parent} is not a directory", hint="create it first")
+        raise HotsetError(
+            f"{path.parent} is not a directory", hint=f"`mkdir -p {shlex.quote(str(path.parent))}` creates it"
+        )
     try:
         os.lstat(path)
     except FileNotFoundError:

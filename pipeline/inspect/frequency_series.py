@@ -6,6 +6,7 @@ of them is a table. `SERIES` names them all; a view asks for those it shows.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,8 @@ def frequency_statistics(
     except DAMAGE as error:
         refuse_system_fault(folder, error)
         raise ManifestError(
-            f"{folder} is damaged: {first_line(error)}", hint="hotset verify reports which file"
+            f"{folder} is damaged: {first_line(error)}",
+            hint=f"`hotset verify {shlex.quote(str(folder))}` reports which file",
         ) from error
 
 

@@ -73,7 +73,7 @@ def _needs_schema(file: RawFile, found: str) -> InputError:
     path = shlex.quote(str(file.path))
     return InputError(
         f"{file.path} looks like {found}, want the tab-separated lines of Criteo's format",
-        hint=f"run hotset schema {path} > schema.toml, look at the proposal, then give --schema schema.toml",
+        hint=f"`hotset schema {path} > schema.toml` proposes a schema: look at it, then give it to --schema",
     )
 
 

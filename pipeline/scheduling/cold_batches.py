@@ -28,9 +28,9 @@ from ..formats.part_ids import PartIds
 from ..runtime.resources import Resources
 from ..runtime.tasks import run_tasks
 from ..runtime.thread_buffers import thread_buffer
+from ..stage_commands import hint_to_rewrite
 
 _BATCHES_LOOKED_AT = 32
-_HINT = "the shards are damaged: run `hotset pack` again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +101,20 @@ def refuse_other_shards(shards: Manifest) -> None:
     where = shards.folder / MANIFEST
     if (shards.stage, shards.version) != ("pack", 1):
         raise ManifestError(
-            f"{where} is of {shards.stage!r}, version {shards.version}, want 'pack', 1", hint=_HINT
+            f"{where} is of {shards.stage!r}, version {shards.version}, want 'pack', 1",
+            hint=hint_to_rewrite(shards.folder),
         )
     size = shards.config.get("batch_size")
     if type(size) is not int or size < 1:
-        raise ManifestError(f"{where} is damaged: config.batch_size is {size!r}, want 1 or more", hint=_HINT)
+        raise ManifestError(
+            f"{where} is damaged: config.batch_size is {size!r}, want 1 or more",
+            hint=hint_to_rewrite(shards.folder),
+        )
     order = shards.config.get("order")
     if order not in ("grouped", "original"):
-        raise ManifestError(f"{where} is damaged: config.order is {order!r}", hint=_HINT)
+        raise ManifestError(
+            f"{where} is damaged: config.order is {order!r}", hint=hint_to_rewrite(shards.folder)
+        )
     totals = ShardsTotals.of(shards)
     batches = dict.fromkeys(("hot_only", "mixed", "evaluation"), 0)
     samples = dict(batches)
@@ -118,7 +124,7 @@ def refuse_other_shards(shards: Manifest) -> None:
         if facts.num_batches != wanted:
             raise ManifestError(
                 f"{where} is damaged: files.{entry.path}.batches is {facts.num_batches}, want {wanted}",
-                hint=_HINT,
+                hint=hint_to_rewrite(shards.folder),
             )
         batches[facts.kind] += facts.num_batches
         samples[facts.kind] += entry.num_samples
@@ -143,7 +149,8 @@ def refuse_other_shards(shards: Manifest) -> None:
         wanted = sum(found[kind] for kind in kinds)
         if number != wanted:
             raise ManifestError(
-                f"{where} is damaged: totals has {number} {name}, its files have {wanted}", hint=_HINT
+                f"{where} is damaged: totals has {number} {name}, its files have {wanted}",
+                hint=hint_to_rewrite(shards.folder),
             )
 
 
@@ -233,10 +240,12 @@ def _read_file(
             for width, found in zip(widths, parts, strict=True):
                 found.append(distinct.of_batch(ids, batch.num_rows, width))
     except StrayLookupError as error:
-        raise ShardError(f"{path}: batch {number}: {error}", hint=_HINT) from error
+        raise ShardError(f"{path}: batch {number}: {error}", hint=hint_to_rewrite(path.parent)) from error
     except DAMAGE as error:
         refuse_system_fault(path, error)
-        raise ShardError(f"{path} cannot be read: {first_line(error)}", hint=_HINT) from error
+        raise ShardError(
+            f"{path} cannot be read: {first_line(error)}", hint=hint_to_rewrite(path.parent)
+        ) from error
     return num_samples, [_joined(found) for found in parts]
 
 

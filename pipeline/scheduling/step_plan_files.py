@@ -17,6 +17,7 @@ from ...stats.staging.step_plans import Residents, StepPlans
 from ..errors import ManifestError, first_line, refuse_system_fault
 from ..folders.manifest import FileEntry, Manifest
 from ..formats.arrow_files import DAMAGE, open_mapped, open_writer, values_of
+from ..stage_commands import hint_to_rewrite
 
 _LISTS = {
     "slots": ("offsets", pa.int32()),
@@ -138,5 +139,5 @@ def read_residents(manifest: Manifest, entry: FileEntry) -> Residents:
 def _damaged(path: Path, error: Exception) -> ManifestError:
     return ManifestError(
         f"{path} is damaged: {first_line(error)}",
-        hint=f"remove {path.parent} and run `hotset schedule` again",
+        hint=hint_to_rewrite(path.parent),
     )

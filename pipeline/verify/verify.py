@@ -77,7 +77,8 @@ def verify(
         found = {name: folder for name, made_by in STAGE_FOLDERS.items() if made_by == stage}
     if not found:
         raise ManifestError(
-            f"{folder} holds no stage folder", hint="give the folder that `hotset preprocess --out` created"
+            f"{folder} holds no stage folder",
+            hint="give the folder that preprocess or train wrote (its --out)",
         )
     faults: list[str] = []
     manifests: dict[str, Manifest] = {}

@@ -54,7 +54,7 @@ FLOORS = {
         "folders",
         "runtime",
         "schema",
-        "sizes",
+        "sizes stage_commands",
         "errors",
     ),
     "stats": ("analysis prediction staging", "ranking batches", "counting", "hashing cpu_prefetch", "kernel"),

@@ -72,7 +72,7 @@ def test_a_forgotten_schema_is_named_with_commands_that_work(
     assert main(["preprocess", str(path), "--out", "out"]) == 1
     error, hint = capsys.readouterr().err.splitlines()
     assert f"looks like {'Parquet' if ending == 'parquet' else 'CSV'}" in error
-    proposing = shlex.split(hint.split("run hotset ")[1].split(",")[0])
+    proposing = shlex.split(hint.split("`hotset ")[1].split("`")[0])
     assert proposing == ["schema", str(path), ">", "schema.toml"]
     assert main(proposing[:2]) == 0
     Path("schema.toml").write_text(capsys.readouterr().out)

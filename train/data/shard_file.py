@@ -23,9 +23,9 @@ from ...pipeline.errors import HotsetError, ShardError, first_line, refuse_syste
 from ...pipeline.folders.file_facts import ShardFacts
 from ...pipeline.folders.manifest import FileEntry
 from ...pipeline.formats.arrow_files import DAMAGE
+from ...pipeline.stage_commands import hint_to_rewrite
 from .batch import Batch, FeatureBags
 
-PACK_AGAIN = "the shards are damaged: run `hotset pack` again"
 _ALIGNMENT = 64
 _Chunks = tuple[NDArray[np.uint8], ...]
 """The bytes of a file that were read for one batch."""
@@ -65,7 +65,7 @@ class _UnchangedFile:
         if self._status() != self._found:
             raise ShardError(
                 f"{self._path} was changed by another program while it was in use",
-                hint="run `hotset pack` again, and leave the folder alone while it is trained on",
+                hint=f"{hint_to_rewrite(self._path.parent)}, and leave it alone while it is trained on",
             )
 
     @property
@@ -117,7 +117,10 @@ class ShardFile:
             refuse_system_fault(path, error)
             raise _damaged(path, error) from error
         if num_batches != facts.num_batches:
-            raise ShardError(f"{path} has {num_batches} batches, want {facts.num_batches}", hint=PACK_AGAIN)
+            raise ShardError(
+                f"{path} has {num_batches} batches, want {facts.num_batches}",
+                hint=hint_to_rewrite(path.parent),
+            )
 
     def read(self, index: int, columns: Columns, *, is_hot_only: bool) -> Batch:
         """Read batch ``index``; raises ShardError where the columns are not those of a shard."""
@@ -195,4 +198,4 @@ def _view(chunks: _Chunks, buffer: Any, first: int, count: int, kind: Any) -> ND
 
 
 def _damaged(path: Path, error: Exception) -> ShardError:
-    return ShardError(f"{path} cannot be read: {first_line(error)}", hint=PACK_AGAIN)
+    return ShardError(f"{path} cannot be read: {first_line(error)}", hint=hint_to_rewrite(path.parent))

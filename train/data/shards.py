@@ -25,12 +25,13 @@ from ...pipeline.formats.arrow_files import DAMAGE
 from ...pipeline.hot_rows.hot_order import HotOrder
 from ...pipeline.runtime.tasks import run_tasks
 from ...pipeline.schema.schema_names import check_name
+from ...pipeline.stage_commands import hint_to_rewrite
 from ...stats.batches.bag_shuffle import tag_cold_bags
 from ...stats.batches.row_slots import first_stray_lookup
 from ...stats.ranking.hot_rows import tag_hot_samples
 from ...stats.ranking.row_bytes import row_bytes
 from .batch import Batch, EmbeddingTable
-from .shard_file import PACK_AGAIN, Columns, ShardFile
+from .shard_file import Columns, ShardFile
 
 _STAGE = "pack"
 _VERSION = 1
@@ -93,7 +94,8 @@ class Shards:
         except DAMAGE as error:
             refuse_system_fault(manifest.folder, error)
             raise ShardError(
-                f"the manifest of {manifest.folder} is damaged or lacks {first_line(error)}", hint=PACK_AGAIN
+                f"the manifest of {manifest.folder} is damaged or lacks {first_line(error)}",
+                hint=hint_to_rewrite(manifest.folder),
             ) from error
 
     @classmethod
@@ -109,12 +111,12 @@ class Shards:
         if manifest.stage != _STAGE:
             raise ShardError(
                 f"{manifest.folder} holds the stage {manifest.stage!r}, want {_STAGE!r}",
-                hint="give the --out folder of `hotset preprocess`, or its shards/",
+                hint="give the folder that preprocess wrote (its --out), or its shards/",
             )
         if manifest.version != _VERSION:
             raise ShardError(
                 f"{manifest.folder} has shards of version {manifest.version}, want {_VERSION}",
-                hint="run `hotset pack` again with this version of hotset",
+                hint=hint_to_rewrite(manifest.folder),
             )
         return cls(manifest)
 
@@ -145,7 +147,7 @@ class Shards:
             if checksum != file.entry.xxh3_128:
                 raise ShardError(
                     f"{file.path} is damaged: its checksum is {checksum}, want {file.entry.xxh3_128}",
-                    hint=PACK_AGAIN,
+                    hint=hint_to_rewrite(self.manifest.folder),
                 )
 
     def _positions_by_kind(self) -> tuple[list[_BatchPosition], list[_BatchPosition]]:
@@ -190,7 +192,10 @@ class Shards:
         position = self._evaluation[number]
         batch = self._read(position)
         if batch.is_hot_B is None:
-            raise ShardError(f"{self._files[position.file].path}: no column 'is_hot'", hint=PACK_AGAIN)
+            raise ShardError(
+                f"{self._files[position.file].path}: no column 'is_hot'",
+                hint=hint_to_rewrite(self.manifest.folder),
+            )
         # The tags in the files are those of the packed budget.
         return batch if self.has_packed_budget else replace(batch, is_hot_B=self._tag(batch))
 
@@ -213,7 +218,7 @@ class Shards:
         if batch.num_samples != min(left, self.batch_size):
             raise ShardError(
                 f"{where} has {batch.num_samples} samples, want {min(left, self.batch_size)}",
-                hint=PACK_AGAIN,
+                hint=hint_to_rewrite(self.manifest.folder),
             )
         self._refuse_strays(batch, where)
         return batch
@@ -235,7 +240,10 @@ class Shards:
     def _refuse_stray(self, number: int, found: int, batch: Batch, where: str) -> NoReturn:
         table = self.tables[number]
         wanted = f"{table.num_hot} hot rows" if batch.is_hot_only else f"{table.num_rows} rows"
-        raise ShardError(f"{where}: id {found} in table {table.name} of {wanted}", hint=PACK_AGAIN)
+        raise ShardError(
+            f"{where}: id {found} in table {table.name} of {wanted}",
+            hint=hint_to_rewrite(self.manifest.folder),
+        )
 
 
 def with_hot_bytes(shards: Shards, hot_bytes: int, embedding_optimizer: str) -> Shards:
@@ -253,7 +261,7 @@ def with_hot_bytes(shards: Shards, hot_bytes: int, embedding_optimizer: str) -> 
     if not (folder / "manifest.json").exists():
         raise ConfigError(
             f"--hot-bytes needs the order of the rows, and there is no {folder}",
-            hint="give the --out folder of `hotset preprocess`",
+            hint="give the folder that preprocess wrote (its --out)",
         )
     vocabulary = Manifest.read(folder)
     found = [(table.name, table.num_rows) for table in VocabularyTotals.of(vocabulary).tables]

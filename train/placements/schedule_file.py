@@ -21,6 +21,7 @@ from ...pipeline.folders.manifest import FileEntry, Manifest
 from ...pipeline.folders.stage_totals import ScheduledWidth, ScheduleTotals
 from ...pipeline.runtime.tasks import run_tasks
 from ...pipeline.scheduling.step_plan_files import read_plans, read_residents
+from ...pipeline.stage_commands import hint_to_rewrite
 from ...stats.batches.epoch_order import epoch_order
 from ...stats.staging.plan_checks import PlanChecker, PlanFaultError
 from ...stats.staging.step_plans import StepPlans
@@ -167,7 +168,7 @@ class Schedule:
 def _damaged(manifest: Manifest, fault: str) -> ManifestError:
     return ManifestError(
         f"{manifest.folder} is damaged: {fault}",
-        hint=f"remove {manifest.folder} and run `hotset schedule` again",
+        hint=hint_to_rewrite(manifest.folder),
     )
 
 
@@ -184,7 +185,7 @@ def _difference(manifest: Manifest, shards: Shards, config: TrainConfig) -> str 
     if manifest.stage != "schedule" or manifest.version != _VERSION:
         raise ManifestError(
             f"{manifest.folder} holds {manifest.stage!r} of version {manifest.version}",
-            hint="remove the folder, or run `hotset schedule` again",
+            hint=hint_to_rewrite(manifest.folder),
         )
     if all(source.get("fingerprint") != shards.manifest.fingerprint for source in manifest.inputs):
         return "it was written for other shards"

@@ -65,7 +65,10 @@ def _preprocess(arguments: Sequence[str]) -> int:
     options = parse_preprocess(arguments)
     discard = parse_discard(options.discard)
     if options.map_ids and not options.extend:
-        raise ConfigError("--map-ids needs --extend", hint="hotset map-ids OLD NEW maps two folders")
+        raise ConfigError(
+            "--map-ids needs --extend",
+            hint="give --extend too, or map two folders with `hotset map-ids OLD NEW`",
+        )
     if options.dry_run:
         return _dry_run(options)
     # Nothing is deleted before all options are known to be valid.

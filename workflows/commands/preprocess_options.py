@@ -146,7 +146,7 @@ def parse_preprocess(arguments: Sequence[str]) -> PreprocessCommand:
 
 def parse_ingest(arguments: Sequence[str]) -> Any:
     """Parse the arguments of ``hotset ingest`` into an `IngestOptions` with the fields of `IngestConfig`."""
-    found, others = find_options(arguments, "--schema")
+    found, others = find_options(_with_bare_redo("ingest", arguments), "--schema")
     recipe = recipe_for(setting_of(found.get("--schema", DEFAULT_SCHEMA)))
     command = command_options(IngestConfig, IngestOptions)
     return _parse_stage("ingest", command, recipe.ingest, others, raw=tyro.MISSING, out=tyro.MISSING)
@@ -157,7 +157,18 @@ def parse_stage(stage: str, arguments: Sequence[str]) -> tuple[StageOptions, Any
     by_themselves = {"schedule": ScheduleConfig(), "transpose": TransposeConfig()}
     default = by_themselves.get(stage) or getattr(_recipe_in(arguments), stage)
     command = command_options(type(default), StageOptions)
+    arguments = _with_bare_redo(stage, arguments)
     return _parse_stage(stage, command, default, arguments, dir=tyro.MISSING), type(default)
+
+
+def _with_bare_redo(stage: str, arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a single stage, where its name behind ``--redo`` says nothing new."""
+    joined = [argument.replace(f"--redo={stage}", "--redo") for argument in arguments]
+    return [
+        argument
+        for before, argument in zip(["", *joined], joined, strict=False)
+        if (before, argument) != ("--redo", stage)
+    ]
 
 
 def _parse_stage(

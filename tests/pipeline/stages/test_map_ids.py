@@ -162,7 +162,7 @@ def test_the_command_maps_two_folders_and_verify_looks_at_it(
     assert main(["map-ids", str(vocabularies[1, 3]), str(new)]) == 1
     error, hint = capsys.readouterr().err.splitlines()
     assert "another old than the present one" in error
-    assert hint == "hint: give another --out, or --redo to rebuild it"
+    assert hint == "hint: give another --out, or --redo to write it again"
     assert main(["map-ids", str(vocabularies[1, 3]), str(new), "--redo"]) == 0
     path = new / "id_map" / "C3.arrow"
     path.write_bytes(path.read_bytes()[:-5] + b"xxxxx")

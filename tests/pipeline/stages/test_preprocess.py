@@ -281,7 +281,7 @@ def test_a_stage_alone_needs_the_folders_it_reads(tmp_path: Path, log: Path) -> 
     assert {path.name for path in tmp_path.iterdir()} == {"columns", "counts"}
     with pytest.raises(ManifestError, match="vocabulary does not exist") as caught:
         run_stage("encode", CONFIG.encode, tmp_path)
-    assert caught.value.hint == "run the stage that writes it"
+    assert caught.value.hint == f"`hotset rank {tmp_path}` writes it"
 
 
 def test_only_a_stage_can_be_removed(tmp_path: Path) -> None:
