@@ -1,8 +1,8 @@
 """FAE's hot rows, from a vocabulary by sampled counts, and what they lose against exact counts.
 
 The counter array, of which the paper looks at chunks, is in the order of first appearance in the log, as
-FAE's preprocessing numbers categories. Often used rows appear early and so stand together: a chunk has many of
-them or none, and the intervals cover the truth less often than they say.
+FAE's preprocessing numbers categories. Often used rows appear early and so stand together: a chunk has many
+of them or none, and the intervals cover the truth less often than they say.
 """
 
 from __future__ import annotations

@@ -106,8 +106,9 @@ def rank(
              frequency
     Writes:  ``{feature}.arrow``: category (null for missing and oov), count int64 lookups,
              place int64 in the order over all tables; where sampled lookups decide: sampled int64 lookups
-             of the sample, appearance int64 position in the order of first lookups in the log; a row's position is its id; of text columns ``{feature}.texts.arrow``: id int32, text
-             of the most frequent ones
+             of the sample, appearance int64 position in the order of first lookups in the log; a row's
+             position is its id; of text columns ``{feature}.texts.arrow``: id int32, text of the most
+             frequent ones
     """
     counted = CountsTotals.of(counts)
     names = [table.name for table in counted.tables]

@@ -177,7 +177,7 @@ def test_intervals_cover_less_often_where_rows_stand_in_the_order_of_first_appea
     rng = np.random.default_rng(1)
     weights = np.arange(1, 200_001) ** -1.05
     lookups = rng.choice(200_000, 400_000, p=weights / weights.sum())
-    rows, firsts, counts = np.unique(lookups, return_index=True, return_counts=True)
+    _, firsts, counts = np.unique(lookups, return_index=True, return_counts=True)
     by_appearance = rng.binomial(counts[np.argsort(firsts)], 0.05)
     shares = []
     for counters in (by_appearance, rng.permutation(by_appearance)):
