@@ -23,9 +23,11 @@ from ..pipeline.inspect.inspected_folder import packed_batch_size, read_row_coun
 from ..pipeline.runtime.resources import DEFAULT_RESOURCES, Resources
 from ..pipeline.sizes import MIB, format_byte_size
 from ..pipeline.stages.pack import PackConfig
-from ..stats.prediction.access_rates import AccessRates, expected_unique_rows
-from ..stats.prediction.step_times import MAX_PREFETCH, compute_seconds, predict, where_more_stops_paying
+from ..stats.prediction.access_rates import AccessRates
+from ..stats.prediction.row_loads import EpochUses
+from ..stats.prediction.step_times import compute_seconds, predict, where_more_stops_paying
 from ..stats.prediction.workload import Budget, Machine, Prediction, Workload
+from ..stats.staging.staging_size import MOST_PREFETCH
 from .model.dlrm_shape import DlrmShape, dlrm_shape
 
 STAGING_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
@@ -151,7 +153,7 @@ def _ladder(workload: Workload) -> list[int]:
 def _fixed_bytes(workload: Workload) -> int:
     """Memory of a step besides rows: dense parameters, activations, inputs read ahead, rows being moved."""
     in_transfer = 2 * _unique_rows(workload) * workload.row_bytes
-    inputs = (2 + MAX_PREFETCH) * workload.input_bytes
+    inputs = (2 + MOST_PREFETCH) * workload.input_bytes
     return (
         workload.dense_bytes + workload.batch_size * (workload.activation_bytes + inputs) + int(in_transfer)
     )
@@ -159,8 +161,8 @@ def _fixed_bytes(workload: Workload) -> int:
 
 def _unique_rows(workload: Workload) -> float:
     """Expected number of distinct rows of a batch."""
-    rates = workload.rates
-    return expected_unique_rows(rates.rates, workload.batch_size, rates.num_rows)
+    uses = EpochUses.of_rates(workload.rates, workload.num_train_samples, workload.batch_size)
+    return uses.rows_per_batch
 
 
 def _budgets(fast_bytes: int, workload: Workload) -> list[tuple[int, Budget]]:

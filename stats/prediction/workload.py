@@ -71,12 +71,15 @@ class Prediction:
     """Time of a step, the mean over hot-only and mixed batches."""
     compute_seconds: float
     to_fast_bytes: float
-    """Bytes of rows and vectors transferred to the fast tier per step, the mean."""
+    """Bytes of rows and vectors transferred to the fast tier per step, the mean over the first epoch."""
     to_slow_bytes: float
+    """Bytes transferred back."""
     memory: dict[str, int]
     """Bytes of fast memory by use: hot, staging, dense, activations, inputs, transfers."""
+    initialized_bytes: float = 0.0
+    """Bytes per step of rows at their first use: initialized on the fast tier instead of transferred."""
     prefetch: int | None = None
-    """Steps ahead that rows can be fetched with this staging area; None where nothing is staged."""
+    """Batches that transfers run ahead by default with this staging area; None where nothing is staged."""
 
     @property
     def memory_bytes(self) -> int:

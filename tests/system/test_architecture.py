@@ -57,7 +57,14 @@ FLOORS = {
         "sizes stage_commands",
         "errors",
     ),
-    "stats": ("analysis prediction staging", "ranking batches", "counting", "hashing cpu_prefetch", "kernel"),
+    "stats": (
+        "analysis prediction",
+        "staging",
+        "ranking batches",
+        "counting",
+        "hashing cpu_prefetch",
+        "kernel",
+    ),
 }
 """Rooms of each folder, and modules at its root: one imports from floors below, never from its own."""
 
