@@ -95,7 +95,7 @@ def read_workload(
     """The log and the model that predictions are for."""
     counts = read_row_counts(vocabulary)
     num_train = VocabularyTotals.of(vocabulary).num_train_samples
-    dim = plan.config["embedding_dim"]
+    dim = plan.setting("embedding_dim", int)
     num_dense = len(ColumnsTotals.of(columns).dense)
     # The model as training would build it, for its operations and memory.
     shape = dlrm_shape(model, num_dense, len(counts), dim)

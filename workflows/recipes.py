@@ -104,11 +104,11 @@ def recipe_like(folder: Path, schema: str | None = None) -> PreprocessConfig:
     return replace(
         recipe,
         split=SplitConfig.of(plan),
-        pack=PackConfig(**shards.config),
+        pack=shards.read_config(lambda config: PackConfig(**config)),
     )
 
 
 def setting_in(columns: Manifest) -> str:
     """Return the schema of a columns folder: its name where it is built in, its text otherwise."""
-    name: str = columns.config["schema"]
+    name: str = columns.setting("schema", str)
     return ColumnsTotals.of(columns).schema or name if is_fingerprint(name) else name

@@ -1,6 +1,8 @@
 """The checksum of a file: xxh3-128, as manifests record it.
 
-It is taken while a file is written, from bytes in the cache: reading them back costs a fifth of writing.
+It is taken while a file is written, from bytes in the cache: reading them back costs a fifth of writing. A
+process remembers the checksums of the files that it wrote or hashed, for as long as the system says that they
+are unchanged, so that a file is hashed before its first use and not again.
 """
 
 from __future__ import annotations
@@ -13,8 +15,14 @@ from typing import Any
 import xxhash
 
 _HASH_BLOCK_BYTES = 1 << 20
+_MOST_KNOWN = 1 << 16
+"""Checksums that are remembered: 20 MiB."""
+_State = tuple[str, int, int, int, int, int]
+"""Path, device, inode, time of the last write, time of the last change of any kind, bytes."""
 _written: dict[str, tuple[int, str]] = {}
 """Bytes and checksum of files that this process wrote and nobody has asked for yet, by path."""
+_known: dict[_State, str] = {}
+"""Checksums by the state of the file they were taken of."""
 
 
 class HashedFile(io.RawIOBase):
@@ -69,3 +77,34 @@ def hash_file(path: Path) -> tuple[int, str]:
             digest.update(view[:count])
             num_bytes += count
     return num_bytes, str(digest.hexdigest())
+
+
+def note_checksum(path: Path, checksum: str) -> None:
+    """Remember the checksum of a file as it is now."""
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    _known[_state_of(path)] = checksum
+
+
+def known_checksum(path: Path) -> str:
+    """Return the xxh3-128 of a file, which is read only where it is not known of the file's present state."""
+    state = _state_of(path)
+    if state not in _known:
+        # The state of before: a file that is written to meanwhile has another afterwards, and is read again.
+        _, found = hash_file(path)
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[state] = found
+    return _known[state]
+
+
+def _state_of(path: Path) -> _State:
+    status = path.stat()
+    return (
+        str(path),
+        status.st_dev,
+        status.st_ino,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_size,
+    )

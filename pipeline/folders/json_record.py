@@ -81,7 +81,7 @@ class JsonRecord:
         for name, key, kind, default in _fields_of(record):
             path = f"{where}.{key}" if where else key
             if key in value:
-                read[name] = _read(value[key], kind, path)
+                read[name] = read_value(value[key], kind, path)
             elif default is MISSING:
                 raise RecordError(f"{path} is missing")
         found = cls(**read)
@@ -115,19 +115,23 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _read(value: object, kind: Any, path: str) -> Any:
-    """``value`` as ``kind``, one of the types that records have."""
+def read_value(value: object, kind: Any, path: str) -> Any:
+    """Return ``value`` as ``kind``, one of the types that records have; raise RecordError where it is none.
+
+    Args:
+        path: the key of the value, for messages.
+    """
     origin = get_origin(kind)
     inner = get_args(kind)
     # Optional fields are the only unions that records have.
     if origin in (types.UnionType, Union):
-        return None if value is None else _read(value, inner[0], path)
+        return None if value is None else read_value(value, inner[0], path)
     if origin is tuple:
         return _read_array(value, inner, path)
     if origin is dict:
         if not isinstance(value, dict):
             raise RecordError(f"{path} is {_shown(value)}, want an object")
-        return {key: _read(each, inner[1], f"{path}.{key}") for key, each in value.items()}
+        return {key: read_value(each, inner[1], f"{path}.{key}") for key, each in value.items()}
     if origin is Literal:
         if value not in inner:
             raise RecordError(f"{path} is {_shown(value)}, want one of {', '.join(map(str, inner))}")
@@ -154,7 +158,7 @@ def _read_array(value: object, inner: tuple[Any, ...], path: str) -> tuple[Any, 
     if len(value) != len(kinds):
         raise RecordError(f"{path} has {len(value)} values, want {len(kinds)}")
     return tuple(
-        _read(each, kind, f"{path}[{number}]")
+        read_value(each, kind, f"{path}[{number}]")
         for number, (each, kind) in enumerate(zip(value, kinds, strict=True))
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -20,8 +20,8 @@ import xxhash
 
 from ..errors import ManifestError, first_line
 from ..stage_commands import STAGE_OF, hint_to_rewrite, hint_to_write
-from .checksum import hash_file
-from .json_record import JsonRecord, RecordError
+from .checksum import known_checksum
+from .json_record import JsonRecord, RecordError, read_value
 
 MANIFEST = "manifest.json"
 TEXTS = "texts"
@@ -30,6 +30,7 @@ _FILE_KEYS = ("path", "samples", "bytes", "xxh3_128")
 _KINDS = {"stage": str, "version": int, "config": dict, "inputs": list, "totals": dict}
 _NOT_PLAIN = "a stage writes plain files: links, which may leave the folder, and pipes are not read"
 Record = TypeVar("Record", bound=JsonRecord)
+Setting = TypeVar("Setting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,16 @@ class FileEntry:
         """Return the entry as the manifest has it."""
         own = (self.path, self.num_samples, self.num_bytes, self.xxh3_128)
         return dict(zip(_FILE_KEYS, own, strict=True)) | self.facts
+
+    def read_facts(self, kind: type[Record]) -> Record:
+        """Return the facts as ``kind``; raises ManifestError where they are not those of such a file."""
+        try:
+            return kind.from_json(self.facts, f"files.{self.path}")
+        except RecordError as error:
+            raise ManifestError(
+                f"the record of {self.path} is damaged: {error}",
+                hint="remove its folder and run the stage again",
+            ) from error
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> FileEntry:
@@ -112,6 +123,11 @@ class Manifest:
             ) from error
 
     @classmethod
+    def read_sealed(cls, folder: Path) -> Manifest | None:
+        """Read the manifest of a folder, None where it is not finished; raise ManifestError as `read`."""
+        return cls.read(folder) if is_sealed(folder) else None
+
+    @classmethod
     def _parse(cls, folder: Path, text: bytes) -> Manifest:
         parts = json.loads(text)
         # The checksum first: whatever fails behind it was written so, and is no damage of the disk.
@@ -136,6 +152,31 @@ class Manifest:
     def num_samples(self) -> int:
         """Samples in all files together."""
         return sum(entry.num_samples for entry in self.files)
+
+    def setting(self, name: str, kind: type[Setting]) -> Setting:
+        """Return a setting of the config; raises ManifestError where it is missing or of another type."""
+        try:
+            found: Setting = read_value(self.config.get(name), kind, f"config.{name}")
+        except RecordError as error:
+            raise ManifestError(
+                f"{self.folder / MANIFEST} is damaged: {error}", hint=hint_to_rewrite(self.folder)
+            ) from error
+        return found
+
+    def read_config(self, build: Callable[[dict[str, Any]], Setting]) -> Setting:
+        """Return what ``build`` makes of a copy of the config.
+
+        Raises:
+            ManifestError: the config lacks a setting, or has one that no stage writes.
+        """
+        try:
+            return build(dict(self.config))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ManifestError(
+                f"{self.folder / MANIFEST} is damaged: its config is not one of {self.stage!r}: "
+                f"{first_line(error)}",
+                hint=hint_to_rewrite(self.folder),
+            ) from error
 
     def read_totals(self, kind: type[Record]) -> Record:
         """The totals as ``kind``, which most callers reach by ``kind.of(manifest)``; read once.
@@ -209,8 +250,7 @@ class Manifest:
         """
         path = self.checked_path(entry)
         try:
-            status = path.stat()
-            found = _checksum_of_file(path, status.st_ino, status.st_mtime_ns, status.st_size)
+            found = known_checksum(path)
         except OSError as error:
             raise ManifestError(f"{path} cannot be read: {error.strerror}") from error
         if found != entry.xxh3_128:
@@ -219,12 +259,6 @@ class Manifest:
                 hint=hint_to_rewrite(self.folder),
             )
         return path
-
-
-@lru_cache(maxsize=1 << 14)
-def _checksum_of_file(path: Path, inode: int, changed_ns: int, num_bytes: int) -> str:
-    """Hash a file; the other arguments tell one state of it from the next."""
-    return hash_file(path)[1]
 
 
 @lru_cache(maxsize=8)

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ManifestError
 from ..runtime.remote_objects import RemoteObject
-from .checksum import checksum_of_written
+from .checksum import checksum_of_written, note_checksum
 from .decision import Extend, ExtendFrom, FolderState, Fresh, GoBack, Refused, Resume, Sealed, decide
 from .discard import is_discarded
 from .disk import empty_folder, mark_removed
@@ -209,7 +209,11 @@ class Output(RemoteObject):
     def _finished_file(self, record: Path) -> FileEntry | None:
         """Return the file that ``record`` describes; None if a power cut left half of either."""
         try:
-            entry = FileEntry.from_json(json.loads(record.read_bytes()))
+            parts = json.loads(record.read_bytes())
+            # A record that is damaged in any way is as good as none: its file is written again.
+            if parts.pop("checksum") != checksum_of(parts):
+                return None
+            entry = FileEntry.from_json(parts)
             return entry if (self.folder / entry.path).stat().st_size == entry.num_bytes else None
         except (KeyError, TypeError, ValueError, AttributeError, FileNotFoundError):
             return None
@@ -289,7 +293,7 @@ class Output(RemoteObject):
     def copy(self, source: Manifest, entry: FileEntry, facts: JsonRecord | None = None) -> None:
         """Copy a file of another sealed folder."""
         with self.writing(entry.path, entry.num_samples, facts) as path:
-            shutil.copyfile(source.checked_path(entry), path)
+            shutil.copyfile(source.hashed_path(entry), path)
 
     def adopt(self, before: Manifest, entry: FileEntry, name: str, facts: JsonRecord) -> None:
         """Keep a file of the folder before as ``name``: its bytes stay as they are."""
@@ -307,7 +311,9 @@ class Output(RemoteObject):
         self._refuse_overwriting(entry)
         # Renamed first, then recorded: a kill between the two costs this file, and no record lies.
         os.replace(aside, self.folder / entry.path)
-        text = json.dumps(entry.to_json()).encode()
+        note_checksum(self.folder / entry.path, entry.xxh3_128)
+        parts = json.loads(json.dumps(entry.to_json()))
+        text = json.dumps(parts | {"checksum": checksum_of(parts)}).encode()
         record = self._partial / f"{entry.path}.json"
         write_synced(record, text, aside=self.temporary_path(f"{entry.path}.json.tmp"), sync=is_durable())
         self.finished[entry.path] = entry

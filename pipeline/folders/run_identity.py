@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from ..errors import ManifestError
+from ..errors import ManifestError, first_line
 from ..sizes import exact_byte_size
 from ..stage_commands import hint_to_rewrite
 from .manifest import Manifest
@@ -16,6 +16,7 @@ from .manifest import Manifest
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+_KINDS = {"stage": str, "version": int, "config": dict, "inputs": list}
 Inputs = list[dict[str, Any]]
 """``{"name", "fingerprint"}`` of each input folder, or name and bytes of a raw file; in order."""
 
@@ -49,9 +50,14 @@ def read_begun(path: Path) -> RunIdentity:
     """Read the identity of the run that began a folder."""
     try:
         identity: RunIdentity = json.loads(path.read_bytes())
-    except ValueError as error:
+        for key, kind in _KINDS.items():
+            if type(identity[key]) is not kind:  # type: ignore[literal-required]
+                raise TypeError(f"{key} is not of type {kind.__name__}")
+        if not all(isinstance(made_from, dict) for made_from in identity["inputs"]):
+            raise TypeError("an input is no object")
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ManifestError(
-            f"{path} is damaged: {error}", hint=hint_to_rewrite(path.parent.parent)
+            f"{path} is damaged: {first_line(error)}", hint=hint_to_rewrite(path.parent.parent)
         ) from error
     return identity
 

@@ -35,7 +35,6 @@ DAMAGE = (
 
 A machine without memory, threads or descriptors raises some of them, too: `refuse_system_fault` comes first.
 """
-_HASHED_STAGES = ("count", "rank", "adopt", "map-ids")
 _HINT = "remove its folder and run its stage again"
 _CATEGORY = (pa.uint32(), pa.uint64())
 _DENSE = (pa.int32(),)
@@ -77,11 +76,10 @@ def read_batch(manifest: Manifest, entry: FileEntry) -> Any:
     """Map the one record batch of a stage's file, and check that it has the columns of the stage.
 
     Raises:
-        ManifestError: missing, of another size, or not what Arrow or the manifest says it is.
+        ManifestError: missing, of another size or checksum, or not what Arrow or the manifest says it is.
     """
-    # Counts, vocabularies and id maps are small beside the log, and decide every id: they are hashed.
-    path = manifest.hashed_path(entry) if manifest.stage in _HASHED_STAGES else manifest.checked_path(entry)
-    return read_file(path, entry.num_samples, columns_of(manifest))
+    # A flipped bit may well be another value: what this process did not write itself is hashed first.
+    return read_file(manifest.hashed_path(entry), entry.num_samples, columns_of(manifest))
 
 
 def read_file(path: Path, num_samples: int, columns: ColumnTypes) -> Any:

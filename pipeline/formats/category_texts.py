@@ -56,9 +56,9 @@ def read_texts(manifest: Manifest, entry: FileEntry) -> Any:
     """The record batch of a file of texts, memory-mapped and checked: texts are used as they are.
 
     Raises:
-        ManifestError: missing, of another size, or not what Arrow or the manifest says it is.
+        ManifestError: missing, of another size or checksum, or not what Arrow or the manifest says it is.
     """
-    path = manifest.checked_path(entry)
+    path = manifest.hashed_path(entry)
     try:
         batch = map_batch(path)
         # In full, because offsets into the bytes of a text are followed without another check.

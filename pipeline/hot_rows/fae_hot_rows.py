@@ -153,8 +153,8 @@ def _profile(
 ) -> dict[int, ProfiledTable]:
     """The large tables by number."""
     # The paper profiles counters in the order of first appearance, and ids are in the order of counts.
-    rate = vocabulary.config["sampling_rate"]
-    seed = vocabulary.config["sampling_seed"]
+    rate = vocabulary.setting("sampling_rate", float)
+    seed = vocabulary.setting("sampling_seed", int)
     counts = read_tables(vocabulary, "count")
     appearances = read_tables(vocabulary, "appearance")
     profiled = {}

@@ -87,7 +87,7 @@ def _totals(inspected: Inspected) -> dict[str, Any]:
         "num_train_samples": inspected.num_train,
         "num_features": len(inspected.tables),
         "num_rows": VocabularyTotals.of(inspected.vocabulary).num_rows,
-        "embedding_dim": plan.config["embedding_dim"],
+        "embedding_dim": plan.setting("embedding_dim", int),
         "row_bytes": totals.row_bytes,
         "samples": totals.samples.to_json(),
         "mode": plan.config.get("mode", "budget"),
@@ -145,7 +145,7 @@ def _unique_rows(inspected: Inspected) -> list[dict[str, Any]]:
 def _drift(inspected: Inspected) -> dict[str, Any]:
     return drift(
         inspected.folder,
-        int(inspected.plan.config["hot_bytes"]),
+        inspected.plan.setting("hot_bytes", int),
         inspected.resources,
         num_parts=inspected.num_parts,
     )
@@ -155,7 +155,7 @@ def _batches(folder: Path) -> dict[str, Any] | None:
     shards = read_shards(folder)
     if shards is None:
         return None
-    return ShardsTotals.of(shards).batches.to_json() | {"batch_size": shards.config["batch_size"]}
+    return ShardsTotals.of(shards).batches.to_json() | {"batch_size": shards.setting("batch_size", int)}
 
 
 def _oov(inspected: Inspected) -> dict[str, Any]:

@@ -22,7 +22,7 @@ BUDGETS = tuple(int(size) for size in (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * M
 
 def budgets(inspected: Inspected) -> list[dict[str, Any]]:
     """Per budget: bytes, num_hot_rows, hot_lookup_share, hot_sample_share, is_chosen (by the plan)."""
-    chosen = int(inspected.plan.config["hot_bytes"])
+    chosen = inspected.plan.setting("hot_bytes", int)
     sizes = sorted({*BUDGETS, chosen})
     return [
         row | {"is_chosen": size == chosen}

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ManifestError
 from ..folders.discard import is_discarded, refuse_discarded
-from ..folders.manifest import Manifest, is_sealed
+from ..folders.manifest import Manifest
 from ..folders.stage_totals import PlanTotals, VocabularyTotals
 from ..folders.table_info import VocabularyTable
 from ..hot_rows.hot_order import HotOrder
@@ -73,19 +72,14 @@ class Inspected:
 
 def read_shards(folder: Path) -> Manifest | None:
     """Return the manifest of the shards of ``folder``; None where they are not written yet."""
-    try:
-        # Unpacked shards are no fault; damaged ones are.
-        return Manifest.read(folder / "shards")
-    except ManifestError:
-        if is_sealed(folder / "shards"):
-            raise
-        return None
+    # Unpacked shards are no fault; damaged ones are.
+    return Manifest.read_sealed(folder / "shards")
 
 
 def packed_batch_size(folder: Path) -> int | None:
     """Return the batch size of the shards of ``folder``; None where they are not written yet."""
     shards = read_shards(folder)
-    return None if shards is None else int(shards.config["batch_size"])
+    return None if shards is None else shards.setting("batch_size", int)
 
 
 def read_row_counts(vocabulary: Manifest) -> list[NDArray[np.int64]]:

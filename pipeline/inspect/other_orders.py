@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...stats.analysis.drift import count_rows
 from ...stats.ranking.hot_levels import levels_by_count
-from ..errors import HotsetError
+from ..errors import ConfigError
 from ..folders.discard import is_discarded
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import SamplesTotals, VocabularyTotals
@@ -97,9 +97,11 @@ def peeled_levels(
         return "no sample of the log trains"
     if is_discarded(folder / "columns"):
         return "the columns were discarded"
+    columns = Manifest.read(folder / "columns")
+    counts = Manifest.read_sealed(folder / "counts")
+    if counts is None:
+        return "there are no counts"
     try:
-        columns = Manifest.read(folder / "columns")
-        counts = Manifest.read(folder / "counts")
         config = RankConfig.of(vocabulary)
         names = [table.name for table in VocabularyTotals.of(vocabulary).tables]
         if len(set(row_bytes)) > 1:
@@ -107,7 +109,7 @@ def peeled_levels(
         # Peeling starts from the order by frequency, as in the stage; the counts are all it needs.
         tables = rank_tables(config, counts, replace(resources, progress=silent))
         peeled = peel_order(tables, row_bytes, config.peel_floor, columns, counted_samples(counts), resources)
-    except HotsetError as error:
+    except ConfigError as error:  # too little memory
         return str(error)
     # Peeling tells the position of each row; the level is the first budget that the bytes up to there fit.
     places = [np.empty(table.num_rows, np.int64) for table in tables]

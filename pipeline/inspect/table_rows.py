@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, ManifestError
+from ..errors import ConfigError
 from ..folders.manifest import Manifest
 from ..folders.stage_totals import ColumnsTotals, PlanTotals, VocabularyTotals
 from ..folders.table_info import VocabularyTable
@@ -131,16 +131,13 @@ def open_table(folder: Path, feature: str) -> TableRows:
 def _kind(folder: Path, feature: str) -> str:
     columns = Manifest.read(folder / "columns")
     text = ColumnsTotals.of(columns).schema
-    schema = schema_named(columns.config["schema"]) if text is None else schema_of(text)
+    schema = schema_named(columns.setting("schema", str)) if text is None else schema_of(text)
     return schema.kind_of[feature]
 
 
 def _num_hot(folder: Path, feature: str) -> int | None:
-    try:
-        plan = Manifest.read(folder / "plan")
-    except ManifestError:
-        return None
-    return table_named(plan, PlanTotals.of(plan).tables, feature).num_hot
+    plan = Manifest.read_sealed(folder / "plan")
+    return None if plan is None else table_named(plan, PlanTotals.of(plan).tables, feature).num_hot
 
 
 def format_category(category: int, kind: str) -> str:

@@ -150,7 +150,7 @@ class ParquetParts:
             if entry is None:
                 return []
             names.append(entry.path)
-            row += ColumnsFacts.from_json(entry.facts).num_lines
+            row += entry.read_facts(ColumnsFacts).num_lines
         return names
 
     def finish(self, digest: Any) -> None:

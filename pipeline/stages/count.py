@@ -130,7 +130,7 @@ def _top(config: CountConfig, name: str, output: Output) -> NDArray[np.uint64]:
 
 
 def _describe_table(name: str, columns: Manifest, entry: FileEntry) -> CountedTable:
-    facts = CountsFacts.from_json(entry.facts)
+    facts = entry.read_facts(CountsFacts)
     return CountedTable(
         name=name,
         num_categories=entry.num_samples,
@@ -184,7 +184,7 @@ def _count_group(names: list[str], log: _Log, room: int, advance: Advance) -> No
 
 def _sum_facts(entries: Sequence[FileEntry], file: int | None) -> CountsFacts:
     """Add up the facts of the counts of several spans of one table."""
-    facts = [CountsFacts.from_json(entry.facts) for entry in entries]
+    facts = [entry.read_facts(CountsFacts) for entry in entries]
     lookups = [found.num_lookups for found in facts if found.num_lookups is not None]
     num_missing = sum(found.num_missing for found in facts)
     return CountsFacts(num_missing=num_missing, num_lookups=sum(lookups) if lookups else None, file=file)

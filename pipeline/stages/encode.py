@@ -133,7 +133,7 @@ def _encode_part(entry: FileEntry, num_train: int, lookup: LookupPass) -> int:
 def _totals(vocabulary: Manifest, output: Output) -> SamplesTotals:
     """The totals of the vocabulary, with how often the log looks up each table."""
     totals = VocabularyTotals.of(vocabulary)
-    facts = [SamplesFacts.from_json(entry.facts) for entry in output.finished.values()]
+    facts = [entry.read_facts(SamplesFacts) for entry in output.finished.values()]
     tables = tuple(_describe_table(feature, table, facts) for feature, table in enumerate(totals.tables))
     return totals.extended(SamplesTotals, tables=tables)
 

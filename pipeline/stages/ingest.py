@@ -182,7 +182,7 @@ def _ingest_file(
             line = tally.lines + fault.line_in_block + 1 + parts.num_header_lines
             raise InputError(f"{file.path}, {parts.unit} {line}{fault.text}", hint=_hint(fault, config))
         if name in output.finished:
-            facts = ColumnsFacts.from_json(output.finished[name].facts)
+            facts = output.finished[name].read_facts(ColumnsFacts)
             tally.lines += facts.num_lines
             tally.bad.update(facts.bad)
             tally.digest.update(bytes.fromhex(facts.raw_xxh3_128))

@@ -77,9 +77,9 @@ def map_ids(old: Manifest, new: Manifest, out: Path, resources: Resources = DEFA
 
 def _totals(tables: list[tuple[VocabularyTable, VocabularyTable]], output: Output) -> IdMapTotals:
     found = tuple(
-        IdMapFacts.from_json(output.finished[f"{after.name}.arrow"].facts).extended(
-            MappedTable, name=after.name, num_old_rows=before.num_rows, num_new_rows=after.num_rows
-        )
+        output.finished[f"{after.name}.arrow"]
+        .read_facts(IdMapFacts)
+        .extended(MappedTable, name=after.name, num_old_rows=before.num_rows, num_new_rows=after.num_rows)
         for before, after in tables
     )
     return IdMapTotals(

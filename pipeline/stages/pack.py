@@ -214,7 +214,7 @@ def _totals(config: PackConfig, inputs: PackInputs, output: Output) -> ShardsTot
     batches: Counter[str] = Counter()
     # Mixed files of the original order hold batches that are hot-only by chance: those count as such.
     for entry in output.finished.values():
-        facts = ShardFacts.from_json(entry.facts)
+        facts = entry.read_facts(ShardFacts)
         num_hot_only = len(facts.hot_only_batches or ())
         samples[facts.kind] += entry.num_samples
         batches[facts.kind] += facts.num_batches - num_hot_only
@@ -224,9 +224,9 @@ def _totals(config: PackConfig, inputs: PackInputs, output: Output) -> ShardsTot
         row_bytes=plan.row_bytes,
         num_rows=plan.num_rows,
         num_hot_rows=plan.num_hot_rows,
-        hot_bytes=inputs.plan.config["hot_bytes"],
-        embedding_dim=inputs.plan.config["embedding_dim"],
-        embedding_optimizer=inputs.plan.config["embedding_optimizer"],
+        hot_bytes=inputs.plan.setting("hot_bytes", int),
+        embedding_dim=inputs.plan.setting("embedding_dim", int),
+        embedding_optimizer=inputs.plan.setting("embedding_optimizer", str),
         has_label=inputs.has_label,
         dense=tuple(inputs.dense),
         samples=KindCounts(**{kind: samples[kind] for kind in KINDS.values()}),

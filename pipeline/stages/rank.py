@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -85,11 +85,14 @@ class RankConfig:
 
     @classmethod
     def of(cls, vocabulary: Manifest) -> RankConfig:
-        """The config that a vocabulary was ranked with."""
-        config = dict(vocabulary.config)
-        for name in ("feature_min_counts", "peel_row_bytes"):
-            config[name] = FeatureSettings(config[name])
-        return cls(**config)
+        """Return the config that a vocabulary was ranked with; raise ManifestError where it is damaged."""
+
+        def build(config: dict[str, Any]) -> RankConfig:
+            for name in ("feature_min_counts", "peel_row_bytes"):
+                config[name] = FeatureSettings(config[name])
+            return cls(**config)
+
+        return vocabulary.read_config(build)
 
 
 def rank(

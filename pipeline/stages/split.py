@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -73,11 +73,14 @@ class SplitConfig:
 
     @classmethod
     def of(cls, plan: Manifest) -> SplitConfig:
-        """The config that a plan was split with."""
-        config = dict(plan.config)
-        config["hot_bytes"] = ByteSize(config["hot_bytes"])
-        config["feature_dims"] = FeatureSettings(config["feature_dims"])
-        return cls(**config)
+        """Return the config that a plan was split with; raise ManifestError where it is damaged."""
+
+        def build(config: dict[str, Any]) -> SplitConfig:
+            config["hot_bytes"] = ByteSize(config["hot_bytes"])
+            config["feature_dims"] = FeatureSettings(config["feature_dims"])
+            return cls(**config)
+
+        return plan.read_config(build)
 
 
 def split(
@@ -175,7 +178,7 @@ def _tag_part(entry: FileEntry, num_train: int, num_hot: list[int], samples: Man
 
 
 def _samples_by_tag(output: Output, num_samples: int, num_train: int) -> TaggedSamples:
-    facts = [TagsFacts.from_json(entry.facts) for entry in output.finished.values()]
+    facts = [entry.read_facts(TagsFacts) for entry in output.finished.values()]
     num_hot = sum(found.hot_train for found in facts)
     return TaggedSamples(
         hot=num_hot,

@@ -65,7 +65,7 @@ def check_shards(entry: FileEntry, shards: Manifest, _: dict[str, Manifest]) -> 
     """Faults of one file of shards."""
     totals = ShardsTotals.of(shards)
     facts = ShardFacts.of(shards, entry)
-    batch_size = shards.config["batch_size"]
+    batch_size = shards.setting("batch_size", int)
     with pa.memory_map(str(shards.folder / entry.path)) as source:
         reader = pa.ipc.open_file(source)
         batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]

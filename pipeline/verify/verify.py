@@ -15,7 +15,7 @@ from pathlib import Path
 import xxhash
 
 from ..errors import ManifestError, first_line, refuse_system_fault
-from ..folders.checksum import hash_file
+from ..folders.checksum import hash_file, note_checksum
 from ..folders.discard import MARK, is_discarded
 from ..folders.disk import folder_exists, paths_in
 from ..folders.file_facts import ShardFacts
@@ -158,10 +158,12 @@ def _check_file(entry: FileEntry, manifest: Manifest, manifests: dict[str, Manif
         _, checksum = hash_file(path)
         if checksum != entry.xxh3_128:
             return [f"{path} is damaged: its checksum is {checksum}, want {entry.xxh3_128}"]
+        note_checksum(path, checksum)
         check = check_texts if entry.is_texts else _CHECKS[manifest.stage]
         return [f"{path}: {fault}" for fault in check(entry, manifest, manifests)]
     except ManifestError as error:
-        return [str(error)]
+        fault = str(error)
+        return [fault if str(manifest.folder) in fault else f"{manifest.folder / entry.path}: {fault}"]
     except DAMAGE as error:
         refuse_system_fault(manifest.folder, error)
         return [f"{manifest.folder / entry.path} is not what {MANIFEST} says: {first_line(error)}"]
@@ -226,7 +228,9 @@ def _check_raw(columns: Manifest, raw: Sequence[Path]) -> Iterator[str]:
     for path, log in zip(raw, recorded, strict=True):
         # A digest of block digests, because `ingest` hashes blocks in parallel.
         digest = xxhash.xxh3_128()
-        blocks = iterate_blocks(RawFile.inspect(path), columns.config["block_bytes"], in_thread_buffer=True)
+        blocks = iterate_blocks(
+            RawFile.inspect(path), columns.setting("block_bytes", int), in_thread_buffer=True
+        )
         for unread in blocks:
             block = unread.read()
             if block.num_bytes:

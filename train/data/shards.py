@@ -76,9 +76,9 @@ class Shards:
             self.embedding_dim = totals.embedding_dim
             self.embedding_optimizer = totals.embedding_optimizer
             row_bytes(self.embedding_dim, self.embedding_optimizer)  # refuses an unknown one
-            self.batch_size = int(manifest.config["batch_size"])
+            self.batch_size = manifest.setting("batch_size", int)
             self.has_packed_budget = True
-            self.is_grouped = manifest.config["order"] == "grouped"
+            self.is_grouped = manifest.setting("order", str) == "grouped"
             self._num_rows_F = np.array([table.num_rows for table in self.tables], np.int64)
             self._num_hot_F = np.array([table.num_hot for table in self.tables], np.int64)
             widths = [table.embedding_dim for table in self.tables]

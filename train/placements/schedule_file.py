@@ -134,7 +134,7 @@ class Schedule:
     def _own_batches(self, epoch: int) -> NDArray[np.int32]:
         """The mixed batches of an epoch in the order of the schedule's seed."""
         is_hot_only = self._shards.is_hot_only
-        seed = self._manifest.config["seed"]
+        seed = self._manifest.setting("seed", int)
         order = epoch_order(is_hot_only, seed, epoch, spread=self._shards.is_grouped)
         mixed: NDArray[np.int32] = order[~is_hot_only[order]]
         return mixed

@@ -189,5 +189,5 @@ def _recipe_in(arguments: Sequence[str]) -> PreprocessConfig:
     for argument in arguments:
         columns = Path(argument) / "columns"
         if (columns / MANIFEST).exists():
-            return recipe_for(Manifest.read(columns).config["schema"])
+            return recipe_for(Manifest.read(columns).setting("schema", str))
     return recipe_for(DEFAULT_SCHEMA)

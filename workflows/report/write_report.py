@@ -77,7 +77,7 @@ def write_html(folder: Path, statistics: Mapping[str, Any], out: Path, *, worker
     except HotsetError:  # no preset fits such a log; the report does without predictions
         advice = None
     is_kaggle = (
-        columns.config["schema"] == "criteo-kaggle"
+        columns.setting("schema", str) == "criteo-kaggle"
         and PlanTotals.of(plan).row_bytes == 64
         and statistics["num_train_samples"] >= _LEAST_SAMPLES
     )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from hotset.pipeline.folders.checksum import HashedFile, checksum_of_written, hash_file
+from hotset.pipeline.folders.checksum import (
+    HashedFile,
+    checksum_of_written,
+    hash_file,
+    known_checksum,
+    note_checksum,
+)
 from hotset.pipeline.formats.arrow_files import open_writer
 
 
@@ -55,3 +62,26 @@ def test_a_file_that_cannot_be_written_says_why(tmp_path: Path) -> None:
             open_writer(Path("/dev/full"), batch.schema) as writer,
         ):
             writer.write_batch(batch)
+
+
+def test_a_checksum_is_known_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    wanted = hash_file(path)[1]
+    read = list[Path]()
+
+    def counting(hashed: Path) -> tuple[int, str]:
+        read.append(hashed)
+        return hash_file(hashed)
+
+    monkeypatch.setattr("hotset.pipeline.folders.checksum.hash_file", counting)
+    assert [known_checksum(path) for _ in range(3)] == [wanted] * 3 and read == [path]
+    note_checksum(path, "noted")
+    assert known_checksum(path) == "noted" and read == [path]
+    # Each of these alone tells the new state: another time of change, another file of that name.
+    os.utime(path, ns=(0, 0))
+    assert known_checksum(path) == wanted and len(read) == 2
+    (tmp_path / "other").write_bytes(b"abd")
+    os.utime(tmp_path / "other", ns=(0, 0))
+    os.replace(tmp_path / "other", path)
+    assert known_checksum(path) == hash_file(path)[1] != wanted

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ManifestError
+from hotset.pipeline.folders.file_facts import ShardFacts, TextsFacts
 from hotset.pipeline.folders.manifest import MANIFEST, FileEntry, Manifest, checksum_of
 
 PARTS: dict[str, Any] = {
@@ -197,3 +198,36 @@ def test_thousands_of_files_are_found_by_name_and_a_manifest_travels_by_its_fold
         manifest.entry("file.arrow")
     packed = pickle.dumps(manifest)
     assert len(packed) < 1000 and pickle.loads(packed) == manifest
+
+
+def test_settings_are_checked_when_they_are_read(tmp_path: Path) -> None:
+    config = {"eval_fraction": 0.2, "seed": -1, "name": "x"}
+    manifest = Manifest(tmp_path, "count", 1, config, [], [], {}, "")
+    assert manifest.setting("eval_fraction", float) == 0.2 and manifest.setting("name", str) == "x"
+    for name, kind, message in (
+        ("seed", int, "config.seed is -1, want 0 or more"),
+        ("none", int, "config.none is None, want a whole number"),
+        ("name", int, "config.name is 'x', want a whole number"),
+    ):
+        with pytest.raises(ManifestError) as refused:
+            manifest.setting(name, kind)
+        assert str(refused.value) == f"{tmp_path / MANIFEST} is damaged: {message}"
+    assert manifest.read_config(lambda found: found.pop("name")) == "x" and config["name"] == "x"
+    with pytest.raises(ManifestError, match="damaged: its config is not one of 'count': 'span'"):
+        manifest.read_config(lambda found: found["span"])
+
+
+def test_only_a_sealed_folder_has_a_manifest(tmp_path: Path) -> None:
+    assert Manifest.read_sealed(tmp_path) is None
+    write_parts(tmp_path, PARTS)
+    assert Manifest.read_sealed(tmp_path) == Manifest.read(tmp_path)
+    (tmp_path / MANIFEST).write_text("{")
+    with pytest.raises(ManifestError, match="is damaged"):
+        Manifest.read_sealed(tmp_path)
+
+
+def test_facts_of_a_file_are_read_or_its_record_is_damaged() -> None:
+    entry = FileEntry("a.arrow", 1, 2, "00" * 16, {"texts": 3})
+    assert entry.read_facts(TextsFacts) == TextsFacts(num_texts=3)
+    with pytest.raises(ManifestError, match=r"a\.arrow is damaged: files\.a\.arrow\.kind is missing"):
+        entry.read_facts(ShardFacts)

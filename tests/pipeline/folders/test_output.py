@@ -208,7 +208,9 @@ def test_a_sealed_folder_whose_file_was_cut_is_refused(tmp_path: Path) -> None:
         run(tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["short file", "no file", "short record", "record of nothing"])
+@pytest.mark.parametrize(
+    "damage", ["short file", "no file", "short record", "record of nothing", "other record"]
+)
 def test_half_a_file_that_a_power_cut_left_is_made_again(tmp_path: Path, damage: str) -> None:
     run(tmp_path / "whole")
     output = Output.begin("stage", 2, Config(), INPUTS, tmp_path / "out")
@@ -219,15 +221,30 @@ def test_half_a_file_that_a_power_cut_left_is_made_again(tmp_path: Path, damage:
         file.write_bytes(b"")
     elif damage == "no file":
         file.unlink()
+    elif damage == "other record":
+        record.write_text(record.read_text().replace('"k2"', '"k3"'))
     else:
         record.write_text('{"path": ' if damage == "short record" else "[]")
     run(tmp_path / "out")
     assert tree_of(tmp_path / "out") == tree_of(tmp_path / "whole")
 
 
-def test_a_damaged_beginning_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "true",
+        "[" * 100_000,
+        '{"stage": "stage", "version": 2, "inputs": []}',
+        '{"stage": "stage", "version": 2, "config": [], "inputs": []}',
+        '{"stage": "stage", "version": 2, "config": {}, "inputs": [1]}',
+    ],
+    ids=range(7),
+)
+def test_a_damaged_beginning_is_refused(tmp_path: Path, text: str) -> None:
     Output.begin("stage", 2, Config(), INPUTS, tmp_path)
-    (tmp_path / PARTIAL / "begun.json").write_text("{")
+    (tmp_path / PARTIAL / "begun.json").write_text(text)
     with pytest.raises(ManifestError, match=r"begun\.json is damaged"):
         run(tmp_path)
 
