@@ -1,0 +1,146 @@
+"""What reads the folders that `fuzz_folders` edits: each stage, the trainer, statistics, `verify`.
+
+Each reader is given a folder with DIR, the old vocabulary that DIR's id map is from, and a run, and an empty
+folder to write to. It returns something to compare.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from hotset.pipeline.folders.checksum import hash_file
+from hotset.pipeline.folders.manifest import MANIFEST, Manifest
+from hotset.pipeline.inspect.frequency_series import frequency_statistics
+from hotset.pipeline.inspect.table_rows import open_table
+from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.schema.schema_file import setting_of
+from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.stages.adopt import adopt
+from hotset.pipeline.stages.ingest import IngestConfig, ingest
+from hotset.pipeline.stages.map_ids import map_ids
+from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess, run_stage
+from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
+from hotset.pipeline.stages.stage_order import INPUTS
+from hotset.pipeline.verify.verify import verify
+from hotset.stats.prediction.workload import Machine
+from hotset.train.advice import AdviceConfig, advise
+from hotset.train.config import TrainConfig
+from hotset.train.evaluate import evaluate
+from hotset.train.run import train
+from hotset.train.verify_run import verify_run
+
+ONE = Resources(workers=1, memory_bytes=None)
+SCHEDULE = ScheduleConfig(staging_bytes=ByteSize(3_000), prefetch=1, epochs=2, split_batches=True)
+TRAIN = TrainConfig(
+    staging_bytes=SCHEDULE.staging_bytes, prefetch=SCHEDULE.prefetch, epochs=SCHEDULE.epochs, threads=1
+)
+Reader = Callable[[Path, Path], Any]
+
+
+def files_of(made: Path) -> dict[str, tuple[int, str]]:
+    """Bytes and checksum of every file but the manifests below a folder."""
+    paths = sorted(path for path in made.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return {path.relative_to(made).as_posix(): hash_file(path) for path in paths}
+
+
+def values_of(made: Manifest) -> dict[str, str]:
+    """Every value of every file of a folder; what the bytes of missing ones hold is nobody's value."""
+    found = {}
+    for entry in made.files:
+        try:
+            table = pa.ipc.open_file(made.folder / entry.path).read_all()
+            found[entry.path] = repr(table.to_pydict())
+        except (pa.ArrowException, OSError, ValueError):
+            found[entry.path] = entry.xxh3_128
+    return found
+
+
+def run_again(stage: str, config: Any, root: Path, out: Path) -> Any:
+    """Run a stage on the folders it reads, beside a link to each."""
+    for name in ("columns", *INPUTS[stage]):
+        if not (out / name).exists():
+            (out / name).symlink_to(root / "dir" / name)
+    return files_of(run_stage(stage, config, out, ONE).folder)
+
+
+def schedule_again(root: Path, out: Path) -> Any:
+    """Plan the steps of the shards."""
+    return files_of(schedule(SCHEDULE, Manifest.read(root / "dir" / "shards"), out / "schedule", ONE).folder)
+
+
+def map_ids_again(root: Path, out: Path) -> Any:
+    """Map the ids of the old vocabulary to the new one."""
+    old, new = (Manifest.read(root / name / "vocabulary") for name in ("old", "dir"))
+    return files_of(map_ids(old, new, out / "id_map", ONE).folder)
+
+
+def adopt_again(root: Path, out: Path) -> Any:
+    """Take the vocabulary over for the columns of another log."""
+    columns, model = (Manifest.read(root / name / "columns") for name in ("old", "dir"))
+    made = adopt(columns, model, Manifest.read(root / "dir" / "vocabulary"), out / "vocabulary", ONE)
+    return values_of(made)
+
+
+def train_again(root: Path, out: Path, *, replay: bool = False) -> Any:
+    """Train on the shards with the schedule beside them, perhaps in the order of the run."""
+    train(root / "dir", TRAIN, out / "run", replay=root / "run" if replay else None)
+    return hash_file(out / "run" / "weights.safetensors")
+
+
+def evaluate_again(root: Path, out: Path) -> Any:
+    """Score the run."""
+    return evaluate(root / "run", root / "dir").to_dict()
+
+
+def statistics_of(root: Path, out: Path) -> Any:
+    """Compute the statistics of DIR."""
+    return frequency_statistics(root / "dir", ONE)
+
+
+def tables_of(root: Path, out: Path) -> Any:
+    """Read every table row by row, with texts."""
+    totals = Manifest.read(root / "dir" / "vocabulary").totals["tables"]
+    return [open_table(root / "dir", table["name"]).head(50) for table in totals]
+
+
+def advice_of(root: Path, out: Path) -> Any:
+    """Predict the placements."""
+    return advise(root / "dir", AdviceConfig(), Machine(), ONE)
+
+
+def resume(config: PreprocessConfig, folder: str, log: str, root: Path, out: Path) -> Any:
+    """Finish a folder that a run left unfinished."""
+    shutil.copytree(root / folder, out / "dir", symlinks=True)
+    preprocess([root / log], config, out / "dir", ONE)
+    return files_of(out / "dir")
+
+
+def schema_of_file(root: Path, out: Path) -> Any:
+    """Parse the schema and read the log with it."""
+    setting = setting_of(str(root / "schema.toml"))
+    config = IngestConfig(schema=setting, block_bytes=ByteSize(24_000))
+    return files_of(ingest([root / "log.parquet"], config, out / "columns", ONE).folder)
+
+
+def faults_of_dir(root: Path, out: Path, *, rebuild: bool = False) -> list[str]:
+    """Check DIR; where ``rebuild``, run every stage again, that of the log included."""
+    raw = [root / "log.parquet"] if rebuild else []
+    other = root / "old" if rebuild else None
+    return verify(root / "dir", ONE, raw=raw, rebuild=rebuild, scratch=out, other_vocabulary=other)
+
+
+def faults_of_run(root: Path, out: Path) -> list[str]:
+    """Check the run."""
+    return verify_run(root / "run")
+
+
+def faults_of(made: Path, root: Path, scratch: Path) -> list[str]:
+    """Check another DIR that was made from the same log."""
+    scratch.mkdir()
+    return verify(made, ONE, raw=[root / "log.parquet"], scratch=scratch)

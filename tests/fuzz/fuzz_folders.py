@@ -1,0 +1,432 @@
+"""Crafted folders through everything that reads them: stages, trainer, `evaluate`, statistics, `verify`.
+
+    python -m hotset.tests.fuzz.fuzz_folders --folders 10000
+
+Each case edits a file of a preprocessed log, a schedule, an id map, a run, an unfinished folder or a schema:
+raw bytes, or values with every checksum computed anew, also those of the folders made from it. Whatever reads
+the file must refuse it in one line that names it, or give what it gave before. Only two kinds of other
+results are right: those of edits with new checksums that `verify` finds, and scores by other weights of a
+run. A schedule may never change the weights.
+
+Workers are processes: one that ends by a signal or hangs is named with its case, and another one goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import json
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from hotset.pipeline.errors import HotsetError
+from hotset.pipeline.folders.checksum import hash_file
+from hotset.pipeline.folders.manifest import MANIFEST, Manifest, checksum_of
+from hotset.pipeline.folders.output import Output
+from hotset.pipeline.folders.partial_folder import BEGUN, PARTIAL
+from hotset.pipeline.schema.feature_settings import FeatureSettings
+from hotset.pipeline.schema.schema_file import setting_of
+from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.stages.count import CountConfig
+from hotset.pipeline.stages.ingest import IngestConfig
+from hotset.pipeline.stages.map_ids import map_ids
+from hotset.pipeline.stages.pack import PackConfig
+from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.stages.rank import RankConfig
+from hotset.pipeline.stages.schedule import schedule
+from hotset.pipeline.stages.split import SplitConfig
+from hotset.pipeline.stages.stage_order import FOLDERS, INPUTS
+from hotset.tests.fuzz import folder_readers as readers
+from hotset.tests.fuzz.crafted_files import edit_bytes, edit_json, edit_values
+from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_parquet
+from hotset.tests.support.resealed import reseal_later_folders, write_manifest
+from hotset.train.run import train
+
+_HANG_SECONDS = 60
+_MEMORY_BYTES = 12 << 30
+"""Address space of a worker: a number in a file that asks for more must be refused, not tried."""
+_KINDS = {"y": "label", "tags": "list text", "site": "hex8", "price": "float", "user": "integer"}
+_BEGUN = {
+    "begun-columns": "ingest",
+    "begun-counts": "count",
+    "begun-samples": "encode",
+    "begun-shards": "pack",
+}
+"""Folders of runs that were stopped before a stage was sealed."""
+_READERS_OF: dict[str, tuple[str, ...]] = {
+    "columns": ("count", "encode", "pack", "adopt", "statistics", "tables", "advice"),
+    "counts": ("rank", "statistics"),
+    "vocabulary": ("encode", "split", "map-ids", "adopt", "statistics", "tables", "advice"),
+    "samples": ("split", "pack", "statistics", "advice"),
+    "plan": ("pack", "statistics", "tables", "advice"),
+    "shards": ("schedule", "train", "evaluate", "statistics", "advice"),
+    "schedule": ("train",),
+    "id_map": (),
+    "run": ("evaluate", "replay"),
+    "schema.toml": ("schema",),
+    **{name: (name,) for name in _BEGUN},
+}
+"""Readers of each folder, besides `verify`."""
+
+
+_IS_RIGHT = ("same", "refused", "other")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One crafted folder."""
+
+    path: Path
+    """The edited file, relative to the folder of everything."""
+    is_resealed: bool
+    """Whether all checksums were computed anew."""
+    outcomes: dict[str, str]
+    """By reader: same, refused, other, or else what went wrong; empty where the edit changed nothing."""
+
+
+class Crafter:
+    """All kinds of folders, one file of which is edited at a time.
+
+    Args:
+        root: an empty folder, or one that a Crafter of the same seed has filled.
+        seed: of the log and of every edit.
+    """
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self.root = root
+        self._seed = seed
+        self._config = _write_log(root, seed)
+        if not (root / "run" / MANIFEST).exists():
+            _make_folders(root, self._config)
+        self._scratch = root / "scratch"
+        self.readers = self._all_readers()
+        self._wanted = {name: self._read(name) for name in self.readers}
+        paths = sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file())
+        self._whole = {path: (root / path).read_bytes() for path in paths if _folder_of(path) in _READERS_OF}
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that are edited, relative to ``root``."""
+        return list(self._whole)
+
+    def _all_readers(self) -> dict[str, readers.Reader]:
+        config = self._config
+        stages = {stage: partial(readers.run_again, stage, getattr(config, stage)) for stage in INPUTS}
+        begun = {name: partial(readers.resume, config, name, "log.parquet") for name in _BEGUN}
+        return {
+            **stages,
+            **begun,
+            "schedule": readers.schedule_again,
+            "map-ids": readers.map_ids_again,
+            "adopt": readers.adopt_again,
+            "train": readers.train_again,
+            "replay": partial(readers.train_again, replay=True),
+            "evaluate": readers.evaluate_again,
+            "statistics": readers.statistics_of,
+            "tables": readers.tables_of,
+            "advice": readers.advice_of,
+            "schema": readers.schema_of_file,
+            "verify": readers.faults_of_dir,
+            "verify --inputs": partial(readers.faults_of_dir, rebuild=True),
+            "verify RUN": readers.faults_of_run,
+        }
+
+    def _read(self, name: str) -> Any:
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.mkdir()
+        return self.readers[name](self.root, self._scratch)
+
+    def run(self, number: int) -> Case:
+        """Craft folder ``number``, and let at it whatever reads it; then put it back as it was."""
+        luck = random.Random(f"{self._seed} {number}")
+        folder = luck.choice(list(_READERS_OF))
+        path = luck.choice([path for path in self._whole if _folder_of(path) == folder])
+        is_resealed = luck.random() < 0.6 and folder != "schema.toml"
+        try:
+            self._edit(path, is_resealed, luck)
+            is_changed = self._read_bytes(path) != self._whole[path]
+            outcomes = self._judge_all(folder, is_resealed) if is_changed else {}
+        finally:
+            for name, whole in self._whole.items():
+                if self._read_bytes(name) != whole:
+                    (self.root / name).write_bytes(whole)
+        return Case(path, is_resealed, outcomes)
+
+    def _read_bytes(self, path: Path) -> bytes:
+        return (self.root / path).read_bytes()
+
+    def _edit(self, path: Path, is_resealed: bool, luck: random.Random) -> None:
+        target = self.root / path
+        whole = self._whole[path]
+        edits_values = luck.random() < (0.7 if is_resealed else 0.3)
+        if is_resealed and path.name == MANIFEST:
+            parts = json.loads(edit_json(whole, luck))
+            if isinstance(parts, dict):
+                write_manifest(target.parent, {"checksum": ""} | parts)
+        elif is_resealed and path.parent.name == PARTIAL:
+            parts = json.loads(edit_json(whole, luck))
+            checksum = {"checksum": checksum_of({key: parts[key] for key in parts if key != "checksum"})}
+            target.write_text(json.dumps(parts | checksum if path.name != BEGUN else parts))
+        elif luck.random() < 0.05:
+            # The bytes of another file, which fit their own name only.
+            target.write_bytes(luck.choice([own for own in self._whole.values() if own != whole]))
+        else:
+            target.write_bytes(edit_values(path, whole, luck) if edits_values else edit_bytes(whole, luck))
+        if is_resealed and path.parts[0] not in _BEGUN:
+            self._reseal(path)
+
+    def _reseal(self, path: Path) -> None:
+        """Make the manifest, and those of the folders made from it, agree with the edited file."""
+        folder = (self.root / path).parent
+        parts = json.loads((folder / MANIFEST).read_bytes())
+        if path.name != MANIFEST:
+            for entry in parts["files"]:
+                if entry["path"] == path.name:
+                    entry["bytes"], entry["xxh3_128"] = hash_file(self.root / path)
+            write_manifest(folder, parts)
+        # A manifest that names no inputs any more stays as it is, and so do those of later folders.
+        with contextlib.suppress(HotsetError, KeyError, TypeError, AttributeError):
+            reseal_later_folders(self.root / "dir")
+
+    def _judge_all(self, folder: str, is_resealed: bool) -> dict[str, str]:
+        names = [*_READERS_OF[folder], "verify RUN" if folder == "run" else "verify"]
+        if folder in ("schema.toml", *_BEGUN):
+            names = names[:1]
+        outcomes = {name: self.judge(name) for name in names}
+        others = [name for name, outcome in outcomes.items() if outcome == "other"]
+        for name in others:
+            outcomes[name] = self._judge_other(name, folder, is_resealed, outcomes)
+        return outcomes
+
+    def judge(self, name: str) -> str:
+        """Let one reader read, and say what it made of it."""
+        try:
+            found = self._read(name)
+        except HotsetError as error:
+            return self._judge_message(str(error))
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(place.filename).name}:{place.lineno}"
+            return f"{type(error).__name__} in {where}: {str(error)[:200]}"
+        if name.startswith("verify"):
+            several = [self._judge_message(fault) for fault in found]
+            return max(several, key=lambda outcome: outcome != "refused", default="same")
+        return "same" if found == self._wanted[name] else "other"
+
+    def _judge_message(self, message: str) -> str:
+        if "\n" in message:
+            return f"several lines: {message}"
+        is_named = str(self.root) in message or "schema" in message
+        return "refused" if is_named else f"no file is named: {message}"
+
+    def _judge_other(self, name: str, folder: str, is_resealed: bool, outcomes: dict[str, str]) -> str:
+        """Say whether another result is right: the file says something else, and `verify` sees it."""
+        if name == "schema":
+            return "other"
+        if name in _BEGUN:
+            # What was left unfinished is checked as the sealed folder that it became.
+            self._read(name)
+            faults = readers.faults_of(self._scratch / "dir", self.root, self._scratch / "rebuilt")
+            return "other" if faults else "a resumed folder holds other data, and verify finds no fault"
+        if not is_resealed:
+            return "other results from a file whose checksum is not that of its manifest"
+        if folder == "schedule":
+            return "a schedule changed the weights"
+        if folder == "run" or outcomes.get("verify") == "refused":
+            return "other"
+        found = outcomes.setdefault("verify --inputs", self.judge("verify --inputs"))
+        return "other" if found == "refused" else f"other results, and verify finds nothing ({found})"
+
+
+def _folder_of(path: Path) -> str:
+    """The key of `_READERS_OF` that a file belongs to."""
+    return path.parts[1] if path.parts[0] == "dir" else path.parts[0]
+
+
+def _write_log(root: Path, seed: int) -> PreprocessConfig:
+    """Write a log with lists, floats and texts, and its schema; return how to preprocess it."""
+    log = draw_log(160, _KINDS, np.random.default_rng(seed), empty_lists=True)
+    if not (root / "log.parquet").exists():
+        write_parquet(root / "log.parquet", log)
+        (root / "schema.toml").write_text(schema_text(log, format="parquet"))
+    return PreprocessConfig(
+        ingest=IngestConfig(schema=setting_of(str(root / "schema.toml")), block_bytes=ByteSize(24_000)),
+        count=CountConfig(eval_fraction=0.3),
+        rank=RankConfig(min_count=2),
+        split=SplitConfig(
+            hot_bytes=ByteSize(600), embedding_dim=4, feature_dims=FeatureSettings((("user", 8),))
+        ),
+        pack=PackConfig(batch_size=16, seed=4, order="original" if seed % 2 else "grouped"),
+    )
+
+
+class _StoppedError(Exception):
+    """A run was stopped before it sealed its folder."""
+
+
+def _make_folders(root: Path, config: PreprocessConfig) -> None:
+    """Fill ``root`` with every kind of folder there is."""
+    log = root / "log.parquet"
+    preprocess([log], config, root / "dir", readers.ONE)
+    old = replace(config, rank=RankConfig(min_count=1))
+    preprocess([log], old, root / "old", readers.ONE, until="rank")
+    before, after = (Manifest.read(root / name / "vocabulary") for name in ("old", "dir"))
+    map_ids(before, after, root / "dir" / "id_map", readers.ONE)
+    schedule(readers.SCHEDULE, Manifest.read(root / "dir" / "shards"), root / "dir" / "schedule", readers.ONE)
+    train(root / "dir", readers.TRAIN, root / "run")
+    seal = Output.seal
+    for name, stage in _BEGUN.items():
+
+        def stop(output: Output, totals: Any, stage: str = stage) -> Manifest:
+            if output.folder.name == FOLDERS[stage]:
+                raise _StoppedError
+            return seal(output, totals)
+
+        with mock.patch.object(Output, "seal", stop), contextlib.suppress(_StoppedError):
+            preprocess([log], config, root / name, readers.ONE)
+
+
+def run_child(root: Path, numbers: Sequence[int], seed: int) -> None:
+    """Run the cases ``numbers``; prints a line of JSON before and after each."""
+    crafter = Crafter(root, seed)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + _MEMORY_BYTES,) * 2)
+    for number in numbers:
+        print(json.dumps({"begun": number}), flush=True)
+        faulthandler.dump_traceback_later(_HANG_SECONDS, exit=True)
+        case = crafter.run(number)
+        faulthandler.cancel_dump_traceback_later()
+        print(json.dumps(asdict(case) | {"path": str(case.path), "number": number}), flush=True)
+
+
+class _Tally:
+    """Counts of all cases so far."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.num_cases = 0
+        self.folders: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
+        self.wrong: list[str] = []
+
+    def add(self, case: dict[str, Any]) -> None:
+        """Count what the readers of one case made of it."""
+        with self._lock:
+            self.num_cases += 1
+            kind = "checksums anew" if case["is_resealed"] else "as damaged"
+            self.folders[f"{_folder_of(Path(case['path']))}, {kind}"] += 1
+            for reader, outcome in case["outcomes"].items():
+                is_right = outcome in _IS_RIGHT
+                self.outcomes[f"{reader}: {outcome if is_right else 'wrong'}"] += 1
+                if not is_right:
+                    self.wrong.append(f"folder {case['number']}, {case['path']}, {reader}: {outcome}")
+
+    def add_crash(self, number: int, status: int) -> None:
+        """Count a case whose process ended."""
+        name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        with self._lock:
+            self.num_cases += 1
+            self.wrong.append(f"folder {number}: the process ended by {name}")
+
+
+def fuzz_folders(
+    num_folders: int, seed: int, workers: int = 1, scratch: Path | None = None
+) -> dict[str, Any]:
+    """Craft ``num_folders`` folders; ``wrong`` lists each that was neither refused nor harmless.
+
+    Args:
+        num_folders: number of cases.
+        seed: of the log and the edits.
+        workers: processes; a case does not depend on their number.
+        scratch: folder for temporary files; None takes the system's.
+    """
+    started = time.perf_counter()
+    tally = _Tally()
+    with tempfile.TemporaryDirectory(prefix="hotset-fuzz-", dir=scratch) as folder:
+        threads = [
+            threading.Thread(
+                target=_run_children,
+                args=(Path(folder) / str(worker), range(worker, num_folders, workers), seed, tally),
+            )
+            for worker in range(workers)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return {
+        "inputs": tally.num_cases,
+        "folders": dict(sorted(tally.folders.items())),
+        "outcomes": dict(sorted(tally.outcomes.items())),
+        "wrong": tally.wrong,
+        "seed": seed,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def _run_children(root: Path, numbers: range, seed: int, tally: _Tally) -> None:
+    """Run cases in one process after the other: a new one takes over where one ended before the last case."""
+    left = list(numbers)
+    is_first = True
+    while left:
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir()
+        words = ["--child", str(root), "--seed", str(seed)]
+        words += ["--first", str(left[0]), "--folders", str(numbers.stop), "--step", str(numbers.step)]
+        command = [sys.executable, "-m", __spec__.name, *words]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        begun = None
+        assert child.stdout is not None
+        with child, child.stdout:
+            for line in child.stdout:
+                found = json.loads(line)
+                begun = found.get("begun", None)
+                if begun is None:
+                    tally.add(found)
+                    left = [number for number in left if number > found["number"]]
+        if not child.returncode:
+            return
+        if is_first and begun is None:
+            raise RuntimeError(f"the folders cannot be made: exit status {child.returncode}")
+        is_first = False
+        number = left[0] if begun is None else begun
+        tally.add_crash(number, child.returncode)
+        left = [other for other in left if other > number]
+
+
+def main() -> None:
+    """Print the result as JSON."""
+    parser = argparse.ArgumentParser(description=fuzz_folders.__doc__)
+    parser.add_argument("--folders", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--child", type=Path)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--step", type=int, default=1)
+    options = parser.parse_args()
+    if options.child:
+        run_child(options.child, range(options.first, options.folders, options.step), options.seed)
+    else:
+        print(json.dumps(fuzz_folders(options.folders, options.seed, options.workers), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Some crafted folders in every run of the tests; and that no fault of a reader is overlooked.
+
+Tests `crafted_files` and `folder_readers`, too.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotset.pipeline.folders.manifest import FileEntry, Manifest
+from hotset.tests.fuzz import fuzz_folders
+from hotset.tests.fuzz.crafted_files import edit_bytes, edit_values
+from hotset.tests.fuzz.fuzz_folders import Crafter
+
+IS_RIGHT = {"same", "refused", "other"}
+
+
+@pytest.fixture(scope="module")
+def crafter(tmp_path_factory: pytest.TempPathFactory) -> Crafter:
+    """Every kind of folder, put back as it was after each case."""
+    return Crafter(tmp_path_factory.mktemp("crafted"), 0)
+
+
+def wrong_of(crafter: Crafter, numbers: range) -> Iterator[str]:
+    for number in numbers:
+        case = crafter.run(number)
+        for reader, outcome in case.outcomes.items():
+            if outcome not in IS_RIGHT:
+                yield f"{number}, {case.path}, {reader}: {outcome}"
+
+
+def test_crafted_folders_are_refused_by_name_or_harmless(crafter: Crafter) -> None:
+    whole = {path: (crafter.root / path).read_bytes() for path in crafter.files}
+    assert list(wrong_of(crafter, range(25))) == []
+    assert {path: (crafter.root / path).read_bytes() for path in crafter.files} == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_many_crafted_folders_are_refused_by_name_or_harmless(seed: int) -> None:
+    result = fuzz_folders.fuzz_folders(400, seed)
+    assert result["wrong"] == [] and result["inputs"] == 400
+
+
+def test_a_reader_that_does_not_look_at_checksums_is_found(
+    crafter: Crafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trusting(self: Manifest, entry: FileEntry) -> Path:
+        return self.checked_path(entry)
+
+    monkeypatch.setattr(Manifest, "hashed_path", trusting)
+    assert any("whose checksum is not that of its manifest" in line for line in wrong_of(crafter, range(40)))
+
+
+def test_tracebacks_and_messages_without_a_file_are_found(
+    crafter: Crafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(root: Path, out: Path) -> Any:
+        raise KeyError("totals")
+
+    assert crafter.judge("tables") == "same"
+    monkeypatch.setitem(crafter.readers, "tables", broken)
+    assert crafter.judge("tables").startswith("KeyError in test_fuzz_folders.py:")
+    monkeypatch.setitem(crafter.readers, "verify", lambda root, out: ["something is wrong"])
+    assert crafter.judge("verify") == "no file is named: something is wrong"
+    monkeypatch.setitem(crafter.readers, "verify", lambda root, out: [f"{root} is damaged"])
+    assert crafter.judge("verify") == "refused"
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_by_a_signal_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = """
+import os, sys
+from hotset.tests.fuzz import fuzz_folders
+run = fuzz_folders.Crafter.run
+def crash(self, number):
+    if number == 1:
+        os.abort()
+    return run(self, number)
+fuzz_folders.Crafter.run = crash
+sys.argv[0] = "fuzz_folders"
+fuzz_folders.main()
+"""
+    popen = subprocess.Popen
+
+    def start(command: list[str], **options: Any) -> Any:
+        return popen([command[0], "-c", program, *command[3:]], **options)
+
+    monkeypatch.setattr("subprocess.Popen", start)
+    result = fuzz_folders.fuzz_folders(3, 0)
+    assert result["wrong"] == [f"folder 1: the process ended by {signal.SIGABRT.name}"]
+    assert result["inputs"] == 3
+
+
+def test_every_kind_of_file_is_edited_and_equal_seeds_edit_equally(crafter: Crafter) -> None:
+    for suffix in (".arrow", ".npy", ".safetensors", ".json", ".toml"):
+        path = next(path for path in crafter.files if path.suffix == suffix)
+        whole = (crafter.root / path).read_bytes()
+        edited = [edit_values(path, whole, random.Random(seed)) for seed in [*range(20)] * 2]
+        assert edited[:20] == edited[20:] and len(set(edited)) > 10
+        assert edit_bytes(whole, random.Random(3)) == edit_bytes(whole, random.Random(3)) != whole
