@@ -68,7 +68,7 @@ def transpose(
     for num_samples in run_tasks(_transpose_file, tasks, workers=resources.workers):
         done += num_samples
         resources.progress("transpose", done, total)
-    facts = [LookupsFacts.from_json(entry.facts) for entry in output.finished.values()]
+    facts = [entry.read_facts(LookupsFacts) for entry in output.finished.values()]
     return output.seal(
         LookupsTotals(
             samples=total,
@@ -90,7 +90,7 @@ def training_files(shards: Manifest) -> Iterator[FileEntry]:
 def needed_bytes(shards: Manifest, workers: int) -> int:
     """Return the bytes that `transpose` needs: a batch for each worker."""
     num_one_hot = len(one_hot(ShardsTotals.of(shards).tables))
-    batch_size: int = shards.config["batch_size"]
+    batch_size = shards.setting("batch_size", int)
     # All lookups of a file's lists may stand in one of its batches.
     lists = [sum(ShardFacts.of(shards, entry).lookups.values()) for entry in training_files(shards)]
     most = batch_size * num_one_hot + max(lists, default=0)

@@ -27,6 +27,7 @@ from hotset.pipeline.stages.map_ids import map_ids
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess, run_stage
 from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
 from hotset.pipeline.stages.stage_order import INPUTS
+from hotset.pipeline.stages.transpose import TransposeConfig, transpose
 from hotset.pipeline.verify.verify import verify
 from hotset.stats.prediction.workload import Machine
 from hotset.train.advice import AdviceConfig, advise
@@ -72,6 +73,12 @@ def run_again(stage: str, config: Any, root: Path, out: Path) -> Any:
 def schedule_again(root: Path, out: Path) -> Any:
     """Plan the steps of the shards."""
     return files_of(schedule(SCHEDULE, Manifest.read(root / "dir" / "shards"), out / "schedule", ONE).folder)
+
+
+def transpose_again(root: Path, out: Path) -> Any:
+    """Group the lookups of the shards by row."""
+    shards = Manifest.read(root / "dir" / "shards")
+    return files_of(transpose(TransposeConfig(), shards, out / "lookups", ONE).folder)
 
 
 def map_ids_again(root: Path, out: Path) -> Any:

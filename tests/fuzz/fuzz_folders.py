@@ -77,8 +77,9 @@ _READERS_OF: dict[str, tuple[str, ...]] = {
     "vocabulary": ("encode", "split", "map-ids", "adopt", "statistics", "tables", "advice"),
     "samples": ("split", "pack", "statistics", "advice"),
     "plan": ("pack", "statistics", "tables", "advice"),
-    "shards": ("schedule", "train", "evaluate", "statistics", "advice"),
+    "shards": ("schedule", "transpose", "train", "evaluate", "statistics", "advice"),
     "schedule": ("train",),
+    "lookups": ("train",),
     "id_map": (),
     "run": ("evaluate", "replay"),
     "schema.toml": ("schema",),
@@ -135,6 +136,7 @@ class Crafter:
             **stages,
             **begun,
             "schedule": readers.schedule_again,
+            "transpose": readers.transpose_again,
             "map-ids": readers.map_ids_again,
             "adopt": readers.adopt_again,
             "train": readers.train_again,
@@ -248,8 +250,8 @@ class Crafter:
             return "other" if faults else "a resumed folder holds other data, and verify finds no fault"
         if not is_resealed:
             return "other results from a file whose checksum is not that of its manifest"
-        if folder == "schedule":
-            return "a schedule changed the weights"
+        if folder in ("schedule", "lookups"):
+            return f"a {folder} folder changed the weights"
         if folder == "run" or outcomes.get("verify") == "refused":
             return "other"
         found = outcomes.setdefault("verify --inputs", self.judge("verify --inputs"))
@@ -291,6 +293,7 @@ def _make_folders(root: Path, config: PreprocessConfig) -> None:
     before, after = (Manifest.read(root / name / "vocabulary") for name in ("old", "dir"))
     map_ids(before, after, root / "dir" / "id_map", readers.ONE)
     schedule(readers.SCHEDULE, Manifest.read(root / "dir" / "shards"), root / "dir" / "schedule", readers.ONE)
+    readers.transpose_again(root, root / "dir")
     train(root / "dir", readers.TRAIN, root / "run")
     seal = Output.seal
     for name, stage in _BEGUN.items():
