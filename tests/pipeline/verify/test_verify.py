@@ -132,6 +132,7 @@ def test_a_folder_without_stages_is_refused(tmp_path: Path) -> None:
         "samples",
         "plan",
         "shards",
+        "lookups",
         "schedule",
         "id_map",
     }
