@@ -22,12 +22,17 @@ from ..formats.arrow_files import DAMAGE
 from ..formats.tables import multi_hot
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..stages.pack import PackConfig
+from .category_series import top_categories
 from .coverage_series import coverage
+from .default_runs import default_runs
 from .drift_series import drift
 from .hot_sample_series import budgets, hot_samples
+from .hot_table_series import hot_tables
 from .inspected_folder import Inspected, read_shards
 from .leaks import find_leaks
+from .log_series import log_series
 from .miss_ratio_series import miss_ratios
+from .provenance import provenance
 from .unique_rows_series import unique_rows_by_batch_size
 
 TOPS = (1, 10, 100, 1000)
@@ -83,6 +88,7 @@ def _totals(inspected: Inspected) -> dict[str, Any]:
     totals = PlanTotals.of(plan)
     calibration = totals.calibration
     return {
+        "provenance": provenance(inspected.folder),
         "num_samples": inspected.samples.num_samples,
         "num_train_samples": inspected.num_train,
         "num_features": len(inspected.tables),
@@ -175,8 +181,12 @@ SERIES: dict[str, Callable[[Inspected], Any]] = {
     "coverage": _coverage,
     "hot_samples": hot_samples,
     "miss_ratios": _miss_ratios,
+    "default_runs": default_runs,
     "unique_rows": _unique_rows,
     "drift": _drift,
+    "hot_tables": hot_tables,
+    "log": log_series,
+    "categories": top_categories,
 }
 """Each series: what it says of a folder."""
 QUICK = ("features", "budgets")

@@ -88,12 +88,15 @@ class ColdBatches:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """The distinct cold rows of one file's batches in one width."""
+class FoundRows:
+    """The distinct cold rows of one file's batches in one width, batch after batch."""
 
     sizes: NDArray[np.int64]
+    """(num_batches,), distinct rows of each."""
     rows: NDArray[np.int32]
+    """(num_entries,), keys in order of first appearance."""
     lookups: NDArray[np.int32]
+    """(num_entries,), lookups of each."""
 
 
 def refuse_other_shards(shards: Manifest) -> None:
@@ -181,7 +184,7 @@ def read_cold_batches(
         ]
         tasks = ((entry, batches, shards, widths) for entry, batches in mixed_files(shards))
         for num_samples, found_of_widths in run_tasks(
-            _read_hashed_file, tasks, workers=resources.workers, shares_memory=True
+            read_batches, tasks, workers=resources.workers, shares_memory=True
         ):
             # Results come in the order of files, so appending keeps the order of batches.
             for width, found in enumerate(found_of_widths):
@@ -215,17 +218,21 @@ def _offsets(sizes: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(np.concatenate([np.empty(0, np.int64), *sizes]))]).astype(np.int64)
 
 
-def _read_hashed_file(
+def read_batches(
     entry: FileEntry, batches: Sequence[int], shards: Manifest, widths: Sequence[ColdWidth]
-) -> tuple[int, list[_Found]]:
-    """Hash a file and read its mixed batches: a flipped bit may well be the id of another row."""
+) -> tuple[int, list[FoundRows]]:
+    """Hash a file and read these of its batches: a flipped bit may well be the id of another row.
+
+    Returns:
+        Samples of the batches, and the distinct cold rows of each width.
+    """
     shards.hashed_path(entry)
     return _read_file(entry, batches, shards, widths)
 
 
 def _read_file(
     entry: FileEntry, batches: Sequence[int], shards: Manifest, widths: Sequence[ColdWidth]
-) -> tuple[int, list[_Found]]:
+) -> tuple[int, list[FoundRows]]:
     path = shards.checked_path(entry)
     num_samples = 0
     distinct = DistinctRows()
@@ -252,10 +259,10 @@ def _read_file(
 _Batch = tuple[NDArray[np.int32], NDArray[np.int32]]
 
 
-def _joined(batches: Sequence[_Batch]) -> _Found:
+def _joined(batches: Sequence[_Batch]) -> FoundRows:
     nothing = np.empty(0, np.int32)
     rows, lookups = (np.concatenate([nothing, *(batch[i] for batch in batches)]) for i in range(2))
-    return _Found(np.array([batch[0].size for batch in batches], np.int64), rows, lookups)
+    return FoundRows(np.array([batch[0].size for batch in batches], np.int64), rows, lookups)
 
 
 class StrayLookupError(Exception):

@@ -39,6 +39,27 @@ def rows_for_shares(counts: NDArray[np.int64], shares: Sequence[float]) -> list[
     return [int(np.searchsorted(served, lookups)) + 1 if lookups else 0 for lookups in wanted]
 
 
+def most_frequent(counts: NDArray[np.int64], num_wanted: int) -> NDArray[np.int64]:
+    """Return the rows with the most lookups, most first and ties in ascending order: (num_wanted,) or fewer.
+
+    The beginning of a stable sort by falling counts, without sorting all of them.
+
+    Args:
+        counts: (num_rows,), lookups, in any order.
+        num_wanted: more than there are rows means all.
+    """
+    num_rows = counts.shape[0]
+    num_wanted = min(num_wanted, num_rows)
+    if not num_wanted:
+        return np.zeros(0, np.int64)
+    least = np.partition(counts, num_rows - num_wanted)[num_rows - num_wanted]
+    above = np.flatnonzero(counts > least)
+    ties = np.flatnonzero(counts == least)[: num_wanted - above.shape[0]]
+    rows = np.concatenate([above, ties])
+    found: NDArray[np.int64] = rows[np.lexsort((rows, -counts[rows]))]
+    return found
+
+
 def coverage_points(num_rows: int, per_decade: int) -> list[int]:
     """Return the numbers of rows to sample a coverage curve at: even in their logarithm, with 1 and all.
 

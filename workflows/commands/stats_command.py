@@ -12,6 +12,7 @@ from ...pipeline.inspect.table_rows import open_table
 from ...pipeline.runtime.resources import Resources
 from ..console import print_json, progress_bars, say, stdout_console
 from ..options import Dir, parse_options
+from ..report.report_commands import preprocess_command
 from ..report.write_report import check_html, check_parquet, write_html, write_parquet
 from .show_stats import show_rows, show_statistics
 
@@ -38,8 +39,8 @@ class StatsCommand:
     """With --feature: show only the row of this category, written as in the log, or (missing) or (oov)."""
 
     series: tuple[str, ...] | None = None
-    """Series to compute: features, budgets, coverage, hot_samples, miss_ratios, unique_rows, drift. Default:
-    the first two; all of them with --json or --parquet."""
+    """Series to compute: features, budgets, coverage, hot_samples, miss_ratios, default_runs, unique_rows,
+    drift, hot_tables, log, categories. Default: the first two; all of them with --json or --parquet."""
 
     html: Path | None = None
     """Write a report to this file: one page with charts and tables that loads nothing from the network."""
@@ -96,6 +97,8 @@ def run(command: str, arguments: Sequence[str]) -> int:
             series=QUICK if is_quick and options.series is None else options.series,
             num_parts=options.parts,
         )
+    provenance = statistics["provenance"]
+    provenance["command"] = preprocess_command(provenance, options.dir)
     if options.html is not None:
         write_html(options.dir, statistics, options.html, workers=options.workers)
         say(f"wrote {options.html}")

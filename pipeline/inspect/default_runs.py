@@ -1,0 +1,298 @@
+"""The first epoch of every placement as `hotset train` would run it on these shards without any option.
+
+The slots, the prefetch depth and the order of batches are those of the run, and the planners are the ones
+that run, so what is counted here is what the run counts. A long epoch is cut off after `MAX_LOOKUPS` lookups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...stats.analysis.coverage import most_frequent
+from ...stats.batches.epoch_order import epoch_order
+from ...stats.staging.next_uses import next_uses
+from ...stats.staging.staging_planner import StagingPlanner, cache_planner, lookahead_planner
+from ...stats.staging.step_plans import RowStream
+from ..folders.file_facts import ShardFacts
+from ..folders.manifest import Manifest
+from ..folders.stage_totals import EpochTotals, ShardsTotals, VocabularyTotals
+from ..runtime.tasks import run_tasks
+from ..scheduling.cold_batches import ColdWidth, FoundRows, cold_widths, read_batches, refuse_other_shards
+from ..scheduling.epoch_plans import EpochSums, StagingArea
+from ..stages.schedule import ScheduleConfig, staging_areas
+from .inspected_folder import Inspected, read_shards
+
+MAX_LOOKUPS = 1 << 24
+"""Lookups that are simulated at most: about 10 s CPU."""
+SEED = 0
+CACHE_POLICY = "lfu"
+WINDOW = 64
+"""Batches known ahead where an epoch is too long to be planned as a whole."""
+MOST_PLANNED_LOOKUPS = 1 << 28
+"""Lookups of mixed batches up to which training plans an epoch as a whole."""
+
+
+def default_runs(inspected: Inspected) -> dict[str, Any]:
+    """Bytes that each placement moves in the first epoch with the settings `hotset train` has by default.
+
+    Returns:
+        ``settings``: batch_size, seed, prefetch, hot_bytes (of the rows that are hot), staging_bytes and
+        num_slots (of the staging area), cache_slots, cache_policy, window (None: the epoch is planned as a
+        whole), row_bytes, embedding_optimizer, num_batches that were simulated, num_epoch_batches there are,
+        and num_samples; ``placements``: per placement fast_bytes (memory for rows), bytes_to_fast and
+        bytes_to_slow, both per sample too, rows_initialized at their first use, and how many transfers were
+        shortened and batches split. Both are empty before `pack`; ``fae`` is missing, because its switches
+        depend on the test loss.
+
+    Raises:
+        ManifestError: the shards are damaged.
+    """
+    shards = read_shards(inspected.folder)
+    if shards is None:
+        inspected.left_out.append("what the placements move: there are no shards yet (hotset pack)")
+        return {"settings": {}, "placements": []}
+    totals = ShardsTotals.of(shards)
+    if not totals.batches.hot_only + totals.batches.mixed:
+        inspected.left_out.append("what the placements move: the shards have no training batches")
+        return {"settings": {}, "placements": []}
+    epoch = _read_epoch(shards, inspected)
+    areas = staging_areas(ScheduleConfig(), shards)
+    placements = [
+        _Moved("all-fast", _row_bytes(areas, epoch.num_rows)),
+        _in_place(shards, epoch, areas, deduplicates=False),
+        _in_place(shards, epoch, areas, deduplicates=True),
+        _lookahead(shards, epoch, areas),
+    ]
+    if VocabularyTotals.of(inspected.vocabulary).num_counted_samples is None:
+        placements.append(_cache(inspected, epoch, areas))
+    else:
+        inspected.left_out.append("what the placement cache moves: the counts are of some of the files")
+    return {
+        "settings": _settings(shards, epoch, areas),
+        "placements": [moved.row(epoch.num_samples) for moved in placements],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """The first batches of the first epoch, in their order."""
+
+    streams: list[RowStream]
+    """Per width the distinct rows of each batch; keys number all its rows through."""
+    is_hot_only: NDArray[np.bool_]
+    """(num_batches,)."""
+    num_samples: int
+    num_epoch_batches: int
+    num_bags: list[int]
+    """Vectors that each width gives the model: one per sample and table."""
+    num_rows: list[int]
+    """Rows of each width, hot and cold."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """The rows that one placement moves."""
+
+    placement: str
+    fast_bytes: int
+    """Memory for rows on the fast tier."""
+    to_fast_bytes: int = 0
+    to_slow_bytes: int = 0
+    rows_initialized: int = 0
+    shortened: int = 0
+    split: int = 0
+
+    def row(self, num_samples: int) -> dict[str, Any]:
+        """The row of the series."""
+        return {
+            "placement": self.placement,
+            "fast_bytes": self.fast_bytes,
+            "bytes_to_fast": self.to_fast_bytes,
+            "bytes_to_slow": self.to_slow_bytes,
+            "bytes_to_fast_per_sample": self.to_fast_bytes / max(1, num_samples),
+            "bytes_to_slow_per_sample": self.to_slow_bytes / max(1, num_samples),
+            "rows_initialized": self.rows_initialized,
+            "shortened": self.shortened,
+            "split": self.split,
+        }
+
+
+def _settings(shards: Manifest, epoch: _Epoch, areas: Sequence[StagingArea]) -> dict[str, Any]:
+    totals = ShardsTotals.of(shards)
+    hot = [int(area.width.first.sum()) for area in areas]
+    return {
+        "batch_size": int(shards.config["batch_size"]),
+        "order": shards.config["order"],
+        "seed": SEED,
+        "prefetch": areas[0].prefetch,
+        "hot_bytes": _row_bytes(areas, hot),
+        "staging_bytes": _row_bytes(areas, [area.num_slots for area in areas]),
+        "num_slots": sum(area.num_slots for area in areas),
+        "cache_slots": sum(area.num_slots for area in areas) + sum(hot),
+        "cache_policy": CACHE_POLICY,
+        "window": _window(shards),
+        "row_bytes": totals.row_bytes,
+        "embedding_optimizer": totals.embedding_optimizer,
+        "num_batches": epoch.is_hot_only.shape[0],
+        "num_epoch_batches": epoch.num_epoch_batches,
+        "num_samples": epoch.num_samples,
+    }
+
+
+def _row_bytes(areas: Sequence[StagingArea], num_rows: Sequence[int]) -> int:
+    return sum(area.row_bytes * number for area, number in zip(areas, num_rows, strict=True))
+
+
+def _window(shards: Manifest) -> int | None:
+    totals = ShardsTotals.of(shards)
+    is_long = totals.samples.mixed * len(totals.tables) > MOST_PLANNED_LOOKUPS
+    return WINDOW if is_long else None
+
+
+def _read_epoch(shards: Manifest, inspected: Inspected) -> _Epoch:
+    """Read the distinct rows of the first batches of epoch 0."""
+    refuse_other_shards(shards)
+    totals = ShardsTotals.of(shards)
+    # Trainers number the batches of hot-only files first.
+    facts = [(entry, ShardFacts.of(shards, entry)) for entry in shards.files]
+    files = [(entry, found) for kind in ("hot_only", "mixed") for entry, found in facts if found.kind == kind]
+    is_hot_only = np.concatenate(
+        [
+            np.isin(np.arange(found.num_batches), found.hot_only_batches or ()) | (found.kind == "hot_only")
+            for _, found in files
+        ]
+    )
+    order = epoch_order(is_hot_only, SEED, 0, spread=shards.config["order"] == "grouped")
+    num_lookups = max(1, sum(int(count.sum()) for count in inspected.counts))
+    per_batch = max(1, num_lookups // max(1, inspected.num_train)) * int(shards.config["batch_size"])
+    chosen = order[: max(1, MAX_LOOKUPS // per_batch)]
+
+    # The batches that are wanted, file by file, and the numbers by which the epoch knows them.
+    widths = cold_widths(shards, [0] * len(totals.tables))
+    is_wanted = np.zeros(is_hot_only.shape[0], np.bool_)
+    is_wanted[chosen] = True
+    tasks = []
+    first = 0
+    for entry, found in files:
+        numbers = np.flatnonzero(is_wanted[first : first + found.num_batches])
+        if numbers.size:
+            tasks.append((entry, numbers.tolist(), shards, widths))
+        first += found.num_batches
+    position_of = np.full(is_hot_only.shape[0], -1, np.int64)
+    position_of[np.flatnonzero(is_wanted)] = np.arange(chosen.shape[0])
+    num_samples = 0
+    parts: list[list[FoundRows]] = [[] for _ in widths]
+    for samples, found_of_widths in run_tasks(read_batches, tasks, workers=inspected.resources.workers):
+        num_samples += samples
+        for part, of_width in zip(parts, found_of_widths, strict=True):
+            part.append(of_width)
+        inspected.resources.progress("runs", len(parts[0]), len(tasks))
+    streams = [_in_order(part, position_of[chosen]) for part in parts]
+    return _Epoch(
+        streams,
+        is_hot_only[chosen],
+        num_samples,
+        order.shape[0],
+        [num_samples * len(width.tables) for width in widths],
+        [width.num_rows for width in widths],
+    )
+
+
+def _in_order(parts: list[FoundRows], positions: NDArray[np.int64]) -> RowStream:
+    """Return the batches of all files in the order of ``positions``."""
+    sizes = np.concatenate([part.sizes for part in parts])
+    rows = np.concatenate([part.rows for part in parts])
+    lookups = np.concatenate([part.lookups for part in parts])
+    starts = np.cumsum(sizes) - sizes
+    offsets = np.concatenate([[0], np.cumsum(sizes[positions])]).astype(np.int64)
+    take = np.repeat(starts[positions] - offsets[:-1], sizes[positions]) + np.arange(offsets[-1])
+    return RowStream(offsets, rows[take].astype(np.int64), lookups[take].astype(np.int64))
+
+
+def _in_place(shards: Manifest, epoch: _Epoch, areas: Sequence[StagingArea], *, deduplicates: bool) -> _Moved:
+    """Vectors up and gradients down: one per bag, or one per distinct row of a batch."""
+    vectors = [stream.rows.shape[0] for stream in epoch.streams] if deduplicates else epoch.num_bags
+    num_bytes = sum(
+        4 * area.width.embedding_dim * number for area, number in zip(areas, vectors, strict=True)
+    )
+    return _Moved("hybrid-dedup" if deduplicates else "hybrid", 0, num_bytes, num_bytes)
+
+
+def _lookahead(shards: Manifest, epoch: _Epoch, areas: Sequence[StagingArea]) -> _Moved:
+    """Cold rows of mixed batches through the staging slots, those with the farthest next use leave."""
+    window = _window(shards)
+    hot_bytes = _row_bytes(areas, [int(area.width.first.sum()) for area in areas])
+    staged = []
+    for area, stream in zip(areas, epoch.streams, strict=True):
+        cold = _cold_rows(stream, ~epoch.is_hot_only, area.width)
+        num_rows = max(1, area.width.num_rows)
+        if window is None:
+            uses = next_uses(cold.offsets, cold.rows, num_rows)
+            cold = RowStream(cold.offsets, cold.rows, cold.lookups, uses)
+        planner = lookahead_planner(
+            num_rows, max(1, area.num_slots), prefetch=area.prefetch, window=window, splits=True
+        )
+        staged.append(_run(planner, cold, area.row_bytes))
+    num_slots = [area.num_slots for area in areas]
+    return _sum("lookahead", hot_bytes + _row_bytes(areas, num_slots), staged)
+
+
+def _cold_rows(stream: RowStream, is_mixed: NDArray[np.bool_], width: ColdWidth) -> RowStream:
+    """Return the cold rows of the mixed batches, by the keys of cold rows."""
+    first_key = np.cumsum(width.last) - width.last  # of each table, where all rows are numbered through
+    table = np.searchsorted(first_key, stream.rows, side="right") - 1
+    ids = stream.rows - first_key[table]
+    batch = np.repeat(np.arange(is_mixed.shape[0]), np.diff(stream.offsets))
+    is_cold = (ids >= width.first[table]) & is_mixed[batch]
+    sizes = np.bincount(batch[is_cold], minlength=is_mixed.shape[0])[is_mixed]
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    rows = (ids - width.first[table] + width.base[table])[is_cold]
+    assert stream.lookups is not None
+    return RowStream(offsets, rows, stream.lookups[is_cold])
+
+
+def _cache(inspected: Inspected, epoch: _Epoch, areas: Sequence[StagingArea]) -> _Moved:
+    """All rows through slots for as many bytes as hot rows and staging together, filled by frequency."""
+    staged = []
+    slots = []
+    for area, stream in zip(areas, epoch.streams, strict=True):
+        counts = np.concatenate([inspected.counts[table] for table in area.width.tables])
+        num_slots = area.num_slots + int(area.width.first.sum())
+        warm = most_frequent(counts, num_slots)
+        planner = cache_planner(
+            CACHE_POLICY,  # type: ignore[arg-type]
+            counts.shape[0],
+            num_slots,
+            prefetch=area.prefetch,
+            warm_rows=warm,
+            warm_counts=counts[warm],
+            splits=True,
+        )
+        staged.append(_run(planner, stream, area.row_bytes))
+        slots.append(num_slots)
+    return _sum("cache", _row_bytes(areas, slots), staged)
+
+
+def _run(planner: StagingPlanner, stream: RowStream, row_bytes: int) -> EpochTotals:
+    sums = EpochSums()
+    sums.add(planner.plan(stream))
+    plans, sums.residents = planner.finish()
+    sums.add(plans)
+    return sums.totals(row_bytes)
+
+
+def _sum(placement: str, fast_bytes: int, staged: Sequence[EpochTotals]) -> _Moved:
+    return _Moved(
+        placement,
+        fast_bytes,
+        sum(found.bytes_to_fast for found in staged),
+        sum(found.bytes_to_slow for found in staged),
+        sum(found.rows_made for found in staged),
+        sum(found.shortened for found in staged),
+        sum(found.split for found in staged),
+    )

@@ -1,0 +1,54 @@
+"""Which tables take the plan's fast memory, and which lookups still miss it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..folders.stage_totals import PlanTotals, SamplesTotals
+from ..folders.table_info import SampleTable
+from .inspected_folder import Inspected
+
+
+def hot_tables(inspected: Inspected) -> list[dict[str, Any]]:
+    """Per table what it takes of the plan's fast memory, and what it gives; shares are in [0, 1].
+
+    Returns:
+        ``table``, num_rows, num_hot_rows, hot_bytes, hot_bytes_share (of the bytes of all hot rows),
+        lookup_share (of the lookups of all tables), hot_lookup_share (of the table's own), cold_lookup_share
+        (of the cold lookups of all tables), and oov_share and evaluation_oov_share (of the lookups of either
+        part, None of none). Lookups are those of the training part, of the model's where ids were adopted.
+    """
+    plan = PlanTotals.of(inspected.plan)
+    num_hot = [table.num_hot for table in plan.tables]
+    hot_bytes = [hot * width for hot, width in zip(num_hot, plan.bytes_of_rows, strict=True)]
+    lookups = [int(count.sum()) for count in inspected.counts]
+    hot_lookups = [int(count[:hot].sum()) for count, hot in zip(inspected.counts, num_hot, strict=True)]
+    num_cold = sum(lookups) - sum(hot_lookups)
+    num_evaluation = inspected.samples.num_samples - inspected.num_train
+    return [
+        {
+            "table": table.name,
+            "num_rows": table.num_rows,
+            "num_hot_rows": num_hot[number],
+            "hot_bytes": hot_bytes[number],
+            "hot_bytes_share": _share(hot_bytes[number], sum(hot_bytes)),
+            "lookup_share": _share(lookups[number], sum(lookups)),
+            "hot_lookup_share": _share(hot_lookups[number], lookups[number]),
+            "cold_lookup_share": _share(lookups[number] - hot_lookups[number], num_cold),
+        }
+        | _oov_shares(table, inspected.num_train, num_evaluation)
+        for number, table in enumerate(SamplesTotals.of(inspected.samples).tables)
+    ]
+
+
+def _oov_shares(table: SampleTable, num_train: int, num_evaluation: int) -> dict[str, float | None]:
+    train = num_train if table.lookups_train is None else table.lookups_train
+    evaluation = num_evaluation if table.lookups_evaluation is None else table.lookups_evaluation
+    return {
+        "oov_share": _share(table.oov_train, train),
+        "evaluation_oov_share": _share(table.oov_evaluation, evaluation),
+    }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
