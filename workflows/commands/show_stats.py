@@ -12,6 +12,7 @@ from rich.table import Table
 from ...pipeline.inspect.frequency_series import SERIES
 from ...pipeline.sizes import format_byte_size
 from ..console import print_table
+from ..report import log_tables
 from ..report import series_tables as tables
 from .describe_stages import explain_all_hot
 
@@ -28,6 +29,10 @@ def show_statistics(statistics: dict[str, Any], console: Console) -> None:
                 _show_budgets(statistics, console)
             case "drift":
                 _show_drift(statistics["drift"], console)
+            case "log":
+                _show_log(statistics["log"], console)
+            case "default_runs":
+                _show_default_runs(statistics["default_runs"], console)
             case _:
                 title, table = _SHOWN[name]
                 _print_table(title, table(statistics[name]), console)
@@ -109,6 +114,8 @@ _SHOWN: dict[str, tuple[str, Callable[[Any], tables.TextTable]]] = {
     "hot_samples": ("Fully hot samples by memory for hot rows and order of rows", tables.hot_samples),
     "miss_ratios": ("Refetched rows by cache policy", tables.miss_ratios),
     "unique_rows": ("Distinct rows per batch", tables.unique_rows),
+    "hot_tables": ("Hot rows by table", log_tables.hot_tables),
+    "categories": ("Top categories of each table", log_tables.categories),
 }
 
 
@@ -117,6 +124,23 @@ def _show_drift(drift: dict[str, Any], console: Console) -> None:
     budget = format_byte_size(drift["budget_bytes"])
     title = f"Hot rows of {budget} by age"
     _print_table(title, tables.drift_by_age(drift), console)
+
+
+def _show_log(log: dict[str, Any], console: Console) -> None:
+    """Print labels, missing values and dense features; nothing of a log whose columns were discarded."""
+    if not log["labels"]:
+        return
+    _print_table("Labels", log_tables.labels(log), console)
+    _print_table("Labels by part of the log", log_tables.parts(log), console)
+    _print_table("Missing values", log_tables.missing(log), console)
+    if log["dense"]:
+        _print_table("Dense features", log_tables.dense(log), console)
+
+
+def _show_default_runs(found: dict[str, Any], console: Console) -> None:
+    if found["placements"]:
+        _print_table("Bytes that the placements move by default", log_tables.default_runs(found), console)
+        console.print(log_tables.describe_default_runs(found), soft_wrap=True, markup=False)
 
 
 def _print_table(title: str, cells: tables.TextTable, console: Console) -> None:
