@@ -26,7 +26,8 @@ FLOORS = {
     "workflows": (
         "cli make_profile",
         "commands bench",
-        "report recipes options completion",
+        "report",
+        "recipes options completion",
         "option_errors",
         "option_list",
         "console option_help",
