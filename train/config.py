@@ -132,8 +132,8 @@ class TrainConfig:
     """Number of batches between two lines of training loss in metrics.jsonl."""
 
     threads: int | None = None
-    """Number of threads of the dense layers; by default the cores this process may use. Equal bits need equal
-    threads."""
+    """Number of threads of a training step; by default the cores this process may use. On the CPU the weights
+    do not depend on it."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "log_every", "evaluate_every", "threads", "window", "cache_batches"):

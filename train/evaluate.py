@@ -14,6 +14,7 @@ from ..pipeline.schema.schema_names import DENSE_PREFIX
 from .data.shards import Shards
 from .execution.embeddings import Embeddings
 from .meter import Meter
+from .model.dense_step import build_dense_step
 from .model.dlrm_shape import tables_by_width
 from .placements.placements import AllFast
 from .predict import Predictor, Scores
@@ -31,6 +32,7 @@ from .run_folder import (
 )
 from .trainer import build_model, set_threads
 from .weights_file import Weights
+from .work_threads import WorkThreads
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ def _predictor(run: Path, config: RunConfig, weights: Weights, shards: Shards) -
     # Seeds and optimizer do not matter: every weight is overwritten, and none is trained.
     model = build_model(shards, config.model, 0)
     refuse_other_weights(run, weights, config, model)
+    dense = build_dense_step(model, shards.batch_size, WorkThreads(config.threads))
     widths = tables_by_width([table.embedding_dim for table in shards.tables])
     placements = {dim: AllFast([shards.tables[table] for table in tables]) for dim, tables in widths.items()}
     embeddings = Embeddings.build(shards.tables, placements, RowOptimizer("sgd", 0.1), 0, host, meter)
@@ -125,4 +128,4 @@ def _predictor(run: Path, config: RunConfig, weights: Weights, shards: Shards) -
     # One table at a time: only the one at hand is in memory twice.
     for number, table in enumerate(shards.tables):
         embeddings.set_table(number, read_finite(run, weights, table.name))
-    return Predictor(shards, model, embeddings, meter)
+    return Predictor(shards, dense, embeddings, meter)

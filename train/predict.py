@@ -15,7 +15,7 @@ from ..stats.analysis import metrics
 from .data.shards import Shards
 from .execution.embeddings import Embeddings
 from .meter import Meter
-from .model.dlrm import Dlrm
+from .model.dense_step import DenseStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class Predictions:
 class Predictor:
     """Predicts with a model and its rows as they are at the moment."""
 
-    def __init__(self, shards: Shards, model: Dlrm, embeddings: Embeddings, meter: Meter) -> None:
+    def __init__(self, shards: Shards, dense: DenseStep, embeddings: Embeddings, meter: Meter) -> None:
         self._shards = shards
-        self._model = model
+        self._dense = dense
         self._embeddings = embeddings
         self._meter = meter
 
@@ -84,8 +84,7 @@ class Predictor:
                     break
                 batch = self._shards.evaluation_batch(number)
                 step = self._embeddings.plan_evaluation(number, batch)
-                emb_BFD = self._model.join(self._embeddings.look_up(step))
-                logits.append(self._model(batch.dense_BK.to(emb_BFD.device), emb_BFD))
+                logits.append(self._dense.predict(batch, self._embeddings.look_up(step)))
                 labels.append(batch.label_B.numpy())
                 assert batch.is_hot_B is not None, "evaluation batches have it"
                 is_hot.append(batch.is_hot_B)

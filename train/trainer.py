@@ -8,11 +8,11 @@ import tempfile
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..pipeline.errors import ConfigError, HotsetError, ShardError
 from ..pipeline.runtime.tasks import num_workers
@@ -27,6 +27,7 @@ from .data.shards import Shards
 from .execution.embeddings import Embeddings, PlannedStep
 from .execution.step_source import StepSource
 from .meter import Meter
+from .model.dense_step import DenseStep, build_dense_step
 from .model.dlrm import Dlrm
 from .model.dlrm_shape import dlrm_shape
 from .placements.choose_placement import build_placements, with_staging
@@ -37,6 +38,7 @@ from .predict import Predictor
 from .rows.mapped_rows import HostMemory
 from .rows.row_optimizers import RowOptimizer
 from .weights_file import Weights
+from .work_threads import WorkThreads
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +50,8 @@ class Trainer:
     config: TrainConfig
     shards: Shards
     model: Dlrm
+    dense: DenseStep
+    """Passes the model forward and backward."""
     dense_optimizer: torch.optim.Optimizer
     embeddings: Embeddings
     order: BatchOrder
@@ -57,6 +61,8 @@ class Trainer:
     scheduler: ShuffleScheduler | None
     """Scheduler of the placement ``fae``; None for the others."""
     device: torch.device
+    threads: WorkThreads
+    """Threads of the dense layers."""
     step: int = 0
     num_samples: int = 0
     numbers: list[int] = field(default_factory=list)
@@ -114,18 +120,14 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
         for step in steps:
             batch = step.batch
             embeddings = trainer.embeddings.look_up(step)
-            dense_BK = batch.dense_BK.to(trainer.device)
-            label_B = batch.label_B.to(trainer.device)
-            logit_B = trainer.model(dense_BK, trainer.model.join(embeddings))
-            loss_sum = binary_cross_entropy_with_logits(logit_B, label_B, reduction="sum")  # nats
-            trainer.dense_optimizer.zero_grad(set_to_none=True)
-            (loss_sum / trainer.shards.batch_size).backward()  # type: ignore[no-untyped-call]
-            # Dense layers by torch's optimizer, embedding rows by ours.
-            trainer.dense_optimizer.step()
-            trainer.embeddings.update(step, embeddings)
+            loss_sum = trainer.dense.train(batch, embeddings)  # nats; leaves the gradients
+            # Dense layers by torch's optimizer, embedding rows by ours, at the same time.
+            trainer.threads.run_both(
+                partial(trainer.embeddings.update, step, embeddings), trainer.dense_optimizer.step
+            )
             trainer.step += 1
             trainer.num_samples += batch.num_samples
-            after_step(trainer, batch, loss_sum.detach())
+            after_step(trainer, batch, loss_sum)
         # Clocked as part of training: a placement is not done before its rows are back.
         trainer.meter.enter("flush")
         trainer.embeddings.finish()
@@ -157,13 +159,15 @@ def build_trainer(
     if config.placement in ("fae", "lookahead"):
         _warn_of_row_bytes(shards, optimizer)
     model = build_model(shards, config.model, config.seed).to(device)
+    threads = WorkThreads(config.threads or num_workers(0))
+    dense = build_dense_step(model, shards.batch_size, threads)
     # From here on nothing is left open: a schedule on disk is compared with it, and the run records it.
     config = with_staging(config, shards)
     placements = build_placements(config, shards)
     host = HostMemory(config.slow_bytes, spill_folder or Path(tempfile.gettempdir()))
     embeddings = Embeddings.build(shards.tables, placements, optimizer, config.seed, device, meter, host)
     embeddings.initialize()
-    predictor = Predictor(shards, model, embeddings, meter)
+    predictor = Predictor(shards, dense, embeddings, meter)
     scheduler = ShuffleScheduler.variant(config.fae_variant) if config.placement == "fae" else None
     order = order or _own_order(shards, config, scheduler, predictor)
     dense_optimizer = build_dense_optimizer(model, chosen)
@@ -171,6 +175,7 @@ def build_trainer(
         config,
         shards,
         model,
+        dense,
         dense_optimizer,
         embeddings,
         order,
@@ -179,6 +184,7 @@ def build_trainer(
         meter,
         scheduler,
         device,
+        threads,
     )
 
 

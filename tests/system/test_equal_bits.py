@@ -96,6 +96,25 @@ def test_placements_end_with_equal_bits(
         assert_equal_bits(trained(shards, all_fast.numbers, placement="fae", **fields), all_fast)
 
 
+@pytest.mark.parametrize("dense_optimizer", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("placement", ["all-fast", "hybrid", "lookahead"])
+def test_bits_do_not_depend_on_the_number_of_threads(
+    placement: str, dense_optimizer: str, tmp_path: Path
+) -> None:
+    """Batches of several tiles, the last batch short, with evaluation on the way."""
+    spec = ShardSpec(
+        batch_size=1300, num_hot_only=1300, num_mixed=3000, num_evaluation=1300, order="original"
+    )
+    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    fields: dict[str, Any] = {"placement": placement, "dense_optimizer": dense_optimizer, "epochs": 2}
+    wanted: list[float | None] = []
+    alone = trained(shards, after_step=evaluating(wanted), threads=1, **fields)
+    for threads in (2, 3):
+        found: list[float | None] = []
+        assert_equal_bits(trained(shards, after_step=evaluating(found), threads=threads, **fields), alone)
+        assert found == wanted and len(wanted) > 1
+
+
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     """Shards whose rows come and go all the time in so few slots."""

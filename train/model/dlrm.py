@@ -67,6 +67,7 @@ class Dlrm(nn.Module):
 
     def __init__(self, shape: DlrmShape, seed: int) -> None:
         super().__init__()
+        self.shape = shape
         # One generator in a fixed order: with a seed the shape alone decides every initial value.
         generator = torch.Generator().manual_seed(seed)
         self.bottom = _mlp(shape.bottom, generator, relu_last=True) if shape.bottom else None

@@ -18,7 +18,6 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ....train.execution.embeddings import PlannedStep
 from ....train.model.dlrm_shape import DlrmShape
@@ -138,12 +137,8 @@ def _run_step(trainer: Trainer, step: PlannedStep, watch: _Stopwatch) -> None:
     batch = step.batch
     with watch("look up rows"):
         embeddings = trainer.embeddings.look_up(step)
-    with watch("forward"):
-        logit_B = trainer.model(batch.dense_BK, trainer.model.join(embeddings))
-    with watch("loss and backward"):
-        loss = binary_cross_entropy_with_logits(logit_B, batch.label_B, reduction="sum")
-        trainer.dense_optimizer.zero_grad(set_to_none=True)
-        (loss / trainer.shards.batch_size).backward()  # type: ignore[no-untyped-call]
+    with watch("forward and backward"):
+        trainer.dense.train(batch, embeddings)
     with watch("dense optimizer"):
         trainer.dense_optimizer.step()
     with watch("update rows"):
@@ -157,12 +152,10 @@ def lower_bounds(shape: DlrmShape, batch_size: int, rates: MachineRates) -> dict
     pairs = shape.num_vectors * (shape.num_vectors - 1) // 2 * shape.embedding_dim
     vectors = shape.num_tables * shape.embedding_dim * _FLOAT_BYTES
     # A product and a sum for each weight; backward twice as many, but none for the gradient of the inputs.
-    forward = 2 * (weights + pairs)
-    backward = 4 * (weights + pairs) - 2 * first
+    flops = 6 * (weights + pairs) - 2 * first
     return {
         "look up rows": (2 * vectors / rates.memory_bytes, "bytes"),
-        "forward": (forward / rates.fp32_flops, "flops"),
-        "loss and backward": (backward / rates.fp32_flops, "flops"),
+        "forward and backward": (flops / rates.fp32_flops, "flops"),
         # Weights and gradients are read, weights written.
         "dense optimizer": (3 * weights * _FLOAT_BYTES / batch_size / rates.memory_bytes, "bytes"),
         # Gradients are read, rows read and written.

@@ -1,0 +1,207 @@
+"""The step on tiles against torch's graph, finite differences, and itself with other numbers of threads.
+
+Tests `dense_tile` and `mlp_tiles`, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from hotset.train.data.batch import Batch
+from hotset.train.model.dense_step import GraphStep, TiledStep, build_dense_step
+from hotset.train.model.dlrm import Dlrm
+from hotset.train.model.dlrm_shape import DlrmShape, dlrm_shape, tables_by_width
+from hotset.train.work_threads import WorkThreads
+
+KAGGLE = dlrm_shape("kaggle", 13, 26, 16)
+SHAPES = {
+    "kaggle": KAGGLE,
+    "without dense features": dlrm_shape("small", 0, 3, 4),
+    "one table": dlrm_shape("small", 2, 1, 5),
+    "three widths": dlrm_shape("small", 2, 5, 4, [2, 4, 3, 2, 4]),
+    "no hidden layers": DlrmShape(2, 3, 4, (), ()),
+}
+Embeddings = list[torch.Tensor]
+
+
+def drawn(shape: DlrmShape, num_samples: int, seed: int = 0) -> tuple[Batch, Embeddings]:
+    """A batch and its embeddings, one tensor per row width."""
+    generator = torch.Generator().manual_seed(seed)
+    dims = shape.table_dims or (shape.embedding_dim,) * shape.num_tables
+    embeddings = [
+        torch.randn(num_samples, len(tables), dim, generator=generator)
+        for dim, tables in tables_by_width(dims).items()
+    ]
+    batch = Batch(
+        label_B=(torch.rand(num_samples, generator=generator) < 0.3).float(),
+        dense_BK=torch.rand(num_samples, shape.num_dense, generator=generator),
+        ids_BF=np.zeros((num_samples, shape.num_tables), np.int32),
+        is_hot_B=None,
+        is_hot_only=False,
+    )
+    return batch, embeddings
+
+
+def tiled(shape: DlrmShape, batch_size: int = 64, *, threads: int = 1) -> tuple[Dlrm, TiledStep]:
+    model = Dlrm(shape, 3)
+    return model, TiledStep(model, batch_size, WorkThreads(threads))
+
+
+def exact_gradients(
+    shape: DlrmShape, batch: Batch, embeddings: Embeddings, batch_size: int = 64
+) -> tuple[float, dict[str, torch.Tensor], Embeddings]:
+    """Loss and gradients of the same model by torch's graph in float64."""
+    model = Dlrm(shape, 3).double()
+    leaves = [emb.double().requires_grad_() for emb in embeddings]
+    logit_B = model(batch.dense_BK.double(), model.join(leaves))
+    loss = binary_cross_entropy_with_logits(logit_B, batch.label_B.double(), reduction="sum")
+    (loss / batch_size).backward()  # type: ignore[no-untyped-call]
+    gradients = {name: _gradient(parameter) for name, parameter in model.named_parameters()}
+    return loss.item(), gradients, [_gradient(leaf) for leaf in leaves]
+
+
+def _gradient(tensor: torch.Tensor) -> torch.Tensor:
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+def assert_near(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
+    """Compare by the length of the difference over that of the tensor."""
+    length = max(wanted.double().norm().item(), 1e-6)
+    assert (found.double() - wanted.double()).norm().item() <= tolerance * length
+
+
+@pytest.mark.parametrize(("num_samples", "tolerance"), [(1, 1e-5), (37, 1e-5), (1300, 1e-3)])
+@pytest.mark.parametrize("name", SHAPES)
+def test_gradients_are_those_of_a_graph_in_float64(name: str, num_samples: int, tolerance: float) -> None:
+    """A float32 sum of n products is off by about the root of n roundings. Of a million sums before ReLU a
+    few lie so near to zero that float64 has the other sign: then the gradient of one sample differs."""
+    shape = SHAPES[name]
+    batch, embeddings = drawn(shape, num_samples)
+    wanted_loss, wanted, wanted_rows = exact_gradients(shape, batch, embeddings)
+    model, step = tiled(shape)
+    loss = step.train(batch, embeddings)
+    assert loss.item() == pytest.approx(wanted_loss, rel=1e-5)
+    for name, parameter in model.named_parameters():
+        assert_near(_gradient(parameter), wanted[name], tolerance)
+    for emb, rows in zip(embeddings, wanted_rows, strict=True):
+        assert_near(_gradient(emb), rows, tolerance)
+
+
+@given(
+    shape=st.sampled_from([SHAPES["three widths"], SHAPES["without dense features"], SHAPES["one table"]]),
+    num_samples=st.integers(1, 5),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_gradients_are_the_slopes_of_the_loss(shape: DlrmShape, num_samples: int, seed: int) -> None:
+    """Finite differences of the float64 loss along the gradient; steps that cross a ReLU's kink are rare."""
+    batch, embeddings = drawn(shape, num_samples, seed)
+    _, step = tiled(shape)
+    step.train(batch, embeddings)
+    grads = [_gradient(emb) for emb in embeddings]
+    slope = sum((grad.double() ** 2).sum().item() for grad in grads)
+    length = 1e-4 / max(slope, 1e-12) ** 0.5
+    exact = Dlrm(shape, 3).double()
+
+    def loss(step_length: float) -> float:
+        moved = [
+            emb.double() + step_length * grad.double() for emb, grad in zip(embeddings, grads, strict=True)
+        ]
+        with torch.no_grad():
+            logit_B = exact(batch.dense_BK.double(), exact.join(moved))
+        found = binary_cross_entropy_with_logits(logit_B, batch.label_B.double(), reduction="sum")
+        return found.item() / 64
+
+    found = (loss(length) - loss(-length)) / (2 * length)
+    assert found == pytest.approx(slope, rel=1e-2, abs=1e-9)
+
+
+def bits(step: TiledStep, model: Dlrm, batch: Batch, embeddings: Embeddings) -> list[torch.Tensor]:
+    loss = step.train(batch, embeddings)
+    grads = [_gradient(tensor).clone() for tensor in (*model.parameters(), *embeddings)]
+    return [loss, *grads, step.predict(batch, embeddings)]
+
+
+def assert_equal(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("num_samples", [1, 600, 2500])
+@pytest.mark.parametrize("name", ["kaggle", "three widths"])
+def test_bits_do_not_depend_on_the_number_of_threads(name: str, num_samples: int) -> None:
+    batch, embeddings = drawn(SHAPES[name], num_samples)
+    model, step = tiled(SHAPES[name], threads=1)
+    wanted = bits(step, model, batch, embeddings)
+    for threads in (2, 3, 5):
+        model, step = tiled(SHAPES[name], threads=threads)
+        assert_equal(bits(step, model, batch, embeddings), wanted)
+
+
+def test_a_step_leaves_no_trace_in_the_next() -> None:
+    """Large, small and large again: the memory of all three is the same."""
+    large, small = drawn(KAGGLE, 1300), drawn(KAGGLE, 7, seed=1)
+    model, step = tiled(KAGGLE, threads=2)
+    wanted = bits(step, model, *large)
+    bits(step, model, *small)
+    assert_equal(bits(step, model, *large), wanted)
+    alone, fresh = tiled(KAGGLE)
+    assert_equal(bits(step, model, *small), bits(fresh, alone, *small))
+
+
+def test_predictions_are_those_of_the_model() -> None:
+    for shape in SHAPES.values():
+        batch, embeddings = drawn(shape, 70)
+        model, step = tiled(shape)
+        with torch.no_grad():
+            wanted = model(batch.dense_BK, model.join(embeddings))
+        torch.testing.assert_close(step.predict(batch, embeddings), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_an_empty_batch_has_no_predictions() -> None:
+    batch, embeddings = drawn(KAGGLE, 0)
+    assert tiled(KAGGLE)[1].predict(batch, embeddings).shape == (0,)
+
+
+def test_a_short_batch_takes_a_small_step() -> None:
+    batch, embeddings = drawn(KAGGLE, 1)
+    gradients = []
+    for batch_size in (1, 64):
+        model, step = tiled(KAGGLE, batch_size)
+        step.train(batch, embeddings)
+        gradients.append(_gradient(model.get_parameter("top.0.weight")).clone())
+    assert_near(gradients[1] * 64, gradients[0], 1e-6)
+
+
+def test_weights_that_are_loaded_later_are_used() -> None:
+    batch, embeddings = drawn(KAGGLE, 5)
+    model, step = tiled(KAGGLE)
+    model.load_state_dict(Dlrm(KAGGLE, 8).state_dict())
+    other = TiledStep(Dlrm(KAGGLE, 8), 64, WorkThreads(1))
+    assert torch.equal(step.predict(batch, embeddings), other.predict(batch, embeddings))
+
+
+def test_the_graph_leaves_the_same_gradients() -> None:
+    batch, embeddings = drawn(SHAPES["three widths"], 90)
+    copies = [emb.clone() for emb in embeddings]
+    model, step = tiled(SHAPES["three widths"])
+    twin = Dlrm(SHAPES["three widths"], 3)
+    graph = GraphStep(twin, 64)
+    assert step.train(batch, embeddings).item() == pytest.approx(graph.train(batch, copies).item(), rel=1e-6)
+    for own, other in zip((*model.parameters(), *embeddings), (*twin.parameters(), *copies), strict=True):
+        assert_near(_gradient(own), _gradient(other), 1e-5)
+    torch.testing.assert_close(
+        step.predict(batch, embeddings), graph.predict(batch, copies), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_the_host_takes_tiles() -> None:
+    assert isinstance(build_dense_step(Dlrm(KAGGLE, 0), 64, WorkThreads(1)), TiledStep)
+    assert isinstance(build_dense_step(Dlrm(KAGGLE, 0).to("meta"), 64, WorkThreads(1)), GraphStep)

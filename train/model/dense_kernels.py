@@ -1,0 +1,179 @@
+"""Kernels of the dense step between its matrix products: biases, ReLU, pairs of the interaction, loss.
+
+Each is one pass over a tile of samples. T samples of a tile, N outputs of a layer, V vectors that interact, P
+inputs of the top MLP. A NaN stays a NaN in all of them, so that a diverging run is noticed. bfloat16 numbers
+come as their bits, the upper half of a float32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...stats.kernel import kernel
+
+_ROUND = np.uint32(0x7FFF)
+_ONE = np.uint32(1)
+_HALF = np.uint32(16)
+
+
+@kernel
+def add_bias_relu(outputs_TN: NDArray[np.float32], bias_N: NDArray[np.float32]) -> None:
+    """``h = max(h + b, 0)``, in place.
+
+    Args:
+        outputs_TN: (num_samples, num_outputs); the layer's product.
+        bias_N: (num_outputs,).
+    """
+    for sample in range(outputs_TN.shape[0]):
+        row_N = outputs_TN[sample]
+        for column in range(bias_N.size):
+            value = row_N[column] + bias_N[column]
+            row_N[column] = np.float32(0) if value <= np.float32(0) else value
+
+
+@kernel
+def mask_by_relu(
+    grad_TN: NDArray[np.float32], outputs_TN: NDArray[np.float32], bias_grad_N: NDArray[np.float32]
+) -> None:
+    """Set gradients to zero where ReLU was, in place, and sum them by column for the bias.
+
+    Args:
+        grad_TN: (num_samples, num_outputs); gradient by the layer's outputs, then by its sums.
+        outputs_TN: (num_samples, num_outputs); what `add_bias_relu` left.
+        bias_grad_N: (num_outputs,), written; summed serially over the samples.
+    """
+    bias_grad_N[:] = 0
+    for sample in range(grad_TN.shape[0]):
+        row_N = grad_TN[sample]
+        output_N = outputs_TN[sample]
+        for column in range(bias_grad_N.size):
+            value = np.float32(0) if output_N[column] <= np.float32(0) else row_N[column]
+            row_N[column] = value
+            bias_grad_N[column] += value
+
+
+@kernel
+def add_bias_relu_bf16(
+    outputs_TN: NDArray[np.uint16], bias_N: NDArray[np.float32], row_N: NDArray[np.uint32]
+) -> None:
+    """`add_bias_relu` on the bits of bfloat16 numbers: added in float32, rounded to nearest, ties to even.
+
+    Args:
+        outputs_TN: (num_samples, num_outputs); the layer's product.
+        bias_N: (num_outputs,).
+        row_N: (num_outputs,), workspace.
+    """
+    value_N = row_N.view(np.float32)
+    for sample in range(outputs_TN.shape[0]):
+        bits_N = outputs_TN[sample]
+        for column in range(row_N.size):
+            row_N[column] = np.uint32(bits_N[column]) << _HALF
+        for column in range(row_N.size):
+            value = value_N[column] + bias_N[column]
+            value_N[column] = np.float32(0) if value <= np.float32(0) else value
+        for column in range(row_N.size):
+            bits = row_N[column]
+            bits_N[column] = np.uint16((bits + _ROUND + ((bits >> _HALF) & _ONE)) >> _HALF)
+
+
+@kernel
+def mask_by_relu_bf16(
+    grad_TN: NDArray[np.uint16],
+    outputs_TN: NDArray[np.uint16],
+    bias_grad_N: NDArray[np.float32],
+    row_N: NDArray[np.uint32],
+) -> None:
+    """`mask_by_relu` on the bits of bfloat16 numbers; the gradient of the bias is summed in float32.
+
+    Args:
+        grad_TN: (num_samples, num_outputs), in place.
+        outputs_TN: (num_samples, num_outputs); zero, positive or NaN.
+        bias_grad_N: (num_outputs,), written.
+        row_N: (num_outputs,), workspace.
+    """
+    value_N = row_N.view(np.float32)
+    bias_grad_N[:] = 0
+    for sample in range(grad_TN.shape[0]):
+        bits_N = grad_TN[sample]
+        output_N = outputs_TN[sample]
+        for column in range(row_N.size):
+            bits = np.uint16(0) if output_N[column] == 0 else bits_N[column]
+            bits_N[column] = bits
+            row_N[column] = np.uint32(bits) << _HALF
+        for column in range(row_N.size):
+            bias_grad_N[column] += value_N[column]
+
+
+@kernel
+def pack_pairs(gram_TVV: NDArray[np.float32], first: int, inputs_TP: NDArray[np.float32]) -> None:
+    """Copy the pairs of each sample, the lower triangle row by row, to its inputs of the top MLP.
+
+    Args:
+        gram_TVV: (num_samples, num_vectors, num_vectors); dot products of all vectors.
+        first: column of the first pair.
+        inputs_TP: (num_samples, num_inputs), written from column ``first`` on.
+    """
+    for sample in range(gram_TVV.shape[0]):
+        start = first
+        for vector in range(1, gram_TVV.shape[1]):
+            dots_V = gram_TVV[sample, vector]
+            target = inputs_TP[sample, start : start + vector]
+            for other in range(vector):
+                target[other] = dots_V[other]
+            start += vector
+
+
+@kernel
+def unpack_pairs(
+    grad_TP: NDArray[np.float32], source_V2: NDArray[np.uint32], gram_grad_TVV: NDArray[np.float32]
+) -> None:
+    """Write the symmetric matrix of the gradients of each sample's pairs, with zeros on the diagonal.
+
+    d(u.v) is v for u and u for v, so this matrix times the vectors is their gradient.
+
+    Args:
+        grad_TP: (num_samples, num_inputs); gradient by the inputs of the top MLP.
+        source_V2: (num_vectors * num_vectors,), column of ``grad`` for each entry, in range on the diagonal
+            too.
+        gram_grad_TVV: (num_samples, num_vectors, num_vectors), written.
+    """
+    num_vectors = gram_grad_TVV.shape[1]
+    for sample in range(gram_grad_TVV.shape[0]):
+        row_P = grad_TP[sample]
+        flat_V2 = gram_grad_TVV[sample].reshape(-1)
+        for entry in range(source_V2.size):
+            flat_V2[entry] = row_P[source_V2[entry]]
+        for vector in range(num_vectors):
+            flat_V2[vector * (num_vectors + 1)] = np.float32(0)
+
+
+@kernel
+def logistic_loss(
+    logit_T: NDArray[np.float32],
+    label_T: NDArray[np.float32],
+    scale: np.float32,
+    grad_T: NDArray[np.float32],
+) -> float:
+    """Return the log loss of a tile, summed over its samples, with its gradient times ``scale``.
+
+    Args:
+        logit_T: (num_samples,).
+        label_T: (num_samples,), each 0 or 1.
+        scale: one over the nominal batch size.
+        grad_T: (num_samples,), written; ``(sigmoid(z) - y) * scale``.
+
+    Returns:
+        Nats, summed serially in float64.
+    """
+    loss = 0.0
+    for sample in range(logit_T.size):
+        logit = logit_T[sample]
+        label = label_T[sample]
+        # Both forms of the sigmoid with an exponent that is not positive, so that none overflows.
+        small = np.exp(-np.abs(logit))
+        loss += max(logit, np.float32(0)) - logit * label + np.log1p(small)
+        one = np.float32(1)
+        chance = one / (one + small) if logit >= np.float32(0) else small / (one + small)
+        grad_T[sample] = (chance - label) * scale
+    return loss

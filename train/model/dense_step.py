@@ -1,0 +1,174 @@
+"""The dense part of a training step and of predictions: on tiles on the host, by torch's graph on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from ..data.batch import Batch
+from ..work_threads import WorkThreads
+from .dense_tile import DenseTile
+from .dlrm import Dlrm
+from .flat_parameters import FlatParameters
+from .mlp_tiles import Fp32Mlp, Layer
+from .sample_tree import MOST_TILE_SAMPLES, SUM_COLUMNS, add_losses, add_tiles, tile_bounds
+
+_SUM_PIECE = 16 * SUM_COLUMNS
+"""Columns of the gradient that a thread adds up at a time."""
+
+
+class DenseStep(Protocol):
+    """Everything between the embeddings of a batch and the gradients."""
+
+    def train(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Pass a batch forward and backward; return its loss in nats, summed over its samples.
+
+        The gradients of the loss over the nominal batch size are left in the parameters of the model and in
+        the embeddings, each in the ``grad`` of its tensor.
+
+        Args:
+            embeddings: (B, F, d) of each row width.
+        """
+
+    def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return (B,) logits."""
+
+
+def build_dense_step(model: Dlrm, batch_size: int, threads: WorkThreads) -> DenseStep:
+    """Build the step that suits the device of ``model``.
+
+    Args:
+        batch_size: nominal samples of a batch.
+        threads: those of the dense layers on the host.
+    """
+    if next(model.parameters()).device.type == "cpu":
+        return TiledStep(model, batch_size, threads)
+    return GraphStep(model, batch_size)
+
+
+class GraphStep:
+    """The step by torch's graph, on any device.
+
+    Args:
+        model: the dense layers.
+        batch_size: nominal samples of a batch.
+    """
+
+    def __init__(self, model: Dlrm, batch_size: int) -> None:
+        self._model = model
+        self._batch_size = batch_size
+
+    def train(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        for emb_BFd in embeddings:
+            emb_BFd.requires_grad_()
+        device = embeddings[0].device
+        logit_B = self._model(batch.dense_BK.to(device), self._model.join(embeddings))
+        loss_sum = binary_cross_entropy_with_logits(logit_B, batch.label_B.to(device), reduction="sum")
+        self._model.zero_grad(set_to_none=True)
+        (loss_sum / self._batch_size).backward()  # type: ignore[no-untyped-call]
+        return loss_sum.detach()
+
+    @torch.no_grad()
+    def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        logit_B: torch.Tensor = self._model(
+            batch.dense_BK.to(embeddings[0].device), self._model.join(embeddings)
+        )
+        return logit_B
+
+
+class TiledStep:
+    """The step on tiles of the batch that any thread takes, on the host.
+
+    The bits of all results depend on the batch and the weights alone: never on the number of threads.
+
+    Args:
+        model: the dense layers, whose parameters become parts of one vector.
+        batch_size: nominal samples of a batch.
+        threads: run the tiles.
+    """
+
+    def __init__(self, model: Dlrm, batch_size: int, threads: WorkThreads) -> None:
+        self._threads = threads
+        self._scale = 1 / batch_size
+        self._parameters = FlatParameters(model)
+        self._weights = self._parameters.views(self._parameters.vector)
+        self._gradient = torch.zeros(self._parameters.size)
+        self._gradient_views = self._parameters.views(self._gradient)
+
+        def build_mlp(layers: Sequence[Layer]) -> Fp32Mlp:
+            return Fp32Mlp(layers, self._weights, MOST_TILE_SAMPLES)
+
+        self._workers = [
+            DenseTile(model.shape, self._weights, build_mlp, MOST_TILE_SAMPLES)
+            for _ in range(threads.num_threads)
+        ]
+        self._tile_gradients = torch.empty(0, self._parameters.size)
+        self._tile_views: list[dict[str, torch.Tensor]] = []
+        self._embedding_grads: list[torch.Tensor] = []
+
+    def train(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        bounds = tile_bounds(batch.num_samples)
+        self._make_room(len(bounds), embeddings)
+        inputs = [emb_BFd.detach() for emb_BFd in embeddings]
+        grads = [grad[: batch.num_samples] for grad in self._embedding_grads]
+        losses = [0.0] * len(bounds)
+
+        def train_tile(tile: int, worker: int) -> None:
+            samples = slice(*bounds[tile])
+            tile_embeddings = [emb_BFd[samples] for emb_BFd in inputs]
+            self._workers[worker].forward(batch.dense_BK[samples], tile_embeddings)
+            losses[tile] = self._workers[worker].backward(
+                batch.label_B[samples],
+                self._scale,
+                tile_embeddings,
+                [grad[samples] for grad in grads],
+                self._tile_views[tile],
+            )
+
+        self._threads.run(train_tile, len(bounds))
+        self._add_gradients(len(bounds))
+        self._parameters.set_gradients(self._gradient_views)
+        for emb_BFd, grad in zip(embeddings, grads, strict=True):
+            emb_BFd.grad = grad
+        return torch.tensor(add_losses(losses), dtype=torch.float64)
+
+    def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        bounds = tile_bounds(batch.num_samples)
+        logit_B = torch.empty(batch.num_samples)
+
+        def predict_tile(tile: int, worker: int) -> None:
+            samples = slice(*bounds[tile])
+            logit_B[samples] = self._workers[worker].forward(
+                batch.dense_BK[samples], [emb_BFd[samples] for emb_BFd in embeddings]
+            )
+
+        self._threads.run(predict_tile, len(bounds))
+        return logit_B
+
+    def _add_gradients(self, num_tiles: int) -> None:
+        """Add the gradients of all tiles by the binary tree, pieces of the vector in parallel."""
+        tiles_LN = self._tile_gradients[:num_tiles].numpy()
+        sums_N = self._gradient.numpy()
+
+        def add_piece(piece: int, _: int) -> None:
+            first = piece * _SUM_PIECE
+            workspace = np.empty(((num_tiles + 1) // 2, SUM_COLUMNS), np.float32)
+            add_tiles(tiles_LN, first, min(first + _SUM_PIECE, sums_N.size), workspace, sums_N)
+
+        self._threads.run(add_piece, -(-sums_N.size // _SUM_PIECE))
+
+    def _make_room(self, num_tiles: int, embeddings: Sequence[torch.Tensor]) -> None:
+        """Keep memory for the gradients of so many tiles and of these embeddings."""
+        if self._tile_gradients.shape[0] < num_tiles:
+            # Zero once: what lies between parameters is added, too.
+            self._tile_gradients = torch.zeros(num_tiles, self._parameters.size)
+            self._tile_views = [self._parameters.views(gradient) for gradient in self._tile_gradients]
+        is_large_enough = self._embedding_grads and (
+            self._embedding_grads[0].shape[0] >= embeddings[0].shape[0]
+        )
+        if not is_large_enough:
+            self._embedding_grads = [torch.empty_like(emb_BFd) for emb_BFd in embeddings]

@@ -1,0 +1,87 @@
+"""The parameters of a model as parts of one vector, laid out for the products of a training step.
+
+One vector, because gradients of tiles are added and weights are rounded as vectors. A weight is stored
+transposed, inputs by outputs: all three products of a layer then run at the peak of the processor, where the
+usual layout costs 10 % of them (AVX-512, 512 samples). The number of inputs is rounded up, with zeros,
+because rows of 367 floats that begin nowhere near a cache line cost 20 %; few inputs are left as they are.
+The model's own parameters are views of the same memory in the usual shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+_ALIGNMENT = 16
+"""Floats between the starts of parameters, a cache line."""
+_INPUTS_ROUNDED_TO = 8
+_FEW_INPUTS = 32
+"""With fewer inputs than this, rounding up costs more than it saves."""
+
+
+def stored_inputs(num_inputs: int) -> int:
+    """Return the inputs that a layer is stored with; those beyond ``num_inputs`` are zero."""
+    if num_inputs < _FEW_INPUTS:
+        return num_inputs
+    return -(-num_inputs // _INPUTS_ROUNDED_TO) * _INPUTS_ROUNDED_TO
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    shape: torch.Size
+    """Shape in the model."""
+    stored: tuple[int, ...]
+    """Shape in the vector."""
+    start: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + torch.Size(self.stored).numel()
+
+    def in_model(self, stored: torch.Tensor) -> torch.Tensor:
+        """Return the parameter in the model's shape, as a view of how it is stored."""
+        return stored[: self.shape[1]].t() if len(self.shape) == 2 else stored
+
+
+class FlatParameters:
+    """One float32 vector that all parameters of a model are moved to; the model goes on using them there.
+
+    Args:
+        model: a model on the host.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._places: dict[str, _Place] = {}
+        stop = 0
+        for name, parameter in model.named_parameters():
+            shape = parameter.shape
+            stored = (stored_inputs(shape[1]), shape[0]) if len(shape) == 2 else tuple(shape)
+            self._places[name] = _Place(shape, stored, stop)
+            stop += -(-torch.Size(stored).numel() // _ALIGNMENT) * _ALIGNMENT
+        self.size = stop
+        """Floats of the vector; those that are no parameter's are zero and stay so."""
+        self.vector = torch.zeros(stop)
+        views = self.views(self.vector)
+        for name, parameter in model.named_parameters():
+            view = self._places[name].in_model(views[name])
+            view.copy_(parameter.detach())
+            parameter.data = view
+
+    def views(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the part of each parameter in ``vector``, by name, in the shape it is stored in."""
+        return {
+            name: vector[place.start : place.stop].view(place.stored) for name, place in self._places.items()
+        }
+
+    def set_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Give each parameter of the model its gradient, without a copy.
+
+        Args:
+            gradients: `views` of a vector of gradients.
+        """
+        for name, parameter in self._model.named_parameters():
+            parameter.grad = self._places[name].in_model(gradients[name])

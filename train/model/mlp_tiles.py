@@ -1,0 +1,171 @@
+"""Forward and backward pass of an MLP on a tile of samples, written out, without a graph.
+
+One object holds the activations of one tile and is used by one thread at a time. Layers are products by
+torch's operators into memory that is kept, and fused kernels for what lies between them. In float32 the
+products are torch's own; in bfloat16 inputs, weights and gradients are rounded before each product, which
+sums in float32 and rounds its result once, and the gradients of weights are widened at once, so that all sums
+over tiles are in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .dense_kernels import add_bias_relu, add_bias_relu_bf16, mask_by_relu, mask_by_relu_bf16
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A linear layer followed by ReLU, by the names of its parameters."""
+
+    weight: str
+    bias: str
+    num_inputs: int
+    """Inputs that the weight is stored with."""
+    num_outputs: int
+
+
+class MlpTiles(Protocol):
+    """The layers of one MLP on the tile at hand."""
+
+    def forward(self, inputs_TK: torch.Tensor) -> torch.Tensor:
+        """Return the (T, N) outputs of the last layer; its memory is used again by the next tile."""
+
+    def backward(
+        self, grad_TN: torch.Tensor, gradients: Mapping[str, torch.Tensor], *, to_inputs: bool
+    ) -> torch.Tensor | None:
+        """Write the gradients of all parameters.
+
+        Args:
+            grad_TN: gradient by the outputs of the last forward pass, overwritten.
+            gradients: where the gradient of each parameter goes, by name.
+            to_inputs: whether the (T, K) gradient by the inputs is wanted.
+        """
+
+
+class Fp32Mlp:
+    """An MLP in float32.
+
+    Args:
+        layers: from the inputs to the outputs, at least one.
+        weights: parameters by name, as `FlatParameters` stores them.
+        most_samples: samples of the largest tile.
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], weights: Mapping[str, torch.Tensor], most_samples: int
+    ) -> None:
+        self._layers = layers
+        self._weights_KN = [weights[layer.weight] for layer in layers]
+        self._biases_N = [weights[layer.bias].numpy() for layer in layers]
+        self._outputs = [torch.empty(most_samples, layer.num_outputs) for layer in layers]
+        self._input_grads = [torch.empty(most_samples, layer.num_inputs) for layer in layers]
+        self._inputs_TK = torch.empty(0)
+
+    def forward(self, inputs_TK: torch.Tensor) -> torch.Tensor:
+        num_samples = inputs_TK.shape[0]
+        self._inputs_TK = inputs_TK
+        for weight_KN, bias_N, buffer in zip(self._weights_KN, self._biases_N, self._outputs, strict=True):
+            outputs_TN = buffer[:num_samples]
+            torch.mm(inputs_TK, weight_KN, out=outputs_TN)
+            add_bias_relu(outputs_TN.numpy(), bias_N)
+            inputs_TK = outputs_TN
+        return inputs_TK
+
+    def backward(
+        self, grad_TN: torch.Tensor, gradients: Mapping[str, torch.Tensor], *, to_inputs: bool
+    ) -> torch.Tensor | None:
+        num_samples = grad_TN.shape[0]
+        for number in reversed(range(len(self._layers))):
+            layer = self._layers[number]
+            outputs_TN = self._outputs[number][:num_samples]
+            mask_by_relu(grad_TN.numpy(), outputs_TN.numpy(), gradients[layer.bias].numpy())
+            inputs_TK = self._outputs[number - 1][:num_samples] if number else self._inputs_TK
+            torch.mm(inputs_TK.t(), grad_TN, out=gradients[layer.weight])
+            if number == 0 and not to_inputs:
+                return None
+            input_grad_TK = self._input_grads[number][:num_samples]
+            torch.mm(grad_TN, self._weights_KN[number].t(), out=input_grad_TK)
+            grad_TN = input_grad_TK
+        return grad_TN
+
+
+class Bf16Mlp:
+    """An MLP whose products are in bfloat16; inputs, outputs and their gradients are given in float32.
+
+    Args:
+        layers: from the inputs to the outputs, at least one.
+        weights: parameters by name, as `FlatParameters` stores them; of these the biases are used.
+        rounded: the same in bfloat16; of these the matrices are used.
+        most_samples: samples of the largest tile.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        weights: Mapping[str, torch.Tensor],
+        rounded: Mapping[str, torch.Tensor],
+        most_samples: int,
+    ) -> None:
+        def buffers(widths: Sequence[int]) -> list[torch.Tensor]:
+            return [torch.empty(most_samples, width, dtype=torch.bfloat16) for width in widths]
+
+        self._layers = layers
+        self._weights_KN = [rounded[layer.weight] for layer in layers]
+        self._biases_N = [weights[layer.bias].numpy() for layer in layers]
+        self._activations = buffers([layers[0].num_inputs, *(layer.num_outputs for layer in layers)])
+        self._gradients = buffers([layers[0].num_inputs, *(layer.num_outputs for layer in layers)])
+        self._weight_grads = [torch.empty_like(weight_KN) for weight_KN in self._weights_KN]
+        self._rows_N = [np.empty(layer.num_outputs, np.uint32) for layer in layers]
+        self._outputs = torch.empty(most_samples, layers[-1].num_outputs)
+        self._input_grads = torch.empty(most_samples, layers[0].num_inputs)
+
+    def forward(self, inputs_TK: torch.Tensor) -> torch.Tensor:
+        num_samples = inputs_TK.shape[0]
+        current_TK = self._activations[0][:num_samples]
+        current_TK.copy_(inputs_TK)
+        for number, weight_KN in enumerate(self._weights_KN):
+            outputs_TN = self._activations[number + 1][:num_samples]
+            torch.mm(current_TK, weight_KN, out=outputs_TN)
+            add_bias_relu_bf16(_bits(outputs_TN), self._biases_N[number], self._rows_N[number])
+            current_TK = outputs_TN
+        outputs = self._outputs[:num_samples]
+        outputs.copy_(current_TK)
+        return outputs
+
+    def backward(
+        self, grad_TN: torch.Tensor, gradients: Mapping[str, torch.Tensor], *, to_inputs: bool
+    ) -> torch.Tensor | None:
+        num_samples = grad_TN.shape[0]
+        current_TN = self._gradients[-1][:num_samples]
+        current_TN.copy_(grad_TN)
+        for number in reversed(range(len(self._layers))):
+            layer = self._layers[number]
+            mask_by_relu_bf16(
+                _bits(current_TN),
+                _bits(self._activations[number + 1][:num_samples]),
+                gradients[layer.bias].numpy(),
+                self._rows_N[number],
+            )
+            weight_grad_KN = self._weight_grads[number]
+            torch.mm(self._activations[number][:num_samples].t(), current_TN, out=weight_grad_KN)
+            gradients[layer.weight].copy_(weight_grad_KN)
+            if number == 0 and not to_inputs:
+                return None
+            input_grad_TK = self._gradients[number][:num_samples]
+            torch.mm(current_TN, self._weights_KN[number].t(), out=input_grad_TK)
+            current_TN = input_grad_TK
+        input_grads = self._input_grads[:num_samples]
+        input_grads.copy_(current_TN)
+        return input_grads
+
+
+def _bits(values: torch.Tensor) -> NDArray[np.uint16]:
+    bits: NDArray[np.uint16] = values.view(torch.uint16).numpy()
+    return bits
