@@ -65,8 +65,9 @@ class TrainConfig:
     uses the bytes of both; the others but lookahead use none."""
 
     slow_bytes: ByteSize | None = None
-    """Host memory for embedding rows; rows beyond it lie in a spill file in the run's folder while it
-    trains. By default all are in memory."""
+    """Host memory for embedding rows; rows beyond it lie in a spill file while the run trains. lookahead
+    writes each row where its next use will find it and reads it in time; the other placements, and --plan
+    online, map the file. By default all rows are in memory."""
 
     prefetch: int | None = None
     """Number of batches that transfers may run ahead of the batch being computed; by default 2, or what the

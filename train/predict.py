@@ -79,11 +79,11 @@ class Predictor:
         num_samples = 0
         # Evaluation reads cold rows on the slow tier, so staged ones are written back first.
         with self._meter.during("evaluation"), self._embeddings.rows_written_back(), torch.no_grad():
-            for number in range(self._shards.num_evaluation_batches):
+            numbers = range(self._shards.num_evaluation_batches)
+            for step in self._embeddings.evaluation_steps(numbers, self._shards.evaluation_batch):
                 if max_samples is not None and num_samples >= max_samples:
                     break
-                batch = self._shards.evaluation_batch(number)
-                step = self._embeddings.plan_evaluation(number, batch)
+                batch = step.batch
                 logits.append(self._dense.predict(batch, self._embeddings.look_up(step)))
                 labels.append(batch.label_B.numpy())
                 assert batch.is_hot_B is not None, "evaluation batches have it"

@@ -19,7 +19,7 @@ from .execution.traffic import Way
 from .meter import Kind
 from .model.dlrm_shape import preset_name
 from .predict import Predictions, Scores
-from .run_folder import RunFolder, make_folder, refuse_occupied
+from .run_folder import RunFolder, make_folder, refuse_missing_folder, refuse_occupied
 from .trainer import Trainer, build_trainer, refuse_divergence, run_steps, set_threads
 
 _log = logging.getLogger(__name__)
@@ -106,12 +106,14 @@ def train(
     out: Path,
     *,
     replay: Path | None = None,
+    slow_dir: Path | None = None,
     progress: TrainProgress = _silent,
 ) -> TrainSummary:
     """Train on ``shards`` (a shards folder, or the folder that holds it) and write the run to ``out``.
 
     Args:
         replay: a finished run whose batch order is used instead of the placement's own.
+        slow_dir: folder of the spill file of rows beyond ``slow_bytes``; None: ``out``.
         progress: called after every step with the samples so far, the mean loss of the last logged steps and
             the last AUC.
 
@@ -120,6 +122,8 @@ def train(
     """
     # Everything that can be refused is refused before the first file is written.
     refuse_occupied(out)
+    if slow_dir is not None:
+        refuse_missing_folder(slow_dir)
     opened = Shards.open(shards)
     if config.hot_bytes is not None:
         opened = with_hot_bytes(opened, config.hot_bytes, config.row_optimizer(opened.embedding_optimizer))
@@ -128,7 +132,7 @@ def train(
     order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None
 
     make_folder(out)
-    trainer = build_trainer(opened, config, order, spill_folder=out)
+    trainer = build_trainer(opened, config, order, spill_folder=slow_dir or out)
     _log.info(
         "%s on %s with %s threads: %s",
         trainer.config.placement,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import stat
 import tempfile
 import weakref
@@ -160,6 +161,12 @@ def _explained(path: Path) -> Iterator[None]:
         raise HotsetError(
             f"{path} cannot be written: {reason}", hint="free disk space, remove the folder and train again"
         ) from error
+
+
+def refuse_missing_folder(path: Path) -> None:
+    """Raise HotsetError unless ``path`` is a folder."""
+    if not path.is_dir():
+        raise HotsetError(f"{path} is no folder", hint=f"mkdir -p {shlex.quote(str(path))}")
 
 
 def refuse_occupied(path: Path) -> None:

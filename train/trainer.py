@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,12 +25,13 @@ from .data.batch import Batch
 from .data.batch_order import BatchOrder, SeededOrder
 from .data.shards import Shards
 from .execution.embeddings import Embeddings, PlannedStep
+from .execution.spilled_run import SpillLimits
 from .execution.step_source import StepSource
 from .meter import Meter
 from .model.dense_step import DenseStep, build_dense_step
 from .model.dlrm import Dlrm
 from .model.dlrm_shape import dlrm_shape
-from .placements.choose_placement import build_placements, with_staging
+from .placements.choose_placement import build_placements, spills, with_staging
 from .placements.fae import FaeOrder
 from .placements.schedule_file import Schedule
 from .placements.shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
@@ -107,7 +108,10 @@ class Trainer:
         def tensor_of(name: str) -> torch.Tensor:
             return dense[name].cpu() if name in dense else self.embeddings.table(numbers[name])
 
-        return Weights(shapes, tensor_of)
+        def parts_of(name: str) -> Iterator[torch.Tensor]:
+            return iter([dense[name].cpu()]) if name in dense else self.embeddings.table_parts(numbers[name])
+
+        return Weights(shapes, tensor_of, parts_of)
 
 
 def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tensor], None]) -> None:
@@ -164,13 +168,18 @@ def build_trainer(
     # From here on nothing is left open: a schedule on disk is compared with it, and the run records it.
     config = with_staging(config, shards)
     placements = build_placements(config, shards)
-    host = HostMemory(config.slow_bytes, spill_folder or Path(tempfile.gettempdir()))
+    folder = spill_folder or Path(tempfile.gettempdir())
+    host = HostMemory(config.slow_bytes, folder, is_planned=spills(config, shards))
     embeddings = Embeddings.build(shards.tables, placements, optimizer, config.seed, device, meter, host)
     embeddings.initialize()
     predictor = Predictor(shards, dense, embeddings, meter)
     scheduler = ShuffleScheduler.variant(config.fae_variant) if config.placement == "fae" else None
     order = order or _own_order(shards, config, scheduler, predictor)
     dense_optimizer = build_dense_optimizer(model, chosen)
+    source = build_step_source(shards, config, embeddings)
+    if host.is_planned:
+        assert config.slow_bytes is not None
+        source.plan_run(order.epochs(), SpillLimits(config.slow_bytes, folder))
     return Trainer(
         config,
         shards,
@@ -179,7 +188,7 @@ def build_trainer(
         dense_optimizer,
         embeddings,
         order,
-        build_step_source(shards, config, embeddings),
+        source,
         predictor,
         meter,
         scheduler,

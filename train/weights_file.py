@@ -30,13 +30,25 @@ class Weights(Mapping[str, torch.Tensor]):
     Args:
         shapes: shape of each tensor.
         tensor_of: builds one.
+        parts_of: builds one in parts of its first dimension, for those that are larger than memory.
     """
 
     def __init__(
-        self, shapes: Mapping[str, tuple[int, ...]], tensor_of: Callable[[str], torch.Tensor]
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        tensor_of: Callable[[str], torch.Tensor],
+        parts_of: Callable[[str], Iterator[torch.Tensor]] | None = None,
     ) -> None:
         self.shapes = shapes
         self._tensor_of = tensor_of
+        self._parts_of = parts_of
+
+    def parts(self, name: str) -> Iterator[torch.Tensor]:
+        """Yield one tensor in parts, which together have its shape."""
+        if self._parts_of is None:
+            yield self[name]
+        else:
+            yield from self._parts_of(name)
 
     @property
     def num_bytes(self) -> int:
@@ -98,9 +110,13 @@ def write_weights(path: Path, weights: Weights) -> None:
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in sorted(shapes):
-            tensor = weights[name].detach().contiguous()
-            if tensor.dtype != torch.float32 or tuple(tensor.shape) != tuple(shapes[name]):
-                raise ValueError(
-                    f"{name} is {tensor.dtype} {tuple(tensor.shape)}, want float32 {shapes[name]}"
-                )
-            file.write(tensor.numpy().data)
+            wanted = tuple(shapes[name])
+            num_rows = 0
+            for part in weights.parts(name):
+                tensor = part.detach().contiguous()
+                if tensor.dtype != torch.float32 or tuple(tensor.shape[1:]) != wanted[1:]:
+                    raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, want float32 {wanted}")
+                num_rows += tensor.shape[0] if wanted else 0
+                file.write(tensor.numpy().data)
+            if wanted and num_rows != wanted[0]:
+                raise ValueError(f"{name} has {num_rows} rows, want float32 {wanted}")

@@ -36,10 +36,23 @@ _ONE = np.uint64(1)
 _ALL = np.uint64(2**64 - 1)
 
 
-def new_area(num_rows: int, num_slots: int, rank_of_row: NDArray[np.int32], *, limited: bool) -> AreaState:
-    """Return the empty staging area of a new run; ``limited`` look-ahead needs the last use of every row."""
+def new_area(
+    num_rows: int,
+    num_slots: int,
+    rank_of_row: NDArray[np.int32],
+    *,
+    limited: bool,
+    location_of_row: NDArray[np.int32] | None = None,
+) -> AreaState:
+    """Return the empty staging area of a new run; ``limited`` look-ahead needs the last use of every row.
+
+    Memory for the largest array, (num_rows,), may be given: it is overwritten.
+    """
+    if location_of_row is None:
+        location_of_row = np.empty(num_rows, np.int32)
+    location_of_row[:] = _UNSEEN
     state = AreaState(
-        location_of_row=np.full(num_rows, _UNSEEN, np.int32),
+        location_of_row=location_of_row,
         rank_of_row=rank_of_row,
         last_entry=np.full(num_rows if limited else 0, -1, np.int64),
         records=np.zeros(num_slots, SLOT_RECORD),

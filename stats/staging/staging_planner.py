@@ -42,6 +42,7 @@ class StagingPlanner:
         num_slots: int,
         warm: WarmRows | None = None,
         rank_of_row: NDArray[np.int32] = _NO_RANKS,
+        location_of_row: NDArray[np.int32] | None = None,
     ) -> None:
         if num_slots < 1:
             raise ValueError(f"num_slots must be 1 or more, got {num_slots}")
@@ -50,7 +51,9 @@ class StagingPlanner:
         self.num_slots = num_slots
         self._rule = rule
         self._warm = warm or WarmRows(_NOTHING, _NOTHING)
-        self._state = new_area(num_rows, num_slots, rank_of_row, limited=rule.window >= 0)
+        self._state = new_area(
+            num_rows, num_slots, rank_of_row, limited=rule.window >= 0, location_of_row=location_of_row
+        )
         self._held = Steps(np.zeros(1, np.int64), _NOTHING, _NOTHING, _NOTHING)
         self._next_step = 0
 
@@ -167,7 +170,13 @@ class StagingPlanner:
 
 
 def lookahead_planner(
-    num_rows: int, num_slots: int, *, prefetch: int, window: int | None = None, splits: bool = False
+    num_rows: int,
+    num_slots: int,
+    *,
+    prefetch: int,
+    window: int | None = None,
+    splits: bool = False,
+    location_of_row: NDArray[np.int32] | None = None,
 ) -> StagingPlanner:
     """Return a planner that evicts the row whose next use is farthest; among equals the one used longest ago.
 
@@ -179,6 +188,7 @@ def lookahead_planner(
             other such row, and the planner holds ``window`` batches back. None: `plan` gets the next use of
             every row, see `next_uses.next_uses`, and holds nothing back.
         splits: a batch of too many rows runs in passes; else it is refused.
+        location_of_row: (num_rows,), memory to use for the only array that grows with the rows.
 
     Source:
         Belady, IBM Systems Journal 5 (1966); Mattson et al., IBM Systems Journal 9 (1970), for its
@@ -187,7 +197,7 @@ def lookahead_planner(
     if window is not None and window < 0:
         raise ValueError(f"window must be 0 or more, got {window}")
     rule = Rule(LOOKAHEAD, prefetch, 1, -1 if window is None else window, splits)
-    return StagingPlanner(rule, num_rows, num_slots)
+    return StagingPlanner(rule, num_rows, num_slots, location_of_row=location_of_row)
 
 
 def cache_planner(

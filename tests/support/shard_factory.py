@@ -36,6 +36,7 @@ class ShardSpec:
     num_dense: int = 2
     embedding_dim: int = 4
     skew: float = 1.5
+    """Exponent of the ranks that are looked up; 0: all rows alike."""
     has_label: bool = True
     order: str = "grouped"
     seed: int = 0
@@ -57,6 +58,8 @@ def draw_ids(
     spec: ShardSpec, count: int, limits: tuple[int, ...], rng: np.random.Generator
 ) -> NDArray[np.int32]:
     """(count, num_features); Zipf-like ranks below ``limits``."""
+    if spec.skew == 0:
+        return np.stack([rng.integers(0, limit, count) for limit in limits], axis=1).astype(np.int32)
     columns = [np.minimum(rng.zipf(spec.skew, count) - 1, limit - 1) for limit in limits]
     return np.stack(columns, axis=1).astype(np.int32)
 

@@ -13,12 +13,14 @@ The path of a transfer:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..data.batch import Batch, BatchIds, EmbeddingTable, IdReader
 from ..device_streams import DeviceStreams, streams_of
@@ -30,6 +32,7 @@ from ..rows.mapped_rows import HostMemory, refuse_more_rows_than_memory
 from ..rows.row_optimizers import RowOptimizer
 from ..rows.step_plan import NOTHING_TO_MOVE, StepPlan, Transfer
 from ..rows.tiers import Tier
+from ..spill.spilled_tier import SpilledTier
 from .executor import Executor
 from .traffic import Way
 from .transfer_thread import TransferThread
@@ -126,6 +129,26 @@ class Embeddings:
             parts.append(WidthStep(ids, plan))
         return PlannedStep(number, batch, tuple(parts))
 
+    def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
+        """Steps of evaluation batches in order; valid inside `rows_written_back`.
+
+        Where cold rows are in a file, those of as many batches as memory has room for are read together.
+        """
+        spilled = [width for width in self.widths if isinstance(width.executor.slow, SpilledTier)]
+        if not spilled:
+            for number in numbers:
+                yield self.plan_evaluation(number, read(number))
+            return
+        try:
+            for group, wanted in groups_within(numbers, read, spilled):
+                for width, wanted_U in zip(spilled, wanted, strict=True):
+                    width.executor.read_rows(wanted_U)
+                for number in group:
+                    yield self.plan_evaluation(number, read(number))
+        finally:
+            for width in spilled:
+                width.executor.read_rows(np.empty(0, np.int64))
+
     def hot_step(self, number: int, batch: Batch) -> PlannedStep:
         """A step all of whose lookups are of rows that live on the fast tier."""
         # No placement is asked: what it has planned for other batches stays as it is.
@@ -180,6 +203,8 @@ class Embeddings:
         self.transfer_thread.drain()
         for width in self.widths:
             width.executor.copy_hot(width.placement.plan_finish())
+            if isinstance(width.executor.slow, SpilledTier):
+                width.executor.slow.finish()
 
     def rows_by_table(self) -> list[dict[Way, int]]:
         """Rows and vectors of each table moved each way, and rows initialized; evaluation apart."""
@@ -188,6 +213,14 @@ class Embeddings:
             rows_F = width.executor.traffic.rows_F
             counts[table] = {way: int(rows[position]) for way, rows in rows_F.items()}
         return counts
+
+    def table_parts(self, table: int) -> Iterator[torch.Tensor]:
+        """Yield the host weights of one table in id order, in parts of bounded size where they are in a file.
+
+        Valid once every row is written back.
+        """
+        width, position = self._position_of[table]
+        return width.executor.table_parts(position)
 
     def close(self) -> None:
         """Stop the transfer thread."""
@@ -208,6 +241,36 @@ class Embeddings:
         return width.executor.table(position, state=state)
 
 
+def groups_within(
+    numbers: Iterable[int], read: Callable[[int], Batch], widths: Sequence[RowWidth]
+) -> Iterator[tuple[list[int], list[NDArray[np.int64]]]]:
+    """Group evaluation batches whose distinct cold rows fit in the memory kept for them.
+
+    Yields:
+        The batches of a group, and of each width their rows on the slow tier, ascending.
+    """
+    group: list[int] = []
+    wanted = [np.empty(0, np.int64) for _ in widths]
+    for number in numbers:
+        batch = read(number)
+        own = []
+        for width in widths:
+            rows_N, _ = width.placement.slow.locate(width.reader.read(batch))
+            own.append(np.unique(rows_N[rows_N >= 0]))
+        joined = [np.union1d(*pair) for pair in zip(wanted, own, strict=True)]
+        # A batch that has more by itself is read by itself.
+        if group and any(
+            rows.size > width.executor.slow.most_read for rows, width in zip(joined, widths, strict=True)
+        ):
+            yield group, wanted
+            group = []
+            joined = own
+        group.append(number)
+        wanted = joined
+    if group:
+        yield group, wanted
+
+
 def build_tiers(
     placement: Placement,
     embedding_dim: int,
@@ -219,6 +282,8 @@ def build_tiers(
     state_width = optimizer.state_width(embedding_dim)
     num_staging = placement.num_staging_slots
     fast = Tier(placement.fast, embedding_dim, state_width, num_staging=num_staging, device=str(device))
+    if host is not None and host.is_planned:
+        return fast, SpilledTier(placement.slow, embedding_dim, state_width)
     return fast, Tier(placement.slow, embedding_dim, state_width, host=host)
 
 

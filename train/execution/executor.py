@@ -18,10 +18,11 @@ from ..device_streams import DeviceStreams, streams_of
 from ..meter import Kind, Meter
 from ..rows.initial_values import InitialValues
 from ..rows.row_backends import NumbaRows, SlotLookups, backend_of
-from ..rows.row_mover import initialize_rows, mover_of
+from ..rows.row_mover import RowMover, initialize_rows, mover_of
 from ..rows.row_optimizers import RowOptimizer
 from ..rows.step_plan import Moves, SplitBatch, StepPlan, Transfer
 from ..rows.tiers import Tier
+from ..spill.spilled_tier import SpilledTier, SpillMover
 from .in_place import InPlaceWork
 from .replicator import Replicator
 from .traffic import TrafficCounter
@@ -57,7 +58,11 @@ class Executor:
         self._replicator = Replicator(fast, slow)
         self.is_replica_current = False
         """Whether rows that both tiers hold are newer on the fast one, as of the last copy that was made."""
-        self._mover = mover_of(fast, slow, streams or streams_of(fast.device))
+        self._mover: RowMover = (
+            SpillMover(fast, slow)
+            if isinstance(slow, SpilledTier)
+            else mover_of(fast, slow, streams or streams_of(fast.device))
+        )
         self._resident_S = np.full(fast.num_slots - fast.layout.num_own_slots, -1, np.int64)
         """Row in each staging slot, by its slot on the slow tier; -1 where there is none."""
         self._fast_rows = backend_of(fast.device, optimizer)
@@ -112,10 +117,24 @@ class Executor:
 
     def write_back_residents(self) -> None:
         """Copy the newest values of staged rows to the slow tier; the rows stay staged."""
+        # Evaluation reads staged rows where they are if the others are in a file: see `read_rows`.
+        if isinstance(self.slow, SpilledTier):
+            return
         slots_N = np.flatnonzero(self._resident_S >= 0)
         moves = Moves(self._resident_S[slots_N], slots_N + self.fast.layout.num_own_slots)
         self._mover.write_back(moves)
         self.traffic.rows("to_slow", moves.rows_N, self.fast.row_bytes, "evaluation")
+
+    def read_rows(self, wanted_U: NDArray[np.int64]) -> None:
+        """Read the newest weights of rows of a slow tier in a file, for lookups in place.
+
+        Args:
+            wanted_U: rows, ascending, by their slots on the slow tier; none: give the memory back.
+        """
+        assert isinstance(self.slow, SpilledTier)
+        slots_N = np.flatnonzero(self._resident_S >= 0)
+        rows_N = self._resident_S[slots_N]
+        self.slow.read(wanted_U, self.fast, rows_N, slots_N + self.fast.layout.num_own_slots)
 
     def look_up(self, ids: BatchIds, plan: StepPlan) -> torch.Tensor:
         """(B, F, D) embeddings of a batch, a leaf whose gradient ``update`` wants.
@@ -171,10 +190,21 @@ class Executor:
         for tier in (self.slow, self.fast, self.slow):
             first, last = int(tier.layout.first_F[table]), int(tier.layout.last_F[table])
             if first == next_id < last:
-                rows = tier.state_SW if state else tier.weights_SD
-                parts.append(rows[tier.layout.slots_of_table(table)].to(_HOST))
+                parts.append(tier.rows_of_table(table, state=state).to(_HOST))
                 next_id = last
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def table_parts(self, table: int) -> Iterator[torch.Tensor]:
+        """Yield the weights of one table in id order, in parts of bounded size where they are in a file."""
+        next_id = 0
+        for tier in (self.slow, self.fast, self.slow):
+            first, last = int(tier.layout.first_F[table]), int(tier.layout.last_F[table])
+            if first == next_id < last:
+                if isinstance(tier, SpilledTier):
+                    yield from tier.parts_of_table(table)
+                else:
+                    yield tier.rows_of_table(table, state=False).to(_HOST)
+                next_id = last
 
     def _lookups_on_fast(self, ids: BatchIds, plan: StepPlan) -> SlotLookups | None:
         """The lookups the fast tier serves; None where all are in place."""
@@ -229,10 +259,12 @@ class Executor:
         for number, rows in enumerate(self._passes(split)):
             self.transfer(rows)
             first = number * split.num_slots
-            rows_N = split.rows_U[first : first + split.num_slots]
+            part = slice(first, first + split.num_slots)
+            rows_N = split.rows_U[part]
             slots_N = np.arange(rows_N.size) + self.fast.layout.num_own_slots
-            self._fast_rows.apply(self.fast, slots_N, sums_UD[first : first + rows_N.size])
-            self.transfer(Transfer(write_back=Moves(rows_N, slots_N)))
+            self._fast_rows.apply(self.fast, slots_N, sums_UD[part])
+            next_fetches_N = None if split.next_fetches_U is None else split.next_fetches_U[part]
+            self.transfer(Transfer(write_back=Moves(rows_N, slots_N, next_fetches_N)))
 
     def _passes(self, split: SplitBatch) -> Iterator[Transfer]:
         """The transfer that loads the rows of each pass."""
@@ -241,7 +273,8 @@ class Executor:
             rows_N = split.rows_U[part]
             is_first = split.is_first_U[part]
             slots_N = np.arange(rows_N.size) + self.fast.layout.num_own_slots
-            fetch = Moves(rows_N[~is_first], slots_N[~is_first])
+            fetches_N = None if split.fetches_U is None else split.fetches_U[part][~is_first]
+            fetch = Moves(rows_N[~is_first], slots_N[~is_first], fetches_N)
             yield Transfer(fetch=fetch, initialize=Moves(rows_N[is_first], slots_N[is_first]))
 
     def _buffer(self, name: str, num_vectors: int) -> torch.Tensor:

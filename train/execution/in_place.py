@@ -86,7 +86,8 @@ class InPlaceWork:
         self, rows_N: NDArray[np.int64], positions_N: NDArray[np.int64], vectors_ND: torch.Tensor
     ) -> None:
         """Copy rows of the slow tier to ``positions_N`` of vectors on the host."""
-        self._slow_rows.look_up(self._slow.weights_SD, SlotLookups(positions_N, rows_N), vectors_ND)
+        slots_N = self._slow.slots_of(rows_N)
+        self._slow_rows.look_up(self._slow.weights_SD, SlotLookups(positions_N, slots_N), vectors_ND)
 
     def _count_vector_per_bag(self, way: Way, ids: BatchIds) -> None:
         counts_F = np.full(ids.num_features, ids.num_samples)

@@ -13,15 +13,21 @@ second pass runs in the thread that is ahead of the loop anyway.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
+
+from ...stats.staging.staging_planner import StagingPlanner
 from ..data.batch import Batch
 from ..meter import Kind
 from ..placements.plan_queue import PlanQueue
 from ..placements.schedule_file import Schedule
+from ..placements.spooled_plans import EpochSpool
 from ..placements.staging_placements import StagingPlacement
+from ..spill.mapped_arrays import mapped_zeros
 from .embeddings import Embeddings, PlannedStep, RowWidth, WidthStep
+from .spilled_run import SpillLimits, open_stores
 
 
 class StepSource:
@@ -57,6 +63,8 @@ class StepSource:
         """Batches that run in passes."""
         self.slots_wanted = 1.0
         """Slots that the largest batch of any width needs, as a multiple of those there are."""
+        self._planned: list[tuple[list[int], list[PlanQueue]]] | None = None
+        """Batches and plans of all epochs, where the whole run is planned before its first step."""
         self._staged = [w for w in embeddings.widths if isinstance(w.placement, StagingPlacement)]
         assert not self._staged or len(self._staged) == len(embeddings.widths)
 
@@ -67,6 +75,10 @@ class StepSource:
             for numbers in epochs:
                 for number in numbers:
                     yield self._embeddings.plan(number, self._read(number))
+            return
+        if self._planned is not None:
+            while self._planned:
+                yield from self._run_epoch(*self._planned.pop(0))
             return
         # One planner per width serves all epochs: it remembers which rows were used before.
         placements = [_staging(width) for width in self._staged]
@@ -80,6 +92,40 @@ class StepSource:
         else:
             for numbers in epochs:
                 yield from self._planned_online(numbers, new_queues())
+
+    def plan_run(self, epochs: Iterable[Iterable[int]], limits: SpillLimits) -> None:
+        """Plan all epochs now, and open the files of rows that do not fit in memory, which need those plans.
+
+        Raises:
+            HotsetError: the memory or the disk is too small.
+        """
+        planned: list[tuple[list[int], list[PlanQueue]]] = []
+        planners: list[StagingPlanner] = []
+        for epoch, batches in enumerate(epochs):
+            numbers = list(batches)
+            queues = self._scheduled(epoch, numbers)
+            if queues is None:
+                planners = planners or [
+                    self._planner_within(_staging(width), limits) for width in self._staged
+                ]
+                spools = [
+                    EpochSpool(_staging(width), planner, limits.folder, limits.planning_bytes)
+                    for width, planner in zip(self._staged, planners, strict=True)
+                ]
+                for number in numbers:
+                    self._add(number, spools)
+                queues = [spool.finish() for spool in spools]
+            planned.append((numbers, queues))
+        # A schedule's checkers keep a byte a row each, one of whole epochs and one of steps.
+        plan_bytes = 2 if self._schedule is not None else 0
+        open_stores(self._staged, [queues for _, queues in planned], limits, plan_bytes)
+        self._planned = planned
+
+    @staticmethod
+    def _planner_within(placement: StagingPlacement, limits: SpillLimits) -> StagingPlanner:
+        """A planner whose one array of all cold rows is a mapped file where memory has no room for it."""
+        num_rows = max(placement.slow.num_own_slots, 1)
+        return placement.planner(mapped_zeros(limits.folder, num_rows, np.int32, limits.planning_bytes))
 
     def _planned_by_epoch(
         self, epochs: Iterable[Iterable[int]], new_queues: Callable[[], list[PlanQueue]]
@@ -142,7 +188,7 @@ class StepSource:
             yield self._take(waiting.popleft(), queues, first_item)
         self._flush(queues)
 
-    def _add(self, number: int, queues: list[PlanQueue]) -> None:
+    def _add(self, number: int, queues: Sequence[PlanQueue | EpochSpool]) -> None:
         """Read a batch for its plan alone."""
         if not self._is_staged(number):
             return

@@ -64,8 +64,26 @@ def _build_placement(config: TrainConfig, shards: Shards, dim: int, chosen: Sequ
     )
 
 
+def spills(config: TrainConfig, shards: Shards) -> bool:
+    """Whether cold rows lie in a file by their next use: not all fit in memory, and whole epochs are known.
+
+    The other placements that keep rows in host memory have the rest of them in a mapped file.
+    """
+    if config.placement != "lookahead" or config.plan == "online" or config.slow_bytes is None:
+        return False
+    optimizer = config.row_optimizer(shards.embedding_optimizer)
+    cold_bytes = sum(
+        (table.num_rows - table.num_hot) * row_bytes(table.embedding_dim, optimizer)
+        for table in shards.tables
+    )
+    return cold_bytes > config.slow_bytes
+
+
 def known_window(config: TrainConfig, shards: Shards) -> int | None:
     """Batches that lookahead knows ahead; None: the epoch."""
+    # Plans of a run whose rows are in files are in files too.
+    if spills(config, shards):
+        return None
     num_lookups = ShardsTotals.of(shards.manifest).samples.mixed * len(shards.tables)
     is_large = config.plan == "auto" and num_lookups > MOST_LOOKUPS
     return config.window if config.plan == "online" or is_large else None

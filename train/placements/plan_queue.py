@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from ...stats.staging.next_uses import next_uses
 from ...stats.staging.staging_planner import StagingPlanner
 from ...stats.staging.step_plans import Residents, RowStream, StepPlans
 from ..rows.step_plan import Moves, SplitBatch, StagedLookups, StepPlan, Transfer
+from ..spill.run_plan import ChunkFetches, EpochFetches
 from .staging_placements import ColdLookups, StagingPlacement
 
 StepCheck = Callable[[StepPlans, int, NDArray[np.int64]], None]
@@ -43,6 +45,10 @@ class PlanQueue:
         self._held: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
         """Distinct cold rows and their lookups of each batch not yet given to the planner."""
         self._chunks: deque[StepPlans] = deque()
+        self._fetches: deque[ChunkFetches] = deque()
+        """What is fetched next of the rows that each chunk writes back, where the slow tier is a file."""
+        self._next_fetch = 0
+        """Number of the next fetch, there."""
         self._num_taken = 0
         self.num_shortened = 0
         """Plans taken that wait for a later batch than the prefetch depth asks for."""
@@ -88,6 +94,12 @@ class PlanQueue:
         """Set which rows are written back after the last step."""
         self.flush = Transfer(write_back=self._moves(residents.rows, residents.slots))
 
+    def set_fetches(self, fetches: EpochFetches) -> None:
+        """Say where rows come from and go to; all plans of the epoch must be there, and none be taken."""
+        self._fetches.extend(fetches.chunks)
+        self._next_fetch = fetches.first_fetch
+        self.flush = Transfer(write_back=replace(self.flush.write_back, fetches_N=fetches.of_residents))
+
     def take(self, cold: ColdLookups, *, is_fresh: bool) -> StepPlan:
         """The plan of the next step, whose lookups are ``cold``.
 
@@ -96,11 +108,14 @@ class PlanQueue:
         """
         # The chunk of this step, and the step's number in it; a chunk is dropped with its last step.
         plans = self._chunks[0]
+        fetches = self._fetches[0] if self._fetches else None
         step = self._num_taken - plans.first_step
         self._num_taken += 1
         self.num_ready -= 1
         if step == plans.num_steps - 1:
             self._chunks.popleft()
+            if fetches is not None:
+                self._fetches.popleft()
         # Plans on disk are for the rows that the batch looked up when they were made.
         if self._check is not None:
             self._check(plans, step, cold.rows_U)
@@ -120,17 +135,29 @@ class PlanQueue:
         # A row that no batch has used is initialized in its slot rather than fetched.
         is_first = plans.fetch_is_first[came] if is_fresh else np.zeros(rows.size, np.bool_)
         after = int(plans.after[step])
+        # Numbers of the fetches, where rows are found by them.
+        numbers = None
+        if fetches is not None:
+            assert is_fresh, "rows in a file are initialized at their first use"
+            write_back = replace(write_back, fetches_N=fetches.of_write_backs[left])
+            numbers = np.full(rows.size, -1)
+            numbers[~is_first] = self._next_fetch + np.arange(np.count_nonzero(~is_first))
+            self._next_fetch += int(np.count_nonzero(~is_first))
 
         # More rows than slots: the transfer only makes room, the executor fetches pass by pass.
         if plans.is_split[step]:
             num_slots = self._placement.num_staging_slots
             self.slots_wanted = max(self.slots_wanted, cold.rows_U.size / num_slots)
             split = SplitBatch(cold.rows_U, is_first, cold.inverse_N, num_slots)
+            if fetches is not None:
+                split = replace(split, fetches_U=numbers, next_fetches_U=fetches.of_splits[came])
             return StepPlan(transfer=Transfer(after, write_back), staged=staged, split=split)
         transfer = Transfer(
             after,
             write_back,
-            fetch=self._moves(rows[~is_first], slots[~is_first]),
+            fetch=self._moves(
+                rows[~is_first], slots[~is_first], None if numbers is None else numbers[~is_first]
+            ),
             initialize=self._moves(rows[is_first], slots[is_first]),
         )
         return StepPlan(transfer=transfer, staged=staged)
@@ -146,5 +173,7 @@ class PlanQueue:
         uses = next_uses(stream.offsets, stream.rows, num_rows)
         return RowStream(stream.offsets, stream.rows, stream.lookups, uses)
 
-    def _moves(self, rows: NDArray[np.int64], slots: NDArray[np.int32]) -> Moves:
-        return Moves(rows, slots + np.int64(self._placement.fast.num_own_slots))
+    def _moves(
+        self, rows: NDArray[np.int64], slots: NDArray[np.int32], fetches: NDArray[np.int64] | None = None
+    ) -> Moves:
+        return Moves(rows, slots + np.int64(self._placement.fast.num_own_slots), fetches)

@@ -60,8 +60,8 @@ class StagingPlacement(Placement):
         self.prefetch = prefetch
 
     @abstractmethod
-    def planner(self) -> StagingPlanner:
-        """Build a planner for a new run."""
+    def planner(self, location_of_row: NDArray[np.int32] | None = None) -> StagingPlanner:
+        """Build a planner for a new run, perhaps with memory for its array of all cold rows."""
 
     def cold_lookups(self, ids: BatchIds) -> ColdLookups:
         """The lookups that staging slots have to serve."""
@@ -101,10 +101,14 @@ class Lookahead(StagingPlacement):
         self.window = window
         self.needs_whole_epoch = window is None
 
-    def planner(self) -> StagingPlanner:
-        num_rows = max(self.slow.num_own_slots, 1)
+    def planner(self, location_of_row: NDArray[np.int32] | None = None) -> StagingPlanner:
         return lookahead_planner(
-            num_rows, self.num_staging_slots, prefetch=self.prefetch, window=self.window, splits=True
+            max(self.slow.num_own_slots, 1),
+            self.num_staging_slots,
+            prefetch=self.prefetch,
+            window=self.window,
+            splits=True,
+            location_of_row=location_of_row,
         )
 
 
@@ -146,7 +150,7 @@ class Cache(StagingPlacement):
         self._batches_per_item = batches_per_item
         self._counts_N = counts_N
 
-    def planner(self) -> StagingPlanner:
+    def planner(self, location_of_row: NDArray[np.int32] | None = None) -> StagingPlanner:
         # Rows from the most to the least frequent, and the rank of each row in that order.
         order_N = np.argsort(-self._counts_N, kind="stable")
         rank_N = np.empty(order_N.size, np.int64)

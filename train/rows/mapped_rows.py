@@ -30,6 +30,8 @@ class HostMemory:
     folder: Path
     may_spill: bool = True
     """Whether the command has an option for rows in a file."""
+    is_planned: bool = False
+    """Whether rows that do not fit lie in files by their next use (see `spill`), and not in mapped ones."""
 
     def rows(self, num_rows: int, width: int) -> torch.Tensor:
         """(num_rows, width) float32 zeros; raises HotsetError where the disk is too small."""

@@ -25,6 +25,9 @@ class Moves:
     """Slots on the slow tier, none twice."""
     slots_N: NDArray[np.int64]
     """Slots on the fast tier, none twice."""
+    fetches_N: NDArray[np.int64] | None = None
+    """Where the slow tier is a file: numbers of the fetches that read these rows, counted over the run; of
+    rows written back those of their next fetches, -1 where there is none. None for other slow tiers."""
 
     @property
     def num_rows(self) -> int:
@@ -76,6 +79,10 @@ class SplitBatch:
     inverse_N: NDArray[np.int32]
     """Which row each staged lookup reads."""
     num_slots: int
+    fetches_U: NDArray[np.int64] | None = None
+    """Where the slow tier is a file: number of the fetch of each row, -1 where it is initialized."""
+    next_fetches_U: NDArray[np.int64] | None = None
+    """Number of the next fetch of each row, -1 where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,20 @@ class Tier:
         """Bytes of a row with its state."""
         return 4 * (self.weights_SD.shape[1] + self.state_SW.shape[1])
 
+    @property
+    def most_read(self) -> int:
+        """Rows that evaluation may read at a time: any number of those in memory."""
+        return self.num_slots
+
+    def slots_of(self, rows_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions in ``weights_SD`` of rows that live here, which are named by their slots."""
+        return rows_N
+
+    def rows_of_table(self, table: int, *, state: bool) -> torch.Tensor:
+        """(num_rows, D) weights of a table's rows that live here, or their (num_rows, W) optimizer state."""
+        rows = self.state_SW if state else self.weights_SD
+        return rows[self.layout.slots_of_table(table)]
+
     def initialize(self, initial: InitialValues) -> None:
         """Give every row that lives here its initial values."""
         for table in range(self.layout.num_tables):

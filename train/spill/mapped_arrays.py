@@ -18,8 +18,6 @@ from numpy.typing import DTypeLike, NDArray
 from ...pipeline.errors import HotsetError
 from ...pipeline.sizes import format_byte_size
 
-_ALIGNMENT = 64
-
 
 def mapped_zeros(folder: Path, count: int, dtype: DTypeLike, room_bytes: int = 0) -> NDArray[Any]:
     """Return (count,) zeros: in memory where they fit in ``room_bytes``, else in a nameless file.
@@ -40,10 +38,16 @@ def mapped_zeros(folder: Path, count: int, dtype: DTypeLike, room_bytes: int = 0
 
 
 class SpooledArrays:
-    """Arrays that are appended to a nameless file of ``folder`` and then mapped all at once."""
+    """Arrays that are appended to a nameless file of ``folder`` and then mapped all at once.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: where the file lies.
+        alignment: bytes; each array begins at a multiple of it.
+    """
+
+    def __init__(self, folder: Path, alignment: int = 64) -> None:
         self._folder = folder
+        self._alignment = alignment
         self._entries: list[tuple[int, np.dtype[Any], int]] = []
         self._end = 0
         try:
@@ -57,7 +61,7 @@ class SpooledArrays:
         Raises:
             HotsetError: the disk has no room for it.
         """
-        padding = -self._end % _ALIGNMENT
+        padding = -self._end % self._alignment
         try:
             self._file.write(bytes(padding))
             self._file.write(np.ascontiguousarray(values).data)
@@ -72,20 +76,31 @@ class SpooledArrays:
         Raises:
             HotsetError: the disk has no room for them.
         """
+        whole = self._map_bytes()
+        return [
+            whole[first : first + count * dtype.itemsize].view(dtype) for first, dtype, count in self._entries
+        ]
+
+    def map_joined(self, dtype: DTypeLike) -> NDArray[Any]:
+        """Return arrays of one type, appended with an alignment of 1, as one, and close the file.
+
+        Raises:
+            HotsetError: the disk has no room for them.
+        """
+        return self._map_bytes().view(dtype)
+
+    def _map_bytes(self) -> NDArray[np.uint8]:
         try:
             with self._file:
                 self._file.flush()
                 if os.fstat(self._file.fileno()).st_size != self._end:
                     raise OSError(0, f"it does not keep {self._end} bytes")
-                if self._end == 0:
-                    return [np.empty(0, dtype) for _, dtype, _ in self._entries]
+                if self._end == 0:  # an empty file cannot be mapped
+                    return np.empty(0, np.uint8)
                 # Private pages, and so arrays that Numba takes as it takes those in memory.
-                whole = np.asarray(np.memmap(self._file, np.uint8, "c"))
+                return np.asarray(np.memmap(self._file, np.uint8, "c"))
         except OSError as error:
             raise _no_room(self._folder, self._end, error) from error
-        return [
-            whole[first : first + count * dtype.itemsize].view(dtype) for first, dtype, count in self._entries
-        ]
 
     def close(self) -> None:
         """Drop the file, unless it is mapped."""

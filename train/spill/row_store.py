@@ -178,6 +178,15 @@ class RowStore:
             raise RuntimeError(f"fetch {numbers_N[missing]} wants row {row}, which was not written back")
         self._next_fetch = max(self._next_fetch, int(numbers_N[-1]) + 1)
 
+    @property
+    def most_read(self) -> int:
+        """Rows that `pick` may be asked for with the memory there is."""
+        if self._arenas.is_there.size:
+            return self.sizes.evaluation_rows
+        # The arenas were given back, and their memory is for evaluation too.
+        of_arenas = 2 * self.sizes.arena_rows * self.shape.place_bytes
+        return self.sizes.evaluation_rows + of_arenas // (4 * self.shape.embedding_dim + 8)
+
     def finish(self) -> None:
         """Give the arenas back after the last fetch: all rows are in their ranges now."""
         self._wait_for_loads()

@@ -86,19 +86,40 @@ class SpillSizes:
 
 
 def choose_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes:
-    """Divide ``limit_bytes`` of memory.
+    """Divide ``limit_bytes`` of memory among what the rows of one width need; raises ConfigError as below."""
+    return choose_all_sizes([shape], limit_bytes)[0]
+
+
+def choose_all_sizes(
+    shapes: Sequence[SpillShape], limit_bytes: int, *, reserved_bytes: int = 0
+) -> list[SpillSizes]:
+    """Divide memory among rows of several widths: each gets the least it needs, and a share of the rest.
+
+    Args:
+        shapes: the rows of each width.
+        limit_bytes: memory of all of them.
+        reserved_bytes: memory of that which is used otherwise.
 
     Raises:
         ConfigError: it is too little; the hint names the least that would do.
     """
-    sizes = _best_sizes(shape, limit_bytes)
-    if sizes is not None:
-        return sizes
-    raise ConfigError(
-        f"cold rows of width {shape.embedding_dim} cannot be kept in {format_byte_size(limit_bytes)} of "
-        f"memory: a transfer loads up to {shape.fetches_of_items.max(initial=0):,} of them",
-        hint=f"--slow-bytes {least_bytes(shape) // KIB}KiB would do for this width; more is faster",
-    )
+    least = [least_bytes(shape) for shape in shapes]
+    left = limit_bytes - reserved_bytes - sum(least)
+    if left < 0:
+        num_rows = sum(shape.num_rows for shape in shapes)
+        most = max(int(shape.fetches_of_items.max(initial=0)) for shape in shapes)
+        enough = -(-(sum(least) + reserved_bytes) // KIB)
+        raise ConfigError(
+            f"{num_rows:,} cold rows cannot be kept in {format_byte_size(limit_bytes)} of memory: "
+            f"a transfer loads up to {most:,} of them",
+            hint=f"--slow-bytes {enough}KiB would do; more is faster",
+        )
+    weights = [shape.num_rows * shape.place_bytes for shape in shapes]
+    sizes = [
+        _best_sizes(shape, own + left * weight // max(sum(weights), 1)) or _best_sizes(shape, own)
+        for shape, own, weight in zip(shapes, least, weights, strict=True)
+    ]
+    return [found for found in sizes if found is not None]
 
 
 def least_bytes(shape: SpillShape) -> int:

@@ -34,6 +34,9 @@ class TrainCommand(TrainConfig):
     out: Path
     """New folder for the run: weights, summary and metrics."""
 
+    slow_dir: Path | None = None
+    """Folder on the disk that takes rows beyond --slow-bytes while the run trains; by default --out."""
+
     json: bool = False
     """Print one JSON object on stdout."""
 
@@ -68,8 +71,9 @@ def _train(arguments: Sequence[str]) -> int:
     from ...train.run import train
 
     with progress_bars() as progress:
+        config = config_of(TrainConfig, options)
         summary = train(
-            options.dir, config_of(TrainConfig, options), options.out, progress=progress
+            options.dir, config, options.out, slow_dir=options.slow_dir, progress=progress
         ).to_dict()
     if options.json:
         print_json(summary)

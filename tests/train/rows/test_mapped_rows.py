@@ -50,12 +50,18 @@ def test_a_disk_without_room_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pat
         mapped_rows(5, 2, tmp_path)
 
 
-@pytest.mark.parametrize("placement", ["lookahead", "cache", "hybrid"])
-def test_a_model_larger_than_memory_trains_to_the_same_bits(placement: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "placement",
+    [{"placement": "lookahead", "plan": "online"}, {"placement": "cache"}, {"placement": "hybrid"}],
+)
+def test_a_model_larger_than_memory_trains_to_the_same_bits(
+    placement: dict[str, Any], tmp_path: Path
+) -> None:
+    # Placements that do not know a whole epoch ahead; the others are in test_spilled_training.
     shards = Shards.open(write_shards(tmp_path / "shards"))
     fields: dict[str, Any] = {"embedding_optimizer": "adagrad", "epochs": 2, "staging_bytes": 2000}
     all_fast = trained(shards, placement="all-fast", **fields)
-    config = TrainConfig(placement=placement, slow_bytes=1000, **fields)  # type: ignore[arg-type]
+    config = TrainConfig(slow_bytes=ByteSize(1000), **fields, **placement)
     capped = build_trainer(shards, config, spill_folder=tmp_path)
     before = set(tmp_path.iterdir())
     run_steps(capped, no_log)

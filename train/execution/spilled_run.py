@@ -1,0 +1,81 @@
+"""Opens the row stores of a run whose cold rows do not fit in memory, once all its epochs are planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..placements.plan_queue import PlanQueue
+from ..spill.row_store import RowStore
+from ..spill.run_plan import EpochPlans, RunFetches, find_fetches
+from ..spill.spill_sizes import SpillShape, choose_all_sizes
+from ..spill.spilled_tier import SpilledTier
+from .embeddings import RowWidth
+
+PLANNING_SHARE = 4
+"""One part in so many of the memory may be taken by a list of all cold rows while the run is planned. Two are
+needed at a time; one that does not fit lies in a mapped file."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpillLimits:
+    """The memory that cold rows of all widths may take, and where the others lie."""
+
+    memory_bytes: int
+    folder: Path
+
+    @property
+    def planning_bytes(self) -> int:
+        """Memory for a list of all cold rows."""
+        return self.memory_bytes // PLANNING_SHARE
+
+
+def open_stores(
+    widths: Sequence[RowWidth], epochs: Sequence[Sequence[PlanQueue]], limits: SpillLimits, plan_bytes: int
+) -> None:
+    """Divide the memory, tell the plans where rows come from and go to, and open the store of each width.
+
+    Args:
+        widths: those with cold rows on the slow tier.
+        epochs: of each epoch the plans of all widths.
+        limits: of all widths together.
+        plan_bytes: bytes of memory that plans take for each cold row while they are run.
+
+    Raises:
+        ConfigError: the memory is too little; the hint names what would do.
+        HotsetError: the disk is too small.
+    """
+    spilling = [
+        (width, [of_widths[number] for of_widths in epochs])
+        for number, width in enumerate(widths)
+        if width.placement.slow.num_own_slots
+    ]
+    found = [_fetches_of(width, queues, limits) for width, queues in spilling]
+    shapes = [_shape_of(width, fetches) for (width, _), fetches in zip(spilling, found, strict=True)]
+    num_rows = sum(shape.num_rows for shape in shapes)
+    divided = choose_all_sizes(shapes, limits.memory_bytes, reserved_bytes=plan_bytes * num_rows)
+    for (width, queues), fetches, shape, sizes in zip(spilling, found, shapes, divided, strict=True):
+        for queue, of_epoch in zip(queues, fetches.epochs, strict=True):
+            queue.set_fetches(of_epoch)
+        store = RowStore(shape, sizes, fetches.rows, limits.folder, fetches.num_stored)
+        _slow_tier(width).open(store)
+
+
+def _fetches_of(width: RowWidth, queues: Sequence[PlanQueue], limits: SpillLimits) -> RunFetches:
+    plans = [EpochPlans(queue.chunks, queue.flush.write_back.rows_N) for queue in queues]
+    num_rows = width.placement.slow.num_own_slots
+    return find_fetches(plans, num_rows, limits.folder, limits.planning_bytes)
+
+
+def _shape_of(width: RowWidth, fetches: RunFetches) -> SpillShape:
+    slow = _slow_tier(width)
+    counts = slow.layout.last_F - slow.layout.first_F
+    state_width = slow.state_SW.shape[1]
+    return SpillShape(width.embedding_dim, state_width, tuple(counts.tolist()), fetches.fetches_of_items)
+
+
+def _slow_tier(width: RowWidth) -> SpilledTier:
+    slow = width.executor.slow
+    assert isinstance(slow, SpilledTier)
+    return slow

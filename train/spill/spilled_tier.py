@@ -1,0 +1,175 @@
+"""The slow tier of rows that do not fit in memory: nothing of it is in memory but what a row store holds.
+
+The store needs the plan of the whole run, so it is given once that is made, before the first step. Rows no
+batch has used are nowhere: their initial values are a function of (seed, table, id).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..rows.initial_values import InitialValues
+from ..rows.row_kernels import fill_initial
+from ..rows.row_mover import MAX_ROWS
+from ..rows.step_plan import Moves
+from ..rows.tiers import Layout, Tier
+from .row_store import RowStore
+from .spill_kernels import pick_places
+
+_NO_ROWS = np.empty(0, np.int64)
+
+
+class SpilledTier(Tier):
+    """Rows in a store; only those that evaluation reads now have slots.
+
+    Args:
+        layout: the rows that live here, numbered by the slots they would have.
+        embedding_dim: width of the rows.
+        state_width: width of their optimizer state.
+    """
+
+    def __init__(self, layout: Layout, embedding_dim: int, state_width: int) -> None:
+        empty = Layout(layout.first_F, layout.first_F, layout.base_F, 0)
+        super().__init__(empty, embedding_dim, state_width)
+        self.layout = layout
+        self._read_U = _NO_ROWS
+        self._store: RowStore | None = None
+        self._initial: InitialValues | None = None
+
+    @property
+    def store(self) -> RowStore:
+        assert self._store is not None, "the plan of the run comes first"
+        return self._store
+
+    def open(self, store: RowStore) -> None:
+        """Keep the rows in ``store`` from now on."""
+        self._store = store
+
+    def finish(self) -> None:
+        """Give memory back after the last step."""
+        if self._store is not None:
+            self._store.finish()
+
+    @property
+    def most_read(self) -> int:
+        """Distinct rows that evaluation may read at a time."""
+        return 0 if self._store is None else self._store.most_read
+
+    def initialize(self, initial: InitialValues) -> None:
+        """Remember how rows get their initial values."""
+        self._initial = initial
+
+    def slots_of(self, rows_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions in ``weights_SD`` of rows that were read before."""
+        slots_N = np.searchsorted(self._read_U, rows_N)
+        assert slots_N.max(initial=-1) < self._read_U.size and np.array_equal(self._read_U[slots_N], rows_N)
+        return slots_N.astype(np.int64)
+
+    def read(
+        self,
+        wanted_U: NDArray[np.int64],
+        fast: Tier,
+        resident_N: NDArray[np.int64],
+        slots_N: NDArray[np.int64],
+    ) -> None:
+        """Read the newest weights of some rows; nothing moves.
+
+        Args:
+            wanted_U: the rows, ascending.
+            fast: the tier where some of them may be.
+            resident_N: rows that are there.
+            slots_N: slot of each.
+        """
+        assert self._initial is not None
+        self._read_U = wanted_U
+        self.weights_SD = torch.empty(wanted_U.size, self.weights_SD.shape[1])
+        if wanted_U.size == 0:
+            return
+        tables_N, ids_N = self.layout.rows_at(wanted_U)
+        self._initial.write(tables_N, ids_N, self.weights_SD, np.arange(wanted_U.size))
+        weights_UD = self.weights_SD.numpy()
+        self.store.pick(wanted_U, weights_UD)
+        for first in range(0, slots_N.size, MAX_ROWS):
+            part = slice(first, first + MAX_ROWS)
+            held = fast.weights_SD.index_select(0, torch.from_numpy(slots_N[part]).to(fast.device)).cpu()
+            order_N = np.arange(held.shape[0])
+            pick_places(held.numpy(), order_N, resident_N[part], wanted_U, weights_UD)
+
+    def rows_of_table(self, table: int, *, state: bool) -> torch.Tensor:
+        """All rows of a table that live here, in memory at once; valid after the last step."""
+        width = (self.state_SW if state else self.weights_SD).shape[1]
+        parts = [torch.empty(0, width), *self.parts_of_table(table, state=state)]
+        return torch.cat(parts)
+
+    def parts_of_table(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
+        """Yield the rows of a table that live here in id order, one range at a time."""
+        assert self._initial is not None
+        own = self.layout.slots_of_table(table)
+        if own.start == own.stop:
+            return
+        bounds = self.store.sizes.range_first
+        for number in range(self.store.sizes.num_ranges):
+            first, stop = bounds[number : number + 2].tolist()
+            if not own.start <= first < stop <= own.stop:
+                continue
+            weights_ND = torch.empty(stop - first, self.weights_SD.shape[1])
+            state_NW = torch.zeros(stop - first, self.state_SW.shape[1])
+            first_id = int(self.layout.first_F[table]) + first - own.start
+            stream, bound = self._initial.streams_F[table], self._initial.bounds_F[table]
+            fill_initial(stream, first_id, bound, weights_ND.numpy())
+            self.store.add_range(number, weights_ND.numpy(), state_NW.numpy())
+            yield state_NW if state else weights_ND
+
+
+class SpillMover:
+    """Moves rows between the slots of a fast tier and a store."""
+
+    def __init__(self, fast: Tier, slow: SpilledTier) -> None:
+        self._fast = fast
+        self._slow = slow
+
+    def write_back(self, moves: Moves) -> None:
+        if moves.num_rows == 0:
+            return
+        assert moves.fetches_N is not None, "the plan says what is fetched next"
+        # Copies, because mapped arrays may be read-only, which the kernel would be compiled for once more.
+        rows_N, next_fetches_N = np.array(moves.rows_N), np.array(moves.fetches_N)
+        fast = self._fast
+        if fast.device.type == "cpu":
+            weights_SD, state_SW = fast.weights_SD.numpy(), fast.state_SW.numpy()
+            self._slow.store.put(rows_N, next_fetches_N, weights_SD, state_SW, moves.slots_N)
+            return
+        for part in _parts(moves):
+            slots_N = torch.from_numpy(moves.slots_N[part]).to(fast.device)
+            weights_ND = fast.weights_SD.index_select(0, slots_N).cpu().numpy()
+            state_NW = fast.state_SW.index_select(0, slots_N).cpu().numpy()
+            order_N = np.arange(slots_N.numel())
+            self._slow.store.put(rows_N[part], next_fetches_N[part], weights_ND, state_NW, order_N)
+
+    def fetch(self, moves: Moves) -> None:
+        if moves.num_rows == 0:
+            return
+        assert moves.fetches_N is not None, "the plan numbers the fetches"
+        fast = self._fast
+        if fast.device.type == "cpu":
+            weights_SD, state_SW = fast.weights_SD.numpy(), fast.state_SW.numpy()
+            self._slow.store.take(moves.fetches_N, weights_SD, state_SW, moves.slots_N)
+            return
+        for part in _parts(moves):
+            slots_N = torch.from_numpy(moves.slots_N[part]).to(fast.device)
+            weights_ND = torch.empty(slots_N.numel(), fast.weights_SD.shape[1])
+            state_NW = torch.empty(slots_N.numel(), fast.state_SW.shape[1])
+            order_N = np.arange(slots_N.numel())
+            self._slow.store.take(moves.fetches_N[part], weights_ND.numpy(), state_NW.numpy(), order_N)
+            fast.weights_SD.index_copy_(0, slots_N, weights_ND.to(fast.device))
+            fast.state_SW.index_copy_(0, slots_N, state_NW.to(fast.device))
+
+
+def _parts(moves: Moves) -> Iterator[slice]:
+    """Yield the moves in parts that bound the memory of a copy."""
+    for first in range(0, moves.num_rows, MAX_ROWS):
+        yield slice(first, first + MAX_ROWS)
