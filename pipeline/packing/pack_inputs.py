@@ -75,14 +75,14 @@ class PackInputs:
             read_batch(self.samples, self.samples.entry(name)), SamplesTotals.of(self.samples).tables
         )
 
-    def transform(self, name: str, array: Any, out: NDArray[np.float32]) -> None:
-        """Write a dense column to ``out`` as shards have it."""
+    def transform(self, name: str, array: Any, chosen: NDArray[np.int32], out: NDArray[np.float32]) -> None:
+        """Write the ``chosen`` values of a dense column to ``out`` as shards have them."""
         totals = ColumnsTotals.of(self.columns)
         is_integer = name not in totals.floats
         is_log = name not in totals.untransformed
         # Small whole numbers have their logarithm in a table.
         if is_log and is_integer:
-            transform_dense(values_of(array, np.int32), validity_of(array), _LOG1P, out)
+            transform_dense(values_of(array, np.int32), validity_of(array), chosen, _LOG1P, out)
         else:
             values = values_of(array, np.int32 if is_integer else np.float64)
-            transform_values(values, validity_of(array), is_log, out)
+            transform_values(values, validity_of(array), chosen, is_log, out)

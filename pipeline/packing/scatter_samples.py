@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.batches.bag_shuffle import add_lengths, place_bags, scatter_bags
-from ...stats.batches.sample_shuffle import scatter_rows
+from ...stats.batches.sample_shuffle import choose_samples, scatter_rows
 from ..folders.manifest import FileEntry
 from ..formats.arrow_files import read_batch, values_of
 from ..formats.part_ids import PartIds
@@ -142,18 +142,23 @@ def _scatter_part(
     # Reserve before anything is filled: from here on the part owns its rows and needs no lock.
     columns, ids = inputs.open(entry.path)
     next_row, next_lookup = buffers.reserve(counts, _list_lookups(ids, files, counts.shape[0]))
+    # In one of many passes few samples are wanted: only these are transformed.
+    chosen = thread_buffer("chosen", (entry.num_samples,), np.int32)
+    chosen = chosen[: choose_samples(files, next_row, chosen)]
     # Everything but the ids, column by column: the kernel turns columns into rows as it scatters them.
     layout = inputs.layout
-    values = thread_buffer("columns", (layout.ids.start, entry.num_samples), np.int32)
+    values = thread_buffer("columns", (layout.ids.start, chosen.shape[0]), np.int32)
     as_floats = values.view(np.float32)
-    values[TAG] = values_of(read_batch(inputs.plan, entry).column("is_hot"), np.uint8)
-    as_floats[LABEL] = values_of(columns.column("label"), np.uint8) if inputs.has_label else 0
+    values[TAG] = values_of(read_batch(inputs.plan, entry).column("is_hot"), np.uint8)[chosen]
+    as_floats[LABEL] = values_of(columns.column("label"), np.uint8)[chosen] if inputs.has_label else 0
     for column, name in zip(as_floats[layout.dense], inputs.dense, strict=True):
-        inputs.transform(name, columns.column(name), column)
+        inputs.transform(name, columns.column(name), chosen, column)
     if ids.lists:
         # Bags first, with a copy of ``next_row``: both kernels count it up over the same samples.
-        _scatter_bags(ids, files, next_row.copy(), next_lookup, values[layout.lengths], buffers)
-    scatter_rows(values, ids.matrix, keys, files, next_row, buffers.rows, buffers.keys)
+        lengths = thread_buffer("lengths", (len(ids.lists), entry.num_samples), np.int32)
+        _scatter_bags(ids, files, next_row.copy(), next_lookup, lengths, buffers)
+        values[layout.lengths] = lengths[:, chosen]
+    scatter_rows(values, ids.matrix, chosen, keys, files, next_row, buffers.rows, buffers.keys)
 
 
 def _scatter_bags(

@@ -20,45 +20,54 @@ def log1p_table(num_entries: int) -> NDArray[np.float32]:
 def transform_dense(
     values: NDArray[np.int32],
     is_valid: NDArray[np.uint8],
+    chosen: NDArray[np.int32],
     table: NDArray[np.float32],
     out: NDArray[np.float32],
 ) -> None:
-    """Write log1p(max(x, 0)) as float32, 0 where missing.
+    """Write log1p(max(x, 0)) of some samples as float32, 0 where missing.
 
     Args:
         values: (num_samples,).
         is_valid: Arrow validity bitmap of ``values``, or length 0 where none is missing.
+        chosen: (num_chosen,), positions in ``values``.
         table: log1p of the small values, as `log1p_table` computes it.
-        out: (num_samples,) out; may be a strided column.
+        out: (num_chosen,) out; may be a strided column.
 
     Source:
         Naumov et al., arXiv 1906.00091, as its released preprocessing does it.
     """
     has_nulls = is_valid.shape[0] > 0
-    for i in range(values.shape[0]):
+    for place in range(chosen.shape[0]):
+        i = chosen[place]
         value = max(values[i], 0)
         if has_nulls:  # by arithmetic: a branch for each value is often mispredicted
             value *= (is_valid[i >> 3] >> np.uint8(i & 7)) & 1
-        out[i] = table[value] if value < table.shape[0] else np.float32(np.log1p(np.float64(value)))
+        out[place] = table[value] if value < table.shape[0] else np.float32(np.log1p(np.float64(value)))
 
 
 @kernel
 def transform_values(
-    values: NDArray[np.float64], is_valid: NDArray[np.uint8], is_log: bool, out: NDArray[np.float32]
+    values: NDArray[np.float64],
+    is_valid: NDArray[np.uint8],
+    chosen: NDArray[np.int32],
+    is_log: bool,
+    out: NDArray[np.float32],
 ) -> None:
-    """Write log1p(max(x, 0)) in float64, or x itself, rounded once to float32; 0 where missing.
+    """Write log1p(max(x, 0)) in float64, or x itself, of some samples, rounded once; 0 where missing.
 
     Args:
         values: (num_samples,), float64 or int32.
         is_valid: Arrow validity bitmap of ``values``, or length 0 where none is missing.
+        chosen: (num_chosen,), positions in ``values``.
         is_log: whether it is log1p and not the value itself, which a float32 must be able to hold.
-        out: (num_samples,) out; may be strided.
+        out: (num_chosen,) out; may be strided.
     """
     has_nulls = is_valid.shape[0] > 0
-    for i in range(values.shape[0]):
+    for place in range(chosen.shape[0]):
+        i = chosen[place]
         value = float(values[i])
         if has_nulls and not (is_valid[i >> 3] >> np.uint8(i & 7)) & 1:
             value = 0.0
         if is_log:
             value = float(np.log1p(value)) if value > 0 else 0.0
-        out[i] = np.float32(value)
+        out[place] = np.float32(value)

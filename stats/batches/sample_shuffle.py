@@ -112,42 +112,62 @@ def files_of_keys(
 
 
 @kernel
+def choose_samples(files: NDArray[np.int64], next_row: NDArray[np.int64], chosen: NDArray[np.int32]) -> int:
+    """Find the samples whose file is in the buffer.
+
+    Args:
+        files: (num_samples,), the file of each sample.
+        next_row: (num_files,), -1 for a file that is not in the buffer.
+        chosen: (num_samples,) out, positions, ascending.
+
+    Returns:
+        How many there are. Exact.
+    """
+    num_chosen = 0
+    for i in range(files.shape[0]):
+        chosen[num_chosen] = i
+        num_chosen += next_row[files[i]] >= 0
+    return num_chosen
+
+
+@kernel
 def scatter_rows(
     columns: NDArray[np.int32],
     ids: NDArray[np.int32],
+    chosen: NDArray[np.int32],
     keys: NDArray[np.uint64],
     files: NDArray[np.int64],
     next_row: NDArray[np.int64],
     scattered_rows: NDArray[np.int32],
     scattered_keys: NDArray[np.uint64],
 ) -> None:
-    """Put each sample's row, its value of each column and then its ids, and its key into its file's part.
+    """Put each chosen sample's row, its columns and then its ids, and its key into its file's part.
 
     Args:
-        columns: (num_columns, num_samples), floats by their bits.
+        columns: (num_columns, num_chosen or more), of the chosen samples alone; floats by their bits.
         ids: (num_samples, num_features).
+        chosen: (num_chosen,), samples whose files are in the buffer, as `choose_samples` finds them.
         keys: (num_samples,).
         files: (num_samples,), the file of each sample.
-        next_row: (num_files,), where this part's next row of each file goes, -1 for a file that is
-            not in the buffer; advanced.
+        next_row: (num_files,), where this part's next row of each file goes; advanced.
         scattered_rows: (capacity, num_columns + num_features) out.
         scattered_keys: (capacity,) out.
     """
     num_columns = np.uint64(columns.shape[0])
     num_features = np.uint64(ids.shape[1])
-    for i in range(np.uint64(ids.shape[0])):  # unsigned: a signed index is not vectorised
+    for place in range(np.uint64(chosen.shape[0])):  # unsigned: a signed index is not vectorised
+        i = np.uint64(chosen[place])
         row = next_row[files[i]]
-        if row >= 0:
-            next_row[files[i]] = row + 1
-            # A file's next rows follow this one: have them in the cache before they are written.
-            for word in range(0, scattered_rows.shape[1], _LINE_WORDS):
-                prefetch(scattered_rows, (row + _SCATTERED_AHEAD) * scattered_rows.shape[1] + word)
-            scattered_keys[row] = keys[i]
-            target = np.uint64(row)
-            for column in range(num_columns):
-                scattered_rows[target, column] = columns[column, i]
-            for feature in range(num_features):
-                scattered_rows[target, num_columns + feature] = ids[i, feature]
+        next_row[files[i]] = row + 1
+        # A file's next rows follow this one: have them in the cache before they are written.
+        for word in range(0, scattered_rows.shape[1], _LINE_WORDS):
+            prefetch(scattered_rows, (row + _SCATTERED_AHEAD) * scattered_rows.shape[1] + word)
+        scattered_keys[row] = keys[i]
+        target = np.uint64(row)
+        for column in range(num_columns):
+            scattered_rows[target, column] = columns[column, place]
+        for feature in range(num_features):
+            scattered_rows[target, num_columns + feature] = ids[i, feature]
 
 
 @kernel

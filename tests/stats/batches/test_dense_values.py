@@ -26,10 +26,18 @@ def test_values_are_those_of_the_naive_transform(
     values: NDArray[Any] = (rng.standard_normal(num_values) * 1e6).astype(dtype)
     is_valid = rng.random(num_values) < 0.7
     out = np.empty((num_values, 2), np.float32)
-    transform_values(values, np.packbits(is_valid, bitorder="little"), is_log, out[:, 1])
+    every = np.arange(num_values, dtype=np.int32)
+    transform_values(values, np.packbits(is_valid, bitorder="little"), every, is_log, out[:, 1])
     assert out[:, 1].tolist() == naive_transform(values.astype(np.float64), is_valid, is_log)
-    transform_values(values, np.zeros(0, np.uint8), is_log, out[:, 0])
+    transform_values(values, np.zeros(0, np.uint8), every, is_log, out[:, 0])
     assert out[:, 0].tolist() == naive_transform(values.astype(np.float64), np.ones(num_values, bool), is_log)
+    # Some of them, in order, leave the rest of the output alone.
+    few = every[::3]
+    transform_values(values, np.packbits(is_valid, bitorder="little"), few, is_log, out[:, 0])
+    assert out[: few.size, 0].tolist() == out[::3, 1].tolist()
+    assert out[few.size :, 0].tolist() == naive_transform(
+        values[few.size :].astype(np.float64), np.ones(num_values - few.size, bool), is_log
+    )
 
 
 def test_dense_values_agree_with_log1p_rounded_once(rng: np.random.Generator) -> None:
@@ -39,8 +47,14 @@ def test_dense_values_agree_with_log1p_rounded_once(rng: np.random.Generator) ->
     is_present = rng.random(values.shape[0]) < 0.8
     wanted = np.log1p(np.maximum(values, 0).astype(np.float64)).astype(np.float32)
     matrix = np.full((values.shape[0], 3), -1, np.float32)
-    transform_dense(values, np.zeros(0, np.uint8), log1p_table(16), matrix[:, 1])
+    every = np.arange(values.shape[0], dtype=np.int32)
+    transform_dense(values, np.zeros(0, np.uint8), every, log1p_table(16), matrix[:, 1])
     np.testing.assert_array_equal(matrix[:, 1], wanted)
-    transform_dense(values, np.packbits(is_present, bitorder="little"), log1p_table(16), matrix[:, 2])
+    bitmap = np.packbits(is_present, bitorder="little")
+    transform_dense(values, bitmap, every, log1p_table(16), matrix[:, 2])
     np.testing.assert_array_equal(matrix[:, 2], np.where(is_present, wanted, 0))
     assert (matrix[:, 0] == -1).all()
+    few = np.flatnonzero(rng.random(values.shape[0]) < 0.3).astype(np.int32)
+    transform_dense(values, bitmap, few, log1p_table(16), matrix[:, 0])
+    np.testing.assert_array_equal(matrix[: few.size, 0], matrix[few, 2])
+    assert (matrix[few.size :, 0] == -1).all()

@@ -12,6 +12,7 @@ from hotset.stats.batches.sample_shuffle import (
     HOT_ONLY,
     MIXED,
     NUM_BINS,
+    choose_samples,
     count_bins,
     files_of_keys,
     find_in_bins,
@@ -116,7 +117,11 @@ def test_rows_are_scattered_in_order_to_the_files_in_the_buffer(
     scattered_keys = np.zeros(counts[0] + counts[2], np.uint64)
     columns = np.ascontiguousarray(rows[:, :3].T)
     ids = rows[:, 3:]
-    scatter_rows(columns, ids, keys, files, next_row, scattered_rows, scattered_keys)
+    chosen = np.full(num_samples, -1, np.int32)
+    chosen = chosen[: choose_samples(files, next_row, chosen)]
+    assert chosen.tolist() == np.flatnonzero(files != 1).tolist()
+    columns = np.ascontiguousarray(columns[:, chosen])
+    scatter_rows(columns, ids, chosen, keys, files, next_row, scattered_rows, scattered_keys)
     order = np.concatenate([np.flatnonzero(files == 2), np.flatnonzero(files == 0)])
     np.testing.assert_array_equal(scattered_rows, rows[order])
     np.testing.assert_array_equal(scattered_keys, keys[order])
