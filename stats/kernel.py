@@ -17,6 +17,7 @@ from typing import Any
 import numba
 from numba.core.caching import FunctionCache
 from numba.core.types.misc import unliteral
+from numpy.typing import NDArray
 
 _faults: list[str] = []
 """Why kernels of this process could not be kept, the first reason first."""
@@ -30,6 +31,17 @@ def kernel(function: Callable[..., Any]) -> Any:
 def inlined_kernel(function: Callable[..., Any]) -> Any:
     """Compile a small function as `kernel` does; kernels that call it contain a copy of its code."""
     return _with_cache(_compiled(function, inline="always"), function)
+
+
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a view that cannot be written.
+
+    A kernel is compiled once for arrays that can be written and once for those that cannot, such as mapped
+    files. An argument that is one or the other by chance is passed through this, so that it has one type.
+    """
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def cache_fault() -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,14 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 if Path(hotset.__file__).resolve().parent != ROOT:
     raise RuntimeError(f"these tests belong to {ROOT}, but hotset is imported from {hotset.__file__}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """Leave files in the page cache: tests kill processes, but no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -143,8 +144,9 @@ def _core_seconds(
     }
 
 
+@cache
 def yardstick_seconds() -> float:
-    """Seconds that this machine takes to count a million skewed lookups, at best of three."""
+    """Seconds that this machine takes to count a million skewed lookups, at best of three; measured once."""
     categories = (np.random.default_rng(0).zipf(1.2, 1 << 20) % 2**32).astype(np.uint32)
     # The best of three: the first call compiles, and others may be interrupted.
     best = float("inf")

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..counting.category_counter import CategoryCounter
-from ..kernel import kernel
+from ..kernel import kernel, read_only
 
-_NO_NULLS = np.zeros(0, np.uint8)
+_NO_NULLS = read_only(np.zeros(0, np.uint8))
 _CHUNK = 1 << 18
 _SMALL_COUNTS = 1 << 12
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernel import kernel
+from ..kernel import kernel, read_only
 from .step_plans import Residents, StepPlans
 
 _NO_FAULT = 0
@@ -164,7 +164,8 @@ class PlanChecker:
     def _run(
         self, plans: StepPlans, first: int, stop: int, rows: NDArray[np.int64], *, compares: bool
     ) -> None:
-        arrays = _Plans(*(getattr(plans, name) for name in _Plans._fields))
+        # Plans that were made are writable, those of a file are not.
+        arrays = _Plans(*(read_only(getattr(plans, name)) for name in _Plans._fields))
         step, fault = _run_steps(arrays, plans.first_step, first, stop, self._area, rows, compares)
         if fault:
             raise PlanFaultError(step, _FAULTS[fault])

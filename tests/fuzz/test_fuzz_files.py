@@ -35,7 +35,7 @@ import os, sys
 from hotset.tests.fuzz import fuzz_files
 run = fuzz_files.Fuzzer.run
 def crash(self, number):
-    if number == 1:
+    if number == 0:
         os.abort()
     return run(self, number)
 fuzz_files.Fuzzer.run = crash
@@ -48,8 +48,8 @@ fuzz_files.main()
         return popen([command[0], "-c", program, *command[3:]], **options)
 
     monkeypatch.setattr("subprocess.Popen", start)
-    result = fuzz_files.fuzz_files(3, 0)
-    assert result["wrong"] == ["file 1: the process ended with -6"] and result["inputs"] == 2
+    result = fuzz_files.fuzz_files(2, 0)
+    assert result["wrong"] == ["file 0: the process ended with -6"] and result["inputs"] == 1
 
 
 def test_other_data_that_verify_does_not_see_are_wrong(

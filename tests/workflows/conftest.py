@@ -12,9 +12,9 @@ from hotset.workflows.cli import main
 
 @pytest.fixture(scope="session")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A generated log of 3,000 lines, for reading only."""
+    """A generated log of 1,500 lines, for reading only."""
     path = tmp_path_factory.mktemp("logs") / "log.tsv"
-    generate(GenerateConfig(samples=3000, seed=1, scale=100), path, workers=1)
+    generate(GenerateConfig(samples=1500, seed=1, scale=100), path, workers=1)
     return path
 
 

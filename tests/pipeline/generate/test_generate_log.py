@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -21,6 +19,8 @@ from hotset.pipeline.generate.generate_world import world_of
 from hotset.pipeline.generate.profile import load_profile
 
 NUM_SAMPLES = 200_000
+HEAD = 20_000
+"""Values of a column among which are the thousand most looked up."""
 PROFILE = load_profile("criteo-kaggle")
 
 
@@ -48,11 +48,11 @@ def shares_of(place: int, ranks: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.where(ranks < 0, column.missing_share, shares * (1 - column.missing_share))
 
 
-def value_shares(place: int) -> NDArray[np.float64]:
-    """Lookup probability of each value of a column, missing last."""
-    column = PROFILE.columns[place]
-    running = column.present.at(column.present.num_values, np.arange(column.present.num_values + 1))
-    return np.append(np.diff(running) * (1 - column.missing_share), column.missing_share)
+def head_shares(place: int) -> NDArray[np.float64]:
+    """Lookup probability of the first values of a column, missing last."""
+    num_values = PROFILE.columns[place].present.num_values
+    ranks = np.append(np.arange(min(num_values, HEAD)), -1)
+    return shares_of(place, ranks)
 
 
 def test_the_first_bytes_never_change() -> None:
@@ -195,12 +195,15 @@ def test_cold_lookups_come_together_as_in_the_real_log(
 
 @pytest.mark.parametrize("place", range(13, 39))
 def test_head_shares_are_the_profiles(place: int, drawn: tuple[NDArray[np.int64], ...]) -> None:
-    shares = value_shares(place)
-    top = np.arange(len(shares))
-    if len(shares) > 1000:  # sorting ten million values takes seconds
-        top = np.argpartition(-shares, 999)[:1000]
-    top = top[np.argsort(-shares[top], kind="stable")]
-    counts = np.bincount(drawn[0][:, place] % len(shares), minlength=len(shares))  # -1 is the last
+    shares = head_shares(place)
+    top = np.argsort(-shares, kind="stable")[:1000]
+    # Of the values behind the head none is among them: a look at some of up to ten million.
+    num_values = PROFILE.columns[place].present.num_values
+    behind = np.unique(np.linspace(len(shares) - 1, num_values - 1, 1000).astype(np.int64))
+    assert num_values <= HEAD or shares_of(place, behind).max() <= shares[top[-1]]
+    ranks = drawn[0][:, place]
+    ranks = np.where(ranks < 0, len(shares) - 1, ranks)
+    counts = np.bincount(ranks, minlength=len(shares))
     for k in (1, 10, 100, 1000):
         assert counts[top[:k]].sum() / NUM_SAMPLES == pytest.approx(shares[top[:k]].sum(), abs=0.005)
 
@@ -221,8 +224,3 @@ def test_integers_have_the_profiles_distribution(drawn: tuple[NDArray[np.int64],
         present = drawn[0][drawn[0][:, place] >= 0, place]
         for rank, share in zip(column.present.ranks, column.present.shares, strict=True):
             assert np.mean(present < rank) == pytest.approx(share, abs=0.006), column.name
-
-
-def test_generating_does_not_import_torch() -> None:
-    code = "import sys, hotset.pipeline.generate.generate_log; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,7 +14,7 @@ from hotset.tests.support.logs.criteo_text import NUM_DENSE, NUM_SPARSE, SCHEMA,
 
 
 def block_of(text: bytes) -> Block:
-    return Block(np.frombuffer(text + bytes(PADDING_BYTES), np.uint8), len(text))
+    return Block(np.frombuffer(bytearray(text + bytes(PADDING_BYTES)), np.uint8), len(text))
 
 
 def rows_of(parsed: ParsedBlock, *, label: bool = True) -> list[Sample]:

@@ -319,7 +319,12 @@ SHAPES = {
 }
 
 
-WIDE_CSV = (WIDE, "csv")  # slow, and every stage of it runs in the next test
+WIDE_CSV = (WIDE, "csv")  # every stage of it runs in the next test
+
+
+def config_of(shape: str, text: str) -> IngestConfig:
+    """Settings that cut a log into parts; a wide one into few, as each file of each feature takes time."""
+    return config(text, block_bytes=ByteSize(30_000)) if shape == WIDE else config(text)
 
 
 @pytest.mark.parametrize(("shape", "format"), sorted({*product(SHAPES, ["csv", "parquet"])} - {WIDE_CSV}))
@@ -330,7 +335,7 @@ def test_ids_are_those_of_the_naive_count(
     num_rows, kinds = SHAPES[shape]
     log = draw_log(num_rows, kinds, rng)
     raw = (write_csv if format == "csv" else write_parquet)(tmp_path / "log", log)
-    run_to_plan(tmp_path, [raw], config(schema_text(log, format=format)))
+    run_to_plan(tmp_path, [raw], config_of(shape, schema_text(log, format=format)))
     vocabulary = Manifest.read(tmp_path / "vocabulary")
     columns = naive_columns(log)
     num_train = num_rows - num_rows // 3
@@ -359,7 +364,7 @@ def test_ids_are_those_of_the_naive_count(
 def test_logs_of_any_shape_become_shards(tmp_path: Path, shape: str, rng: np.random.Generator) -> None:
     num_rows, kinds = SHAPES[shape]
     log = draw_log(num_rows, kinds, rng)
-    setting = config(schema_text(log))
+    setting = config_of(shape, schema_text(log))
     shards = run_to_plan(tmp_path, [write_csv(tmp_path / "log", log)], setting, "pack")
     assert sum(shards.totals["samples"].values()) == num_rows
     assert shards.totals["has_label"] == ("label" in kinds.values())

@@ -13,7 +13,7 @@ from hotset.workflows.bench.bench_placements import BenchPlacementsConfig, bench
 
 def test_every_placement_is_planned_and_trained() -> None:
     config = BenchPlacementsConfig(
-        samples=3000, batch_size=256, train_batches=2, rounds=1, hot_shares=(0.05,)
+        samples=1500, batch_size=128, train_batches=2, rounds=1, hot_shares=(0.05,)
     )
     result = bench_placements(config)
     (found,) = result["shares"]

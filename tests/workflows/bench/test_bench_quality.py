@@ -13,7 +13,7 @@ from hotset.workflows.bench.bench_quality import BenchQualityConfig, bench_quali
 
 
 def test_every_placement_is_trained_with_every_seed(tmp_path: Path) -> None:
-    generate(GenerateConfig(samples=3000, scale=100), tmp_path / "log.tsv", workers=1)
+    generate(GenerateConfig(samples=1000, scale=100), tmp_path / "log.tsv", workers=1)
     config = BenchQualityConfig(data=tmp_path / "log.tsv", seeds=(3, 4), placements=("hybrid", "all-fast"))
     result = bench_quality(config)
     assert result["auc"]["hybrid"] == result["auc"]["all-fast"]

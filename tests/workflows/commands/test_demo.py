@@ -13,7 +13,7 @@ from hotset.workflows.console import command_prefix
 def test_the_demo_runs_again_and_refuses_a_folder_it_did_not_make(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["demo", "--samples", "2000", "--out", str(tmp_path / "demo")]
+    arguments = ["demo", "--samples", "600", "--out", str(tmp_path / "demo")]
     for _ in range(2):
         assert main(arguments) == 0
         shown = capsys.readouterr().out

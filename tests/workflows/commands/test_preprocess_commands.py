@@ -50,7 +50,7 @@ def test_a_finished_run_is_reported_as_done(
     assert f"{data}: " in said.out and " for evaluation; " in said.out
     assert main([*arguments, "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert shown.count("finished") == 6 and "About 3,000 samples" in shown and "Nothing was written." in shown
+    assert shown.count("finished") == 6 and "About 1,500 samples" in shown and "Nothing was written." in shown
 
 
 def test_the_schedule_is_described(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
