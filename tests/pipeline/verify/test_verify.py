@@ -1,7 +1,4 @@
-"""One changed byte anywhere is found and its file named; so is whatever does not add up.
-
-Tests `check_files` and `check_ids`, too.
-"""
+"""One changed byte anywhere is found and its file named; so is whatever does not add up."""
 
 from __future__ import annotations
 
