@@ -13,6 +13,7 @@ STAGE_OF = {
     "plan": "split",
     "shards": "pack",
     "schedule": "schedule",
+    "lookups": "transpose",
 }
 """The stage that writes each folder inside DIR."""
 

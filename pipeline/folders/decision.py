@@ -149,7 +149,7 @@ def decide(state: FolderState, wanted: RunIdentity, continuation: Continuation |
         return Refused(
             ManifestError(
                 f"{state.folder} is not empty and was not begun by this stage",
-                hint="give another --out, or remove the folder",
+                hint="use another folder, or remove this one",
             )
         )
     if state.is_removed or (state.begun is None and state.before is None):

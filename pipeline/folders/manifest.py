@@ -28,7 +28,7 @@ TEXTS = "texts"
 """The fact that marks a file of texts: how many it has. Such a file has no samples."""
 _FILE_KEYS = ("path", "samples", "bytes", "xxh3_128")
 _KINDS = {"stage": str, "version": int, "config": dict, "inputs": list, "totals": dict}
-_NOT_PLAIN = "a stage writes plain files: links, which may leave the folder, and pipes are not read"
+_NOT_PLAIN = "put the file itself there: links, which may leave the folder, and pipes are not read"
 Record = TypeVar("Record", bound=JsonRecord)
 Setting = TypeVar("Setting")
 

@@ -218,6 +218,15 @@ class Output(RemoteObject):
         except (KeyError, TypeError, ValueError, AttributeError, FileNotFoundError):
             return None
 
+    def abandon(self) -> None:
+        """Let the next run of the stage start fresh, whatever its settings; no task may be running.
+
+        For a run that cannot end with these inputs and settings. A folder that was sealed with fewer inputs
+        is left as it is: the next run drops what this one added.
+        """
+        if self.before is None:
+            mark_removed(self.folder)
+
     def has(self, name: str) -> bool:
         """Return whether ``name`` is finished, by this run or before an interruption."""
         # A copy in a worker starts with no entries: sending thousands with each task would cost more.

@@ -185,7 +185,7 @@ def _refuse_long_line(raw: RawFile, text: NDArray[np.uint8], start: int, end: in
 def _too_long(raw: RawFile) -> InputError:
     return InputError(
         f"{raw.path}: a line is longer than {format_byte_size(MAX_LINE_BYTES)}",
-        hint="is this a log of text lines?",
+        hint="give a log of text lines; `hotset schema --help` lists the formats",
     )
 
 

@@ -80,7 +80,7 @@ def run_tasks(
     *,
     workers: int = 0,
     shares_memory: bool = False,
-) -> Iterator[Result]:
+) -> Generator[Result]:
     """Yield ``function(*task)`` for each task, in order, computed by ``workers``.
 
     Args:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -132,11 +133,16 @@ def ingest(
     parts = {number: _open_parts(file, number, config) for number, file in new}
     # The text of a compressed file has an unknown length, and then so has the whole: total 0.
     total = sum(file.num_bytes for file in files) if not any(file.compression for file in files) else 0
-    for number, file in new:
-        done = sum(file.num_bytes for file in files[:number])
-        tallies.append(_ingest_file(file, parts[number], config, output, (done, total), resources))
-        _refuse_changed(file)  # its parts would be of two logs
-        _refuse_too_many_bad(file, tallies[-1], config)
+    try:
+        for number, file in new:
+            done = sum(file.num_bytes for file in files[:number])
+            tallies.append(_ingest_file(file, parts[number], config, output, (done, total), resources))
+            _refuse_changed(file)  # its parts would be of two logs
+            _refuse_too_many_bad(file, tallies[-1], config)
+    except InputError:
+        # Neither another log nor other settings, which are the ways out, could use what is finished.
+        output.abandon()
+        raise
     if not any(entry.num_samples for entry in output.finished.values()):
         raise InputError(f"{files[0].path}: the log is empty: it has no samples")
     return output.seal(_totals(files, tallies, config, output))
@@ -176,22 +182,24 @@ def _ingest_file(
     # `done` moves on with the parts; `end` stays, to bound how many lines may follow.
     end = done + file.num_bytes
     tasks = ((part, config, output) for part in parts.iterate(output.finished))
-    for name, fault in run_tasks(_ingest_part, tasks, workers=resources.workers):
-        # Parts come back in order, so the lines before this one are all counted.
-        if fault is not None:
-            line = tally.lines + fault.line_in_block + 1 + parts.num_header_lines
-            raise InputError(f"{file.path}, {parts.unit} {line}{fault.text}", hint=_hint(fault, config))
-        if name in output.finished:
-            facts = output.finished[name].read_facts(ColumnsFacts)
-            tally.lines += facts.num_lines
-            tally.bad.update(facts.bad)
-            tally.digest.update(bytes.fromhex(facts.raw_xxh3_128))
-            done += facts.num_raw_bytes
-            resources.progress("ingest", done, total)
-        # Refuse as soon as even good lines to the end could not bring the fraction down again.
-        if parts.min_line_bytes and not file.compression:
-            max_lines_left = max(end - done, 0) / parts.min_line_bytes
-            _refuse_too_many_bad(file, tally, config, max_lines_left=max_lines_left)
+    # Closed when a line is refused: no task may go on writing then.
+    with closing(run_tasks(_ingest_part, tasks, workers=resources.workers)) as results:
+        for name, fault in results:
+            # Parts come back in order, so the lines before this one are all counted.
+            if fault is not None:
+                line = tally.lines + fault.line_in_block + 1 + parts.num_header_lines
+                raise InputError(f"{file.path}, {parts.unit} {line}{fault.text}", hint=_hint(fault, config))
+            if name in output.finished:
+                facts = output.finished[name].read_facts(ColumnsFacts)
+                tally.lines += facts.num_lines
+                tally.bad.update(facts.bad)
+                tally.digest.update(bytes.fromhex(facts.raw_xxh3_128))
+                done += facts.num_raw_bytes
+                resources.progress("ingest", done, total)
+            # Refuse as soon as even good lines to the end could not bring the fraction down again.
+            if parts.min_line_bytes and not file.compression:
+                max_lines_left = max(end - done, 0) / parts.min_line_bytes
+                _refuse_too_many_bad(file, tally, config, max_lines_left=max_lines_left)
     parts.finish(tally.digest)
     return tally
 

@@ -137,7 +137,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
             tmp_path / "columns",
             REFUSED,
             f"{tmp_path / 'columns'} is not empty and was not begun by this stage",
-            "give another --out, or remove the folder",
+            "use another folder, or remove this one",
         )
     ]
 

@@ -97,7 +97,7 @@ def check_a_feed_that_fails() -> None:
 def check_a_caller_that_stops_reading() -> None:
     results = run_tasks(fail_at, ((number, -1) for number in range(1000)), workers=WORKERS)
     assert next(results) in children()
-    results.close()  # type: ignore[attr-defined]
+    results.close()
     assert not children()
 
 

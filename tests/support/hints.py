@@ -1,0 +1,178 @@
+"""Hints as a user meets them: a shell in which a command is refused, and its hint is followed as printed.
+
+Every place in the code that gives a hint has a name here, and each case of `tests/system/hints` names the
+places whose hints it followed. `test_hints` compares the two lists; a case fails where a place that it names
+was not reached.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from hotset.pipeline.errors import HotsetError
+from hotset.workflows.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS = ("stats", "pipeline", "train", "workflows")
+Case = TypeVar("Case", bound=Callable[..., None])
+reached: set[str] = set()
+"""Places that gave a hint in the test that runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One call with a hint of its own in the code."""
+
+    name: str
+    """``pipeline/sizes.py::parse_byte_size``; the second in one function has ``#2`` behind it."""
+    path: str
+    first_line: int
+    last_line: int
+
+
+@cache
+def places() -> dict[str, Place]:
+    """Every place by its name. Errors that only pass on the hint of another are none."""
+    found: dict[str, Place] = {}
+    for layer in LAYERS:
+        for path in sorted((ROOT / layer).rglob("*.py")):
+            for function, call in _hints_in(ast.parse(path.read_text()), ""):
+                name = f"{path.relative_to(ROOT)}::{function}"
+                number = 1 + sum(other.split("#")[0] == name for other in found)
+                name += f"#{number}" if number > 1 else ""
+                found[name] = Place(name, str(path), call.lineno, call.end_lineno or call.lineno)
+    return found
+
+
+def _hints_in(node: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
+    for child in ast.iter_child_nodes(node):
+        inner = function
+        if isinstance(child, ast.FunctionDef | ast.ClassDef):
+            inner = f"{function}.{child.name}" if function else child.name
+        if isinstance(child, ast.Call):
+            hints = [word.value for word in child.keywords if word.arg == "hint"]
+            if hints and not (isinstance(hints[0], ast.Attribute) and hints[0].attr == "hint"):
+                yield inner, child
+        yield from _hints_in(child, inner)
+
+
+def follows(*names: str) -> Callable[[Case], Case]:
+    """Name the places whose hints a case follows."""
+
+    def mark(case: Case) -> Case:
+        case.__dict__["follows"] = names
+        return case
+
+    return mark
+
+
+@contextmanager
+def hints_recorded() -> Iterator[None]:
+    """Keep in `reached` which places give a hint inside the block."""
+    real = HotsetError.__init__
+    reached.clear()
+
+    def recording(error: HotsetError, message: str, *, hint: str | None = None) -> None:
+        real(error, message, hint=hint)
+        frame = inspect.currentframe()
+        caller = frame.f_back if frame is not None else None
+        if hint is not None and caller is not None:
+            path = caller.f_code.co_filename
+            reached.update(
+                place.name
+                for place in places().values()
+                if place.path == path and place.first_line <= caller.f_lineno <= place.last_line
+            )
+
+    HotsetError.__init__ = recording  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        HotsetError.__init__ = real  # type: ignore[method-assign]
+
+
+class Shell:
+    """Runs commands in a folder, as a user types them."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self._capsys = capsys
+
+    def run(self, *arguments: object) -> tuple[int, str, str]:
+        """Run ``hotset`` and return its exit status, stdout and stderr."""
+        self._capsys.readouterr()
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as stopped:
+            status = int(stopped.code or 0)
+        said = self._capsys.readouterr()
+        return status, said.out, said.err
+
+    def works(self, *arguments: object) -> str:
+        """Run ``hotset``, which has to succeed, and return its stdout."""
+        status, out, err = self.run(*arguments)
+        assert status == 0, err
+        return out
+
+    def refused(self, *arguments: object) -> str:
+        """Run ``hotset``, which has to be refused in one line with a hint, and return the hint."""
+        status, _, err = self.run(*arguments)
+        lines = [line for line in err.splitlines() if line.startswith(("error: ", "hint: "))]
+        assert status in (1, 2) and [line.split(":")[0] for line in lines] == ["error", "hint"], err
+        return lines[1].removeprefix("hint: ")
+
+    def obey(self, hint: str, **words: object) -> None:
+        """Run every command of a hint, as printed.
+
+        Args:
+            words: what the user puts in place of words in capitals, such as ``RAW``.
+        """
+        commands = re.findall(r"`([^`]+)`", hint)
+        assert commands, hint
+        for command in commands:
+            for part in command.split(" && "):
+                self._execute([str(words.get(word, word)) for word in shlex.split(part)])
+
+    def _execute(self, words: list[str]) -> None:
+        if words[:2] == ["rm", "-r"]:
+            shutil.rmtree(words[2])
+        elif words[:2] == ["mkdir", "-p"]:
+            Path(words[2]).mkdir(parents=True, exist_ok=True)
+        elif ">" in words:
+            position = words.index(">")
+            assert words[0] == "hotset"
+            Path(words[position + 1]).write_text(self.works(*words[1:position]))
+        else:
+            assert words[0] == "hotset", words
+            self.works(*words[1:])
+
+
+def hint_of(call: Callable[[], Any]) -> str:
+    """Return the hint of the HotsetError that ``call`` raises, where a command would need a broken machine."""
+    with pytest.raises(HotsetError) as caught:
+        call()
+    assert caught.value.hint
+    return caught.value.hint
+
+
+def claimed() -> list[str]:
+    """Return the places that the cases in `tests/system/hints` name, read from the files."""
+    calls = (
+        node
+        for path in sorted((ROOT / "tests" / "system" / "hints").glob("test_*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "follows"
+    )
+    return [str(word.value) for call in calls for word in call.args if isinstance(word, ast.Constant)]
