@@ -122,6 +122,11 @@ class TrainConfig:
     dense_lr: float | None = None
     """Learning rate of the dense layers; by default 0.1 for sgd, 0.01 for adagrad, 0.001 for adam."""
 
+    dense_dtype: Literal["fp32", "bf16", "auto"] = "fp32"
+    """Number type of the products of the dense layers on the CPU. bf16 sums in fp32 and keeps weights and
+    optimizers in fp32; it is quick on a CPU with AMX and slower than fp32 on others. auto takes bf16 where it
+    is quick. Evaluation uses the type of the run."""
+
     fae_variant: Literal["paper", "code"] = "paper"
     """Schedule of the fae placement: that of the paper, which switches by test loss, or that of its released
     code, which runs all mixed batches and then all hot-only ones."""

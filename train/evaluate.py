@@ -118,7 +118,7 @@ def _predictor(run: Path, config: RunConfig, weights: Weights, shards: Shards) -
     # Seeds and optimizer do not matter: every weight is overwritten, and none is trained.
     model = build_model(shards, config.model, 0)
     refuse_other_weights(run, weights, config, model)
-    dense = build_dense_step(model, shards.batch_size, WorkThreads(config.threads))
+    dense = build_dense_step(model, shards.batch_size, WorkThreads(config.threads), config.dense_dtype)
     widths = tables_by_width([table.embedding_dim for table in shards.tables])
     placements = {dim: AllFast([shards.tables[table] for table in tables]) for dim, tables in widths.items()}
     embeddings = Embeddings.build(shards.tables, placements, RowOptimizer("sgd", 0.1), 0, host, meter)

@@ -170,6 +170,7 @@ def describe(trainer: Trainer, threads: int, *, is_replay: bool) -> dict[str, An
         # Defaults that the shards decided are written out, so that the run can be repeated elsewhere.
         "config": asdict(trainer.config) | asdict(trainer.optimizers),
         "threads": threads,
+        "dense_dtype": trainer.config.dense_dtype,
         "is_replay": is_replay,
         "shards": shards.manifest.fingerprint,
         "batch_size": shards.batch_size,

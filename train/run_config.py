@@ -41,6 +41,8 @@ class RunConfig(JsonRecord):
     num_dense: int
     """Number of dense features."""
     tables: tuple[RunTable, ...]
+    dense_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Type of the products of the dense layers; runs of earlier versions do not say."""
 
     @property
     def num_hot(self) -> list[int] | None:

@@ -7,7 +7,7 @@ import math
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from .execution.embeddings import Embeddings, PlannedStep
 from .execution.spilled_run import SpillLimits
 from .execution.step_source import StepSource
 from .meter import Meter
+from .model.dense_dtype import choose_dense_dtype, cpu_features
 from .model.dense_step import DenseStep, build_dense_step
 from .model.dlrm import Dlrm
 from .model.dlrm_shape import dlrm_shape
@@ -164,9 +165,10 @@ def build_trainer(
         _warn_of_row_bytes(shards, optimizer)
     model = build_model(shards, config.model, config.seed).to(device)
     threads = WorkThreads(config.threads or num_workers(0))
-    dense = build_dense_step(model, shards.batch_size, threads)
+    dtype = choose_dense_dtype(config.dense_dtype, device.type, cpu_features())
+    dense = build_dense_step(model, shards.batch_size, threads, dtype)
     # From here on nothing is left open: a schedule on disk is compared with it, and the run records it.
-    config = with_staging(config, shards)
+    config = replace(with_staging(config, shards), dense_dtype=dtype)
     placements = build_placements(config, shards)
     folder = spill_folder or Path(tempfile.gettempdir())
     host = HostMemory(config.slow_bytes, folder, is_planned=spills(config, shards))

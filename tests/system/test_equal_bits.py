@@ -115,6 +115,15 @@ def test_bits_do_not_depend_on_the_number_of_threads(
         assert found == wanted and len(wanted) > 1
 
 
+def test_placements_end_with_equal_bits_in_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotset.train.trainer.cpu_features", lambda: frozenset({"amx_bf16"}))
+    shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
+    all_fast = trained(shards, placement="all-fast", dense_dtype="bf16", **FIELDS)
+    for placement in (*STATELESS, *STAGING):
+        assert_equal_bits(trained(shards, dense_dtype="bf16", **placement, **FIELDS), all_fast)
+    assert differs(shards, all_fast, placement="all-fast"), "fp32 has other bits"
+
+
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     """Shards whose rows come and go all the time in so few slots."""

@@ -23,6 +23,7 @@ from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.shard_factory import write_shards
+from hotset.train import trainer
 from hotset.train.config import TrainConfig
 from hotset.train.evaluate import evaluate
 from hotset.train.run import train
@@ -45,6 +46,22 @@ def test_the_scores_are_those_of_the_end_of_training(placement: str, data: Path)
     summary = json.loads((data / placement / "summary.json").read_text())
     assert found == {name: summary[name] for name in found}
     assert found.keys() == {"auc", "log_loss", "accuracy", "num_samples", "hot", "mixed"}
+
+
+@pytest.mark.parametrize("wanted", ["bf16", "auto"])
+def test_a_run_in_bf16_is_evaluated_in_bf16(
+    wanted: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "cpu_features", lambda: frozenset({"amx_bf16"}))
+    train(data, TrainConfig(placement="all-fast", threads=1, dense_dtype=wanted), tmp_path / "run")
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["dense_dtype"] == config["config"]["dense_dtype"] == "bf16"
+    found = evaluate(tmp_path / "run", data)
+    assert found.log_loss == json.loads((tmp_path / "run/summary.json").read_text())["log_loss"]
+    # The same weights in the other type score otherwise: evaluation read the type of the run.
+    config["dense_dtype"] = "fp32"
+    (tmp_path / "run/config.json").write_text(json.dumps(config))
+    assert evaluate(sealed_again(tmp_path / "run"), data).log_loss != found.log_loss
 
 
 @pytest.mark.parametrize(
@@ -132,6 +149,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 CONFIG_EDITS = {f"{key} {value!r}": (key, value) for key, values in VALUES.items() for value in values}
 CONFIG_EDITS |= {f"no {key}": (key, ...) for key in VALUES}
+CONFIG_EDITS |= {f"dense_dtype {value!r}": ("dense_dtype", value) for value in ("auto", "fp16", 16, None)}
 
 
 @pytest.mark.parametrize("name", CONFIG_EDITS)

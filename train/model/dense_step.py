@@ -10,11 +10,12 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..data.batch import Batch
-from ..work_threads import WorkThreads
+from ..work_threads import WorkThreads, one_torch_thread
+from .dense_dtype import DenseDtype
 from .dense_tile import DenseTile
 from .dlrm import Dlrm
 from .flat_parameters import FlatParameters
-from .mlp_tiles import Fp32Mlp, Layer
+from .mlp_tiles import Bf16Mlp, Fp32Mlp, Layer, MlpTiles
 from .sample_tree import MOST_TILE_SAMPLES, SUM_COLUMNS, add_losses, add_tiles, tile_bounds
 
 _SUM_PIECE = 16 * SUM_COLUMNS
@@ -38,15 +39,18 @@ class DenseStep(Protocol):
         """Return (B,) logits."""
 
 
-def build_dense_step(model: Dlrm, batch_size: int, threads: WorkThreads) -> DenseStep:
+def build_dense_step(
+    model: Dlrm, batch_size: int, threads: WorkThreads, dtype: DenseDtype = "fp32"
+) -> DenseStep:
     """Build the step that suits the device of ``model``.
 
     Args:
         batch_size: nominal samples of a batch.
         threads: those of the dense layers on the host.
+        dtype: type of the products there.
     """
     if next(model.parameters()).device.type == "cpu":
-        return TiledStep(model, batch_size, threads)
+        return TiledStep(model, batch_size, threads, dtype)
     return GraphStep(model, batch_size)
 
 
@@ -89,9 +93,13 @@ class TiledStep:
         model: the dense layers, whose parameters become parts of one vector.
         batch_size: nominal samples of a batch.
         threads: run the tiles.
+        dtype: type of the products of the hidden layers. The weights are float32 in any case; for bf16 they
+            are rounded once a step.
     """
 
-    def __init__(self, model: Dlrm, batch_size: int, threads: WorkThreads) -> None:
+    def __init__(
+        self, model: Dlrm, batch_size: int, threads: WorkThreads, dtype: DenseDtype = "fp32"
+    ) -> None:
         self._threads = threads
         self._scale = 1 / batch_size
         self._parameters = FlatParameters(model)
@@ -99,7 +107,13 @@ class TiledStep:
         self._gradient = torch.zeros(self._parameters.size)
         self._gradient_views = self._parameters.views(self._gradient)
 
-        def build_mlp(layers: Sequence[Layer]) -> Fp32Mlp:
+        is_rounded = dtype == "bf16"
+        self._rounded_vector = torch.zeros(self._parameters.size if is_rounded else 0, dtype=torch.bfloat16)
+        rounded = self._parameters.views(self._rounded_vector) if is_rounded else {}
+
+        def build_mlp(layers: Sequence[Layer]) -> MlpTiles:
+            if is_rounded:
+                return Bf16Mlp(layers, self._weights, rounded, MOST_TILE_SAMPLES)
             return Fp32Mlp(layers, self._weights, MOST_TILE_SAMPLES)
 
         self._workers = [
@@ -111,6 +125,7 @@ class TiledStep:
         self._embedding_grads: list[torch.Tensor] = []
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        self._round_weights()
         bounds = tile_bounds(batch.num_samples)
         self._make_room(len(bounds), embeddings)
         inputs = [emb_BFd.detach() for emb_BFd in embeddings]
@@ -137,6 +152,7 @@ class TiledStep:
         return torch.tensor(add_losses(losses), dtype=torch.float64)
 
     def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        self._round_weights()
         bounds = tile_bounds(batch.num_samples)
         logit_B = torch.empty(batch.num_samples)
 
@@ -148,6 +164,12 @@ class TiledStep:
 
         self._threads.run(predict_tile, len(bounds))
         return logit_B
+
+    def _round_weights(self) -> None:
+        """Round the weights for the products of this pass, where those are not in float32."""
+        if self._rounded_vector.numel():
+            with one_torch_thread():
+                self._rounded_vector.copy_(self._parameters.vector)
 
     def _add_gradients(self, num_tiles: int) -> None:
         """Add the gradients of all tiles by the binary tree, pieces of the vector in parallel."""

@@ -40,6 +40,9 @@ class BenchQualityConfig:
     order: Literal["grouped", "original"] = "grouped"
     """Order of the shards: hot-only and mixed batches, or all samples shuffled together."""
 
+    dense_dtype: Literal["fp32", "bf16", "auto"] = "fp32"
+    """Number type of the products of the dense layers."""
+
     def __post_init__(self) -> None:
         if not self.seeds or not self.placements:
             raise ConfigError("name at least one seed and one placement")
@@ -52,7 +55,7 @@ def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
         ``auc`` and ``log_loss`` by placement, one per seed; their means; the recipe and the machine.
     """
     runs: dict[str, list[dict[str, Any]]] = {placement: [] for placement in config.placements}
-    training = small_real_sample_training()
+    training = replace(small_real_sample_training(), dense_dtype=config.dense_dtype)
     recipe = small_real_sample()
     recipe = replace(recipe, pack=replace(recipe.pack, order=config.order))
     with tempfile.TemporaryDirectory() as folder:

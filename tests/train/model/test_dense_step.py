@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from hotset.train.data.batch import Batch
+from hotset.train.model.dense_dtype import DenseDtype
 from hotset.train.model.dense_step import GraphStep, TiledStep, build_dense_step
 from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.dlrm_shape import DlrmShape, dlrm_shape, tables_by_width
@@ -49,9 +50,11 @@ def drawn(shape: DlrmShape, num_samples: int, seed: int = 0) -> tuple[Batch, Emb
     return batch, embeddings
 
 
-def tiled(shape: DlrmShape, batch_size: int = 64, *, threads: int = 1) -> tuple[Dlrm, TiledStep]:
+def tiled(
+    shape: DlrmShape, batch_size: int = 64, *, threads: int = 1, dtype: DenseDtype = "fp32"
+) -> tuple[Dlrm, TiledStep]:
     model = Dlrm(shape, 3)
-    return model, TiledStep(model, batch_size, WorkThreads(threads))
+    return model, TiledStep(model, batch_size, WorkThreads(threads), dtype)
 
 
 def exact_gradients(
@@ -72,10 +75,15 @@ def _gradient(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.grad
 
 
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The length of the difference over that of the tensor."""
+    length: float = wanted.double().norm().item()
+    difference: float = (found.double() - wanted.double()).norm().item()
+    return difference / max(length, 1e-6)
+
+
 def assert_near(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
-    """Compare by the length of the difference over that of the tensor."""
-    length = max(wanted.double().norm().item(), 1e-6)
-    assert (found.double() - wanted.double()).norm().item() <= tolerance * length
+    assert distance(found, wanted) <= tolerance
 
 
 @pytest.mark.parametrize(("num_samples", "tolerance"), [(1, 1e-5), (37, 1e-5), (1300, 1e-3)])
@@ -93,6 +101,63 @@ def test_gradients_are_those_of_a_graph_in_float64(name: str, num_samples: int, 
         assert_near(_gradient(parameter), wanted[name], tolerance)
     for emb, rows in zip(embeddings, wanted_rows, strict=True):
         assert_near(_gradient(emb), rows, tolerance)
+
+
+def autocast_gradients(
+    shape: DlrmShape, batch: Batch, embeddings: Embeddings
+) -> tuple[dict[str, torch.Tensor], Embeddings]:
+    """Gradients by torch's graph with the MLPs under bf16 autocast."""
+    model = Dlrm(shape, 3)
+    leaves = [emb.detach().clone().requires_grad_() for emb in embeddings]
+    emb_BFD = model.join(leaves)
+
+    def rounded(mlp: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs: torch.Tensor = mlp(inputs)
+        return outputs.float()
+
+    inputs_BP = vectors_BVD = emb_BFD
+    if model.bottom is not None:
+        inputs_BP = rounded(model.bottom, batch.dense_BK)
+        vectors_BVD = torch.cat([inputs_BP.unsqueeze(1), emb_BFD], dim=1)
+    rows, columns = torch.tril_indices(shape.num_vectors, shape.num_vectors, -1)
+    dots_BP = torch.bmm(vectors_BVD, vectors_BVD.transpose(1, 2))[:, rows, columns]
+    inputs_BP = dots_BP if model.bottom is None else torch.cat([inputs_BP, dots_BP], dim=1)
+    logit_B = rounded(model.top, inputs_BP).squeeze(1)
+    loss = binary_cross_entropy_with_logits(logit_B, batch.label_B, reduction="sum")
+    (loss / 64).backward()  # type: ignore[no-untyped-call]
+    gradients = {name: _gradient(parameter) for name, parameter in model.named_parameters()}
+    return gradients, [_gradient(leaf) for leaf in leaves]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_bf16_gradients_are_as_near_to_float64_as_those_of_autocast(name: str) -> None:
+    """Both round inputs, weights and gradients of each layer to 8 bits, and then some ReLUs flip: 7 %."""
+    shape = SHAPES[name]
+    batch, embeddings = drawn(shape, 700)
+    wanted_loss, wanted, wanted_rows = exact_gradients(shape, batch, embeddings)
+    others, other_rows = autocast_gradients(shape, batch, embeddings)
+    model, step = tiled(shape, dtype="bf16")
+    assert step.train(batch, embeddings).item() == pytest.approx(wanted_loss, rel=1e-3)
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == torch.float32
+        allowed = max(2 * distance(others[name], wanted[name]), 0.01)
+        assert_near(_gradient(parameter), wanted[name], allowed)
+    for emb, other, rows in zip(embeddings, other_rows, wanted_rows, strict=True):
+        assert_near(_gradient(emb), rows, max(2 * distance(other, rows), 0.01))
+
+
+def test_bf16_rounds_the_weights_anew_in_every_step() -> None:
+    batch, embeddings = drawn(KAGGLE, 5)
+    model, step = tiled(KAGGLE, dtype="bf16")
+    before = step.predict(batch, embeddings)
+    with torch.no_grad():
+        model.get_parameter("top.0.weight").mul_(1.5)
+    after = step.predict(batch, embeddings)
+    assert not torch.equal(before, after)
+    exact = model(batch.dense_BK, model.join(embeddings)).detach()
+    torch.testing.assert_close(after, exact, rtol=0.05, atol=0.05)
+    assert not torch.equal(after, exact)
 
 
 @given(
@@ -136,12 +201,13 @@ def assert_equal(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) 
 
 @pytest.mark.parametrize("num_samples", [1, 600, 2500])
 @pytest.mark.parametrize("name", ["kaggle", "three widths"])
-def test_bits_do_not_depend_on_the_number_of_threads(name: str, num_samples: int) -> None:
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_bits_do_not_depend_on_the_number_of_threads(name: str, num_samples: int, dtype: DenseDtype) -> None:
     batch, embeddings = drawn(SHAPES[name], num_samples)
-    model, step = tiled(SHAPES[name], threads=1)
+    model, step = tiled(SHAPES[name], threads=1, dtype=dtype)
     wanted = bits(step, model, batch, embeddings)
     for threads in (2, 3, 5):
-        model, step = tiled(SHAPES[name], threads=threads)
+        model, step = tiled(SHAPES[name], threads=threads, dtype=dtype)
         assert_equal(bits(step, model, batch, embeddings), wanted)
 
 

@@ -1,0 +1,51 @@
+"""bfloat16 is chosen where it is quick, and refused where it would crawl."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hotset.pipeline.errors import ConfigError
+from hotset.train.model.dense_dtype import choose_dense_dtype, cpu_features
+
+AMX = frozenset({"avx512_bf16", "amx_bf16", "amx_tile"})
+AVX512 = frozenset({"avx512f", "avx512_bf16"})
+OLD = frozenset({"avx2"})
+
+
+@pytest.mark.parametrize("features", [AMX, AVX512, OLD, frozenset()])
+def test_fp32_is_taken_everywhere(features: frozenset[str], caplog: pytest.LogCaptureFixture) -> None:
+    assert choose_dense_dtype("fp32", "cpu", features) == "fp32"
+    assert choose_dense_dtype("fp32", "cuda", features) == "fp32"
+    assert caplog.text == ""
+
+
+def test_auto_takes_bf16_with_amx_on_the_host_alone(caplog: pytest.LogCaptureFixture) -> None:
+    assert choose_dense_dtype("auto", "cpu", AMX) == "bf16"
+    assert [choose_dense_dtype("auto", "cpu", features) for features in (AVX512, OLD)] == ["fp32", "fp32"]
+    assert choose_dense_dtype("auto", "cuda", AMX) == "fp32"
+    assert caplog.text == ""
+
+
+def test_slow_bf16_is_warned_of_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    assert choose_dense_dtype("bf16", "cpu", AMX) == "bf16" and caplog.text == ""
+    assert choose_dense_dtype("bf16", "cpu", AVX512) == "bf16"
+    assert "no AMX" in caplog.text
+
+
+def test_bf16_without_instructions_and_on_a_gpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no instructions for bf16"):
+        choose_dense_dtype("bf16", "cpu", OLD)
+    with pytest.raises(ConfigError, match="for the CPU, not for cuda"):
+        choose_dense_dtype("bf16", "cuda", AMX)
+
+
+@pytest.mark.parametrize("key", ["flags\t\t", "Features\t"])
+def test_instructions_are_those_of_the_first_core(key: str, tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"model name\t: X: Y\n{key}: fp amx_bf16 bf16\nbugs\t: none\n\n{key}: other\n")
+    assert cpu_features(info) == {"fp", "amx_bf16", "bf16"}
+    assert cpu_features(tmp_path / "none") == frozenset()
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    assert cpu_features(tmp_path / "binary") == frozenset()
