@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,18 @@ import pytest
 from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.generate.generate_log import GenerateConfig, generate
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.workflows.bench import bench_growth
 from hotset.workflows.bench import bench_harness as bench
-from hotset.workflows.bench.bench_growth import BenchGrowthConfig, measure, measure_write_rate, show
+from hotset.workflows.bench.bench_growth import (
+    BenchGrowthConfig,
+    measure,
+    measure_write_rate,
+    preprocess_by_stage,
+    show,
+)
 from hotset.workflows.recipes import criteo_kaggle
 
 
@@ -27,6 +35,8 @@ def test_each_size_is_described_by_stage(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(bench_growth, "measure_in_fresh_process", run_in_process)
     monkeypatch.setattr(bench_growth, "_RATE_BYTES", 1)
     monkeypatch.setattr(bench_growth, "_WARM_UP_SAMPLES", 50)
+    touched: list[int] = []
+    monkeypatch.setattr(bench, "touch_memory", touched.append)
     config = BenchGrowthConfig(
         samples="90, 300",
         workers=1,
@@ -41,8 +51,15 @@ def test_each_size_is_described_by_stage(tmp_path: Path, monkeypatch: pytest.Mon
         assert run["written_bytes"] == sum(stage["written_bytes"] for stage in run["stages"].values())
         assert sum(run["result"]["samples"].values()) == run["num_samples"]
         assert run["polars"]["samples_per_second"] > 0
+        for mode in ("user_seconds", "system_seconds"):
+            assert run[mode] == pytest.approx(sum(stage[mode] for stage in run["stages"].values()))
+        for stage in run["stages"].values():
+            assert stage["cpu_seconds"] == stage["user_seconds"] + stage["system_seconds"]
         assert run["result"]["hot_bytes"] == 64 * 1000 and run["peak_anonymous_bytes"] > 0
     assert result["settings"]["memory_bytes"] == 1 << 30
+    assert result["user_seconds_per_sample_of_largest_over_smallest"] > 0
+    # Room for what each run writes, on top of the cap of hotset's.
+    assert touched == [90 * 450 + (1 << 30), 90 * 450, 300 * 450 + (1 << 30), 300 * 450]
     assert list(tmp_path.iterdir()) == []
     text = io.StringIO()
     show(result, Console(file=text, width=120))
@@ -57,12 +74,26 @@ def test_polars_is_left_out_where_its_memory_would_not_do(
     assert found["needed_bytes"] == 1 << 61 and found["free_bytes"] > 0
 
 
+@pytest.mark.parametrize("samples", ["", "0", "-1", "1e6", "10,", "many"])
+def test_sizes_that_are_none_are_refused(samples: str) -> None:
+    with pytest.raises(ConfigError, match="samples must be numbers separated by commas"):
+        BenchGrowthConfig(samples=samples)
+
+
 def test_the_file_written_for_the_rate_is_removed(tmp_path: Path) -> None:
     assert measure_write_rate(tmp_path / "rate", 1) > 0
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("samples", ["", "0", "-1", "1e6", "10,", "many"])
-def test_sizes_that_are_none_are_refused(samples: str) -> None:
-    with pytest.raises(ConfigError, match="samples must be numbers separated by commas"):
-        BenchGrowthConfig(samples=samples)
+def test_the_seconds_of_stages_add_up_to_those_of_the_process(tmp_path: Path) -> None:
+    generate(GenerateConfig(samples=200), tmp_path / "log.tsv", workers=1)
+    before = time.process_time()
+    found = preprocess_by_stage(tmp_path, tmp_path / "log.tsv", 1, criteo_kaggle(), 1 << 30)
+    spent = time.process_time() - before
+    stages = found["stages"]
+    assert list(stages) == list(FOLDERS) and found["num_samples"] == 200
+    # The clocks of user and system mode tick 100 times a second.
+    assert 0 <= sum(stage["cpu_seconds"] for stage in stages.values()) <= spent + 0.02
+    for stage in stages.values():
+        assert stage["cpu_seconds"] == stage["user_seconds"] + stage["system_seconds"]
+        assert stage["written_bytes"] > 0 and stage["num_files"] > 0
