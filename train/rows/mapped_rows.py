@@ -85,6 +85,10 @@ def mapped_rows(num_rows: int, width: int, folder: Path) -> torch.Tensor:
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, num_bytes)
             mapped = mmap.mmap(file.fileno(), num_bytes)
+        # Rows are used in no order: reading ahead of a page would read 32 for one (70 times slower on tables
+        # four times the memory).
+        if hasattr(mmap, "MADV_RANDOM"):
+            mapped.madvise(mmap.MADV_RANDOM)
     except OSError as error:
         raise HotsetError(
             f"{folder} has no room for {format_byte_size(num_bytes)} of rows: {error.strerror}",

@@ -25,6 +25,10 @@ BENCHES = {
     "growth": ("bench_growth", "measure speed, memory and disk on growing logs"),
     "stats": ("bench_stats", "compare statistics kernels with plain Python and NumPy"),
     "train": ("training.bench_train", "compare a training step with plain torch, part by part"),
+    "larger-than-memory": (
+        "limited.bench_larger_than_memory",
+        "train on tables four times the memory, beside memory-mapped ones",
+    ),
     "placements": ("bench_placements", "compare bytes, speed and AUC of all placements"),
     "quality": ("bench_quality", "measure AUC over seeds on a small real sample"),
     "defaults": ("bench_defaults", "compare default optimizers and learning rates by batch size"),
@@ -50,7 +54,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     # Benchmarks are listed by hand: tyro would have to import all of them to print their names.
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: hotset bench NAME [OPTIONS]\n")
-        print("\n".join(f"  {name:<12}{description}" for name, (_, description) in BENCHES.items()))
+        print("\n".join(f"  {name:<20}{description}" for name, (_, description) in BENCHES.items()))
         return 0 if arguments else 2
     if arguments[0] not in BENCHES:
         nearest = difflib.get_close_matches(arguments[0], BENCHES, n=1)

@@ -1,0 +1,1 @@
+"""Training under a limit of memory: ``hotset bench larger-than-memory``."""

@@ -1,0 +1,113 @@
+"""Shards with drawn ids, for tables as large as only logs of days would make them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ....pipeline.folders.file_facts import ShardFacts, ShardKind
+from ....pipeline.folders.output import Output
+from ....pipeline.folders.stage_totals import KindCounts, ShardsTotals
+from ....pipeline.folders.table_info import PlannedTable
+from ....pipeline.formats.arrow_files import as_fixed_lists, open_writer
+from ....pipeline.stages.pack import VERSION, PackConfig
+
+_NUM_DENSE = 13
+_STEEPNESS = 3
+"""Hot rows are looked up as a power of a uniform number: 1 % of them get a fifth of their lookups."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawnShards:
+    """A log that never was: the sizes of its tables, and what its samples look up."""
+
+    num_tables: int = 26
+    rows_of_table: int
+    hot_rows_of_table: int
+    cold_share: float
+    """Share of the lookups that are of cold rows, all of them alike."""
+    batch_size: int = 2048
+    num_batches: int
+    num_evaluation: int = 4096
+    """Samples of the evaluation part."""
+    embedding_dim: int = 16
+    seed: int = 0
+
+    def write(self, folder: Path) -> None:
+        """Draw the samples and write them as `pack` writes shards."""
+        inputs = [{"name": "plan", "fingerprint": f"{self.seed:032x}"}]
+        output = Output.begin("pack", VERSION, PackConfig(batch_size=self.batch_size), inputs, folder)
+        rng = np.random.default_rng(self.seed)
+        samples = self.num_batches * self.batch_size
+        self._write_file(output, "mixed", samples, rng)
+        self._write_file(output, "evaluation", self.num_evaluation, rng)
+        output.seal(self._totals())
+
+    def _write_file(
+        self, output: Output, kind: ShardKind, num_samples: int, rng: np.random.Generator
+    ) -> None:
+        num_batches = -(-num_samples // self.batch_size)
+        facts = ShardFacts(kind=kind, num_batches=num_batches)
+        is_tagged = kind == "evaluation"
+        fields = [
+            pa.field("label", pa.float32()),
+            pa.field("dense", pa.list_(pa.float32(), _NUM_DENSE)),
+            pa.field("ids", pa.list_(pa.int32(), self.num_tables)),
+        ]
+        schema = pa.schema(fields + ([pa.field("is_hot", pa.uint8())] if is_tagged else []))
+        with (
+            output.writing(f"{kind}-00000.arrow", num_samples, facts) as path,
+            open_writer(path, schema) as writer,
+        ):
+            for number in range(num_batches):
+                count = min(self.batch_size, num_samples - number * self.batch_size)
+                ids = self._draw_ids(count, rng)
+                columns = [
+                    pa.array(rng.integers(0, 2, count).astype(np.float32)),
+                    as_fixed_lists(rng.random((count, _NUM_DENSE), np.float32)),
+                    as_fixed_lists(ids),
+                ]
+                if is_tagged:
+                    columns.append(pa.array((ids < self.hot_rows_of_table).all(axis=1).astype(np.uint8)))
+                writer.write_batch(pa.record_batch(columns, schema=schema))
+
+    def _draw_ids(
+        self, count: int, rng: np.random.Generator
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+        shape = (count, self.num_tables)
+        cold = rng.integers(self.hot_rows_of_table, self.rows_of_table, shape)
+        hot = (self.hot_rows_of_table * rng.random(shape) ** _STEEPNESS).astype(np.int64)
+        return np.where(rng.random(shape) < self.cold_share, cold, hot).astype(np.int32)
+
+    def _totals(self) -> ShardsTotals:
+        tables = tuple(
+            PlannedTable(
+                name=f"C{number + 1}",
+                num_rows=self.rows_of_table,
+                oov_id=self.rows_of_table - 1,
+                missing_id=self.rows_of_table - 1,
+                num_hot=self.hot_rows_of_table,
+            )
+            for number in range(self.num_tables)
+        )
+        row_bytes = 4 * self.embedding_dim
+        num_hot = self.num_tables * self.hot_rows_of_table
+        num_evaluation = -(-self.num_evaluation // self.batch_size)
+        return ShardsTotals(
+            tables=tables,
+            row_bytes=row_bytes,
+            num_rows=self.num_tables * self.rows_of_table,
+            num_hot_rows=num_hot,
+            hot_bytes=num_hot * row_bytes,
+            embedding_dim=self.embedding_dim,
+            embedding_optimizer="sgd",
+            has_label=True,
+            dense=tuple(f"I{number + 1}" for number in range(_NUM_DENSE)),
+            samples=KindCounts(
+                hot_only=0, mixed=self.num_batches * self.batch_size, evaluation=self.num_evaluation
+            ),
+            batches=KindCounts(hot_only=0, mixed=self.num_batches, evaluation=num_evaluation),
+        )
