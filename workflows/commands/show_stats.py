@@ -145,7 +145,8 @@ def _show_default_runs(found: dict[str, Any], console: Console) -> None:
 
 def _print_table(title: str, cells: tables.TextTable, console: Console) -> None:
     table = _table(title, *cells.columns)
-    table.columns[0].justify = "left"
+    for column in table.columns[: cells.num_texts]:
+        column.justify = "left"
     for row in cells.rows:
         table.add_row(*map(escape, row))
     print_table(console, table)

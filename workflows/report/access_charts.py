@@ -14,6 +14,7 @@ from .chart_layers import (
     INK,
     ORANGE,
     PURPLE,
+    WIDE,
     ChartSpec,
     NamedPoints,
     Rows,
@@ -28,7 +29,7 @@ from .report_sentences import percent
 _ALL_TABLES = "all tables together"
 
 
-def coverage_chart(rows: Rows, named: Sequence[str], all_tables: Rows) -> ChartSpec:
+def coverage_chart(rows: Rows, named: Sequence[str], all_tables: Rows, *, width: float = WIDE) -> ChartSpec:
     """Return the share of lookups that the top rows of each table serve.
 
     Args:
@@ -54,7 +55,7 @@ def coverage_chart(rows: Rows, named: Sequence[str], all_tables: Rows) -> ChartS
     axis = alt.Axis(format="~s", values=[10**k for k in range(10) if 10**k <= most], grid=False)
     scale = alt.Scale(type="log", domain=[1, most], nice=False)
     x = alt.X("x:Q", title="top rows (those with the most lookups)", scale=scale, axis=axis)
-    axes = make_axes((x, (1, most)), percent_axis("share of lookups"))
+    axes = make_axes((x, (1, most)), percent_axis("share of lookups"), width)
     layers = line_layers(
         points,
         axes,
@@ -67,7 +68,7 @@ def coverage_chart(rows: Rows, named: Sequence[str], all_tables: Rows) -> ChartS
     return chart_spec(layers, "Share of lookups by number of top rows, per table")
 
 
-def unique_rows_chart(rows: Rows) -> ChartSpec:
+def unique_rows_chart(rows: Rows, *, width: float = WIDE) -> ChartSpec:
     """Return the distinct rows per batch, expected and measured, by batch size."""
     lines = {"lookups": "num_lookups", "distinct rows, expected": "expected"}
     colors = {"lookups": INK, "distinct rows, expected": BLUE}
@@ -91,7 +92,7 @@ def unique_rows_chart(rows: Rows) -> ChartSpec:
         scale=alt.Scale(type="log", domain=list(ends), nice=False),
         axis=alt.Axis(format="~s", values=ticks),
     )
-    axes = make_axes((x, (min(sizes), max(sizes))), (y, ends), log_y=True)
+    axes = make_axes((x, (min(sizes), max(sizes))), (y, ends), width, log_y=True)
     tooltips = ["name", "batch", "rows"]
     labeled = NamedPoints([(point["x"], point["y"]) for point in measured], ORANGE)
     layers = line_layers(
@@ -111,7 +112,7 @@ def _batch_point(row: Mapping[str, Any], name: str, key: str) -> dict[str, Any]:
     }
 
 
-def drift_chart(by_age: Rows) -> ChartSpec:
+def drift_chart(by_age: Rows, *, width: float = WIDE) -> ChartSpec:
     """Return the shares that the hot rows of one part serve in later parts, by the parts in between."""
     lines = {
         "hot lookups": "hot_lookup_share",
@@ -134,6 +135,6 @@ def drift_chart(by_age: Rows) -> ChartSpec:
     axis = alt.Axis(values=[row["age"] for row in by_age], format="d", grid=False)
     title = "age of the hot rows (parts of the log)"
     x = alt.X("x:Q", title=title, scale=alt.Scale(domain=ends), axis=axis)
-    axes = make_axes((x, ends), percent_axis("share"), log_x=False)
+    axes = make_axes((x, ends), percent_axis("share"), width, log_x=False)
     layers = line_layers(points, axes, colors, tooltips=["name", "age", "share"])
     return chart_spec(layers, "What hot rows serve as they age")

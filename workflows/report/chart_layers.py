@@ -16,9 +16,10 @@ import altair as alt
 
 from .report_labels import Frame, Label, Points, place_labels
 
-WIDTH = 820
+WIDE, NARROW = 820, 290
+"""Width of a plot on a laptop and on a phone (pixels); other windows stretch or shrink one of them."""
 HEIGHT = 320
-"""Size of a plot on a laptop (pixels); narrower windows shrink its width."""
+"""Height of a plot (pixels)."""
 BLUE, ORANGE, GREEN, PURPLE, INK, GREY = (
     f"var(--{name})" for name in ("blue", "orange", "green", "purple", "ink", "faint")
 )
@@ -56,11 +57,11 @@ class NamedPoints:
     color: str
 
 
-def chart_spec(layers: Sequence[alt.Chart], description: str) -> ChartSpec:
+def chart_spec(layers: Sequence[alt.Chart], description: str, height: float = HEIGHT) -> ChartSpec:
     """Return layers as one chart in Vega-Lite JSON that fills the width of its element."""
     sized = alt.layer(*layers).properties(
         width="container",
-        height=HEIGHT,
+        height=height,
         description=description,
         autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
     )
@@ -93,9 +94,9 @@ def _config() -> dict[str, Any]:
     }
 
 
-def make_axes(x: tuple[alt.X, _Ends], y: tuple[alt.Y, _Ends], **logs: bool) -> Axes:
-    """Return both axes, each given as its encoding and the values at its ends."""
-    return Axes(x[0], y[0], Frame(x[1], y[1], WIDTH, HEIGHT, **logs))
+def make_axes(x: tuple[alt.X, _Ends], y: tuple[alt.Y, _Ends], width: float, **logs: bool) -> Axes:
+    """Return both axes of a plot of some width, each given as its encoding and the values at its ends."""
+    return Axes(x[0], y[0], Frame(x[1], y[1], width, HEIGHT, **logs))
 
 
 def percent_axis(title: str, top: float = 1.0) -> tuple[alt.Y, _Ends]:
@@ -108,15 +109,17 @@ def byte_axis(title: str, sizes: Sequence[float]) -> tuple[alt.X, _Ends]:
     """Return a logarithmic x axis over ``sizes``, labeled in KiB, MiB and so on."""
     low = min(sizes)
     high = max(sizes)
-    axis = alt.Axis(labelExpr=_BYTES, values=_byte_ticks(low, high), grid=False, labelOverlap="greedy")
+    axis = alt.Axis(
+        labelExpr=_BYTES, values=_byte_ticks(low, high), grid=False, labelOverlap="greedy", labelSeparation=8
+    )
     scale = alt.Scale(type="log", base=2, domain=[low, high], nice=False)
     return alt.X("x:Q", title=title, scale=scale, axis=axis), (low, high)
 
 
 def _byte_ticks(low: float, high: float) -> list[int]:
-    """Return powers of four between ``low`` and ``high``, or a finer ladder where those are few."""
+    """Return powers of 16 between ``low`` and ``high``, or a finer ladder where those are few."""
     powers = [1 << power for power in range(10, 50)]
-    choices = (powers[::2], powers, sorted([*powers, *(size // 2 * 3 for size in powers)]))
+    choices = (powers[::4], powers[::2], powers, sorted([*powers, *(size // 2 * 3 for size in powers)]))
     for ticks in choices:
         inside = [size for size in ticks if low <= size <= high]
         if len(inside) >= 4:
@@ -183,15 +186,15 @@ def line_layers(
     to_avoid |= {name: list(found.points) for name, found in named.items()}
     placed = place_labels(to_avoid, [*(names if labels is None else labels), *named], axes.frame, obstacles)
     label_colors = dict(colors) | {name: found.color for name, found in named.items()}
-    return [line, dots, targets, *_label_layers(placed, label_colors)]
+    return [line, dots, targets, *_label_layers(placed, label_colors, axes.frame.width)]
 
 
-def _label_layers(labels: Sequence[Label], colors: Mapping[str, str]) -> list[alt.Chart]:
+def _label_layers(labels: Sequence[Label], colors: Mapping[str, str], width: float) -> list[alt.Chart]:
     """Draw each label twice: a wide halo in the page's color, so that it stands out, and the text itself."""
     layers = []
     for label in labels:
-        # A share of the width, not pixels, because a narrow window shrinks the plot.
-        x = alt.value(alt.ExprRef(f"width * {label.x / WIDTH:.4f}"))
+        # A share of the width, not pixels, because the window stretches or shrinks the plot.
+        x = alt.value(alt.ExprRef(f"width * {label.x / width:.4f}"))
         base = alt.Chart(alt.Data(values=[{}])).encode(x=x, y=alt.value(label.y), text=alt.value(label.name))
         style = {"fontSize": 12, "fontWeight": 600, "baseline": "middle"}
         halo = base.mark_text(stroke="var(--paper)", strokeWidth=4, strokeJoin="round", **style)

@@ -131,7 +131,7 @@ def categories(rows: Rows) -> TextTable:
                     "hot" if row["is_hot"] else "",
                 ]
             )
-    return TextTable(["table", "category", "lookups", "share", "label rate", ""], cells)
+    return TextTable(["table", "category", "lookups", "share", "label rate", ""], cells, num_texts=2)
 
 
 def shown(category: str, most: int = 32) -> str:
@@ -163,6 +163,7 @@ def describe_default_runs(found: Mapping[str, Any]) -> str:
     batches = f"{settings['num_batches']:,}"
     if settings["num_batches"] < settings["num_epoch_batches"]:
         batches = f"the first {batches} of {settings['num_epoch_batches']:,}"
+    ahead = "1 batch" if settings["prefetch"] == 1 else f"{settings['prefetch']} batches"
     plan = (
         "the epoch planned as a whole"
         if settings["window"] is None
@@ -174,6 +175,6 @@ def describe_default_runs(found: Mapping[str, Any]) -> str:
         f"batches of {settings['batch_size']:,} samples (order {settings['order']}, seed "
         f"{settings['seed']}), rows of {settings['row_bytes']:,} bytes with "
         f"{settings['embedding_optimizer']}, {hot} of hot rows, {staging} of staging "
-        f"({settings['num_slots']:,} slots), transfers {settings['prefetch']} batches ahead, {plan}; cache: "
+        f"({settings['num_slots']:,} slots), transfers {ahead} ahead, {plan}; cache: "
         f"{settings['cache_policy']} in {settings['cache_slots']:,} slots. A run counts the same bytes."
     )

@@ -15,6 +15,7 @@ from .chart_layers import (
     INK,
     ORANGE,
     PURPLE,
+    WIDE,
     Axes,
     ChartSpec,
     NamedPoints,
@@ -28,11 +29,13 @@ from .chart_layers import (
     percent_axis,
     point_layer,
 )
-from .report_sentences import percent
+from .report_sentences import percent, rounded
 
-PUBLISHED = [(4_000_000, 0.51), (20_000_000, 0.65), (140_000_000, 0.76)]
-"""FAE's Kaggle points: bytes of hot rows at dim 16, fully hot samples (PVLDB 15(1), figure 5)."""
-_FAE = "published by FAE, full log"
+PUBLISHED = ((4_000_000, 0.51), (20_000_000, 0.65), (140_000_000, 0.76))
+"""FAE's Kaggle points: bytes of hot rows, fully hot samples (PVLDB 15(1), figure 5)."""
+PUBLISHED_ROW_BYTES = 64
+"""Bytes of a row there: dim 16, without optimizer state."""
+_FAE = "FAE, full log"
 _ORDER_COLORS = {"frequency": BLUE, "peel": GREEN, "fae": ORANGE, "sampled": ORANGE}
 _ORDER_NAMES = {
     "frequency": "exact counts",
@@ -51,17 +54,21 @@ _PLACEMENT_COLORS = {
 }
 
 
-def hot_samples_chart(rows: Rows, plan_bytes: int, *, with_published: bool) -> ChartSpec:
+def hot_samples_chart(
+    rows: Rows, plan_bytes: int, *, published_row_bytes: int | None = None, width: float = WIDE
+) -> ChartSpec:
     """Return fully hot samples by budget for each order; hot lookups of the first order are dashed.
 
     Args:
         rows: the series ``hot_samples``.
         plan_bytes: the plan's budget, marked by a vertical line.
-        with_published: show FAE's published points too.
+        published_row_bytes: bytes of a row; FAE's published points are shown at as many rows of this size.
+            None leaves them out.
+        width: of the plot (pixels).
     """
     orders = list(dict.fromkeys(row["order"] for row in rows))
-    names = {order: f"fully hot samples, {_ORDER_NAMES.get(order, order)}" for order in orders}
-    lookups = f"hot lookups, {_ORDER_NAMES.get(orders[0], orders[0])}"
+    names = {order: f"fully hot, {_ORDER_NAMES.get(order, order)}" for order in orders}
+    lookups = "hot lookups"
     points = []
     for row in rows:
         point = {
@@ -78,8 +85,8 @@ def hot_samples_chart(rows: Rows, plan_bytes: int, *, with_published: bool) -> C
             points.append(point | {"y": row["hot_lookup_share"], "name": lookups})
     colors = {lookups: INK} | {name: _ORDER_COLORS.get(order, PURPLE) for order, name in names.items()}
     sizes = [row["bytes"] for row in rows]
-    axes = make_axes(byte_axis("fast memory for hot rows", sizes), percent_axis("share"))
-    published = [point for point in PUBLISHED if with_published and point[0] <= max(sizes)]
+    axes = make_axes(byte_axis("fast memory for hot rows", sizes), percent_axis("share"), width)
+    published = [point for point in published_points(published_row_bytes) if point[0] <= max(sizes)]
     plan_line = [(plan_bytes, height / 50) for height in range(51)]
     layers = [
         *budget_line(plan_bytes, "the plan", axes),
@@ -98,16 +105,23 @@ def hot_samples_chart(rows: Rows, plan_bytes: int, *, with_published: bool) -> C
     return chart_spec(layers, "Share of fully hot samples by fast memory")
 
 
+def published_points(row_bytes: int | None) -> list[tuple[float, float]]:
+    """Return FAE's points at the bytes that as many rows of ``row_bytes`` take; none for None."""
+    if row_bytes is None:
+        return []
+    return [(num_bytes * row_bytes / PUBLISHED_ROW_BYTES, share) for num_bytes, share in PUBLISHED]
+
+
 def _published_layer(points: Sequence[tuple[float, float]], axes: Axes) -> alt.Chart:
     rows = [
-        {"x": x, "y": y, "source": _FAE, "budget": f"{x // 10**6} MB", "fully hot samples": percent(y, 0)}
+        {"x": x, "y": y, "source": _FAE, "budget": format_byte_size(x), "fully hot samples": percent(y, 0)}
         for x, y in points
     ]
     tooltips = ("source", "budget", "fully hot samples")
     return point_layer(rows, axes, tooltips, shape="diamond", size=80, color=PURPLE)
 
 
-def miss_ratios_chart(found: Mapping[str, Any]) -> ChartSpec:
+def miss_ratios_chart(found: Mapping[str, Any], *, width: float = WIDE) -> ChartSpec:
     """Return the share of rows that each policy fetches again, by slots; ``found`` is `miss_ratios`."""
     points = [
         {
@@ -124,11 +138,11 @@ def miss_ratios_chart(found: Mapping[str, Any]) -> ChartSpec:
     x = byte_axis("fast memory, all used for slots", [point["x"] for point in points])
     y = percent_axis("refetched share of the rows a batch needs", nice_top([point["y"] for point in points]))
     tooltips = ["policy", "fast memory", "slots", "refetched"]
-    layers = line_layers(points, make_axes(x, y), _POLICY_COLORS, tooltips=tooltips, dashed=["lru"])
+    layers = line_layers(points, make_axes(x, y, width), _POLICY_COLORS, tooltips=tooltips, dashed=["lru"])
     return chart_spec(layers, "Refetched rows by policy and fast memory")
 
 
-def placements_chart(options: Rows, batch_size: int) -> ChartSpec:
+def placements_chart(options: Rows, batch_size: int, *, width: float = WIDE) -> ChartSpec:
     """Return the predicted speed of each placement by fast memory; ``options`` are those of `advise`."""
     points = [
         {
@@ -137,7 +151,7 @@ def placements_chart(options: Rows, batch_size: int) -> ChartSpec:
             "name": one["placement"],
             "placement": one["placement"],
             "fast memory": format_byte_size(option["fast_bytes"]),
-            "samples per second": f"{batch_size / one['step_seconds']:,.0f}",
+            "samples per second": f"about {rounded(batch_size / one['step_seconds'])}",
         }
         for option in options
         for one in option["placements"]
@@ -153,5 +167,9 @@ def placements_chart(options: Rows, batch_size: int) -> ChartSpec:
     )
     x = byte_axis("fast memory, all uses together", [point["x"] for point in points])
     tooltips = ["placement", "fast memory", "samples per second"]
-    layers = line_layers(points, make_axes(x, (y, (0, top))), colors, tooltips=tooltips)
+    axes = make_axes(x, (y, (0, top)), width)
+    layers = line_layers(points, axes, colors, tooltips=tooltips)
+    # all-fast has one size, at which others are as fast: a mark that stands out below their dots.
+    alone = [point for point in points if [other["name"] for other in points].count(point["name"]) == 1]
+    layers.insert(0, point_layer(alone, axes, tooltips, shape="diamond", size=190, color=INK))
     return chart_spec(layers, "Predicted speed by placement and fast memory")

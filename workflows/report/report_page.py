@@ -9,13 +9,14 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import vl_convert
 
+from .chart_layers import NARROW, WIDE
 from .series_tables import TextTable
 
 _FRAME = Path(__file__).with_name("report_page.html")
@@ -25,15 +26,28 @@ _NUMBER_AND_UNIT = re.compile(r"(\d) ((?:[KMGT]iB|B|GB/s|Tflop/s|[kMG])\b)")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section of the report: its text, a chart, the table behind it."""
+    """One section of the report: its text, a chart, the tables behind it."""
 
     name: str
     title: str
     text: str
-    chart: Mapping[str, Any] | None
-    table: TextTable
+    chart: Callable[[float], Mapping[str, Any]] | None
+    """Draws the chart for a width of the plot in pixels."""
+    tables: Sequence[TextTable] = ()
+    """The numbers behind the chart, shown at a click."""
     shown: Sequence[TextTable] = ()
     """Tables shown below the chart without a click."""
+    commands: Sequence[str] = ()
+    """Commands to paste that belong to the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A piece of advice: sentences under a heading, and the commands that follow it."""
+
+    heading: str
+    sentences: Sequence[str]
+    commands: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +56,7 @@ class Page:
 
     title: str
     facts: Sequence[tuple[str, str]]
-    advice: Sequence[tuple[str, str]]
+    advice: Sequence[Advice]
     notes: Sequence[str]
     """Notes at the top: warnings, and what was left out."""
     sections: Sequence[Section] = field(default_factory=list)
@@ -50,7 +64,11 @@ class Page:
 
 def render(page: Page) -> str:
     """Return the page as one HTML document."""
-    specs = {section.name: section.chart for section in page.sections if section.chart is not None}
+    specs = {
+        section.name: {"wide": section.chart(WIDE), "narrow": section.chart(NARROW)}
+        for section in page.sections
+        if section.chart is not None
+    }
     # "<" is escaped because "</script>" in a name would end the element that holds the JSON.
     specs_json = json.dumps(specs, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
     parts = {
@@ -72,26 +90,38 @@ def _prose(text: str) -> str:
 def _head(page: Page) -> str:
     facts = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{_prose(v)}</dd></div>" for k, v in page.facts)
     advice = "".join(
-        f"<dt>{html.escape(heading)}</dt><dd>{_prose(text)}</dd>" for heading, text in page.advice
+        f"<dt>{html.escape(one.heading)}</dt><dd>{_list(one.sentences)}{_commands(one.commands)}</dd>"
+        for one in page.advice
     )
     notes = "".join(f'<p class="note">{_prose(note)}</p>' for note in page.notes)
+    contents = "".join(
+        f'<li><a href="#{section.name}">{html.escape(section.title)}</a></li>' for section in page.sections
+    )
     return (
         f"<header><h1>Embedding access report: {html.escape(page.title)}</h1><dl>{facts}</dl></header>"
         f'{notes}<section id="advice"><h2>What to do</h2><dl>{advice}</dl></section>'
+        f'<nav aria-label="Contents"><h2>Contents</h2><ol>{contents}</ol></nav>'
     )
+
+
+def _list(sentences: Sequence[str]) -> str:
+    if len(sentences) == 1:
+        return f"<p>{_prose(sentences[0])}</p>"
+    return f"<ul>{''.join(f'<li>{_prose(sentence)}</li>' for sentence in sentences)}</ul>"
+
+
+def _commands(commands: Sequence[str]) -> str:
+    return f"<pre>{html.escape(chr(10).join(commands))}</pre>" if commands else ""
 
 
 def _section(section: Section) -> str:
-    chart = (
-        f'<div class="wide"><div class="chart" id="chart-{section.name}"></div></div>'
-        if section.chart is not None
-        else ""
-    )
+    chart = f'<div class="chart" id="chart-{section.name}"></div>' if section.chart is not None else ""
     shown = "".join(map(_table, section.shown))
+    numbers = "".join(map(_table, section.tables))
+    details = f"<details><summary>Numbers</summary>{numbers}</details>" if numbers else ""
     return (
         f'<section id="{section.name}"><h2>{html.escape(section.title)}</h2>'
-        f"<p>{_prose(section.text)}</p>{chart}{shown}"
-        f"<details><summary>Numbers</summary>{_table(section.table)}</details></section>"
+        f"<p>{_prose(section.text)}</p>{_commands(section.commands)}{chart}{shown}{details}</section>"
     )
 
 
@@ -102,7 +132,8 @@ def _table(table: TextTable) -> str:
     rows = "".join(
         f"<tr>{''.join(map(_cell, row, shade))}</tr>" for row, shade in zip(table.rows, shades, strict=True)
     )
-    body = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    second = ' class="two-texts"' if table.num_texts > 1 else ""
+    body = f"<table{second}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     return f'{title}<div class="scroll">{body}</div>'
 
 

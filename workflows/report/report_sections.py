@@ -2,50 +2,75 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ...pipeline.sizes import format_byte_size
 from . import series_tables as tables
 from .access_charts import coverage_chart, drift_chart, unique_rows_chart
-from .memory_charts import hot_samples_chart, miss_ratios_chart, placements_chart
+from .chart_layers import ChartSpec
+from .log_sections import (
+    categories_section,
+    default_runs_sections,
+    hot_tables_section,
+    log_sections,
+    provenance_section,
+)
+from .memory_charts import (
+    PUBLISHED,
+    PUBLISHED_ROW_BYTES,
+    hot_samples_chart,
+    miss_ratios_chart,
+    placements_chart,
+)
+from .report_advice import advise_reader
 from .report_page import Page, Section
-from .report_sentences import advice_paragraphs, order_of, percent
+from .report_sentences import label_rate, order_of, percent
 
 _MOST_PARTS = 12
 """Parts of a log up to which a matrix shows every pair of them."""
+_LEAST_SAMPLES = 1_000_000
+"""Training samples from which a log is compared with figures published for 39 M."""
 _NUM_NAMED_TABLES = 4
 """Tables that the coverage chart names."""
 
 
-def build_page(
-    name: str, statistics: Mapping[str, Any], advice: Mapping[str, Any] | None, *, is_kaggle: bool
-) -> Page:
+def build_page(folder: Path, statistics: Mapping[str, Any], advice: Mapping[str, Any] | None) -> Page:
     """Return the report of a folder.
 
     Args:
-        name: of the folder.
-        statistics: every series, as `frequency_statistics` returns them.
+        folder: as the commands of the report name it.
+        statistics: every series, as `frequency_statistics` returns them, and the command in ``provenance``.
         advice: result of `advise`; None where no model fits the log.
-        is_kaggle: compare with FAE's published points, which are of Criteo's Kaggle log at 64 bytes per row.
     """
     sections = [
-        _hot_samples(statistics, is_kaggle),
-        *([_placements(advice), _memory(advice)] if advice else []),
+        _hot_samples(statistics),
+        *([_placements(advice, folder), _memory(advice)] if advice else []),
+        *default_runs_sections(statistics["default_runs"]),
+        hot_tables_section(statistics["hot_tables"]),
         _coverage(statistics),
+        categories_section(statistics["categories"], folder),
+        *log_sections(statistics["log"]),
+        _drift(statistics),
         *_policies(statistics),
         _unique_rows(statistics),
-        _drift(statistics),
+        provenance_section(statistics["provenance"]),
     ]
     notes = [f"Warning: {text}." for text in statistics["warnings"]]
     notes += [f"Left out: {text}." for text in statistics["left_out"]]
-    return Page(name, _facts(statistics), advice_paragraphs(statistics, advice), notes, sections)
+    name = folder.resolve().name
+    return Page(name, _facts(statistics), advise_reader(folder, statistics, advice), notes, sections)
 
 
 def _facts(statistics: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the figures at the head of the page."""
+    rate = label_rate(statistics["log"])
     return [
         ("training samples", f"{statistics['num_train_samples']:,}"),
+        ("for evaluation", f"{statistics['samples']['evaluation']:,}"),
+        *([("label rate", percent(rate))] if rate is not None else []),
         ("tables", f"{statistics['num_features']:,}"),
         ("rows", f"{statistics['num_rows']:,}"),
         ("size of all rows", format_byte_size(order_of(statistics)[-1]["bytes"])),
@@ -53,7 +78,7 @@ def _facts(statistics: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _hot_samples(statistics: Mapping[str, Any], is_kaggle: bool) -> Section:
+def _hot_samples(statistics: Mapping[str, Any]) -> Section:
     plan_bytes = next(row["bytes"] for row in statistics["budgets"] if row["is_chosen"])
     rows = statistics["hot_samples"]
     text = (
@@ -61,17 +86,30 @@ def _hot_samples(statistics: Mapping[str, Any], is_kaggle: bool) -> Section:
         "FAE counts 5% of the log, so it misses rows that exact counts find and fills the rest of the memory "
         "with rows it never saw. Peeling makes the most samples fully hot, at the cost of some hot lookups."
     )
-    if is_kaggle:
+    # FAE's figures are of Criteo's Kaggle log, and of numbers of rows: shown at the bytes these take here.
+    row_bytes: int | None = statistics["row_bytes"]
+    is_kaggle = statistics["provenance"]["schema"] == "criteo-kaggle"
+    if not is_kaggle or statistics["num_train_samples"] < _LEAST_SAMPLES:
+        row_bytes = None
+    elif statistics["provenance"]["settings"]["split"]["feature_dims"]:
+        row_bytes = None
+        text += " FAE's published figures are left out: rows have several widths."
+    if row_bytes is not None:
+        sizes = " MB, ".join(f"{num_bytes // 10**6}" for num_bytes, _ in PUBLISHED)
         text += (
-            " The diamonds are FAE's published figures for the full Kaggle log of 33.8 M rows; "
+            f" The diamonds are FAE's figures for the full Kaggle log of 33.8 M rows ({sizes} MB at "
+            f"{PUBLISHED_ROW_BYTES} bytes per row), drawn at the bytes of as many rows of {row_bytes} bytes; "
             "a shorter log has fewer rows, so its curve lies further left."
         )
-    chart = hot_samples_chart(rows, plan_bytes, with_published=is_kaggle)
+
+    def chart(width: float) -> ChartSpec:
+        return hot_samples_chart(rows, plan_bytes, published_row_bytes=row_bytes, width=width)
+
     title = "How much fast memory do hot rows need?"
-    return Section("hot-samples", title, text, chart, tables.hot_samples(rows))
+    return Section("hot-samples", title, text, chart, [tables.hot_samples(rows)])
 
 
-def _placements(advice: Mapping[str, Any]) -> Section:
+def _placements(advice: Mapping[str, Any], folder: Path) -> Section:
     batch_size = advice["workload"]["batch_size"]
     machine = advice["machine"]
     link = machine["link_bytes_per_second"] / 1e9
@@ -79,11 +117,18 @@ def _placements(advice: Mapping[str, Any]) -> Section:
     text = (
         f"Predicted, not measured, for steps of {batch_size:,} samples, {link:g} GB/s each way between host "
         f"and fast memory, {host:g} GB/s for random rows in host memory, and {machine['flops'] / 1e12:g} "
-        "Tflop/s. Use hotset advise with your own bandwidths."
+        "Tflop/s. Dots are computed, lines connect them. With the bandwidths of your machine:"
     )
-    chart = placements_chart(advice["options"], batch_size)
+    command = (
+        f"hotset advise {shlex.quote(str(folder))} --link-gbps {link:g} --host-gbps {host:g} "
+        f"--teraflops {machine['flops'] / 1e12:g}"
+    )
+
+    def chart(width: float) -> ChartSpec:
+        return placements_chart(advice["options"], batch_size, width=width)
+
     title = "Which placement, with how much fast memory?"
-    return Section("placements", title, text, chart, tables.placements(advice))
+    return Section("placements", title, text, chart, [tables.placements(advice)], [], [command])
 
 
 def _memory(advice: Mapping[str, Any]) -> Section:
@@ -94,7 +139,7 @@ def _memory(advice: Mapping[str, Any]) -> Section:
     )
     every = tables.memory(advice, only_fastest=False)
     fastest = tables.memory(advice, only_fastest=True)
-    return Section("memory", "What uses the fast memory?", text, None, every, [fastest])
+    return Section("memory", "What uses the fast memory?", text, None, [every], [fastest])
 
 
 def _coverage(statistics: Mapping[str, Any]) -> Section:
@@ -105,8 +150,11 @@ def _coverage(statistics: Mapping[str, Any]) -> Section:
         "The share of each table's lookups that its top rows serve. The named tables need the most rows to "
         f"serve 90%: {', '.join(names)}."
     )
-    chart = coverage_chart(statistics["coverage"], names, order_of(statistics))
-    return Section("coverage", "Lookup distribution", text, chart, tables.features(features))
+
+    def chart(width: float) -> ChartSpec:
+        return coverage_chart(statistics["coverage"], names, order_of(statistics), width=width)
+
+    return Section("coverage", "Lookup distribution", text, chart, [tables.features(features)])
 
 
 def _policies(statistics: Mapping[str, Any]) -> Iterator[Section]:
@@ -115,15 +163,20 @@ def _policies(statistics: Mapping[str, Any]) -> Iterator[Section]:
         return
     first_uses = percent(found["num_first_uses"] / found["num_needed"], 0)
     text = (
-        f"Simulated on {found['num_batches']:,} batches of {found['batch_size']:,} samples, drawn from the "
-        "shuffled training part, with every slot governed by the policy. "
+        f"Policies compared as such, on {found['num_batches']:,} batches of {found['batch_size']:,} samples "
+        "drawn from the shuffled training part: the policy governs all slots, no row is pinned, and "
+        f"transfers run {found['prefetch']} batches ahead. No run has these settings; What do the placements "
+        "move? above has those of runs. "
         f"{first_uses} of the rows needed are first uses: they are initialized in their slots, not fetched. "
         "lookahead knows the batch order and evicts the row whose next use is farthest away; no policy "
         "fetches fewer rows. dataset evicts the lowest-ranked row, static keeps the highest-ranked rows "
         "permanently, and lfu and lru decide by past use."
     )
-    chart = miss_ratios_chart(found)
-    yield Section("policies", "Refetched rows by cache policy", text, chart, tables.miss_ratios(found))
+
+    def chart(width: float) -> ChartSpec:
+        return miss_ratios_chart(found, width=width)
+
+    yield Section("policies", "Refetched rows by cache policy", text, chart, [tables.miss_ratios(found)])
 
 
 def _unique_rows(statistics: Mapping[str, Any]) -> Section:
@@ -133,8 +186,12 @@ def _unique_rows(statistics: Mapping[str, Any]) -> Section:
         "line is what independent lookups with these counts would give; the points were counted in batches "
         "of the log in its original order."
     )
-    chart = unique_rows_chart(rows) if rows else None
-    return Section("unique-rows", "Distinct rows per batch", text, chart, tables.unique_rows(rows))
+
+    def chart(width: float) -> ChartSpec:
+        return unique_rows_chart(rows, width=width)
+
+    title = "Distinct rows per batch"
+    return Section("unique-rows", title, text, chart if rows else None, [tables.unique_rows(rows)])
 
 
 def _drift(statistics: Mapping[str, Any]) -> Section:
@@ -143,7 +200,10 @@ def _drift(statistics: Mapping[str, Any]) -> Section:
         f"Each training part chooses {format_byte_size(drift['budget_bytes'])} of rows, those it looks up "
         "most; the chart shows what they serve in later parts (age 0: in the part itself)."
     )
-    chart = drift_chart(drift["by_age"]) if len(drift["by_age"]) > 1 else None
+
+    def chart(width: float) -> ChartSpec:
+        return drift_chart(drift["by_age"], width=width)
+
     shown = [tables.drift_parts(drift)]
     # With one part there is nothing to compare, and too wide a matrix cannot be read.
     if 1 < len(drift["by_age"]) <= _MOST_PARTS:
@@ -152,4 +212,6 @@ def _drift(statistics: Mapping[str, Any]) -> Section:
             "common_rows_share": "Share of each part's hot rows that another part would have chosen too",
         }
         shown += [tables.drift_matrix(drift, key, title) for key, title in titles.items()]
-    return Section("drift", "How hot rows age", text, chart, tables.drift_pairs(drift), shown)
+    has_ages = len(drift["by_age"]) > 1
+    table = tables.drift_pairs(drift)
+    return Section("drift", "How hot rows age", text, chart if has_ages else None, [table], shown)

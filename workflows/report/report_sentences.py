@@ -43,17 +43,11 @@ def order_of(statistics: Mapping[str, Any], order: str | None = None) -> list[di
     return [row for row in rows if row["order"] == wanted]
 
 
-def advice_paragraphs(
-    statistics: Mapping[str, Any], advice: Mapping[str, Any] | None
-) -> list[tuple[str, str]]:
-    """Return what to do, most important first: pairs of a heading and its sentences."""
-    paragraphs = {
-        "Memory": budget_sentences(statistics),
-        "Placement": [] if advice is None else [placement_sentence(advice)],
-        "Policy": policy_sentences(statistics["miss_ratios"]),
-        "Age": drift_sentences(statistics["drift"]),
-    }
-    return [(heading, " ".join(sentences)) for heading, sentences in paragraphs.items() if sentences]
+def label_rate(log: Mapping[str, Any]) -> float | None:
+    """Return the share of the training samples that are clicked; None where it is not known."""
+    rows = [row for row in log["labels"] if row["kind"] != "evaluation" and row["num_clicks"] is not None]
+    num_samples = sum(row["num_samples"] for row in rows)
+    return sum(row["num_clicks"] for row in rows) / num_samples if num_samples else None
 
 
 def budget_sentences(statistics: Mapping[str, Any]) -> list[str]:
@@ -89,7 +83,7 @@ def budget_sentences(statistics: Mapping[str, Any]) -> list[str]:
     else:
         gain = gain_of_one_more(sizes, samples, max(chosen["bytes"], sizes[0]), MIB)
         sentences.append(f"{plan}; one more MiB would add {100 * gain:.2g} percentage points.")
-    return [*sentences, _stop_sentence(sizes, samples), *_peel_sentences(statistics, chosen)]
+    return [*sentences, _stop_sentence(sizes, samples), *_peel_sentences(statistics)]
 
 
 def _stop_sentence(sizes: Sequence[int], samples: Sequence[float]) -> str:
@@ -106,20 +100,27 @@ def _stop_sentence(sizes: Sequence[int], samples: Sequence[float]) -> str:
     )
 
 
-def _peel_sentences(statistics: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:
+def _peel_sentences(statistics: Mapping[str, Any]) -> list[str]:
     """Return what peeling would achieve with the plan's budget, where that is clearly more."""
-    peeled = order_of(statistics, "peel")
-    if not peeled or peeled[0] == statistics["hot_samples"][0] or chosen["bytes"] >= peeled[-1]["bytes"]:
-        return []
-    sizes = [row["bytes"] for row in peeled]
-    shares = [row["hot_sample_share"] for row in peeled]
-    share = share_at(sizes, shares, chosen["bytes"])
-    if share < chosen["hot_sample_share"] + _LEAST_PEEL_GAIN:
+    share = peel_share(statistics)
+    if share is None:
         return []
     return [
         f"With rows ranked by peeling (hotset preprocess --rank-by peel), the plan would make "
         f"{percent(share)} of the samples fully hot."
     ]
+
+
+def peel_share(statistics: Mapping[str, Any]) -> float | None:
+    """Return the plan's fully hot samples with peeled rows; None if they are not clearly more."""
+    chosen = next(row for row in statistics["budgets"] if row["is_chosen"])
+    peeled = order_of(statistics, "peel")
+    if not peeled or peeled[0] == statistics["hot_samples"][0] or chosen["bytes"] >= peeled[-1]["bytes"]:
+        return None
+    sizes = [row["bytes"] for row in peeled]
+    shares = [row["hot_sample_share"] for row in peeled]
+    share = share_at(sizes, shares, chosen["bytes"])
+    return None if share < chosen["hot_sample_share"] + _LEAST_PEEL_GAIN else share
 
 
 def placement_sentence(advice: Mapping[str, Any]) -> str:

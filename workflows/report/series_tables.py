@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...pipeline.sizes import format_byte_size
-from .report_sentences import percent
+from .report_sentences import percent, rounded
 
 Rows = Sequence[Mapping[str, Any]]
 USES = ("hot", "staging", "dense", "activations", "inputs", "transfers")
@@ -21,13 +21,15 @@ _LEAST_SHADED_WIDTH = 0.1
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table of cells ready to print; the first column is text, the others are numbers."""
+    """A table of cells ready to print; the first columns are text, the others are numbers."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
     shades: Sequence[Sequence[float]] = ()
     """Shade of each cell in [0, 1], where the table is a heat map too; empty where it is none."""
+    num_texts: int = 1
+    """First columns that are text."""
 
 
 def features(rows: Rows) -> TextTable:
@@ -163,10 +165,10 @@ def placements(advice: Mapping[str, Any]) -> TextTable:
         [
             format_byte_size(option["fast_bytes"]),
             one["placement"],
-            f"{batch / one['step_seconds']:,.0f}",
-            f"{1e6 * one['step_seconds']:,.0f} µs",
-            format_byte_size(one["to_fast_bytes"]),
-            format_byte_size(one["to_slow_bytes"]),
+            rounded(batch / one["step_seconds"]),
+            _predicted_seconds(one["step_seconds"]),
+            _predicted_bytes(one["to_fast_bytes"]),
+            _predicted_bytes(one["to_slow_bytes"]),
             "" if one["prefetch"] is None else str(one["prefetch"]),
             format_byte_size(one["memory_bytes"]),
         ]
@@ -175,6 +177,17 @@ def placements(advice: Mapping[str, Any]) -> TextTable:
     ]
     columns = ["fast memory", "placement", "samples/s", "step", "to fast per step", "to slow per step"]
     return TextTable([*columns, "prefetch", "needs"], cells)
+
+
+def _predicted_seconds(seconds: float) -> str:
+    """Return a predicted time in microseconds, with two digits."""
+    return f"{float(f'{1e6 * seconds:.2g}'):,.0f} µs"
+
+
+def _predicted_bytes(num_bytes: float) -> str:
+    """Return predicted bytes with two digits."""
+    unit = 1024 ** (max(0, int(num_bytes).bit_length() - 1) // 10)
+    return format_byte_size(float(f"{num_bytes / unit:.2g}") * unit)
 
 
 def memory(advice: Mapping[str, Any], *, only_fastest: bool) -> TextTable:

@@ -9,16 +9,11 @@ from typing import Any
 import polars as pl
 
 from ...pipeline.errors import ConfigError, HotsetError, MissingExtraError, install_hint
-from ...pipeline.folders.manifest import Manifest
-from ...pipeline.folders.stage_totals import PlanTotals
 from ...pipeline.formats.whole_file import whole_file
 from ...pipeline.inspect.frequency_series import SERIES
 from ...pipeline.runtime.resources import Resources
 from ...stats.prediction.workload import Machine
 from ...train.advice import AdviceConfig, advise
-
-_LEAST_SAMPLES = 1_000_000
-"""Training samples from which a log is compared with figures published for 39 M."""
 
 
 def check_html(out: Path) -> None:
@@ -70,18 +65,11 @@ def write_html(folder: Path, statistics: Mapping[str, Any], out: Path, *, worker
         raise ConfigError(
             f"{folder} has no training samples to report on", hint="report on the folder its ids come from"
         )
-    columns = Manifest.read(folder / "columns")
-    plan = Manifest.read(folder / "plan")
     try:
         advice = advise(folder, AdviceConfig(), Machine(), Resources(workers=workers))
     except HotsetError:  # no preset fits such a log; the report does without predictions
         advice = None
-    is_kaggle = (
-        columns.setting("schema", str) == "criteo-kaggle"
-        and PlanTotals.of(plan).row_bytes == 64
-        and statistics["num_train_samples"] >= _LEAST_SAMPLES
-    )
-    page = render(build_page(folder.resolve().name, statistics, advice, is_kaggle=is_kaggle))
+    page = render(build_page(folder, statistics, advice))
     with whole_file(out, overwrite=True, option="--html") as file:
         file.write(page.encode())
 

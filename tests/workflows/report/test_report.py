@@ -3,8 +3,8 @@
 Also the tests of the parts of the page: report_page, report_sections, chart_layers, access_charts and
 memory_charts.
 
-Tests `access_charts`, `chart_layers`, `memory_charts`, `report_page`, `report_sections`, `write_report`
-and `show_stats`, too.
+Tests `access_charts`, `bar_charts`, `chart_layers`, `log_sections`, `memory_charts`, `report_advice`,
+`report_page`, `report_sections`, `write_report` and `show_stats`, too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import html
 import json
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,14 +25,38 @@ import pytest
 from hotset.pipeline.errors import install_hint
 from hotset.pipeline.generate.generate_log import GenerateConfig, generate
 from hotset.pipeline.inspect.frequency_series import SERIES, frequency_statistics
+from hotset.pipeline.inspect.provenance import provenance as find_provenance
+from hotset.stats.prediction.workload import Machine
 from hotset.tests.support.browser import Seen, open_page
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv
+from hotset.train.advice import AdviceConfig, advise
 from hotset.workflows.cli import main
+from hotset.workflows.report import series_tables
+from hotset.workflows.report.bar_charts import _powers
+from hotset.workflows.report.memory_charts import published_points
+from hotset.workflows.report.report_advice import advise_reader
+from hotset.workflows.report.report_commands import preprocess_command
+from hotset.workflows.report.report_sections import build_page
 from hotset.workflows.report.report_sentences import budget_sentences, drift_sentences
 from hotset.workflows.report.write_report import write_html
 
-SECTIONS = ("hot-samples", "placements", "memory", "coverage", "policies", "unique-rows", "drift")
-CHARTS = tuple(name for name in SECTIONS if name != "memory")
+SECTIONS = (
+    "hot-samples",
+    "placements",
+    "memory",
+    "default-runs",
+    "hot-tables",
+    "coverage",
+    "categories",
+    "labels",
+    "missing",
+    "dense",
+    "drift",
+    "policies",
+    "unique-rows",
+    "provenance",
+)
+CHARTS = tuple(name for name in SECTIONS if name not in ("memory", "categories", "provenance"))
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def statistics(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(json.dumps(frequency_statistics(folder / "<data>")))
+    found["provenance"]["command"] = preprocess_command(found["provenance"], folder / "<data>")
     return found
 
 
@@ -112,7 +139,10 @@ def test_the_page_holds_a_table_for_every_chart_and_names_nothing_outside(page: 
     text = page.read_text()
     own, *_ = text.split("<script>")
     assert re.findall(r'<section id="([a-z-]+)', own) == ["advice", *SECTIONS]
-    assert own.count("<details>") == len(SECTIONS) and own.count("<table>") == len(SECTIONS) + 4
+    assert re.findall(r'<a href="#([a-z-]+)', own) == [*SECTIONS]
+    # All sections have numbers at a click but that of categories, whose table is shown.
+    assert own.count("<details>") == len(SECTIONS) - 1
+    assert own.count("<summary>Numbers</summary><h3>") == 0 and own.count("<table") == len(SECTIONS) + 7
     assert "Embedding access report: &lt;data&gt;" in own and "<data>" not in own
     assert "://" not in own and "url(" not in own
     assert len(text) < 2_000_000
@@ -168,6 +198,80 @@ def test_a_log_that_no_model_fits_and_that_has_no_whole_batch(tmp_path: Path, rn
     assert "Warning: counts, ids and the hot set saw all 60 samples" in text
     seen = open_page(tmp_path / "page.html", tmp_path)
     assert seen.console == [] and "data-drawn" in seen.dom
+
+
+def test_the_commands_of_the_page_run_as_they_are_printed(
+    folder: Path, statistics: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder / "<data>", "a folder")
+    (tmp_path / "log.tsv").hardlink_to(folder / "log.tsv")
+    # The page of the folder under the name that it has here.
+    here = Path("a folder")
+    provenance = statistics["provenance"] | {"command": preprocess_command(statistics["provenance"], here)}
+    page = build_page(here, statistics | {"provenance": provenance}, advise(here, AdviceConfig(), Machine()))
+    blocks = [one.commands for one in page.advice] + [section.commands for section in page.sections]
+    lines = [line for block in blocks for line in block if not line.startswith("#")]
+    commands = [shlex.split(line) for line in lines]
+    assert {"split", "pack", "train", "advise", "stats", "preprocess"} <= {command[1] for command in commands}
+    # The last one writes the folder as it was, with its own settings; the others have changed it.
+    assert commands[-1][1] == "preprocess"
+    commands[-1] += ["--redo", "ingest"]
+    for program, *arguments in commands:
+        assert program == "hotset" and main(arguments) == 0, arguments
+    assert find_provenance(here)["fingerprints"] == provenance["fingerprints"]
+
+
+def test_advice_without_columns_names_no_command_that_needs_them(
+    statistics: dict[str, Any], folder: Path
+) -> None:
+    without = statistics | {"log": {key: [] for key in statistics["log"]}}
+    assert any(one.commands for one in advise_reader(folder, statistics, None))
+    assert not any(one.commands for one in advise_reader(folder, without, None))
+
+
+def test_published_points_stand_at_the_bytes_of_as_many_rows() -> None:
+    assert published_points(None) == []
+    assert published_points(64) == [(4e6, 0.51), (20e6, 0.65), (140e6, 0.76)]
+    assert published_points(128) == [(8e6, 0.51), (40e6, 0.65), (280e6, 0.76)]
+
+
+def test_a_log_like_criteos_shows_them_and_says_at_which_rows(
+    statistics: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "FAE's figures" not in build_page(folder, statistics, None).sections[0].text
+    large = statistics | {"num_train_samples": 2_000_000}
+    text = build_page(folder, large, None).sections[0].text
+    assert (
+        "(4 MB, 20 MB, 140 MB at 64 bytes per row), drawn at the bytes of as many rows of 128 bytes" in text
+    )
+    provenance = statistics["provenance"]
+    split = provenance["settings"]["split"] | {"feature_dims": [["C3", 8]]}
+    settings = provenance["settings"] | {"split": split}
+    several = large | {"provenance": provenance | {"settings": settings}}
+    assert "left out: rows have several widths" in build_page(folder, several, None).sections[0].text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "wanted"),
+    [
+        (0, 5000, 9, [0, 1, 10, 100, 1000]),
+        (0, 5000, 3, [0, 1, 100]),
+        (-20, 9, 9, [-10, -1, 0, 0.1, 1]),
+        (0, 0, 9, [0]),
+    ],
+)
+def test_powers_of_ten_are_between_the_ends(low: float, high: float, most: int, wanted: list[float]) -> None:
+    assert _powers(low, high, most) == pytest.approx(wanted)
+
+
+def test_predictions_have_two_digits(folder: Path) -> None:
+    advice = advise(folder / "<data>", AdviceConfig(), Machine())
+    for row in series_tables.placements(advice).rows:
+        speed, step, *moved = row[2:6]
+        for text in (speed, step, *moved):
+            digits = re.sub(r"[^0-9.]", "", text).replace(".", "").strip("0")
+            assert len(digits) <= 2, text
 
 
 @pytest.mark.real_data
