@@ -12,6 +12,7 @@ STAGE_OF = {
     "samples": "encode",
     "plan": "split",
     "shards": "pack",
+    "lookups": "transpose",
     "schedule": "schedule",
     "lookups": "transpose",
 }

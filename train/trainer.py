@@ -24,6 +24,7 @@ from .data.background import BackgroundIterator
 from .data.batch import Batch
 from .data.batch_order import BatchOrder, SeededOrder
 from .data.shards import Shards
+from .data.stored_batches import StoredBatches
 from .execution.embeddings import Embeddings, PlannedStep
 from .execution.spilled_run import SpillLimits
 from .execution.step_source import StepSource
@@ -209,7 +210,10 @@ def build_step_source(shards: Shards, config: TrainConfig, embeddings: Embedding
     def looks_up_hot_rows_alone(number: int) -> bool:
         return bool(shards.is_hot_only[number])
 
-    return StepSource(embeddings, shards.training_batch, looks_up_hot_rows_alone, schedule=schedule)
+    stored = StoredBatches.find(shards)
+    return StepSource(
+        embeddings, shards.training_batch, looks_up_hot_rows_alone, schedule=schedule, stored=stored
+    )
 
 
 def build_model(shards: Shards, name: str, seed: int) -> Dlrm:

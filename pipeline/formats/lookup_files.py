@@ -1,8 +1,8 @@
 """Lookups by row as Arrow files: one record batch for each training batch, in it one row for each table.
 
-Numbers within a table fit 16 bits where no batch of a file has more than 65,536 lookups in a table; ids are 32
-bits wide. Reading them makes views of what Arrow holds, with checked offsets; the values are checked where
-they are used, by `place_lookups` or `distinct_faults`.
+Numbers within a table fit 16 bits where no batch of a file has more than 65,536 lookups in a table; ids are
+32 bits wide. Reading them makes views of what Arrow holds, with checked offsets; the values are checked where
+they are used, by `place_lookups`.
 """
 
 from __future__ import annotations

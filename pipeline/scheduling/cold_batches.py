@@ -82,7 +82,7 @@ class ColdBatches:
     offsets: NDArray[np.int64]
     """(num_batches + 1,); where the rows of each mixed batch begin."""
     rows: NDArray[np.int32]
-    """(num_entries,), mapped; keys in order of first appearance by sample, then feature."""
+    """(num_entries,), mapped; keys, ascending in each batch."""
     lookups: NDArray[np.int32]
     """(num_entries,), mapped; lookups of each."""
 
@@ -309,8 +309,9 @@ class DistinctRows:
         if num_rows < 0:
             raise StrayLookupError(-1 - num_rows)
         free_cells(rows, num_rows, self._cells)
-        # Copies, because the buffers are the thread's and hold the next batch soon.
-        return rows[:num_rows].copy(), lookups[:num_rows].copy()
+        # In order of table and id. Copies, because the buffers are the thread's and hold the next batch soon.
+        order = np.argsort(rows[:num_rows])
+        return rows[order], lookups[order]
 
 
 def _stray(ids: NDArray[np.int32], limit: int, table: TableInfo) -> StrayLookupError:

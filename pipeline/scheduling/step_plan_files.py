@@ -21,10 +21,10 @@ from ..stage_commands import hint_to_rewrite
 
 _LISTS = {
     "slots": ("offsets", pa.int32()),
-    "fetch_rows": ("fetch_offsets", pa.int64()),
+    "fetch_rows": ("fetch_offsets", pa.int32()),
     "fetch_slots": ("fetch_offsets", pa.int32()),
     "fetch_is_first": ("fetch_offsets", pa.uint8()),
-    "write_back_rows": ("write_back_offsets", pa.int64()),
+    "write_back_rows": ("write_back_offsets", pa.int32()),
     "write_back_slots": ("write_back_offsets", pa.int32()),
 }
 """Columns of lists: the name of their offsets, and the type of their elements."""
@@ -42,7 +42,7 @@ _SCHEMA = pa.schema(
     [pa.field(name, kind) for name, kind in _NUMBERS.items()]
     + [pa.field(name, pa.large_list(kind)) for name, (_, kind) in _LISTS.items()]
 )
-_RESIDENTS = {"row": pa.int64(), "slot": pa.int32()}
+_RESIDENTS = {"row": pa.int32(), "slot": pa.int32()}
 
 
 def write_plans(path: Path, plans: Sequence[StepPlans], batches: Sequence[NDArray[np.int32]]) -> None:

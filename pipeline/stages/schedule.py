@@ -42,7 +42,7 @@ from ..scheduling.cold_batches import (
 from ..scheduling.epoch_plans import CHUNK_ENTRIES, FILE_BYTES, EpochPlans, StagingArea
 from ..sizes import KIB, ByteSize
 
-VERSION = 1
+VERSION = 2
 _BYTES_AN_ENTRY = 128
 """Bytes that planning holds for each row of a chunk: the stream, its joined copy, the plans, their copies."""
 

@@ -47,6 +47,41 @@ def locate_rows(
 
 
 @kernel
+def locate_distinct_rows(
+    rows_U: NDArray[np.int32],
+    offsets_F1: NDArray[np.int64],
+    first_F: NDArray[np.int64],
+    last_F: NDArray[np.int64],
+    base_F: NDArray[np.int64],
+    slots_U: NDArray[np.int64],
+) -> int:
+    """Do as `locate_rows`, for rows given table after table.
+
+    Args:
+        rows_U: (num_distinct,), ids.
+        offsets_F1: (num_features + 1,); where the rows of each table begin in ``rows``.
+        first_F: (num_features,); first id of each table the tier holds.
+        last_F: (num_features,); one past its last.
+        base_F: (num_features,); slot of the row ``first``.
+        slots_U: (num_distinct,), written; -1 where the row is not on this tier.
+
+    Returns:
+        How many rows are not on this tier. Exact.
+    """
+    num_absent = 0
+    for feature in range(first_F.size):
+        for i in range(offsets_F1[feature], offsets_F1[feature + 1]):
+            row = np.int64(rows_U[i])
+            slot = np.int64(-1)
+            if first_F[feature] <= row < last_F[feature]:
+                slot = base_F[feature] + row - first_F[feature]
+            else:
+                num_absent += 1
+            slots_U[i] = slot
+    return num_absent
+
+
+@kernel
 def first_stray_lookup(ids_BF: NDArray[np.int32], limit_F: NDArray[np.int64]) -> int:
     """Return the position of the first lookup whose id is not in [0, limit) of its table, or -1.
 

@@ -26,10 +26,10 @@ class RowMoves(NamedTuple):
     """The arrays of `StepPlans` that say which rows move."""
 
     fetch_offsets: NDArray[np.int64]
-    fetch_rows: NDArray[np.int64]
+    fetch_rows: NDArray[np.int32]
     fetch_is_first: NDArray[np.bool_]
     write_back_offsets: NDArray[np.int64]
-    write_back_rows: NDArray[np.int64]
+    write_back_rows: NDArray[np.int32]
     is_split: NDArray[np.bool_]
 
 

@@ -85,12 +85,12 @@ def with_buckets(state: AreaState, num_steps: int) -> AreaState:
     return state._replace(heads=heads, tails=tails, filled=filled)
 
 
-def end_epoch(state: AreaState) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+def end_epoch(state: AreaState) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Empty the staging area and return the rows to write back, with their slots, by ascending slot.
 
     ``state`` is left as at the start of an epoch, but still knows which rows were used before.
     """
-    rows = np.empty(state.records.size, np.int64)
+    rows = np.empty(state.records.size, np.int32)
     slots = np.empty(state.records.size, np.int32)
     num_listed = _list_residents(state, rows, slots)
     _start_epoch(state)
@@ -860,7 +860,7 @@ def plan_steps(
 
 
 @kernel
-def _list_residents(state: AreaState, rows: NDArray[np.int64], slots: NDArray[np.int32]) -> int:
+def _list_residents(state: AreaState, rows: NDArray[np.int32], slots: NDArray[np.int32]) -> int:
     """List the rows to write back at the end of an epoch; returns how many.
 
     Args:

@@ -44,6 +44,8 @@ class StagingPlanner:
         rank_of_row: NDArray[np.int32] = _NO_RANKS,
         location_of_row: NDArray[np.int32] | None = None,
     ) -> None:
+        if num_rows > _LAST_RANK:
+            raise ValueError(f"{num_rows} rows are more than 32 bits can name")
         if num_slots < 1:
             raise ValueError(f"num_slots must be 1 or more, got {num_slots}")
         if rule.prefetch < 0:
@@ -153,11 +155,11 @@ class StagingPlanner:
         return PlanArrays(
             slots=np.empty(num_entries, np.int32),
             fetch_offsets=np.zeros(num_steps + 1, np.int64),
-            fetch_rows=np.empty(num_fetches, np.int64),
+            fetch_rows=np.empty(num_fetches, np.int32),
             fetch_slots=np.empty(num_fetches, np.int32),
             fetch_is_first=np.empty(num_fetches, np.bool_),
             write_back_offsets=np.zeros(num_steps + 1, np.int64),
-            write_back_rows=np.empty(num_write_backs, np.int64),
+            write_back_rows=np.empty(num_write_backs, np.int32),
             write_back_slots=np.empty(num_write_backs, np.int32),
             after=np.empty(num_steps, np.int64),
             waits_for=np.empty(num_steps, np.int64),

@@ -118,11 +118,11 @@ class PlanArrays(NamedTuple):
 
     slots: NDArray[np.int32]
     fetch_offsets: NDArray[np.int64]
-    fetch_rows: NDArray[np.int64]
+    fetch_rows: NDArray[np.int32]
     fetch_slots: NDArray[np.int32]
     fetch_is_first: NDArray[np.bool_]
     write_back_offsets: NDArray[np.int64]
-    write_back_rows: NDArray[np.int64]
+    write_back_rows: NDArray[np.int32]
     write_back_slots: NDArray[np.int32]
     after: NDArray[np.int64]
     waits_for: NDArray[np.int64]

@@ -1,6 +1,6 @@
 """The stream of rows that a planner reads and the step plans it returns, as flat arrays for many steps.
 
-A planner manages one staging area: ``num_slots`` slots for rows of one width. Rows are named by keys, int64
+A planner manages one staging area: ``num_slots`` slots for rows of one width. Rows are named by keys, whole
 numbers in [0, num_rows) that the caller gives to the rows of the slow tier. Step t is preceded by transfer
 item t: write rows back, then fetch rows into slots. The executor of plans keeps to three rules, and may
 otherwise run items and computations at the same time:
@@ -42,7 +42,7 @@ class RowStream:
     offsets: NDArray[np.int64]
     """(num_steps + 1,); where each batch's rows begin in ``rows``, from 0."""
     rows: NDArray[np.int64]
-    """(num_entries,); keys, in each batch distinct and in order of first appearance."""
+    """(num_entries,); keys, in each batch distinct; their order breaks ties between rows of a batch."""
     lookups: NDArray[np.int64] | None = None
     """(num_entries,); lookups of the row in its batch; None: one each."""
     next_uses: NDArray[np.int64] | None = None
@@ -78,7 +78,7 @@ class StepPlans:
     """(num_entries,); the staging slot of each distinct row of each batch, in the order it was given."""
     fetch_offsets: NDArray[np.int64]
     """(num_steps + 1,)."""
-    fetch_rows: NDArray[np.int64]
+    fetch_rows: NDArray[np.int32]
     """(num_fetches,); rows that are loaded, none twice in a step."""
     fetch_slots: NDArray[np.int32]
     """(num_fetches,); the slot of each, none twice in a step."""
@@ -87,7 +87,7 @@ class StepPlans:
     of fetched."""
     write_back_offsets: NDArray[np.int64]
     """(num_steps + 1,)."""
-    write_back_rows: NDArray[np.int64]
+    write_back_rows: NDArray[np.int32]
     """(num_write_backs,); rows that are written back before the fetches of the step."""
     write_back_slots: NDArray[np.int32]
     """(num_write_backs,); the slots they are in."""
@@ -133,7 +133,7 @@ class StepPlans:
 class Residents:
     """Rows in slots at the end of an epoch that have to be written back: a last item, after every step."""
 
-    rows: NDArray[np.int64]
+    rows: NDArray[np.int32]
     """(num_residents,); keys, ascending slots."""
     slots: NDArray[np.int32]
     """(num_residents,)."""

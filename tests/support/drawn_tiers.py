@@ -1,13 +1,19 @@
 """Small tiers of rows, lookups drawn for them, and one step of training."""
 
+# ruff: noqa: N815  (arrays carry shape suffixes)
+
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from hotset.train.data.batch import BatchIds
+from hotset.stats.batches.batch_lookups import of_matrix
+from hotset.stats.batches.lookups_by_row import LookupsByRow, group_lookups
 from hotset.train.rows.initial_values import InitialValues
-from hotset.train.rows.row_backends import RowBackend, SlotLookups
+from hotset.train.rows.row_backends import RowBackend
 from hotset.train.rows.row_optimizers import RowOptimizer
 from hotset.train.rows.tiers import Layout, Tier
 
@@ -19,15 +25,27 @@ def make_tier(optimizer: RowOptimizer, num_tables: int, num_rows: int, dim: int,
     return tier
 
 
-def draw_lookups(tier: Tier, num_samples: int, rng: np.random.Generator) -> SlotLookups:
-    num_rows = int(tier.layout.last_F[0])
-    ids = np.minimum(rng.zipf(1.3, (num_samples, tier.layout.num_tables)) - 1, num_rows - 1).astype(np.int32)
-    slots_N, _ = tier.layout.locate(BatchIds.of_matrix(ids))
-    return SlotLookups(np.arange(ids.size), slots_N)
+@dataclass(frozen=True, slots=True)
+class DrawnLookups:
+    """Lookups by row, one in each table and sample, and the slot of each distinct row."""
+
+    by_row: LookupsByRow
+    slots_U: NDArray[np.int64]
 
 
-def step(backend: RowBackend, tier: Tier, lookups: SlotLookups, grad_PD: torch.Tensor) -> torch.Tensor:
+def draw_lookups(tier: Tier, num_samples: int, rng: np.random.Generator) -> DrawnLookups:
+    num_rows = tier.layout.last_F
+    ids = np.minimum(rng.zipf(1.3, (num_samples, num_rows.size)) - 1, num_rows - 1).astype(np.int32)
+    by_row = group_lookups(of_matrix(ids.reshape(-1), num_rows))
+    slots_U, _ = tier.layout.slots_of(by_row)
+    # Some rows are left out, as those of other passes are.
+    slots_U[rng.random(slots_U.size) < 0.1] = -1
+    return DrawnLookups(by_row, slots_U)
+
+
+def step(backend: RowBackend, tier: Tier, lookups: DrawnLookups, grad_PD: torch.Tensor) -> torch.Tensor:
     vectors_PD = torch.zeros_like(grad_PD)
-    backend.look_up(tier.weights_SD, lookups, vectors_PD)
-    backend.update(tier, lookups, grad_PD.clone(), tier.layout.num_tables)
+    backend.look_up(tier.weights_SD, lookups.by_row, lookups.slots_U, vectors_PD)
+    num_tables = tier.layout.num_tables
+    backend.update(tier, lookups.by_row, lookups.slots_U, grad_PD.clone(), num_tables)
     return vectors_PD

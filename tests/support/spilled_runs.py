@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ def plan_epochs(
             offsets = stream.offsets[first : stop + 1] - left
             chunks.append(planner.plan(RowStream(offsets, stream.rows[left:right], None, uses[left:right])))
         _, residents = planner.finish()
-        epochs.append(EpochPlans(tuple(chunks), residents.rows))
+        epochs.append(EpochPlans(tuple(chunks), residents.rows.astype(np.int64)))
     return epochs
 
 
@@ -108,17 +109,19 @@ class Twin:
         return np.full(self.shape.record_bytes // 4 - 1, -row - 1, np.float32)
 
     def _put(
-        self, rows: NDArray[np.int64], targets: NDArray[np.int64], slots: dict[int, NDArray[np.float32]]
+        self, rows: NDArray[Any], targets: NDArray[np.int64], slots: dict[int, NDArray[np.float32]]
     ) -> None:
         dim = self.shape.embedding_dim
         order = np.arange(rows.size)[::-1].copy()
         whole = np.zeros((rows.size, self.shape.record_bytes // 4 - 1), np.float32)
         for row, slot in zip(rows.tolist(), order.tolist(), strict=True):
             whole[slot] = self.values[row] = slots.pop(row)
-        self.store.put(rows, np.array(targets), whole[:, :dim].copy(), whole[:, dim:].copy(), order)
+        self.store.put(
+            rows.astype(np.int64), np.array(targets), whole[:, :dim].copy(), whole[:, dim:].copy(), order
+        )
 
     def _take(
-        self, rows: NDArray[np.int64], numbers: NDArray[np.int64], slots: dict[int, NDArray[np.float32]]
+        self, rows: NDArray[Any], numbers: NDArray[np.int64], slots: dict[int, NDArray[np.float32]]
     ) -> None:
         dim, width = self.shape.embedding_dim, self.shape.state_width
         weights = np.zeros((rows.size, dim), np.float32)

@@ -15,6 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from ...stats.batches.bags import interleave_bags
+from ...stats.batches.batch_lookups import BatchLookups, of_bags, of_matrix
+from ...stats.batches.lookups_by_row import LookupsByRow, group_lookups
+from ...stats.batches.stored_lookups import StoredLookups, place_lookups
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,12 @@ class BatchIds:
     def num_bags(self) -> int:
         return self.num_samples * self.num_features
 
+    def by_bag(self, lookups: LookupsByRow) -> LookupsByRow:
+        """Name each lookup by its bag, whose gradient is its own."""
+        if self.bags_N is None:
+            return lookups
+        return lookups._replace(order_N=self.bags_N[lookups.order_N].astype(np.int32))
+
 
 class IdReader:
     """Reads the lookups of some tables out of batches.
@@ -95,6 +104,8 @@ class IdReader:
             (is_multi_hot[table], is_multi_hot[:table].count(is_multi_hot[table])) for table in chosen
         ]
         self._is_one_hot = not any(is_multi for is_multi, _ in self._positions)
+        self._tables_F = np.array(chosen, np.int64)
+        self._num_rows_F = np.array([tables[table].num_rows for table in chosen], np.int64)
         # All columns: their matrix is taken as it is, without a copy.
         self._takes_all = self._is_one_hot and len(self._positions) == is_multi_hot.count(False)
 
@@ -105,6 +116,24 @@ class IdReader:
         if self._is_one_hot:
             return BatchIds.of_matrix(batch.ids_BF[:, [column for _, column in self._positions]])
         return self._read_bags(batch)
+
+    def by_row(self, ids: BatchIds, stored: StoredLookups | None = None) -> LookupsByRow:
+        """The lookups that ``read`` returned, by row.
+
+        Args:
+            ids: the lookups; ids are within their tables.
+            stored: what `transpose` stored of the batch; without it they are grouped here.
+
+        Raises:
+            ValueError: what is stored is not of these lookups; the number of the table is the only argument.
+        """
+        batch = self._of(ids)
+        return group_lookups(batch) if stored is None else place_lookups(stored, self._tables_F, batch)
+
+    def _of(self, ids: BatchIds) -> BatchLookups:
+        if ids.bags_N is None:
+            return of_matrix(ids.ids_N, self._num_rows_F)
+        return of_bags(ids.ids_N, ids.bags_N, self._num_rows_F)
 
     def _read_bags(self, batch: Batch) -> BatchIds:
         num_samples = batch.num_samples

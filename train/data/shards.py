@@ -7,7 +7,7 @@ A hot set is a prefix of the order over all tables, so shards whose batches were
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +45,14 @@ class _BatchPosition:
     file: int
     index: int
     is_hot_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPosition:
+    """The name of a batch's file, and its number there."""
+
+    path: str
+    index: int
 
 
 class Shards:
@@ -165,6 +173,11 @@ class Shards:
     def is_hot_only(self) -> NDArray[np.bool_]:
         """(num_training_batches,); whether each training batch looks up hot rows only."""
         return np.array([position.is_hot_only for position in self._training], np.bool_)
+
+    def training_positions(self) -> Iterator[BatchPosition]:
+        """Yield where each training batch is stored, in the order of their numbers."""
+        for position in self._training:
+            yield BatchPosition(self.manifest.files[position.file].path, position.index)
 
     @property
     def num_training_batches(self) -> int:

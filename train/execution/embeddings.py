@@ -22,7 +22,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...stats.batches.lookups_by_row import LookupsByRow
 from ..data.batch import Batch, BatchIds, EmbeddingTable, IdReader
+from ..data.stored_batches import StoredBatch
 from ..device_streams import DeviceStreams, streams_of
 from ..meter import Kind, Meter
 from ..model.dlrm_shape import tables_by_width
@@ -52,12 +54,24 @@ class RowWidth:
     placement: Placement
     executor: Executor
 
+    def read(self, batch: Batch, stored: StoredBatch | None) -> tuple[BatchIds, LookupsByRow]:
+        """The lookups of a batch in these tables, and the same by row."""
+        ids = self.reader.read(batch)
+        if stored is None:
+            return ids, self.reader.by_row(ids)
+        try:
+            return ids, self.reader.by_row(ids, stored.lookups)
+        except ValueError as error:
+            raise stored.other_lookups(*error.args) from None
+
 
 @dataclass(frozen=True, slots=True)
 class WidthStep:
     """The part of a step that concerns one row width."""
 
     ids: BatchIds
+    lookups: LookupsByRow
+    """The same lookups by row."""
     plan: StepPlan
 
 
@@ -115,19 +129,18 @@ class Embeddings:
             width.executor.initialize()
             width.executor.warm_up()
 
-    def plan(self, number: int, batch: Batch) -> PlannedStep:
-        """The next training step."""
-        return PlannedStep(number, batch, tuple(_planned(width, batch) for width in self.widths))
+    def plan(self, number: int, batch: Batch, stored: StoredBatch | None = None) -> PlannedStep:
+        """The next training step; ``stored`` is what `transpose` stored of the batch."""
+        plans = [width.placement.plan(is_hot_only=batch.is_hot_only) for width in self.widths]
+        return self._step(number, batch, plans, stored)
 
     def plan_evaluation(self, number: int, batch: Batch) -> PlannedStep:
         """A step that reads the newest weights and moves no row for good."""
-        parts = []
-        for width in self.widths:
-            ids = width.reader.read(batch)
-            is_current = width.executor.is_replica_current
-            plan = width.placement.plan_evaluation(ids, is_replica_current=is_current)
-            parts.append(WidthStep(ids, plan))
-        return PlannedStep(number, batch, tuple(parts))
+        plans = [
+            width.placement.plan_evaluation(is_replica_current=width.executor.is_replica_current)
+            for width in self.widths
+        ]
+        return self._step(number, batch, plans, None)
 
     def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
         """Steps of evaluation batches in order; valid inside `rows_written_back`.
@@ -149,10 +162,18 @@ class Embeddings:
             for width in spilled:
                 width.executor.read_rows(np.empty(0, np.int64))
 
-    def hot_step(self, number: int, batch: Batch) -> PlannedStep:
+    def hot_step(self, number: int, batch: Batch, stored: StoredBatch | None = None) -> PlannedStep:
         """A step all of whose lookups are of rows that live on the fast tier."""
         # No placement is asked: what it has planned for other batches stays as it is.
-        parts = (WidthStep(width.reader.read(batch), NOTHING_TO_MOVE) for width in self.widths)
+        return self._step(number, batch, [NOTHING_TO_MOVE] * len(self.widths), stored)
+
+    def _step(
+        self, number: int, batch: Batch, plans: Sequence[StepPlan], stored: StoredBatch | None
+    ) -> PlannedStep:
+        parts = []
+        for width, plan in zip(self.widths, plans, strict=True):
+            ids, lookups = width.read(batch, stored)
+            parts.append(WidthStep(ids, lookups, plan))
         return PlannedStep(number, batch, tuple(parts))
 
     def send(self, transfers: Sequence[Transfer | None], after: int, kind: Kind) -> int:
@@ -186,14 +207,14 @@ class Embeddings:
     def look_up(self, step: PlannedStep) -> list[torch.Tensor]:
         """(B, F, D) embeddings of each width."""
         return [
-            width.executor.look_up(part.ids, part.plan)
+            width.executor.look_up(part.ids, part.lookups, part.plan)
             for width, part in zip(self.widths, step.parts, strict=True)
         ]
 
     def update(self, step: PlannedStep, embeddings: Sequence[torch.Tensor]) -> None:
         """Take one optimizer step on every row the batch looked up."""
         for width, part, emb_BFD in zip(self.widths, step.parts, embeddings, strict=True):
-            width.executor.update(part.ids, emb_BFD, part.plan)
+            width.executor.update(part.ids, part.lookups, emb_BFD, part.plan)
         if step.item is not None:
             self.transfer_thread.mark_computed(step.item)
 
@@ -255,8 +276,9 @@ def groups_within(
         batch = read(number)
         own = []
         for width in widths:
-            rows_N, _ = width.placement.slow.locate(width.reader.read(batch))
-            own.append(np.unique(rows_N[rows_N >= 0]))
+            _, lookups = width.read(batch, None)
+            rows_U, _ = width.placement.slow.slots_of(lookups)
+            own.append(rows_U[rows_U >= 0])
         joined = [np.union1d(*pair) for pair in zip(wanted, own, strict=True)]
         # A batch that has more by itself is read by itself.
         if group and any(
@@ -304,8 +326,3 @@ def _refuse_more_rows_than_memory(
         slow_bytes += placement.slow.num_own_slots * optimizer.row_bytes(dim)
     memory = host or HostMemory(None, Path(), may_spill=False)
     refuse_more_rows_than_memory(num_rows, fast_bytes, slow_bytes, memory)
-
-
-def _planned(width: RowWidth, batch: Batch) -> WidthStep:
-    ids = width.reader.read(batch)
-    return WidthStep(ids, width.placement.plan(ids, is_hot_only=batch.is_hot_only))

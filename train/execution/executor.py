@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...stats.batches.batch_lookups import of_matrix
+from ...stats.batches.lookups_by_row import LookupsByRow, group_lookups
 from ..data.batch import BatchIds
 from ..device_streams import DeviceStreams, streams_of
 from ..meter import Kind, Meter
 from ..rows.initial_values import InitialValues
-from ..rows.row_backends import NumbaRows, SlotLookups, backend_of
+from ..rows.row_backends import NumbaRows, backend_of
 from ..rows.row_mover import RowMover, initialize_rows, mover_of
 from ..rows.row_optimizers import RowOptimizer
 from ..rows.step_plan import Moves, SplitBatch, StepPlan, Transfer
@@ -66,14 +68,12 @@ class Executor:
         self._resident_S = np.full(fast.num_slots - fast.layout.num_own_slots, -1, np.int64)
         """Row in each staging slot, by its slot on the slow tier; -1 where there is none."""
         self._fast_rows = backend_of(fast.device, optimizer)
-        self._slow_rows = NumbaRows(optimizer)
+        self._slow_rows = NumbaRows(optimizer, torch.get_num_threads())
         self._in_place = InPlaceWork(fast, slow, self._fast_rows, self._slow_rows, self.traffic)
         self._dim = fast.weights_SD.shape[1]
         self._vectors = {
             name: torch.empty(0, self._dim, device=fast.device) for name in ("pooled", "looked_up")
         }
-        self._fast_lookups: SlotLookups | None = None
-        """Lookups on the fast tier of the batch looked up last, kept for its update."""
 
     def initialize(self) -> None:
         """Give every row its initial values."""
@@ -82,11 +82,12 @@ class Executor:
 
     def warm_up(self) -> None:
         """Compile every kernel a run will use, so that its first step is not timed with the compiler."""
-        nothing = np.empty(0, np.int64)
+        no_slots = np.empty(0, np.int64)
+        no_lookups = group_lookups(of_matrix(np.empty(0, np.int32), no_slots))
         for rows, tier in ((self._fast_rows, self.fast), (self._slow_rows, self.slow)):
             vectors_PD = torch.empty(0, self._dim, device=tier.device)
-            rows.look_up(tier.weights_SD, SlotLookups(nothing, nothing), vectors_PD)
-            rows.update(tier, SlotLookups(nothing, nothing), vectors_PD, 1)
+            rows.look_up(tier.weights_SD, no_lookups, no_slots, vectors_PD)
+            rows.update(tier, no_lookups, no_slots, vectors_PD, 1)
         self.transfer(Transfer())
 
     def copy_hot(self, plan: StepPlan) -> None:
@@ -136,48 +137,47 @@ class Executor:
         rows_N = self._resident_S[slots_N]
         self.slow.read(wanted_U, self.fast, rows_N, slots_N + self.fast.layout.num_own_slots)
 
-    def look_up(self, ids: BatchIds, plan: StepPlan) -> torch.Tensor:
+    def look_up(self, ids: BatchIds, lookups: LookupsByRow, plan: StepPlan) -> torch.Tensor:
         """(B, F, D) embeddings of a batch, a leaf whose gradient ``update`` wants.
 
         Their memory is used again by the next lookup.
         """
         pooled_PD = self._buffer("pooled", ids.num_bags)
         in_place = plan.in_place
-        self._fast_lookups = self._lookups_on_fast(ids, plan)
         # Either the slow tier pools the whole batch (hybrid), or vectors of single lookups are gathered from
         # both tiers and pooled on the fast one. Without bags a lookup's vector is pooled already.
-        if in_place and in_place.positions_N is None and in_place.inverse_N is None:
-            self._in_place.pool(ids, in_place.rows_N, pooled_PD)
+        if in_place and in_place.sends == "bags":
+            self._in_place.send_bags(ids, lookups, pooled_PD)
         else:
             vectors_ND = pooled_PD if ids.bags_N is None else self._buffer("looked_up", ids.ids_N.size)
-            if plan.split:
-                self._look_up_in_passes(plan, vectors_ND)
-            elif self._fast_lookups is not None:
-                self._fast_rows.look_up(self.fast.weights_SD, self._fast_lookups, vectors_ND)
-            if in_place:
-                self._in_place.look_up(in_place, vectors_ND)
+            self._gather(lookups, plan, vectors_ND)
             if ids.bags_N is not None:
                 self._fast_rows.pool(vectors_ND, ids, pooled_PD)
         # A leaf of the graph: the backward pass leaves the gradient there, and stops there.
         emb_BFD = pooled_PD.view(ids.num_samples, ids.num_features, self._dim).detach()
         return emb_BFD.requires_grad_(torch.is_grad_enabled())
 
-    def update(self, ids: BatchIds, emb_BFD: torch.Tensor, plan: StepPlan) -> None:
+    def update(self, ids: BatchIds, lookups: LookupsByRow, emb_BFD: torch.Tensor, plan: StepPlan) -> None:
         """Take one optimizer step on every row the last lookup read, by the gradient of its embeddings."""
         assert emb_BFD.grad is not None, "the backward pass comes first"
         grad_PD = emb_BFD.grad.reshape(-1, self._dim)
         if plan.in_place:
-            assert plan.in_place.positions_N is None, "a training step is in place as a whole"
-            self._in_place.update(ids, plan.in_place, grad_PD)
-            return
-        lookups = self._fast_lookups
-        assert lookups is not None
-        if plan.split:
-            self._update_in_passes(ids, plan, grad_PD)
+            assert plan.in_place.is_whole, "a training step is in place as a whole"
+            self._in_place.update(ids, lookups, plan.in_place, grad_PD)
             return
         # The gradient of a lookup is that of its bag.
-        bags_N = lookups.positions_N if ids.bags_N is None else ids.bags_N
-        self._fast_rows.update(self.fast, SlotLookups(bags_N, lookups.slots_N), grad_PD, ids.num_features)
+        by_bag = ids.by_bag(lookups)
+        own_U, slots_U = self._slots(lookups, plan)
+        if plan.split is None:
+            self._fast_rows.update(self.fast, by_bag, slots_U, grad_PD, ids.num_features)
+            return
+        # Rows that live here are updated at once; then each pass loads its rows again, updates them and
+        # writes them back. The sum of a row is over the whole batch, in whatever pass it is.
+        self._fast_rows.update(self.fast, by_bag, own_U, grad_PD, ids.num_features)
+        for load, moves, slots_of_pass in self._passes(plan.split, own_U):
+            self.transfer(load)
+            self._fast_rows.update(self.fast, by_bag, slots_of_pass, grad_PD, ids.num_features)
+            self.transfer(Transfer(write_back=moves))
 
     def table(self, table: int, *, state: bool = False) -> torch.Tensor:
         """(num_rows, D) host weights of one table in id order, or (num_rows, W) optimizer state.
@@ -206,86 +206,59 @@ class Executor:
                     yield tier.rows_of_table(table, state=False).to(_HOST)
                 next_id = last
 
-    def _lookups_on_fast(self, ids: BatchIds, plan: StepPlan) -> SlotLookups | None:
-        """The lookups the fast tier serves; None where all are in place."""
+    def _gather(self, lookups: LookupsByRow, plan: StepPlan, vectors_ND: torch.Tensor) -> None:
+        """Write the row of each lookup to its position, wherever the rows are."""
         in_place = plan.in_place
-        if in_place and in_place.positions_N is None:
-            return None
-        # Rows that live here are located by their ids; those staged here are listed in the plan.
-        slots_N, num_absent = self.fast.layout.locate(ids)
-        if plan.staged and plan.staged.positions_N.size:
-            slots_N[plan.staged.positions_N] = plan.staged.slots_N
-            num_absent -= plan.staged.positions_N.size
-        if in_place is None:
-            assert num_absent == 0, "the plan lists too few lookups"
-            return SlotLookups(np.arange(slots_N.size), slots_N)
-        # Evaluation: the cold lookups are in place, the others here.
-        is_on_fast = np.ones(slots_N.size, np.bool_)
-        is_on_fast[in_place.positions_N] = False
-        return SlotLookups(np.flatnonzero(is_on_fast), slots_N[is_on_fast])
+        if in_place and in_place.is_whole:
+            self._in_place.send_rows(lookups, np.ones(lookups.num_rows, np.bool_), vectors_ND)
+            return
+        own_U, slots_U = self._slots(lookups, plan)
+        self._fast_rows.look_up(self.fast.weights_SD, lookups, slots_U, vectors_ND)
+        # Evaluation: rows that do not live here are read in place.
+        if in_place and (own_U < 0).any():
+            self._in_place.send_rows(lookups, own_U < 0, vectors_ND)
+        # Passes: as many cold rows at a time as there are slots.
+        for load, _, slots_of_pass in self._passes(plan.split, own_U):
+            self.transfer(load)
+            self._fast_rows.look_up(self.fast.weights_SD, lookups, slots_of_pass, vectors_ND)
 
-    def _look_up_in_passes(self, plan: StepPlan, vectors_ND: torch.Tensor) -> None:
-        """Look up the rows that live here first, then the cold ones, as many at a time as there are slots."""
-        lookups = self._fast_lookups
-        split = plan.split
-        staged = plan.staged
-        assert lookups is not None and split is not None and staged is not None
-        self._fast_rows.look_up(self.fast.weights_SD, _without(lookups, staged.positions_N), vectors_ND)
-        # Rows are numbered in the order of the passes, and so are their slots within a pass.
-        pass_N = split.inverse_N // split.num_slots
-        for number, rows in enumerate(self._passes(split)):
-            self.transfer(rows)
-            in_pass = pass_N == number
-            part = SlotLookups(staged.positions_N[in_pass], staged.slots_N[in_pass])
-            self._fast_rows.look_up(self.fast.weights_SD, part, vectors_ND)
+    def _slots(self, lookups: LookupsByRow, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Slots of the distinct rows that live on the fast tier, and with those staged there; else -1."""
+        own_U, num_absent = self.fast.layout.slots_of(lookups)
+        staged_U = plan.staged_U
+        if staged_U is None:
+            assert num_absent == 0 or plan.in_place or plan.split, "the plan lists too few rows"
+            return own_U, own_U
+        assert num_absent == staged_U.size, "the plan lists too few rows"
+        slots_U = own_U.copy()
+        slots_U[own_U < 0] = staged_U
+        return own_U, slots_U
 
-    def _update_in_passes(self, ids: BatchIds, plan: StepPlan, grad_PD: torch.Tensor) -> None:
-        lookups = self._fast_lookups
-        split = plan.split
-        staged = plan.staged
-        assert lookups is not None and split is not None and staged is not None
-        bags_N = np.arange(ids.ids_N.size) if ids.bags_N is None else ids.bags_N
-
-        # Rows that live here are updated at once.
-        own = _without(lookups, staged.positions_N)
-        own_by_bag = SlotLookups(bags_N[own.positions_N], own.slots_N)
-        self._fast_rows.update(self.fast, own_by_bag, grad_PD, ids.num_features)
-
-        # The gradients of cold rows are summed over the whole batch, in the order they always are; then each
-        # pass loads its rows again, updates them and writes them back.
-        sums_UD = self._fast_rows.sum_by_row(
-            bags_N[staged.positions_N], split.inverse_N, split.rows_U.size, grad_PD, ids.num_features
-        )
-        for number, rows in enumerate(self._passes(split)):
-            self.transfer(rows)
-            first = number * split.num_slots
-            part = slice(first, first + split.num_slots)
-            rows_N = split.rows_U[part]
-            slots_N = np.arange(rows_N.size) + self.fast.layout.num_own_slots
-            self._fast_rows.apply(self.fast, slots_N, sums_UD[part])
-            next_fetches_N = None if split.next_fetches_U is None else split.next_fetches_U[part]
-            self.transfer(Transfer(write_back=Moves(rows_N, slots_N, next_fetches_N)))
-
-    def _passes(self, split: SplitBatch) -> Iterator[Transfer]:
-        """The transfer that loads the rows of each pass."""
+    def _passes(
+        self, split: SplitBatch | None, own_U: NDArray[np.int64]
+    ) -> Iterator[tuple[Transfer, Moves, NDArray[np.int64]]]:
+        """Yield of each pass the transfer that loads its rows, all its moves, and the slot of each distinct
+        row of the batch, -1 for rows of other passes."""
+        if split is None:
+            return
+        cold = np.flatnonzero(own_U < 0)
         for first in range(0, split.rows_U.size, split.num_slots):
             part = slice(first, first + split.num_slots)
             rows_N = split.rows_U[part]
             is_first = split.is_first_U[part]
             slots_N = np.arange(rows_N.size) + self.fast.layout.num_own_slots
             fetches_N = None if split.fetches_U is None else split.fetches_U[part][~is_first]
-            fetch = Moves(rows_N[~is_first], slots_N[~is_first], fetches_N)
-            yield Transfer(fetch=fetch, initialize=Moves(rows_N[is_first], slots_N[is_first]))
+            load = Transfer(
+                fetch=Moves(rows_N[~is_first], slots_N[~is_first], fetches_N),
+                initialize=Moves(rows_N[is_first], slots_N[is_first]),
+            )
+            slots_U = np.full(own_U.size, -1, np.int64)
+            slots_U[cold[part]] = slots_N
+            next_fetches_N = None if split.next_fetches_U is None else split.next_fetches_U[part]
+            yield load, Moves(rows_N, slots_N, next_fetches_N), slots_U
 
     def _buffer(self, name: str, num_vectors: int) -> torch.Tensor:
         """(num_vectors, D) workspace on the fast tier's device, kept between batches."""
         if self._vectors[name].shape[0] < num_vectors:
             self._vectors[name] = torch.empty(num_vectors, self._dim, device=self.fast.device)
         return self._vectors[name][:num_vectors]
-
-
-def _without(lookups: SlotLookups, positions_N: NDArray[np.int64]) -> SlotLookups:
-    """All lookups of a batch but those at ``positions_N``."""
-    stays = np.ones(lookups.positions_N.size, np.bool_)
-    stays[positions_N] = False
-    return SlotLookups(lookups.positions_N[stays], lookups.slots_N[stays])

@@ -20,6 +20,7 @@ import numpy as np
 
 from ...stats.staging.staging_planner import StagingPlanner
 from ..data.batch import Batch
+from ..data.stored_batches import StoredBatch, StoredBatches
 from ..meter import Kind
 from ..placements.plan_queue import PlanQueue
 from ..placements.schedule_file import Schedule
@@ -39,6 +40,7 @@ class StepSource:
         is_hot_only: whether a training batch looks up hot rows alone.
         is_fresh: whether rows that no batch has used still have their initial values.
         schedule: step plans made beforehand.
+        stored: training batches by row; without them they are grouped here.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class StepSource:
         *,
         is_fresh: bool = True,
         schedule: Schedule | None = None,
+        stored: StoredBatches | None = None,
     ) -> None:
         self._embeddings = embeddings
         self._read = read
         self._is_hot_only = is_hot_only
         self._is_fresh = is_fresh
         self._schedule = schedule
+        self._stored_batches = stored
         self._last_item = -1
         """Item of the last batch that has one."""
         self.num_shortened = 0
@@ -74,7 +78,7 @@ class StepSource:
         if not self._staged:
             for numbers in epochs:
                 for number in numbers:
-                    yield self._embeddings.plan(number, self._read(number))
+                    yield self._embeddings.plan(number, self._read(number), self._stored(number))
             return
         if self._planned is not None:
             while self._planned:
@@ -194,7 +198,10 @@ class StepSource:
             return
         batch = self._read(number)
         for width, queue in zip(self._staged, queues, strict=True):
-            queue.add(_staging(width).cold_lookups(width.reader.read(batch)))
+            queue.add(_staging(width).find_cold_rows(width.reader.read(batch)))
+
+    def _stored(self, number: int) -> StoredBatch | None:
+        return None if self._stored_batches is None else self._stored_batches.read(number)
 
     def _is_ready(self, number: int, queues: list[PlanQueue]) -> bool:
         return not self._is_staged(number) or all(queue.num_ready for queue in queues)
@@ -206,12 +213,13 @@ class StepSource:
         """Read a batch to run it and queue its transfers."""
         batch = self._read(number)
         if not self._is_staged(number):
-            return self._embeddings.hot_step(number, batch)
+            return self._embeddings.hot_step(number, batch, self._stored(number))
         parts = []
+        stored = self._stored(number)
         for width, queue in zip(self._staged, queues, strict=True):
-            ids = width.reader.read(batch)
-            cold = _staging(width).cold_lookups(ids)
-            parts.append(WidthStep(ids, queue.take(cold, is_fresh=self._is_fresh)))
+            ids, lookups = width.read(batch, stored)
+            cold = _staging(width).cold_rows(lookups)
+            parts.append(WidthStep(ids, lookups, queue.take(cold.rows_U, is_fresh=self._is_fresh)))
         transfers = [part.plan.transfer for part in parts]
         # Each width has an ``after`` of its own; the last of them is right for all. Plans count from the
         # first batch of their epoch, items from the first of the run.

@@ -12,15 +12,16 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.batches.epoch_order import shuffled
-from ..data.batch import BatchIds, EmbeddingTable
+from ..data.batch import EmbeddingTable
 from ..rows.step_plan import NOTHING_TO_MOVE, StepPlan
 from ..rows.tiers import Layout
-from .placements import Placement, all_in_place, cold_in_place
+from .placements import BAGS_IN_PLACE, COLD_ROWS_IN_PLACE, Placement
 from .shuffle_scheduler import ShuffleScheduler
 
 
@@ -36,21 +37,17 @@ class Fae(Placement):
         self._is_last_hot_only = False
         """Kind of the batch planned last; batches may be planned far ahead of the one being computed."""
 
-    def plan(self, ids: BatchIds, *, is_hot_only: bool) -> StepPlan:
+    def plan(self, *, is_hot_only: bool) -> StepPlan:
         """Serve all on the fast tier or all in place; with the copy where the kind of batch changes."""
         is_switch = is_hot_only != self._is_last_hot_only
         self._is_last_hot_only = is_hot_only
         if is_hot_only:
             return StepPlan(copy_hot="to_fast") if is_switch else NOTHING_TO_MOVE
-        in_place = all_in_place(self.slow, ids)
-        return StepPlan(copy_hot="to_slow" if is_switch else None, in_place=in_place)
+        return replace(BAGS_IN_PLACE, copy_hot="to_slow") if is_switch else BAGS_IN_PLACE
 
-    def plan_evaluation(self, ids: BatchIds, *, is_replica_current: bool) -> StepPlan:
+    def plan_evaluation(self, *, is_replica_current: bool) -> StepPlan:
         """Read hot rows where they are current, cold rows in place."""
-        in_place = all_in_place(self.slow, ids)
-        if not is_replica_current:
-            return StepPlan(in_place=in_place)
-        return cold_in_place(self.fast, in_place.rows_N, ids)
+        return COLD_ROWS_IN_PLACE if is_replica_current else BAGS_IN_PLACE
 
     def plan_finish(self) -> StepPlan:
         """The last switch, after which the slow tier is up to date."""

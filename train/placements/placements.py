@@ -12,13 +12,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ...stats.batches.distinct_rows import find_distinct
-from ..data.batch import BatchIds, EmbeddingTable
+from ..data.batch import EmbeddingTable
 from ..rows.step_plan import NOTHING_TO_MOVE, InPlace, StepPlan
 from ..rows.tiers import Layout
+
+BAGS_IN_PLACE = StepPlan(in_place=InPlace("bags"))
+"""All rows stay on the slow tier, one vector per bag is sent."""
+COLD_ROWS_IN_PLACE = StepPlan(in_place=InPlace("rows", is_whole=False))
+"""Rows that live on the fast tier are read there, the vectors of others are sent (evaluation)."""
+_ROWS_IN_PLACE = StepPlan(in_place=InPlace("rows"))
 
 
 class Placement(ABC):
@@ -38,15 +40,14 @@ class Placement(ABC):
         self.none = [0] * len(tables)
 
     @abstractmethod
-    def plan(self, ids: BatchIds, *, is_hot_only: bool) -> StepPlan:
+    def plan(self, *, is_hot_only: bool) -> StepPlan:
         """The step plan of the next training batch."""
 
     @abstractmethod
-    def plan_evaluation(self, ids: BatchIds, *, is_replica_current: bool) -> StepPlan:
+    def plan_evaluation(self, *, is_replica_current: bool) -> StepPlan:
         """A plan that reads the newest weights and moves no row for good.
 
         Args:
-            ids: the lookups.
             is_replica_current: whether rows that both tiers hold are newer on the fast one. Batches are
                 planned ahead of those computed, so a placement cannot know it.
         """
@@ -66,10 +67,10 @@ class AllFast(Placement):
         self.fast = Layout.of(self.none, self.num_rows)
         self.slow = Layout.of(self.none, self.none)
 
-    def plan(self, ids: BatchIds, *, is_hot_only: bool) -> StepPlan:
+    def plan(self, *, is_hot_only: bool) -> StepPlan:
         return NOTHING_TO_MOVE
 
-    def plan_evaluation(self, ids: BatchIds, *, is_replica_current: bool) -> StepPlan:
+    def plan_evaluation(self, *, is_replica_current: bool) -> StepPlan:
         return NOTHING_TO_MOVE
 
 
@@ -83,11 +84,11 @@ class Hybrid(Placement):
         self.fast = Layout.of(self.none, self.none)
         self.slow = Layout.of(self.none, self.num_rows)
 
-    def plan(self, ids: BatchIds, *, is_hot_only: bool) -> StepPlan:
-        return StepPlan(in_place=all_in_place(self.slow, ids))
+    def plan(self, *, is_hot_only: bool) -> StepPlan:
+        return BAGS_IN_PLACE
 
-    def plan_evaluation(self, ids: BatchIds, *, is_replica_current: bool) -> StepPlan:
-        return self.plan(ids, is_hot_only=False)
+    def plan_evaluation(self, *, is_replica_current: bool) -> StepPlan:
+        return self.plan(is_hot_only=False)
 
 
 class HybridDedup(Hybrid):
@@ -96,28 +97,5 @@ class HybridDedup(Hybrid):
 
     name = "hybrid-dedup"
 
-    def plan(self, ids: BatchIds, *, is_hot_only: bool) -> StepPlan:
-        rows_N, inverse_N = find_distinct(all_in_place(self.slow, ids).rows_N)
-        return StepPlan(in_place=InPlace(rows_N, inverse_N))
-
-
-def all_in_place(slow: Layout, ids: BatchIds) -> InPlace:
-    """Serve every lookup of a batch in place, on a slow tier that holds every row."""
-    rows_N, num_absent = slow.locate(ids)
-    assert num_absent == 0, "the slow tier holds every row"
-    return InPlace(rows_N)
-
-
-def cold_in_place(fast: Layout, rows_N: NDArray[np.int64], ids: BatchIds) -> StepPlan:
-    """Serve lookups of rows that live on the fast tier there, the others in place.
-
-    Args:
-        fast: rows that live on the fast tier.
-        rows_N: (N,); slot on the slow tier of each lookup, read for the others alone.
-        ids: the lookups.
-    """
-    slots_N, num_cold = fast.locate(ids)
-    if num_cold == 0:
-        return NOTHING_TO_MOVE
-    positions_N = np.flatnonzero(slots_N < 0)
-    return StepPlan(in_place=InPlace(rows_N[positions_N], positions_N=positions_N))
+    def plan(self, *, is_hot_only: bool) -> StepPlan:
+        return _ROWS_IN_PLACE

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from ...stats.staging.next_uses import next_uses
 from ...stats.staging.staging_planner import StagingPlanner
 from ...stats.staging.step_plans import Residents, RowStream, StepPlans
-from ..rows.step_plan import Moves, SplitBatch, StagedLookups, StepPlan, Transfer
+from ..rows.step_plan import Moves, SplitBatch, StepPlan, Transfer
 from ..spill.run_plan import ChunkFetches, EpochFetches
-from .staging_placements import ColdLookups, StagingPlacement
+from .staging_placements import ColdRows, StagingPlacement
 
 StepCheck = Callable[[StepPlans, int, NDArray[np.int64]], None]
 """Raises an error unless a step of a chunk is for these distinct cold rows, in this order."""
@@ -61,9 +61,9 @@ class PlanQueue:
         self.flush = Transfer()
         """Writes back what is staged after the last step."""
 
-    def add(self, cold: ColdLookups) -> None:
+    def add(self, cold: ColdRows) -> None:
         """Add the next batch of the epoch."""
-        self._held.append((cold.rows_U, cold.lookups_of_rows))
+        self._held.append((cold.rows_U, cold.lookups_U))
         # A planner of the whole epoch wants next uses, which are known once all batches are here.
         if not self._placement.needs_whole_epoch:
             assert self._planner is not None
@@ -100,10 +100,11 @@ class PlanQueue:
         self._next_fetch = fetches.first_fetch
         self.flush = Transfer(write_back=replace(self.flush.write_back, fetches_N=fetches.of_residents))
 
-    def take(self, cold: ColdLookups, *, is_fresh: bool) -> StepPlan:
-        """The plan of the next step, whose lookups are ``cold``.
+    def take(self, rows_U: NDArray[np.int64], *, is_fresh: bool) -> StepPlan:
+        """The plan of the next step.
 
         Args:
+            rows_U: its distinct cold rows, as they were added.
             is_fresh: whether rows that no batch has used still have their initial values.
         """
         # The chunk of this step, and the step's number in it; a chunk is dropped with its last step.
@@ -118,14 +119,13 @@ class PlanQueue:
                 self._fetches.popleft()
         # Plans on disk are for the rows that the batch looked up when they were made.
         if self._check is not None:
-            self._check(plans, step, cold.rows_U)
+            self._check(plans, step, rows_U)
         self.num_shortened += int(plans.is_shortened[step])
         self.num_split += int(plans.is_split[step])
 
         # Planners count staging slots from 0; on the fast tier they stand behind its own rows.
         first_slot = np.int64(self._placement.fast.num_own_slots)
-        slots_U = plans.slots[plans.offsets[step] : plans.offsets[step + 1]]
-        staged = StagedLookups(cold.positions_N, slots_U[cold.inverse_N] + first_slot)
+        staged_U = plans.slots[plans.offsets[step] : plans.offsets[step + 1]] + first_slot
 
         left = slice(plans.write_back_offsets[step], plans.write_back_offsets[step + 1])
         write_back = self._moves(plans.write_back_rows[left], plans.write_back_slots[left])
@@ -147,11 +147,11 @@ class PlanQueue:
         # More rows than slots: the transfer only makes room, the executor fetches pass by pass.
         if plans.is_split[step]:
             num_slots = self._placement.num_staging_slots
-            self.slots_wanted = max(self.slots_wanted, cold.rows_U.size / num_slots)
-            split = SplitBatch(cold.rows_U, is_first, cold.inverse_N, num_slots)
+            self.slots_wanted = max(self.slots_wanted, rows_U.size / num_slots)
+            split = SplitBatch(rows_U, is_first, num_slots)
             if fetches is not None:
                 split = replace(split, fetches_U=numbers, next_fetches_U=fetches.of_splits[came])
-            return StepPlan(transfer=Transfer(after, write_back), staged=staged, split=split)
+            return StepPlan(transfer=Transfer(after, write_back), split=split)
         transfer = Transfer(
             after,
             write_back,
@@ -160,7 +160,7 @@ class PlanQueue:
             ),
             initialize=self._moves(rows[is_first], slots[is_first]),
         )
-        return StepPlan(transfer=transfer, staged=staged)
+        return StepPlan(transfer=transfer, staged_U=staged_U)
 
     def _stream(self) -> RowStream:
         """The batches held so far as the planner takes them; none is held afterwards."""
@@ -174,6 +174,6 @@ class PlanQueue:
         return RowStream(stream.offsets, stream.rows, stream.lookups, uses)
 
     def _moves(
-        self, rows: NDArray[np.int64], slots: NDArray[np.int32], fetches: NDArray[np.int64] | None = None
+        self, rows: NDArray[np.int32], slots: NDArray[np.int32], fetches: NDArray[np.int64] | None = None
     ) -> Moves:
-        return Moves(rows, slots + np.int64(self._placement.fast.num_own_slots), fetches)
+        return Moves(rows.astype(np.int64), slots + np.int64(self._placement.fast.num_own_slots), fetches)

@@ -31,7 +31,7 @@ from .plan_queue import PlanQueue
 from .staging_placements import StagingPlacement
 
 _log = logging.getLogger(__name__)
-_VERSION = 1
+_VERSION = 2
 
 
 class Schedule:

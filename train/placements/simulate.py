@@ -73,7 +73,7 @@ def _staged(
     queue = PlanQueue(placement, placement.planner())
     for number in order:
         if placement.stages_hot_only or not shards.is_hot_only[number]:
-            queue.add(placement.cold_lookups(reader.read(shards.training_batch(number))))
+            queue.add(placement.find_cold_rows(reader.read(shards.training_batch(number))))
     queue.finish()
     # First uses are initialized on the fast tier: they are loaded, but not fetched.
     moved = NOTHING_MOVED
@@ -98,9 +98,7 @@ def _in_place(
         ids = reader.read(shards.training_batch(number))
         # One vector per distinct row of a batch, or one per bag.
         if isinstance(placement, HybridDedup):
-            in_place = placement.plan(ids, is_hot_only=False).in_place
-            assert in_place is not None
-            num_vectors += in_place.rows_N.size
+            num_vectors += reader.by_row(ids).num_rows
         else:
             num_vectors += ids.num_bags
     return EpochTraffic(num_vectors * vector_bytes, num_vectors * vector_bytes, 0)

@@ -22,7 +22,7 @@ from ...stats.staging.staging_planner import StagingPlanner
 from ...stats.staging.step_plans import NEVER, RowStream, StepPlans
 from ..spill.mapped_arrays import SpooledArrays, mapped_zeros
 from .plan_queue import PlanQueue
-from .staging_placements import ColdLookups, StagingPlacement
+from .staging_placements import ColdRows, StagingPlacement
 
 _CHUNK_ENTRIES = 1 << 17
 """Distinct rows of the steps that are planned together."""
@@ -50,11 +50,11 @@ class EpochSpool:
         self._rows = SpooledArrays(folder, alignment=1)
         self._lookups = SpooledArrays(folder, alignment=1)
 
-    def add(self, cold: ColdLookups) -> None:
+    def add(self, cold: ColdRows) -> None:
         """Add the next batch of the epoch."""
         self._sizes.append(cold.rows_U.size)
         self._rows.append(cold.rows_U.astype(np.int32))
-        self._lookups.append(cold.lookups_of_rows.astype(np.int32))
+        self._lookups.append(cold.lookups_U.astype(np.int32))
 
     def finish(self) -> PlanQueue:
         """Plan the epoch, whose batches are all there."""

@@ -16,28 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.batches.distinct_rows import find_distinct
+from ...stats.batches.lookups_by_row import LookupsByRow
 from ...stats.staging.staging_planner import CachePolicy, StagingPlanner, cache_planner, lookahead_planner
 from ..data.batch import BatchIds, EmbeddingTable
 from ..rows.step_plan import StepPlan
 from ..rows.tiers import Layout
-from .placements import Placement, cold_in_place
+from .placements import COLD_ROWS_IN_PLACE, Placement
 
 
 @dataclass(frozen=True, slots=True)
-class ColdLookups:
-    """The lookups of a batch whose rows live on the slow tier."""
+class ColdRows:
+    """The distinct rows of a batch that live on the slow tier."""
 
-    positions_N: NDArray[np.int64]
-    """Positions among the lookups of the batch, ascending."""
     rows_U: NDArray[np.int64]
-    """Slots on the slow tier of the distinct rows, in order of first appearance."""
-    inverse_N: NDArray[np.int32]
-    """Which of them each lookup reads."""
-
-    @property
-    def lookups_of_rows(self) -> NDArray[np.int64]:
-        """Lookups of each distinct row."""
-        return np.bincount(self.inverse_N, minlength=self.rows_U.size)
+    """Slots on the slow tier, ascending: in order of table and id."""
+    lookups_U: NDArray[np.int64]
+    """Lookups of each."""
 
 
 class StagingPlacement(Placement):
@@ -63,20 +57,28 @@ class StagingPlacement(Placement):
     def planner(self, location_of_row: NDArray[np.int32] | None = None) -> StagingPlanner:
         """Build a planner for a new run, perhaps with memory for its array of all cold rows."""
 
-    def cold_lookups(self, ids: BatchIds) -> ColdLookups:
-        """The lookups that staging slots have to serve."""
-        rows_N, num_absent = self.slow.locate(ids)
-        positions_N = np.arange(rows_N.size) if num_absent == 0 else np.flatnonzero(rows_N >= 0)
-        rows_U, inverse_N = find_distinct(rows_N[positions_N])
-        return ColdLookups(positions_N, rows_U, inverse_N)
+    def cold_rows(self, lookups: LookupsByRow) -> ColdRows:
+        """The rows that staging slots have to serve."""
+        rows_U, num_absent = self.slow.slots_of(lookups)
+        counts_U = lookups.counts_U.astype(np.int64)
+        if num_absent == 0:
+            return ColdRows(rows_U, counts_U)
+        is_cold = rows_U >= 0
+        return ColdRows(rows_U[is_cold], counts_U[is_cold])
 
-    def plan(self, ids: BatchIds, *, is_hot_only: bool) -> StepPlan:
+    def find_cold_rows(self, ids: BatchIds) -> ColdRows:
+        """The same of lookups that are not grouped by row: faster by hashing, since most are of hot rows."""
+        rows_N, num_absent = self.slow.locate(ids)
+        rows_U, inverse_N = find_distinct(rows_N if num_absent == 0 else rows_N[rows_N >= 0])
+        order = np.argsort(rows_U)
+        return ColdRows(rows_U[order], np.bincount(inverse_N, minlength=rows_U.size)[order])
+
+    def plan(self, *, is_hot_only: bool) -> StepPlan:
         raise NotImplementedError("step plans of staging come from an epoch's PlanQueue")
 
-    def plan_evaluation(self, ids: BatchIds, *, is_replica_current: bool) -> StepPlan:
+    def plan_evaluation(self, *, is_replica_current: bool) -> StepPlan:
         """Cold rows in place: staged ones have been written back before."""
-        rows_N, _ = self.slow.locate(ids)
-        return cold_in_place(self.fast, rows_N, ids)
+        return COLD_ROWS_IN_PLACE
 
 
 class Lookahead(StagingPlacement):

@@ -1,61 +1,62 @@
 """Lookups and updates of rows, once with Numba for the host and once with torch for any device.
 
-Both do the same float32 operations in the same order, so on the CPU they give the same bits (a test holds
-them against each other); the Numba one needs no sort and is several times faster there. On the GPU
-nothing waits for the host: sizes that depend on ids are never read back.
+Both take the lookups of a batch by row and do the same float32 operations in the same order, so on the CPU
+they give the same bits (a test holds them against each other). On the GPU nothing waits for the host: sizes
+that depend on ids are never read back.
 """
-# ruff: noqa: N815  (tensors carry shape suffixes)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...stats.batches.distinct_rows import find_distinct
+from ...stats.batches.lookups_by_row import LookupsByRow
 from ..data.batch import BatchIds
 from . import row_kernels
 from .row_kernels import BLOCK_SAMPLES
 from .row_optimizers import RowOptimizer
 from .row_steps import TorchStep, step_with_numba
+from .row_threads import for_row_ranges
 from .tiers import Tier
 
 _HOST = torch.device("cpu")
-
-
-@dataclass(frozen=True, slots=True)
-class SlotLookups:
-    """Lookups that one tier serves."""
-
-    positions_N: NDArray[np.int64]
-    """Where the vector of each is written, or where its gradient is read (that of its bag), ascending."""
-    slots_N: NDArray[np.int64]
-    """The slot each reads."""
+_CHUNK_FLOATS = 1 << 16
+"""Floats of the sums that are made before their rows are updated: 256 KiB, which stay in the cache."""
 
 
 class RowBackend(Protocol):
-    """The work of the executor on one device."""
+    """The work of the executor on one device.
 
-    def look_up(self, weights_SD: torch.Tensor, lookups: SlotLookups, vectors_PD: torch.Tensor) -> None:
-        """Write each lookup's row of ``weights_SD`` to its position of ``vectors_PD``."""
+    ``lookups`` are those of a batch by row, and ``slots_U`` the slot of each distinct row, -1 for rows that
+    are left out.
+    """
+
+    def look_up(
+        self,
+        weights_SD: torch.Tensor,
+        lookups: LookupsByRow,
+        slots_U: NDArray[np.int64],
+        vectors_ND: torch.Tensor,
+    ) -> None:
+        """Write the row of each lookup to its position in ``vectors_ND``."""
 
     def pool(self, vectors_ND: torch.Tensor, ids: BatchIds, pooled_PD: torch.Tensor) -> None:
         """Sum the vectors of each bag in the order of its lookups."""
 
-    def update(self, tier: Tier, lookups: SlotLookups, grad_PD: torch.Tensor, num_features: int) -> None:
-        """Sum the gradients of each row looked up and take one optimizer step on it."""
-
-    def sum_by_row(
+    def update(
         self,
-        positions_N: NDArray[np.int64],
-        inverse_N: NDArray[np.int32],
-        num_distinct: int,
+        tier: Tier,
+        by_bag: LookupsByRow,
+        slots_U: NDArray[np.int64],
         grad_PD: torch.Tensor,
         num_features: int,
-    ) -> torch.Tensor:
+    ) -> None:
+        """Sum the gradients of each row, by the bags of its lookups, and take one optimizer step on it."""
+
+    def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
         """(num_distinct, D): summed gradient of each distinct row."""
 
     def apply(self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor) -> None:
@@ -63,42 +64,69 @@ class RowBackend(Protocol):
 
 
 class NumbaRows:
-    """The host's back end: one pass over the lookups, rows found by hashing."""
+    """The host's back end: each row is read, summed and updated by one thread.
 
-    def __init__(self, optimizer: RowOptimizer) -> None:
+    Args:
+        optimizer: that of the rows.
+        num_threads: threads that share the rows of a batch; they change no bit.
+    """
+
+    def __init__(self, optimizer: RowOptimizer, num_threads: int = 1) -> None:
         self._optimizer = optimizer
+        self._num_threads = num_threads
 
-    def look_up(self, weights_SD: torch.Tensor, lookups: SlotLookups, vectors_PD: torch.Tensor) -> None:
-        row_kernels.look_up(weights_SD.numpy(), lookups.slots_N, lookups.positions_N, vectors_PD.numpy())
+    def look_up(
+        self,
+        weights_SD: torch.Tensor,
+        lookups: LookupsByRow,
+        slots_U: NDArray[np.int64],
+        vectors_ND: torch.Tensor,
+    ) -> None:
+        weights = weights_SD.numpy()
+        vectors = vectors_ND.numpy()
+
+        def look_up_rows(first: int, last: int) -> None:
+            row_kernels.look_up(weights, lookups, slots_U, first, last, vectors)
+
+        for_row_ranges(lookups, self._num_threads, look_up_rows)
 
     def pool(self, vectors_ND: torch.Tensor, ids: BatchIds, pooled_PD: torch.Tensor) -> None:
         assert ids.bags_N is not None
         row_kernels.pool_bags(vectors_ND.numpy(), ids.bags_N, pooled_PD.numpy())
 
-    def update(self, tier: Tier, lookups: SlotLookups, grad_PD: torch.Tensor, num_features: int) -> None:
-        slots_U, inverse_N = find_distinct(lookups.slots_N)
-        sums_UD = self.sum_by_row(lookups.positions_N, inverse_N, slots_U.size, grad_PD, num_features)
-        self.apply(tier, slots_U, sums_UD)
-
-    def sum_by_row(
+    def update(
         self,
-        positions_N: NDArray[np.int64],
-        inverse_N: NDArray[np.int32],
-        num_distinct: int,
+        tier: Tier,
+        by_bag: LookupsByRow,
+        slots_U: NDArray[np.int64],
         grad_PD: torch.Tensor,
         num_features: int,
-    ) -> torch.Tensor:
-        sums_UD = torch.empty(num_distinct, grad_PD.shape[1])
-        row_kernels.sum_gradients(
-            grad_PD.numpy(),
-            positions_N,
-            inverse_N,
-            BLOCK_SAMPLES * num_features,
-            torch.empty_like(sums_UD).numpy(),
-            np.empty(num_distinct, np.int64),
-            sums_UD.numpy(),
-        )
-        return sums_UD
+    ) -> None:
+        weights = tier.weights_SD.numpy()
+        state = tier.state_SW.numpy()
+        grad = grad_PD.numpy()
+        block = BLOCK_SAMPLES * num_features
+        num_rows = max(1, _CHUNK_FLOATS // grad.shape[1])
+
+        def update_rows(first: int, last: int) -> None:
+            size = min(num_rows, last - first)
+            sums = np.empty((size + 1, grad.shape[1]), np.float32)
+            slots = np.empty(size, np.int64)
+            # Sums are used while they are in the cache.
+            for start in range(first, last, num_rows):
+                stop = min(start + num_rows, last)
+                found = row_kernels.sum_gradients(grad, by_bag, slots_U, block, start, stop, sums, slots)
+                step_with_numba(self._optimizer, weights, state, slots[:found], sums[:found])
+
+        for_row_ranges(by_bag, self._num_threads, update_rows)
+
+    def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
+        every = np.arange(by_bag.num_rows)
+        sums = np.empty((every.size + 1, grad_PD.shape[1]), np.float32)
+        block = BLOCK_SAMPLES * num_features
+        slots = np.empty_like(every)
+        row_kernels.sum_gradients(grad_PD.numpy(), by_bag, every, block, 0, every.size, sums, slots)
+        return torch.from_numpy(sums[: every.size])
 
     def apply(self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor) -> None:
         step_with_numba(
@@ -107,71 +135,93 @@ class NumbaRows:
 
 
 class TorchRows:
-    """Any device's back end: a stable sort by row, then two levels of segment sums."""
+    """Any device's back end: two levels of segment sums over the lookups by row."""
 
     def __init__(self, optimizer: RowOptimizer, device: torch.device = _HOST) -> None:
         self._step = TorchStep(optimizer, device)
 
-    def look_up(self, weights_SD: torch.Tensor, lookups: SlotLookups, vectors_PD: torch.Tensor) -> None:
-        slots_N, positions_N = self._on(weights_SD.device, lookups.slots_N, lookups.positions_N)
-        vectors_PD.index_copy_(0, positions_N, weights_SD.index_select(0, slots_N))
+    def look_up(
+        self,
+        weights_SD: torch.Tensor,
+        lookups: LookupsByRow,
+        slots_U: NDArray[np.int64],
+        vectors_ND: torch.Tensor,
+    ) -> None:
+        slots, order = _served(lookups, slots_U)
+        slots_N, positions_N = self._on(weights_SD.device, slots, order)
+        vectors_ND.index_copy_(0, positions_N, weights_SD.index_select(0, slots_N))
 
     def pool(self, vectors_ND: torch.Tensor, ids: BatchIds, pooled_PD: torch.Tensor) -> None:
         assert ids.bags_N is not None
         (lengths_P,) = self._on(vectors_ND.device, np.bincount(ids.bags_N, minlength=ids.num_bags))
         pooled_PD.copy_(_serial_sums(vectors_ND, lengths_P))
 
-    def update(self, tier: Tier, lookups: SlotLookups, grad_PD: torch.Tensor, num_features: int) -> None:
-        slots_N, positions_N = self._on(tier.device, lookups.slots_N, lookups.positions_N)
-        # Stable, so that the lookups of a row stay in sample order.
-        order = torch.argsort(slots_N, stable=True)
-        slots_N = slots_N[order]
-        positions_N = positions_N[order]
-        sums_RD, rows_N = _segment_sums(slots_N, positions_N, grad_PD, BLOCK_SAMPLES * num_features)
-        # Lookups of one row compute and write the same values, so no count of rows is needed here.
-        self._step(tier.weights_SD, tier.state_SW, slots_N, sums_RD.index_select(0, rows_N))
-
-    def sum_by_row(
+    def update(
         self,
-        positions_N: NDArray[np.int64],
-        inverse_N: NDArray[np.int32],
-        num_distinct: int,
+        tier: Tier,
+        by_bag: LookupsByRow,
+        slots_U: NDArray[np.int64],
         grad_PD: torch.Tensor,
         num_features: int,
-    ) -> torch.Tensor:
-        inverse, positions = self._on(grad_PD.device, inverse_N, positions_N)
-        rows_N, order = torch.sort(inverse, stable=True)
-        sums_RD, _ = _segment_sums(rows_N, positions[order], grad_PD, BLOCK_SAMPLES * num_features)
-        # Sorted by distinct row, so row i of the sums is distinct row i.
-        return sums_RD[:num_distinct]
+    ) -> None:
+        served = slots_U[slots_U >= 0]
+        _, bags = _served(by_bag, slots_U)
+        rows = np.repeat(np.arange(served.size), by_bag.counts_U[slots_U >= 0])
+        self.apply(tier, served, self._sums(rows, bags, served.size, grad_PD, num_features))
+
+    def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
+        rows = np.repeat(np.arange(by_bag.num_rows), by_bag.counts_U)
+        bags = by_bag.order_N.astype(np.int64)
+        return self._sums(rows, bags, by_bag.num_rows, grad_PD, num_features)
 
     def apply(self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor) -> None:
         (slots,) = self._on(tier.device, slots_U)
         self._step(tier.weights_SD, tier.state_SW, slots, sums_UD)
 
+    def _sums(
+        self,
+        rows_N: NDArray[np.int64],
+        bags_N: NDArray[np.int64],
+        num_rows: int,
+        grad_PD: torch.Tensor,
+        num_features: int,
+    ) -> torch.Tensor:
+        rows, bags = self._on(grad_PD.device, rows_N, bags_N)
+        sums_ND = _segment_sums(rows, bags, grad_PD, BLOCK_SAMPLES * num_features)
+        return sums_ND[:num_rows]
+
     @staticmethod
-    def _on(device: torch.device, *arrays: NDArray[np.int64] | NDArray[np.int32]) -> list[torch.Tensor]:
+    def _on(device: torch.device, *arrays: NDArray[Any]) -> list[torch.Tensor]:
         return [torch.from_numpy(array).to(device) for array in arrays]
 
 
 def backend_of(device: torch.device, optimizer: RowOptimizer) -> RowBackend:
-    """Numba on the host, torch elsewhere."""
-    return NumbaRows(optimizer) if device.type == "cpu" else TorchRows(optimizer, device)
+    """Numba on the host, in as many threads as torch has; torch elsewhere."""
+    if device.type == "cpu":
+        return NumbaRows(optimizer, torch.get_num_threads())
+    return TorchRows(optimizer, device)
+
+
+def _served(lookups: LookupsByRow, slots_U: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Slot and position of each lookup whose row is not left out."""
+    slots_N = np.repeat(slots_U, lookups.counts_U)
+    is_served = slots_N >= 0
+    return slots_N[is_served], lookups.order_N[is_served].astype(np.int64)
 
 
 def _segment_sums(
     rows_N: torch.Tensor, positions_N: torch.Tensor, grad_PD: torch.Tensor, block_positions: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     """Sum gradients within (row, block) and then within rows, each serially in sample order.
 
     Args:
-        rows_N: (N,) int64 or int32, ascending.
+        rows_N: (N,) int64, ascending.
         positions_N: (N,) int64, ascending within a row.
         grad_PD: (P, D) float32.
         block_positions: positions that a block of samples spans.
 
     Returns:
-        (N, D) sums, one per distinct row, zero behind the last; (N,) the position of each lookup's row there.
+        (N, D) sums, one per distinct row, zero behind the last.
     """
     # Where a new row begins, and where a new block of samples begins within a row.
     blocks_N = positions_N // block_positions
@@ -186,7 +236,7 @@ def _segment_sums(
     blocks_in_row = torch.zeros_like(row_of_lookup).index_add_(0, row_of_lookup, starts_block.long())
     # The same two levels as `row_kernels.sum_gradients`.
     sums_BD = _serial_sums(grad_PD.index_select(0, positions_N), lookups_in_block)
-    return _serial_sums(sums_BD, blocks_in_row), row_of_lookup
+    return _serial_sums(sums_BD, blocks_in_row)
 
 
 def _serial_sums(values_ND: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

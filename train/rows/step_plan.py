@@ -1,8 +1,9 @@
 """The step plan: what has to be where for one batch. A record of data; placements make it, the executor
 runs it.
 
-Only what is not where it lives is listed: a lookup of a row that lives on the fast tier needs no entry,
-its slot is a base plus its id. Rows of the slow tier are named by their slots there.
+Only what is not where it lives is listed: a row that lives on the fast tier needs no entry, its slot is a
+base plus its id. Rows of the slow tier are named by their slots there. The lookups themselves are those of
+the batch by row (`stats.batches.lookups_by_row`), so a plan names distinct rows alone.
 """
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
@@ -57,27 +58,16 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class StagedLookups:
-    """Lookups of rows that live on the slow tier and are in staging slots during this step."""
-
-    positions_N: NDArray[np.int64]
-    """Positions among the lookups of the batch, ascending."""
-    slots_N: NDArray[np.int64]
-    """Slots on the fast tier."""
-
-
-@dataclass(frozen=True, slots=True)
 class SplitBatch:
     """A batch of more cold rows than staging slots: they are loaded in passes, ``num_slots`` of them at a
     time, once for their vectors and, after the one dense step of the batch, once more for their updates.
     None stays."""
 
     rows_U: NDArray[np.int64]
-    """Slots on the slow tier of the distinct rows; row i is loaded with pass ``i // num_slots``."""
+    """Slots on the slow tier of the distinct rows that do not live on the fast tier, in the order of the
+    batch's lookups by row; row i is loaded with pass ``i // num_slots``."""
     is_first_U: NDArray[np.bool_]
     """Whether no batch has used the row yet, so that it is initialized rather than fetched."""
-    inverse_N: NDArray[np.int32]
-    """Which row each staged lookup reads."""
     num_slots: int
     fetches_U: NDArray[np.int64] | None = None
     """Where the slow tier is a file: number of the fetch of each row, -1 where it is initialized."""
@@ -90,13 +80,11 @@ class InPlace:
     """Lookups whose rows stay on the slow tier: their vectors are sent to the fast tier, their gradients
     back."""
 
-    rows_N: NDArray[np.int64]
-    """Slots on the slow tier: of each lookup, or of each distinct row."""
-    inverse_N: NDArray[np.int32] | None = None
-    """Which of ``rows_N`` each lookup reads, where each distinct row is sent once. Without it the slow tier
-    adds up the vectors of a bag, and one vector per bag is sent."""
-    positions_N: NDArray[np.int64] | None = None
-    """Positions of the lookups, ascending; None: all of the batch. A part of them in evaluation only."""
+    sends: Literal["bags", "rows"]
+    """One vector per bag, whose lookups the slow tier adds up; or one per distinct row."""
+    is_whole: bool = True
+    """Whether all rows are served so; if not, those that live on the fast tier are served there. A part of
+    them in evaluation only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +95,11 @@ class StepPlan:
     """Copy every hot row between the tiers first (the switch of FAE)."""
     transfer: Transfer | None = None
     """Rows that are written back and loaded for this batch."""
-    staged: StagedLookups | None = None
-    """Lookups that read staging slots."""
+    staged_U: NDArray[np.int64] | None = None
+    """Slots on the fast tier of the distinct rows that do not live there, in the order of the batch's lookups
+    by row."""
     split: SplitBatch | None = None
-    """How staged lookups are served where their rows are too many."""
+    """How these rows are served where they are too many."""
     in_place: InPlace | None = None
     """Lookups of rows that do not move."""
 

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...stats.batches.bags import locate_bags
-from ...stats.batches.row_slots import locate_rows
+from ...stats.batches.lookups_by_row import LookupsByRow
+from ...stats.batches.row_slots import locate_distinct_rows, locate_rows
 from ..data.batch import BatchIds
 from .initial_values import InitialValues
 from .mapped_rows import HostMemory
@@ -66,6 +67,13 @@ class Layout:
             args = (self.first_F, self.last_F, self.base_F, slots_N)
             num_absent = locate_bags(ids.ids_N, ids.bags_N, *args)
         return slots_N, num_absent
+
+    def slots_of(self, lookups: LookupsByRow) -> tuple[NDArray[np.int64], int]:
+        """The slot of every distinct row of a batch, -1 where it is not here; how many are not."""
+        slots_U = np.empty(lookups.num_rows, np.int64)
+        ranges = (self.first_F, self.last_F, self.base_F)
+        num_absent = locate_distinct_rows(lookups.rows_U, lookups.first_F1, *ranges, slots_U)
+        return slots_U, num_absent
 
     def rows_at(self, slots_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Table and id of the rows that live in ``slots_N``."""

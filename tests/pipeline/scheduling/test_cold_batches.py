@@ -46,7 +46,7 @@ def draw_ids(num_samples: int, multi_hot: tuple[int, ...], rng: np.random.Genera
 
 
 def naive_rows(ids: PartIds, num_samples: int, width: ColdWidth) -> dict[int, int]:
-    """Lookups of each cold row by its key, in order of first appearance."""
+    """Lookups of each cold row by its key."""
     found: dict[int, int] = {}
     for sample in range(num_samples):
         for place, table in enumerate(width.tables):
@@ -66,7 +66,7 @@ def naive_rows(ids: PartIds, num_samples: int, width: ColdWidth) -> dict[int, in
 
 @pytest.mark.parametrize("multi_hot", [(), (0,), (1, 2), (0, 1, 2)])
 @pytest.mark.parametrize("tables", [(0, 1, 2), (0, 2), (1,)])
-def test_rows_come_in_the_order_of_first_appearance(
+def test_rows_come_in_the_order_of_table_and_id(
     multi_hot: tuple[int, ...], tables: tuple[int, ...], rng: np.random.Generator
 ) -> None:
     distinct = DistinctRows()
@@ -76,7 +76,7 @@ def test_rows_come_in_the_order_of_first_appearance(
         rows, lookups = distinct.of_batch(ids, num_samples, width_of(tables))
         wanted = naive_rows(ids, num_samples, width_of(tables))
         assert dict(zip(rows.tolist(), lookups.tolist(), strict=True)) == wanted
-        assert rows.tolist() == list(wanted)
+        assert rows.tolist() == sorted(wanted)
 
 
 @pytest.mark.parametrize("multi_hot", [(), (2,)])

@@ -38,11 +38,11 @@ def draw_plans(first_step: int, num_steps: int, rng: np.random.Generator) -> Ste
         offsets=used,
         slots=rng.integers(0, 9, used[-1]).astype(np.int32),
         fetch_offsets=fetched,
-        fetch_rows=rng.integers(0, 99, fetched[-1]),
+        fetch_rows=rng.integers(0, 99, fetched[-1]).astype(np.int32),
         fetch_slots=rng.integers(0, 9, fetched[-1]).astype(np.int32),
         fetch_is_first=rng.random(fetched[-1]) < 0.5,
         write_back_offsets=written,
-        write_back_rows=rng.integers(0, 99, written[-1]),
+        write_back_rows=rng.integers(0, 99, written[-1]).astype(np.int32),
         write_back_slots=rng.integers(0, 9, written[-1]).astype(np.int32),
         after=rng.integers(-1, 5, num_steps),
         waits_for=rng.integers(-1, 5, num_steps),
@@ -79,7 +79,7 @@ def test_plans_are_read_as_they_were_written(
 
 
 def test_residents_are_read_as_they_were_written(tmp_path: Path) -> None:
-    residents = Residents(np.array([7, 3], np.int64), np.array([0, 4], np.int32))
+    residents = Residents(np.array([7, 3], np.int32), np.array([0, 4], np.int32))
     manifest = sealed_with(tmp_path / "out", lambda path: write_residents(path, residents))
     found = read_residents(manifest, manifest.files[0])
     assert found.rows.tolist() == [7, 3] and found.slots.tolist() == [0, 4]
@@ -133,7 +133,7 @@ def test_plans_that_contradict_themselves_are_damage(
 
 
 def test_a_file_of_other_columns_is_no_schedule(tmp_path: Path) -> None:
-    residents = Residents(np.zeros(0, np.int64), np.zeros(0, np.int32))
+    residents = Residents(np.zeros(0, np.int32), np.zeros(0, np.int32))
     manifest = sealed_with(tmp_path / "out", lambda path: write_residents(path, residents))
     with pytest.raises(ManifestError, match="its columns are not those of a schedule"):
         list(read_plans(manifest, manifest.files[0]))
@@ -143,7 +143,7 @@ def test_the_sums_of_an_epoch_count_every_move_once(rng: np.random.Generator) ->
     sums = EpochSums()
     plans = [draw_plans(0, 6, rng), draw_plans(6, 4, rng)]
     assert all(sums.add(plan) is plan for plan in plans)
-    sums.residents = Residents(np.arange(3), np.arange(3, dtype=np.int32))
+    sums.residents = Residents(np.arange(3, dtype=np.int32), np.arange(3, dtype=np.int32))
     totals = sums.totals(row_bytes=20)
     # Step by step: a batch that is split moves its rows twice, and writes all of them back.
     to_fast = made = 0

@@ -47,7 +47,7 @@ CONFIG = ScheduleConfig(staging_bytes=ByteSize(3000), epochs=2, seed=5, split_ba
 
 
 def cold_rows_of(shards: Shards, number: int, tables: list[int]) -> list[int]:
-    """Distinct cold rows of a training batch, lookup by lookup as the trainer reads it."""
+    """Distinct cold rows of a training batch by table and id, from its lookups as the trainer reads them."""
     ids = IdReader(shards.tables, tables).read(shards.training_batch(number))
     chosen = [shards.tables[table] for table in tables]
     bases = np.cumsum([0, *(table.num_rows - table.num_hot for table in chosen)])
@@ -56,7 +56,7 @@ def cold_rows_of(shards: Shards, number: int, tables: list[int]) -> list[int]:
         feature = (i if ids.bags_N is None else int(ids.bags_N[i])) % len(tables)
         if row >= chosen[feature].num_hot:
             rows.append(int(bases[feature]) + row - chosen[feature].num_hot)
-    return list(dict.fromkeys(rows))
+    return sorted(set(rows))
 
 
 def epoch_of(made: Manifest, epoch: int, dim: int) -> tuple[list[Parts], list[int], Residents]:

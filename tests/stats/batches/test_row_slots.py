@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hotset.stats.batches.row_slots import first_stray_lookup, locate_rows
+from hotset.stats.batches.row_slots import first_stray_lookup, locate_distinct_rows, locate_rows
 
 
 def located(
@@ -31,3 +31,12 @@ def test_rows_outside_the_tier_have_no_slot() -> None:
 def test_the_first_stray_lookup_is_found(ids: list[list[int]], position: int) -> None:
     ids_BF = np.array(ids, np.int32).reshape(-1, 2)
     assert first_stray_lookup(ids_BF, np.array([5, 3], np.int64)) == position
+
+
+def test_distinct_rows_are_located_table_by_table() -> None:
+    rows_U = np.array([1, 2, 8, 9, 0, 3], np.int32)
+    slots_U = np.empty(6, np.int64)
+    offsets_F1 = np.array([0, 4, 4, 6])
+    ranges = [np.array(bound, np.int64) for bound in ([2, 0, 0], [9, 5, 3], [10, 20, 30])]
+    assert locate_distinct_rows(rows_U, offsets_F1, *ranges, slots_U) == 3
+    assert slots_U.tolist() == [-1, 10, 16, -1, 30, -1]

@@ -12,12 +12,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from hotset.stats.batches.batch_lookups import of_matrix
+from hotset.stats.batches.lookups_by_row import LookupsByRow, group_lookups
 from hotset.train.data.batch import BatchIds
 from hotset.train.execution.executor import Executor
 from hotset.train.meter import Meter
 from hotset.train.rows.initial_values import InitialValues
 from hotset.train.rows.row_optimizers import RowOptimizer
-from hotset.train.rows.step_plan import NOTHING_TO_MOVE, InPlace, Moves, StagedLookups, StepPlan, Transfer
+from hotset.train.rows.step_plan import NOTHING_TO_MOVE, InPlace, Moves, SplitBatch, StepPlan, Transfer
 from hotset.train.rows.tiers import Layout, Tier
 
 NUM_ROWS, NUM_HOT, DIM = [3, 8], [3, 2], 4
@@ -48,14 +50,19 @@ def move(executor: Executor, plan: StepPlan) -> None:
         executor.transfer(plan.transfer)
 
 
+def by_row(ids: BatchIds) -> LookupsByRow:
+    return group_lookups(of_matrix(ids.ids_N, np.array(NUM_ROWS, np.int64)))
+
+
 def train(executor: Executor, steps: list[tuple[list[list[int]], StepPlan]]) -> None:
     """Take steps whose gradient depends on the embeddings, so that a stale row shows."""
     for ids, plan in steps:
         ids_BF = BatchIds.of_matrix(np.array(ids, np.int32))
         move(executor, plan)
-        emb_BFD = executor.look_up(ids_BF, plan)
+        lookups = by_row(ids_BF)
+        emb_BFD = executor.look_up(ids_BF, lookups, plan)
         (emb_BFD.sin() * torch.arange(1, emb_BFD.numel() + 1).view_as(emb_BFD)).sum().backward()  # type: ignore[no-untyped-call]
-        executor.update(ids_BF, emb_BFD, plan)
+        executor.update(ids_BF, lookups, emb_BFD, plan)
 
 
 def assert_equal_tables(first: Executor, second: Executor) -> None:
@@ -73,20 +80,18 @@ def test_staged_rows_train_as_rows_of_the_fast_tier(optimizer: str) -> None:
     # Cold rows 2..7 of the second table are slow slots 0..5; slots 5 and 6 of the fast tier stage them.
     staging = make_executor([0, 0], NUM_HOT, [3, 2], NUM_ROWS, num_staging=2, optimizer=optimizer)
     plans = [
-        StepPlan(
-            transfer=Transfer(fetch=Moves(array(5), array(5))), staged=StagedLookups(array(1), array(5))
-        ),
+        StepPlan(transfer=Transfer(fetch=Moves(array(5), array(5))), staged_U=array(5)),
         StepPlan(
             transfer=Transfer(initialize=Moves(array(3), array(6))),
-            staged=StagedLookups(array(1, 3), array(5, 6)),
+            staged_U=array(6, 5),
         ),
         StepPlan(
             transfer=Transfer(write_back=Moves(array(5), array(5)), fetch=Moves(array(4), array(5))),
-            staged=StagedLookups(array(1, 3), array(6, 5)),
+            staged_U=array(6, 5),
         ),
         StepPlan(
             transfer=Transfer(write_back=Moves(array(3, 4), array(6, 5)), fetch=Moves(array(5), array(6))),
-            staged=StagedLookups(array(1), array(6)),
+            staged_U=array(6),
         ),
     ]
     train(staging, list(zip(BATCHES, plans, strict=True)))
@@ -101,35 +106,47 @@ def test_moved_rows_are_counted_with_their_state() -> None:
     assert executor.traffic.meter.training_bytes() == (2 * 32, 32)
 
 
-def hybrid_plans(executor: Executor, *, dedup: bool) -> list[tuple[list[list[int]], StepPlan]]:
+def test_a_batch_in_passes_trains_as_rows_of_the_fast_tier() -> None:
+    reference = make_executor([0, 0], NUM_ROWS, [0, 0], [0, 0])
+    train(reference, [(ids, NOTHING_TO_MOVE) for ids in BATCHES])
+    # One slot: a pass for each cold row. Rows 5 and 7 of the second table are used before.
+    passes = make_executor([0, 0], NUM_HOT, [3, 2], NUM_ROWS, num_staging=1)
+    used: set[int] = set()
     steps = []
     for ids in BATCHES:
-        rows_N, _ = executor.slow.layout.locate(BatchIds.of_matrix(np.array(ids, np.int32)))
-        in_place = InPlace(rows_N)
-        if dedup:
-            distinct, inverse = np.unique(rows_N, return_inverse=True)
-            in_place = InPlace(distinct, inverse.astype(np.int32))
-        steps.append((ids, StepPlan(in_place=in_place)))
-    return steps
+        rows = sorted({row - 2 for _, row in ids if row >= 2})
+        is_first = np.array([row not in used for row in rows])
+        steps.append((ids, StepPlan(transfer=Transfer(), split=SplitBatch(array(*rows), is_first, 1))))
+        used |= set(rows)
+    train(passes, steps)
+    assert_equal_tables(passes, reference)
 
 
-@pytest.mark.parametrize(("dedup", "num_vectors"), [(False, 16), (True, 14)])
-def test_rows_in_place_train_as_rows_of_the_fast_tier(dedup: bool, num_vectors: int) -> None:
+@pytest.mark.parametrize(("sends", "num_vectors"), [("bags", 16), ("rows", 14)])
+def test_rows_in_place_train_as_rows_of_the_fast_tier(sends: Any, num_vectors: int) -> None:
     reference = make_executor([0, 0], NUM_ROWS, [0, 0], [0, 0])
     train(reference, [(ids, NOTHING_TO_MOVE) for ids in BATCHES])
     hybrid = make_executor([0, 0], [0, 0], [0, 0], NUM_ROWS)
-    train(hybrid, hybrid_plans(hybrid, dedup=dedup))
+    train(hybrid, [(ids, StepPlan(in_place=InPlace(sends))) for ids in BATCHES])
     assert_equal_tables(hybrid, reference)
     assert hybrid.traffic.meter.training_bytes() == (num_vectors * DIM * 4, num_vectors * DIM * 4)
 
 
-def test_a_part_of_the_lookups_may_be_in_place() -> None:
+def test_rows_of_the_slow_tier_alone_may_be_in_place() -> None:
     executor = make_executor([0, 0], NUM_HOT, [0, 0], NUM_ROWS)
+    executor.slow.weights_SD[[0, 1, 3]] = 9.0  # stale copies of hot rows
     ids_BF = BatchIds.of_matrix(np.array([[0, 7], [1, 0]], np.int32))
-    expected = torch.stack([executor.slow.weights_SD[[0, 3 + 7]], executor.slow.weights_SD[[1, 3 + 0]]])
+    expected = torch.stack(
+        [
+            torch.stack([executor.fast.weights_SD[0], executor.slow.weights_SD[3 + 7]]),
+            executor.fast.weights_SD[[1, 3 + 0]],
+        ]
+    )
     with torch.no_grad():
-        emb_BFD = executor.look_up(ids_BF, StepPlan(in_place=InPlace(array(10), positions_N=array(1))))
+        plan = StepPlan(in_place=InPlace("rows", is_whole=False))
+        emb_BFD = executor.look_up(ids_BF, by_row(ids_BF), plan)
     assert torch.equal(emb_BFD, expected) and not emb_BFD.requires_grad
+    assert executor.traffic.meter.training_bytes() == (DIM * 4, 0)
 
 
 def test_a_switch_is_counted_apart() -> None:
@@ -156,7 +173,8 @@ def test_tables_are_put_together_from_both_tiers() -> None:
 def test_a_plan_that_lists_too_little_is_a_bug() -> None:
     executor = make_executor([0, 0], NUM_HOT, NUM_HOT, NUM_ROWS)
     with pytest.raises(AssertionError, match="too few"):
-        executor.look_up(BatchIds.of_matrix(np.array([[0, 7]], np.int32)), NOTHING_TO_MOVE)
+        ids_BF = BatchIds.of_matrix(np.array([[0, 7]], np.int32))
+        executor.look_up(ids_BF, by_row(ids_BF), NOTHING_TO_MOVE)
 
 
 def test_a_slot_that_was_written_back_holds_no_row() -> None:

@@ -7,21 +7,18 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from hotset.train.data.batch import BatchIds, EmbeddingTable
+from hotset.train.data.batch import EmbeddingTable
 from hotset.train.placements.fae import Fae, FaeOrder
 from hotset.train.placements.shuffle_scheduler import ShuffleScheduler
-from hotset.train.rows.step_plan import NOTHING_TO_MOVE
+from hotset.train.rows.step_plan import NOTHING_TO_MOVE, InPlace, StepPlan
 
 TABLES = [EmbeddingTable("C1", 4, 2, 16), EmbeddingTable("C2", 6, 3, 16)]
-HOT = BatchIds.of_matrix(np.array([[0, 2], [1, 0]], np.int32))
-MIXED = BatchIds.of_matrix(np.array([[0, 2], [3, 5]], np.int32))
 
 
 def test_hot_rows_are_copied_where_the_kind_of_batch_changes() -> None:
     placement = Fae(TABLES)
-    copies = [
-        placement.plan(ids, is_hot_only=ids is HOT).copy_hot for ids in (MIXED, MIXED, HOT, HOT, MIXED, HOT)
-    ]
+    kinds = (False, False, True, True, False, True)
+    copies = [placement.plan(is_hot_only=is_hot_only).copy_hot for is_hot_only in kinds]
     assert copies == [None, None, "to_fast", None, "to_slow", "to_fast"]
     assert placement.plan_finish().copy_hot == "to_slow"
     assert placement.plan_finish() is NOTHING_TO_MOVE
@@ -33,27 +30,22 @@ def test_the_replica_holds_the_hot_rows_and_the_slow_tier_all() -> None:
 
 
 def test_mixed_batches_do_all_their_embedding_work_in_place() -> None:
-    in_place = Fae(TABLES).plan(MIXED, is_hot_only=False).in_place
-    assert in_place is not None and in_place.positions_N is None and in_place.inverse_N is None
-    assert in_place.rows_N.tolist() == [0, 6, 3, 9]
+    assert Fae(TABLES).plan(is_hot_only=False) == StepPlan(in_place=InPlace("bags"))
 
 
 def test_hot_only_batches_touch_the_fast_tier_alone() -> None:
     placement = Fae(TABLES)
-    assert placement.plan(HOT, is_hot_only=True).in_place is None
-    assert placement.plan(HOT, is_hot_only=True) is NOTHING_TO_MOVE
+    assert placement.plan(is_hot_only=True).in_place is None
+    assert placement.plan(is_hot_only=True) is NOTHING_TO_MOVE
 
 
 def test_evaluation_reads_hot_rows_where_they_are_current() -> None:
     placement = Fae(TABLES)
     # Batches planned ahead change nothing: the copies may not have been made yet.
-    placement.plan(HOT, is_hot_only=True)
-    on_slow = placement.plan_evaluation(MIXED, is_replica_current=False).in_place
-    assert on_slow is not None and on_slow.positions_N is None
-    split = placement.plan_evaluation(MIXED, is_replica_current=True).in_place
-    assert split is not None and split.positions_N is not None
-    assert (split.positions_N.tolist(), split.rows_N.tolist()) == ([2, 3], [3, 9])
-    assert placement.plan_evaluation(HOT, is_replica_current=True) is NOTHING_TO_MOVE
+    placement.plan(is_hot_only=True)
+    assert placement.plan_evaluation(is_replica_current=False) == StepPlan(in_place=InPlace("bags"))
+    of_cold_rows = StepPlan(in_place=InPlace("rows", is_whole=False))
+    assert placement.plan_evaluation(is_replica_current=True) == of_cold_rows
 
 
 def run_order(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hotset.train.data.batch import BatchIds, EmbeddingTable
+from hotset.train.data.batch import BatchIds, EmbeddingTable, IdReader
 from hotset.train.placements.plan_queue import PlanQueue
 from hotset.train.placements.staging_placements import Cache, Lookahead, StagingPlacement
 
@@ -26,34 +26,42 @@ def cache(num_slots: int, policy: str = "lru", batches_per_item: int = 1, warmup
 def plans_of(placement: StagingPlacement) -> tuple[list[tuple[list[int], ...]], list[int]]:
     """Rows initialized, fetched and written back by each step's transfer, and rows flushed."""
     queue = PlanQueue(placement, placement.planner())
-    lookups = [placement.cold_lookups(ids) for ids in BATCHES]
-    for cold in lookups:
-        queue.add(cold)
+    cold = [placement.find_cold_rows(ids) for ids in BATCHES]
+    for rows in cold:
+        queue.add(rows)
     queue.finish()
     assert queue.num_ready == len(BATCHES)
     steps = []
-    for cold in lookups:
-        plan = queue.take(cold, is_fresh=True)
+    for rows in cold:
+        plan = queue.take(rows.rows_U, is_fresh=True)
         assert plan.transfer is not None
         moves = (plan.transfer.initialize, plan.transfer.fetch, plan.transfer.write_back)
         steps.append(tuple(move.rows_N.tolist() for move in moves))
     return steps, sorted(queue.flush.write_back.rows_N.tolist())
 
 
-def test_cold_lookups_are_those_of_rows_that_live_on_the_slow_tier() -> None:
-    placement = Lookahead(TABLES, 3, 0, None)
-    cold = placement.cold_lookups(BATCHES[0])
+def test_cold_rows_are_those_that_live_on_the_slow_tier() -> None:
     # Rows 2 and 3 of the first table are slow slots 0 and 1, rows 3 to 5 of the second 2 to 4.
-    assert cold.positions_N.tolist() == [1, 2, 5]
-    assert cold.rows_U.tolist() == [4, 1] and cold.inverse_N.tolist() == [0, 1, 0]
-    assert cold.lookups_of_rows.tolist() == [2, 1]
-    assert cache(9).cold_lookups(BATCHES[0]).positions_N.tolist() == list(range(6))
+    cold = Lookahead(TABLES, 3, 0, None).find_cold_rows(BATCHES[0])
+    assert (cold.rows_U.tolist(), cold.lookups_U.tolist()) == ([1, 4], [1, 2])
+    # A cache has all rows on the slow tier: 0 and 3 of the first table, 0 and 5 of the second.
+    every = cache(9).find_cold_rows(BATCHES[0])
+    assert (every.rows_U.tolist(), every.lookups_U.tolist()) == ([0, 3, 4, 9], [2, 1, 1, 2])
+
+
+def test_hashing_and_grouping_find_the_same_cold_rows(rng: np.random.Generator) -> None:
+    ids = BatchIds.of_matrix(np.minimum(rng.zipf(1.3, (200, 2)) - 1, [3, 5]).astype(np.int32))
+    lookups = IdReader(TABLES, [0, 1]).by_row(ids)
+    for placement in (Lookahead(TABLES, 3, 0, None), cache(9)):
+        first, second = placement.find_cold_rows(ids), placement.cold_rows(lookups)
+        np.testing.assert_array_equal(first.rows_U, second.rows_U)
+        np.testing.assert_array_equal(first.lookups_U, second.lookups_U)
 
 
 def test_lookahead_keeps_what_is_used_again_first() -> None:
     steps, flushed = plans_of(Lookahead(TABLES, 3, 0, None))
     assert steps == [
-        ([4, 1], [], []),
+        ([1, 4], [], []),
         ([0], [], []),
         ([3], [], [0]),
         # Row 0 of the second batch is used again and had been written: it is fetched, not initialized.
@@ -69,28 +77,27 @@ def test_planning_ahead_and_online_agree_where_all_is_known() -> None:
 def test_staging_slots_follow_the_hot_rows() -> None:
     placement = Lookahead(TABLES, 3, 0, None)
     queue = PlanQueue(placement, placement.planner())
-    cold = placement.cold_lookups(BATCHES[0])
+    cold = placement.find_cold_rows(BATCHES[0])
     queue.add(cold)
     queue.finish()
-    plan = queue.take(cold, is_fresh=False)
-    assert plan.staged is not None and plan.transfer is not None
+    plan = queue.take(cold.rows_U, is_fresh=False)
+    assert plan.staged_U is not None and plan.transfer is not None
     assert placement.fast.num_own_slots == 5
-    assert set(plan.staged.slots_N.tolist()) <= {5, 6, 7}
-    assert plan.staged.slots_N[0] == plan.staged.slots_N[2] != plan.staged.slots_N[1]
+    assert set(plan.staged_U.tolist()) <= {5, 6, 7} and plan.staged_U[0] != plan.staged_U[1]
     # Weights that were loaded are fetched, first use or not.
-    assert plan.transfer.fetch.rows_N.tolist() == [4, 1] and plan.transfer.initialize.num_rows == 0
+    assert plan.transfer.fetch.rows_N.tolist() == [1, 4] and plan.transfer.initialize.num_rows == 0
 
 
 def test_a_batch_of_too_many_rows_runs_in_passes() -> None:
     placement = Lookahead(TABLES, 1, 0, None)
     queue = PlanQueue(placement, placement.planner())
-    lookups = [placement.cold_lookups(ids) for ids in BATCHES[:2]]
-    for cold in lookups:
-        queue.add(cold)
+    cold = [placement.find_cold_rows(ids) for ids in BATCHES[:2]]
+    for rows in cold:
+        queue.add(rows)
     queue.finish()
-    first, second = (queue.take(cold, is_fresh=True) for cold in lookups)
+    first, second = (queue.take(rows.rows_U, is_fresh=True) for rows in cold)
     assert first.split is not None and second.split is None
-    assert first.split.rows_U.tolist() == [4, 1] and first.split.num_slots == 1
+    assert first.split.rows_U.tolist() == [1, 4] and first.split.num_slots == 1
     assert second.transfer is not None and second.transfer.after == 0
 
 
@@ -98,9 +105,9 @@ def test_a_warm_cache_writes_back_changed_rows_alone() -> None:
     steps, flushed = plans_of(cache(6, "lru", warmup=1.0))
     # The most frequent rows (0, 1, 4, 5, 6 and 9) come first, where the first batch leaves room.
     made = steps[0][0]
-    assert made[:3] == [0, 9, 3] and set(made[3:]) < {1, 4, 5, 6} and len(made) == 6
+    assert made[:4] == [0, 3, 4, 9] and set(made[4:]) < {1, 5, 6} and len(made) == 6
     written = {row for _, _, write_back in steps for row in write_back} | set(flushed)
-    used = {int(row) for ids in BATCHES for row in cache(6).cold_lookups(ids).rows_U}
+    used = {int(row) for ids in BATCHES for row in cache(6).find_cold_rows(ids).rows_U}
     assert written == used
 
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotset.stats.batches.distinct_rows import find_distinct
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.drawn_tiers import draw_lookups, make_tier, step
+from hotset.train.rows import row_backends, row_threads
 from hotset.train.rows.row_backends import NumbaRows, RowBackend, TorchRows, backend_of
 from hotset.train.rows.row_optimizers import RowOptimizer
 
@@ -34,7 +34,7 @@ def test_both_back_ends_give_the_same_bits(
     backends: list[RowBackend] = [NumbaRows(optimizer), TorchRows(optimizer)]
     for _ in range(3):
         lookups = draw_lookups(tiers[0], num_samples, rng)
-        grad_PD = torch.from_numpy(rng.normal(size=(lookups.slots_N.size, dim)).astype(np.float32))
+        grad_PD = torch.from_numpy(rng.normal(size=(num_samples * num_tables, dim)).astype(np.float32))
         first, second = (step(b, tier, lookups, grad_PD) for b, tier in zip(backends, tiers, strict=True))
         assert torch.equal(first, second)
     assert torch.equal(tiers[0].weights_SD, tiers[1].weights_SD)
@@ -51,13 +51,31 @@ def test_summing_first_and_applying_then_is_the_update(
     at_once, in_two = (make_tier(optimizer, 2, 30, 4) for _ in range(2))
     lookups = draw_lookups(at_once, 300, rng)
     grad_PD = torch.from_numpy(rng.normal(size=(600, 4)).astype(np.float32))
-    backend.update(at_once, lookups, grad_PD, 2)
-    slots_U, inverse_N = find_distinct(lookups.slots_N)
-    backend.apply(
-        in_two, slots_U, backend.sum_by_row(lookups.positions_N, inverse_N, slots_U.size, grad_PD, 2)
-    )
+    backend.update(at_once, lookups.by_row, lookups.slots_U, grad_PD, 2)
+    sums_UD = backend.sums(lookups.by_row, grad_PD, 2)
+    is_here = lookups.slots_U >= 0
+    backend.apply(in_two, lookups.slots_U[is_here], sums_UD[torch.from_numpy(is_here)])
     assert torch.equal(at_once.weights_SD, in_two.weights_SD)
     assert torch.equal(at_once.state_SW, in_two.state_SW)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("num_threads", [2, 3, 7])
+def test_threads_and_chunks_change_no_bit(
+    name: str, num_threads: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer = RowOptimizer(name, 0.03)
+    alone, together = (make_tier(optimizer, 3, 200, 4) for _ in range(2))
+    monkeypatch.setattr(row_threads, "_LEAST_LOOKUPS", 100)
+    for _ in range(2):
+        lookups = draw_lookups(alone, 900, rng)
+        grad_PD = torch.from_numpy(rng.normal(size=(2700, 4)).astype(np.float32))
+        monkeypatch.setattr(row_backends, "_CHUNK_FLOATS", 1 << 16)
+        vectors = step(NumbaRows(optimizer), alone, lookups, grad_PD)
+        monkeypatch.setattr(row_backends, "_CHUNK_FLOATS", 12)
+        assert torch.equal(step(NumbaRows(optimizer, num_threads), together, lookups, grad_PD), vectors)
+    assert torch.equal(alone.weights_SD, together.weights_SD)
+    assert torch.equal(alone.state_SW, together.state_SW)
 
 
 def test_the_host_uses_numba() -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hotset.stats.batches.distinct_rows import find_distinct
+from hotset.stats.batches.batch_lookups import of_matrix
+from hotset.stats.batches.lookups_by_row import LookupsByRow, group_lookups
 from hotset.stats.hashing import mix64_pair
 from hotset.train.rows.row_kernels import (
     BLOCK_SAMPLES,
@@ -50,12 +51,24 @@ def test_initial_values_are_uniform_and_symmetric() -> None:
     assert np.unique(values).size > 0.99 * values.size
 
 
-def test_rows_go_to_their_positions(rng: np.random.Generator) -> None:
+def by_row(rows: NDArray[np.int64], positions: NDArray[np.int64]) -> LookupsByRow:
+    """Lookups of one table's rows at these positions, ascending."""
+    found = group_lookups(of_matrix(rows.astype(np.int32), np.array([1000], np.int64)))
+    return found._replace(order_N=positions[found.order_N].astype(np.int32))
+
+
+def test_rows_go_to_the_positions_of_their_lookups(rng: np.random.Generator) -> None:
     weights = rng.normal(size=(10, 3)).astype(F32)
     vectors = np.full((6, 3), -1, F32)
-    look_up(weights, np.array([4, 4, 9]), np.array([0, 2, 5]), vectors)
+    lookups = by_row(np.array([2, 2, 7, 8]), np.array([0, 2, 3, 5]))
+    # Rows 2, 7 and 8 are in slot 4, left out, and in slot 9.
+    look_up(weights, lookups, np.array([4, -1, 9]), 0, 3, vectors)
     np.testing.assert_array_equal(vectors[[0, 2, 5]], weights[[4, 4, 9]])
     assert np.all(vectors[[1, 3, 4]] == -1)
+    part = np.full((6, 3), -1, F32)
+    look_up(weights, lookups, np.array([4, -1, 9]), 1, 3, part)
+    np.testing.assert_array_equal(part[5], weights[9])
+    assert np.all(part[:5] == -1)
 
 
 def test_a_bag_is_summed_in_the_order_of_its_lookups(rng: np.random.Generator) -> None:
@@ -88,10 +101,23 @@ def test_single_rows_start_as_their_table_does() -> None:
 def summed(
     grad: NDArray[np.float32], rows: NDArray[np.int64], positions: NDArray[np.int64], features: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    distinct, inverse = find_distinct(rows)
-    sums, partial = np.full((2, distinct.size, grad.shape[1]), np.nan, F32)
-    blocks = np.empty(distinct.size, np.int64)
-    sum_gradients(grad, positions, inverse, BLOCK_SAMPLES * features, partial, blocks, sums)
+    """Distinct rows and their sums; each row's slot is its id, and those of odd rows are summed apart."""
+    lookups = by_row(rows, positions)
+    distinct = lookups.rows_U.astype(np.int64)
+    sums = np.full((distinct.size, grad.shape[1]), np.nan, F32)
+    for kept in (0, 1):
+        slots = np.where(distinct % 2 == kept, distinct, -1)
+        found, of_part = (
+            np.empty(distinct.size, np.int64),
+            np.full((distinct.size + 1, grad.shape[1]), np.nan, F32),
+        )
+        block = BLOCK_SAMPLES * features
+        # In two ranges, of which the second begins again at the front.
+        half = distinct.size // 2
+        for first, last in ((0, half), (half, distinct.size)):
+            count = sum_gradients(grad, lookups, slots, block, first, last, of_part, found)
+            assert found[:count].tolist() == slots[first:last][slots[first:last] >= 0].tolist()
+            sums[np.searchsorted(distinct, found[:count])] = of_part[:count]
     return distinct, sums
 
 
@@ -122,9 +148,15 @@ def test_gradients_are_summed_in_blocks_of_samples(
     grad = rng.normal(size=(positions.size, 3)).astype(F32)
     distinct, sums = summed(grad, rows, positions, features)
     expected = naive_sum(grad, rows, positions, features)
-    assert distinct.tolist() == list(expected)
+    assert distinct.tolist() == sorted(expected)
     for row, total in zip(distinct.tolist(), sums, strict=True):
         np.testing.assert_array_equal(total, expected[row])
+
+
+def test_a_gradient_of_minus_zero_becomes_zero_as_in_every_sum() -> None:
+    grad = np.full((3, 2), -0.0, F32)
+    _, sums = summed(grad, np.array([4, 5, 5]), np.arange(3), features=1)
+    assert not np.signbit(sums).any()
 
 
 def test_a_part_of_the_positions_keeps_its_blocks(rng: np.random.Generator) -> None:
