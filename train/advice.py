@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..pipeline.errors import ConfigError, require_at_least
+from ..pipeline.errors import ConfigError, ManifestError, require_at_least
 from ..pipeline.folders.manifest import Manifest
 from ..pipeline.folders.stage_totals import ColumnsTotals, PlanTotals, VocabularyTotals
 from ..pipeline.hot_rows.hot_order import HotOrder
@@ -93,6 +93,15 @@ def read_workload(
     vocabulary: Manifest, plan: Manifest, columns: Manifest, model: str, batch_size: int
 ) -> Workload:
     """The log and the model that predictions are for."""
+    ranked, planned = (
+        [table.name for table in tables]
+        for tables in (VocabularyTotals.of(vocabulary).tables, PlanTotals.of(plan).tables)
+    )
+    if ranked != planned:
+        raise ManifestError(
+            f"{plan.folder} has the tables {', '.join(planned)}, {vocabulary.folder} has {', '.join(ranked)}",
+            hint="`hotset verify` reports which folder is at fault",
+        )
     counts = read_row_counts(vocabulary)
     num_train = VocabularyTotals.of(vocabulary).num_train_samples
     dim = plan.setting("embedding_dim", int)

@@ -13,13 +13,20 @@ import torch
 from ..pipeline.sizes import KIB
 from .config import TrainConfig
 from .data.batch import Batch
-from .data.batch_order import RecordedOrder
+from .data.batch_order import BATCH_ORDER, RecordedOrder
 from .data.shards import Shards, with_hot_bytes
 from .execution.traffic import Way
 from .meter import Kind
 from .model.dlrm_shape import preset_name
 from .predict import Predictions, Scores
-from .run_folder import RunFolder, make_folder, refuse_missing_folder, refuse_occupied
+from .run_folder import (
+    RunFolder,
+    make_folder,
+    read_manifest,
+    refuse_changed_files,
+    refuse_missing_folder,
+    refuse_occupied,
+)
 from .trainer import Trainer, build_trainer, refuse_divergence, run_steps, set_threads
 
 _log = logging.getLogger(__name__)
@@ -129,6 +136,8 @@ def train(
         opened = with_hot_bytes(opened, config.hot_bytes, config.row_optimizer(opened.embedding_optimizer))
     opened.refuse_damage()
     threads = set_threads(config.threads)
+    if replay is not None and (recorded := read_manifest(replay)) is not None:
+        refuse_changed_files(recorded, (BATCH_ORDER,))
     order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None
 
     make_folder(out)

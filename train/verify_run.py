@@ -6,13 +6,10 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
-
 from ..pipeline.errors import HotsetError, first_line
 from ..pipeline.folders.disk import paths_in
 from ..pipeline.folders.manifest import MANIFEST, Manifest
-from ..pipeline.formats.arrow_files import DAMAGE
-from .data.batch_order import BATCH_ORDER
+from .data.batch_order import BATCH_ORDER, read_batch_order
 from .model.dlrm import Dlrm
 from .model.dlrm_shape import dlrm_shape
 from .run_folder import (
@@ -84,12 +81,8 @@ def _check_weights(run: Path) -> None:
 
 def _check_order(run: Path) -> None:
     path = run / BATCH_ORDER
-    try:
-        numbers = np.load(path, allow_pickle=False)
-        if numbers.dtype != np.int32 or numbers.ndim != 1 or numbers.min(initial=0) < 0:
-            raise ValueError("it is no list of batches")
-    except DAMAGE as error:
-        raise HotsetError(f"{path} is damaged: {first_line(error)}") from error
+    if read_batch_order(path).min(initial=0) < 0:
+        raise HotsetError(f"{path} is damaged: it has a batch below 0")
 
 
 def _check_metrics(run: Path) -> None:

@@ -42,6 +42,8 @@ _CATEGORY = (pa.uint32(), pa.uint64())
 _DENSE = (pa.int32(),)
 _FLOAT = (pa.float64(),)
 _LIST = (pa.list_(pa.uint64()),)
+_MOST_LOOKUPS = 2.0**60
+"""Lookups of a table: sums of more could leave 64 bits."""
 _MAY_LACK = (_CATEGORY, _DENSE, _FLOAT)
 ColumnTypes = dict[str, tuple[Any, ...]]
 """The types that each column of a file may have, by its name."""
@@ -86,7 +88,23 @@ def read_batch(manifest: Manifest, entry: FileEntry) -> Any:
         ManifestError: missing, of another size or checksum, or not what Arrow or the manifest says it is.
     """
     # A flipped bit may well be another value: what this process did not write itself is hashed first.
-    return read_file(manifest.hashed_path(entry), entry.num_samples, columns_of(manifest))
+    path = manifest.hashed_path(entry)
+    batch = read_file(path, entry.num_samples, columns_of(manifest))
+    if manifest.stage in ("rank", "adopt"):
+        _refuse_wild_rows(path, batch, VocabularyTotals.of(manifest).num_rows)
+    return batch
+
+
+def _refuse_wild_rows(path: Path, batch: Any, num_rows: int) -> None:
+    """Raise ManifestError for counts or places of rows that no vocabulary has: sums and orders trust them."""
+    counts, places = (values_of(batch.column(name), np.int64) for name in ("count", "place"))
+    fault = None
+    if places.size and not 0 <= places.min() <= places.max() < num_rows:
+        fault = f"a place is outside its {num_rows} rows"
+    elif counts.size and (counts.min() < 0 or counts.sum(dtype=np.float64) > _MOST_LOOKUPS):
+        fault = "its counts are not those of a log"
+    if fault is not None:
+        raise ManifestError(f"{path} is damaged: {fault}", hint=hint_to_rewrite(path.parent))
 
 
 def read_file(path: Path, num_samples: int, columns: ColumnTypes) -> Any:
@@ -162,6 +180,8 @@ def _check_counts(batch: Any) -> None:
     counts = values_of(batch.column("count"), np.int64)
     if counts.shape[0] and counts.min() < 1:
         raise ValueError(f"it counts a category {counts.min()} times")
+    if counts.sum(dtype=np.float64) > _MOST_LOOKUPS:
+        raise ValueError("its counts are not those of a log")
 
 
 def values_of(array: Any, dtype: Any) -> NDArray[Any]:

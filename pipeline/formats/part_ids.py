@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ from numpy.typing import NDArray
 from ...stats.batches.bag_shuffle import tag_cold_bags
 from ...stats.counting.hash_table import settle_unknown
 from ...stats.ranking.hot_rows import tag_hot_samples
+from ..errors import ManifestError
 from ..folders.file_facts import ColumnsFacts, SamplesFacts
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.table_info import TableInfo
 from ..runtime.thread_buffers import thread_buffer
+from ..stage_commands import hint_to_rewrite
 from .arrow_files import as_fixed_lists, fixed_lists, values_of
 from .tables import as_lists, multi_hot, offsets_of, one_hot
 
@@ -67,6 +70,22 @@ class PartIds:
             name: (offsets_of(array), values_of(array.values, np.int32)) for name, array in arrays.items()
         }
         return cls(tables, matrix, lists)
+
+    def refuse_strays(self, path: Path) -> None:
+        """Raise ManifestError where an id read from ``path`` is outside its table."""
+        columns = one_hot(self.tables)
+        # As unsigned numbers, negative ids are larger than any table: one pass over the matrix will do.
+        unsigned = self.matrix.view(np.uint32)
+        largest = dict(zip((table.name for table in columns), unsigned.max(axis=0, initial=0), strict=True))
+        largest |= {name: ids.view(np.uint32).max(initial=0) for name, (_, ids) in self.lists.items()}
+        has_samples = self.matrix.shape[0] > 0
+        for table in self.tables:
+            if has_samples and largest[table.name] >= table.num_rows:
+                found = int(largest[table.name].astype(np.int32))
+                raise ManifestError(
+                    f"{path} is damaged: id {found} in table {table.name} of {table.num_rows} rows",
+                    hint=hint_to_rewrite(path.parent),
+                )
 
     @property
     def ids(self) -> list[NDArray[np.int32]]:

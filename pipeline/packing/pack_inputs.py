@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.batches.dense_values import log1p_table, transform_dense, transform_values
+from ..errors import ManifestError
 from ..folders.manifest import Manifest
 from ..folders.stage_totals import ColumnsTotals, PlanTotals, SamplesTotals
 from ..folders.table_info import PlannedTable
@@ -70,10 +71,32 @@ class PackInputs:
         return read_batch(self.columns, self.columns.entry(name)), self.read_ids(name)
 
     def read_ids(self, name: str) -> PartIds:
-        """Read the ids of one part."""
-        return PartIds.read(
-            read_batch(self.samples, self.samples.entry(name)), SamplesTotals.of(self.samples).tables
-        )
+        """Read the ids of one part; raise ManifestError where one is outside its table."""
+        batch = read_batch(self.samples, self.samples.entry(name))
+        ids = PartIds.read(batch, SamplesTotals.of(self.samples).tables)
+        ids.refuse_strays(self.samples.folder / name)
+        return ids
+
+    def refuse_other_parts(self) -> None:
+        """Raise ManifestError where the folders are not of the same parts and tables: kernels trust that."""
+        wanted = [(entry.path, entry.num_samples) for _, entry in self.plan.parts()]
+        for folder in (self.columns, self.samples):
+            found = [(entry.path, entry.num_samples) for _, entry in folder.parts()]
+            if found != wanted:
+                raise ManifestError(
+                    f"{folder.folder} and {self.plan.folder} have other parts: "
+                    f"{len(found)} and {len(wanted)} files, or of other lengths",
+                    hint="`hotset verify` reports which folder is at fault",
+                )
+        tables = [
+            [(table.name, table.num_rows, table.is_multi_hot) for table in found]
+            for found in (SamplesTotals.of(self.samples).tables, self.tables)
+        ]
+        if tables[0] != tables[1]:
+            raise ManifestError(
+                f"{self.samples.folder} and {self.plan.folder} have other tables",
+                hint="`hotset verify` reports which folder is at fault",
+            )
 
     def transform(self, name: str, array: Any, chosen: NDArray[np.int32], out: NDArray[np.float32]) -> None:
         """Write the ``chosen`` values of a dense column to ``out`` as shards have them."""

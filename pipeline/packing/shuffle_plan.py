@@ -24,11 +24,13 @@ from ...stats.batches.sample_shuffle import (
     find_in_bins,
     keys_and_kinds,
 )
+from ..errors import ManifestError
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import PlanTotals
 from ..formats.arrow_files import read_batch, values_of
 from ..runtime.tasks import run_tasks
 from ..sizes import MIB
+from ..stage_commands import hint_to_rewrite
 
 _LARGEST = np.uint64(2**64 - 1)
 _ROOM_BYTES = 64 * MIB
@@ -61,8 +63,13 @@ class Shuffle:
     """A multiple of the batch size; the last file of each kind may be shorter."""
 
     def keys_and_kinds(self, entry: FileEntry, first_sample: int) -> _Keys:
-        """Key and kind of each sample of one file of tags."""
+        """Key and kind of each sample of one file of tags; raise ManifestError for a tag above 1."""
         is_hot = values_of(read_batch(self.plan, entry).column("is_hot"), np.uint8)
+        if is_hot.max(initial=0) > 1:
+            raise ManifestError(
+                f"{self.plan.folder / entry.path} is damaged: a tag is {is_hot.max()}, want 0 or 1",
+                hint=hint_to_rewrite(self.plan.folder),
+            )
         keys = np.empty(is_hot.shape[0], np.uint64)
         kinds = np.empty(is_hot.shape[0], np.uint8)
         num_train = PlanTotals.of(self.plan).num_train_samples

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..encoding.id_lookup import LEAST_TABLE_BYTES, LookupPass, load_piece, plan_passes
+from ..errors import ManifestError
 from ..folders.file_facts import SamplesFacts
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output, input_of
@@ -28,6 +29,7 @@ from ..runtime.memory import room_for
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..runtime.tasks import num_processes, num_workers, run_tasks
 from ..runtime.thread_buffers import thread_buffer
+from ..stage_commands import hint_to_rewrite
 
 VERSION = 1
 
@@ -134,6 +136,14 @@ def _totals(vocabulary: Manifest, output: Output) -> SamplesTotals:
     """The totals of the vocabulary, with how often the log looks up each table."""
     totals = VocabularyTotals.of(vocabulary)
     facts = [entry.read_facts(SamplesFacts) for entry in output.finished.values()]
+    names = {table.name for table in totals.tables if table.is_multi_hot}
+    for entry, found in zip(output.finished.values(), facts, strict=True):
+        lengths = {len(found.oov_train), len(found.oov_evaluation)}
+        if lengths != {len(totals.tables)} or found.lookups.keys() != names:
+            raise ManifestError(
+                f"{output.folder}: the record of {entry.path} is damaged: it is of other tables",
+                hint=hint_to_rewrite(output.folder),
+            )
     tables = tuple(_describe_table(feature, table, facts) for feature, table in enumerate(totals.tables))
     return totals.extended(SamplesTotals, tables=tables)
 

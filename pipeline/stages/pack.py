@@ -80,6 +80,7 @@ def pack(
     if output.sealed is not None:
         return output.sealed
     inputs = PackInputs(columns, samples, plan)
+    inputs.refuse_other_parts()
     # Files are cut by the words of an average sample, bags included.
     width = inputs.words_per_sample
     shuffle = Shuffle(plan, config.seed, config.order == "grouped", samples_per_file(config, width))

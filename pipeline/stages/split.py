@@ -168,7 +168,9 @@ def _tag_part(entry: FileEntry, num_train: int, num_hot: list[int], samples: Man
     """Tag one file, of which the first ``num_train`` samples are for training."""
     if output.has(entry.path):
         return entry.num_samples
-    is_hot = PartIds.read(read_batch(samples, entry), SamplesTotals.of(samples).tables).tags(num_hot)
+    ids = PartIds.read(read_batch(samples, entry), SamplesTotals.of(samples).tables)
+    ids.refuse_strays(samples.folder / entry.path)
+    is_hot = ids.tags(num_hot)
     hot_train = int(np.count_nonzero(is_hot[: max(num_train, 0)]))
     hot_evaluation = int(np.count_nonzero(is_hot)) - hot_train
     facts = TagsFacts(hot_train=hot_train, hot_evaluation=hot_evaluation)

@@ -56,7 +56,8 @@ def edit_json(whole: bytes, luck: random.Random) -> bytes:
     """Change, remove or repeat one to three values somewhere in a JSON object."""
     parts = json.loads(whole)
     for _ in range(luck.choice([1, 1, 2, 3])):
-        mutate_parts(parts, luck)
+        if parts:
+            mutate_parts(parts, luck)
     return json.dumps(parts).encode()
 
 

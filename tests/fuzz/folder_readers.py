@@ -16,6 +16,7 @@ import pyarrow.ipc
 
 from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
+from hotset.pipeline.folders.stage_totals import VocabularyTotals
 from hotset.pipeline.inspect.frequency_series import frequency_statistics
 from hotset.pipeline.inspect.table_rows import open_table
 from hotset.pipeline.runtime.resources import Resources
@@ -107,13 +108,15 @@ def evaluate_again(root: Path, out: Path) -> Any:
 
 def statistics_of(root: Path, out: Path) -> Any:
     """Compute the statistics of DIR."""
-    return frequency_statistics(root / "dir", ONE)
+    found = frequency_statistics(root / "dir", ONE)
+    # Which folders the figures are from is another matter than what they are.
+    return {name: figures for name, figures in found.items() if name != "provenance"}
 
 
 def tables_of(root: Path, out: Path) -> Any:
     """Read every table row by row, with texts."""
-    totals = Manifest.read(root / "dir" / "vocabulary").totals["tables"]
-    return [open_table(root / "dir", table["name"]).head(50) for table in totals]
+    tables = VocabularyTotals.of(Manifest.read(root / "dir" / "vocabulary")).tables
+    return [open_table(root / "dir", table.name).head(50) for table in tables]
 
 
 def advice_of(root: Path, out: Path) -> Any:

@@ -11,6 +11,7 @@ hangs is counted, and another one continues with the next file.
 from __future__ import annotations
 
 import argparse
+import copy
 import faulthandler
 import hashlib
 import json
@@ -122,9 +123,9 @@ def mutate_parts(parts: dict[str, Any], luck: random.Random) -> None:
         case 1 if type(where[key]) is int:
             where[key] += luck.choice([-1, 1, 1000, -1000])
         case 2 if isinstance(where, list):
-            where.insert(key, where[luck.randrange(len(where))])
+            where.insert(key, copy.deepcopy(where[luck.randrange(len(where))]))
         case _:
-            where[key] = luck.choice(_JSON)
+            where[key] = copy.deepcopy(luck.choice(_JSON))
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:

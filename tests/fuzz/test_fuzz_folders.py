@@ -95,7 +95,7 @@ fuzz_folders.main()
 
     monkeypatch.setattr("subprocess.Popen", start)
     result = fuzz_folders.fuzz_folders(3, 0)
-    assert result["wrong"] == [f"folder 1: the process ended by {signal.SIGABRT.name}"]
+    assert result["wrong"] == [f"at folder 1: the process ended by {signal.SIGABRT.name}"]
     assert result["inputs"] == 3
 
 

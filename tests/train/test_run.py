@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from hotset.pipeline.errors import HotsetError
+from hotset.pipeline.errors import HotsetError, ManifestError
 from hotset.pipeline.sizes import ByteSize
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.config import TrainConfig
@@ -67,6 +67,17 @@ def test_a_recorded_order_is_replayed(shards: Path, tmp_path: Path) -> None:
     for name in ("weights.safetensors", "batch_order.npy"):
         assert (tmp_path / "fae" / name).read_bytes() == (tmp_path / "replay" / name).read_bytes()
     assert json.loads((tmp_path / "replay" / "config.json").read_text())["is_replay"]
+
+
+def test_a_recorded_order_that_was_changed_is_refused(shards: Path, tmp_path: Path) -> None:
+    train(shards, TrainConfig(**FIELDS), tmp_path / "run")
+    path = tmp_path / "run" / "batch_order.npy"
+    whole = path.read_bytes()
+    # Two batches change places: an order as good as any, but not that of the run.
+    path.write_bytes(whole[:-8] + whole[-4:] + whole[-8:-4])
+    with pytest.raises(ManifestError, match=r"batch_order\.npy is damaged: its checksum is"):
+        train(shards, TrainConfig(**FIELDS), tmp_path / "replay", replay=tmp_path / "run")
+    assert not (tmp_path / "replay").exists()
 
 
 def test_progress_is_in_samples_of_all_epochs(shards: Path, tmp_path: Path) -> None:

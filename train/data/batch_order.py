@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +14,8 @@ from ...pipeline.errors import HotsetError, first_line
 from ...stats.batches.epoch_order import epoch_order
 
 BATCH_ORDER = "batch_order.npy"
+_HEADER_BYTES = 128
+_INT32_BYTES = 4
 
 
 class BatchOrder(Protocol):
@@ -62,17 +65,7 @@ class RecordedOrder:
     def of_run(cls, run: Path, num_batches: int, num_epochs: int) -> RecordedOrder:
         """Read the order of ``run``; raises HotsetError where it does not fit these shards."""
         path = run / BATCH_ORDER
-        try:
-            # Opening a pipe would wait for ever.
-            if not path.is_file():
-                raise FileNotFoundError("there is no such plain file")
-            numbers = np.load(path, allow_pickle=False)
-            if not isinstance(numbers, np.ndarray) or numbers.dtype != np.int32 or numbers.ndim != 1:
-                raise ValueError("it holds no list of int32")
-        except (OSError, ValueError, MemoryError, EOFError) as error:
-            raise HotsetError(
-                f"{path} cannot be read: {first_line(error)}", hint="give the folder of a finished run"
-            ) from error
+        numbers = read_batch_order(path)
         # Checked over all epochs together: each batch as often as there are epochs.
         wanted = np.repeat(np.arange(num_batches), num_epochs)
         if not np.array_equal(np.sort(numbers), wanted):
@@ -82,3 +75,37 @@ class RecordedOrder:
     def epochs(self) -> Iterator[list[int]]:
         for numbers in np.split(self._numbers, self._num_epochs):
             yield numbers.tolist()
+
+
+def read_batch_order(path: Path) -> NDArray[np.int32]:
+    """Read the training batch of each step, (num_steps,), as a run writes it.
+
+    Raises:
+        HotsetError: the file is missing, or anything else than such an array.
+    """
+    try:
+        # Opening a pipe would wait for ever.
+        if not path.is_file():
+            raise FileNotFoundError("there is no such plain file")
+        # Only this one header is read, so that nothing of NumPy's parser of headers is trusted.
+        whole = path.read_bytes()
+        num_steps = (len(whole) - _HEADER_BYTES) // _INT32_BYTES
+        if num_steps < 0 or whole[:_HEADER_BYTES] != _header(num_steps):
+            raise ValueError("it is no list of batches")
+        if len(whole) != _HEADER_BYTES + _INT32_BYTES * num_steps:
+            raise ValueError(f"it has {len(whole)} bytes")
+    except (OSError, ValueError) as error:
+        state = "is damaged" if isinstance(error, ValueError) else "cannot be read"
+        raise HotsetError(
+            f"{path} {state}: {first_line(error)}", hint="give the folder of a finished run"
+        ) from error
+    return np.frombuffer(whole, np.int32, offset=_HEADER_BYTES)
+
+
+def _header(num_steps: int) -> bytes:
+    """Return the header that NumPy writes for (num_steps,) int32."""
+    sink = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        sink, {"descr": "<i4", "fortran_order": False, "shape": (num_steps,)}
+    )
+    return sink.getvalue()

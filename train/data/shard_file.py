@@ -72,6 +72,11 @@ class ShardFile:
             if columns.num_one_hot or "ids" in names:
                 ids_BF = _matrix(batch, chunks, "ids", pa.int32(), columns.num_one_hot)
             bags = tuple(_bags(batch, chunks, name) for name in columns.multi_hot)
+            # A loss of nan at some later step would not tell where it is from.
+            if not np.isfinite(dense_BK).all():
+                raise ValueError(f"a dense value of batch {index} is not finite")
+            if not ((label_B == 0) | (label_B == 1)).all():
+                raise ValueError(f"a label of batch {index} is neither 0 nor 1")
         except HotsetError:
             raise
         except DAMAGE as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -96,3 +98,16 @@ def test_columns_are_read_back_as_they_were_written(rng: np.random.Generator) ->
         np.testing.assert_array_equal(found.lists[name][1], ids)
     with pytest.raises(ManifestError, match="lists of 2, want 3"):
         PartIds.read(batch, [*TABLES, TABLES[0]])
+
+
+@pytest.mark.parametrize(
+    ("table", "row"), [(0, -1), (0, 6), (2, 5), (2, 2**31 - 1), (1, -(2**31)), (1, 9), (3, -1), (3, 7)]
+)
+def test_an_id_outside_its_table_is_refused(table: int, row: int, rng: np.random.Generator) -> None:
+    bags = [[[max(one, 0) for one in bag] for bag in sample] for sample in draw_bags(20, rng)]
+    part_of(bags).refuse_strays(Path("part.arrow"))
+    part_of([]).refuse_strays(Path("part.arrow"))
+    bags[7][table] = [row]
+    wanted = f"part.arrow is damaged: id {row} in table C{table} of {NUM_ROWS[table]} rows"
+    with pytest.raises(ManifestError, match=wanted):
+        part_of(bags).refuse_strays(Path("part.arrow"))

@@ -128,7 +128,7 @@ def vocabulary(folder: Path, tables: dict[str, Any]) -> Manifest:
     for name, categories in tables.items():
         num_rows = categories.shape[0]
         counts = np.arange(num_rows, 0, -1)
-        columns = {"category": pa.array(categories), "count": pa.array(counts), "place": pa.array(counts)}
+        columns = {"category": pa.array(categories), "count": pa.array(counts), "place": pa.array(counts - 1)}
         with output.writing(f"{name}.arrow", num_rows) as path:
             write_batch(path, columns)
         table = VocabularyTable(

@@ -5,8 +5,11 @@ Tests `pack_inputs`, `scatter_samples` and `shard_batches`, too.
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ from hotset.tests.support.naive.naive_stages import (
     shuffled,
 )
 from hotset.tests.support.processes.memory_caps import count_stages_alone
+from hotset.tests.support.resealed import reseal, reseal_later_folders, write_manifest
 
 NUM_SAMPLES, NUM_TRAIN = 200, 160
 NUM_HOT_ROWS = 110
@@ -310,3 +314,44 @@ def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
     (name,) = changes
     with pytest.raises(ConfigError, match=name):
         PackConfig(**changes)
+
+
+def put_id(row: int, number: int, columns: dict[str, Any]) -> None:
+    columns["ids"][row] = [number, *columns["ids"][row][1:]]
+
+
+EDITS: dict[str, tuple[str, Callable[[dict[str, Any]], None], str]] = {
+    "an id of -1": ("samples", partial(put_id, 3, -1), "id -1 in table C1 of "),
+    "an id behind its table": ("samples", partial(put_id, 3, 2**31 - 1), "id 2147483647 in table C1 of "),
+    "a tag of 2": ("plan", lambda columns: columns["is_hot"].__setitem__(5, 2), "a tag is 2, want 0 or 1"),
+    "a tag of 255": ("plan", lambda columns: columns["is_hot"].__setitem__(0, 255), "a tag is 255, want"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_ids_and_tags_out_of_range_are_refused_whatever_the_checksums_say(
+    name: str, folder: Path, tmp_path: Path
+) -> None:
+    edited, change, message = EDITS[name]
+    copied = Path(shutil.copytree(folder, tmp_path / "dir"))
+    path = reseal(copied / edited, change)
+    reseal_later_folders(copied)
+    with pytest.raises(ManifestError, match=message) as refused:
+        pack_in(copied, tmp_path / "shards", PackConfig(batch_size=8))
+    assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize("edited", ["columns", "samples"])
+def test_folders_of_other_parts_are_refused(edited: str, folder: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(folder, tmp_path / "dir"))
+    parts = json.loads((copied / edited / MANIFEST).read_text())
+    parts["files"][0]["samples"] += 1
+    write_manifest(copied / edited, parts)
+    with pytest.raises(ManifestError, match=f"{edited} and .*plan have other parts"):
+        pack_in(copied, tmp_path / "shards", PackConfig(batch_size=8))
+    parts = json.loads((folder / "samples" / MANIFEST).read_text())
+    parts["totals"]["tables"][3]["name"] = "x"
+    shutil.copy(folder / edited / MANIFEST, copied / edited / MANIFEST)
+    write_manifest(copied / "samples", parts)
+    with pytest.raises(ManifestError, match="have other tables"):
+        pack_in(copied, tmp_path / "shards", PackConfig(batch_size=8))

@@ -166,6 +166,28 @@ def test_a_cold_row_in_a_hot_only_batch_is_named(tmp_path: Path) -> None:
         Shards.open(folder).training_batch(0)
 
 
+@pytest.mark.parametrize(
+    ("column", "number", "message"),
+    [
+        ("dense", np.nan, "a dense value of batch 0 is not finite"),
+        ("dense", -np.inf, "a dense value of batch 0 is not finite"),
+        ("label", 2.0, "a label of batch 0 is neither 0 nor 1"),
+        ("label", np.nan, "a label of batch 0 is neither 0 nor 1"),
+    ],
+)
+def test_values_that_would_make_the_loss_nan_are_named(
+    column: str, number: float, message: str, tmp_path: Path
+) -> None:
+    folder = write_shards(tmp_path / "shards")
+    batch = Shards.open(folder).training_batch(3)
+    values = (batch.dense_BK if column == "dense" else batch.label_B).numpy()
+    damaged = values.copy()
+    damaged[7] = number
+    overwrite(folder / "mixed-00000.arrow", values.tobytes(), damaged.tobytes())
+    with pytest.raises(ShardError, match=f"mixed-00000.arrow cannot be read: {message}"):
+        Shards.open(folder).training_batch(3)
+
+
 def test_another_number_of_samples_is_refused(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards")
     files = json.loads((folder / "manifest.json").read_text())["files"]
