@@ -33,6 +33,11 @@ def cpu_features(path: Path = _CPU_INFO) -> frozenset[str]:
     return frozenset(next((value.split() for key, value in pairs if key.strip().lower() in _FLAGS), ()))
 
 
+def has_bf16(features: frozenset[str]) -> bool:
+    """Return whether a CPU with these `cpu_features` has instructions for bfloat16, quick or not."""
+    return bool(features.intersection(_HAS_BF16))
+
+
 def choose_dense_dtype(wanted: str, device: str, features: frozenset[str]) -> DenseDtype:
     """Return the type that a run computes in; warn where it will be slow.
 
@@ -50,7 +55,7 @@ def choose_dense_dtype(wanted: str, device: str, features: frozenset[str]) -> De
         raise ConfigError(
             f"dense_dtype bf16 is for the CPU, not for {device}", hint="use --dense-dtype fp32 or auto"
         )
-    if not features.intersection(_HAS_BF16):
+    if not has_bf16(features):
         raise ConfigError(
             "this CPU has no instructions for bf16: a step would take about eleven times as long",
             hint="use --dense-dtype fp32 or auto",

@@ -116,7 +116,7 @@ class TiledStep:
                 return Bf16Mlp(layers, self._weights, rounded, MOST_TILE_SAMPLES)
             return Fp32Mlp(layers, self._weights, MOST_TILE_SAMPLES)
 
-        self._workers = [
+        self.workers = [
             DenseTile(model.shape, self._weights, build_mlp, MOST_TILE_SAMPLES)
             for _ in range(threads.num_threads)
         ]
@@ -135,8 +135,8 @@ class TiledStep:
         def train_tile(tile: int, worker: int) -> None:
             samples = slice(*bounds[tile])
             tile_embeddings = [emb_BFd[samples] for emb_BFd in inputs]
-            self._workers[worker].forward(batch.dense_BK[samples], tile_embeddings)
-            losses[tile] = self._workers[worker].backward(
+            self.workers[worker].forward(batch.dense_BK[samples], tile_embeddings)
+            losses[tile] = self.workers[worker].backward(
                 batch.label_B[samples],
                 self._scale,
                 tile_embeddings,
@@ -145,8 +145,7 @@ class TiledStep:
             )
 
         self._threads.run(train_tile, len(bounds))
-        self._add_gradients(len(bounds))
-        self._parameters.set_gradients(self._gradient_views)
+        self._parameters.set_gradients(self.add_gradients(len(bounds)))
         for emb_BFd, grad in zip(embeddings, grads, strict=True):
             emb_BFd.grad = grad
         return torch.tensor(add_losses(losses), dtype=torch.float64)
@@ -158,7 +157,7 @@ class TiledStep:
 
         def predict_tile(tile: int, worker: int) -> None:
             samples = slice(*bounds[tile])
-            logit_B[samples] = self._workers[worker].forward(
+            logit_B[samples] = self.workers[worker].forward(
                 batch.dense_BK[samples], [emb_BFd[samples] for emb_BFd in embeddings]
             )
 
@@ -171,8 +170,10 @@ class TiledStep:
             with one_torch_thread():
                 self._rounded_vector.copy_(self._parameters.vector)
 
-    def _add_gradients(self, num_tiles: int) -> None:
+    def add_gradients(self, num_tiles: int) -> dict[str, torch.Tensor]:
         """Add the gradients of all tiles by the binary tree, pieces of the vector in parallel."""
+        if num_tiles == 1:
+            return self._tile_views[0]
         tiles_LN = self._tile_gradients[:num_tiles].numpy()
         sums_N = self._gradient.numpy()
 
@@ -182,6 +183,7 @@ class TiledStep:
             add_tiles(tiles_LN, first, min(first + _SUM_PIECE, sums_N.size), workspace, sums_N)
 
         self._threads.run(add_piece, -(-sums_N.size // _SUM_PIECE))
+        return self._gradient_views
 
     def _make_room(self, num_tiles: int, embeddings: Sequence[torch.Tensor]) -> None:
         """Keep memory for the gradients of so many tiles and of these embeddings."""

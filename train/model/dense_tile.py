@@ -44,9 +44,9 @@ class DenseTile:
         vectors = shape.num_vectors
         self._weights = weights
         self._widths = tables_by_width(shape.table_dims) if shape.table_dims else {}
-        self._bottom = build_mlp(_layers("bottom", shape.bottom)) if shape.bottom else None
+        self.bottom = build_mlp(_layers("bottom", shape.bottom)) if shape.bottom else None
         hidden = _layers("top", shape.top[:-1])
-        self._top = build_mlp(hidden) if hidden else None
+        self.top = build_mlp(hidden) if hidden else None
         self._last = f"top.{2 * len(hidden)}"
         self._last_weight_N = weights[f"{self._last}.weight"][:, 0]
         self._dim = dim
@@ -79,7 +79,7 @@ class DenseTile:
         torch.bmm(vectors_TVD, vectors_TVD.transpose(1, 2), out=gram_TVV)
         pack_pairs(gram_TVV.numpy(), self._first_pair, inputs_TP.numpy())
 
-        hidden_TN = self._top.forward(inputs_TP) if self._top else inputs_TP
+        hidden_TN = self.top.forward(inputs_TP) if self.top else inputs_TP
         self._saved = vectors_TVD, hidden_TN
         logit_T = self._logits[:num_samples]
         torch.mv(hidden_TN, self._last_weight_N, out=logit_T)
@@ -115,8 +115,8 @@ class DenseTile:
         hidden_grad_TN = self._hidden_grads[:num_samples]
         torch.outer(grad_T, self._last_weight_N, out=hidden_grad_TN)
         inputs_grad_TP = hidden_grad_TN
-        if self._top:
-            found = self._top.backward(hidden_grad_TN, gradients, to_inputs=True)
+        if self.top:
+            found = self.top.backward(hidden_grad_TN, gradients, to_inputs=True)
             assert found is not None
             inputs_grad_TP = found
 
@@ -126,12 +126,12 @@ class DenseTile:
         first = self._first_table
         emb_grad_TFD = embedding_grads[0] if not self._widths else self._embeddings[:num_samples]
         torch.bmm(gram_grad_TVV[:, first:], vectors_TVD, out=emb_grad_TFD)
-        if self._bottom:
+        if self.bottom:
             bottom_grad_T1D = self._bottom_grads[:num_samples]
             torch.bmm(gram_grad_TVV[:, :1], vectors_TVD, out=bottom_grad_T1D)
             bottom_grad_TD = bottom_grad_T1D.squeeze(1)
             bottom_grad_TD += inputs_grad_TP[:, : self._dim]
-            self._bottom.backward(bottom_grad_TD, gradients, to_inputs=False)
+            self.bottom.backward(bottom_grad_TD, gradients, to_inputs=False)
         if self._widths:
             self._project_backward(emb_grad_TFD, embeddings, embedding_grads, gradients)
         return loss
@@ -141,9 +141,9 @@ class DenseTile:
     ) -> torch.Tensor:
         """Return the (T, V, D) vectors that interact, the output of the bottom MLP first; write that to the
         inputs of the top MLP, too."""
-        if self._bottom is None:
+        if self.bottom is None:
             return emb_TFD
-        bottom_TD = self._bottom.forward(dense_TK)
+        bottom_TD = self.bottom.forward(dense_TK)
         vectors_TVD = self._vectors[: emb_TFD.shape[0]]
         vectors_TVD[:, 0] = bottom_TD
         vectors_TVD[:, 1:] = emb_TFD

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.train.model.dense_dtype import choose_dense_dtype, cpu_features
+from hotset.train.model.dense_dtype import choose_dense_dtype, cpu_features, has_bf16
 
 AMX = frozenset({"avx512_bf16", "amx_bf16", "amx_tile"})
 AVX512 = frozenset({"avx512f", "avx512_bf16"})
@@ -32,6 +32,10 @@ def test_slow_bf16_is_warned_of_with_the_reason(caplog: pytest.LogCaptureFixture
     assert choose_dense_dtype("bf16", "cpu", AMX) == "bf16" and caplog.text == ""
     assert choose_dense_dtype("bf16", "cpu", AVX512) == "bf16"
     assert "no AMX" in caplog.text
+
+
+def test_bf16_instructions_are_those_of_any_kind() -> None:
+    assert [has_bf16(features) for features in (AMX, AVX512, OLD)] == [True, True, False]
 
 
 def test_bf16_without_instructions_and_on_a_gpu_is_refused() -> None:

@@ -32,7 +32,7 @@ def summed(tiles_LN: NDArray[np.float32], first: int = 0, stop: int | None = Non
     return sums
 
 
-@pytest.mark.parametrize("num_samples", [0, 1, 512, 513, 1000, 1024, 2047, 2048, 16384, 65_537])
+@pytest.mark.parametrize("num_samples", [0, 1, 511, 513, 1000, 1024, 2047, 2048, 16384, 65_537])
 def test_tiles_are_a_power_of_two_and_cover_each_sample_once(num_samples: int) -> None:
     bounds = tile_bounds(num_samples)
     sizes = [stop - first for first, stop in bounds]
@@ -40,6 +40,11 @@ def test_tiles_are_a_power_of_two_and_cover_each_sample_once(num_samples: int) -
     assert bounds[0][0] == 0 and bounds[-1][1] == num_samples
     assert all(before[1] == after[0] for before, after in pairwise(bounds))
     assert max(sizes) <= MOST_TILE_SAMPLES and max(sizes) - min(sizes) <= 1
+
+
+def test_small_batches_are_cut_for_a_few_threads() -> None:
+    sizes = (128, 511, 512, 1023, 1024, 2048, 4096, 16384)
+    assert [len(tile_bounds(size)) for size in sizes] == [1, 1, 2, 2, 4, 4, 8, 32]
 
 
 @pytest.mark.parametrize("num_samples", [1000, 2048, 5555])

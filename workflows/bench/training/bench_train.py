@@ -25,9 +25,10 @@ from ....pipeline.errors import ConfigError, require_at_least
 from ....pipeline.generate.generate_log import GenerateConfig, generate
 from ....pipeline.stages.preprocess import preprocess, remove_from
 from ....stats.batches.epoch_order import epoch_order
-from ....train.config import PlacementName, TrainConfig
+from ....train.config import TrainConfig
 from ....train.data.batch_order import RecordedOrder
 from ....train.data.shards import Shards
+from ....train.model.dense_dtype import cpu_features, has_bf16
 from ....train.model.dlrm_shape import DlrmShape, dlrm_shape
 from ....train.trainer import Trainer, build_trainer, run_steps, set_threads
 from ...console import say
@@ -182,8 +183,12 @@ def _contestants(shards: Shards, config: BenchTrainConfig) -> dict[str, Contesta
     if has_fbgemm():
         with_tables = ReferenceDlrm(shape, num_rows, fbgemm=True)
         contestants["torch fp32, fbgemm"] = _Torch(ReferenceTraining(with_tables), batches)
-    contestants["hotset fp32"] = _Hotset(shards, order, config, "all-fast")
-    contestants["hotset fp32, lookahead"] = _Hotset(shards, order, config, "lookahead")
+    contestants["hotset fp32"] = _Hotset(shards, order, _training(config))
+    contestants["hotset fp32, lookahead"] = _Hotset(
+        shards, order, replace(_training(config), placement="lookahead")
+    )
+    if has_bf16(cpu_features()):
+        contestants["hotset bf16"] = _Hotset(shards, order, replace(_training(config), dense_dtype="bf16"))
     return contestants
 
 
@@ -207,12 +212,10 @@ class _Torch:
 class _Hotset:
     """A training run of hotset that reads, plans and trains; a new one in each round."""
 
-    def __init__(
-        self, shards: Shards, order: list[int], config: BenchTrainConfig, placement: PlacementName
-    ) -> None:
+    def __init__(self, shards: Shards, order: list[int], config: TrainConfig) -> None:
         self._shards = shards
         self._order = RecordedOrder(np.array(order, np.int32))
-        self._config = replace(_training(config), placement=placement)
+        self._config = config
 
     def run(self, threads: int) -> Seconds:
         set_threads(threads)
@@ -230,6 +233,7 @@ class _Hotset:
 
 def _training(config: BenchTrainConfig) -> TrainConfig:
     return TrainConfig(
+        placement="all-fast",
         seed=config.seed,
         embedding_optimizer="sgd",
         dense_optimizer="sgd",
@@ -306,7 +310,7 @@ def _ratios(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _parts(shards: Shards, rates: MachineRates, config: BenchTrainConfig) -> list[dict[str, Any]]:
     set_threads(1)
     order = RecordedOrder(np.array(_order(shards, config), np.int32))
-    run = replace(_training(config), placement="all-fast", threads=1)
+    run = replace(_training(config), threads=1)
     parts = measure_parts(build_trainer(shards, run, order), _shape(shards), rates, _WARM_UP_STEPS)
     setting = {"batch_size": shards.batch_size, "embedding_dim": shards.embedding_dim}
     return [setting | asdict(part) for part in parts]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,8 +20,13 @@ import numpy as np
 import torch
 
 from ....train.execution.embeddings import PlannedStep
+from ....train.model.dense_step import TiledStep
+from ....train.model.dlrm import Dlrm
 from ....train.model.dlrm_shape import DlrmShape
+from ....train.model.mlp_tiles import MlpTiles
+from ....train.model.sample_tree import tile_bounds
 from ....train.trainer import Trainer
+from ....train.work_threads import WorkThreads
 
 _PRODUCTS = (256, 512, 1024)
 """Sizes of the square products that are tried."""
@@ -92,6 +97,28 @@ def _least_seconds(work: Callable[[], object]) -> float:
     return max(least, 1e-9)
 
 
+_INNER_PARTS = (
+    "bottom MLP, forward",
+    "top MLP, forward",
+    "top MLP, backward",
+    "bottom MLP, backward",
+    "add gradients of tiles",
+)
+_REST = "interaction and loss, both ways"
+_PARTS = (
+    "look up rows",
+    "bottom MLP, forward",
+    "top MLP, forward",
+    _REST,
+    "top MLP, backward",
+    "bottom MLP, backward",
+    "add gradients of tiles",
+    "dense optimizer",
+    "update rows",
+)
+"""The parts in the order of a step."""
+
+
 class _Stopwatch:
     """CPU seconds of the calling thread by name."""
 
@@ -103,6 +130,42 @@ class _Stopwatch:
         start = time.thread_time()
         yield
         self.seconds[name] += time.thread_time() - start
+
+
+class _TimedMlp:
+    """Hidden layers whose passes are timed."""
+
+    def __init__(self, mlp: MlpTiles, name: str, watch: _Stopwatch) -> None:
+        self._mlp = mlp
+        self._name = name
+        self._watch = watch
+
+    def forward(self, inputs_TK: torch.Tensor) -> torch.Tensor:
+        with self._watch(f"{self._name}, forward"):
+            return self._mlp.forward(inputs_TK)
+
+    def backward(
+        self, grad_TN: torch.Tensor, gradients: Mapping[str, torch.Tensor], *, to_inputs: bool
+    ) -> torch.Tensor | None:
+        with self._watch(f"{self._name}, backward"):
+            return self._mlp.backward(grad_TN, gradients, to_inputs=to_inputs)
+
+
+class _TimedStep(TiledStep):
+    """The dense step of one thread, its parts timed."""
+
+    def __init__(self, model: Dlrm, batch_size: int, watch: _Stopwatch) -> None:
+        super().__init__(model, batch_size, WorkThreads(1))
+        self._watch = watch
+        (tile,) = self.workers
+        if tile.bottom is not None:
+            tile.bottom = _TimedMlp(tile.bottom, "bottom MLP", watch)
+        if tile.top is not None:
+            tile.top = _TimedMlp(tile.top, "top MLP", watch)
+
+    def add_gradients(self, num_tiles: int) -> dict[str, torch.Tensor]:
+        with self._watch("add gradients of tiles"):
+            return super().add_gradients(num_tiles)
 
 
 def measure_parts(
@@ -117,6 +180,7 @@ def measure_parts(
         num_warm_up: steps before the first that counts.
     """
     watch = _Stopwatch()
+    trainer.dense = _TimedStep(trainer.model, trainer.shards.batch_size, watch)
     num_samples = 0
     with closing(trainer.embeddings), closing(trainer.steps()) as steps:
         for number, step in enumerate(steps):
@@ -137,8 +201,10 @@ def _run_step(trainer: Trainer, step: PlannedStep, watch: _Stopwatch) -> None:
     batch = step.batch
     with watch("look up rows"):
         embeddings = trainer.embeddings.look_up(step)
-    with watch("forward and backward"):
+    before = sum(watch.seconds[part] for part in _INNER_PARTS)
+    with watch("dense"):
         trainer.dense.train(batch, embeddings)
+    watch.seconds[_REST] += watch.seconds.pop("dense") - sum(watch.seconds[p] for p in _INNER_PARTS) + before
     with watch("dense optimizer"):
         trainer.dense_optimizer.step()
     with watch("update rows"):
@@ -148,16 +214,33 @@ def _run_step(trainer: Trainer, step: PlannedStep, watch: _Stopwatch) -> None:
 def lower_bounds(shape: DlrmShape, batch_size: int, rates: MachineRates) -> dict[str, tuple[float, str]]:
     """Return the lower bound of each part in seconds per sample, and the rate behind it."""
     weights = sum(a * b for layers in (shape.bottom, shape.top) for a, b in pairwise(layers))
+    bottom = sum(a * b for a, b in pairwise(shape.bottom))
     first = shape.bottom[0] * shape.bottom[1] if shape.bottom else 0
+    top = sum(a * b for a, b in pairwise(shape.top[:-1]))
     pairs = shape.num_vectors * (shape.num_vectors - 1) // 2 * shape.embedding_dim
     vectors = shape.num_tables * shape.embedding_dim * _FLOAT_BYTES
-    # A product and a sum for each weight; backward twice as many, but none for the gradient of the inputs.
-    flops = 6 * (weights + pairs) - 2 * first
-    return {
-        "look up rows": (2 * vectors / rates.memory_bytes, "bytes"),
-        "forward and backward": (flops / rates.fp32_flops, "flops"),
-        # Weights and gradients are read, weights written.
-        "dense optimizer": (3 * weights * _FLOAT_BYTES / batch_size / rates.memory_bytes, "bytes"),
-        # Gradients are read, rows read and written.
-        "update rows": (3 * vectors / rates.memory_bytes, "bytes"),
+    num_tiles = len(tile_bounds(batch_size))
+    # A product and a sum for each weight, backward twice; the gradient of the dense features is not needed.
+    flops = {
+        "bottom MLP, forward": 2 * bottom,
+        "top MLP, forward": 2 * top,
+        _REST: 6 * (pairs + shape.top[-2]),
+        "top MLP, backward": 4 * top,
+        "bottom MLP, backward": 4 * bottom - 2 * first,
     }
+    moved = {
+        # Rows are read, vectors written.
+        "look up rows": 2 * vectors,
+        # The gradients of all tiles are read, their sum is written.
+        "add gradients of tiles": (num_tiles + 1) * weights * _FLOAT_BYTES / batch_size
+        if num_tiles > 1
+        else 0,
+        # Weights and gradients are read, weights written.
+        "dense optimizer": 3 * weights * _FLOAT_BYTES / batch_size,
+        # Gradients are read, rows read and written.
+        "update rows": 3 * vectors,
+    }
+    by_flops = {name: (count / rates.fp32_flops, "flops") for name, count in flops.items()}
+    by_bytes = {name: (count / rates.memory_bytes, "bytes") for name, count in moved.items()}
+    found = by_flops | by_bytes
+    return {name: found[name] for name in _PARTS}
