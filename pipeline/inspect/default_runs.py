@@ -46,8 +46,8 @@ def default_runs(inspected: Inspected) -> dict[str, Any]:
         whole), row_bytes, embedding_optimizer, num_batches that were simulated, num_epoch_batches there are,
         and num_samples; ``placements``: per placement fast_bytes (memory for rows), bytes_to_fast and
         bytes_to_slow, both per sample too, rows_initialized at their first use, and how many transfers were
-        shortened and batches split. Both are empty before `pack`; ``fae`` is missing, because its switches
-        depend on the test loss.
+        shortened and batches split. Both are empty before `pack`. ``fae`` has the fewest switches, those of
+        ``--fae-variant code``, as the test loss decides on others; it is missing where the epoch is cut off.
 
     Raises:
         ManifestError: the shards are damaged.
@@ -68,6 +68,10 @@ def default_runs(inspected: Inspected) -> dict[str, Any]:
         _in_place(shards, epoch, areas, deduplicates=True),
         _lookahead(shards, epoch, areas),
     ]
+    if epoch.is_whole:
+        placements.append(_fae(epoch, areas))
+    else:
+        inspected.left_out.append("what the placement fae moves: the epoch is too long to be simulated whole")
     if VocabularyTotals.of(inspected.vocabulary).num_counted_samples is None:
         placements.append(_cache(inspected, epoch, areas))
     else:
@@ -86,12 +90,21 @@ class _Epoch:
     """Per width the distinct rows of each batch; keys number all its rows through."""
     is_hot_only: NDArray[np.bool_]
     """(num_batches,)."""
-    num_samples: int
+    samples_of_batch: NDArray[np.int64]
+    """(num_batches,)."""
     num_epoch_batches: int
-    num_bags: list[int]
-    """Vectors that each width gives the model: one per sample and table."""
     num_rows: list[int]
     """Rows of each width, hot and cold."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of these batches."""
+        return int(self.samples_of_batch.sum())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all batches of the epoch."""
+        return int(self.is_hot_only.shape[0]) == self.num_epoch_batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +198,8 @@ def _read_epoch(shards: Manifest, inspected: Inspected) -> _Epoch:
         first += found.num_batches
     position_of = np.full(is_hot_only.shape[0], -1, np.int64)
     position_of[np.flatnonzero(is_wanted)] = np.arange(chosen.shape[0])
-    num_samples = 0
     parts: list[list[FoundRows]] = [[] for _ in widths]
-    for samples, found_of_widths in run_tasks(read_batches, tasks, workers=inspected.resources.workers):
-        num_samples += samples
+    for _, found_of_widths in run_tasks(read_batches, tasks, workers=inspected.resources.workers):
         for part, of_width in zip(parts, found_of_widths, strict=True):
             part.append(of_width)
         inspected.resources.progress("runs", len(parts[0]), len(tasks))
@@ -196,11 +207,16 @@ def _read_epoch(shards: Manifest, inspected: Inspected) -> _Epoch:
     return _Epoch(
         streams,
         is_hot_only[chosen],
-        num_samples,
+        np.concatenate([_batch_samples(entry.num_samples, shards) for entry, _ in files])[chosen],
         order.shape[0],
-        [num_samples * len(width.tables) for width in widths],
         [width.num_rows for width in widths],
     )
+
+
+def _batch_samples(num_samples: int, shards: Manifest) -> NDArray[np.int64]:
+    """(num_batches,): samples of each batch of a file, of which the last may be short."""
+    size = int(shards.config["batch_size"])
+    return np.minimum(size, num_samples - np.arange(0, num_samples, size))
 
 
 def _in_order(parts: list[FoundRows], positions: NDArray[np.int64]) -> RowStream:
@@ -216,11 +232,27 @@ def _in_order(parts: list[FoundRows], positions: NDArray[np.int64]) -> RowStream
 
 def _in_place(shards: Manifest, epoch: _Epoch, areas: Sequence[StagingArea], *, deduplicates: bool) -> _Moved:
     """Vectors up and gradients down: one per bag, or one per distinct row of a batch."""
-    vectors = [stream.rows.shape[0] for stream in epoch.streams] if deduplicates else epoch.num_bags
+    if not deduplicates:
+        num_bytes = epoch.num_samples * _vector_bytes(areas)
+        return _Moved("hybrid", 0, num_bytes, num_bytes)
     num_bytes = sum(
-        4 * area.width.embedding_dim * number for area, number in zip(areas, vectors, strict=True)
+        4 * area.width.embedding_dim * stream.rows.shape[0]
+        for area, stream in zip(areas, epoch.streams, strict=True)
     )
-    return _Moved("hybrid-dedup" if deduplicates else "hybrid", 0, num_bytes, num_bytes)
+    return _Moved("hybrid-dedup", 0, num_bytes, num_bytes)
+
+
+def _vector_bytes(areas: Sequence[StagingArea]) -> int:
+    """Return the bytes of the vectors that a sample gives the model: one per table."""
+    return sum(4 * area.width.embedding_dim * len(area.width.tables) for area in areas)
+
+
+def _fae(epoch: _Epoch, areas: Sequence[StagingArea]) -> _Moved:
+    """Mixed batches as `hybrid`, then all hot-only ones, with one copy of the hot rows each way."""
+    hot_bytes = _row_bytes(areas, [int(area.width.first.sum()) for area in areas])
+    num_bytes = int(epoch.samples_of_batch[~epoch.is_hot_only].sum()) * _vector_bytes(areas)
+    num_bytes += hot_bytes if epoch.is_hot_only.any() else 0
+    return _Moved("fae", hot_bytes, num_bytes, num_bytes)
 
 
 def _lookahead(shards: Manifest, epoch: _Epoch, areas: Sequence[StagingArea]) -> _Moved:

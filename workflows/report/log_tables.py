@@ -176,5 +176,6 @@ def describe_default_runs(found: Mapping[str, Any]) -> str:
         f"{settings['seed']}), rows of {settings['row_bytes']:,} bytes with "
         f"{settings['embedding_optimizer']}, {hot} of hot rows, {staging} of staging "
         f"({settings['num_slots']:,} slots), transfers {ahead} ahead, {plan}; cache: "
-        f"{settings['cache_policy']} in {settings['cache_slots']:,} slots. A run counts the same bytes."
+        f"{settings['cache_policy']} in {settings['cache_slots']:,} slots; fae: the fewest switches, as with "
+        "--fae-variant code. A run counts the same bytes."
     )

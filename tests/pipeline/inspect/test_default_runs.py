@@ -51,11 +51,11 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-@pytest.mark.parametrize("placement", ["all-fast", "hybrid", "hybrid-dedup", "lookahead", "cache"])
+@pytest.mark.parametrize("placement", ["all-fast", "hybrid", "hybrid-dedup", "fae", "lookahead", "cache"])
 def test_a_run_moves_what_the_series_says(folder: Path, placement: Any) -> None:
     found = series(folder)["default_runs"]
     shards = Shards.open(folder)
-    trainer = trained(shards, placement=placement)
+    trainer = trained(shards, placement=placement, fae_variant="code")
     (row,) = (row for row in found["placements"] if row["placement"] == placement)
     assert (row["bytes_to_fast"], row["bytes_to_slow"]) == trainer.meter.training_bytes()
     settings = found["settings"]
@@ -94,6 +94,9 @@ def test_a_long_epoch_is_cut_off_and_said(folder: Path, monkeypatch: pytest.Monk
     assert (
         1 <= found["settings"]["num_batches"] < whole["num_batches"] == found["settings"]["num_epoch_batches"]
     )
+    # The copies of fae's hot rows are those of a whole epoch.
+    assert "fae" not in [row["placement"] for row in found["placements"]]
+    assert any("placement fae" in line for line in series(folder)["left_out"])
     hybrid = next(row for row in found["placements"] if row["placement"] == "hybrid")
     vectors = found["settings"]["num_samples"] * sum(
         4 * table.embedding_dim for table in Shards.open(folder).tables
