@@ -1,7 +1,4 @@
-"""FAE's modes through every stage: sampled order, thresholds, hot rows, and what they lose.
-
-Tests `hot_curve` and `hot_order`, too.
-"""
+"""FAE's modes through every stage: sampled order, thresholds, hot rows, and what they lose."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a dry run says is what a run then does, and it writes nothing.
 
-Tests `estimate`, `log_sample`, `run_states` and `show_plan`, too.
+Tests `run_states`, too.
 """
 
 from __future__ import annotations

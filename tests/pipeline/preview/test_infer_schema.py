@@ -1,7 +1,4 @@
-"""What is proposed for logs nobody described, and that it can be used as it stands.
-
-Tests `infer_column`, too.
-"""
+"""What is proposed for logs nobody described, and that it can be used as it stands."""
 
 from __future__ import annotations
 

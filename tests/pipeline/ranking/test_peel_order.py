@@ -1,7 +1,4 @@
-"""A vocabulary in the order of peeling, held against a slow one, and what it does to samples.
-
-Tests `ranked_tables`, too.
-"""
+"""A vocabulary in the order of peeling, held against a slow one, and what it does to samples."""
 
 from __future__ import annotations
 

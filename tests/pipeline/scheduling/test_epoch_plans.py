@@ -107,7 +107,7 @@ def test_a_stream_is_the_batches_in_the_order_asked_for(knows_uses: bool, rng: n
 
 @pytest.mark.parametrize("order", ["grouped", "original"])
 def test_mixed_batches_have_the_numbers_of_the_trainer(tmp_path: Path, order: str) -> None:
-    spec = ShardSpec(order=order, batch_size=8)  # type: ignore[arg-type]
+    spec = ShardSpec(order=order, batch_size=8)
     shards = Manifest.read(write_shards(tmp_path / "shards", spec))
     numbers, samples = module._mixed_batches(shards)
     num_hot_only = sum(e.facts["batches"] for e in shards.files if e.facts["kind"] == "hot_only")

@@ -1,6 +1,6 @@
 """Shards against the naive shuffle: every sample once, with its label, values and ids, in the right batch.
 
-Tests `pack_inputs`, `scatter_samples` and `shard_batches`, too.
+Tests `pack_inputs` and `scatter_samples`, too.
 """
 
 from __future__ import annotations

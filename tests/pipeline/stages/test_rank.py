@@ -1,6 +1,6 @@
 """Ids and places from counts, against sorted lists of rows.
 
-Tests `sampled_order` and `vocabulary_files`, too.
+Tests `vocabulary_files`, too.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """The schedule stage: its plans run on the machine that finds a stale read, whatever it was stopped by.
 
-Tests `cold_batches`, `epoch_plans`, `step_plan_files` and `check_schedule`, too.
+Tests `cold_batches` and `step_plan_files`, too.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from numpy.typing import NDArray
 
 from hotset.pipeline.errors import ConfigError, ManifestError, ShardError
 from hotset.pipeline.folders.manifest import Manifest
@@ -28,7 +25,6 @@ from hotset.pipeline.verify.verify import verify
 from hotset.stats.batches.epoch_order import epoch_order
 from hotset.stats.staging.step_plans import Residents
 from hotset.tests.support.naive.naive_plans import Parts, PlanMachine, parts_of
-from hotset.tests.support.resealed import write_manifest
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.batch import IdReader
 from hotset.train.data.shards import Shards
@@ -196,76 +192,6 @@ def test_a_config_refuses_nonsense() -> None:
     for setting in ({"prefetch": -1}, {"window": -1}, {"epochs": 0}, {"seed": -1}, {"staging_bytes": -1}):
         with pytest.raises(ConfigError, match=f"{next(iter(setting))} must be"):
             ScheduleConfig(**setting)  # type: ignore[arg-type]
-
-
-FAULTS: dict[str, tuple[str, Callable[[NDArray[Any]], NDArray[Any]]]] = {
-    "a row is written back that a batch may still use": ("after", lambda a: a - (a >= 0)),
-    "a row is loaded before it is written back": ("waits_for", lambda a: a * 0 - 1),
-    "a row is written back from a slot that does not hold it": ("write_back_rows", lambda a: a[::-1]),
-    "its slots do not hold the rows": ("fetch_rows", lambda a: a[::-1]),
-    "a slot is read that holds no row": ("slots", lambda a: a[::-1]),
-    "what it moves is not what the manifest says": ("is_shortened", lambda a: ~a),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_verify_finds_a_plan_that_cannot_be_run(
-    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards = Manifest.read(
-        write_shards(tmp_path / "shards", ShardSpec(batch_size=4, num_mixed=300, skew=1.2))
-    )
-    config = replace(CONFIG, staging_bytes=ByteSize(300), prefetch=4)
-    made = schedule(config, shards, tmp_path / "schedule")
-    name, change = FAULTS[fault]
-
-    def reading(*arguments: Any) -> Any:
-        for plans, batches in read_plans(*arguments):
-            changed: Any = {name: change(getattr(plans, name))}
-            yield replace(plans, **changed), batches
-
-    monkeypatch.setattr(verify_schedule, "read_plans", reading)
-    faults = list(verify_schedule.check_schedule(made, shards))
-    assert faults and fault in faults[0]
-
-
-def drop_residents(parts: dict[str, Any]) -> None:
-    parts["files"] = [entry for entry in parts["files"] if entry["kind"] != "residents"]
-
-
-def change_width(parts: dict[str, Any]) -> None:
-    parts["totals"]["widths"][0]["embedding_dim"] = 5
-    for entry in parts["files"]:
-        entry["embedding_dim"] = 5
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (drop_residents, "epoch 0 of width 4: it has 0 files of residents, want 1"),
-        (change_width, "epoch 0 of width 5: 5"),
-    ],
-)
-def test_verify_names_a_schedule_that_lacks_something(
-    change: Callable[[dict[str, Any]], None], message: str, tmp_path: Path
-) -> None:
-    shards = Manifest.read(write_shards(tmp_path / "shards", SPECS["one-hot"]))
-    made = schedule(CONFIG, shards, tmp_path / "schedule")
-    parts = json.loads((made.folder / "manifest.json").read_text())
-    change(parts)
-    write_manifest(made.folder, parts)
-    faults = list(verify_schedule.check_schedule(Manifest.read(made.folder), shards))
-    assert message in faults[0]
-
-
-def test_verify_makes_no_area_of_more_slots_than_rows(tmp_path: Path) -> None:
-    shards = Manifest.read(write_shards(tmp_path / "shards", SPECS["one-hot"]))
-    made = schedule(CONFIG, shards, tmp_path / "schedule")
-    parts = json.loads((made.folder / "manifest.json").read_text())
-    parts["totals"]["widths"][0]["num_slots"] = 2**62
-    write_manifest(made.folder, parts)
-    message = f"totals.widths[0].num_slots is {2**62}, want 0 to 310"
-    assert any(message in fault for fault in verify(made.folder))
 
 
 def test_verify_finds_a_flipped_byte(tmp_path: Path) -> None:
