@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,13 +11,15 @@ from typing import Any
 import torch
 
 from ..pipeline.errors import ShardError
+from ..pipeline.runtime.memory import available_bytes
 from ..pipeline.schema.schema_names import DENSE_PREFIX
+from ..pipeline.sizes import format_byte_size
 from .data.shards import Shards
 from .execution.embeddings import Embeddings
 from .meter import Meter
 from .model.dense_step import build_dense_step
 from .model.dlrm_shape import tables_by_width
-from .placements.placements import AllFast
+from .placements.placements import AllFast, Hybrid
 from .predict import Predictor, Scores
 from .rows.row_optimizers import RowOptimizer
 from .run_config import RunConfig
@@ -28,11 +31,18 @@ from .run_folder import (
     read_manifest,
     read_weights,
     refuse_changed_files,
+    refuse_not_finite,
     refuse_other_weights,
 )
+from .saved_rows import SavedTier
 from .trainer import build_model, set_threads
 from .weights_file import Weights
 from .work_threads import WorkThreads
+
+_log = logging.getLogger(__name__)
+
+_HOST = torch.device("cpu")
+_NO_TRAINING = RowOptimizer("sgd", 0.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +65,17 @@ class EvaluateSummary:
 
 
 def evaluate(
-    run: Path, shards: Path, *, progress: Callable[[int, int], None] | None = None
+    run: Path,
+    shards: Path,
+    *,
+    slow_bytes: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> EvaluateSummary:
     """Predict the evaluation part of ``shards`` with the weights of ``run``, on the host.
 
     Args:
+        slow_bytes: memory for embedding rows; if not all fit, those of some batches at a time are read from
+            the file of weights. None: as much as there is.
         progress: called after each batch with the samples so far and their number in all.
 
     Raises:
@@ -79,7 +95,7 @@ def evaluate(
         refuse_changed_files(manifest, (CONFIG, WEIGHTS))
     opened.refuse_damage(["evaluation"])
     set_threads(config.threads)
-    predictions = _predictor(run, config, weights, opened).predict(progress=progress)
+    predictions = _predictor(run, config, weights, opened, slow_bytes).predict(progress=progress)
     return EvaluateSummary(
         **asdict(predictions.scores),
         hot=predictions.scores_of(hot=True),
@@ -112,20 +128,53 @@ def _described(table: tuple[str, int, int]) -> str:
     return f"{name} of {num_rows} rows, {dim} wide"
 
 
-def _predictor(run: Path, config: RunConfig, weights: Weights, shards: Shards) -> Predictor:
-    host = torch.device("cpu")
-    meter = Meter(host)
+def _predictor(
+    run: Path, config: RunConfig, weights: Weights, shards: Shards, slow_bytes: int | None
+) -> Predictor:
+    meter = Meter(_HOST)
     # Seeds and optimizer do not matter: every weight is overwritten, and none is trained.
     model = build_model(shards, config.model, 0)
     refuse_other_weights(run, weights, config, model)
     dense = build_dense_step(model, shards.batch_size, WorkThreads(config.threads), config.dense_dtype)
-    widths = tables_by_width([table.embedding_dim for table in shards.tables])
-    placements = {dim: AllFast([shards.tables[table] for table in tables]) for dim, tables in widths.items()}
-    embeddings = Embeddings.build(shards.tables, placements, RowOptimizer("sgd", 0.1), 0, host, meter)
     model.load_state_dict(
         {name: read_finite(run, weights, f"{DENSE_PREFIX}{name}") for name in model.state_dict()}
     )
+    num_bytes = sum(4 * table.num_rows * table.embedding_dim for table in shards.tables)
+    room = _room_for_rows(num_bytes) if slow_bytes is None else slow_bytes
+    if room is None or num_bytes <= room:
+        embeddings = _rows_in_memory(run, weights, shards, meter)
+    else:
+        _log.info("the rows take %s: they are read as batches need them", format_byte_size(num_bytes))
+        embeddings = _rows_in_file(run, weights, shards, meter, room)
+    return Predictor(shards, dense, embeddings, meter)
+
+
+def _room_for_rows(num_bytes: int) -> int | None:
+    """Return the memory for rows where they do not fit in what is available; None where they do."""
+    # A quarter is left for the dense layers, batches and the page cache.
+    available = available_bytes()
+    return available // 2 if available is not None and num_bytes > 3 * available // 4 else None
+
+
+def _rows_in_memory(run: Path, weights: Weights, shards: Shards, meter: Meter) -> Embeddings:
+    widths = tables_by_width([table.embedding_dim for table in shards.tables])
+    placements = {dim: AllFast([shards.tables[table] for table in tables]) for dim, tables in widths.items()}
+    embeddings = Embeddings.build(shards.tables, placements, _NO_TRAINING, 0, _HOST, meter)
     # One table at a time: only the one at hand is in memory twice.
     for number, table in enumerate(shards.tables):
         embeddings.set_table(number, read_finite(run, weights, table.name))
-    return Predictor(shards, dense, embeddings, meter)
+    return embeddings
+
+
+def _rows_in_file(run: Path, weights: Weights, shards: Shards, meter: Meter, room_bytes: int) -> Embeddings:
+    for table in shards.tables:
+        refuse_not_finite(run, weights, table.name)
+    widths = tables_by_width([table.embedding_dim for table in shards.tables])
+    chosen = {dim: [shards.tables[table] for table in tables] for dim, tables in widths.items()}
+    sizes = {dim: dim * sum(table.num_rows for table in tables) for dim, tables in chosen.items()}
+    tiers = {
+        dim: SavedTier(tables, dim, weights, room_bytes * sizes[dim] // sum(sizes.values()))
+        for dim, tables in chosen.items()
+    }
+    placements = {dim: Hybrid(tables) for dim, tables in chosen.items()}
+    return Embeddings.build(shards.tables, placements, _NO_TRAINING, 0, _HOST, meter, slow_tiers=tiers)

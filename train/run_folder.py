@@ -50,6 +50,8 @@ RUN_STAGE = "train"
 """The stage that the manifest of a run names."""
 _VERSION = 1
 _MOST_CONFIG_BYTES = 64 * 2**20
+_PART_BYTES = 8 * 2**20
+"""Bytes of a tensor that are checked at a time."""
 _HINT = "give the folder that a finished training run wrote (its --out)"
 
 
@@ -256,11 +258,24 @@ def read_finite(run: Path, weights: Weights, name: str) -> torch.Tensor:
     """The tensor ``name``; raises HotsetError where one of its values is no number."""
     tensor = weights[name]
     if not torch.isfinite(tensor).all():
-        raise HotsetError(
-            f"the weights of {run} are damaged: {name} holds values that are not finite",
-            hint="take the run from a copy, or train again with lower learning rates",
-        )
+        raise _not_finite(run, name)
     return tensor
+
+
+def refuse_not_finite(run: Path, weights: Weights, name: str) -> None:
+    """Raise HotsetError where a value of the tensor ``name`` is no number; a part of it is in memory."""
+    num_rows, width = weights.shapes[name]
+    part_rows = max(_PART_BYTES // (4 * max(width, 1)), 1)
+    for first in range(0, num_rows, part_rows):
+        if not torch.isfinite(weights.rows(name, first, min(first + part_rows, num_rows))).all():
+            raise _not_finite(run, name)
+
+
+def _not_finite(run: Path, name: str) -> HotsetError:
+    return HotsetError(
+        f"the weights of {run} are damaged: {name} holds values that are not finite",
+        hint="take the run from a copy, or train again with lower learning rates",
+    )
 
 
 def _plain_file(path: Path) -> Path:

@@ -31,6 +31,7 @@ class Weights(Mapping[str, torch.Tensor]):
         shapes: shape of each tensor.
         tensor_of: builds one.
         parts_of: builds one in parts of its first dimension, for those that are larger than memory.
+        rows_of: builds some rows of one, from the first to before the last.
     """
 
     def __init__(
@@ -38,10 +39,16 @@ class Weights(Mapping[str, torch.Tensor]):
         shapes: Mapping[str, tuple[int, ...]],
         tensor_of: Callable[[str], torch.Tensor],
         parts_of: Callable[[str], Iterator[torch.Tensor]] | None = None,
+        rows_of: Callable[[str, int, int], torch.Tensor] | None = None,
     ) -> None:
         self.shapes = shapes
         self._tensor_of = tensor_of
         self._parts_of = parts_of
+        self._rows_of = rows_of
+
+    def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
+        """Return some rows of a tensor."""
+        return self[name][first:stop] if self._rows_of is None else self._rows_of(name, first, stop)
 
     def parts(self, name: str) -> Iterator[torch.Tensor]:
         """Yield one tensor in parts, which together have its shape."""
@@ -92,7 +99,11 @@ def open_weights(path: Path) -> Weights:
         tensor: torch.Tensor = file.get_tensor(name)
         return tensor
 
-    return Weights(shapes, tensor_of)
+    def rows_of(name: str, first: int, stop: int) -> torch.Tensor:
+        rows: torch.Tensor = slices[name][first:stop]
+        return rows
+
+    return Weights(shapes, tensor_of, rows_of=rows_of)
 
 
 def write_weights(path: Path, weights: Weights) -> None:

@@ -36,7 +36,7 @@ FLOORS = {
     "train": (
         "run verify_run",
         "evaluate",
-        "trainer run_folder advice",
+        "trainer run_folder advice saved_rows",
         "predict weights_file",
         "execution",
         "placements",

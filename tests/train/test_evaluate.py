@@ -48,6 +48,35 @@ def test_the_scores_are_those_of_the_end_of_training(placement: str, data: Path)
     assert found.keys() == {"auc", "log_loss", "accuracy", "num_samples", "hot", "mixed"}
 
 
+@pytest.mark.parametrize("slow_bytes", [0, 700, 3000])
+def test_rows_that_do_not_fit_are_read_from_the_weights(slow_bytes: int, data: Path) -> None:
+    # 345 rows of 16 bytes; at 0 each batch is read for by itself.
+    assert evaluate(data / "fae", data, slow_bytes=slow_bytes) == evaluate(data / "fae", data)
+
+
+def test_a_machine_too_small_for_the_rows_reads_them_too(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = evaluate(data / "fae", data)
+    monkeypatch.setattr("hotset.train.evaluate.available_bytes", lambda: 6000)
+    monkeypatch.setattr("hotset.train.evaluate._rows_in_memory", lambda *_: pytest.fail("all were loaded"))
+    assert evaluate(data / "fae", data) == wanted
+
+
+def test_rows_of_several_widths_and_lists_are_read_too(tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", table_dims=(4, 2, 4), multi_hot=(2,))
+    train(tmp_path, TrainConfig(threads=1), tmp_path / "run")
+    assert evaluate(tmp_path / "run", tmp_path, slow_bytes=900) == evaluate(tmp_path / "run", tmp_path)
+
+
+def test_a_value_that_is_no_number_is_found_in_rows_that_are_not_loaded(data: Path, tmp_path: Path) -> None:
+    run = copy_run(data, tmp_path / "run")
+    weights = load_file(run / "weights.safetensors")
+    weights["C3"][299, 1] = float("nan")
+    save_file(weights, run / "weights.safetensors")
+    (run / "manifest.json").unlink()
+    with pytest.raises(HotsetError, match="C3 holds values that are not finite"):
+        evaluate(run, data, slow_bytes=100)
+
+
 @pytest.mark.parametrize("wanted", ["bf16", "auto"])
 def test_a_run_in_bf16_is_evaluated_in_bf16(
     wanted: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

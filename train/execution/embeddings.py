@@ -33,7 +33,7 @@ from ..rows.initial_values import InitialValues
 from ..rows.mapped_rows import HostMemory, refuse_more_rows_than_memory
 from ..rows.row_optimizers import RowOptimizer
 from ..rows.step_plan import NOTHING_TO_MOVE, StepPlan, Transfer
-from ..rows.tiers import Tier
+from ..rows.tiers import FileTier, Tier
 from ..spill.spilled_tier import SpilledTier
 from .executor import Executor
 from .traffic import Way
@@ -110,14 +110,19 @@ class Embeddings:
         device: torch.device,
         meter: Meter,
         host: HostMemory | None = None,
+        slow_tiers: Mapping[int, FileTier] | None = None,
     ) -> Embeddings:
-        """Lay out the tiers of each width, by the placement of that width; their rows are not yet set."""
+        """Lay out the tiers of each width, by the placement of that width; their rows are not yet set.
+
+        Slow tiers in a file may be given by width; they take no memory for their rows.
+        """
         widths = []
         streams = streams_of(device)
-        _refuse_more_rows_than_memory(placements, optimizer, device, host)
+        if slow_tiers is None:
+            _refuse_more_rows_than_memory(placements, optimizer, device, host)
         for dim, chosen in tables_by_width([table.embedding_dim for table in tables]).items():
             placement = placements[dim]
-            fast, slow = build_tiers(placement, dim, optimizer, device, host)
+            fast, slow = build_tiers(placement, dim, optimizer, device, host, (slow_tiers or {}).get(dim))
             initial = InitialValues.of(seed, chosen, placement.num_rows)
             executor = Executor(fast, slow, optimizer, initial, meter, streams)
             widths.append(RowWidth(dim, chosen, IdReader(tables, chosen), placement, executor))
@@ -147,19 +152,19 @@ class Embeddings:
 
         Where cold rows are in a file, those of as many batches as memory has room for are read together.
         """
-        spilled = [width for width in self.widths if isinstance(width.executor.slow, SpilledTier)]
-        if not spilled:
+        filed = [width for width in self.widths if isinstance(width.executor.slow, FileTier)]
+        if not filed:
             for number in numbers:
                 yield self.plan_evaluation(number, read(number))
             return
         try:
-            for group, wanted in groups_within(numbers, read, spilled):
-                for width, wanted_U in zip(spilled, wanted, strict=True):
+            for group, wanted in groups_within(numbers, read, filed):
+                for width, wanted_U in zip(filed, wanted, strict=True):
                     width.executor.read_rows(wanted_U)
                 for number in group:
                     yield self.plan_evaluation(number, read(number))
         finally:
-            for width in spilled:
+            for width in filed:
                 width.executor.read_rows(np.empty(0, np.int64))
 
     def hot_step(self, number: int, batch: Batch, stored: StoredBatch | None = None) -> PlannedStep:
@@ -281,9 +286,7 @@ def groups_within(
             own.append(rows_U[rows_U >= 0])
         joined = [np.union1d(*pair) for pair in zip(wanted, own, strict=True)]
         # A batch that has more by itself is read by itself.
-        if group and any(
-            rows.size > width.executor.slow.most_read for rows, width in zip(joined, widths, strict=True)
-        ):
+        if group and any(rows.size > _most_read(width) for rows, width in zip(joined, widths, strict=True)):
             yield group, wanted
             group = []
             joined = own
@@ -293,17 +296,25 @@ def groups_within(
         yield group, wanted
 
 
+def _most_read(width: RowWidth) -> int:
+    assert isinstance(width.executor.slow, FileTier)
+    return width.executor.slow.most_read
+
+
 def build_tiers(
     placement: Placement,
     embedding_dim: int,
     optimizer: RowOptimizer,
     device: torch.device,
     host: HostMemory | None,
+    slow: Tier | None = None,
 ) -> tuple[Tier, Tier]:
-    """The fast and the slow tier of a placement, rows not yet set."""
+    """The fast and the slow tier of a placement, rows not yet set; the slow one may be given."""
     state_width = optimizer.state_width(embedding_dim)
     num_staging = placement.num_staging_slots
     fast = Tier(placement.fast, embedding_dim, state_width, num_staging=num_staging, device=str(device))
+    if slow is not None:
+        return fast, slow
     if host is not None and host.is_planned:
         return fast, SpilledTier(placement.slow, embedding_dim, state_width)
     return fast, Tier(placement.slow, embedding_dim, state_width, host=host)

@@ -23,7 +23,7 @@ from ..rows.row_backends import NumbaRows, backend_of
 from ..rows.row_mover import RowMover, initialize_rows, mover_of
 from ..rows.row_optimizers import RowOptimizer
 from ..rows.step_plan import Moves, SplitBatch, StepPlan, Transfer
-from ..rows.tiers import Tier
+from ..rows.tiers import FileTier, Tier
 from ..spill.spilled_tier import SpilledTier, SpillMover
 from .in_place import InPlaceWork
 from .replicator import Replicator
@@ -119,7 +119,7 @@ class Executor:
     def write_back_residents(self) -> None:
         """Copy the newest values of staged rows to the slow tier; the rows stay staged."""
         # Evaluation reads staged rows where they are if the others are in a file: see `read_rows`.
-        if isinstance(self.slow, SpilledTier):
+        if isinstance(self.slow, FileTier):
             return
         slots_N = np.flatnonzero(self._resident_S >= 0)
         moves = Moves(self._resident_S[slots_N], slots_N + self.fast.layout.num_own_slots)
@@ -132,7 +132,7 @@ class Executor:
         Args:
             wanted_U: rows, ascending, by their slots on the slow tier; none: give the memory back.
         """
-        assert isinstance(self.slow, SpilledTier)
+        assert isinstance(self.slow, FileTier)
         slots_N = np.flatnonzero(self._resident_S >= 0)
         rows_N = self._resident_S[slots_N]
         self.slow.read(wanted_U, self.fast, rows_N, slots_N + self.fast.layout.num_own_slots)

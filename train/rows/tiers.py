@@ -8,6 +8,7 @@ move together. Tables of another row width have tiers of their own.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -110,11 +111,6 @@ class Tier:
         """Bytes of a row with its state."""
         return 4 * (self.weights_SD.shape[1] + self.state_SW.shape[1])
 
-    @property
-    def most_read(self) -> int:
-        """Rows that evaluation may read at a time: any number of those in memory."""
-        return self.num_slots
-
     def slots_of(self, rows_N: NDArray[np.int64]) -> NDArray[np.int64]:
         """Positions in ``weights_SD`` of rows that live here, which are named by their slots."""
         return rows_N
@@ -135,3 +131,59 @@ class Tier:
             fill_initial(stream, int(self.layout.first_F[table]), bound, values.numpy())
             if values is not rows:
                 rows.copy_(values)
+
+
+class FileTier(Tier, ABC):
+    """A slow tier whose rows are in a file: only those that evaluation reads now have slots.
+
+    Args:
+        layout: the rows that live here, numbered by the slots they would have.
+        embedding_dim: width of the rows.
+        state_width: width of their optimizer state.
+    """
+
+    def __init__(self, layout: Layout, embedding_dim: int, state_width: int) -> None:
+        nothing = Layout(layout.first_F, layout.first_F, layout.base_F, 0)
+        super().__init__(nothing, embedding_dim, state_width)
+        self.layout = layout
+        self._read_U = np.empty(0, np.int64)
+
+    @property
+    @abstractmethod
+    def most_read(self) -> int:
+        """Distinct rows that evaluation may read at a time."""
+
+    @abstractmethod
+    def fill(self, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]) -> None:
+        """Write the newest weights of rows, in ascending order, as far as they are in no slot elsewhere."""
+
+    def read(
+        self,
+        wanted_U: NDArray[np.int64],
+        fast: Tier,
+        resident_N: NDArray[np.int64],
+        slots_N: NDArray[np.int64],
+    ) -> None:
+        """Read the newest weights of some rows; nothing moves.
+
+        Args:
+            wanted_U: the rows, ascending; none: give the memory back.
+            fast: the tier where some of them may be.
+            resident_N: rows that are there.
+            slots_N: slot of each.
+        """
+        self._read_U = wanted_U
+        self.weights_SD = torch.empty(wanted_U.size, self.weights_SD.shape[1])
+        if wanted_U.size == 0:
+            return
+        self.fill(wanted_U, self.weights_SD.numpy())
+        # Rows in slots are newer there.
+        positions_N = np.minimum(np.searchsorted(wanted_U, resident_N), wanted_U.size - 1)
+        is_wanted_N = wanted_U[positions_N] == resident_N
+        held = torch.from_numpy(slots_N[is_wanted_N]).to(fast.device)
+        self.weights_SD[torch.from_numpy(positions_N[is_wanted_N])] = fast.weights_SD[held].to("cpu")
+
+    def slots_of(self, rows_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        slots_N = np.searchsorted(self._read_U, rows_N)
+        assert slots_N.max(initial=-1) < self._read_U.size and np.array_equal(self._read_U[slots_N], rows_N)
+        return slots_N.astype(np.int64)

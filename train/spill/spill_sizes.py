@@ -60,7 +60,7 @@ class SpillSizes:
     """What lies in memory."""
 
     arena_rows: int
-    """Rows of a group, and of a range of rows that is merged at the end."""
+    """Rows of a group, and half those of a range of rows, which is merged at the end."""
     block_bytes: int
     evaluation_rows: int
     """Distinct rows that evaluation reads at a time; a single batch may have more."""
@@ -148,7 +148,7 @@ def _best_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes | None:
             if arena_rows < least:
                 break
             # Every group and range has a block at least: most attempts that fail are seen to without a cut.
-            num_buckets = (num_fetches + shape.num_rows) // arena_rows
+            num_buckets = (num_fetches + shape.num_rows // 2) // arena_rows
             if 2 * arena_rows * shape.place_bytes + num_buckets * block_bytes > limit_bytes:
                 continue
             sizes = _sizes(shape, arena_rows, block_bytes, limit_bytes // _EVALUATION_SHARE)
@@ -175,7 +175,8 @@ def _least_arena(shape: SpillShape) -> int:
 
 def _sizes(shape: SpillShape, arena_rows: int, block_bytes: int, evaluation_bytes: int) -> SpillSizes:
     group_first = cut_groups(shape.fetches_of_items, arena_rows)
-    range_first = cut_ranges(shape.rows_of_tables, arena_rows)
+    # Ranges are merged when the arenas are no longer needed, in their memory.
+    range_first = cut_ranges(shape.rows_of_tables, 2 * arena_rows)
     evaluation_rows = evaluation_bytes // (4 * shape.embedding_dim + 8)
     num_buckets = group_first.size + range_first.size - 2
     # One block more is for the thread that evaluates or merges.

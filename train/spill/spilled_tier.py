@@ -16,27 +16,15 @@ from ..rows.initial_values import InitialValues
 from ..rows.row_kernels import fill_initial
 from ..rows.row_mover import MAX_ROWS
 from ..rows.step_plan import Moves
-from ..rows.tiers import Layout, Tier
+from ..rows.tiers import FileTier, Layout, Tier
 from .row_store import RowStore
-from .spill_kernels import pick_places
-
-_NO_ROWS = np.empty(0, np.int64)
 
 
-class SpilledTier(Tier):
-    """Rows in a store; only those that evaluation reads now have slots.
-
-    Args:
-        layout: the rows that live here, numbered by the slots they would have.
-        embedding_dim: width of the rows.
-        state_width: width of their optimizer state.
-    """
+class SpilledTier(FileTier):
+    """Rows in a store."""
 
     def __init__(self, layout: Layout, embedding_dim: int, state_width: int) -> None:
-        empty = Layout(layout.first_F, layout.first_F, layout.base_F, 0)
-        super().__init__(empty, embedding_dim, state_width)
-        self.layout = layout
-        self._read_U = _NO_ROWS
+        super().__init__(layout, embedding_dim, state_width)
         self._store: RowStore | None = None
         self._initial: InitialValues | None = None
 
@@ -56,48 +44,18 @@ class SpilledTier(Tier):
 
     @property
     def most_read(self) -> int:
-        """Distinct rows that evaluation may read at a time."""
         return 0 if self._store is None else self._store.most_read
 
     def initialize(self, initial: InitialValues) -> None:
         """Remember how rows get their initial values."""
         self._initial = initial
 
-    def slots_of(self, rows_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Positions in ``weights_SD`` of rows that were read before."""
-        slots_N = np.searchsorted(self._read_U, rows_N)
-        assert slots_N.max(initial=-1) < self._read_U.size and np.array_equal(self._read_U[slots_N], rows_N)
-        return slots_N.astype(np.int64)
-
-    def read(
-        self,
-        wanted_U: NDArray[np.int64],
-        fast: Tier,
-        resident_N: NDArray[np.int64],
-        slots_N: NDArray[np.int64],
-    ) -> None:
-        """Read the newest weights of some rows; nothing moves.
-
-        Args:
-            wanted_U: the rows, ascending.
-            fast: the tier where some of them may be.
-            resident_N: rows that are there.
-            slots_N: slot of each.
-        """
+    def fill(self, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]) -> None:
+        """Write initial values, and over them what is stored."""
         assert self._initial is not None
-        self._read_U = wanted_U
-        self.weights_SD = torch.empty(wanted_U.size, self.weights_SD.shape[1])
-        if wanted_U.size == 0:
-            return
         tables_N, ids_N = self.layout.rows_at(wanted_U)
-        self._initial.write(tables_N, ids_N, self.weights_SD, np.arange(wanted_U.size))
-        weights_UD = self.weights_SD.numpy()
+        self._initial.write(tables_N, ids_N, torch.from_numpy(weights_UD), np.arange(wanted_U.size))
         self.store.pick(wanted_U, weights_UD)
-        for first in range(0, slots_N.size, MAX_ROWS):
-            part = slice(first, first + MAX_ROWS)
-            held = fast.weights_SD.index_select(0, torch.from_numpy(slots_N[part]).to(fast.device)).cpu()
-            order_N = np.arange(held.shape[0])
-            pick_places(held.numpy(), order_N, resident_N[part], wanted_U, weights_UD)
 
     def rows_of_table(self, table: int, *, state: bool) -> torch.Tensor:
         """All rows of a table that live here, in memory at once; valid after the last step."""

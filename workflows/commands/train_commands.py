@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.sizes import ByteSize, format_byte_size
 from ...train.config import TrainConfig
 from ..console import print_json, progress_bars, say, stdout_console
 from ..options import Dir, config_of, parse_options
@@ -50,6 +50,10 @@ class EvaluateCommand:
 
     dir: Dir
     """Folder that `preprocess --out` created, or only its shards folder."""
+
+    slow_bytes: ByteSize | None = None
+    """Memory for embedding rows; if not all fit, those of some batches at a time are read from the run's
+    weights. By default as much as there is."""
 
     json: bool = False
     """Print one JSON object on stdout."""
@@ -97,7 +101,10 @@ def _evaluate(arguments: Sequence[str]) -> int:
 
     with progress_bars() as progress:
         result = evaluate(
-            options.run, options.dir, progress=lambda done, total: progress("evaluate", done, total)
+            options.run,
+            options.dir,
+            slow_bytes=options.slow_bytes,
+            progress=lambda done, total: progress("evaluate", done, total),
         ).to_dict()
     if options.json:
         print_json(result)

@@ -29,7 +29,7 @@ from .memory_limit import memory_limit
 _NUM_TABLES = 26
 _WARM_UP_ROWS = 4000
 _MEMORY = ByteSize(640 * MIB)
-_SLOW = ByteSize(16 * MIB)
+_SLOW = ByteSize(32 * MIB)
 _HOT = ByteSize(64 * MIB)
 _STAGING = ByteSize(4 * MIB)
 
@@ -62,7 +62,7 @@ class BenchLargerThanMemoryConfig:
     embedding_dim: int = 16
     """Floats per row."""
 
-    batches: int = 60
+    batches: int = 100
     """Batches of an epoch."""
 
     epochs: int = 2
