@@ -33,6 +33,7 @@ BENCHES = {
     "quality": ("bench_quality", "measure AUC over seeds on a small real sample"),
     "defaults": ("bench_defaults", "compare default optimizers and learning rates by batch size"),
     "orders": ("bench_orders", "count fully hot samples per budget and order of rows"),
+    "fuzz": ("checks.bench_fuzz", "read mutated lines, files and folders: each is right or refused"),
     "kills": ("bench_kills", "kill preprocessing at random moments, compare bytes"),
 }
 """For each benchmark, the module of `bench` with ``CONFIG``, ``measure`` and ``show``, and a line of help."""
