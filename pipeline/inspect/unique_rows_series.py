@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.prediction.access_rates import AccessRates, expected_unique_rows, mean_unique_rows
+from ...stats.prediction.access_rates import AccessRates, mean_unique_rows
+from ...stats.prediction.row_loads import EpochUses
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import VocabularyTotals
 from ..formats.arrow_files import fixed_lists, read_batch
@@ -46,7 +47,7 @@ def unique_rows_by_batch_size(folder: Path, batch_sizes: Sequence[int]) -> list[
         measured = [_measure(samples, entry, num_train - first, bases, size) for first, entry in chosen]
         of_files = [one for one in measured if one is not None]
         if of_files:
-            expected = expected_unique_rows(rates.rates, size, rates.num_rows)
+            expected = EpochUses.of_rates(rates, num_train, size).rows_per_batch
             mean = float(np.mean(of_files))
             lookups = size * len(counts)
             found.append({"batch_size": size, "expected": expected, "measured": mean, "num_lookups": lookups})
