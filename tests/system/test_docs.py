@@ -1,11 +1,18 @@
-"""What the docs refer to is there: pages, folders and modules."""
+"""What the docs refer to is there: pages, folders and modules, commands and their options."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
+import shlex
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from hotset.workflows.cli import main
+from hotset.workflows.command_list import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,3 +28,57 @@ def test_links_lead_to_files(page: Path) -> None:
 def test_paths_of_the_code_exist(page: Path) -> None:
     paths = re.findall(r"\b(?:stats|pipeline|train|workflows|tests)/[\w/.-]*\w", page.read_text())
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """The words of every ``hotset`` command in the code of a page, options with their values included."""
+    text = re.sub(r"```text\n.*?```", "", page.read_text(), flags=re.DOTALL)
+    lines = re.findall(r"^    (hotset .*)$", text, re.MULTILINE)
+    lines += re.findall(r"`((?:\.venv/bin/)?hotset [^`]*)`", text)
+    return [shlex.split(line.split("|")[0].split(">")[0], comments=True) for line in lines]
+
+
+@cache
+def help_of(command: str) -> str:
+    """The help of a command as it is printed."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), pytest.raises(SystemExit) as stopped:
+        raise SystemExit(main([command, "--help"]))
+    assert stopped.value.code == 0
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_exists_and_has_the_options_it_is_given(page: Path) -> None:
+    wrong = []
+    for _, *words in commands_of(page):
+        command = words[0] if words and not words[0].startswith("-") else "--help"
+        if command not in COMMANDS:
+            if command not in ("COMMAND", "--help", "…"):
+                wrong.append(" ".join(words))
+            continue
+        # The options of each benchmark are its own.
+        arguments = [word.split("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word)]
+        shown = help_of(command) if command != "bench" else help_of_benchmark(words)
+        wrong += [f"{command} {option}" for option in arguments if not re.search(rf"{option}\b", shown)]
+    assert wrong == []
+
+
+def help_of_benchmark(words: list[str]) -> str:
+    """The help of ``hotset bench NAME``."""
+    if len(words) < 2 or words[1] in ("NAME", "--help"):
+        return "--json --help"
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), pytest.raises(SystemExit):
+        raise SystemExit(main(["bench", words[1], "--help"]))
+    return output.getvalue()
+
+
+def test_the_readme_is_short_and_says_first_what_was_never_measured() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) < 200
+    assert any("measured on a GPU" in line for line in lines[:10])
+
+
+def test_the_readme_has_commands_to_parse() -> None:
+    assert len(commands_of(ROOT / "README.md")) >= 25 and len(commands_of(ROOT / "docs/commands.md")) >= 20

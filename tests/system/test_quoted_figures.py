@@ -1,0 +1,232 @@
+"""Every figure that the pages quote from a result file is computed from that file here, and none is quoted else."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "docs/benchmarks.md")
+Result = Any
+MIB, GIB = 1024**2, 1024**3
+
+
+def preprocess(result: Result) -> list[str]:
+    ratios = result["ratios"]
+    return [
+        f"{ratios['polars read_csv / hotset parse, kept']['wall']:.1f}x",
+        f"{ratios['polars read_csv / hotset parse']['wall']:.1f}x",
+        f"{result['ratio_total']:.2f}x",
+        f"{result['samples_per_second']:,.0f}",
+        f"{result['data']['num_samples'] / 1e6:.0f} M",
+    ]
+
+
+def dlrm(result: Result) -> list[str]:
+    samples = result["data"]["samples"]
+    return [
+        f"{result['ratio_cpu']:.0f}x",
+        f"{result['ratio_total']:.0f}x",
+        f"{samples['hotset']:,}",
+        f"{samples['dlrm']:,}",
+    ]
+
+
+def growth(result: Result) -> list[str]:
+    found = [f"{result['settings']['memory_bytes'] / GIB:.0f}GiB"]
+    for run in result["runs"]:
+        found += [
+            f"{run['num_samples'] / 1e6:.0f} M",
+            f"{run['samples_per_second']:,.0f}",
+            f"{1e6 * run['cpu_seconds'] / run['num_samples']:.2f} µs",
+            f"{run['peak_anonymous_bytes'] / MIB:,.0f} MiB",
+            f"{run['polars']['samples_per_second']:,.0f}",
+            f"{run['polars']['peak_anonymous_bytes'] / MIB:,.0f} MiB",
+        ]
+    return found
+
+
+def full_kaggle(result: Result) -> list[str]:
+    (run,) = result["runs"]
+    samples = run["result"]["samples"]
+    hot_share = samples["hot_only"] / (samples["hot_only"] + samples["mixed"])
+    return [
+        f"{run['num_samples']:,}",
+        f"{run['log_bytes'] / 1e9:.1f} GB",
+        f"{run['wall_seconds']:.1f} s",
+        f"{run['peak_anonymous_bytes'] / GIB:.1f} GiB",
+        f"{run['written_bytes'] / 1e9:.1f} GB",
+        f"{run['result']['hot_bytes'] / MIB:.0f} MiB",
+        f"{run['result']['row_bytes']} bytes",
+        f"{100 * hot_share:.1f}%",
+    ]
+
+
+def stats_kernels(result: Result) -> list[str]:
+    config, kernels = result["config"], result["kernels"]
+    policies = [kernels[name] for name in ("lookahead", "lru", "lfu", "dataset")]
+    return [
+        f"{config['slots']:,} slots",
+        f"{config['lookups'] / 1e6:.0f} M",
+        f"{config['rows'] / 1e6:.0f} M",
+        *(f"{policy['lookups_per_second'] / 1e6:.1f} million" for policy in policies),
+        *(f"{policy['ratio']:.1f}x" for policy in policies),
+        f"{kernels['counting']['ratio']:.2f}x",
+    ]
+
+
+def defaults(result: Result) -> list[str]:
+    runs = [run for run in result["runs"] if run["optimizers"] == "defaults" and run["batch_size"] == 2048]
+    assert len(runs) == 3
+    return [
+        f"{mean(run['auc'] for run in runs):.4f}",
+        f"{runs[0]['batch_size']:,}",
+        f"{sum(result['samples'].values()):,}",
+    ]
+
+
+def quality(result: Result) -> list[str]:
+    assert result["auc"]["lookahead"] == result["auc"]["all-fast"] and len(result["seeds"]) == 5
+    return [f"{result['mean_auc'][name]:.4f}" for name in ("all-fast", "fae")]
+
+
+def placements(result: Result) -> list[str]:
+    (share,) = result["shares"]
+    both = {
+        name: sum(moved[f"to_{way}"] for way in ("fast", "slow")) for name, moved in share["bytes"].items()
+    }
+    return [
+        f"{100 * share['share']:.1f}%",
+        f"{result['config']['samples'] / 1e6:.0f} M",
+        f"{both['lookahead']:,.0f} bytes",
+        f"{both['hybrid-dedup']:,.0f}",
+        f"{both['hybrid']:,.0f}",
+        f"{share['cpu']['lookahead']:.2f}",
+    ]
+
+
+def kills(result: Result) -> list[str]:
+    assert result["identical"] == result["folders"] and result["faults"] == []
+    return [f"{result['kills']} times", f"{result['folders']} folders"]
+
+
+def orders(result: Result) -> list[str]:
+    found = [
+        f"{result['num_train_samples'] / 0.857142857 / 1e6:.0f} M",
+        f"{result['num_train_samples'] / 0.857142857 / 1e3:.0f} k",
+    ]
+    for budget in result["budgets"]:
+        found.append(
+            f"{budget['bytes'] / MIB:.0f} MiB"
+            if budget["bytes"] % MIB == 0
+            else f"{budget['bytes'] / 1e6:.0f}"
+        )
+        if budget["published"] is not None:
+            found.append(f"{100 * budget['published']:.0f}%")
+        shares = {order: budget[order] for order in ("frequency", "peel", "fae-paper", "fae-code")}
+        found += [f"{100 * one['hot_sample_share']:.1f}%" for one in shares.values() if one is not None]
+        cold = [1 - shares[order]["hot_lookup_share"] for order in ("peel", "frequency")]
+        if cold[1]:
+            found.append(f"+{100 * (cold[0] / cold[1] - 1):.1f}%")
+    return [*found, f"{result['row_bytes']} bytes"]
+
+
+QUOTED: dict[str, Callable[[Result], list[str]]] = {
+    "preprocess-1m": preprocess,
+    "preprocess-4m": preprocess,
+    "dlrm-preprocess": dlrm,
+    "growth": growth,
+    "full-kaggle": full_kaggle,
+    "stats-kernels": stats_kernels,
+    "defaults-real-110k": defaults,
+    "quality-real-110k": quality,
+    "placements-2m": placements,
+    "kills": kills,
+    "orders-2m": orders,
+    "orders-real-110k": orders,
+}
+_NUMBER = re.compile(r"\+?\d[\d,]*(?:\.\d+)?")
+_NOT_FIGURES = re.compile(r"\[[^\]]*\]\([^)]*\)|`[^`]*`")
+"""Links and code have numbers of their own."""
+
+
+def blocks_of(page: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each paragraph, list item or table row that quotes results, and the names of their files.
+
+    A table without links of its own, and figures between a paragraph and its link, belong to the paragraph before.
+    """
+    paragraphs = re.split(r"\n\s*\n|\n(?=- )", (ROOT / page).read_text())
+    named: list[str] = []
+    for paragraph in paragraphs:
+        if paragraph.startswith("|"):
+            head, _, *rows = paragraph.splitlines()
+            for row in rows:
+                yield row, results_in(row) or named
+            continue
+        named = results_in(paragraph)
+        yield paragraph, named
+
+
+def results_in(text: str) -> list[str]:
+    return re.findall(r"results/([\w-]+)\.json", text)
+
+
+def figures_of(name: str) -> list[str]:
+    return QUOTED[name](json.loads((ROOT / f"workflows/results/{name}.json").read_text()))
+
+
+def numbers_in(text: str) -> list[str]:
+    return [found.rstrip(",") for found in _NUMBER.findall(_NOT_FIGURES.sub(" ", text))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_number_beside_a_result_stands_in_it(page: str) -> None:
+    wrong = []
+    num_checked = 0
+    for block, names in blocks_of(page):
+        if not names:
+            continue
+        known = [number for name in names for figure in figures_of(name) for number in numbers_in(figure)]
+        for number in numbers_in(block):
+            num_checked += 1
+            if number not in known:
+                wrong.append(f"{number} is not in {', '.join(names)}: {block[:70]}…")
+    assert wrong == [] and num_checked >= 20
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_ratios_and_shares_are_quoted_beside_their_result_only(page: str) -> None:
+    """A measured ratio or percentage without a result file could not be checked."""
+    stray = [
+        (figure, block[:70])
+        for block, names in blocks_of(page)
+        if not names and not block.startswith("```") and "```" not in block
+        for figure in re.findall(r"\d[\d.]*x\b|\d[\d.]*%", _NOT_FIGURES.sub(" ", block))
+    ]
+    assert stray == []
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "first"),
+    [
+        ("README.md", "preprocess-4m", 0),
+        ("docs/benchmarks.md", "preprocess-4m", 0),
+        ("README.md", "dlrm-preprocess", 0),
+    ],
+)
+def test_the_like_for_like_figure_comes_first(page: str, name: str, first: int) -> None:
+    """Parsing against Polars that keeps its columns; dlrm by CPU seconds: the flattering figures follow."""
+    block = next(block for block, names in blocks_of(page) if name in names)
+    ratios = re.findall(r"\d[\d.]*x", block)
+    assert ratios[0] == figures_of(name)[first]
+
+
+def test_every_result_that_a_page_names_is_known() -> None:
+    named = {name for page in PAGES for _, names in blocks_of(page) for name in names}
+    assert named == set(QUOTED)
