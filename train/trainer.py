@@ -45,6 +45,9 @@ from .work_threads import WorkThreads
 
 _log = logging.getLogger(__name__)
 
+_MOST_OPTIMIZERS = 4
+"""Parts of the dense layers with an optimizer of their own at most; a call of each costs some 50 us."""
+
 
 @dataclass(slots=True)
 class Trainer:
@@ -55,7 +58,8 @@ class Trainer:
     model: Dlrm
     dense: DenseStep
     """Passes the model forward and backward."""
-    dense_optimizer: torch.optim.Optimizer
+    dense_optimizers: tuple[torch.optim.Optimizer, ...]
+    """Those of the parameters, each of a part of them."""
     embeddings: Embeddings
     order: BatchOrder
     step_source: StepSource
@@ -127,9 +131,10 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
             batch = step.batch
             embeddings = trainer.embeddings.look_up(step)
             loss_sum = trainer.dense.train(batch, embeddings)  # nats; leaves the gradients
-            # Dense layers by torch's optimizer, embedding rows by ours, at the same time.
-            trainer.threads.run_both(
-                partial(trainer.embeddings.update, step, embeddings), trainer.dense_optimizer.step
+            # Embedding rows by our optimizer, dense layers by torch's, at the same time.
+            trainer.threads.run_all(
+                partial(trainer.embeddings.update, step, embeddings),
+                *(optimizer.step for optimizer in trainer.dense_optimizers),
             )
             trainer.step += 1
             trainer.num_samples += batch.num_samples
@@ -165,7 +170,8 @@ def build_trainer(
     if config.placement in ("fae", "lookahead"):
         _warn_of_row_bytes(shards, optimizer)
     model = build_model(shards, config.model, config.seed).to(device)
-    threads = WorkThreads(config.threads or num_workers(0))
+    # A GPU takes its work from one thread of the host.
+    threads = WorkThreads(1 if device.type == "cuda" else config.threads or num_workers(0))
     dtype = choose_dense_dtype(config.dense_dtype, device.type, cpu_features())
     dense = build_dense_step(model, shards.batch_size, threads, dtype)
     # From here on nothing is left open: a schedule on disk is compared with it, and the run records it.
@@ -178,7 +184,6 @@ def build_trainer(
     predictor = Predictor(shards, dense, embeddings, meter)
     scheduler = ShuffleScheduler.variant(config.fae_variant) if config.placement == "fae" else None
     order = order or _own_order(shards, config, scheduler, predictor)
-    dense_optimizer = build_dense_optimizer(model, chosen)
     source = build_step_source(shards, config, embeddings)
     if host.is_planned:
         assert config.slow_bytes is not None
@@ -188,7 +193,7 @@ def build_trainer(
         shards,
         model,
         dense,
-        dense_optimizer,
+        build_dense_optimizers(model, chosen, threads.num_threads),
         embeddings,
         order,
         source,
@@ -222,15 +227,24 @@ def build_model(shards: Shards, name: str, seed: int) -> Dlrm:
     return Dlrm(dlrm_shape(name, shards.num_dense, len(dims), shards.embedding_dim, dims), seed)
 
 
-def build_dense_optimizer(model: Dlrm, chosen: Optimizers) -> torch.optim.Optimizer:
-    """Build torch's own optimizer of the dense layers."""
+def build_dense_optimizers(
+    model: Dlrm, chosen: Optimizers, num_threads: int
+) -> tuple[torch.optim.Optimizer, ...]:
+    """Build torch's own optimizer for parts of the dense layers, so that several threads can take a step.
+
+    A parameter's step is a function of its own gradients, so the parts change no bit.
+    """
     kinds: dict[str, Any] = {
         "sgd": torch.optim.SGD,
         "adagrad": torch.optim.Adagrad,
         "adam": torch.optim.Adam,
     }
-    optimizer: torch.optim.Optimizer = kinds[chosen.dense_optimizer](model.parameters(), lr=chosen.dense_lr)
-    return optimizer
+    # Parameters go to the part that is smallest so far, the largest first.
+    parts: list[list[torch.nn.Parameter]] = [[] for _ in range(min(num_threads, _MOST_OPTIMIZERS))]
+    for parameter in sorted(model.parameters(), key=torch.Tensor.numel, reverse=True):
+        min(parts, key=lambda part: sum(each.numel() for each in part)).append(parameter)
+    build = kinds[chosen.dense_optimizer]
+    return tuple(build(part, lr=chosen.dense_lr) for part in parts if part)
 
 
 def open_device(name: str) -> torch.device:

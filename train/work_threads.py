@@ -51,9 +51,9 @@ class WorkThreads:
             if error is not None:
                 raise error
 
-    def run_both(self, first: Callable[[], object], second: Callable[[], object]) -> None:
-        """Call both, at the same time where there are two threads."""
-        self.run(lambda piece, _: (first, second)[piece](), 2)
+    def run_all(self, *calls: Callable[[], object]) -> None:
+        """Make all calls, at the same time as far as there are threads; the first begins first."""
+        self.run(lambda piece, _: calls[piece](), len(calls))
 
 
 def _leave_torchs_threads() -> None:

@@ -34,7 +34,7 @@ from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.dlrm_shape import dlrm_shape
 from hotset.train.placements.shuffle_scheduler import ShuffleScheduler
 from hotset.train.placements.simulate import simulate_epoch
-from hotset.train.trainer import build_dense_optimizer
+from hotset.train.trainer import build_dense_optimizers
 from hotset.workflows.cli import main
 
 
@@ -203,7 +203,7 @@ def test_predicted_rows_are_those_of_step_plans_of_a_real_log(real_data: Path, t
 def test_dense_bytes_are_those_of_the_model_and_its_default_optimizer(model: str, dim: int) -> None:
     shape = dlrm_shape(model, 13, 26, dim)
     dlrm = Dlrm(shape, 0)
-    dense_optimizer = build_dense_optimizer(dlrm, TrainConfig().optimizers("adagrad"))
+    (dense_optimizer,) = build_dense_optimizers(dlrm, TrainConfig().optimizers("adagrad"), 1)
     dlrm(torch.rand(4, 13), torch.rand(4, 26, dim)).sum().backward()
     dense_optimizer.step()
     # Without the step counts, one number for each tensor of parameters.

@@ -18,7 +18,9 @@ from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
-from hotset.train.trainer import build_trainer, open_device, refuse_divergence
+from hotset.train.model.dlrm import Dlrm
+from hotset.train.model.dlrm_shape import dlrm_shape
+from hotset.train.trainer import build_dense_optimizers, build_trainer, open_device, refuse_divergence
 
 
 def test_two_equal_runs_end_with_equal_bits_and_seeds_differ(tmp_path: Path) -> None:
@@ -27,6 +29,17 @@ def test_two_equal_runs_end_with_equal_bits_and_seeds_differ(tmp_path: Path) -> 
     assert_equal_bits(first, again)
     assert first.numbers != other.numbers
     assert not torch.equal(first.weights()["C3"], other.weights()["C3"])
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 64])
+def test_each_parameter_has_one_optimizer(num_threads: int) -> None:
+    model = Dlrm(dlrm_shape("kaggle", 13, 26, 16), 0)
+    optimizers = build_dense_optimizers(model, TrainConfig().optimizers("sgd"), num_threads)
+    parts = [[p for group in each.param_groups for p in group["params"]] for each in optimizers]
+    assert sorted(id(p) for part in parts for p in part) == sorted(id(p) for p in model.parameters())
+    sizes = [sum(p.numel() for p in part) for part in parts]
+    largest = max(p.numel() for p in model.parameters())
+    assert len(parts) == min(num_threads, 4) and max(sizes) <= max(largest, 1.2 * sum(sizes) / len(sizes))
 
 
 def test_rows_never_looked_up_keep_their_initial_values(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_threads_run_operators_by_themselves() -> None:
         torch.set_num_threads(before)
 
 
-def test_both_calls_are_made() -> None:
+def test_all_calls_are_made() -> None:
     done: list[str] = []
-    WorkThreads(2).run_both(lambda: done.append("rows"), lambda: done.append("dense"))
-    assert sorted(done) == ["dense", "rows"]
+    WorkThreads(2).run_all(*(lambda name=name: done.append(name) for name in ("rows", "first", "second")))
+    assert sorted(done) == ["first", "rows", "second"]

@@ -206,7 +206,8 @@ def _run_step(trainer: Trainer, step: PlannedStep, watch: _Stopwatch) -> None:
         trainer.dense.train(batch, embeddings)
     watch.seconds[_REST] += watch.seconds.pop("dense") - sum(watch.seconds[p] for p in _INNER_PARTS) + before
     with watch("dense optimizer"):
-        trainer.dense_optimizer.step()
+        for optimizer in trainer.dense_optimizers:
+            optimizer.step()
     with watch("update rows"):
         trainer.embeddings.update(step, embeddings)
 
