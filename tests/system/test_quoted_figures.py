@@ -1,4 +1,4 @@
-"""Every figure that the pages quote from a result file is computed from that file here, and none is quoted else."""
+"""Every figure that pages quote from a result file is computed from that file here; no other is quoted."""
 
 from __future__ import annotations
 
@@ -159,14 +159,14 @@ _NOT_FIGURES = re.compile(r"\[[^\]]*\]\([^)]*\)|`[^`]*`")
 def blocks_of(page: str) -> Iterator[tuple[str, list[str]]]:
     """Yield each paragraph, list item or table row that quotes results, and the names of their files.
 
-    A table without links of its own, and figures between a paragraph and its link, belong to the paragraph before.
+    A table without links of its own belongs to the paragraph before it.
     """
-    paragraphs = re.split(r"\n\s*\n|\n(?=- )", (ROOT / page).read_text())
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    paragraphs = re.split(r"\n\s*\n|\n(?=- )", text)
     named: list[str] = []
     for paragraph in paragraphs:
         if paragraph.startswith("|"):
-            head, _, *rows = paragraph.splitlines()
-            for row in rows:
+            for row in paragraph.splitlines()[2:]:
                 yield row, results_in(row) or named
             continue
         named = results_in(paragraph)
@@ -206,7 +206,7 @@ def test_ratios_and_shares_are_quoted_beside_their_result_only(page: str) -> Non
     stray = [
         (figure, block[:70])
         for block, names in blocks_of(page)
-        if not names and not block.startswith("```") and "```" not in block
+        if not names
         for figure in re.findall(r"\d[\d.]*x\b|\d[\d.]*%", _NOT_FIGURES.sub(" ", block))
     ]
     assert stray == []
