@@ -1,4 +1,4 @@
-"""``hotset preprocess`` and its stages (`preprocess_options`, `describe_stages`, `show_plan`)."""
+"""``hotset preprocess`` and its stages (`preprocess_options`)."""
 
 from __future__ import annotations
 

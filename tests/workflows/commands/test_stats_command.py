@@ -1,4 +1,4 @@
-"""``hotset stats``, advise and verify (`show_stats`, `advise_command`, `verify_command`)."""
+"""``hotset stats``, advise and verify (`verify_command`)."""
 
 from __future__ import annotations
 

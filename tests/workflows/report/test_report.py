@@ -4,7 +4,7 @@ Also the tests of the parts of the page: report_page, report_sections, chart_lay
 memory_charts.
 
 Tests `access_charts`, `bar_charts`, `chart_layers`, `log_sections`, `memory_charts`, `report_advice`,
-`report_page`, `report_sections`, `write_report` and `show_stats`, too.
+`report_page`, `report_sections` and `write_report`, too.
 """
 
 from __future__ import annotations

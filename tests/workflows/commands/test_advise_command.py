@@ -1,0 +1,110 @@
+"""``hotset advise``: options in the units of people, and advice as tables and sentences."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.sizes import ByteSize
+from hotset.train.advice import AdviceConfig, advise
+from hotset.workflows.cli import main
+from hotset.workflows.commands.advise_command import AdviseCommand, show_advice
+
+SIZES = (ByteSize(1 << 20), ByteSize(8 << 20))
+
+
+@pytest.fixture(scope="module")
+def advice(data: Path) -> dict[str, Any]:
+    config = AdviceConfig(fast_bytes=SIZES, batch_size=128, model="small")
+    return advise(data, config, AdviseCommand(dir=data).machine, Resources(workers=1))
+
+
+def printed(advice: dict[str, Any], width: int = 200) -> str:
+    console = Console(file=StringIO(), width=width)
+    show_advice(advice, console)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_the_machine_is_in_units_of_the_prediction() -> None:
+    machine = AdviseCommand(
+        dir=Path("dir"), link_gbps=25.0, host_gbps=8.0, teraflops=2.0, step_us=150.0
+    ).machine
+    assert machine.link_bytes_per_second == 25e9 and machine.host_bytes_per_second == 8e9
+    assert machine.flops == 2e12 and machine.step_seconds == pytest.approx(150e-6)
+
+
+@pytest.mark.parametrize("name", ["link_gbps", "host_gbps", "teraflops"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_speed_that_is_none_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be above 0, got {value}"):
+        AdviseCommand(dir=Path("dir"), **{name: value})  # type: ignore[arg-type]
+
+
+def test_a_step_may_take_no_other_time_but_not_less() -> None:
+    assert AdviseCommand(dir=Path("dir"), step_us=0.0).machine.step_seconds == 0
+    with pytest.raises(ConfigError, match="step_us must be 0 or more"):
+        AdviseCommand(dir=Path("dir"), step_us=-1.0)
+
+
+def test_every_placement_of_every_size_is_a_row(advice: dict[str, Any]) -> None:
+    text = printed(advice)
+    assert "Predicted steps of 128 samples" in text
+    for option in advice["options"]:
+        for one in [*option["placements"], *option["too_large"]]:
+            step = f"{one['step_seconds'] * 1e6:,.0f} us"
+            assert any(one["placement"] in line and step in line for line in text.splitlines())
+    num_lacking = sum(len(option["too_large"]) for option in advice["options"])
+    assert text.count("does not fit") == num_lacking
+
+
+def test_no_number_is_cut_in_a_narrow_terminal(advice: dict[str, Any]) -> None:
+    narrow = printed(advice, width=60)
+    assert all(len(line) <= 60 for line in narrow.splitlines() if line.startswith("fast memory"))
+    assert "…" not in narrow
+    for option in advice["options"]:
+        for one in option["placements"]:
+            assert f"{one['step_seconds'] * 1e6:,.0f} us" in narrow
+
+
+def test_the_last_lines_say_what_to_do(advice: dict[str, Any]) -> None:
+    whole = deepcopy(advice)
+    whole["enough"] = {"fast_bytes": 8 << 20, "placement": "all-fast", "step_seconds": 1e-3}
+    assert (
+        "Everything fits in 8 MiB of fast memory, so no other placement than all-fast is needed."
+        in printed(whole)
+    )
+    part = deepcopy(advice)
+    part["enough"] = {"fast_bytes": 1 << 20, "placement": "lookahead", "step_seconds": 2e-3}
+    part["compute_seconds"] = 1.5e-3
+    assert "lookahead with 1 MiB runs at 75% of the speed with every row on the fast tier" in printed(part)
+    for advised in (whole, part):
+        assert printed(advised).rstrip().endswith("given as options, not measurements.")
+
+
+def test_the_command_prints_what_the_function_returns(
+    data: Path, advice: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "advise",
+        str(data),
+        "--fast-bytes",
+        "1MiB",
+        "8MiB",
+        "--batch-size",
+        "128",
+        "--model",
+        "small",
+    ]
+    capsys.readouterr()
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(advice))
+    assert main(arguments) == 0
+    assert "Fast memory of the fastest placement, by use" in capsys.readouterr().out

@@ -1,0 +1,136 @@
+"""Statistics as tables: every number is one of the data, and odd categories are printed as text."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hotset.pipeline.inspect.frequency_series import SERIES, frequency_statistics
+from hotset.pipeline.runtime.resources import Resources
+from hotset.workflows.commands.show_stats import show_rows, show_statistics
+
+
+@pytest.fixture(scope="module")
+def found(data: Path) -> dict[str, Any]:
+    return frequency_statistics(data, Resources(workers=1))
+
+
+def printed(show: Any, what: dict[str, Any], width: int = 200) -> str:
+    console = Console(file=StringIO(), width=width)
+    show(what, console)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def words_of(what: dict[str, Any]) -> str:
+    """What is printed in one line, because a title wraps at the width of its table."""
+    return " ".join(printed(show_statistics, what).split())
+
+
+def test_every_series_has_a_title_and_those_left_out_have_none(found: dict[str, Any]) -> None:
+    titles = {
+        "features": "Lookups of 1,286 training samples",
+        "budgets": "What fast memory buys",
+        "coverage": "Share of lookups served by the most looked-up rows",
+        "hot_samples": "Fully hot samples by memory",
+        "miss_ratios": "Refetched rows by cache policy",
+        "unique_rows": "Distinct rows per batch",
+        "drift": "Parts of the log",
+        "hot_tables": "Hot rows by table",
+        "categories": "Top categories of each table",
+    }
+    text = words_of(found)
+    for name, title in titles.items():
+        assert name in SERIES and (title in text) == (name in found), name
+        less = {key: value for key, value in found.items() if key != name}
+        assert title not in words_of(less), name
+
+
+def test_the_chosen_budget_is_marked_and_only_that(found: dict[str, Any]) -> None:
+    lines = printed(show_statistics, found).splitlines()
+    (marked,) = [line for line in lines if "<- chosen" in line]
+    (chosen,) = [budget for budget in found["budgets"] if budget["is_chosen"]]
+    assert f"{chosen['num_hot_rows']:,}" in marked and f"{chosen['hot_lookup_share']:.1%}" in marked
+
+
+def test_samples_and_batches_are_counted_in_a_sentence(found: dict[str, Any]) -> None:
+    samples = found["samples"]
+    text = printed(show_statistics, found)
+    assert f"Samples: {samples['hot']:,} hot, {samples['mixed']:,} mixed, " in text
+    assert f". Batches of {found['batches']['batch_size']:,}: " in text
+    without = printed(show_statistics, found | {"batches": None})
+    assert "Samples: " in without and "Batches of" not in without
+    share = found["oov"]["evaluation_share"]
+    assert f"{share:.2%} of the evaluation lookups fall on the out-of-vocabulary row." in text
+    assert "out-of-vocabulary row" not in printed(
+        show_statistics, found | {"oov": found["oov"] | {"evaluation_share": None}}
+    )
+
+
+def test_warnings_and_what_was_left_out_are_printed_as_they_are(found: dict[str, Any]) -> None:
+    text = printed(
+        show_statistics, found | {"left_out": ["drift: [one] file"], "warnings": ["a [bold] leak in C1"]}
+    )
+    assert "Left out: drift: [one] file." in text and "Warning: a [bold] leak in C1." in text
+
+
+def test_that_every_row_is_hot_is_explained(found: dict[str, Any]) -> None:
+    hot = deepcopy(found)
+    for budget in hot["budgets"]:
+        if budget["is_chosen"]:
+            budget["num_hot_rows"] = hot["num_rows"]
+    assert "so every row is hot" in printed(show_statistics, hot)
+    assert "so every row is hot" not in printed(show_statistics, found)
+
+
+CALIBRATION = {
+    "num_drawn_samples": 1234,
+    "hot_bytes": 3 << 20,
+    "num_unsampled_hot_rows": 17,
+    "exact": {"hot_samples": 600},
+}
+
+
+def test_what_sampling_chose_is_held_against_exact_counts(found: dict[str, Any]) -> None:
+    facts = found | {
+        "calibration": CALIBRATION,
+        "mode": "fae-code",
+        "num_hot_rows": 5000,
+        "num_train_samples": 1000,
+        "samples": found["samples"] | {"hot": 450},
+    }
+    assert (
+        "fae-code counted 1,234 samples and chose 5,000 rows, 3 MiB; 17 of these rows never occurred in its "
+        "sample. 45.0% of the samples are fully hot; with exact counts 60.0% would be, in the same memory."
+    ) in printed(show_statistics, facts)
+
+
+@pytest.mark.parametrize(("is_covered", "word"), [(True, "covers"), (False, "does not cover")])
+def test_an_estimate_says_whether_it_was_right(found: dict[str, Any], is_covered: bool, word: str) -> None:
+    estimate = {
+        "estimated_bytes": [1 << 20, 2 << 20, 4 << 20],
+        "is_covered": is_covered,
+        "num_covered_tables": 3,
+        "num_large_tables": 5,
+    }
+    text = printed(show_statistics, found | {"calibration": CALIBRATION | estimate, "mode": "fae-paper"})
+    assert f"(its estimate of 1 MiB to 4 MiB {word} that; so do the estimates of 3 of 5 tables)" in text
+
+
+def test_rows_of_a_table_show_odd_categories_as_one_line_of_text() -> None:
+    row = {"id": 0, "count": 9, "share": 0.75, "cumulative_share": 0.75, "is_hot": True}
+    rows = [
+        row | {"category": "[red]a\nb\x1b"},
+        row | {"id": 1, "category": "oov", "is_hot": False, "is_known": False, "asked": "[x]"},
+    ]
+    table = {"feature": "C1", "kind": "text", "num_rows": 2, "num_lookups": 12_000, "rows": rows}
+    text = printed(show_rows, table)
+    assert "C1 (text): 2 rows, 12,000 lookups" in text
+    (first,) = [line for line in text.splitlines() if "[red]" in line]
+    assert first.split() == ["0", "[red]a", "b", "9", "75.0000%", "75.0000%", "hot"]
+    assert "[x] has no id: its lookups use the out-of-vocabulary row, shown here." in text
+    assert text.count("hot") == 1
