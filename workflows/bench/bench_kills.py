@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -59,7 +59,11 @@ class BenchKillsConfig:
     """Fast memory for hot rows (bytes); the default is small so that both kinds of batches occur."""
 
     memory: ByteSize | None = None
-    """Memory cap that half of the runs get, so that their stages spill (bytes); none by default."""
+    """Memory cap that half of the runs get, so that their stages spill (bytes); none by default. It must do
+    for a run with the most workers."""
+
+    engines: tuple[Literal["threads", "processes"], ...] = ("threads",)
+    """Engines that runs draw theirs from, as in `hotset preprocess --engine`."""
 
     scratch: Path | None = None
     """Folder for temporary files, six times the log; the system's temporary folder by default."""
@@ -67,6 +71,8 @@ class BenchKillsConfig:
     def __post_init__(self) -> None:
         for name in ("kills", "samples", "most_workers"):
             require_at_least(name, getattr(self, name), 1)
+        if not self.engines:
+            raise ConfigError("engines is empty: name threads, processes or both")
 
 
 @dataclass(slots=True)
@@ -108,6 +114,7 @@ def bench_kills(config: BenchKillsConfig, progress: ProgressCallback = silent) -
         scratch = Path(name)
         generate(GenerateConfig(samples=config.samples, seed=config.seed), scratch / "log.tsv")
         unbroken = _run_unbroken(config, scratch)
+        _refuse_cap(config, scratch, unbroken.tree)
         while tally.kills < config.kills:
             _kill_and_resume(config, scratch, unbroken, rng, tally)
             progress("kills", min(tally.kills, config.kills), config.kills)
@@ -139,6 +146,12 @@ def _start(
     arguments += ["--workers", str(rng.randint(1, config.most_workers) if rng else 1)]
     if rng and config.memory is not None and rng.random() < 0.5:
         arguments += ["--memory", str(config.memory)]
+    if rng and config.engines != ("threads",):
+        arguments += ["--engine", rng.choice(config.engines)]
+    return _start_command(arguments, scratch)
+
+
+def _start_command(arguments: list[str], scratch: Path) -> subprocess.Popen[bytes]:
     with open(scratch / "messages.txt", "wb") as messages:
         command = [sys.executable, "-m", "hotset.workflows.cli", *arguments]
         return subprocess.Popen(command, stdout=messages, stderr=messages)
@@ -156,6 +169,25 @@ def _run_unbroken(config: BenchKillsConfig, scratch: Path) -> _UnbrokenRun:
         if process.returncode:
             raise ConfigError(f"preprocess failed: {_last_line(scratch)}")
     return _UnbrokenRun(tree_checksums(out), ready_at - started_at, ends)
+
+
+def _refuse_cap(config: BenchKillsConfig, scratch: Path, wanted: Tree) -> None:
+    """Raise ConfigError where a run with the most workers cannot keep the cap: it would count as a fault."""
+    if config.memory is None:
+        return
+    out = scratch / "capped"
+    arguments = ["preprocess", str(scratch / "log.tsv"), "--out", str(out)]
+    arguments += ["--hot-bytes", str(config.hot_bytes), "--workers", str(config.most_workers)]
+    with _start_command([*arguments, "--memory", str(config.memory)], scratch) as process:
+        process.wait()
+    if process.returncode:
+        raise ConfigError(
+            f"{config.most_workers} workers cannot keep within {config.memory} bytes: {_last_line(scratch)}",
+            hint="raise --memory, or lower --most-workers",
+        )
+    if tree_checksums(out) != wanted:
+        raise ConfigError("a run within --memory ends with other bytes than one without")
+    shutil.rmtree(out)
 
 
 def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> float:

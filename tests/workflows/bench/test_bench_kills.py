@@ -14,6 +14,7 @@ from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.preprocess import preprocess
 from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
@@ -70,3 +71,28 @@ def test_moments_lie_in_the_time_that_a_run_has_left() -> None:
 def test_nothing_to_kill_is_refused() -> None:
     with pytest.raises(ConfigError, match="kills must be 1 or more"):
         BenchKillsConfig(kills=0)
+    with pytest.raises(ConfigError, match="engines is empty"):
+        BenchKillsConfig(engines=())
+
+
+def test_a_cap_that_the_most_workers_cannot_keep_is_refused_before_anything_is_killed(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """A resumed run may draw more workers than the cap allows, and its refusal is no fault of its folder."""
+    (tmp_path / "log.tsv").write_bytes(text_of(draw_samples(50, rng)))
+    config = BenchKillsConfig(memory=ByteSize(1 << 20), most_workers=2)
+    with pytest.raises(ConfigError, match="2 workers cannot keep within 1048576 bytes") as caught:
+        module._refuse_cap(config, tmp_path, {})
+    assert "--most-workers" in str(caught.value.hint)
+
+
+def test_runs_draw_their_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(module, "_start_command", lambda arguments, _: started.append(arguments))
+    config = BenchKillsConfig(engines=("threads", "processes"))
+    rng = random.Random(1)
+    for _ in range(20):
+        module._start(config, tmp_path, tmp_path / "out", rng)
+    assert {run[run.index("--engine") + 1] for run in started} == {"threads", "processes"}
+    module._start(config, tmp_path, tmp_path / "out")
+    assert "--engine" not in started[-1]  # the unbroken run has the default
