@@ -74,6 +74,7 @@ def advise(
     batch_size = config.batch_size or packed_batch_size(folder) or PackConfig().batch_size
     workload = read_workload(vocabulary, plan, Manifest.read(folder / "columns"), config.model, batch_size)
     sizes = sorted(set(config.fast_bytes or _ladder(workload)))
+    # Hot lookups of every budget are counted in one pass over the samples.
     budgets = [budget for size in sizes for budget in _budgets(size, workload)]
     counted = _count_hot(budgets, vocabulary, samples, plan, resources)
     options = []

@@ -144,6 +144,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("epochs", "log_every", "evaluate_every", "threads", "window", "cache_batches"):
             require_at_least(name, getattr(self, name), 1)
+        # A rate of None is chosen by the optimizer later.
         for name in ("embedding_lr", "dense_lr"):
             rate = getattr(self, name)
             if rate is not None and not 0 < rate < float("inf"):

@@ -232,6 +232,7 @@ def summarize_transfers(trainer: Trainer) -> TransferSummary:
     source = trainer.step_source
     prefetch = trainer.config.prefetch
     assert prefetch is not None, "build_trainer chooses it"
+    # The share of the transfers' time in which batches did not wait for them.
     hidden = 1 - thread.stall_seconds / thread.busy_seconds if thread.busy_seconds else 1.0
     return TransferSummary(
         seconds=thread.busy_seconds,

@@ -230,12 +230,14 @@ class Manifest:
         """The path of ``entry``; raises ManifestError when it is missing, of another size, or a link."""
         path = self.folder / entry.path
         hint = hint_to_rewrite(self.folder)
+        # A link is refused: what it points to may change without the manifest knowing.
         try:
             status = path.lstat()
         except OSError as error:
             raise ManifestError(f"{path} cannot be read: {error.strerror}", hint=hint) from error
         if not stat.S_ISREG(status.st_mode):
             raise ManifestError(f"{path} is not a plain file", hint=_NOT_PLAIN)
+        # A size is read in no time, and tells most files that were cut short or written again.
         if status.st_size != entry.num_bytes:
             raise ManifestError(f"{path} has {status.st_size} bytes, want {entry.num_bytes}", hint=hint)
         return path
@@ -249,6 +251,7 @@ class Manifest:
             ManifestError: as by `checked_path`, or its checksum is another one.
         """
         path = self.checked_path(entry)
+        # What was hashed while it was written, and not changed since, is not read again.
         try:
             found = known_checksum(path)
         except OSError as error:

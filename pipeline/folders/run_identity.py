@@ -50,6 +50,7 @@ def read_begun(path: Path) -> RunIdentity:
     """Read the identity of the run that began a folder."""
     try:
         identity: RunIdentity = json.loads(path.read_bytes())
+        # Every key is checked here, so that no later comparison meets another type.
         for key, kind in _KINDS.items():
             if type(identity[key]) is not kind:  # type: ignore[literal-required]
                 raise TypeError(f"{key} is not of type {kind.__name__}")

@@ -276,10 +276,12 @@ def with_hot_bytes(shards: Shards, hot_bytes: int, embedding_optimizer: str) -> 
             f"--hot-bytes needs the order of the rows, and there is no {folder}",
             hint="give the folder that preprocess wrote (its --out)",
         )
+    # Ids of another vocabulary would make other rows hot than it says.
     vocabulary = Manifest.read(folder)
     found = [(table.name, table.num_rows) for table in VocabularyTotals.of(vocabulary).tables]
     if found != [(table.name, table.num_rows) for table in shards.tables]:
         raise ConfigError(f"{folder} is not the vocabulary of {shards.manifest.folder}")
+    # Hot rows are prefixes: the same order cut at another budget.
     sizes = [row_bytes(table.embedding_dim, embedding_optimizer) for table in shards.tables]
     num_hot, _ = HotOrder(vocabulary, sizes).num_hot(hot_bytes)
     return shards.with_hot_rows(num_hot)

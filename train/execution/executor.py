@@ -242,6 +242,7 @@ class Executor:
         if split is None:
             return
         cold = np.flatnonzero(own_U < 0)
+        # Each pass has a part of the rows, in the order of the plan, from the first staging slot on.
         for first in range(0, split.rows_U.size, split.num_slots):
             part = slice(first, first + split.num_slots)
             rows_N = split.rows_U[part]
@@ -252,6 +253,7 @@ class Executor:
                 fetch=Moves(rows_N[~is_first], slots_N[~is_first], fetches_N),
                 initialize=Moves(rows_N[is_first], slots_N[is_first]),
             )
+            # Lookups of other passes have no slot in this one.
             slots_U = np.full(own_U.size, -1, np.int64)
             slots_U[cold[part]] = slots_N
             next_fetches_N = None if split.next_fetches_U is None else split.next_fetches_U[part]

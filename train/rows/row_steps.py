@@ -25,6 +25,7 @@ def step_with_numba(
     sums_UD: NDArray[np.float32],
 ) -> None:
     """Update rows ``slots_U``, none twice, by their gradients ``sums_UD``."""
+    # The optimizers share everything but their arithmetic, and each has a kernel for that.
     lr = np.float32(optimizer.lr)
     eps = np.float32(optimizer.eps)
     if optimizer.name == "sgd":

@@ -100,6 +100,7 @@ def bench_defaults(config: BenchDefaultsConfig) -> dict[str, Any]:
             generate(GenerateConfig(samples=config.samples), log, workers=config.threads)
         samples: dict[str, Any] = {}
         for batch_size in sorted({*config.batch_sizes, *config.default_batch_sizes}):
+            # The shards depend on the batch size alone: each is packed once for all runs.
             recipe = replace(
                 criteo_kaggle(),
                 count=CountConfig(eval_fraction=_EVAL_FRACTION),
@@ -109,6 +110,7 @@ def bench_defaults(config: BenchDefaultsConfig) -> dict[str, Any]:
             shards = preprocess([log], recipe, data, resources)
             samples = ShardsTotals.of(shards).samples.to_json()
             trial = _Trial(data, batch_size, config.threads)
+            # The defaults with every seed; the ladders of rates with one.
             runs += [trial.run("defaults", TrainConfig(seed=seed)) for seed in config.seeds]
             if batch_size in config.batch_sizes:
                 for ladder in LADDERS:
@@ -188,6 +190,7 @@ def show_defaults(result: dict[str, Any], console: Console) -> None:
         of_size = [run for run in runs if run["batch_size"] == batch_size]
         for name in dict.fromkeys(run["optimizers"] for run in of_size):
             chosen = [run for run in of_size if run["optimizers"] == name]
+            # Of a ladder the best rung stands for it.
             if name != "defaults":
                 chosen = [min(chosen, key=_loss)]
             rates = [chosen[0][rate] for rate in ("embedding_lr", "dense_lr")]

@@ -209,6 +209,7 @@ def preprocess_by_stage(
 
         def end_stage(report: StageReport) -> None:
             nonlocal before
+            # CPU time is that of this process since the stage before.
             now = os.times()
             user_seconds = now.user - before.user
             system_seconds = now.system - before.system
@@ -271,6 +272,7 @@ def show(result: dict[str, Any], console: Console) -> None:
     for column in ("wall s", "samples/s", "user us", "system us", "peak anonymous", "written"):
         table.add_column(column, justify="right")
     for run in result["runs"]:
+        # The whole run, then each of its stages, in time per sample: it should not grow with the log.
         for name, stage in [("all", run), *run["stages"].items()]:
             table.add_row(
                 f"{run['num_samples']:,}" if name == "all" else "",

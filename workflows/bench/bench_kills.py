@@ -113,6 +113,7 @@ def bench_kills(config: BenchKillsConfig, progress: ProgressCallback = silent) -
     with tempfile.TemporaryDirectory(prefix="hotset-kills-", dir=config.scratch) as name:
         scratch = Path(name)
         generate(GenerateConfig(samples=config.samples, seed=config.seed), scratch / "log.tsv")
+        # The bytes to end with, and how long each stage takes: moments are drawn from that.
         unbroken = _run_unbroken(config, scratch)
         _refuse_cap(config, scratch, unbroken.tree)
         while tally.kills < config.kills:

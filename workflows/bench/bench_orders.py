@@ -127,6 +127,7 @@ def _ranked(
     config = replace(recipe.rank, rank_by=rank_by, with_replacement=order == "fae-code")
     counts = Manifest.read(folder / "counts")
     columns = Manifest.read(folder / "columns")
+    # Twice, because the first run may compile; the second one is timed.
     for _ in range(2):
         shutil.rmtree(folder / "vocabulary", ignore_errors=True)
         wall_start = time.perf_counter()
@@ -200,6 +201,7 @@ def show_orders(result: dict[str, Any], console: Console) -> None:
         table.add_column(name, justify="right")
     for budget in result["budgets"]:
         shares = [f"{budget[name]['hot_sample_share']:.1%}" if budget[name] else "-" for name in ORDERS]
+        # Peeling pays with colder lookups for more hot samples: the last column is that price.
         cold = {name: 1 - budget[name]["hot_lookup_share"] for name in ("frequency", "peel")}
         ratio = f"{cold['peel'] / cold['frequency']:.3f}" if cold["frequency"] > 0 else "-"
         published = f"{budget['published']:.0%}" if budget["published"] else ""

@@ -186,6 +186,7 @@ def _trained(shards: Shards, run: TrainConfig, order: list[int]) -> dict[str, An
     """Train the first batches; return CPU and wall seconds, stalls, and the AUC afterwards."""
     set_threads(run.threads)
     trainer = build_trainer(shards, run, RecordedOrder(np.array(order, np.int32)))
+    # CPU of all threads: what runs ahead in the background costs, too.
     before = resource.getrusage(resource.RUSAGE_SELF)
     run_steps(trainer, lambda *_: None)
     after = resource.getrusage(resource.RUSAGE_SELF)

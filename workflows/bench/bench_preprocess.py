@@ -170,6 +170,7 @@ def _candidates(warm_up: Path, log: Path, workers: int, recipe: PreprocessConfig
         "hotset": ("raw TSV to shards", hotset_preprocess),
         "polars": ("the same job in Polars, all in memory", polars_program),
     }
+    # Parsing alone: what each reader ends with is in its description.
     parsing: dict[str, tuple[str, Callable[..., dict[str, Any]]]] = {
         "hotset parse": ("Arrow columns, passed on block by block", hotset_parse),
         "polars read_csv": ("read_csv, hex to integers, all in memory", polars_read_csv),
@@ -178,6 +179,7 @@ def _candidates(warm_up: Path, log: Path, workers: int, recipe: PreprocessConfig
         "hotset ingest": ("Arrow columns, written, hashed and sealed", hotset_ingest),
         "pyarrow read_csv": ("read_csv, categories left as text, all in memory", pyarrow_read_csv),
     }
+    # Each first takes a short log, so that neither compiling nor imports are timed.
     short = (warm_up, workers)
     long = (log, workers)
     room = _ROOM_LOGS * log.stat().st_size

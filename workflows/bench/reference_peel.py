@@ -44,10 +44,12 @@ def peel_with_kernels(log: Incidence) -> NDArray[np.int32]:
     ends = starts[1:].copy()
     sample_starts = np.zeros(log.num_samples + 1, np.int64)
     sample_rows = np.empty(samples.size, np.int32)
+    # The same log by samples, as the kernel walks both ways.
     list_rows(starts, ends, samples, sample_starts, sample_rows)
     entries = np.empty(log.num_rows, np.int32)
     dropped = np.empty(log.num_rows, np.int32)
     entry_order(starts, ends, samples, log.num_samples, entries)
+    # One width for all rows, so that the order is by samples alone.
     widths = np.array([64])
     width_of_row = np.zeros(log.num_rows, np.uint8)
     rows = (0, log.num_rows)

@@ -114,6 +114,7 @@ def against_roofline(
     for name, stage in stages.items():
         read = stage["bytes_read"]
         written = stage["bytes_written"]
+        # No stage can be faster than its bytes pass through memory once.
         bound_seconds = (read + written) / rates["memory"]
         records.append(
             {

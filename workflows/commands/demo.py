@@ -164,10 +164,12 @@ def _describe_log(options: DemoCommand) -> str:
 
 def _log(options: DemoCommand) -> Path:
     path = options.out / "log.tsv"
+    # A log of the user's is read where it stands, unless only its first lines are wanted.
     if options.data is not None and options.samples is None:
         return options.data
     if options.data is not None:
         _copy_lines(options.data, options.samples or 0, path)
+    # A log that an earlier demo generated is used again.
     elif not path.exists():
         started = time.perf_counter()
         num_samples = options.samples or _SAMPLES

@@ -54,6 +54,7 @@ def describe_schedule(schedule: Manifest) -> str:
         f"{totals.rows_made:,} are initialized on first use, "
         f"{totals.rows_to_slow:,} are written back ({down})"
     )
+    # What costs speed is told only where it happens.
     if totals.shortened:
         line += f"; {totals.shortened:,} steps load later than --prefetch asks for"
     if totals.split:

@@ -154,6 +154,7 @@ def _ingest(arguments: Sequence[str]) -> int:
 
 def _stage(stage: str, arguments: Sequence[str]) -> int:
     options, config_type = parse_stage(stage, arguments)
+    # The stage and what follows it go first; then it runs as if it had never been there.
     if options.redo:
         _report_removed(remove_from(stage, options.dir))
     with _running(options.run) as resources:

@@ -131,6 +131,7 @@ class StageOptions:
 def parse_preprocess(arguments: Sequence[str]) -> PreprocessCommand:
     """Parse the arguments of ``hotset preprocess``; ``--like`` and ``--schema`` set the defaults."""
     found, others = find_options(arguments, "--like", "--schema")
+    # These two decide the defaults of all other options, so they are read before those.
     schema = setting_of(found["--schema"]) if "--schema" in found else None
     like = Path(found["--like"]) if "--like" in found else None
     recipe = recipe_for(schema or DEFAULT_SCHEMA) if like is None else recipe_like(like, schema)

@@ -19,6 +19,7 @@ from .describe_stages import explain_all_hot
 
 def show_statistics(statistics: dict[str, Any], console: Console) -> None:
     """Print what `frequency_statistics` returned: series by series, then the split and any warning."""
+    # Most series are a title and a table of cells; the others have a function of their own.
     for name in SERIES:
         if name not in statistics:
             continue
@@ -95,6 +96,7 @@ def _show_budgets(statistics: dict[str, Any], console: Console) -> None:
         f"What fast memory buys (dim {dim}, {width} bytes per row, {statistics['num_rows']:,} rows)",
         "hot bytes", "hot rows", "of all rows", "hot lookups", "fully hot samples", "",
     )  # fmt: skip
+    # The budget of the plan stands among round ones, marked.
     for budget in statistics["budgets"]:
         share = budget["num_hot_rows"] / max(1, statistics["num_rows"])
         table.add_row(
@@ -159,12 +161,14 @@ def _show_split(statistics: dict[str, Any], console: Console) -> None:
         f"Samples: {samples['hot']:,} hot, {samples['mixed']:,} mixed, "
         f"{samples['evaluation']:,} for evaluation"
     )
+    # Before `pack` there are no batches.
     if batches:
         line += (
             f". Batches of {batches['batch_size']:,}: {batches['hot_only']:,} hot-only, "
             f"{batches['mixed']:,} mixed, {batches['evaluation']:,} for evaluation"
         )
     console.print(line, soft_wrap=True)
+    # What a reader may wonder about: that nothing moves, what sampling lost, what has no id.
     chosen = [budget for budget in statistics.get("budgets", []) if budget["is_chosen"]]
     all_hot = explain_all_hot(statistics["num_rows"], chosen[0]["num_hot_rows"]) if chosen else None
     if all_hot:
@@ -185,6 +189,7 @@ def _describe_calibration(statistics: dict[str, Any]) -> str:
     found = statistics["samples"]["hot"] / num_train
     exact = facts["exact"]["hot_samples"] / num_train
     chosen = f"{statistics['num_hot_rows']:,} rows, {format_byte_size(facts['hot_bytes'])}"
+    # Only `fae-paper` estimates sizes; `fae-code` takes as many rows as fit.
     if "estimated_bytes" in facts:
         low, _, high = map(format_byte_size, facts["estimated_bytes"])
         covers = "covers" if facts["is_covered"] else "does not cover"

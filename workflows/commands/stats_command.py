@@ -114,6 +114,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
 
 def _show_table(options: StatsCommand, feature: str) -> int:
     table = open_table(options.dir, feature)
+    # One row that was asked for, or the most important ones.
     if options.id is not None:
         rows = [table.by_id(options.id)]
     elif options.category is not None:

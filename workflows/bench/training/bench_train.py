@@ -176,6 +176,7 @@ def _contestants(shards: Shards, config: BenchTrainConfig) -> dict[str, Contesta
     num_rows = [table.num_rows for table in shards.tables]
     shape = _shape(shards)
     torch.manual_seed(config.seed)
+    # Equal shapes, batches and order; only what a machine cannot run is left out.
     contestants: dict[str, Contestant] = {
         REFERENCE: _Torch(ReferenceTraining(ReferenceDlrm(shape, num_rows)), batches),
         "torch bf16": _Torch(ReferenceTraining(ReferenceDlrm(shape, num_rows), autocast=True), batches),
@@ -261,6 +262,7 @@ def _measured(
     """Run all contestants in turn, round by round; return one record for each."""
     num_samples = (len(_order(shards, config)) - _WARM_UP_STEPS) * shards.batch_size
     rounds: dict[str, list[Seconds]] = {name: [] for name in contestants}
+    # Contestants of one setting take turns, so that a busy minute hits all of them.
     for _ in range(config.rounds):
         for name, contestant in contestants.items():
             rounds[name].append(contestant.run(threads))
@@ -294,6 +296,7 @@ def _ratios(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for record in records:
         reference = references[tuple(record[key] for key in setting)]
+        # Round by round, then the median: both of a pair ran in the same minute.
         ratios = {
             f"{clock}_ratio": statistics.median(
                 slow / fast

@@ -184,6 +184,7 @@ def measure_parts(
     num_samples = 0
     with closing(trainer.embeddings), closing(trainer.steps()) as steps:
         for number, step in enumerate(steps):
+            # What the first steps compile and allocate is no part of a step.
             if number == num_warm_up:
                 watch.seconds.clear()
                 num_samples = 0
