@@ -21,7 +21,7 @@ from ..pipeline.hot_rows.hot_order import HotOrder
 from ..pipeline.inspect.hot_sample_series import count_hot_samples
 from ..pipeline.inspect.inspected_folder import packed_batch_size, read_row_counts
 from ..pipeline.runtime.resources import DEFAULT_RESOURCES, Resources
-from ..pipeline.sizes import MIB, format_byte_size
+from ..pipeline.sizes import KIB, MIB, format_byte_size
 from ..pipeline.stages.pack import PackConfig
 from ..stats.prediction.access_rates import AccessRates
 from ..stats.prediction.row_loads import EpochUses
@@ -248,7 +248,7 @@ def _conclusion(options: Sequence[dict[str, Any]]) -> dict[str, Any]:
         least = min(one["memory_bytes"] for option in options for one in option["too_large"])
         raise ConfigError(
             f"no placement fits in {format_byte_size(options[-1]['fast_bytes'])}",
-            hint=f"at least {format_byte_size(least)} is needed; a smaller --batch-size needs less",
+            hint=f"--fast-bytes {-(-least // KIB)}KiB would do; a smaller --batch-size needs less",
         )
     seconds = [option["placements"][0]["step_seconds"] for option in fitting]
     fastest = fitting[seconds.index(min(seconds))]

@@ -168,7 +168,7 @@ def _explained(path: Path) -> Iterator[None]:
 def refuse_missing_folder(path: Path) -> None:
     """Raise HotsetError unless ``path`` is a folder."""
     if not path.is_dir():
-        raise HotsetError(f"{path} is no folder", hint=f"mkdir -p {shlex.quote(str(path))}")
+        raise HotsetError(f"{path} is no folder", hint=f"`mkdir -p {shlex.quote(str(path))}` creates it")
 
 
 def refuse_occupied(path: Path) -> None:

@@ -7,8 +7,10 @@ of them or none, and the intervals cover the truth less often than they say.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,7 @@ from ..folders.table_info import VocabularyTable
 from ..ranking.vocabulary_files import read_tables
 from ..runtime.resources import Resources
 from ..sizes import format_byte_size
+from ..stage_commands import hint_to_rewrite
 from .hot_curve import Levels, hot_curves
 from .hot_order import HotOrder
 
@@ -95,7 +98,7 @@ def calibrate(mode: str, vocabulary: Manifest, row_bytes: Sequence[int], budget_
     if totals.rank_by != "sampled" or totals.sampling is None:
         raise ConfigError(
             f"mode {mode} needs ids by sampled counts, {vocabulary.folder} has them by {totals.rank_by}",
-            hint="rank with --rank-by sampled, then encode; preprocess --mode does both",
+            hint=_rank_by_sample(vocabulary.folder.parent),
         )
     sampled = read_tables(vocabulary, "sampled")
     threshold: Threshold | None = None
@@ -120,7 +123,7 @@ def _by_threshold(
         raise ConfigError(
             f"mode fae-paper keeps small tables whole: they take {format_byte_size(small)}, "
             f"hot_bytes is {format_byte_size(budget_bytes)}",
-            hint=f"--hot-bytes {small} or more",
+            hint=f"give --hot-bytes {small} or more",
         )
     profiled = _profile(vocabulary, sampled, row_bytes, sizes)
     threshold = find_threshold(list(profiled.values()), budget_bytes - small)
@@ -173,7 +176,7 @@ def _appearances(vocabulary: Manifest, table: VocabularyTable, found: NDArray[np
         raise ManifestError(
             f"{vocabulary.folder / table.name}.arrow: its positions in the order of first appearance are no "
             "order of its rows",
-            hint="give --redo rank to write it again",
+            hint=hint_to_rewrite(vocabulary.folder),
         )
     return found
 
@@ -196,3 +199,12 @@ def with_exact_counts(
     num_train = VocabularyTotals.of(vocabulary).num_train_samples
     (curve,) = hot_curves(samples, [levels], 1, num_train, Resources(workers=workers))
     return ExactHotRows(num_hot_rows=num_hot_rows, hot_samples=int(curve.samples[0]))
+
+
+def _rank_by_sample(directory: Path) -> str:
+    """Return the commands that give ids by sampled counts, and the one that does all of it."""
+    path = shlex.quote(str(directory))
+    return (
+        f"`hotset rank {path} --rank-by sampled --redo && hotset encode {path}` first; "
+        "hotset preprocess does both by itself with --mode"
+    )

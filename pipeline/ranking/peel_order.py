@@ -9,6 +9,7 @@ not exclude, the hot set of that budget is made the one by frequency, and peeled
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -90,7 +91,7 @@ def peel_order(
         raise ConfigError(
             f"peeling supports up to {_MAX_SAMPLES} training samples and {_MAX_ROWS} rows, "
             f"but there are {num_samples} and {total}",
-            hint="rank by frequency",
+            hint="use --rank-by frequency",
         )
     # The lists of samples are as long as the counts say, so memory is known before anything is read.
     starts = _starts(tables, floor)
@@ -171,9 +172,10 @@ def _append_table(
     del places
     for first, offsets, ids in table.iterate_lookups(columns, counted):
         if not kernels.append_samples(ids, offsets, first, first_id, rows, starts, ends, row_samples):
+            directory = shlex.quote(str(columns.folder.parent))
             raise ManifestError(
                 f"{table.counts.folder} counts fewer lookups of {table.name} than {columns.folder} has",
-                hint="hotset verify reports which folder is damaged",
+                hint=f"`hotset verify {directory}` reports which folder is damaged",
             )
 
 

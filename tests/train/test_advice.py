@@ -83,7 +83,7 @@ def test_steps_have_the_batch_size_of_the_shards_unless_one_is_set(folder: Path,
 def test_memory_that_holds_nothing_is_refused_with_what_would_do(folder: Path) -> None:
     with pytest.raises(ConfigError, match="no placement fits in 1 MiB") as refused:
         advise(folder, AdviceConfig(fast_bytes=(MIB,)), Machine(), Resources(workers=1))
-    assert refused.value.hint is not None and "is needed; a smaller --batch-size" in refused.value.hint
+    assert refused.value.hint is not None and "KiB would do; a smaller --batch-size" in refused.value.hint
     with pytest.raises(ConfigError, match="model terabyte has embedding_dim 64"):
         advise(folder, AdviceConfig(model="terabyte"), Machine(), Resources(workers=1))
     with pytest.raises(ManifestError):

@@ -1,0 +1,305 @@
+"""Hints about what a stage cannot do with these settings, and about the machine it runs on."""
+
+from __future__ import annotations
+
+import errno
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.errors import install_hint, system_fault
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.hot_rows.fae_hot_rows import _appearances
+from hotset.pipeline.packing.shard_batches import ShardBatches
+from hotset.pipeline.runtime import engines, ray_engine, tasks
+from hotset.tests.support.hints import Shell, follows, hint_of
+
+
+def number_in(hint: str, option: str) -> str:
+    """Return the value that a hint gives an option."""
+    found = re.search(rf"{option} (\S+)", hint)
+    assert found, hint
+    return found[1]
+
+
+@follows("pipeline/hot_rows/fae_hot_rows.py::calibrate")
+def test_fae_needs_ids_by_sampled_counts(shell: Shell) -> None:
+    arguments = ["split", "data", "--mode", "fae-code", "--redo"]
+    shell.obey(shell.refused(*arguments))
+    shell.works(*arguments)
+    shell.works("preprocess", "log.tsv", "--out", "other", "--mode", "fae-code")
+
+
+@follows("pipeline/hot_rows/fae_hot_rows.py::_by_threshold")
+def test_small_tables_of_fae_get_their_bytes(shell: Shell) -> None:
+    arguments = ["preprocess", "log.tsv", "--out", "other", "--mode", "fae-paper", "--hot-bytes"]
+    enough = number_in(shell.refused(*arguments, "1KiB"), "--hot-bytes")
+    shell.works(*arguments, enough)
+
+
+@follows("pipeline/hot_rows/fae_hot_rows.py::_appearances")
+def test_an_order_that_is_none_is_written_again(shell: Shell) -> None:
+    vocabulary = Manifest.read(Path("data/vocabulary"))
+    table = SimpleNamespace(name="C1")
+    shell.obey(hint_of(lambda: _appearances(vocabulary, table, np.array([5, 5]))))  # type: ignore[arg-type]
+
+
+@follows("pipeline/stages/preprocess.py::settled")
+def test_fae_and_another_order(shell: Shell) -> None:
+    arguments = ["preprocess", "log.tsv", "--out", "other", "--mode", "fae-code", "--rank-by"]
+    assert shell.refused(*arguments, "peel") == "use --rank-by sampled"
+    shell.works(*arguments, "sampled")
+
+
+@follows("pipeline/stages/preprocess.py::remove_from")
+def test_a_stage_to_redo_is_named(shell: Shell) -> None:
+    arguments = ["preprocess", "log.tsv", "--out", "data", "--redo"]
+    assert "ingest, count, rank" in shell.refused(*arguments, "ranks")
+    shell.works(*arguments, "rank")
+
+
+@follows("pipeline/preview/dry_run.py::plan_run")
+def test_a_dry_run_names_the_stages_too(shell: Shell) -> None:
+    arguments = ["preprocess", "log.tsv", "--out", "data", "--hot-bytes", "64KiB", "--batch-size", "128"]
+    assert "ingest, count, rank" in shell.refused(*arguments, "--dry-run", "--redo", "ranks")
+    shell.works(*arguments, "--dry-run", "--redo", "rank")
+
+
+@follows("pipeline/stages/rank.py::_rank_table")
+def test_too_many_rows_are_fewer_with_a_minimum(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotset.pipeline.stages.rank._MAX_ROWS", 200)
+    arguments = ["rank", "data", "--redo"]
+    assert shell.refused(*arguments) == "raise --min-count"
+    shell.works(*arguments, "--min-count", "4")
+
+
+@follows("pipeline/stages/rank.py::_row_bytes")
+def test_widths_of_rows_are_given_for_all_or_none(shell: Shell) -> None:
+    arguments = ["preprocess", "log.tsv", "--out", "other", "--rank-by", "peel"]
+    assert shell.refused(*arguments, "--peel-row-bytes", "C1=8") == "name every feature, or none"
+    every = ",".join(f"C{number}=8" for number in range(1, 27))
+    shell.works(*arguments, "--peel-row-bytes", every)
+
+
+@follows("pipeline/ranking/peel_order.py::peel_order")
+def test_a_log_too_long_to_peel(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotset.pipeline.ranking.peel_order._MAX_SAMPLES", 10)
+    assert shell.refused("rank", "data", "--rank-by", "peel", "--redo") == "use --rank-by frequency"
+    shell.works("rank", "data", "--rank-by", "frequency", "--redo")
+
+
+@follows("pipeline/ranking/peel_order.py::peel_order#2")
+def test_peeling_in_little_memory(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotset.pipeline.ranking.peel_order._SCRATCH_BYTES", 10 << 30)
+    arguments = ["rank", "data", "--rank-by", "peel", "--redo", "--workers", "1", "--memory"]
+    hint = shell.refused(*arguments, "300MiB")
+    assert hint.endswith("and so does a larger --peel-floor")
+    shell.works(*arguments, number_in(hint, "--memory"))
+
+
+@follows("pipeline/ranking/peel_order.py::_append_table")
+def test_counts_that_are_not_of_these_columns(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["rank", "data", "--rank-by", "peel", "--peel-floor", "0", "--redo"]
+    with monkeypatch.context() as patched:
+        patched.setattr("hotset.stats.ranking.peeling.append_samples", lambda *_: False)
+        hint = shell.refused(*arguments)
+    shell.obey(hint)
+
+
+@follows("pipeline/packing/shard_batches.py::ShardBatches._bags")
+def test_a_batch_with_too_many_lookups(shell: Shell) -> None:
+    batches: Any = SimpleNamespace(bag_starts=np.zeros((2, 1), np.int64))
+    lengths = np.full((2, 1), 2**30, np.int32)
+    assert hint_of(lambda: ShardBatches._bags(batches, np.arange(2), lengths)) == "lower --batch-size"
+    shell.works("pack", "data", "--redo", "--batch-size", "64")
+
+
+@follows("pipeline/stages/schedule.py::_refuse_large_batch")
+def test_staging_too_small_for_a_batch(shell: Shell) -> None:
+    arguments = ["schedule", "data", "--redo", "--staging-bytes"]
+    hint = shell.refused(*arguments, "1KiB")
+    shell.works(*arguments, number_in(hint, "--staging-bytes"))
+    shell.works(*arguments, "1KiB", "--split-batches")
+
+
+@follows(
+    "pipeline/schema/feature_settings.py::numbers_of",
+    "pipeline/schema/feature_settings.py::parse_feature_settings",
+    "pipeline/sizes.py::parse_byte_size",
+)
+def test_values_of_options_are_written_as_the_hint_has_them(shell: Shell) -> None:
+    arguments = ["preprocess", "log.tsv", "--out", "other"]
+    hint = shell.refused(*arguments, "--feature-min-counts", "C33=2")
+    right = hint.split("'")[1]
+    assert "FEATURE=NUMBER" in shell.refused(*arguments, "--feature-min-counts", right)
+    written = shell.refused(*arguments, "--hot-bytes", "1Mx").removeprefix("write bytes as ")
+    for size in re.split(", | or ", written):
+        shell.works(*arguments, "--feature-min-counts", f"{right}=2", "--hot-bytes", size, "--dry-run")
+
+
+@follows("pipeline/stages/adopt.py::adopt", "pipeline/stages/adopt.py::adopt#2")
+def test_a_model_of_another_schema(shell: Shell) -> None:
+    Path("log.csv").write_text("click,C1\n" + "".join(f"{n % 2},c{n % 7}\n" for n in range(99)))
+    schema = 'format = "csv"\nlabel = "click"\n[sparse]\nC1 = "text"\n'
+    # Other features, then the same ones read in another way.
+    Path("0.toml").write_text(schema)
+    Path("2.toml").write_text(schema.replace('"text"', '{ kind = "text", list = true }'))
+    shell.works("preprocess", "log.csv", "--schema", "0.toml", "--out", "model")
+    arguments = ["preprocess", "log.csv", "--like"]
+    assert "made with the same schema" in shell.refused(
+        *arguments, "data", "--schema", "0.toml", "--out", "a"
+    )
+    assert "made with the same schema" in shell.refused(
+        *arguments, "model", "--schema", "2.toml", "--out", "b"
+    )
+    shell.works(*arguments, "model", "--out", "c")
+
+
+@follows("pipeline/stages/map_ids.py::_pairs", "pipeline/stages/map_ids.py::_pairs#2")
+def test_maps_between_other_schemas(shell: Shell) -> None:
+    Path("log.csv").write_text("click,C1\n" + "".join(f"{n % 2},c{n % 7}\n" for n in range(99)))
+    Path("one.toml").write_text('format = "csv"\nlabel = "click"\n[sparse]\nC1 = "text"\n')
+    shell.works("preprocess", "log.csv", "--schema", "one.toml", "--out", "model")
+    assert "the same schema" in shell.refused("map-ids", "data", "model")
+    names = "".join(f'C{number} = "text"\n' for number in range(1, 27))
+    header = ",".join(["click", *(f"C{number}" for number in range(1, 27))])
+    Path("log.csv").write_text(
+        header + "\n" + "".join(f"{n % 2}" + f",c{n % 7}" * 26 + "\n" for n in range(99))
+    )
+    Path("two.toml").write_text(f'format = "csv"\nlabel = "click"\n[sparse]\n{names}')
+    shell.works("preprocess", "log.csv", "--schema", "two.toml", "--out", "wide")
+    assert "the same schema" in shell.refused("map-ids", "data", "wide")
+    shell.works("map-ids", "data", "data", "--out", "map")
+
+
+@follows("pipeline/stages/preflight.py::refuse_full_disk")
+def test_a_disk_without_room(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("hotset.pipeline.stages.preflight.free_bytes", lambda _: 1000)
+        hint = shell.refused("preprocess", "log.tsv", "--out", "other")
+    assert hint.startswith("free ") and hint.endswith(" more there, or give another --out")
+    shell.works("preprocess", "log.tsv", "--out", "another")
+
+
+@follows("pipeline/runtime/memory.py::refuse_small_cap")
+def test_too_little_memory(shell: Shell) -> None:
+    arguments = ["preprocess", "log.tsv", "--out", "other", "--memory"]
+    hint = shell.refused(*arguments, "1MiB")
+    while "--memory" in hint:  # each stage knows what it needs when it begins
+        enough = number_in(hint, "--memory")
+        status, _, err = shell.run(*arguments, enough)
+        hint = err.split("hint: ")[-1] if status else ""
+    shell.works(*arguments, enough)
+
+
+@follows("pipeline/runtime/engines.py::use_engine")
+def test_an_engine_is_named(shell: Shell) -> None:
+    def use(name: Any) -> None:
+        with engines.use_engine(name):
+            pass
+
+    for name in hint_of(lambda: use("tread")).removeprefix("use one of ").split(", ")[:1]:
+        use(name)
+
+
+@follows("pipeline/runtime/engines.py::_start_engine")
+def test_the_extra_of_ray_is_installed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hotset.pipeline.runtime.ray_engine", None)
+    hint = shell.refused("preprocess", "log.tsv", "--out", "other", "--engine", "ray")
+    assert hint == install_hint("ray")
+    monkeypatch.undo()
+    installable(hint)
+
+
+def installable(hint: str) -> None:
+    """Check that a command of pip would install an extra that there is, without doing it."""
+    command = hint.split(" install ")
+    extra = re.search(r"\[(\w+)\]", command[1])
+    project = Path(__file__).resolve().parents[3] / "pyproject.toml"
+    assert extra is not None and f"\n{extra[1]} = [" in project.read_text()
+    subprocess.run(f"{command[0]} --version", shell=True, check=True, capture_output=True)
+
+
+@follows(
+    "pipeline/runtime/ray_engine.py::_refuse_unreachable",
+    "pipeline/runtime/ray_engine.py::RayEngine._connect",
+    "pipeline/runtime/ray_engine.py::RayEngine._start",
+)
+def test_a_cluster_that_does_not_answer(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    hint = shell.refused("preprocess", "log.tsv", "--out", "other", "--engine", "ray")
+    assert "unset it to start one on this machine" in hint
+    monkeypatch.delenv("RAY_ADDRESS")
+    ray_engine._refuse_unreachable("")
+
+    def fail(**_: object) -> None:
+        raise ConnectionError("no answer")
+
+    monkeypatch.setattr("ray.init", fail)
+    engine: Any = SimpleNamespace(num_workers=lambda: 2)
+    assert "unset it" in hint_of(lambda: ray_engine.RayEngine._connect(engine))
+    assert hint_of(lambda: ray_engine.RayEngine._start(engine, 3, {})) == "give fewer --workers"
+
+
+@follows("pipeline/runtime/tasks.py::_run_in_processes")
+def test_workers_that_are_killed_again_and_again(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(calls: object) -> None:
+        raise KeyError("killed")
+
+    engine = SimpleNamespace(
+        worker_failures=(KeyError,), parallel=lambda count: killed, stop=lambda: None, num_workers=lambda: 2
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(tasks, "current_engine", lambda: engine)
+        hint = hint_of(lambda: list(tasks.run_tasks(abs, [(1,), (2,)], workers=2)))
+    assert "fewer --workers need less; the same command resumes" in hint
+    shell.works("preprocess", "log.tsv", "--out", "other", "--workers", "1")
+
+
+@pytest.mark.parametrize(
+    ("error", "commands"),
+    [
+        (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates"), []),
+        (OSError(errno.EMFILE, "Too many open files"), ["ulimit -n 4096"]),
+        (RuntimeError("can't start new thread"), ["ulimit -u", "ulimit -v"]),
+        (MemoryError(), ["ulimit -v"]),
+    ],
+)
+@follows()
+def test_limits_of_the_system_are_looked_at_as_printed(
+    error: BaseException, commands: list[str], shell: Shell
+) -> None:
+    fault = system_fault("x", error)
+    assert fault is not None and fault.hint is not None
+    assert re.findall(r"`([^`]+)`", fault.hint) == commands
+    for command in commands:
+        subprocess.run(["bash", "-c", command], check=True, capture_output=True)
+
+
+@follows(
+    "pipeline/errors.py::system_fault",
+    "pipeline/errors.py::system_fault#2",
+    "pipeline/errors.py::system_fault#3",
+    "pipeline/errors.py::system_fault#4",
+)
+def test_what_the_system_refuses_is_renamed_or_raised(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails_with(error: Exception) -> str:
+        def fail(*_: object) -> Callable[[], None]:
+            raise error
+
+        with monkeypatch.context() as patched:
+            patched.setattr("hotset.workflows.cli._run", fail)
+            return shell.refused("stats", "data")
+
+    assert fails_with(UnicodeEncodeError("utf-8", "\udcff", 0, 1, "x")) == "rename the file or its folder"
+    assert "fewer --workers" in fails_with(OSError(errno.EMFILE, "Too many open files"))
+    assert "fewer --workers" in fails_with(RuntimeError("can't start new thread"))
+    assert "fewer --workers" in fails_with(MemoryError())
+    shell.works("preprocess", "log.tsv", "--out", "other", "--workers", "1")

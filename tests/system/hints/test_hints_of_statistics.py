@@ -1,0 +1,139 @@
+"""Hints of the commands that look at folders: stats, advise, verify, the report, the demo and benchmarks."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from hotset.pipeline.errors import install_hint
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.inspect import frequency_series
+from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.verify import rebuild
+from hotset.tests.support.hints import Shell, follows, hint_of
+
+
+@follows("pipeline/inspect/drift_series.py::parts_of_log")
+def test_too_many_parts(shell: Shell) -> None:
+    arguments = ["stats", "data", "--series", "drift", "--parts"]
+    hint = shell.refused(*arguments, "300")
+    shell.works(*arguments, hint.split("--parts ")[1])
+
+
+@follows(
+    "pipeline/inspect/frequency_series.py::frequency_statistics",
+    "pipeline/inspect/frequency_series.py::frequency_statistics#2",
+)
+def test_a_series_is_named_and_damage_is_looked_for(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(inspected: object) -> None:
+        raise KeyError("C1")
+
+    with monkeypatch.context() as patched:
+        patched.setitem(frequency_series.SERIES, "features", fail)
+        shell.obey(shell.refused("stats", "data"))
+    hint = hint_of(lambda: frequency_series.frequency_statistics(Path("data"), Resources(), series=["x"]))
+    frequency_series.frequency_statistics(
+        Path("data"), Resources(), series=hint.removeprefix("one of ").split(", ")[:1]
+    )
+
+
+@follows(
+    "pipeline/inspect/table_rows.py::open_table",
+    "pipeline/inspect/table_rows.py::TableRows.by_id",
+    "pipeline/inspect/table_rows.py::parse_category",
+)
+def test_rows_of_a_table_are_found(shell: Shell) -> None:
+    feature = shell.refused("stats", "data", "--feature", "C99").removeprefix("one of ").split(", ")[0]
+    arguments = ["stats", "data", "--feature", feature]
+    last = re.search(r"from 0 to (\d+)", shell.refused(*arguments, "--id", "999999"))
+    assert last is not None
+    shell.works(*arguments, "--id", last[1])
+    hint = shell.refused(*arguments, "--category", "no hex")
+    assert hint.startswith("write hex digits, 8 at most")
+    for name in re.findall(r"\(\w+\)", hint):
+        shell.works(*arguments, "--category", name)
+
+
+@follows("pipeline/verify/verify.py::verify")
+def test_a_folder_without_stages(shell: Shell) -> None:
+    Path("empty").mkdir()
+    assert shell.refused("verify", "empty") == "give the folder that preprocess or train wrote (its --out)"
+    for folder in ("data", "run"):
+        shell.works("verify", folder, *(["--no-rebuild"] if folder == "data" else []))
+
+
+@follows("pipeline/verify/rebuild.py::_build_from_other_vocabulary")
+def test_the_vocabulary_of_the_model_is_given(shell: Shell) -> None:
+    shell.works("preprocess", "log.tsv", "--like", "data", "--out", "adopted")
+    shell.works("preprocess", "log.tsv", "--min-count", "3", "--out", "third")
+    status, out, _ = shell.run("verify", "adopted", "--other-vocabulary", "third")
+    assert status == 1 and "was not made from the vocabulary" in out
+    made = Manifest.read(Path("adopted/vocabulary"))
+    hint = hint_of(lambda: rebuild._build_from_other_vocabulary(made, {}, Path("third"), Resources()))
+    assert "--other-vocabulary the folder that --like" in hint
+    shell.works("verify", "adopted", "--other-vocabulary", "data")
+
+
+@follows(
+    "workflows/report/write_report.py::check_html",
+    "workflows/report/write_report.py::check_html#2",
+    "workflows/report/write_report.py::_not_written",
+    "workflows/report/write_report.py::write_html",
+)
+def test_where_a_report_goes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shell.refused("stats", "data", "--html", "data") == "give another --html FILE"
+    assert shell.refused("stats", "data", "--parquet", "log.tsv") == "give another --parquet FOLDER"
+    shell.works("stats", "data", "--parquet", "series")
+    shell.works("preprocess", "log.tsv", "--like", "data", "--out", "adopted")
+    hint = shell.refused("stats", "adopted", "--html", "report.html")
+    assert hint == "report on the folder its ids come from"
+    shell.works("stats", "data", "--html", "report.html")
+    monkeypatch.setitem(sys.modules, "altair", None)
+    assert shell.refused("stats", "data", "--html", "other.html") == install_hint("report")
+
+
+@follows("train/advice.py::_conclusion")
+def test_memory_in_which_a_placement_fits(shell: Shell) -> None:
+    hint = shell.refused("advise", "data", "--fast-bytes", "1KiB")
+    least = re.search(r"--fast-bytes (\w+) would do", hint)
+    assert least is not None
+    shell.works("advise", "data", "--fast-bytes", least[1])
+
+
+@follows("workflows/commands/demo.py::_claim")
+def test_a_demo_takes_no_folder_of_someone_else(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (
+        shell.refused("demo", "--samples", "300", "--out", "run") == "give another --out, or empty the folder"
+    )
+    shell.works("demo", "--samples", "300", "--out", "another")
+
+
+@follows("workflows/commands/preprocess_commands.py::_preprocess")
+def test_maps_of_ids_need_an_extension(shell: Shell) -> None:
+    hint = shell.refused("preprocess", "log.tsv", "--out", "data", "--map-ids")
+    assert "--extend" in hint
+    shell.obey(hint, OLD="data", NEW="data")
+
+
+@follows(
+    "workflows/bench/bench_dlrm.py::BenchDlrmConfig.__post_init__",
+    "workflows/bench/bench_stats.py::BenchStatsConfig.__post_init__",
+)
+def test_benchmarks_say_what_they_lack(shell: Shell) -> None:
+    from hotset.workflows.bench.bench_stats import BenchStatsConfig
+
+    assert "checkout" in shell.refused("bench", "dlrm", "--dlrm", "nowhere")
+    assert "as many --slots as --batch-lookups" in shell.refused("bench", "stats", "--slots", "5")
+    BenchStatsConfig(slots=50, batch_lookups=50)
+
+
+@follows("workflows/cli.py::_run")
+def test_the_extra_of_training_is_installed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_torch(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("hotset.workflows.cli.importlib.import_module", without_torch)
+    assert shell.refused("train", "data", "--out", "other") == install_hint("train")

@@ -1,0 +1,320 @@
+"""Hints of `train` and `evaluate`: shards, schedules, runs and the machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from hotset.tests.support.hints import Shell, follows, hint_of
+from hotset.tests.support.resealed import reseal, write_manifest
+from hotset.tests.support.shard_factory import write_shards
+from hotset.train import run_folder, trainer
+from hotset.train.data.batch_order import RecordedOrder
+from hotset.train.data.shards import Shards, with_hot_bytes
+from hotset.train.evaluate import refuse_other_tables
+from hotset.train.placements import schedule_file
+from hotset.train.run_config import RunConfig
+
+TRAIN = ("train", "data", "--threads", "1", "--out")
+
+
+def change_manifest(folder: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a manifest and seal it again."""
+    parts = json.loads(Path(folder, "manifest.json").read_text())
+    change(parts)
+    write_manifest(Path(folder), parts)
+
+
+def damage(path: Path) -> None:
+    """Turn the end of a file round, so that its size stays."""
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-300] + whole[-300:][::-1])
+
+
+def first_file(kind: str) -> Path:
+    """Return the first shard of a kind."""
+    return sorted(Path("data/shards").glob(f"{kind}*.arrow"))[0]
+
+
+def retrained(shell: Shell, out: str = "again") -> None:
+    """Train on what is there now."""
+    shell.works(*TRAIN, out)
+
+
+@follows("train/data/shards.py::Shards.refuse_damage")
+def test_damaged_shards_are_packed_again(shell: Shell) -> None:
+    path = first_file("mixed")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:2000] + bytes([whole[2000] ^ 1]) + whole[2001:])
+    shell.obey(shell.refused(*TRAIN, "other"))
+    retrained(shell)
+
+
+@follows("train/data/shard_file.py::_damaged")
+def test_shards_that_cannot_be_read_are_packed_again(shell: Shell) -> None:
+    damage(first_file("mixed"))
+    shell.obey(shell.refused(*TRAIN, "other"))
+    retrained(shell)
+
+
+@follows("train/data/shard_file.py::ShardFile.__init__", "train/data/shards.py::Shards._read")
+def test_shards_unlike_their_manifest_are_packed_again(shell: Shell) -> None:
+    change_manifest("data/shards", lambda parts: parts["files"][0].update(batches=999))
+    shell.obey(shell.refused(*TRAIN, "other"))
+    # Fewer samples in a batch than the manifest says.
+    path = first_file("evaluation")
+    table = pa.ipc.open_file(path.read_bytes())
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        for number in range(table.num_record_batches):
+            writer.write_batch(table.get_batch(number).slice(0, 3))
+    change_manifest("data/shards", lambda parts: _as_it_is(parts, path))
+    shards = Shards.open(Path("data"))
+    shell.obey(hint_of(lambda: shards.evaluation_batch(0)))
+    retrained(shell)
+
+
+def _as_it_is(parts: dict[str, Any], path: Path) -> None:
+    entry = next(entry for entry in parts["files"] if entry["path"] == path.name)
+    entry["bytes"] = path.stat().st_size
+
+
+@follows("train/data/shards.py::Shards._refuse_stray", "train/data/shards.py::Shards.evaluation_batch")
+def test_stray_ids_and_lost_columns_are_packed_again(shell: Shell) -> None:
+    shards = Shards.open(Path("data"))
+    shards._read = lambda position: SimpleNamespace(is_hot_B=None)  # type: ignore[method-assign, assignment, return-value]
+    assert hint_of(lambda: shards.evaluation_batch(0)).startswith("`rm -r data/shards && hotset pack data`")
+
+    def stray(columns: dict[str, Any]) -> None:
+        columns["ids"][0][0] = 10**6
+
+    reseal(Path("data/shards"), stray, first_file("mixed").name)
+    shell.obey(shell.refused(*TRAIN, "other", "--placement", "all-fast"))
+    retrained(shell)
+
+
+@follows("train/data/shards.py::Shards.__init__#2", "train/data/shards.py::Shards.open#2")
+def test_manifests_of_shards_that_cannot_be(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_manifest("data/shards", lambda parts: parts.update(version=99))
+    shell.obey(shell.refused(*TRAIN, "other"))
+    with monkeypatch.context() as patched:
+        patched.setattr(Shards, "_positions_by_kind", lambda shards: {}["mixed"])
+        shell.obey(shell.refused(*TRAIN, "other"))
+    retrained(shell)
+
+
+@follows("train/data/shards.py::Shards.open")
+def test_a_folder_that_is_not_of_shards(shell: Shell) -> None:
+    assert "the folder that preprocess wrote" in shell.refused("train", "data/plan", "--out", "other")
+    retrained(shell)
+
+
+@follows("train/data/shards.py::Shards.__init__")
+def test_a_log_without_labels(shell: Shell) -> None:
+    shell.works("generate", "--samples", "300", "--no-label", "--out", "unlabeled.tsv")
+    shell.works("preprocess", "unlabeled.tsv", "--no-label", "--out", "unlabeled")
+    hint = shell.refused("train", "unlabeled", "--out", "other")
+    assert hint == "training and evaluation need a log with labels"
+    retrained(shell)
+
+
+@follows("train/data/shard_file.py::_UnchangedFile.refuse_change")
+def test_shards_that_change_while_they_are_used(shell: Shell) -> None:
+    shards = Shards.open(Path("data"))
+    for path in Path("data/shards").glob("*.arrow"):
+        path.write_bytes(path.read_bytes())
+    hint = hint_of(lambda: shards.training_batch(0))
+    assert hint.endswith("and leave it alone while it is trained on")
+    shell.obey(hint)
+    retrained(shell)
+
+
+@follows("train/data/shards.py::with_hot_bytes", "train/data/shards.py::with_hot_bytes#2")
+def test_another_budget_for_shards(shell: Shell) -> None:
+    hint = shell.refused(*TRAIN, "other", "--hot-bytes", "32KiB")
+    assert hint == "leave --hot-bytes out, or pack with --order original"
+    shell.works("pack", "data", "--redo", "--order", "original")
+    shell.works(*TRAIN, "other", "--hot-bytes", "32KiB")
+    alone = Shards.open(write_shards(Path("alone/shards"), order="original"))
+    assert "the folder that preprocess wrote" in hint_of(lambda: with_hot_bytes(alone, 1000, "sgd"))
+
+
+@follows("train/data/batch_order.py::RecordedOrder.of_run")
+def test_an_order_to_replay(shell: Shell) -> None:
+    assert hint_of(lambda: RecordedOrder.of_run(Path("data"), 4, 1)) == "give the folder of a finished run"
+    shards = Shards.open(Path("data"))
+    RecordedOrder.of_run(Path("run"), shards.num_training_batches, 1)
+
+
+@follows(
+    "train/evaluate.py::refuse_other_tables",
+    "train/evaluate.py::refuse_other_tables#2",
+    "train/evaluate.py::refuse_other_tables#3",
+)
+def test_a_run_on_other_shards(shell: Shell) -> None:
+    shell.works("preprocess", "log.tsv", "--min-count", "3", "--out", "fewer")
+    assert "shards of the same vocabulary" in shell.refused("evaluate", "run", "fewer")
+    config = run_folder.read_config(Path("run"))
+    shards: Any = Shards.open(Path("data"))
+    for change in ({"tables": shards.tables[:-1]}, {"num_dense": 1}):
+        others: Any = SimpleNamespace(
+            manifest=shards.manifest,
+            tables=shards.tables,
+            embedding_dim=shards.embedding_dim,
+            num_dense=shards.num_dense,
+        )
+        others.__dict__.update(change)
+        assert "shards of the same vocabulary" in hint_of(partial(refuse_other_tables, config, others))
+    shell.works("evaluate", "run", "data")
+
+
+@follows("train/model/dlrm_shape.py::dlrm_shape")
+def test_a_model_of_another_width(shell: Shell) -> None:
+    hint = shell.refused(*TRAIN, "other", "--model", "terabyte")
+    assert hint == "use --model auto, or pack with that --embedding-dim"
+    shell.works(*TRAIN, "other", "--model", "auto")
+
+
+@follows("train/placements/schedule_file.py::_damaged", "train/placements/schedule_file.py::_difference")
+def test_a_schedule_is_planned_again(shell: Shell) -> None:
+    path = next(Path("data/schedule").glob("*.arrow"))
+    path.write_bytes(path.read_bytes()[::-1])
+    shell.obey(shell.refused(*TRAIN, "other"))
+    retrained(shell)
+    change_manifest("data/schedule", lambda parts: parts.update(version=99))
+    shell.obey(shell.refused(*TRAIN, "other"))
+    retrained(shell, "once more")
+
+
+@follows("train/placements/schedule_file.py::Schedule.queue")
+def test_a_schedule_for_another_order(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule: Any = SimpleNamespace(
+        _width=lambda *_: SimpleNamespace(num_slots=4),
+        _entries=lambda *_: {"plans": [None]},
+        _own_batches=lambda epoch: np.int32([1]),
+        _manifest=SimpleNamespace(folder=Path("data/schedule")),
+    )
+    placement: Any = SimpleNamespace(num_staging_slots=4)
+    monkeypatch.setattr(schedule_file, "read_plans", lambda *_: [(None, np.int32([1]))])
+    hint = hint_of(lambda: schedule_file.Schedule.queue(schedule, 1, placement, 16, [2]))
+    assert hint == "train with --plan epoch, which does not use it"
+    shell.works(*TRAIN, "other", "--plan", "epoch")
+
+
+@follows("train/run_folder.py::refuse_occupied")
+def test_a_run_is_in_the_way(shell: Shell) -> None:
+    assert shell.refused(*TRAIN, "run") == "give another --out, or remove the folder"
+    retrained(shell)
+    shutil.rmtree("run")
+    retrained(shell, "run")
+
+
+@follows("train/run_folder.py::read_config", "train/run_folder.py::read_config#2")
+def test_a_run_is_given(shell: Shell) -> None:
+    wanted = "give the folder that a finished training run wrote (its --out)"
+    assert shell.refused("evaluate", "data", "data") == wanted
+    Path("run/config.json").write_text("{")
+    assert shell.refused("evaluate", "run", "data") == wanted
+    retrained(shell)
+    shell.works("evaluate", "again", "data")
+
+
+@follows(
+    "train/run_folder.py::_plain_file",
+    "train/run_folder.py::_plain_file#2",
+    "train/run_folder.py::read_manifest",
+    "train/run_config.py::RunConfig.read",
+)
+def test_files_of_a_run(shell: Shell) -> None:
+    wanted = "give the folder that a finished training run wrote (its --out)"
+    assert hint_of(lambda: run_folder._plain_file(Path("run/nothing"))) == wanted
+    assert hint_of(lambda: run_folder._plain_file(Path("run"))) == wanted
+    assert hint_of(lambda: RunConfig.read({}, "config.json")) == wanted
+    change_manifest("run", lambda parts: parts.update(stage="pack"))
+    assert shell.refused("evaluate", "run", "data") == wanted
+    retrained(shell)
+    shell.works("evaluate", "again", "data")
+
+
+@follows(
+    "train/run_folder.py::refuse_changed_files",
+    "train/run_folder.py::refuse_other_weights",
+    "train/run_folder.py::read_finite",
+)
+def test_damaged_weights_are_trained_again(shell: Shell) -> None:
+    config = run_folder.read_config(Path("run"))
+    weights = run_folder.read_weights(Path("run"))
+    other = torch.nn.Linear(2, 2)
+    assert "train again" in hint_of(
+        lambda: run_folder.refuse_other_weights(Path("run"), weights, config, other)
+    )
+    nan: Any = {"C1": torch.tensor([float("nan")])}
+    assert "lower learning rates" in hint_of(lambda: run_folder.read_finite(Path("run"), nan, "C1"))
+    path = Path("run/weights.safetensors")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-4] + bytes(4))
+    assert "take the run from a copy, or train again" in shell.refused("evaluate", "run", "data")
+    path.write_bytes(whole)
+    shell.works("evaluate", "run", "data")
+
+
+@follows("train/run_folder.py::_reserve", "train/run_folder.py::_explained")
+def test_a_disk_without_room_for_a_run(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.posix_fallocate", full)
+        assert "larger disk" in hint_of(lambda: run_folder._reserve(Path("run"), 100))
+
+    def write() -> None:
+        with run_folder._explained(Path("run/metrics.jsonl")):
+            full()
+
+    assert hint_of(write) == "free disk space, remove the folder and train again"
+    retrained(shell)
+
+
+@follows("train/trainer.py::open_device", "train/trainer.py::open_device#2")
+def test_a_device_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert shell.refused(*TRAIN, "other", "--device", "gpu") == "--device is cpu or cuda"
+    hint = shell.refused(*TRAIN, "other", "--device", "cuda")
+    shell.works(*TRAIN, "other", *hint.removeprefix("use ").split())
+
+
+@follows("train/trainer.py::refuse_divergence")
+def test_rates_that_are_too_high(shell: Shell) -> None:
+    hint = shell.refused(*TRAIN, "other", "--dense-lr", "1e30", "--embedding-lr", "1e30")
+    assert "lower --embedding-lr or --dense-lr, and give another --out or remove the folder" in hint
+    shutil.rmtree("other")
+    shell.works(*TRAIN, "other", "--dense-lr", "0.001", "--embedding-lr", "0.01")
+    trainer.refuse_divergence(0.5, 1)
+
+
+@follows("train/run_folder.py::refuse_missing_folder")
+def test_a_missing_folder_is_created(shell: Shell) -> None:
+    shell.obey(hint_of(lambda: run_folder.refuse_missing_folder(Path("my disk/x"))))
+    run_folder.refuse_missing_folder(Path("my disk/x"))
+
+
+@follows(
+    "train/rows/mapped_rows.py::refuse_more_rows_than_memory",
+    "train/rows/mapped_rows.py::mapped_rows",
+)
+def test_more_rows_than_memory(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotset.train.rows.mapped_rows.available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(
+        "hotset.train.rows.mapped_rows.mapped_rows", lambda folder, rows, width: torch.zeros(rows, width)
+    )
+    hint = shell.refused(*TRAIN, "other", "--placement", "hybrid")
+    assert "--slow-bytes" in hint
