@@ -43,6 +43,11 @@ def hint_to_rewrite(folder: Path) -> str:
     return f"`{command}` writes it again; give it the options that it had"
 
 
+def hint_to_verify(folder: Path) -> str:
+    """Return what to do where stage folders of one DIR do not fit together; ``folder`` is any of them."""
+    return f"`hotset verify {_quoted(folder.parent)}` reports which folder is at fault"
+
+
 def _command(stage: str, folder: Path) -> str:
     directory = _quoted(folder.parent)
     return f"hotset ingest RAW --out {directory}" if stage == "ingest" else f"hotset {stage} {directory}"

@@ -22,6 +22,7 @@ from ..pipeline.inspect.hot_sample_series import count_hot_samples
 from ..pipeline.inspect.inspected_folder import packed_batch_size, read_row_counts
 from ..pipeline.runtime.resources import DEFAULT_RESOURCES, Resources
 from ..pipeline.sizes import KIB, MIB, format_byte_size
+from ..pipeline.stage_commands import hint_to_verify
 from ..pipeline.stages.pack import PackConfig
 from ..stats.prediction.access_rates import AccessRates
 from ..stats.prediction.row_loads import EpochUses
@@ -101,7 +102,7 @@ def read_workload(
     if ranked != planned:
         raise ManifestError(
             f"{plan.folder} has the tables {', '.join(planned)}, {vocabulary.folder} has {', '.join(ranked)}",
-            hint="`hotset verify` reports which folder is at fault",
+            hint=hint_to_verify(plan.folder),
         )
     counts = read_row_counts(vocabulary)
     num_train = VocabularyTotals.of(vocabulary).num_train_samples

@@ -63,7 +63,7 @@ class FileEntry:
         except RecordError as error:
             raise ManifestError(
                 f"the record of {self.path} is damaged: {error}",
-                hint="remove its folder and run the stage again",
+                hint="remove its folder and run its stage again",
             ) from error
 
     @classmethod

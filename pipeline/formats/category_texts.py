@@ -71,8 +71,9 @@ def read_texts(manifest: Manifest, entry: FileEntry) -> Any:
             raise ValueError(f"it has {batch.num_rows} texts, its manifest says {wanted}")
     except DAMAGE as error:
         refuse_system_fault(path, error)
-        hint = hint_to_rewrite(path.parent)
-        raise ManifestError(f"{path} is damaged: {first_line(error)}", hint=hint) from error
+        raise ManifestError(
+            f"{path} is damaged: {first_line(error)}", hint=hint_to_rewrite(path.parent)
+        ) from error
     return batch
 
 

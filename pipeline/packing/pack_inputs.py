@@ -16,6 +16,7 @@ from ..folders.table_info import PlannedTable
 from ..formats.arrow_files import read_batch, validity_of, values_of
 from ..formats.part_ids import PartIds
 from ..formats.tables import multi_hot
+from ..stage_commands import hint_to_verify
 from .row_layout import RowLayout
 
 _LOG1P = log1p_table(1 << 16)
@@ -86,7 +87,7 @@ class PackInputs:
                 raise ManifestError(
                     f"{folder.folder} and {self.plan.folder} have other parts: "
                     f"{len(found)} and {len(wanted)} files, or of other lengths",
-                    hint="`hotset verify` reports which folder is at fault",
+                    hint=hint_to_verify(self.plan.folder),
                 )
         tables = [
             [(table.name, table.num_rows, table.is_multi_hot) for table in found]
@@ -95,7 +96,7 @@ class PackInputs:
         if tables[0] != tables[1]:
             raise ManifestError(
                 f"{self.samples.folder} and {self.plan.folder} have other tables",
-                hint="`hotset verify` reports which folder is at fault",
+                hint=hint_to_verify(self.plan.folder),
             )
 
     def transform(self, name: str, array: Any, chosen: NDArray[np.int32], out: NDArray[np.float32]) -> None:

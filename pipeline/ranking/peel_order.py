@@ -9,7 +9,6 @@ not exclude, the hot set of that budget is made the one by frequency, and peeled
 from __future__ import annotations
 
 import itertools
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +21,7 @@ from ..folders.manifest import Manifest
 from ..runtime.memory import room_for
 from ..runtime.resources import Resources
 from ..runtime.tasks import num_workers, run_tasks
+from ..stage_commands import hint_to_verify
 from .ranked_tables import Arrangement, RankedTable
 
 _BUDGETS_PER_DOUBLING = 4
@@ -172,10 +172,9 @@ def _append_table(
     del places
     for first, offsets, ids in table.iterate_lookups(columns, counted):
         if not kernels.append_samples(ids, offsets, first, first_id, rows, starts, ends, row_samples):
-            directory = shlex.quote(str(columns.folder.parent))
             raise ManifestError(
                 f"{table.counts.folder} counts fewer lookups of {table.name} than {columns.folder} has",
-                hint=f"`hotset verify {directory}` reports which folder is damaged",
+                hint=hint_to_verify(columns.folder),
             )
 
 

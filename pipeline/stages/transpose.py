@@ -33,11 +33,11 @@ from ..runtime.memory import refuse_small_cap
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..runtime.tasks import num_workers, run_tasks
 from ..scheduling.cold_batches import refuse_other_shards
+from ..stage_commands import hint_to_rewrite
 
 VERSION = 1
 _BYTES_A_LOOKUP = 64
 """Bytes that a worker holds for each lookup of a batch: ids, keys, lists, and what Arrow writes."""
-_HINT = "the shards are damaged: run `hotset pack` again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +136,9 @@ def _open(path: Path, shards: Manifest, num_rows: NDArray[np.int64]) -> tuple[An
         most = max((_most_lookups(batch, shards) for batch in batches), default=0)
     except DAMAGE as error:
         refuse_system_fault(path, error)
-        raise ShardError(f"{path} cannot be read: {first_line(error)}", hint=_HINT) from error
+        raise ShardError(
+            f"{path} cannot be read: {first_line(error)}", hint=hint_to_rewrite(path.parent)
+        ) from error
     tables = ShardsTotals.of(shards).tables
     return lookup_schema(most), (lookups_of_batch(batch, tables, num_rows) for batch in batches)
 
@@ -165,4 +167,4 @@ def _group(lookups: BatchLookups, shards: Manifest, path: Path) -> LookupsByRow:
         found = (
             f"id {lookups.ids_N[position]} in table {tables[number].name} of {tables[number].num_rows} rows"
         )
-        raise ShardError(f"{path}: {found}", hint=_HINT) from None
+        raise ShardError(f"{path}: {found}", hint=hint_to_rewrite(path.parent)) from None

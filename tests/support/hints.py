@@ -40,6 +40,8 @@ class Place:
     path: str
     first_line: int
     last_line: int
+    needs_case: bool
+    """False of a bare `hint_to_rewrite`, whose one hint is followed for each stage folder."""
 
 
 @cache
@@ -48,15 +50,17 @@ def places() -> dict[str, Place]:
     found: dict[str, Place] = {}
     for layer in LAYERS:
         for path in sorted((ROOT / layer).rglob("*.py")):
-            for function, call in _hints_in(ast.parse(path.read_text()), ""):
+            for function, call, hint in _hints_in(ast.parse(path.read_text()), ""):
                 name = f"{path.relative_to(ROOT)}::{function}"
                 number = 1 + sum(other.split("#")[0] == name for other in found)
                 name += f"#{number}" if number > 1 else ""
-                found[name] = Place(name, str(path), call.lineno, call.end_lineno or call.lineno)
+                last_line = call.end_lineno or call.lineno
+                is_shared = isinstance(hint, ast.Call) and ast.unparse(hint.func) == "hint_to_rewrite"
+                found[name] = Place(name, str(path), call.lineno, last_line, not is_shared)
     return found
 
 
-def _hints_in(node: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
+def _hints_in(node: ast.AST, function: str) -> Iterator[tuple[str, ast.Call, ast.expr]]:
     for child in ast.iter_child_nodes(node):
         inner = function
         if isinstance(child, ast.FunctionDef | ast.ClassDef):
@@ -64,7 +68,7 @@ def _hints_in(node: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
         if isinstance(child, ast.Call):
             hints = [word.value for word in child.keywords if word.arg == "hint"]
             if hints and not (isinstance(hints[0], ast.Attribute) and hints[0].attr == "hint"):
-                yield inner, child
+                yield inner, child, hints[0]
         yield from _hints_in(child, inner)
 
 

@@ -160,5 +160,5 @@ def _damaged(path: Path, fault: str) -> ManifestError:
     folder = path if path.is_dir() else path.parent
     return ManifestError(
         f"{path} is damaged: {fault}",
-        hint=f"remove {folder}, and run `hotset transpose` again if you want it",
+        hint=f"{hint_to_rewrite(folder)}; training works without it, too",
     )

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from hotset.pipeline.folders.file_facts import CountsFacts
 from hotset.pipeline.folders.folder_lock import FolderLock
-from hotset.pipeline.folders.manifest import Manifest, read_referenced
+from hotset.pipeline.folders.manifest import FileEntry, Manifest, read_referenced
 from hotset.pipeline.folders.output import Output
 from hotset.pipeline.folders.partial_folder import write_errors_explained
 from hotset.pipeline.folders.stage_totals import VocabularyTotals
@@ -294,6 +295,7 @@ def test_an_arrow_file_of_another_length_is_written_again(shell: Shell) -> None:
     "pipeline/formats/arrow_files.py::values_of#2",
     "pipeline/formats/arrow_files.py::fixed_lists",
     "pipeline/formats/tables.py::offsets_of",
+    "pipeline/folders/manifest.py::FileEntry.read_facts",
 )
 def test_columns_of_another_type_are_damage_of_their_folder(shell: Shell) -> None:
     class Short:
@@ -316,6 +318,7 @@ def test_columns_of_another_type_are_damage_of_their_folder(shell: Shell) -> Non
         lambda: values_of(Short(), np.int32),
         lambda: fixed_lists(pa.array([[1, 2]], pa.list_(pa.int32(), 2)), 3, np.int32),
         lambda: offsets_of(torn),
+        lambda: FileEntry("a.arrow", 1, 1, "").read_facts(CountsFacts),
     ):
         assert "remove its folder and run its stage again" in hint_of(call)
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from hotset.pipeline.errors import install_hint
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.inspect import frequency_series
 from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.verify import rebuild
 from hotset.tests.support.hints import Shell, follows, hint_of
+from hotset.tests.support.resealed import write_manifest
+from hotset.workflows.bench.bench_stats import BenchStatsConfig
+from hotset.workflows.bench.limited.bench_larger_than_memory import BenchLargerThanMemoryConfig
+from hotset.workflows.bench.training import bench_train
+from hotset.workflows.bench.training.bench_train import BenchTrainConfig
 
 
 @follows("pipeline/inspect/drift_series.py::parts_of_log")
@@ -89,10 +99,29 @@ def test_where_a_report_goes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> N
     shell.works("stats", "data", "--parquet", "series")
     shell.works("preprocess", "log.tsv", "--like", "data", "--out", "adopted")
     hint = shell.refused("stats", "adopted", "--html", "report.html")
-    assert hint == "report on the folder its ids come from"
-    shell.works("stats", "data", "--html", "report.html")
+    assert hint == "report on the folder its ids come from"  # test_report writes such a one
     monkeypatch.setitem(sys.modules, "altair", None)
     assert shell.refused("stats", "data", "--html", "other.html") == install_hint("report")
+
+
+@follows(
+    "train/advice.py::read_workload",
+    "pipeline/packing/pack_inputs.py::PackInputs.refuse_other_parts",
+    "pipeline/packing/pack_inputs.py::PackInputs.refuse_other_parts#2",
+)
+def test_folders_that_do_not_fit_together(shell: Shell) -> None:
+    whole = Path("data/plan/manifest.json").read_text()
+    for change in ("tables", "files"):
+        parts = json.loads(whole)
+        if change == "tables":
+            parts["totals"]["tables"][0]["name"] = "other"
+        else:
+            parts["files"] = parts["files"][:-1]
+        write_manifest(Path("data/plan"), parts)
+        commands = [["pack", "data", "--redo"]] + ([["advise", "data"]] if change == "tables" else [])
+        for command in commands:
+            assert shell.refused(*command) == "`hotset verify data` reports which folder is at fault"
+    assert shell.run("verify", "data", "--no-rebuild")[0] == 1
 
 
 @follows("train/advice.py::_conclusion")
@@ -121,10 +150,21 @@ def test_maps_of_ids_need_an_extension(shell: Shell) -> None:
 @follows(
     "workflows/bench/bench_dlrm.py::BenchDlrmConfig.__post_init__",
     "workflows/bench/bench_stats.py::BenchStatsConfig.__post_init__",
+    "workflows/bench/limited/bench_larger_than_memory.py::BenchLargerThanMemoryConfig.__post_init__",
+    "workflows/bench/training/bench_train.py::_order",
 )
 def test_benchmarks_say_what_they_lack(shell: Shell) -> None:
-    from hotset.workflows.bench.bench_stats import BenchStatsConfig
-
+    small = BenchTrainConfig(
+        samples=200, batch_sizes=(16,), embedding_dims=(8,), threads=(1,), round_samples=16
+    )
+    shards: Any = SimpleNamespace(batch_size=16, num_training_batches=5, is_hot_only=np.zeros(5, bool))
+    enough = int(hint_of(lambda: bench_train._order(shards, small)).removeprefix("give --samples "))
+    shards.num_training_batches = enough // 16
+    shards.is_hot_only = np.zeros(enough // 16, bool)
+    assert bench_train._order(shards, small)
+    name = shell.refused("bench", "larger-than-memory", "--hot-bytes", "900GiB")
+    assert name == "lower --hot-bytes, or raise --memory or --times"
+    BenchLargerThanMemoryConfig(hot_bytes=ByteSize(1 << 20))
     assert "checkout" in shell.refused("bench", "dlrm", "--dlrm", "nowhere")
     assert "as many --slots as --batch-lookups" in shell.refused("bench", "stats", "--slots", "5")
     BenchStatsConfig(slots=50, batch_lookups=50)
@@ -137,3 +177,9 @@ def test_the_extra_of_training_is_installed(shell: Shell, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("hotset.workflows.cli.importlib.import_module", without_torch)
     assert shell.refused("train", "data", "--out", "other") == install_hint("train")
+
+
+@follows("workflows/bench/checks/bench_fuzz.py::bench_fuzz")
+def test_the_fuzz_runs_from_a_checkout(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert shell.refused("bench", "fuzz") == "run it from a checkout of hotset"

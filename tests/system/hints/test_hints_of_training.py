@@ -22,8 +22,12 @@ from hotset.train import run_folder, trainer
 from hotset.train.data.batch_order import RecordedOrder
 from hotset.train.data.shards import Shards, with_hot_bytes
 from hotset.train.evaluate import refuse_other_tables
+from hotset.train.model.dense_dtype import choose_dense_dtype
 from hotset.train.placements import schedule_file
+from hotset.train.rows import mapped_rows
 from hotset.train.run_config import RunConfig
+from hotset.train.spill.block_file import BlockFile
+from hotset.train.spill.mapped_arrays import mapped_zeros
 
 TRAIN = ("train", "data", "--threads", "1", "--out")
 
@@ -102,12 +106,16 @@ def test_stray_ids_and_lost_columns_are_packed_again(shell: Shell) -> None:
     retrained(shell)
 
 
+def _lacks_a_key(shards: Shards) -> None:
+    raise KeyError("mixed")
+
+
 @follows("train/data/shards.py::Shards.__init__#2", "train/data/shards.py::Shards.open#2")
 def test_manifests_of_shards_that_cannot_be(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     change_manifest("data/shards", lambda parts: parts.update(version=99))
     shell.obey(shell.refused(*TRAIN, "other"))
     with monkeypatch.context() as patched:
-        patched.setattr(Shards, "_positions_by_kind", lambda shards: {}["mixed"])
+        patched.setattr(Shards, "_positions_by_kind", _lacks_a_key)
         shell.obey(shell.refused(*TRAIN, "other"))
     retrained(shell)
 
@@ -127,7 +135,7 @@ def test_a_log_without_labels(shell: Shell) -> None:
     retrained(shell)
 
 
-@follows("train/data/shard_file.py::_UnchangedFile.refuse_change")
+@follows("train/data/unchanged_file.py::UnchangedFile.refuse_change")
 def test_shards_that_change_while_they_are_used(shell: Shell) -> None:
     shards = Shards.open(Path("data"))
     for path in Path("data/shards").glob("*.arrow"):
@@ -148,7 +156,7 @@ def test_another_budget_for_shards(shell: Shell) -> None:
     assert "the folder that preprocess wrote" in hint_of(lambda: with_hot_bytes(alone, 1000, "sgd"))
 
 
-@follows("train/data/batch_order.py::RecordedOrder.of_run")
+@follows("train/data/batch_order.py::read_batch_order")
 def test_an_order_to_replay(shell: Shell) -> None:
     assert hint_of(lambda: RecordedOrder.of_run(Path("data"), 4, 1)) == "give the folder of a finished run"
     shards = Shards.open(Path("data"))
@@ -200,11 +208,11 @@ def test_a_schedule_for_another_order(shell: Shell, monkeypatch: pytest.MonkeyPa
     schedule: Any = SimpleNamespace(
         _width=lambda *_: SimpleNamespace(num_slots=4),
         _entries=lambda *_: {"plans": [None]},
-        _own_batches=lambda epoch: np.int32([1]),
+        _own_batches=lambda epoch: np.array([1], np.int32),
         _manifest=SimpleNamespace(folder=Path("data/schedule")),
     )
     placement: Any = SimpleNamespace(num_staging_slots=4)
-    monkeypatch.setattr(schedule_file, "read_plans", lambda *_: [(None, np.int32([1]))])
+    monkeypatch.setattr(schedule_file, "read_plans", lambda *_: [(None, np.array([1], np.int32))])
     hint = hint_of(lambda: schedule_file.Schedule.queue(schedule, 1, placement, 16, [2]))
     assert hint == "train with --plan epoch, which does not use it"
     shell.works(*TRAIN, "other", "--plan", "epoch")
@@ -248,7 +256,7 @@ def test_files_of_a_run(shell: Shell) -> None:
 @follows(
     "train/run_folder.py::refuse_changed_files",
     "train/run_folder.py::refuse_other_weights",
-    "train/run_folder.py::read_finite",
+    "train/run_folder.py::_not_finite",
 )
 def test_damaged_weights_are_trained_again(shell: Shell) -> None:
     config = run_folder.read_config(Path("run"))
@@ -269,16 +277,13 @@ def test_damaged_weights_are_trained_again(shell: Shell) -> None:
 
 @follows("train/run_folder.py::_reserve", "train/run_folder.py::_explained")
 def test_a_disk_without_room_for_a_run(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr("os.posix_fallocate", full)
+        patched.setattr("os.posix_fallocate", full_disk)
         assert "larger disk" in hint_of(lambda: run_folder._reserve(Path("run"), 100))
 
     def write() -> None:
         with run_folder._explained(Path("run/metrics.jsonl")):
-            full()
+            full_disk()
 
     assert hint_of(write) == "free disk space, remove the folder and train again"
     retrained(shell)
@@ -307,14 +312,64 @@ def test_a_missing_folder_is_created(shell: Shell) -> None:
     run_folder.refuse_missing_folder(Path("my disk/x"))
 
 
-@follows(
-    "train/rows/mapped_rows.py::refuse_more_rows_than_memory",
-    "train/rows/mapped_rows.py::mapped_rows",
-)
+def full_disk(*_: object) -> None:
+    """Fail as a write to a full disk does."""
+    raise OSError(28, "No space left on device")
+
+
+@follows("train/rows/mapped_rows.py::refuse_more_rows_than_memory", "train/rows/mapped_rows.py::mapped_rows")
 def test_more_rows_than_memory(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotset.train.rows.mapped_rows.available_bytes", lambda: 1 << 20)
-    monkeypatch.setattr(
-        "hotset.train.rows.mapped_rows.mapped_rows", lambda folder, rows, width: torch.zeros(rows, width)
-    )
-    hint = shell.refused(*TRAIN, "other", "--placement", "hybrid")
-    assert "--slow-bytes" in hint
+    shell.works("generate", "--samples", "4000", "--out", "long.tsv")
+    shell.works("preprocess", "long.tsv", "--hot-bytes", "64KiB", "--out", "large")
+    monkeypatch.setattr("hotset.train.rows.mapped_rows.available_bytes", lambda: 2 << 20)
+    arguments = ["train", "large", "--placement", "hybrid", "--threads", "1", "--out"]
+    hint = shell.refused(*arguments, "a")
+    assert "keeps the other rows in a file" in hint
+    shell.works(*arguments, "b", *hint.split()[:2])
+    with monkeypatch.context() as patched:
+        patched.setattr("os.posix_fallocate", full_disk)
+        hint = hint_of(lambda: mapped_rows.mapped_rows(10, 4, Path()))
+    assert hint == "write --out to a larger disk, or raise --slow-bytes"
+    assert mapped_rows.mapped_rows(10, 4, Path()).shape == (10, 4)
+
+
+@follows(
+    "train/spill/block_file.py::BlockFile.__init__",
+    "train/spill/block_file.py::BlockFile._fault",
+    "train/spill/mapped_arrays.py::_no_room",
+    "train/spill/spill_sizes.py::choose_all_sizes",
+)
+def test_rows_on_disk(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = "give another --slow-dir"
+    with monkeypatch.context() as patched:
+        patched.setattr("os.posix_fallocate", full_disk)
+        assert hint_of(lambda: BlockFile(Path(), 4096, 1)).startswith(wanted)
+        assert hint_of(lambda: mapped_zeros(Path(), 1000, np.int64)).startswith(wanted)
+    assert str(BlockFile(Path(), 4096, 1)._fault("read", "broken").hint).startswith(wanted)
+    shell.works("generate", "--samples", "4000", "--out", "long.tsv")
+    shell.works("preprocess", "long.tsv", "--hot-bytes", "64KiB", "--out", "large")
+    Path("disk").mkdir()
+    arguments = ["train", "large", "--slow-dir", "disk", "--threads", "1"]
+    enough = shell.refused(*arguments, "--slow-bytes", "16KiB", "--out", "a").split()[:2]
+    shell.works(*arguments, *enough, "--out", "b")
+
+
+@follows("train/data/stored_batches.py::_damaged")
+def test_damaged_lookups_are_written_again(shell: Shell) -> None:
+    shell.works("transpose", "data")
+    path = next(Path("data/lookups").glob("*.arrow"))
+    path.write_bytes(path.read_bytes()[::-1])
+    hint = shell.refused(*TRAIN, "other")
+    assert hint.endswith("training works without it, too")
+    shell.obey(hint)
+    retrained(shell)
+    shutil.rmtree("data/lookups")
+    retrained(shell, "without")
+
+
+@follows("train/model/dense_dtype.py::choose_dense_dtype", "train/model/dense_dtype.py::choose_dense_dtype#2")
+def test_a_type_that_this_machine_is_slow_with(shell: Shell) -> None:
+    hint = hint_of(lambda: choose_dense_dtype("bf16", "cuda", frozenset()))
+    assert hint == hint_of(lambda: choose_dense_dtype("bf16", "cpu", frozenset()))
+    for name in hint.removeprefix("use --dense-dtype ").split(" or "):
+        shell.works(*TRAIN, name, "--dense-dtype", name)
