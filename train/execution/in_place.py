@@ -42,7 +42,7 @@ class InPlaceWork:
     def send_bags(self, ids: BatchIds, lookups: LookupsByRow, pooled_PD: torch.Tensor) -> None:
         """Look up and add up on the slow tier; one vector per bag is sent."""
         self._count_vector_per_bag("to_fast", ids)
-        slots_U = self._slots(lookups)
+        slots_U = self._slow.slots_of(self._slots(lookups))
         # A fast tier on the host takes the vectors directly, one on a GPU gets them as one copy.
         is_host = self._fast.device == _HOST
         on_host_PD = pooled_PD if is_host else torch.empty(pooled_PD.shape)
