@@ -72,11 +72,7 @@ class ShardFile:
             if columns.num_one_hot or "ids" in names:
                 ids_BF = _matrix(batch, chunks, "ids", pa.int32(), columns.num_one_hot)
             bags = tuple(_bags(batch, chunks, name) for name in columns.multi_hot)
-            # A loss of nan at some later step would not tell where it is from.
-            if not np.isfinite(dense_BK).all():
-                raise ValueError(f"a dense value of batch {index} is not finite")
-            if not ((label_B == 0) | (label_B == 1)).all():
-                raise ValueError(f"a label of batch {index} is neither 0 nor 1")
+            refuse_wild_values(dense_BK, label_B, index)
         except HotsetError:
             raise
         except DAMAGE as error:
@@ -92,6 +88,14 @@ class ShardFile:
             self._file.refuse_change()
             self._file.chunks.clear()
             return self._reader.get_batch(index), tuple(self._file.chunks)
+
+
+def refuse_wild_values(dense_BK: NDArray[np.float32], label_B: NDArray[np.float32], number: int) -> None:
+    """Raise ValueError for values that make the loss nan some steps later, where nothing tells their file."""
+    if not np.isfinite(dense_BK).all():
+        raise ValueError(f"a dense value of batch {number} is not finite")
+    if not ((label_B == 0) | (label_B == 1)).all():
+        raise ValueError(f"a label of batch {number} is neither 0 nor 1")
 
 
 def _array(batch: Any, chunks: Chunks, name: str, kind: Any) -> NDArray[Any]:

@@ -29,6 +29,7 @@ BENCHES = {
         "limited.bench_larger_than_memory",
         "train on tables four times the memory, beside memory-mapped ones",
     ),
+    "schedule": ("checks.bench_schedule", "count bytes and CPU seconds of a schedule, and of its checks"),
     "placements": ("bench_placements", "compare bytes, speed and AUC of all placements"),
     "quality": ("bench_quality", "measure AUC over seeds on a small real sample"),
     "defaults": ("bench_defaults", "compare default optimizers and learning rates by batch size"),
