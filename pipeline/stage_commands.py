@@ -14,7 +14,6 @@ STAGE_OF = {
     "shards": "pack",
     "lookups": "transpose",
     "schedule": "schedule",
-    "lookups": "transpose",
 }
 """The stage that writes each folder inside DIR."""
 

@@ -1,5 +1,8 @@
 """``hotset bench defaults``: which optimizers and learning rates train best without being chosen by a user.
 
+102 runs by default; each takes 3 to 8 s of one core on a log of 110,000 samples, so the whole takes some 9
+minutes. `--batch-sizes` with fewer sizes, or none, makes the grid smaller.
+
 For each batch size, every pair of optimizers is tried over a ladder of learning rates: first those of the
 dense layers, then, at the best of them, those of the rows. Beside them stands a run that sets nothing. The
 defaults are good where its loss is near the least one for every batch size and log.
@@ -46,7 +49,7 @@ class Ladder:
         return f"{self.embedding_optimizer} + {self.dense_optimizer}"
 
 
-_ADAM_LRS = (0.0005, 0.001, 0.002, 0.004)
+_ADAM_LRS = (0.00025, 0.0005, 0.001, 0.002, 0.004)
 LADDERS = (
     Ladder("adagrad", "adam", (0.04, 0.02, 0.08), _ADAM_LRS),
     Ladder("rowwise-adagrad", "adam", (0.04, 0.02, 0.08), _ADAM_LRS),
@@ -203,6 +206,26 @@ def show_defaults(result: dict[str, Any], console: Console) -> None:
             )
         table.add_section()
     console.print(table)
+    for line in _behind_best(runs):
+        console.print(line, soft_wrap=True)
+
+
+def _behind_best(runs: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield, for each batch size with a grid, how far the defaults are behind its best rates."""
+    for batch_size in sorted({run["batch_size"] for run in runs}):
+        of_size = [run for run in runs if run["batch_size"] == batch_size]
+        defaults = [run for run in of_size if run["optimizers"] == "defaults"]
+        tried = [run for run in of_size if run["optimizers"] != "defaults"]
+        if not defaults or not tried:
+            continue
+        best = min(tried, key=_loss)
+        # Of the same seed: the grid has one, and seeds differ by more than good rates do.
+        of_seed = next((run for run in defaults if run["seed"] == best["seed"]), defaults[0])
+        yield (
+            f"Batches of {batch_size:,}: the defaults are {_loss(of_seed) - _loss(best):+.4f} in log loss from "
+            f"the best of {len(tried)} settings ({best['optimizers']}, rows {best['embedding_lr']:g}, "
+            f"dense {best['dense_lr']:g})."
+        )
 
 
 CONFIG = BenchDefaultsConfig

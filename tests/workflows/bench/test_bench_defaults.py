@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -42,7 +43,32 @@ def test_rates_of_rows_are_tried_at_the_best_dense_rate(
         ["128", "defaults"],
         ["128", "adagrad"],
         ["256", "defaults"],
+        ["Batches", "of"],
     ]
+
+
+def test_the_distance_to_the_best_rates_is_of_one_seed() -> None:
+    def run(optimizers: str, seed: int, log_loss: float, batch_size: int = 128) -> dict[str, Any]:
+        settings = {"batch_size": batch_size, "optimizers": optimizers, "seed": seed}
+        return settings | {"embedding_lr": 0.04, "dense_lr": 0.002, "auc": 0.7, "log_loss": log_loss}
+
+    runs = [
+        run("defaults", 3, 0.41), run("defaults", 4, 0.52), run("a + b", 4, 0.5), run("a + b", 4, 0.6),
+        run("defaults", 3, 0.4, batch_size=512),
+    ]  # fmt: skip
+    console = Console(record=True, width=200)
+    show_defaults({"data": "log", "runs": runs}, console)
+    lines = [line for line in console.export_text().splitlines() if line.startswith("Batches of")]
+    assert lines == [
+        "Batches of 128: the defaults are +0.0200 in log loss from the best of 2 settings (a + b, rows 0.04, "
+        "dense 0.002)."
+    ]
+
+
+def test_batch_sizes_from_128_to_16384_are_trained_by_default() -> None:
+    config = BenchDefaultsConfig()
+    sizes = {*config.batch_sizes, *config.default_batch_sizes}
+    assert sizes == {128, 512, 2048, 8192, 16_384} and {128, 16_384} <= set(config.batch_sizes)
 
 
 def test_nothing_to_train_is_refused() -> None:
