@@ -25,7 +25,7 @@ from ..runtime.tasks import run_tasks
 from ..scheduling.cold_batches import ColdWidth, FoundRows, cold_widths, read_batches, refuse_other_shards
 from ..scheduling.epoch_plans import EpochSums, StagingArea
 from ..stages.schedule import ScheduleConfig, staging_areas
-from .inspected_folder import Inspected, read_shards
+from .inspected_folder import Inspected, read_shards, refuse_other_rows
 
 MAX_LOOKUPS = 1 << 24
 """Lookups that are simulated at most: about 10 s CPU."""
@@ -57,6 +57,7 @@ def default_runs(inspected: Inspected) -> dict[str, Any]:
         inspected.left_out.append("what the placements move: there are no shards yet (hotset pack)")
         return {"settings": {}, "placements": []}
     totals = ShardsTotals.of(shards)
+    refuse_other_rows(totals.tables, shards, inspected.vocabulary)
     if not totals.batches.hot_only + totals.batches.mixed:
         inspected.left_out.append("what the placements move: the shards have no training batches")
         return {"settings": {}, "placements": []}
@@ -294,7 +295,7 @@ def _cache(inspected: Inspected, epoch: _Epoch, areas: Sequence[StagingArea]) ->
     slots = []
     for area, stream in zip(areas, epoch.streams, strict=True):
         counts = np.concatenate([inspected.counts[table] for table in area.width.tables])
-        num_slots = area.num_slots + int(area.width.first.sum())
+        num_slots = max(1, area.num_slots + int(area.width.first.sum()))
         warm = most_frequent(counts, num_slots)
         planner = cache_planner(
             CACHE_POLICY,  # type: ignore[arg-type]

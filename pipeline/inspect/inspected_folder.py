@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,13 +10,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import ManifestError
 from ..folders.discard import is_discarded, refuse_discarded
 from ..folders.manifest import Manifest
-from ..folders.stage_totals import PlanTotals, VocabularyTotals
-from ..folders.table_info import VocabularyTable
+from ..folders.stage_totals import PlanTotals, SamplesTotals, VocabularyTotals
+from ..folders.table_info import TableInfo, VocabularyTable
 from ..hot_rows.hot_order import HotOrder
 from ..ranking.vocabulary_files import read_tables
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
+from ..stage_commands import hint_to_rewrite
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Inspected:
         )
         redo = "ingest" if is_discarded(folder / "columns") else "encode"
         refuse_discarded(folder / "samples", "stats", redo)
+        refuse_other_rows(SamplesTotals.of(samples).tables, samples, vocabulary)
+        refuse_other_rows(PlanTotals.of(plan).tables, plan, vocabulary)
         return cls(folder, vocabulary, samples, plan, num_parts, resources, [])
 
     @property
@@ -68,6 +73,19 @@ class Inspected:
     def hot_order(self) -> HotOrder:
         """The order in which rows get fast memory."""
         return HotOrder(self.vocabulary, PlanTotals.of(self.plan).bytes_of_rows)
+
+
+def refuse_other_rows(tables: Sequence[TableInfo], manifest: Manifest, vocabulary: Manifest) -> None:
+    """Raise ManifestError unless ``tables``, those of ``manifest``, are of the vocabulary's sizes.
+
+    Kernels take ids that one of the folders bounds as indexes of arrays that are as long as the other says.
+    """
+    wanted = [(table.name, table.num_rows) for table in VocabularyTotals.of(vocabulary).tables]
+    if [(table.name, table.num_rows) for table in tables] != wanted:
+        raise ManifestError(
+            f"{manifest.folder} has tables of other rows than {vocabulary.folder}",
+            hint=hint_to_rewrite(manifest.folder),
+        )
 
 
 def read_shards(folder: Path) -> Manifest | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.inspect import default_runs
 from hotset.pipeline.inspect.frequency_series import frequency_statistics
 from hotset.pipeline.runtime.resources import Resources
@@ -21,6 +23,7 @@ from hotset.tests.support.logs.criteo_text import draw_samples
 from hotset.tests.support.logs.list_logs import KINDS, recipe
 from hotset.tests.support.logs.other_logs import draw_log, write_parquet
 from hotset.tests.support.naive.naive_stages import run_to
+from hotset.tests.support.resealed import write_manifest
 from hotset.tests.support.trained_models import trained
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
@@ -109,3 +112,15 @@ def test_without_shards_nothing_is_simulated(tmp_path: Path) -> None:
     found = series(tmp_path)
     assert found["default_runs"] == {"settings": {}, "placements": []}
     assert found["left_out"] == ["what the placements move: there are no shards yet (hotset pack)"]
+
+
+def test_shards_with_more_rows_than_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    """A planner indexes its arrays by the rows of the shards: a crafted manifest must not lead it outside."""
+    pack = PackConfig(batch_size=16)
+    run_to("pack", tmp_path, draw_samples(60, np.random.default_rng(4)), PreprocessConfig(pack=pack))
+    parts = json.loads((tmp_path / "shards" / "manifest.json").read_text())
+    parts["totals"]["tables"][0]["num_rows"] += 10**6
+    parts["totals"]["num_rows"] += 10**6
+    write_manifest(tmp_path / "shards", parts)
+    with pytest.raises(ManifestError, match=r"shards has tables of other rows than .*vocabulary"):
+        series(tmp_path)

@@ -5,6 +5,7 @@ Tests `hot_table_series` and `category_series`, too.
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections import Counter
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.discard import discard_files
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.inspect.category_series import NUM_CATEGORIES
@@ -28,6 +30,7 @@ from hotset.stats.analysis.coverage import most_frequent
 from hotset.tests.support.logs.list_logs import KINDS, recipe
 from hotset.tests.support.logs.other_logs import Log, draw_log, write_parquet
 from hotset.tests.support.naive.naive_stages import ids_of, tags_of
+from hotset.tests.support.resealed import write_manifest
 
 NUM_ROWS, NUM_TRAIN = 150, 100
 SERIES = ["hot_tables", "log", "categories"]
@@ -189,3 +192,14 @@ def test_the_most_frequent_rows_are_those_of_a_stable_sort(rng: np.random.Genera
             assert (
                 most_frequent(counts, wanted).tolist() == np.argsort(-counts, kind="stable")[:wanted].tolist()
             )
+
+
+def test_samples_with_more_rows_than_the_vocabulary_are_refused(folder: Path, tmp_path: Path) -> None:
+    """Label rates are counted in arrays by row: a crafted manifest must not lead a kernel outside."""
+    shutil.copytree(folder, tmp_path / "data")
+    parts = json.loads((tmp_path / "data/samples/manifest.json").read_text())
+    parts["totals"]["tables"][1]["num_rows"] += 10**6
+    parts["totals"]["num_rows"] += 10**6
+    write_manifest(tmp_path / "data/samples", parts)
+    with pytest.raises(ManifestError, match=r"samples has tables of other rows than .*vocabulary"):
+        frequency_statistics(tmp_path / "data", Resources(workers=1), series=["categories"])
