@@ -17,6 +17,7 @@ from .data.batch_order import BATCH_ORDER, RecordedOrder
 from .data.shards import Shards, with_hot_bytes
 from .execution.traffic import Way
 from .meter import Kind
+from .model.dense_dtype import cpu_features, warn_of_slow_bf16
 from .model.dlrm_shape import preset_name
 from .predict import Predictions, Scores
 from .run_folder import (
@@ -149,6 +150,7 @@ def train(
         threads,
         ", ".join(f"{name} {setting}" for name, setting in _chosen(trainer).items()),
     )
+    warn_of_slow_bf16(trainer.dense.dtype, cpu_features())
     description = describe(trainer, threads, is_replay=replay is not None)
     folder = RunFolder.begin(out, description, weight_bytes=trainer.weights().num_bytes)
     log = _Log(folder, progress)
@@ -179,7 +181,7 @@ def describe(trainer: Trainer, threads: int, *, is_replay: bool) -> dict[str, An
         # Defaults that the shards decided are written out, so that the run can be repeated elsewhere.
         "config": asdict(trainer.config) | asdict(trainer.optimizers),
         "threads": threads,
-        "dense_dtype": trainer.config.dense_dtype,
+        "dense_dtype": trainer.dense.dtype,
         "is_replay": is_replay,
         "shards": shards.manifest.fingerprint,
         "batch_size": shards.batch_size,

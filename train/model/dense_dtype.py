@@ -39,7 +39,7 @@ def has_bf16(features: frozenset[str]) -> bool:
 
 
 def choose_dense_dtype(wanted: str, device: str, features: frozenset[str]) -> DenseDtype:
-    """Return the type that a run computes in; warn where it will be slow.
+    """Return the type that a run computes in.
 
     Args:
         wanted: ``fp32``, ``bf16`` or ``auto``.
@@ -60,6 +60,10 @@ def choose_dense_dtype(wanted: str, device: str, features: frozenset[str]) -> De
             "this CPU has no instructions for bf16: a step would take about eleven times as long",
             hint="use --dense-dtype fp32 or auto",
         )
-    if _IS_QUICK not in features:
-        _log.warning("this CPU has no AMX: products in bf16 are about half as fast as in fp32")
     return "bf16"
+
+
+def warn_of_slow_bf16(dtype: DenseDtype, features: frozenset[str]) -> None:
+    """Warn where a run computes in bf16 on a CPU that is slow at it."""
+    if dtype == "bf16" and _IS_QUICK not in features:
+        _log.warning("this CPU has no AMX: products in bf16 are about half as fast as in fp32")

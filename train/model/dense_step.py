@@ -25,6 +25,9 @@ _SUM_PIECE = 16 * SUM_COLUMNS
 class DenseStep(Protocol):
     """Everything between the embeddings of a batch and the gradients."""
 
+    dtype: DenseDtype
+    """Type of the products of the hidden layers."""
+
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         """Pass a batch forward and backward; return its loss in nats, summed over its samples.
 
@@ -63,6 +66,7 @@ class GraphStep:
     """
 
     def __init__(self, model: Dlrm, batch_size: int) -> None:
+        self.dtype: DenseDtype = "fp32"
         self._model = model
         self._batch_size = batch_size
 
@@ -100,6 +104,7 @@ class TiledStep:
     def __init__(
         self, model: Dlrm, batch_size: int, threads: WorkThreads, dtype: DenseDtype = "fp32"
     ) -> None:
+        self.dtype: DenseDtype = dtype
         self._threads = threads
         self._scale = 1 / batch_size
         self._parameters = FlatParameters(model)
