@@ -222,8 +222,8 @@ def _behind_best(runs: list[dict[str, Any]]) -> Iterator[str]:
         # Of the same seed: the grid has one, and seeds differ by more than good rates do.
         of_seed = next((run for run in defaults if run["seed"] == best["seed"]), defaults[0])
         yield (
-            f"Batches of {batch_size:,}: the defaults are {_loss(of_seed) - _loss(best):+.4f} in log loss from "
-            f"the best of {len(tried)} settings ({best['optimizers']}, rows {best['embedding_lr']:g}, "
+            f"Batches of {batch_size:,}: the defaults are {_loss(of_seed) - _loss(best):+.4f} in log loss "
+            f"from the best of {len(tried)} settings ({best['optimizers']}, rows {best['embedding_lr']:g}, "
             f"dense {best['dense_lr']:g})."
         )
 

@@ -21,7 +21,8 @@ from rich.table import Table
 
 from ...pipeline.errors import ConfigError, require_at_least
 from ...stats.batches.distinct_rows import find_distinct
-from ...stats.counting.hash_table import add_counts, new_table
+from ...stats.counting.hash_table import new_short_table
+from ...stats.counting.packed_counts import add_short_counts
 from ...stats.staging.next_uses import next_uses
 from ...stats.staging.staging_planner import StagingPlanner, cache_planner, lookahead_planner
 from ...stats.staging.step_plans import RowStream
@@ -209,13 +210,20 @@ class _Log:
         assert fetched == wanted, f"{name} fetches {fetched} rows, its reference {wanted}"
 
     def counting(self) -> Comparison:
-        """Return exact counting of 32-bit categories, one after another into a hash table."""
+        """Return exact counting of 32-bit categories, one after another into a hash table.
+
+        In short entries, as `CategoryCounter` counts them. The other side sorts with vector instructions, and
+        this log suits it: few lookups of a row, and a table far larger than any cache. In the tables of a
+        Criteo log, most of which fit in a cache, the stage `count` takes 6 to 8 ns a lookup.
+        """
         # Knuth's multiplier spreads the ranks over 32 bits, as raw categories are.
         categories = (self._lookups * 2654435761 % 2**32).astype(np.uint32)
         num_used = int(np.unique(categories).size)
 
         def kernel() -> None:
-            add_counts(categories, _NO_NULLS, 0, new_table(num_used), 0, num_used + 1)
+            table = new_short_table(num_used)
+            counted, _, _ = add_short_counts(categories, _NO_NULLS, 0, table, 0, num_used + 1)
+            assert counted == categories.size, "a count needs more than 32 bits"
 
         def reference() -> None:
             np.unique(categories, return_counts=True)

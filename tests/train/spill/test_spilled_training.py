@@ -253,7 +253,9 @@ def test_the_spill_file_lies_where_it_is_asked_for(
     config = TrainConfig(slow_bytes=ByteSize(LIMIT), threads=1, **FIELDS)
     with pytest.raises(HotsetError, match="disk is no folder") as caught:
         train(shards.manifest.folder, config, tmp_path / "run", slow_dir=tmp_path / "disk")
-    assert caught.value.hint == f"`mkdir -p {tmp_path / 'disk'}` creates it" and not (tmp_path / "run").exists()
+    assert (
+        caught.value.hint == f"`mkdir -p {tmp_path / 'disk'}` creates it" and not (tmp_path / "run").exists()
+    )
     (tmp_path / "disk").mkdir()
     summary = train(shards.manifest.folder, config, tmp_path / "run", slow_dir=tmp_path / "disk")
     assert folders == [tmp_path / "disk"] and list(folders[0].iterdir()) == []
