@@ -71,18 +71,22 @@ class BlockFile:
             ) from error
         self.is_direct = self._use_direct()
 
-    def write(self, block: NDArray[np.uint8]) -> int:
-        """Write one block to a free place; returns its number.
+    def allocate(self) -> int:
+        """Return the number of a free place for a block."""
+        with self._lock:
+            number = self._free.pop() if self._free else self._num_blocks
+            self._num_blocks = max(self._num_blocks, number + 1)
+            return number
+
+    def write(self, number: int, block: NDArray[np.uint8]) -> None:
+        """Write one block to its place.
 
         Raises:
             HotsetError: the disk is full or does not work.
         """
         with self._lock:
             self.writes += 1
-            number = self._free.pop() if self._free else self._num_blocks
-            self._num_blocks = max(self._num_blocks, number + 1)
         self._move(os.pwrite, "written", block, number)
-        return number
 
     def read(self, number: int, block: NDArray[np.uint8]) -> None:
         """Read the block ``number`` into ``block``.

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from array import array
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -99,8 +100,10 @@ class RowStore:
         for number in range(sizes.num_buffers):
             self._free.put(number)
         self._per_block = sizes.block_bytes // shape.record_bytes
-        self._on_disk: list[list[Future[int]]] = [[] for _ in range(num_buckets)]
-        """Numbers of the full blocks of each bucket, known once they are written."""
+        self._on_disk = [array("q") for _ in range(num_buckets)]
+        """Numbers of the full blocks of each bucket."""
+        self._writing: dict[int, Future[None]] = {}
+        """Writes that may not be over, by number of the block; replaced as a whole, since readers look here."""
         # A block is full when it is written and free once it is read, so no more than these are in use.
         num_blocks = -(-(num_stored + num_places) // self._per_block) if num_stored else 0
         self._file = BlockFile(folder, sizes.block_bytes, num_blocks)
@@ -185,7 +188,7 @@ class RowStore:
             return self.sizes.evaluation_rows
         # The arenas were given back, and their memory is for evaluation too.
         of_arenas = 2 * self.sizes.arena_rows * self.shape.place_bytes
-        return self.sizes.evaluation_rows + of_arenas // (4 * self.shape.embedding_dim + 8)
+        return self.sizes.evaluation_rows + of_arenas // self.shape.read_bytes
 
     def finish(self) -> None:
         """Give the arenas back after the last fetch: all rows are in their ranges now."""
@@ -266,8 +269,8 @@ class RowStore:
     def _records(self, bucket: int) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.float32], int]]:
         """Yield the blocks of a bucket, also the one being filled; each is valid until the next."""
         block = self._scratch_block()
-        for written in self._on_disk[bucket]:
-            self._file.read(written.result(), block)
+        for number in self._on_disk[bucket]:
+            self._read(number, block)
             yield block.view(np.uint32), block.view(np.float32), self._per_block
         buffer = self._buckets.buffer_of[bucket]
         if buffer >= 0:
@@ -296,18 +299,17 @@ class RowStore:
             self._buckets.buffer_of[group] = -1
             self._buckets.num_records[group] = 0
             self._free.put(buffer)
-        self._loads = [self._readers.submit(self._load, written, rows) for written in self._on_disk[group]]
-        self._on_disk[group] = []
+        self._loads = [self._readers.submit(self._load, number, rows) for number in self._on_disk[group]]
+        self._on_disk[group] = array("q")
 
     def _load(
         self,
-        written: Future[int],
+        number: int,
         rows: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8]],
     ) -> None:
         """Read one block into an arena, and free its place on disk."""
-        number = written.result()
         block = self._scratch_block()
-        self._file.read(number, block)
+        self._read(number, block)
         self._check(scatter_records(block.view(np.uint32), block.view(np.float32), self._per_block, *rows))
         self._file.free(number)
 
@@ -316,13 +318,26 @@ class RowStore:
         buffer = int(self._buckets.buffer_of[bucket])
         if buffer < 0:
             return
-        self._on_disk[bucket].append(self._writers.submit(self._write, buffer))
+        number = self._file.allocate()
+        self._on_disk[bucket].append(number)
+        written = self._writers.submit(self._write, number, buffer)
+        under_way = {other: write for other, write in self._writing.items() if not write.done()}
+        self._writing = under_way | {number: written}
         self._buckets.buffer_of[bucket] = -1
         self._buckets.num_records[bucket] = 0
 
-    def _write(self, buffer: int) -> int:
+    def _read(self, number: int, block: NDArray[np.uint8]) -> None:
+        """Read a block once it is written."""
+        written = self._writing.get(number)
+        if written is not None:
+            written.result()
+        if self._fault is not None:
+            raise self._fault
+        self._file.read(number, block)
+
+    def _write(self, number: int, buffer: int) -> None:
         try:
-            return self._file.write(self._blocks[buffer])
+            self._file.write(number, self._blocks[buffer])
         except BaseException as error:
             self._fault = error
             raise

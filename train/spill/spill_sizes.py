@@ -51,6 +51,11 @@ class SpillShape:
         return 4 * (self.embedding_dim + self.state_width) + 1
 
     @property
+    def read_bytes(self) -> int:
+        """Bytes that evaluation takes for a row: its weights, and numbers that are sorted and joined."""
+        return 4 * self.embedding_dim + 40
+
+    @property
     def num_rows(self) -> int:
         return sum(self.rows_of_tables)
 
@@ -177,7 +182,7 @@ def _sizes(shape: SpillShape, arena_rows: int, block_bytes: int, evaluation_byte
     group_first = cut_groups(shape.fetches_of_items, arena_rows)
     # Ranges are merged when the arenas are no longer needed, in their memory.
     range_first = cut_ranges(shape.rows_of_tables, 2 * arena_rows)
-    evaluation_rows = evaluation_bytes // (4 * shape.embedding_dim + 8)
+    evaluation_rows = evaluation_bytes // shape.read_bytes
     num_buckets = group_first.size + range_first.size - 2
     # One block more is for the thread that evaluates or merges.
     blocks = num_buckets + 2 * NUM_WRITERS + NUM_READERS + 1

@@ -23,6 +23,12 @@ def file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     return BlockFile(tmp_path, BYTES, 3)
 
 
+def written(file: BlockFile, block: Any) -> int:
+    number = file.allocate()
+    file.write(number, block)
+    return number
+
+
 def filled(value: int) -> Any:
     block = aligned_blocks(1, BYTES)[0]
     block[:] = value
@@ -30,14 +36,14 @@ def filled(value: int) -> Any:
 
 
 def test_blocks_come_back_and_their_places_are_used_again(file: BlockFile, tmp_path: Path) -> None:
-    numbers = [file.write(filled(value)) for value in range(5)]
+    numbers = [written(file, filled(value)) for value in range(5)]
     assert sorted(numbers) == [0, 1, 2, 3, 4]
     block = filled(9)
     for value in (3, 0, 4):
         file.read(numbers[value], block)
         assert (block == value).all()
     file.free(numbers[1])
-    assert file.write(filled(7)) == numbers[1]
+    assert written(file, filled(7)) == numbers[1]
     file.read(numbers[1], block)
     assert (block == 7).all() and (file.reads, file.writes) == (4, 6)
     assert list(tmp_path.iterdir()) == []
@@ -45,7 +51,7 @@ def test_blocks_come_back_and_their_places_are_used_again(file: BlockFile, tmp_p
 
 
 def test_a_file_cut_short_is_noticed(file: BlockFile) -> None:
-    number = file.write(filled(1))
+    number = written(file, filled(1))
     os.ftruncate(file._file.fileno(), 4096)
     with pytest.raises(HotsetError, match="cannot be read: it ends after 4096 of 8192 bytes"):
         file.read(number, filled(0))
@@ -58,7 +64,7 @@ def test_parts_of_a_block_are_put_together(file: BlockFile, monkeypatch: pytest.
     source = aligned_blocks(1, BYTES)[0]
     source[:] = np.arange(BYTES) % 251
     block = filled(0)
-    file.read(file.write(source), block)
+    file.read(written(file, source), block)
     np.testing.assert_array_equal(block, source)
 
 
@@ -78,7 +84,7 @@ def test_a_disk_that_fills_up_later_is_one_line(file: BlockFile, monkeypatch: py
 
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(HotsetError, match="cannot be written: No space left on device"):
-        file.write(filled(1))
+        written(file, filled(1))
 
 
 def test_a_file_system_without_direct_access_is_used_through_the_cache(
@@ -94,7 +100,7 @@ def test_a_file_system_without_direct_access_is_used_through_the_cache(
     monkeypatch.setattr(fcntl, "fcntl", refusing)
     file = BlockFile(tmp_path, BYTES, 1)
     block = filled(0)
-    file.read(file.write(filled(5)), block)
+    file.read(written(file, filled(5)), block)
     assert not file.is_direct and (block == 5).all()
 
 

@@ -100,10 +100,10 @@ def test_a_full_disk_ends_the_run_with_one_line(
     twin = twin_of(rng, tmp_path)
     write = BlockFile.write
 
-    def full(file: BlockFile, block: Any) -> int:
+    def full(file: BlockFile, number: int, block: Any) -> None:
         if file.writes == 3:
             raise HotsetError("the spill file in x cannot be written: No space left on device")
-        return write(file, block)
+        write(file, number, block)
 
     monkeypatch.setattr(BlockFile, "write", full)
     with pytest.raises(HotsetError, match="No space left"):

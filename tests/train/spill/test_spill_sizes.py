@@ -27,7 +27,7 @@ def bytes_taken(shape: SpillShape, sizes: SpillSizes) -> int:
     """All that a row store allocates, counted anew."""
     arenas = 2 * sizes.arena_rows * (4 * (shape.embedding_dim + shape.state_width) + 1)
     blocks = (sizes.num_buffers + NUM_READERS + 1) * sizes.block_bytes
-    evaluation = sizes.evaluation_rows * (4 * shape.embedding_dim + 8)
+    evaluation = sizes.evaluation_rows * (4 * shape.embedding_dim + 40)
     lists = sizes.group_first.nbytes + sizes.range_first.nbytes + 8 * (sizes.num_groups + sizes.num_ranges)
     return arenas + blocks + evaluation + lists
 
