@@ -103,7 +103,7 @@ class RowStore:
         self._on_disk = [array("q") for _ in range(num_buckets)]
         """Numbers of the full blocks of each bucket."""
         self._writing: dict[int, Future[None]] = {}
-        """Writes that may not be over, by number of the block; replaced as a whole, since readers look here."""
+        """Writes that may not be over, by number of the block. Readers look here, so it is replaced whole."""
         # A block is full when it is written and free once it is read, so no more than these are in use.
         num_blocks = -(-(num_stored + num_places) // self._per_block) if num_stored else 0
         self._file = BlockFile(folder, sizes.block_bytes, num_blocks)

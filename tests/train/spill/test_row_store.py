@@ -33,7 +33,7 @@ def test_every_row_comes_back_as_it_left(
     limit: int, dim: int, width: int, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     twin = twin_of(rng, tmp_path, limit, dim=dim, width=width)
-    twin.run(rng, looks=4)
+    twin.run(rng, looks=2)
     np.testing.assert_array_equal(twin.merged(), twin.wanted())
     # What is merged may be read again, as evaluation does.
     np.testing.assert_array_equal(twin.merged(), twin.wanted())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from rich.console import Console
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.sizes import KIB, MIB, ByteSize
 from hotset.train.data.shards import Shards
-from hotset.workflows.bench.bench_harness import Measurement
+from hotset.workflows.bench.bench_harness import Candidate, Measurement, measure_in_fresh_process
 from hotset.workflows.bench.limited import bench_larger_than_memory as bench
 from hotset.workflows.bench.limited.drawn_shards import DrawnShards
 from hotset.workflows.bench.limited.limited_training import (
     CONTESTANTS,
+    IN_MEMORY,
     LOOKAHEAD,
     LimitedRun,
     touch_rows,
@@ -124,6 +125,27 @@ def test_the_tables_are_as_many_times_the_memory() -> None:
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         bench.BenchLargerThanMemoryConfig(**changes)
+
+
+@pytest.mark.slow
+def test_rows_beyond_the_memory_take_none(tmp_path: Path) -> None:
+    """80 MiB of rows, nearly all of them used, in 16 MiB of memory."""
+    drawn = replace(
+        DRAWN, rows_of_table=110_000, embedding_dim=64, batch_size=4096, num_batches=40, cold_share=1
+    )
+    drawn.write(tmp_path / "shards")
+    # A small run first, so that the peak is not that of the compiler.
+    DRAWN.write(tmp_path / "small")
+    peaks = []
+    for contestant in (IN_MEMORY, LOOKAHEAD):
+        run = replace(
+            run_of(contestant, tmp_path / "shards"), slow_bytes=16 * MIB, staging_bytes=8 * MIB, epochs=1
+        )
+        warm_up = run_of(contestant, tmp_path / "small")
+        candidate = Candidate(contestant, "", train_limited, (warm_up,), (run,))
+        peaks.append(measure_in_fresh_process(candidate, tmp_path).peak_anonymous_bytes)
+    table_bytes = 3 * 110_000 * 64 * 4
+    assert peaks[0] - peaks[1] > 0.7 * (table_bytes - 16 * MIB)
 
 
 def test_touching_rows_reads_each() -> None:
