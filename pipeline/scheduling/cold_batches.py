@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from ...stats.batches.bags import interleave_bags
 from ...stats.staging.cold_rows import add_cold_rows, free_cells
-from ..errors import ManifestError, ShardError, first_line, refuse_system_fault
+from ..errors import HotsetError, ManifestError, ShardError, first_line, refuse_system_fault
 from ..folders.file_facts import ShardFacts
 from ..folders.manifest import MANIFEST, FileEntry, Manifest
 from ..folders.output import Output
 from ..folders.stage_totals import ShardsTotals
 from ..folders.table_info import TableInfo
 from ..folders.temporary_files import AppendedArray
-from ..formats.arrow_files import DAMAGE, open_mapped
+from ..formats.arrow_files import DAMAGE, open_hashed, open_mapped
 from ..formats.part_ids import PartIds
 from ..runtime.resources import Resources
 from ..runtime.tasks import run_tasks
@@ -226,12 +226,16 @@ def read_batches(
     Returns:
         Samples of the batches, and the distinct cold rows of each width.
     """
-    shards.hashed_path(entry)
-    return _read_file(entry, batches, shards, widths)
+    return _read_file(entry, batches, shards, widths, is_hashed=True)
 
 
 def _read_file(
-    entry: FileEntry, batches: Sequence[int], shards: Manifest, widths: Sequence[ColdWidth]
+    entry: FileEntry,
+    batches: Sequence[int],
+    shards: Manifest,
+    widths: Sequence[ColdWidth],
+    *,
+    is_hashed: bool = False,
 ) -> tuple[int, list[FoundRows]]:
     path = shards.checked_path(entry)
     num_samples = 0
@@ -239,13 +243,15 @@ def _read_file(
     parts: list[list[_Batch]] = [[] for _ in widths]
     try:
         # Each batch is read once for all widths.
-        reader = open_mapped(path)
+        reader = open_hashed(shards, entry) if is_hashed else open_mapped(path)
         for number in batches:
             batch = reader.get_batch(number)
             ids = PartIds.read(batch, ShardsTotals.of(shards).tables)
             num_samples += batch.num_rows
             for width, found in zip(widths, parts, strict=True):
                 found.append(distinct.of_batch(ids, batch.num_rows, width))
+    except HotsetError:
+        raise
     except StrayLookupError as error:
         raise ShardError(f"{path}: batch {number}: {error}", hint=hint_to_rewrite(path.parent)) from error
     except DAMAGE as error:

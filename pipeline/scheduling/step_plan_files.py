@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...stats.staging.step_plans import Residents, StepPlans
 from ..errors import ManifestError, first_line, refuse_system_fault
 from ..folders.manifest import FileEntry, Manifest
-from ..formats.arrow_files import DAMAGE, open_mapped, open_writer, values_of
+from ..formats.arrow_files import DAMAGE, open_hashed, open_writer, values_of
 from ..stage_commands import hint_to_rewrite
 
 _LISTS = {
@@ -67,20 +67,22 @@ def _as_stored(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def read_plans(manifest: Manifest, entry: FileEntry) -> Iterator[tuple[StepPlans, NDArray[np.int32]]]:
-    """Yield chunks of steps in order, mapped, with the training batch of each step.
+    """Yield chunks of steps in order, in memory, with the training batch of each step.
 
     Raises:
         ManifestError: the file is missing or not what `write_plans` writes.
     """
     path = manifest.checked_path(entry)
     try:
-        reader = open_mapped(path)
+        reader = open_hashed(manifest, entry)
         if reader.schema != _SCHEMA:
             raise TypeError("its columns are not those of a schedule")
         for number in range(reader.num_record_batches):
             batch = reader.get_batch(number)
             batch.validate(full=True)
             yield _plans_of(batch), values_of(batch.column("batch"), np.int32)
+    except ManifestError:
+        raise
     except DAMAGE as error:
         refuse_system_fault(path, error)
         raise _damaged(path, error) from error
@@ -93,7 +95,7 @@ def _plans_of(batch: Any) -> StepPlans:
         arrays[name] = values_of(batch.column(name), _NUMBERS[name].to_pandas_dtype())
     for name, (offsets, kind) in _LISTS.items():
         column = batch.column(name)
-        # Offsets are read as they lie, so that plans are views of the mapped file.
+        # Offsets are read as they lie, so that plans are views of what was read.
         bounds = np.frombuffer(column.buffers()[1], np.int64)[column.offset :][: len(column) + 1]
         if arrays.setdefault(offsets, bounds) is not bounds and (arrays[offsets] != bounds).any():
             raise ValueError(f"its lists of {name} are cut otherwise than those beside them")
@@ -122,7 +124,7 @@ def read_residents(manifest: Manifest, entry: FileEntry) -> Residents:
     """Read the file of `write_residents`; raise ManifestError where it is damaged."""
     path = manifest.checked_path(entry)
     try:
-        reader = open_mapped(path)
+        reader = open_hashed(manifest, entry)
         if reader.schema != pa.schema(list(_RESIDENTS.items())) or reader.num_record_batches != 1:
             raise TypeError("its columns are not those of the residents of a schedule")
         batch = reader.get_batch(0)
@@ -130,6 +132,8 @@ def read_residents(manifest: Manifest, entry: FileEntry) -> Residents:
         rows, slots = (
             values_of(batch.column(i), kind.to_pandas_dtype()) for i, kind in enumerate(_RESIDENTS.values())
         )
+    except ManifestError:
+        raise
     except DAMAGE as error:
         refuse_system_fault(path, error)
         raise _damaged(path, error) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -123,13 +125,52 @@ def test_plans_that_contradict_themselves_are_damage(
         plans = draw_plans(0, 3, rng)
 
     def write(path: Path) -> None:
-        write_plans(path, [plans], [np.arange(3, dtype=np.int32)])
-        rewritten(path, change)
+        # Elsewhere first: the checksum of what was written here is noted.
+        write_plans(tmp_path / "changed", [plans], [np.arange(3, dtype=np.int32)])
+        rewritten(tmp_path / "changed", change)
+        shutil.copyfile(tmp_path / "changed", path)
 
     manifest = sealed_with(tmp_path / "out", write)
     with pytest.raises(ManifestError, match=message) as caught:
         list(read_plans(manifest, manifest.files[0]))
     assert caught.value.hint is not None and "remove it and write it again" in caught.value.hint
+
+
+def test_plans_that_were_read_outlive_their_file(tmp_path: Path, rng: np.random.Generator) -> None:
+    plans = draw_plans(0, 40, rng)
+    numbers = np.arange(40, dtype=np.int32)
+    manifest = sealed_with(tmp_path / "out", lambda path: write_plans(path, [plans], [numbers]))
+    ((found, batches),) = read_plans(manifest, manifest.files[0])
+    # Where the file were mapped, the next access would end the process by SIGBUS.
+    os.truncate(manifest.folder / manifest.files[0].path, 0)
+    np.testing.assert_array_equal(batches, numbers)
+    for name in ("slots", "fetch_rows", "write_back_slots", "after", "offsets"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(plans, name))
+
+
+@pytest.mark.parametrize("reader", ["plans", "residents"])
+def test_a_flipped_bit_is_refused_where_the_file_is_read(
+    reader: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    plans = draw_plans(0, 3, rng)
+    residents = Residents(np.arange(3, dtype=np.int32), np.arange(3, dtype=np.int32))
+
+    def write(path: Path) -> None:
+        if reader == "plans":
+            write_plans(path, [plans], [np.arange(3, dtype=np.int32)])
+        else:
+            write_residents(path, residents)
+
+    manifest = sealed_with(tmp_path / "out", write)
+    path = manifest.folder / manifest.files[0].path
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(ManifestError, match="is damaged: its checksum is"):
+        if reader == "plans":
+            list(read_plans(manifest, manifest.files[0]))
+        else:
+            read_residents(manifest, manifest.files[0])
 
 
 def test_a_file_of_other_columns_is_no_schedule(tmp_path: Path) -> None:
