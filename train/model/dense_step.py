@@ -107,6 +107,7 @@ class TiledStep:
         self.dtype: DenseDtype = dtype
         self._threads = threads
         self._scale = 1 / batch_size
+        self._shape = model.shape
         self._parameters = FlatParameters(model)
         self._weights = self._parameters.views(self._parameters.vector)
         self._gradient = torch.zeros(self._parameters.size)
@@ -121,10 +122,8 @@ class TiledStep:
                 return Bf16Mlp(layers, self._weights, rounded, MOST_TILE_SAMPLES)
             return Fp32Mlp(layers, self._weights, MOST_TILE_SAMPLES)
 
-        self.workers = [
-            DenseTile(model.shape, self._weights, build_mlp, MOST_TILE_SAMPLES)
-            for _ in range(threads.num_threads)
-        ]
+        self._build_mlp = build_mlp
+        self._tiles: dict[int, DenseTile] = {}
         self._tile_gradients = torch.empty(0, self._parameters.size)
         self._tile_views: list[dict[str, torch.Tensor]] = []
         self._embedding_grads: list[torch.Tensor] = []
@@ -140,8 +139,8 @@ class TiledStep:
         def train_tile(tile: int, worker: int) -> None:
             samples = slice(*bounds[tile])
             tile_embeddings = [emb_BFd[samples] for emb_BFd in inputs]
-            self.workers[worker].forward(batch.dense_BK[samples], tile_embeddings)
-            losses[tile] = self.workers[worker].backward(
+            self.tile_of(worker).forward(batch.dense_BK[samples], tile_embeddings)
+            losses[tile] = self.tile_of(worker).backward(
                 batch.label_B[samples],
                 self._scale,
                 tile_embeddings,
@@ -162,12 +161,18 @@ class TiledStep:
 
         def predict_tile(tile: int, worker: int) -> None:
             samples = slice(*bounds[tile])
-            logit_B[samples] = self.workers[worker].forward(
+            logit_B[samples] = self.tile_of(worker).forward(
                 batch.dense_BK[samples], [emb_BFd[samples] for emb_BFd in embeddings]
             )
 
         self._threads.run(predict_tile, len(bounds))
         return logit_B
+
+    def tile_of(self, worker: int) -> DenseTile:
+        """Return the memory of the tile that a worker has; made when it has its first one."""
+        if worker not in self._tiles:
+            self._tiles[worker] = DenseTile(self._shape, self._weights, self._build_mlp, MOST_TILE_SAMPLES)
+        return self._tiles[worker]
 
     def _round_weights(self) -> None:
         """Round the weights for the products of this pass, where those are not in float32."""

@@ -211,6 +211,13 @@ def test_bits_do_not_depend_on_the_number_of_threads(name: str, num_samples: int
         assert_equal(bits(step, model, batch, embeddings), wanted)
 
 
+def test_many_threads_take_memory_for_the_tiles_there_are() -> None:
+    batch, embeddings = drawn(KAGGLE, 600)
+    _, step = tiled(KAGGLE, threads=1000)
+    step.train(batch, embeddings)
+    assert len(step._tiles) <= 2
+
+
 def test_a_step_leaves_no_trace_in_the_next() -> None:
     """Large, small and large again: the memory of all three is the same."""
     large, small = drawn(KAGGLE, 1300), drawn(KAGGLE, 7, seed=1)

@@ -157,7 +157,7 @@ class _TimedStep(TiledStep):
     def __init__(self, model: Dlrm, batch_size: int, watch: _Stopwatch) -> None:
         super().__init__(model, batch_size, WorkThreads(1))
         self._watch = watch
-        (tile,) = self.workers
+        tile = self.tile_of(0)
         if tile.bottom is not None:
             tile.bottom = _TimedMlp(tile.bottom, "bottom MLP", watch)
         if tile.top is not None:
