@@ -16,6 +16,8 @@ from ...stats.prediction.workload import Machine
 from ...train.advice import AdviceConfig, advise
 from ..console import print_json, print_table, progress_bars, stdout_console
 from ..options import Dir, parse_options
+from ..report.report_sentences import rounded
+from ..report.series_tables import predicted_bytes, predicted_seconds
 
 _GIGA = 1e9
 _TERA = 1e12
@@ -122,10 +124,10 @@ def _speeds(advice: dict[str, Any], batch_size: int) -> Table:
             table.add_row(
                 size,
                 one["placement"],
-                f"{one['step_seconds'] * 1e6:,.0f} us",
-                f"{batch_size / one['step_seconds']:,.0f}",
-                format_byte_size(one["to_fast_bytes"]),
-                format_byte_size(one["to_slow_bytes"]),
+                predicted_seconds(one["step_seconds"]),
+                rounded(batch_size / one["step_seconds"]),
+                predicted_bytes(one["to_fast_bytes"]),
+                predicted_bytes(one["to_slow_bytes"]),
                 "" if one["prefetch"] is None else str(one["prefetch"]),
                 format_byte_size(one["memory_bytes"]),
                 "" if fits else "does not fit",

@@ -62,10 +62,7 @@ def default_runs_sections(found: Mapping[str, Any]) -> Iterator[Section]:
         title = "bytes per sample, both ways together"
         return bar_chart(bars, title, "Bytes that each placement moves", width=width)
 
-    text = (
-        f"{tables.describe_default_runs(found)} fae is missing: how often it copies its hot rows depends on "
-        "the test loss."
-    )
+    text = tables.describe_default_runs(found)
     yield Section("default-runs", "What do the placements move?", text, chart, [tables.default_runs(found)])
 
 

@@ -166,9 +166,9 @@ def placements(advice: Mapping[str, Any]) -> TextTable:
             format_byte_size(option["fast_bytes"]),
             one["placement"],
             rounded(batch / one["step_seconds"]),
-            _predicted_seconds(one["step_seconds"]),
-            _predicted_bytes(one["to_fast_bytes"]),
-            _predicted_bytes(one["to_slow_bytes"]),
+            predicted_seconds(one["step_seconds"]),
+            predicted_bytes(one["to_fast_bytes"]),
+            predicted_bytes(one["to_slow_bytes"]),
             "" if one["prefetch"] is None else str(one["prefetch"]),
             format_byte_size(one["memory_bytes"]),
         ]
@@ -179,12 +179,12 @@ def placements(advice: Mapping[str, Any]) -> TextTable:
     return TextTable([*columns, "prefetch", "needs"], cells)
 
 
-def _predicted_seconds(seconds: float) -> str:
+def predicted_seconds(seconds: float) -> str:
     """Return a predicted time in microseconds, with two digits."""
     return f"{float(f'{1e6 * seconds:.2g}'):,.0f} µs"
 
 
-def _predicted_bytes(num_bytes: float) -> str:
+def predicted_bytes(num_bytes: float) -> str:
     """Return predicted bytes with two digits."""
     unit = 1024 ** (max(0, int(num_bytes).bit_length() - 1) // 10)
     return format_byte_size(float(f"{num_bytes / unit:.2g}") * unit)

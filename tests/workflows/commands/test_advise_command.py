@@ -17,6 +17,7 @@ from hotset.pipeline.sizes import ByteSize
 from hotset.train.advice import AdviceConfig, advise
 from hotset.workflows.cli import main
 from hotset.workflows.commands.advise_command import AdviseCommand, show_advice
+from hotset.workflows.report.series_tables import predicted_seconds
 
 SIZES = (ByteSize(1 << 20), ByteSize(8 << 20))
 
@@ -59,7 +60,8 @@ def test_every_placement_of_every_size_is_a_row(advice: dict[str, Any]) -> None:
     assert "Predicted steps of 128 samples" in text
     for option in advice["options"]:
         for one in [*option["placements"], *option["too_large"]]:
-            step = f"{one['step_seconds'] * 1e6:,.0f} us"
+            step = predicted_seconds(one["step_seconds"])
+            assert len(step.strip("0,µs .")) <= 2 < len(step)
             assert any(one["placement"] in line and step in line for line in text.splitlines())
     num_lacking = sum(len(option["too_large"]) for option in advice["options"])
     assert text.count("does not fit") == num_lacking
@@ -71,7 +73,7 @@ def test_no_number_is_cut_in_a_narrow_terminal(advice: dict[str, Any]) -> None:
     assert "…" not in narrow
     for option in advice["options"]:
         for one in option["placements"]:
-            assert f"{one['step_seconds'] * 1e6:,.0f} us" in narrow
+            assert predicted_seconds(one["step_seconds"]) in narrow
 
 
 def test_the_last_lines_say_what_to_do(advice: dict[str, Any]) -> None:
