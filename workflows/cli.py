@@ -10,7 +10,9 @@ import errno
 import importlib
 import logging
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import resolve_name
@@ -18,7 +20,7 @@ from importlib.util import resolve_name
 from .. import __version__
 from ..pipeline.errors import HotsetError, MissingExtraError, install_hint, system_fault
 from .command_list import COMMANDS
-from .console import say_error, set_verbosity
+from .console import say_error, set_verbosity, with_help
 
 _STAGE_INTERRUPTED = "finished work is kept; run the same command to resume"
 _AFTER_INTERRUPTION = {
@@ -38,24 +40,18 @@ _CACHE_HINT = "set NUMBA_CACHE_DIR to a folder that can be written, with room fo
 
 def usage() -> str:
     """Return the text of ``hotset --help``."""
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {description}" for name, (_, description) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: hotset COMMAND [OPTIONS]",
-            "",
-            "Preprocess click logs, and train recommendation models whose embedding tables",
-            "do not fit on the GPU.",
-            "",
-            *lines,
-            "",
-            "hotset COMMAND --help explains the options of a command; hotset -V (--version) prints",
-            "the version. Every command takes -q (--quiet), which shows errors and warnings alone,",
-            "and -v (--verbose), which reports details.",
-            "",
-            "Exit status: 0 success, 1 an error that you can fix, 2 wrong usage, 130 interrupted.",
-        ]
+    width = shutil.get_terminal_size().columns
+    paragraphs = (
+        "Preprocess click logs, and train recommendation models whose embedding tables do not fit on the "
+        "GPU.",
+        "hotset COMMAND --help explains the options of a command; hotset -V (--version) prints the version. "
+        "Every command takes -q (--quiet), which shows errors and warnings alone, and -v (--verbose), which "
+        "reports details.",
+        "Exit status: 0 success, 1 an error that you can fix, 2 wrong usage, 130 interrupted.",
     )
+    what, how, status = (textwrap.fill(paragraph, width) for paragraph in paragraphs)
+    commands = with_help((name, description) for name, (_, description) in COMMANDS.items())
+    return "\n\n".join(["usage: hotset COMMAND [OPTIONS]", what, commands, how, status])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,7 +12,8 @@ import logging
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,6 +76,24 @@ def print_table(console: Console, table: Table, *, num_keys: int = 1) -> None:
         for row, shown in zip(table.rows, cells, strict=True):
             part.add_row(*shown, style=row.style, end_section=row.end_section)
         console.print(part, "")
+
+
+def print_line(console: Console, text: str, *, style: str | None = None) -> None:
+    """Print a sentence as data: wrapped between words on a terminal, in one line anywhere else."""
+    console.print(Text(text), style=style, soft_wrap=not console.is_terminal)
+
+
+def with_help(pairs: Iterable[tuple[str, str]]) -> str:
+    """Return names with a line of help each, wrapped behind the names at the width of the terminal."""
+    named = list(pairs)
+    indent = 4 + max(len(name) for name, _ in named)
+    width = shutil.get_terminal_size().columns
+    return "\n".join(
+        textwrap.fill(
+            f"  {name:<{indent - 2}}{text}", width, subsequent_indent=" " * indent, break_on_hyphens=False
+        )
+        for name, text in named
+    )
 
 
 def set_verbosity(*, quiet: bool = False, verbose: bool = False) -> None:

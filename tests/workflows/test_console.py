@@ -133,3 +133,23 @@ def test_a_library_user_hears_the_log_alone() -> None:
     program = "import logging; from hotset.train.run import _log; print(logging.getLogger('hotset').handlers)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+_LINE = "from hotset.workflows.console import *; print_line(stdout_console(), 'nine letters ' * 9)"
+
+
+def test_a_line_of_data_wraps_between_words_on_a_terminal_alone() -> None:
+    _, screen = run_in_terminal(["-c", _LINE], 60)
+    shown = [line for line in screen.lines if line]
+    assert len(shown) == 2 and all(word in ("nine", "letters") for line in shown for word in line.split())
+    piped = subprocess.run([sys.executable, "-c", _LINE], capture_output=True, text=True, check=True)
+    assert len(piped.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("columns", [60, 200])
+@pytest.mark.parametrize("arguments", [["--help"], ["bench", "--help"]])
+def test_lists_of_commands_wrap_behind_the_names(columns: int, arguments: list[str]) -> None:
+    _, screen = run_in_terminal(["-m", "hotset.workflows.cli", *arguments], columns)
+    shown = [line for line in screen.lines if line.startswith("  ")]
+    ends = {len(line) - len(line.lstrip()) for line in shown}
+    assert max(map(len, screen.lines)) <= columns and len(ends) == (2 if columns == 60 else 1)

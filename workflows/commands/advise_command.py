@@ -14,7 +14,7 @@ from ...pipeline.runtime.resources import Resources
 from ...pipeline.sizes import ByteSize, format_byte_size
 from ...stats.prediction.workload import Machine
 from ...train.advice import AdviceConfig, advise
-from ..console import print_json, print_table, progress_bars, stdout_console
+from ..console import print_json, print_line, print_table, progress_bars, stdout_console
 from ..options import Dir, parse_options
 from ..report.report_sentences import rounded
 from ..report.series_tables import predicted_bytes, predicted_seconds
@@ -101,7 +101,7 @@ def show_advice(advice: dict[str, Any], console: Console) -> None:
     print_table(console, _speeds(advice, batch_size), num_keys=2)
     print_table(console, _memory(advice), num_keys=2)
     for line in _sentences(advice):
-        console.print(line, soft_wrap=True)
+        print_line(console, line)
 
 
 def _table(title: str, *columns: str) -> Table:

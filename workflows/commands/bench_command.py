@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..console import print_json, say, say_error, stdout_console
+from ..console import print_json, say, say_error, stdout_console, with_help
 from ..options import command_options, config_of, parse_options
 
 BENCHES = {
@@ -56,7 +56,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     # Benchmarks are listed by hand: tyro would have to import all of them to print their names.
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: hotset bench NAME [OPTIONS]\n")
-        print("\n".join(f"  {name:<20}{description}" for name, (_, description) in BENCHES.items()))
+        print(with_help((name, description) for name, (_, description) in BENCHES.items()))
         return 0 if arguments else 2
     if arguments[0] not in BENCHES:
         nearest = difflib.get_close_matches(arguments[0], BENCHES, n=1)

@@ -30,6 +30,7 @@ from ..console import (
     bars_hidden,
     command_prefix,
     print_json,
+    print_line,
     progress_bars,
     say,
     stderr_console,
@@ -125,7 +126,7 @@ def _line_printer(console: Console) -> Callable[[str], None]:
     def show(line: str) -> None:
         # Stages report while their bars are on the terminal that stdout may be as well.
         with bars_hidden():
-            console.print(line, soft_wrap=True, markup=False)
+            print_line(console, line)
 
     return show
 

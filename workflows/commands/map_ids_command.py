@@ -14,7 +14,7 @@ from ...pipeline.folders.manifest import MANIFEST, Manifest
 from ...pipeline.runtime.resources import Resources
 from ...pipeline.sizes import ByteSize
 from ...pipeline.stages.map_ids import ID_MAP, map_ids
-from ..console import print_json, progress_bars, say
+from ..console import print_json, print_line, progress_bars, say, stdout_console
 from ..options import parse_options
 from .describe_stages import describe_id_map
 
@@ -68,7 +68,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     if options.json:
         print_json({"dir": str(out)} | id_map.totals)
         return 0
-    print(describe_id_map(id_map))
+    print_line(stdout_console(), describe_id_map(id_map))
     return 0
 
 

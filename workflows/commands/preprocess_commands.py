@@ -24,7 +24,7 @@ from ...pipeline.stages.ingest import IngestConfig, ingest, ingest_identity
 from ...pipeline.stages.map_ids import ID_MAP
 from ...pipeline.stages.preprocess import StageReport, preprocess, remove_from, run_stage
 from ...pipeline.stages.stage_order import FOLDERS, refuse_extension, remove_stale
-from ..console import print_json, progress_bars, say, stdout_console
+from ..console import print_json, print_line, progress_bars, say, stdout_console
 from ..options import config_of
 from .describe_stages import (
     describe_id_map,
@@ -101,7 +101,7 @@ def _preprocess(arguments: Sequence[str]) -> int:
             {"stages": [_stage_json(report) for report in reports], "dir": str(options.out)} | shards.totals
         )
     else:
-        print(f"{options.out}: {describe_shards(shards)}")
+        print_line(stdout_console(), f"{options.out}: {describe_shards(shards)}")
         totals = ShardsTotals.of(shards)
         all_hot = explain_all_hot(totals.num_rows, totals.num_hot_rows)
         if all_hot:
@@ -174,9 +174,10 @@ def _finish(stage: str, folder: Manifest, seconds: float, as_json: bool) -> int:
         print_json({"stage": stage, "dir": str(folder.folder), "seconds": seconds} | folder.totals)
         return 0
     num_bytes = sum(entry.num_bytes for entry in folder.files)
-    print(f"{folder.folder}: {len(folder.files)} files, {num_bytes:,} bytes")
+    line = f"{folder.folder}: {len(folder.files)} files, {num_bytes:,} bytes"
+    print_line(stdout_console(), line)
     if stage == "schedule":
-        print(describe_schedule(folder))
+        print_line(stdout_console(), describe_schedule(folder))
     if stage == "transpose":
         print(describe_lookups(folder))
     return 0

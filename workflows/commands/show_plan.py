@@ -8,6 +8,7 @@ from rich.table import Table
 from ...pipeline.preview.dry_run import RunPlan
 from ...pipeline.preview.run_states import MAKING, REFUSED
 from ...pipeline.sizes import format_byte_size
+from ..console import print_table
 
 
 def show_plan(plan: RunPlan, console: Console) -> None:
@@ -27,11 +28,11 @@ def show_plan(plan: RunPlan, console: Console) -> None:
             f"{stage.seconds:.1f}" if is_work else "",
             state.state + why,
         )
-    console.print(table)
+    print_table(console, table, num_keys=1)
     estimate = plan.estimate
     total = sum(stage.seconds for stage in plan.stages)
     console.print(
-        f"\nAbout {estimate.num_samples:,.0f} samples in {format_byte_size(plan.text_bytes)} of raw data, "
+        f"About {estimate.num_samples:,.0f} samples in {format_byte_size(plan.text_bytes)} of raw data, "
         f"{estimate.num_rows:,.0f} rows; about {total:.1f} s on an idle machine."
     )
     disk = f"about {format_byte_size(plan.disk_needed)} more ({format_byte_size(plan.disk_free)} free)"

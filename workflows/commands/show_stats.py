@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ...pipeline.inspect.frequency_series import SERIES
 from ...pipeline.sizes import format_byte_size
-from ..console import print_table
+from ..console import print_line, print_table
 from ..report import log_tables
 from ..report import series_tables as tables
 from .describe_stages import explain_all_hot
@@ -39,9 +39,9 @@ def show_statistics(statistics: dict[str, Any], console: Console) -> None:
                 _print_table(title, table(statistics[name]), console)
     _show_split(statistics, console)
     for line in statistics["left_out"]:
-        console.print(f"Left out: {line}.", soft_wrap=True, markup=False)
+        print_line(console, f"Left out: {line}.")
     for warning in statistics["warnings"]:
-        console.print(f"Warning: {warning}.", soft_wrap=True, markup=False, style="bold yellow")
+        print_line(console, f"Warning: {warning}.", style="bold yellow")
 
 
 def show_rows(found: dict[str, Any], console: Console) -> None:
@@ -61,7 +61,7 @@ def show_rows(found: dict[str, Any], console: Console) -> None:
     for row in found["rows"]:
         if not row.get("is_known", True):
             asked = f"{row['asked']} has no id: its lookups use the out-of-vocabulary row, shown here."
-            console.print(asked, soft_wrap=True, markup=False)
+            print_line(console, asked)
 
 
 def _shown(category: str) -> str:
@@ -142,7 +142,7 @@ def _show_log(log: dict[str, Any], console: Console) -> None:
 def _show_default_runs(found: dict[str, Any], console: Console) -> None:
     if found["placements"]:
         _print_table("Bytes that the placements move by default", log_tables.default_runs(found), console)
-        console.print(log_tables.describe_default_runs(found), soft_wrap=True, markup=False)
+        print_line(console, log_tables.describe_default_runs(found))
 
 
 def _print_table(title: str, cells: tables.TextTable, console: Console) -> None:
@@ -167,19 +167,17 @@ def _show_split(statistics: dict[str, Any], console: Console) -> None:
             f". Batches of {batches['batch_size']:,}: {batches['hot_only']:,} hot-only, "
             f"{batches['mixed']:,} mixed, {batches['evaluation']:,} for evaluation"
         )
-    console.print(line, soft_wrap=True)
+    print_line(console, line)
     # What a reader may wonder about: that nothing moves, what sampling lost, what has no id.
     chosen = [budget for budget in statistics.get("budgets", []) if budget["is_chosen"]]
     all_hot = explain_all_hot(statistics["num_rows"], chosen[0]["num_hot_rows"]) if chosen else None
     if all_hot:
-        console.print(all_hot, soft_wrap=True)
+        print_line(console, all_hot)
     if statistics["calibration"]:
-        console.print(_describe_calibration(statistics), soft_wrap=True)
+        print_line(console, _describe_calibration(statistics))
     share = statistics["oov"]["evaluation_share"]
     if share is not None:
-        console.print(
-            f"{share:.2%} of the evaluation lookups fall on the out-of-vocabulary row.", soft_wrap=True
-        )
+        print_line(console, f"{share:.2%} of the evaluation lookups fall on the out-of-vocabulary row.")
 
 
 def _describe_calibration(statistics: dict[str, Any]) -> str:

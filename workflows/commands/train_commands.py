@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ...pipeline.sizes import ByteSize, format_byte_size
 from ...train.config import TrainConfig
-from ..console import print_json, progress_bars, say, stdout_console
+from ..console import print_json, print_line, progress_bars, say, stdout_console
 from ..options import Dir, config_of, parse_options
 from .describe_stages import explain_all_hot
 
@@ -109,8 +109,8 @@ def _evaluate(arguments: Sequence[str]) -> int:
     if options.json:
         print_json(result)
     else:
-        print(", ".join(f"{label} {show(result)}" for label, show in _SCORES), end=" ")
-        print(f"over {result['num_samples']:,} samples")
+        scores = ", ".join(f"{label} {show(result)}" for label, show in _SCORES)
+        print_line(stdout_console(), f"{scores} over {result['num_samples']:,} samples")
     return 0
 
 

@@ -86,4 +86,4 @@ def test_the_log_of_a_folder_sets_the_defaults_of_its_stages(log: Path, tmp_path
 
 def test_id_maps_need_an_extension(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["preprocess", str(log), "--out", str(tmp_path), "--map-ids"]) == 1
-    assert "error: --map-ids needs --extend\nhint: hotset map-ids OLD NEW" in capsys.readouterr().err
+    assert "error: --map-ids needs --extend\nhint: give --extend too" in capsys.readouterr().err
