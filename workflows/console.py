@@ -219,6 +219,8 @@ def progress_bars() -> Iterator[Progressing]:
         return
     with Progress(console=stderr_console(), transient=True, expand=True) as progress:
         _Bars.shown = _Bars(progress)
+        # Until the first stage reports: checksums and compiling take seconds.
+        _Bars.shown("starting", 0, 0)
         try:
             yield _Bars.shown
         finally:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 FINISHED = "finished"
-RESUMES = "resumes"
+RESUMES = "will be resumed"
 MADE = "will be built"
 AGAIN = "will be rebuilt"
 EXTENDED = "will be extended"
@@ -154,9 +154,11 @@ class _Inspector:
             case Fresh():
                 return MADE, ""
             case Resume():
-                return RESUMES, f"{num_recorded(folder)} files are done"
+                # A stage whose files come last, as those of pack do, begins again.
+                num_done = num_recorded(folder)
+                return (RESUMES, f"files done: {num_done}") if num_done else (MADE, "was interrupted")
             case GoBack():
-                return RESUMES, "returns to its state before the extension"
+                return RESUMES, "goes back to its state before the extension"
             case Extend(source):
                 return EXTENDED, _why_extended(run, source, identity, wanted)
             case Sealed():

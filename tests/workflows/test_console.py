@@ -153,3 +153,11 @@ def test_lists_of_commands_wrap_behind_the_names(columns: int, arguments: list[s
     shown = [line for line in screen.lines if line.startswith("  ")]
     ends = {len(line) - len(line.lstrip()) for line in shown}
     assert max(map(len, screen.lines)) <= columns and len(ends) == (2 if columns == 60 else 1)
+
+
+def test_a_command_shows_at_once_that_it_works() -> None:
+    program = "import os, time\nfrom hotset.workflows.console import *\n"
+    program += "with progress_bars() as progress:\n    time.sleep(0.2)\n    os._exit(0)"
+    _, screen = run_in_terminal(["-c", program], 60)
+    (line,) = lines_with_bars(screen.lines)
+    assert line.startswith("starting ") and line.endswith(" passed")

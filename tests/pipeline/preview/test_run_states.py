@@ -79,10 +79,13 @@ def test_equal_runs_are_finished_and_nothing_is_written(tmp_path: Path) -> None:
 def test_an_interrupted_stage_resumes_and_those_behind_it_are_built(tmp_path: Path) -> None:
     seal(tmp_path, RUNS[0])
     output = begin(tmp_path, RUNS[1])
+    # Begun without a finished file, it is not resumed but built from the start.
+    begun = stage_states(tmp_path, RUNS)[1]
+    assert (begun.state, begun.why) == (MADE, "was interrupted")
     with output.writing("a.arrow", 1) as path:
         path.write_bytes(b"a")
     resumes = stage_states(tmp_path, RUNS)[1]
-    assert (resumes.state, resumes.why) == (RESUMES, "1 files are done")
+    assert (resumes.state, resumes.why) == (RESUMES, "files done: 1")
     assert states_of(tmp_path, RUNS) == [FINISHED, RESUMES, MADE]
 
 
