@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.batches.bags import interleave_bags
-from ...stats.staging.cold_rows import add_cold_rows, free_cells
+from ...stats.staging.cold_rows import add_cold_rows, free_cells, in_order
 from ..errors import HotsetError, ManifestError, ShardError, first_line, refuse_system_fault
 from ..folders.file_facts import ShardFacts
 from ..folders.manifest import MANIFEST, FileEntry, Manifest
@@ -29,6 +29,7 @@ from ..runtime.resources import Resources
 from ..runtime.tasks import run_tasks
 from ..runtime.thread_buffers import thread_buffer
 from ..stage_commands import hint_to_rewrite
+from .stored_cold_batches import lookups_beside, stored_rows_of_file
 
 _BATCHES_LOOKED_AT = 32
 
@@ -171,9 +172,11 @@ def read_cold_batches(
 ) -> list[ColdBatches]:
     """Read the mixed batches of ``shards`` in the order of the manifest, for each width.
 
+    What `transpose` wrote beside the shards is read in their place: it names the rows already.
+
     Raises:
         ShardError: a file is damaged, or an id outside its table.
-        ManifestError: the disk has no room for them.
+        ManifestError: the disk has no room for them; or lookups are damaged, or of other shards.
     """
     done = 0
     total = ShardsTotals.of(shards).samples.mixed
@@ -182,9 +185,10 @@ def read_cold_batches(
         files = [
             [stack.enter_context(closing(AppendedArray(output, np.int32))) for _ in range(2)] for _ in widths
         ]
-        tasks = ((entry, batches, shards, widths) for entry, batches in mixed_files(shards))
+        lookups = lookups_beside(shards)
+        tasks = ((entry, batches, shards, widths, lookups) for entry, batches in mixed_files(shards))
         for num_samples, found_of_widths in run_tasks(
-            read_batches, tasks, workers=resources.workers, shares_memory=True
+            _read_from_either, tasks, workers=resources.workers, shares_memory=True
         ):
             # Results come in the order of files, so appending keeps the order of batches.
             for width, found in enumerate(found_of_widths):
@@ -197,6 +201,25 @@ def read_cold_batches(
             ColdBatches(_offsets(sizes[width]), *(file.map() for file in files[width]))
             for width in range(len(widths))
         ]
+
+
+def _read_from_either(
+    entry: FileEntry,
+    batches: Sequence[int],
+    shards: Manifest,
+    widths: Sequence[ColdWidth],
+    lookups: Manifest | None,
+) -> tuple[int, list[FoundRows]]:
+    """Read the mixed batches of a file: from lookups where there are some, else from the shards."""
+    if lookups is None:
+        return read_batches(entry, batches, shards, widths)
+    found: list[list[_Batch]] = [[] for _ in widths]
+    for of_widths in stored_rows_of_file(lookups, shards, entry, batches, widths):
+        for parts, part in zip(found, of_widths, strict=True):
+            parts.append(part)
+    size: int = shards.config["batch_size"]
+    num_samples = sum(min(size, entry.num_samples - number * size) for number in batches)
+    return num_samples, [_joined(parts) for parts in found]
 
 
 def largest_batches(shards: Manifest, widths: Sequence[ColdWidth]) -> list[int]:
@@ -316,8 +339,8 @@ class DistinctRows:
             raise StrayLookupError(-1 - num_rows)
         free_cells(rows, num_rows, self._cells)
         # In order of table and id. Copies, because the buffers are the thread's and hold the next batch soon.
-        order = np.argsort(rows[:num_rows])
-        return rows[order], lookups[order]
+        found_rows, found_lookups = in_order(rows[:num_rows], lookups[:num_rows])
+        return found_rows.astype(np.int32), found_lookups.astype(np.int32)
 
 
 def _stray(ids: NDArray[np.int32], limit: int, table: TableInfo) -> StrayLookupError:

@@ -89,15 +89,15 @@ def _place_lookups(
             # Its lookups: in the table, ascending, and of this row.
             last = np.int64(-1)
             for k in range(start, stop):
-                number = np.int64(stored.order[first_order + k])
+                number = np.int64(stored.order[np.uint64(first_order + k)])
                 if number <= last or number >= num_lookups:
                     return fault
                 position = number * num_tables + feature
                 if batch.positions_N.shape[0]:
-                    position = np.int64(batch.positions_N[first + number])
-                if batch.ids_N[position] != row:
+                    position = np.int64(batch.positions_N[np.uint64(first + number)])
+                if batch.ids_N[np.uint64(position)] != row:
                     return fault
-                found.order_N[first + k] = np.int32(position)
+                found.order_N[np.uint64(first + k)] = np.int32(position)
                 last = number
             last_row = row
             start = stop

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ...pipeline.errors import HotsetError, ManifestError, first_line, refuse_system_fault
 from ...pipeline.folders.checksum import hash_file
@@ -24,6 +26,7 @@ from ...pipeline.formats.lookup_files import is_lookup_schema, stored_lookups
 from ...pipeline.runtime.tasks import run_tasks
 from ...pipeline.stage_commands import hint_to_rewrite
 from ...stats.batches.stored_lookups import StoredLookups
+from ...stats.staging.cold_rows import stored_cold_rows
 from .shards import Shards
 from .unchanged_file import UnchangedFile
 
@@ -44,6 +47,24 @@ class StoredBatch:
         """The error of a batch that looks up other rows of this table."""
         fault = f"batch {self.index}: its lookups of {self.tables[table]} are not those of the shards"
         return _damaged(self.path, fault)
+
+    def cold_rows(
+        self,
+        tables: NDArray[np.int64],
+        layout: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The distinct rows of some tables within a range of ids, and the lookups of each.
+
+        For planning alone: when the batch runs, all that is stored of it is held against its ids.
+
+        Args:
+            tables: ascending.
+            layout: first id of each table, one past its last id, and the number of the first row.
+        """
+        try:
+            return stored_cold_rows(self.lookups, tables, *layout)
+        except ValueError as error:
+            raise self.other_lookups(*error.args) from None
 
 
 class StoredBatches:

@@ -196,9 +196,13 @@ class StepSource:
         """Read a batch for its plan alone."""
         if not self._is_staged(number):
             return
-        batch = self._read(number)
+        stored = self._stored(number)
+        batch = self._read(number) if stored is None else None
         for width, queue in zip(self._staged, queues, strict=True):
-            queue.add(_staging(width).find_cold_rows(width.reader.read(batch)))
+            if stored is not None:
+                queue.add(_staging(width).stored_cold_rows(stored, width.tables))
+            elif batch is not None:
+                queue.add(_staging(width).find_cold_rows(width.reader.read(batch)))
 
     def _stored(self, number: int) -> StoredBatch | None:
         return None if self._stored_batches is None else self._stored_batches.read(number)

@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from ...stats.batches.distinct_rows import find_distinct
 from ...stats.batches.lookups_by_row import LookupsByRow
+from ...stats.staging.cold_rows import in_order
 from ...stats.staging.staging_planner import CachePolicy, StagingPlanner, cache_planner, lookahead_planner
 from ..data.batch import BatchIds, EmbeddingTable
+from ..data.stored_batches import StoredBatch
 from ..rows.step_plan import StepPlan
 from ..rows.tiers import Layout
 from .placements import COLD_ROWS_IN_PLACE, Placement
@@ -70,8 +72,18 @@ class StagingPlacement(Placement):
         """The same of lookups that are not grouped by row: faster by hashing, since most are of hot rows."""
         rows_N, num_absent = self.slow.locate(ids)
         rows_U, inverse_N = find_distinct(rows_N if num_absent == 0 else rows_N[rows_N >= 0])
-        order = np.argsort(rows_U)
-        return ColdRows(rows_U[order], np.bincount(inverse_N, minlength=rows_U.size)[order])
+        return ColdRows(*in_order(rows_U, np.bincount(inverse_N, minlength=rows_U.size)))
+
+    def stored_cold_rows(self, stored: StoredBatch, tables: Sequence[int]) -> ColdRows:
+        """The same of what `transpose` stored of a batch, whose lookups are not read.
+
+        Args:
+            stored: of the batch.
+            tables: those of this row width.
+        """
+        layout = (self.slow.first_F, self.slow.last_F, self.slow.base_F)
+        rows_U, lookups_U = stored.cold_rows(np.array(tables, np.int64), layout)
+        return ColdRows(rows_U.astype(np.int64), lookups_U.astype(np.int64))
 
     def plan(self, *, is_hot_only: bool) -> StepPlan:
         raise NotImplementedError("step plans of staging come from an epoch's PlanQueue")

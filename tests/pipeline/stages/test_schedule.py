@@ -1,6 +1,6 @@
 """The schedule stage: its plans run on the machine that finds a stale read, whatever it was stopped by.
 
-Tests `cold_batches` and `step_plan_files`, too.
+Tests `cold_batches`, `stored_cold_batches` and `step_plan_files`, too.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import pytest
 from hotset.pipeline.errors import ConfigError, ManifestError, ShardError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.runtime.resources import Resources
-from hotset.pipeline.scheduling import epoch_plans
+from hotset.pipeline.scheduling import cold_batches, epoch_plans
 from hotset.pipeline.scheduling.step_plan_files import read_plans, read_residents, write_plans
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
+from hotset.pipeline.stages.transpose import TransposeConfig, transpose
 from hotset.pipeline.verify import check_schedule as verify_schedule
 from hotset.pipeline.verify.verify import verify
 from hotset.stats.batches.epoch_order import epoch_order
 from hotset.stats.staging.step_plans import Residents
 from hotset.tests.support.naive.naive_plans import Parts, PlanMachine, parts_of
+from hotset.tests.support.resealed import reseal
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.batch import IdReader
 from hotset.train.data.shards import Shards
@@ -224,3 +226,47 @@ def test_the_command_says_what_moves(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "was written with prefetch = 2, now 9" in capsys.readouterr().err
     assert main([*command, "--redo", "--json", "--staging-bytes", "16"]) == 1
     assert "distinct cold rows of width 4, staging holds 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_with_lookups_the_schedule_has_the_same_bytes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", SPECS[name]))
+    schedule(CONFIG, shards, tmp_path / "without")
+    transpose(TransposeConfig(), shards, tmp_path / "lookups")
+
+    def reading(*_: Any) -> None:
+        raise AssertionError("the ids of shards are read")
+
+    monkeypatch.setattr(cold_batches, "read_batches", reading)
+    schedule(CONFIG, shards, tmp_path / "schedule")
+    assert bytes_in(tmp_path / "schedule") == bytes_in(tmp_path / "without")
+
+
+def test_lookups_of_other_shards_are_refused(tmp_path: Path) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", SPECS["one-hot"]))
+    other = Manifest.read(write_shards(tmp_path / "other" / "shards", ShardSpec(seed=1)))
+    transpose(TransposeConfig(), other, tmp_path / "lookups")
+    with pytest.raises(ManifestError, match="lookups was written for other shards than"):
+        schedule(CONFIG, shards, tmp_path / "schedule")
+
+
+def test_damaged_lookups_are_refused_by_name(tmp_path: Path) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", SPECS["one-hot"]))
+    transpose(TransposeConfig(), shards, tmp_path / "lookups")
+
+    def change(columns: dict[str, Any]) -> None:
+        columns["rows"][1][-1] += 40
+
+    path = reseal(tmp_path / "lookups", change, "mixed-00000.arrow")
+    with pytest.raises(ManifestError) as caught:
+        schedule(CONFIG, shards, tmp_path / "schedule")
+    assert str(caught.value) == (
+        f"{path} is damaged: batch 0: its rows of C2 are not in order, or outside the table"
+    )
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ManifestError, match=r"mixed-00000\.arrow is damaged: its checksum"):
+        schedule(CONFIG, shards, tmp_path / "schedule")

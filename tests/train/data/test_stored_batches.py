@@ -24,6 +24,7 @@ from hotset.train.data import stored_batches
 from hotset.train.data.batch import IdReader
 from hotset.train.data.shards import Shards
 from hotset.train.data.stored_batches import StoredBatches
+from hotset.train.placements.staging_placements import StagingPlacement
 
 SPECS = {
     "long lists": ShardSpec(batch_size=300, num_hot_only=400, num_mixed=700, skew=2.5),
@@ -62,6 +63,32 @@ def test_stored_lookups_change_no_bit(name: str, tmp_path: Path, monkeypatch: py
     for placement in ({"placement": "all-fast"}, *STATELESS, *STAGING[:3]):
         assert_equal_bits(trained(shards, **placement, **FIELDS), wanted)
     assert grouped and not any(grouped)
+
+
+@pytest.mark.parametrize("fields", [{"plan": "epoch"}, {"plan": "online", "window": 3}], ids=str)
+def test_plans_are_made_from_stored_rows(
+    fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = with_lookups(tmp_path, SPECS["bags of two widths"])
+    wanted = trained(shards, placement="lookahead", **fields, **FIELDS)
+
+    def hashing(*_: Any) -> None:
+        raise AssertionError("a batch is read for its plan")
+
+    monkeypatch.setattr(StagingPlacement, "find_cold_rows", hashing)
+    assert_equal_bits(trained(shards, placement="lookahead", **fields, **FIELDS), wanted)
+
+
+def test_stored_rows_that_are_no_rows_are_refused_by_the_planner(tmp_path: Path) -> None:
+    shards = with_lookups(tmp_path, SPECS["original"])
+
+    def change(columns: dict[str, Any]) -> None:
+        columns["rows"][2][-1] = 300
+
+    path = reseal(tmp_path / "lookups", change, "mixed-00000.arrow")
+    with pytest.raises(ManifestError, match="its lookups of C3 are not those of the shards") as caught:
+        trained(shards, placement="lookahead", **FIELDS)
+    assert str(caught.value).startswith(f"{path} is damaged: batch ")
 
 
 def test_a_replayed_fae_run_takes_them_too(tmp_path: Path) -> None:
