@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cpu_prefetch import prefetch
 from ..kernel import inlined_kernel, kernel
 
 BYTES_PER_LOOKUP = 8
@@ -223,12 +224,18 @@ def peel(
         queue[row, _WORTH] = _NONE
         dropped[number] = row
         number += 1
+        # The row behind it is most often the next.
+        prefetch(row_starts, np.uint64(max(queue[row, _AFTER], 0)))
+        prefetch(row_ends, np.uint64(max(queue[row, _AFTER], 0)))
         # Its samples are lost, and every other row of theirs falls by one bucket for each.
         for k in range(row_starts[row], row_ends[row]):
             sample = row_samples[k]
             if is_lost[sample]:
                 continue
             is_lost[sample] = 1
+            # Its rows are all over the queue: ask for all of them before the first is needed.
+            for j in range(sample_starts[sample], sample_starts[sample + 1]):
+                prefetch(queue, np.uint64(4 * sample_rows[j]))
             for j in range(sample_starts[sample], sample_starts[sample + 1]):
                 other = sample_rows[j]
                 left = queue[other, _WORTH] - 1
