@@ -65,11 +65,11 @@ def _budget_commands(folder: Path, statistics: Mapping[str, Any]) -> list[str]:
     lines = []
     if chosen < sizes[-1] and not wanted / _NEARLY_EQUAL <= chosen <= wanted * _NEARLY_EQUAL:
         size = size_option(wanted)
-        lines += [f"# hot rows of {size}", *rebuild_commands(provenance, folder, hot_bytes=size)]
+        lines += [f"# Hot rows of {size}", *rebuild_commands(provenance, folder, hot_bytes=size)]
     # With several row widths peeling needs the bytes of each, which `preprocess` finds.
     if peel_share(statistics) is not None and not provenance["settings"]["split"]["feature_dims"]:
         lines += [
-            "# rows ranked by peeling",
+            "# Or rows ranked by peeling" if lines else "# Rows ranked by peeling",
             *rebuild_commands(provenance, folder, first="rank", rank_by="peel"),
         ]
     return lines

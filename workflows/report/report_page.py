@@ -111,7 +111,18 @@ def _list(sentences: Sequence[str]) -> str:
 
 
 def _commands(commands: Sequence[str]) -> str:
-    return f"<pre>{html.escape(chr(10).join(commands))}</pre>" if commands else ""
+    """Return commands to paste; a line that begins with ``#`` names the alternative that follows it."""
+    blocks: list[tuple[str, list[str]]] = []
+    for line in commands:
+        if line.startswith("#") or not blocks:
+            blocks.append((line.removeprefix("#").strip() if line.startswith("#") else "", []))
+        if not line.startswith("#"):
+            blocks[-1][1].append(line)
+    return "".join(
+        (f'<p class="name">{html.escape(name)}:</p>' if name else "")
+        + f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+        for name, lines in blocks
+    )
 
 
 def _section(section: Section) -> str:

@@ -36,6 +36,7 @@ from hotset.workflows.report.bar_charts import _powers
 from hotset.workflows.report.memory_charts import published_points
 from hotset.workflows.report.report_advice import advise_reader
 from hotset.workflows.report.report_commands import preprocess_command
+from hotset.workflows.report.report_page import _commands
 from hotset.workflows.report.report_sections import build_page
 from hotset.workflows.report.report_sentences import budget_sentences, drift_sentences
 from hotset.workflows.report.write_report import write_html
@@ -220,6 +221,13 @@ def test_the_commands_of_the_page_run_as_they_are_printed(
     for program, *arguments in commands:
         assert program == "hotset" and main(arguments) == 0, arguments
     assert find_provenance(here)["fingerprints"] == provenance["fingerprints"]
+
+
+def test_alternatives_are_blocks_of_their_own() -> None:
+    """What is pasted is one alternative, without its name: a comment is an error in some shells."""
+    shown = _commands(["# One", "hotset a <x>", "hotset b", "# Or two", "hotset c"])
+    assert re.findall("<pre>(.*?)</pre>", shown, re.DOTALL) == ["hotset a &lt;x&gt;\nhotset b", "hotset c"]
+    assert re.findall('name">(.*?)</p>', shown) == ["One:", "Or two:"] and _commands([]) == ""
 
 
 def test_advice_without_columns_names_no_command_that_needs_them(
