@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,12 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _every_message_is_logged() -> None:
+    """Undo what a command that ran before in this process set: commands show warnings only."""
+    logging.getLogger("hotset").setLevel(logging.NOTSET)
 
 
 @pytest.fixture
