@@ -15,6 +15,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/hotset demo
 
+# Each test process compiles every module it imports where this is set.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 test: $(STAMP)

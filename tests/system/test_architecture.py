@@ -106,6 +106,12 @@ def _walk_imports(path: Path) -> Iterator[str]:
 
 
 @cache
+def docstring_of(path: Path) -> str:
+    """Docstring of a module, empty where it has none."""
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
+
+
+@cache
 def inner_imports(name: str) -> frozenset[str]:
     """Other modules of the package that a module imports, wherever in it."""
     return imports_of(NAMES[name]) & NAMES.keys() - {name}
@@ -163,11 +169,7 @@ def test_test_folders_mirror_those_of_modules() -> None:
 
 
 def test_every_module_has_a_test_file_or_is_named_in_one() -> None:
-    named = " ".join(
-        ast.get_docstring(ast.parse(path.read_text())) or ""
-        for path in TEST_FILES
-        if path.name.startswith("test_")
-    )
+    named = " ".join(docstring_of(path) for path in TEST_FILES if path.name.startswith("test_"))
     untested = [
         str(path.relative_to(ROOT))
         for path in NAMES.values()
@@ -213,7 +215,7 @@ def test_every_module_says_what_it_is_for() -> None:
     silent = [
         str(path.relative_to(ROOT))
         for path in [ROOT / "__init__.py", *MODULES, *TEST_FILES]
-        if not ast.get_docstring(ast.parse(path.read_text()))
+        if not docstring_of(path)
     ]
     assert silent == []
 

@@ -319,15 +319,18 @@ SHAPES = {
 }
 
 
-WIDE_CSV = (WIDE, "csv")  # every stage of it runs in the next test
-
-
 def config_of(shape: str, text: str) -> IngestConfig:
     """Settings that cut a log into parts; a wide one into few, as each file of each feature takes time."""
     return config(text, block_bytes=ByteSize(30_000)) if shape == WIDE else config(text)
 
 
-@pytest.mark.parametrize(("shape", "format"), sorted({*product(SHAPES, ["csv", "parquet"])} - {WIDE_CSV}))
+@pytest.mark.parametrize(
+    ("shape", "format"),
+    [
+        pytest.param(shape, format, marks=[pytest.mark.slow] if shape == WIDE else [])
+        for shape, format in product(SHAPES, ["csv", "parquet"])
+    ],
+)
 def test_ids_are_those_of_the_naive_count(
     tmp_path: Path, shape: str, format: str, rng: np.random.Generator
 ) -> None:
