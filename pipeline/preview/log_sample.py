@@ -133,7 +133,7 @@ def _parse_blocks(file: RawFile, number: int, config: IngestConfig, most: int) -
             )
         yield _Block(
             part.num_samples,
-            part.facts["raw_bytes"],
+            part.num_raw_bytes,
             sum(array.nbytes for array in part.columns.values()),
             sum(len(part.columns[name].values) for name in dict(schema.lists)),
             {name: _categories_of(part.columns[name]) for name in schema.sparse},

@@ -132,7 +132,7 @@ class _TextPart:
             return None
         checksum = xxhash.xxh3_128_hexdigest(block.lines.data)  # first: parsing may change the text
         part = self.parts.parse(block, is_first=self.is_first)
-        return replace(part, facts={"raw_bytes": block.num_bytes, "raw_xxh3_128": checksum})
+        return replace(part, num_raw_bytes=block.num_bytes, raw_xxh3_128=checksum)
 
 
 class _CsvParts(_CriteoParts):

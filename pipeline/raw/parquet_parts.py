@@ -175,7 +175,7 @@ class _BatchPart:
     """Bytes of the file that count as theirs."""
 
     def read(self) -> Part:
-        return replace(self.parts.parse(self.batch), facts={"raw_bytes": self.raw_bytes})
+        return replace(self.parts.parse(self.batch), num_raw_bytes=self.raw_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,10 @@ class Part:
     """Bad lines by reason; may be empty where ``fault`` stands for them."""
     fault: Fault | None
     """The first bad line."""
-    facts: dict[str, Any] = field(default_factory=dict)
-    """Facts of the raw bytes: raw_bytes and, of text, raw_xxh3_128."""
+    num_raw_bytes: int = 0
+    """Bytes of the raw file that it was parsed from; of Parquet, its share of them."""
+    raw_xxh3_128: str = ""
+    """Checksum of these bytes; empty of Parquet, whose file is hashed when all parts are read."""
     texts: dict[str, DistinctTexts] = field(default_factory=dict)
     """Distinct texts of each text column, bad lines included."""
 

@@ -217,8 +217,8 @@ def _ingest_part(unread: UnreadPart, config: IngestConfig, output: Output) -> tu
         return name, part.fault
     facts = ColumnsFacts(
         num_lines=part.num_samples + part.bad.total(),
-        num_raw_bytes=part.facts["raw_bytes"],
-        raw_xxh3_128=part.facts.get("raw_xxh3_128", ""),
+        num_raw_bytes=part.num_raw_bytes,
+        raw_xxh3_128=part.raw_xxh3_128,
         lookups={name: len(part.columns[name].values) for name, _ in schema_of(config.schema).lists},
         bad=dict(sorted(part.bad.items())),
     )
