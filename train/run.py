@@ -61,6 +61,10 @@ class TransferSummary:
     """Batches that ran in passes."""
     prefetch: int
     """Batches that transfers were to run ahead."""
+    file_bytes_read: int
+    """Bytes of blocks read from the spill file, where cold rows lie in one by their next use."""
+    file_bytes_written: int
+    """Bytes of blocks written to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +239,7 @@ def summarize_transfers(trainer: Trainer) -> TransferSummary:
     prefetch = trainer.config.prefetch
     assert prefetch is not None, "build_trainer chooses it"
     # The share of the transfers' time in which batches did not wait for them.
+    stores = trainer.embeddings.spill_traffic()
     hidden = 1 - thread.stall_seconds / thread.busy_seconds if thread.busy_seconds else 1.0
     return TransferSummary(
         seconds=thread.busy_seconds,
@@ -244,6 +249,8 @@ def summarize_transfers(trainer: Trainer) -> TransferSummary:
         shortened=source.num_shortened,
         split=source.num_split,
         prefetch=prefetch,
+        file_bytes_read=sum(store.block_bytes * store.reads for store in stores),
+        file_bytes_written=sum(store.block_bytes * store.writes for store in stores),
     )
 
 

@@ -34,6 +34,7 @@ from ..rows.mapped_rows import HostMemory, refuse_more_rows_than_memory
 from ..rows.row_optimizers import RowOptimizer
 from ..rows.step_plan import NOTHING_TO_MOVE, StepPlan, Transfer
 from ..rows.tiers import FileTier, Tier
+from ..spill.row_store import SpillTraffic
 from ..spill.spilled_tier import SpilledTier
 from .executor import Executor
 from .traffic import Way
@@ -247,6 +248,11 @@ class Embeddings:
         """
         width, position = self._position_of[table]
         return width.executor.table_parts(position)
+
+    def spill_traffic(self) -> list[SpillTraffic]:
+        """What each row store of cold rows in a file has read and written so far."""
+        tiers = (width.executor.slow for width in self.widths)
+        return [tier.store.traffic for tier in tiers if isinstance(tier, SpilledTier) and tier.is_open]
 
     def close(self) -> None:
         """Stop the transfer thread."""

@@ -33,6 +33,11 @@ class SpilledTier(FileTier):
         assert self._store is not None, "the plan of the run comes first"
         return self._store
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a store; a width without cold rows has none."""
+        return self._store is not None
+
     def open(self, store: RowStore) -> None:
         """Keep the rows in ``store`` from now on."""
         self._store = store

@@ -120,7 +120,10 @@ def show_runs(summaries: list[dict[str, Any]], console: Console) -> None:
     table.add_column("")
     for summary in summaries:
         table.add_column(summary["placement"], justify="right")
-    for name, show in _ROWS:
+    rows = _ROWS
+    if any(summary["transfers"]["file_bytes_written"] for summary in summaries):
+        rows += _FILE_ROWS
+    for name, show in rows:
         table.add_row(name, *(show(summary) for summary in summaries))
     console.print(table)
 
@@ -154,3 +157,12 @@ _ROWS: tuple[tuple[str, _Show], ...] = (
     ("transfers that ran less far ahead", lambda summary: _transfers(summary, "shortened")),
     ("batches that waited for rows", lambda summary: f"{summary['transfers']['stalls']:,}"),
 )
+_FILE_ROWS: tuple[tuple[str, _Show], ...] = (
+    ("bytes written to the spill file", lambda summary: _file_bytes(summary, "written")),
+    ("bytes read from it", lambda summary: _file_bytes(summary, "read")),
+)
+"""Rows for runs whose cold rows do not fit in memory."""
+
+
+def _file_bytes(summary: dict[str, Any], way: str) -> str:
+    return format_byte_size(summary["transfers"][f"file_bytes_{way}"])

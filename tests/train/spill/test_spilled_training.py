@@ -261,3 +261,5 @@ def test_the_spill_file_lies_where_it_is_asked_for(
     assert folders == [tmp_path / "disk"] and list(folders[0].iterdir()) == []
     # The weights that were saved in parts are read as one.
     assert evaluate(tmp_path / "run", shards.manifest.folder).log_loss == summary.log_loss
+    # What is read of the file is at most what was written, and the ranges of the weights once more.
+    assert 0 < summary.transfers.file_bytes_read and 0 < summary.transfers.file_bytes_written

@@ -26,7 +26,6 @@ from ....train.config import TrainConfig
 from ....train.data.batch import Batch
 from ....train.data.shards import Shards
 from ....train.execution.step_source import StepSource
-from ....train.spill.spilled_tier import SpilledTier
 from ....train.trainer import Trainer, build_trainer, run_steps, set_threads
 from .memory_limit import MemoryLimit
 
@@ -114,11 +113,7 @@ def _disk_traffic(trainer: Trainer) -> dict[str, int]:
         lines = []
     counted = {name: int(count) for name, count in (line.split(": ") for line in lines)}
     bytes_written = counted.get("write_bytes", 0)
-    stores = [
-        width.executor.slow.store.traffic
-        for width in trainer.embeddings.widths
-        if isinstance(width.executor.slow, SpilledTier)
-    ]
+    stores = trainer.embeddings.spill_traffic()
     requests = sum(store.reads + store.writes for store in stores)
     if not stores:
         # A mapped page is read by a fault of its own, and written back by itself.
