@@ -17,7 +17,7 @@ from ..errors import ManifestError, first_line, refuse_system_fault
 from ..folders.file_facts import LookupsFacts
 from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.stage_totals import ShardsTotals
-from ..formats.arrow_files import DAMAGE, open_mapped
+from ..formats.arrow_files import DAMAGE, open_hashed
 from ..formats.lookup_files import is_lookup_schema, stored_lookups
 from ..stage_commands import hint_to_rewrite
 
@@ -75,12 +75,12 @@ def stored_rows_of_file(
         ManifestError: the file is missing, or not what `transpose` writes for these shards.
     """
     own = lookups.entry(entry.path)
-    path = lookups.hashed_path(own)
+    path = lookups.folder / own.path
     tables = ShardsTotals.of(shards).tables
     places = [np.array(width.tables, np.int64) for width in widths]
     number = 0
     try:
-        reader = open_mapped(path)
+        reader = open_hashed(lookups, own)
         if not is_lookup_schema(reader.schema):
             raise TypeError("its columns are not those of lookups by row")
         if reader.num_record_batches != LookupsFacts.of(lookups, own).num_batches:

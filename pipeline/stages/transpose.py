@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from ...stats.batches.batch_lookups import BatchLookups, of_matrix, of_tables
 from ...stats.batches.lookups_by_row import LookupsByRow, group_lookups
 from ...stats.batches.stored_lookups import LONG_LOOKUPS
-from ..errors import ShardError, first_line, refuse_system_fault
+from ..errors import HotsetError, ShardError, first_line, refuse_system_fault
 from ..folders.file_facts import LookupsFacts, ShardFacts
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output, input_of
 from ..folders.stage_totals import LookupsTotals, ShardsTotals
 from ..folders.table_info import PlannedTable
-from ..formats.arrow_files import DAMAGE, open_mapped, open_writer
+from ..formats.arrow_files import DAMAGE, open_hashed, open_writer
 from ..formats.lookup_files import lookup_batch, lookup_schema
 from ..formats.part_ids import PartIds
 from ..formats.tables import one_hot
@@ -88,20 +88,21 @@ def training_files(shards: Manifest) -> Iterator[FileEntry]:
 
 
 def needed_bytes(shards: Manifest, workers: int) -> int:
-    """Return the bytes that `transpose` needs: a batch for each worker."""
+    """Return the bytes that `transpose` needs: a file of shards, and a batch at work, for each worker."""
     num_one_hot = len(one_hot(ShardsTotals.of(shards).tables))
     batch_size = shards.setting("batch_size", int)
     # All lookups of a file's lists may stand in one of its batches.
     lists = [sum(ShardFacts.of(shards, entry).lookups.values()) for entry in training_files(shards)]
     most = batch_size * num_one_hot + max(lists, default=0)
-    return num_workers(workers) * most * _BYTES_A_LOOKUP
+    largest = max((entry.num_bytes for entry in training_files(shards)), default=0)
+    return num_workers(workers) * (largest + most * _BYTES_A_LOOKUP)
 
 
 def _transpose_file(entry: FileEntry, shards: Manifest, output: Output) -> int:
     """Write the batches of one file; a flipped bit may well be another id, so the file is hashed first."""
     if output.has(entry.path):
         return entry.num_samples
-    path = shards.hashed_path(entry)
+    path = shards.checked_path(entry)
     num_rows = np.array([table.num_rows for table in ShardsTotals.of(shards).tables], np.int64)
     counts = np.zeros(3, np.int64)
 
@@ -117,7 +118,7 @@ def _transpose_file(entry: FileEntry, shards: Manifest, output: Output) -> int:
         )
 
     with output.writing(entry.path, entry.num_samples, facts) as aside:
-        schema, batches = _open(path, shards, num_rows)
+        schema, batches = _open(entry, shards, num_rows)
         with open_writer(aside, schema) as writer:
             for lookups in batches:
                 found = _group(lookups, shards, path)
@@ -127,13 +128,18 @@ def _transpose_file(entry: FileEntry, shards: Manifest, output: Output) -> int:
     return entry.num_samples
 
 
-def _open(path: Path, shards: Manifest, num_rows: NDArray[np.int64]) -> tuple[Any, Iterator[BatchLookups]]:
+def _open(
+    entry: FileEntry, shards: Manifest, num_rows: NDArray[np.int64]
+) -> tuple[Any, Iterator[BatchLookups]]:
     """Return the columns of the new file, and the lookups of the batches of a file of shards."""
+    path = shards.folder / entry.path
     try:
-        reader = open_mapped(path)
+        reader = open_hashed(shards, entry)
         batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
         # Their lengths decide how wide numbers are; ids are read batch by batch.
         most = max((_most_lookups(batch, shards) for batch in batches), default=0)
+    except HotsetError:
+        raise
     except DAMAGE as error:
         refuse_system_fault(path, error)
         raise ShardError(

@@ -209,3 +209,25 @@ def test_the_command_says_what_it_stored(tmp_path: Path, capsys: pytest.CaptureF
     assert "8 batches: 3.0 lookups of" in printed and "bytes a sample" in printed
     assert main(["transpose", str(tmp_path), "--redo", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["lookups"] == 660
+
+
+def test_shards_cut_short_while_they_are_read_end_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_shards(tmp_path / "shards", LONG)
+    whole = transpose(TransposeConfig(), Manifest.read(folder), tmp_path / "whole", Resources(workers=1))
+    schema = lookup_files.lookup_schema
+
+    def cutting(most: int) -> Any:
+        # All batches are open, and their ids are not read yet.
+        for path in folder.glob("*.arrow"):
+            with open(path, "r+b") as file:
+                file.truncate(0)
+        return schema(most)
+
+    monkeypatch.setattr(stage, "lookup_schema", cutting)
+    # The first file was read before it was cut, the second is refused by its size.
+    with pytest.raises(ManifestError, match=r"mixed-00000\.arrow has 0 bytes"):
+        transpose(TransposeConfig(), Manifest.read(folder), tmp_path / "lookups", Resources(workers=1))
+    first = tmp_path / "lookups" / "hot_only-00000.arrow"
+    assert first.read_bytes() == (whole.folder / first.name).read_bytes()
