@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.verify import rebuild
 from hotset.tests.support.hints import Shell, follows, hint_of
 from hotset.tests.support.resealed import write_manifest
+from hotset.workflows.bench import bench_kills
 from hotset.workflows.bench.bench_stats import BenchStatsConfig
 from hotset.workflows.bench.limited.bench_larger_than_memory import BenchLargerThanMemoryConfig
 from hotset.workflows.bench.training import bench_train
@@ -183,3 +185,16 @@ def test_the_extra_of_training_is_installed(shell: Shell, monkeypatch: pytest.Mo
 def test_the_fuzz_runs_from_a_checkout(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert shell.refused("bench", "fuzz") == "run it from a checkout of hotset"
+
+
+@follows("workflows/bench/bench_kills.py::_refuse_cap")
+def test_more_memory_for_runs_that_are_killed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start_command(arguments: list[str], scratch: Path) -> AbstractContextManager[Any]:
+        return nullcontext(SimpleNamespace(wait=lambda: 1, returncode=1))
+
+    monkeypatch.setattr(bench_kills, "_start_command", start_command)
+    monkeypatch.setattr(bench_kills, "_last_line", lambda scratch: "error")
+    config = bench_kills.BenchKillsConfig(memory=ByteSize(1))
+    hint = hint_of(lambda: bench_kills._refuse_cap(config, Path(), {}))
+    assert hint == "raise --memory, or lower --most-workers"
+    bench_kills._refuse_cap(bench_kills.BenchKillsConfig(memory=None, most_workers=1), Path(), {})
