@@ -8,14 +8,20 @@ from rich.table import Table
 from ...pipeline.preview.dry_run import RunPlan
 from ...pipeline.preview.run_states import MAKING, REFUSED
 from ...pipeline.sizes import format_byte_size
-from ..console import print_table
 
 
 def show_plan(plan: RunPlan, console: Console) -> None:
     """Print what each stage would do, and the disk and memory that the run needs."""
     table = Table(box=None, pad_edge=False)
     for name in ("stage", "folder", "bytes", "seconds", "state"):
-        table.add_column(name, justify="right" if name in ("bytes", "seconds") else "left")
+        # Folders and reasons wrap where the terminal is narrow, so that no number is cut.
+        is_long = name in ("folder", "state")
+        table.add_column(
+            name,
+            justify="right" if name in ("bytes", "seconds") else "left",
+            no_wrap=not is_long,
+            overflow="fold",
+        )
     for stage in plan.stages:
         state = stage.state
         # Finished stages cost nothing, and a column of zeros would hide which ones do.
@@ -28,11 +34,11 @@ def show_plan(plan: RunPlan, console: Console) -> None:
             f"{stage.seconds:.1f}" if is_work else "",
             state.state + why,
         )
-    print_table(console, table, num_keys=1)
+    console.print(table)
     estimate = plan.estimate
     total = sum(stage.seconds for stage in plan.stages)
     console.print(
-        f"About {estimate.num_samples:,.0f} samples in {format_byte_size(plan.text_bytes)} of raw data, "
+        f"\nAbout {estimate.num_samples:,.0f} samples in {format_byte_size(plan.text_bytes)} of raw data, "
         f"{estimate.num_rows:,.0f} rows; about {total:.1f} s on an idle machine."
     )
     disk = f"about {format_byte_size(plan.disk_needed)} more ({format_byte_size(plan.disk_free)} free)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,13 @@ def test_the_demo_runs_again_and_refuses_a_folder_it_did_not_make(
         shown = capsys.readouterr().out
         assert "all-fast" in shown and "fae" in shown and f"{command_prefix()} stats " in shown
         assert "and ended with exactly the weights of all-fast." in shown
+    # Every command that is printed works as it stands, but for the user's own log.
+    prefix = f"  {command_prefix()} "
+    commands = [line.removeprefix(prefix) for line in shown.splitlines() if line.startswith(prefix)]
+    assert len(commands) == 4
+    mine = {"YOUR-LOG.tsv.gz": str(tmp_path / "demo/log.tsv"), "DIR": str(tmp_path / "dir")}
+    for command in commands:
+        assert main([mine.get(word, word) for word in shlex.split(command)]) == 0, command
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     assert main(["demo", "--out", str(tmp_path / "mine")]) == 1

@@ -67,3 +67,14 @@ def test_sums_and_limits_stand_below(plan: RunPlan) -> None:
     assert f"about {sum(stage.seconds for stage in plan.stages):.1f} s on an idle machine" in below
     assert "Disk: about 3 MiB more (5 GiB free). Memory: at most about 7 MiB (limit 1 GiB)." in below
     assert below.rstrip().endswith("Nothing was written. These are estimates from a few MiB of the log.")
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_long_folders_wrap_and_no_number_is_cut(plan: RunPlan, columns: int) -> None:
+    first = plan.stages[0]
+    long = replace(first, state=replace(first.state, folder=Path("/a/rather/long/" * 9), why="a reason " * 9))
+    console = Console(file=StringIO(), width=columns)
+    show_plan(replace(plan, stages=[long]), console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert format_byte_size(first.new_bytes) in text and f"{first.seconds:.1f}" in text
+    assert "\u2026" not in text and max(map(len, text.splitlines())) <= columns
