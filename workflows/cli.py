@@ -61,30 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Options of every command may stand before its name, too.
     while arguments[1:] and arguments[0] in ("-q", "--quiet", "-v", "--verbose"):
         arguments = [*arguments[1:], arguments[0]]
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(usage())
-        return 0 if arguments else 2
-    if arguments[0] in ("-V", "--version"):
-        print(f"hotset {__version__}")
-        return 0
-    if arguments[0] not in COMMANDS:
-        nearest = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
-        hint = f"hotset {nearest[0]}" if nearest else "hotset --help lists the commands"
-        say_error(f"there is no command {arguments[0]!r}", hint)
-        return 2
+    command = arguments[0] if arguments else ""
     try:
-        status = _run(arguments[0], arguments[1:])
-        if sys.stdout is not None:  # closed by the caller
-            sys.stdout.flush()  # while an error of it can still be explained
-        _note_slow_start()
-        return status
+        return _answer(arguments)
     except HotsetError as error:
         # With --verbose the place in the code is shown too.
         logging.getLogger("hotset.cli").debug("the error was raised here:", exc_info=error)
         say_error(str(error), error.hint)
         return 1
     except KeyboardInterrupt:
-        say_error(_AFTER_INTERRUPTION.get(arguments[0], _STAGE_INTERRUPTED), kind="interrupted")
+        say_error(_AFTER_INTERRUPTION.get(command, _STAGE_INTERRUPTED), kind="interrupted")
         return 130
     except BrokenPipeError:  # the reader of stdout has gone: nothing may be flushed to it at exit
         _drop_stdout()
@@ -92,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, MemoryError, RuntimeError, UnicodeEncodeError) as error:
         # Errors of stdout are the only ones of a device that reach this line without a name.
         is_stdout = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT)
-        unnamed = "stdout cannot be written" if is_stdout else f"hotset {arguments[0]}"
+        unnamed = "stdout cannot be written" if is_stdout else f"hotset {command}".rstrip()
         fault = system_fault(getattr(error, "filename", None) or unnamed, error)
         if fault is None:
             raise
@@ -100,6 +86,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _drop_stdout()  # what is left in it would fail again at exit
         say_error(str(fault), fault.hint)
         return 1
+
+
+def _answer(arguments: Sequence[str]) -> int:
+    """Print what was asked for, or run the command; stdout is written to its end, so that errors are seen."""
+    try:
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            print(usage())
+            return 0 if arguments else 2
+        if arguments[0] in ("-V", "--version"):
+            print(f"hotset {__version__}")
+            return 0
+        if arguments[0] not in COMMANDS:
+            nearest = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+            hint = f"hotset {nearest[0]}" if nearest else "hotset --help lists the commands"
+            say_error(f"there is no command {arguments[0]!r}", hint)
+            return 2
+        status = _run(arguments[0], arguments[1:])
+        _note_slow_start()
+        return status
+    finally:
+        # Also where the parser of options ends the program after --help.
+        if sys.stdout is not None:  # closed by the caller
+            sys.stdout.flush()
 
 
 def _drop_stdout() -> None:

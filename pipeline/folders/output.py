@@ -27,7 +27,7 @@ import secrets
 import shutil
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -337,6 +337,14 @@ class Output(RemoteObject):
                 f"{self.folder / entry.path} would be written twice, with different contents",
                 hint="rename one of the features whose names lead to that file",
             )
+
+    def withdraw(self) -> None:
+        """Remove the folder where no file of it is finished: a refused run leaves nothing behind."""
+        if self.sealed is None and not self.finished and self.before is None:
+            shutil.rmtree(self._partial, ignore_errors=True)
+            with suppress(OSError):  # it holds what this run did not write
+                self.folder.rmdir()
+            self._unlock()
 
     def seal(self, totals: JsonRecord) -> Manifest:
         """Write the manifest, which finishes the folder, and remove what is no part of it."""

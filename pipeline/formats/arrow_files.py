@@ -31,12 +31,14 @@ DAMAGE = (
     LookupError,
     MemoryError,
     OSError,
+    SystemError,
     TypeError,
     ValueError,
 )
 """Errors of reading a damaged file, or one unlike its manifest, where that is not checked beforehand.
 
-A machine without memory, threads or descriptors raises some of them, too: `refuse_system_fault` comes first.
+SystemError is how Python meets an Arrow array of negative length. A machine without memory, threads or
+descriptors raises some of them, too: `refuse_system_fault` comes first.
 """
 _HINT = "remove its folder and run its stage again"
 _CATEGORY = (pa.uint32(), pa.uint64())

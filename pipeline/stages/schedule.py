@@ -23,7 +23,7 @@ from ...stats.staging.staging_size import (
     default_staging_bytes,
     slots_of_widths,
 )
-from ..errors import ConfigError, require_at_least
+from ..errors import ConfigError, HotsetError, require_at_least
 from ..folders.manifest import Manifest
 from ..folders.output import Output, input_of
 from ..folders.stage_totals import ScheduledWidth, ScheduleTotals, ShardsTotals
@@ -98,12 +98,16 @@ def schedule(
     if output.sealed is not None:
         return output.sealed
     # The distinct cold rows of each batch are found once; every epoch only visits them in another order.
-    needed = needed_bytes(areas, shards, resources.workers)
-    room = room_for("schedule", resources, needed) - needed
-    every = [area.width for area in areas]
-    cold = read_cold_batches(shards, every, output, resources)
-    for number, batches in enumerate(cold):
-        _refuse_large_batch(areas, number, batches)
+    try:
+        needed = needed_bytes(areas, shards, resources.workers)
+        room = room_for("schedule", resources, needed) - needed
+        every = [area.width for area in areas]
+        cold = read_cold_batches(shards, every, output, resources)
+        for number, batches in enumerate(cold):
+            _refuse_large_batch(areas, number, batches)
+    except HotsetError:
+        output.withdraw()
+        raise
     # One width after another: a planner's arrays grow with the cold rows of its width.
     widths: list[ScheduledWidth] = []
     num_mixed = ShardsTotals.of(shards).samples.mixed

@@ -240,7 +240,9 @@ class Crafter:
     def _judge_message(self, message: str) -> str:
         if "\n" in message:
             return f"several lines: {message}"
-        is_named = str(self.root) in message or self._edited.name in message or "schema" in message
+        if "schema" in message or "is not a feature of this log" in message:
+            return "refused"
+        is_named = str(self.root) in message or self._edited.name.removesuffix(".json") in message
         return "refused" if is_named else f"no file is named: {message}"
 
     def _judge_other(self, name: str, folder: str, is_resealed: bool, outcomes: dict[str, str]) -> str:

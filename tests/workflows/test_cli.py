@@ -233,3 +233,14 @@ def test_a_verbose_error_shows_where_it_was_raised(
     assert main(["stats", str(tmp_path / "nowhere"), "-v"]) == 1
     said = capsys.readouterr().err
     assert "Traceback (most recent call last)" in said and "error: " in said.splitlines()[-2]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["verify", "--help"], ["bench"]])
+def test_help_on_a_full_disk_is_one_line(words: list[str]) -> None:
+    command = [sys.executable, "-m", "hotset.workflows.cli", *words]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    # Python itself ends with 120 where it cannot write the rest at exit.
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: stdout cannot be written: No space left on device")
+    assert done.stderr.count("error:") == 1 and "Traceback" not in done.stderr

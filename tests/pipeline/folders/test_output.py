@@ -292,3 +292,19 @@ def test_one_name_is_not_written_twice(tmp_path: Path) -> None:
     entry = output.report()[0] | {"xxh3_128": "0" * 32}
     with pytest.raises(ManifestError, match=r"a\.arrow would be written twice"):
         output.apply_report([entry])
+
+
+def test_a_folder_without_a_finished_file_is_withdrawn_as_a_whole(tmp_path: Path) -> None:
+    Output.begin("stage", 2, Config(), INPUTS, tmp_path / "out").withdraw()
+    assert not (tmp_path / "out").exists()
+    output = Output.begin("stage", 2, Config(), INPUTS, tmp_path / "out")
+    with output.writing("a.arrow", 1) as path:
+        path.write_bytes(b"a")
+    output.withdraw()
+    # One file is finished: the next run resumes.
+    assert (tmp_path / "out" / PARTIAL / "a.arrow.json").exists()
+    del output
+    made = run(tmp_path / "out")
+    made_again = Output.begin("stage", 2, Config(), INPUTS, tmp_path / "out")
+    made_again.withdraw()
+    assert Manifest.read(tmp_path / "out") == made

@@ -196,6 +196,28 @@ def test_a_config_refuses_nonsense() -> None:
             ScheduleConfig(**setting)  # type: ignore[arg-type]
 
 
+def test_a_refused_schedule_leaves_no_folder(tmp_path: Path) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", ShardSpec(batch_size=8)))
+    config = ScheduleConfig(staging_bytes=ByteSize(16))
+    with pytest.raises(ConfigError, match="distinct cold rows"):
+        schedule(config, shards, tmp_path / "schedule")
+    assert not (tmp_path / "schedule").exists()
+    # What a run has finished stays for the next one.
+    made = schedule(replace(CONFIG, epochs=1), shards, tmp_path / "schedule")
+    assert made.files and (tmp_path / "schedule" / "manifest.json").exists()
+
+
+def test_an_array_of_negative_length_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", SPECS["one-hot"]))
+
+    def read(*arguments: Any) -> Any:
+        raise SystemError("error return without exception set")  # what len() of such an array raises
+
+    monkeypatch.setattr("hotset.pipeline.scheduling.cold_batches.PartIds.read", read)
+    with pytest.raises(ShardError, match=r"mixed-00000\.arrow cannot be read: error return"):
+        schedule(CONFIG, shards, tmp_path / "schedule")
+
+
 def test_verify_finds_a_flipped_byte(tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", SPECS["one-hot"])
     made = schedule(CONFIG, Manifest.read(tmp_path / "shards"), tmp_path / "schedule")
