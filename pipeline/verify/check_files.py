@@ -77,10 +77,11 @@ def is_sum(total: Counts, parts: list[Counts]) -> bool:
 
 def check_vocabulary(entry: FileEntry, vocabulary: Manifest, _: dict[str, Manifest]) -> Iterator[str]:
     """Find the faults of one table of a vocabulary: its order, its sum, its places over all tables."""
+    totals = VocabularyTotals.of(vocabulary)
+    # The manifest comes first: its tables decide how many rows there are, and so which places are.
+    table = table_named(vocabulary, totals.tables, entry.path.removesuffix(".arrow"))
     batch = read_batch(vocabulary, entry)
     counts, places = (values_of(batch.column(name), np.int64) for name in ("count", "place"))
-    totals = VocabularyTotals.of(vocabulary)
-    table = table_named(vocabulary, totals.tables, entry.path.removesuffix(".arrow"))
     if totals.rank_by == "sampled":
         sampled = values_of(batch.column("sampled"), np.int64)
         if (sampled[1:] > sampled[:-1]).any():

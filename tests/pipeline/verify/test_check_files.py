@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.manifest import FileEntry, Manifest
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.stages.preprocess import preprocess
@@ -160,11 +161,13 @@ def test_each_column_of_a_vocabulary_is_checked(made: Path, tmp_path: Path) -> N
         rising: "its counts rise from one id to the next",
         lost: "its rows have 83 lookups, want 84",
         equal_places: "its places are no order over all tables",
-        place_outside: "its places are no order over all tables",
     }
     for change, fault in wanted.items():
         out = tmp_path / change.__name__
         assert faults_after(check_vocabulary, made, out, "vocabulary", change, "C3.arrow") == [fault]
+    # A place is an index, so that it is bounded by whoever reads the file.
+    with pytest.raises(ManifestError, match="C3.arrow is damaged: a place is outside its 131 rows"):
+        faults_after(check_vocabulary, made, tmp_path / "out", "vocabulary", place_outside, "C3.arrow")
 
 
 def test_a_text_that_has_another_hash_is_found_and_one_that_was_cut_is_not(
