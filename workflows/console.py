@@ -13,6 +13,7 @@ import shlex
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 
-from .progress_columns import columns_for
+from .progress_columns import Speed, columns_for, has_room_for_bar
 
 _WIDE = 200
 
@@ -185,16 +186,21 @@ class _Bars:
         self.progress = progress
         self._stage = ""
         self._task: TaskID | None = None
+        self._speed = Speed()
 
     def __call__(self, stage: str, done: int, total: int, note: str = "", /) -> None:
         """Show how far a stage is; the bar of the stage before it goes. A total of 0 is unknown yet."""
-        self.progress.columns = columns_for(note, self.progress.console.width)
+        width = self.progress.console.width
+        self.progress.columns = columns_for(note, width)
+        self.progress.expand = has_room_for_bar(note, width)
         # rich draws a pulse instead of a share where the total is None.
         if self._task is None or stage != self._stage:
             self._drop()
             self._stage = stage
+            self._speed = Speed()
             self._task = self.progress.add_task(stage, total=total or None, note=note)
-        self.progress.update(self._task, completed=done, total=total or None, note=note)
+        speed = self._speed.after(time.monotonic(), done)
+        self.progress.update(self._task, completed=done, total=total or None, note=note, speed=speed)
 
     def drop_full(self) -> None:
         """Take off a bar that has reached its end: the message to come reports the stage."""

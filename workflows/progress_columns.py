@@ -5,15 +5,20 @@ A terminal of 60 columns has no room for all of them beside a bar: a stage that 
 
 from __future__ import annotations
 
+from collections import deque
+
 from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from ..pipeline.sizes import format_byte_size
 
-_ROOM_FOR_BAR = 90
+_ROOM_FOR_BAR = 80
 """Columns of a terminal in which a bar and a note fit beside each other."""
 _ROOM_FOR_UNIT = 70
 """Columns in which a note and the unit of the rate do."""
+_WINDOW_SECONDS = 30.0
+_LEAST_SECONDS = 0.25
 _UNITS = {
     "ingest": "B",
     "generate": "samples",
@@ -28,11 +33,35 @@ _UNITS = {
 """In what a stage reports how far it is; the rate of other stages means nothing to a user."""
 
 
+class Speed:
+    """How fast a stage is: by the calls of the last half minute, unknown before they span a moment.
+
+    rich divides by the time between any two calls, and parts of a log often end at nearly the same time.
+    """
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[float, int]] = deque()
+
+    def after(self, seconds: float, done: int) -> float | None:
+        """Return units per second after a call at ``seconds`` of a clock, with ``done`` units in all."""
+        self._calls.append((seconds, done))
+        while len(self._calls) > 2 and seconds - self._calls[0][0] > _WINDOW_SECONDS:
+            self._calls.popleft()
+        first, done_first = self._calls[0]
+        return (done - done_first) / (seconds - first) if seconds - first >= _LEAST_SECONDS else None
+
+
+def has_room_for_bar(note: str, width: int) -> bool:
+    """Whether a bar fits beside the note in a terminal of ``width`` columns."""
+    return not note or width >= _ROOM_FOR_BAR
+
+
 def columns_for(note: str, width: int) -> tuple[ProgressColumn, ...]:
     """Return the columns of a bar that has this note in a terminal of ``width`` columns."""
     columns: list[ProgressColumn] = [TextColumn("{task.description:<8}")]
-    if not note or width >= _ROOM_FOR_BAR:
-        columns.append(BarColumn(bar_width=None))
+    if has_room_for_bar(note, width):
+        # It takes what the other columns leave, and no room of theirs.
+        columns.append(BarColumn(bar_width=None, table_column=Column(ratio=1)))
     columns.append(TaskProgressColumn())
     if note:
         columns.append(_NoteColumn())
@@ -58,11 +87,12 @@ class _RateColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Return the rate, nothing where it is unknown or in a unit that no user knows."""
         unit = _UNITS.get(task.description)
-        if not task.speed or unit is None:
+        speed = task.fields.get("speed")
+        if not speed or unit is None:
             return Text("")
         if unit == "B":
-            return Text(f"{format_byte_size(int(task.speed))}/s", no_wrap=True)
-        rate = f"{_short(task.speed)} {unit}/s" if self._has_unit else f"{_short(task.speed).strip()}/s"
+            return Text(f"{format_byte_size(int(speed))}/s", no_wrap=True)
+        rate = f"{_short(speed)} {unit}/s" if self._has_unit else f"{_short(speed).strip()}/s"
         return Text(rate, no_wrap=True)
 
 
@@ -71,7 +101,8 @@ class _TimeColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """Return minutes and seconds, and the word that tells which time they are."""
-        left = task.time_remaining
+        speed = task.fields.get("speed")
+        left = (task.total - task.completed) / speed if task.total and speed else None
         seconds = int(task.elapsed or 0) if left is None or task.finished else int(left)
         hours, rest = divmod(seconds, 3600)
         clock = f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from hotset.tests.support.terminal import run_in_terminal
 from hotset.workflows.console import print_table
+from hotset.workflows.progress_columns import Speed
 
 _TWO_STAGES = """
 import sys, time
@@ -161,3 +162,13 @@ def test_a_command_shows_at_once_that_it_works() -> None:
     _, screen = run_in_terminal(["-c", program], 60)
     (line,) = lines_with_bars(screen.lines)
     assert line.startswith("starting ") and line.endswith(" passed")
+
+
+def test_the_rate_is_that_of_the_last_half_minute_and_of_no_single_moment() -> None:
+    speed = Speed()
+    # Two parts that end at nearly the same time tell nothing of the rate.
+    assert speed.after(10.0, 5 * 10**6) is None and speed.after(10.001, 10**7) is None
+    assert speed.after(11.0, 2 * 10**7) == pytest.approx(1.5e7)
+    for second in range(12, 100):
+        found = speed.after(float(second), 2 * 10**7 + 1000 * (second - 11))
+    assert found == pytest.approx(1000)
