@@ -2,6 +2,7 @@
 
     HotsetError            (a ValueError, so that library users may catch either)
     ├── ConfigError        an option or config field that makes no sense
+    │   └── MemoryCapError a memory cap that a stage cannot keep
     ├── InputError         a raw log that cannot be read: which file, line, column
     ├── ManifestError      a stage folder that is missing, unfinished, stale or damaged
     ├── ShardError         shards a trainer cannot use
@@ -30,6 +31,10 @@ class HotsetError(ValueError):
 
 class ConfigError(HotsetError):
     """An option or config field that makes no sense."""
+
+
+class MemoryCapError(ConfigError):
+    """A memory cap that a stage cannot keep."""
 
 
 class InputError(HotsetError):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ..errors import ConfigError
+from ..errors import MemoryCapError
 from ..sizes import MIB, format_byte_size
 from .resources import Resources
 from .tasks import num_processes
@@ -85,7 +85,7 @@ def room_for(stage: str, resources: Resources, needed_bytes: int) -> int:
         needed_bytes: the least the stage can do with.
 
     Raises:
-        ConfigError: the stage cannot keep within the cap; the hint names one that would do.
+        MemoryCapError: the stage cannot keep within the cap; the hint names one that would do.
     """
     refuse_small_cap(stage, resources, needed_bytes)
     give_back()
@@ -96,11 +96,11 @@ def room_for(stage: str, resources: Resources, needed_bytes: int) -> int:
 
 
 def refuse_small_cap(stage: str, resources: Resources, needed_bytes: int) -> None:
-    """Raise ConfigError where ``stage`` cannot keep within the memory cap, if there is one."""
+    """Raise MemoryCapError where ``stage`` cannot keep within the memory cap, if there is one."""
     wanted = (1 + num_processes(resources.workers)) * FIXED_BYTES + needed_bytes
     if resources.memory_bytes is not None and resources.memory_bytes < wanted:
         enough = -(-wanted // MIB)
-        raise ConfigError(
+        raise MemoryCapError(
             f"{stage} cannot stay within {format_byte_size(resources.memory_bytes)} of memory",
             hint=f"--memory {enough}MiB would do; fewer --workers need less",
         )

@@ -273,11 +273,12 @@ def _read_file(
             num_samples += batch.num_rows
             for width, found in zip(widths, parts, strict=True):
                 found.append(distinct.of_batch(ids, batch.num_rows, width))
-    except HotsetError:
-        raise
     except StrayLookupError as error:
         raise ShardError(f"{path}: batch {number}: {error}", hint=hint_to_rewrite(path.parent)) from error
     except DAMAGE as error:
+        # An error of our own that names the file already stays as it is.
+        if isinstance(error, HotsetError) and str(path) in str(error):
+            raise
         refuse_system_fault(path, error)
         raise ShardError(
             f"{path} cannot be read: {first_line(error)}", hint=hint_to_rewrite(path.parent)

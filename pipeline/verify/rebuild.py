@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..errors import HotsetError, ManifestError, first_line
+from ..errors import HotsetError, ManifestError, MemoryCapError, first_line
 from ..folders.disk import folder_exists, temporary_folder
 from ..folders.manifest import MANIFEST, FileEntry, Manifest
 from ..formats.arrow_files import DAMAGE
@@ -138,6 +138,8 @@ def _compare(made: Manifest, build: _Build, scratch: Path | None) -> Iterator[st
         try:
             rebuilt = build(folder / made.folder.name)
             yield from _differences(made, rebuilt)
+        except MemoryCapError:  # the cap is at fault, and not the folder
+            raise
         except (HotsetError, *DAMAGE) as error:
             yield f"{made.folder} cannot be built again from what it was made from: {first_line(error)}"
 

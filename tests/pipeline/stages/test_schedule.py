@@ -196,6 +196,19 @@ def test_a_config_refuses_nonsense() -> None:
             ScheduleConfig(**setting)  # type: ignore[arg-type]
 
 
+def test_damage_that_names_no_file_gets_the_name_of_the_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", SPECS["one-hot"]))
+
+    def read(*arguments: Any) -> Any:
+        raise ManifestError("a column holds 0 values, want 32")
+
+    monkeypatch.setattr("hotset.pipeline.scheduling.cold_batches.PartIds.read", read)
+    with pytest.raises(ShardError, match=r"mixed-00000\.arrow cannot be read: a column holds 0"):
+        schedule(CONFIG, shards, tmp_path / "schedule")
+
+
 def test_a_refused_schedule_leaves_no_folder(tmp_path: Path) -> None:
     shards = Manifest.read(write_shards(tmp_path / "shards", ShardSpec(batch_size=8)))
     config = ScheduleConfig(staging_bytes=ByteSize(16))

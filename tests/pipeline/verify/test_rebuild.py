@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.errors import ConfigError, MemoryCapError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
@@ -284,3 +284,8 @@ def test_a_disk_without_room_is_refused_and_nothing_is_left(
         verify(made / "dir", WORKERS, scratch=tmp_path)
     assert "--scratch" in str(refused.value.hint)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cap_that_a_stage_cannot_keep_is_no_fault_of_the_folder(made: Path) -> None:
+    with pytest.raises(MemoryCapError, match="cannot stay within 1 MiB of memory"):
+        verify(made / "dir", Resources(workers=1, memory_bytes=2**20))
