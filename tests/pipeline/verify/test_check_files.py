@@ -166,7 +166,7 @@ def test_each_column_of_a_vocabulary_is_checked(made: Path, tmp_path: Path) -> N
         out = tmp_path / change.__name__
         assert faults_after(check_vocabulary, made, out, "vocabulary", change, "C3.arrow") == [fault]
     # A place is an index, so that it is bounded by whoever reads the file.
-    with pytest.raises(ManifestError, match="C3.arrow is damaged: a place is outside its 131 rows"):
+    with pytest.raises(ManifestError, match=r"C3\.arrow is damaged: a place is outside its 131 rows"):
         faults_after(check_vocabulary, made, tmp_path / "out", "vocabulary", place_outside, "C3.arrow")
 
 
