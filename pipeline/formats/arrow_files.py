@@ -84,6 +84,11 @@ def open_mapped(path: Path) -> Any:
         return pa.ipc.open_file(pa.py_buffer(mmap(file.fileno(), 0, access=ACCESS_READ)))
 
 
+def hash_bytes(whole: NDArray[np.uint8]) -> str:
+    """Return the xxh3-128 of bytes in memory, hex."""
+    return str(xxhash.xxh3_128_hexdigest(whole.data))
+
+
 def open_hashed(manifest: Manifest, entry: FileEntry) -> Any:
     """Read an Arrow file into memory, hash what was read, and open it.
 
@@ -98,7 +103,7 @@ def open_hashed(manifest: Manifest, entry: FileEntry) -> Any:
         whole = np.fromfile(path, np.uint8)
     except OSError as error:
         raise ManifestError(f"{path} cannot be read: {error.strerror}") from error
-    found = str(xxhash.xxh3_128_hexdigest(whole.data))
+    found = hash_bytes(whole)
     if found != entry.xxh3_128:
         raise ManifestError(
             f"{path} is damaged: its checksum is {found}, want {entry.xxh3_128}",

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ....pipeline.errors import ConfigError, require_at_least
-from ....pipeline.folders import checksum
 from ....pipeline.folders.manifest import Manifest
 from ....pipeline.folders.stage_totals import ScheduleTotals, ShardsTotals, VocabularyTotals
+from ....pipeline.formats import arrow_files
 from ....pipeline.generate.generate_log import GenerateConfig, generate
 from ....pipeline.runtime.resources import ProgressCallback, Resources, silent
 from ....pipeline.sizes import ByteSize
@@ -141,7 +141,7 @@ def schedule_job(out: Path, data: Path, config: BenchScheduleConfig) -> dict[str
     """Write the schedule of ``data`` beside its shards; return the CPU seconds of its checks."""
     times = CallTimes()
     targets = [
-        ("hashing", checksum, "hash_file"),
+        ("hashing", arrow_files, "hash_bytes"),
         ("manifest", schedule_stage, "refuse_other_shards"),
     ]
     with times.timing(targets):
@@ -168,6 +168,7 @@ def train_job(out: Path, data: Path, config: BenchScheduleConfig) -> dict[str, A
     targets = [
         ("hashing", shards, "hash_file"),
         ("hashing", schedule_file, "hash_file"),
+        ("hashing", arrow_files, "hash_bytes"),
         ("ids", Shards, "_refuse_strays"),
         ("values", shard_file, "refuse_wild_values"),
         ("plans", PlanChecker, "check"),
