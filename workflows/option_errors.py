@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -32,8 +32,12 @@ class UsageError(Exception):
 
 
 @contextmanager
-def usage_errors(command: str, options: Sequence[Option]) -> Iterator[None]:
-    """Raise UsageError in this block where tyro would print a box and exit."""
+def usage_errors(command: str, list_options: Callable[[], Sequence[Option]]) -> Iterator[None]:
+    """Raise UsageError in this block where tyro would print a box and exit.
+
+    Args:
+        list_options: returns the options of the command; asked for an error only.
+    """
     try:
         from tyro import _errors as tyro_errors
     except ImportError:
@@ -43,7 +47,7 @@ def usage_errors(command: str, options: Sequence[Option]) -> Iterator[None]:
     def explain(event: object) -> None:
         # An event that has changed its shape is left to tyro.
         with suppress(AttributeError, IndexError, TypeError):
-            error = _explain(type(event).__name__, event, command, options)
+            error = _explain(type(event).__name__, event, command, list_options())
             if error is not None:
                 raise error
 

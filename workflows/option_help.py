@@ -42,22 +42,26 @@ def describe_dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
     if not dataclasses.is_dataclass(info.type):
         return None
     kinds = get_type_hints(info.type, include_extras=True)
-    docstrings = field_docstrings(info.type)
     specs = []
     for field in dataclasses.fields(info.type):
         default = _default_of(field, info.default, info.type)
-        text = field.metadata.get(HELP) or docstrings.get(field.name, "")
         specs.append(
             StructFieldSpec(
                 name=field.name,
                 type=_with_hint(kinds[field.name], default),
                 default=default,
-                helptext=as_sentences(text),
+                # Docstrings come from the source, whose parsing takes longer than that of a command.
+                helptext=functools.partial(_help_of, info.type, field),
             )
         )
     return StructConstructorSpec(instantiate=_builder(info.type), fields=tuple(specs))
 
 
+def _help_of(kind: type, field: dataclasses.Field[Any]) -> str:
+    return as_sentences(field.metadata.get(HELP) or field_docstrings(kind).get(field.name, ""))
+
+
+@functools.cache
 def field_docstrings(kind: type) -> dict[str, str]:
     """Return the string below each field of a dataclass, those it inherits too."""
     found: dict[str, str] = {}

@@ -128,7 +128,7 @@ def parse_options(
         raise _Asked(list_options(full, full(**_values_of(default)) if default is not None else None))
     default = full(**_values_of(default)) if default is not None else None
     try:
-        with _registry, usage_errors(command, list_options(full, default)):
+        with _registry, usage_errors(command, lambda: list_options(full, default)):
             parsed = tyro.cli(
                 full,
                 prog=f"hotset {command}",

@@ -76,7 +76,7 @@ def test_an_event_that_tyro_has_changed_is_left_to_tyro(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("hotset.workflows.option_errors._name_of", lambda argument: argument.other_name)
-    with pytest.raises(SystemExit) as stopped, usage_errors("spin", []):
+    with pytest.raises(SystemExit) as stopped, usage_errors("spin", list):
         tyro.cli(Spin, prog="hotset spin", args=[])
     assert stopped.value.code == 2
     assert "--out" in capsys.readouterr().err
