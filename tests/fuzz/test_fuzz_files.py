@@ -22,7 +22,7 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Fuzzer:
 
 
 @pytest.mark.parametrize("lists", [False, True])
-@pytest.mark.parametrize("num_files", [8, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_files", [5, pytest.param(60, marks=pytest.mark.slow)])
 def test_mutated_files_are_read_rightly_or_refused(num_files: int, lists: bool) -> None:
     result = fuzz_files.fuzz_files(num_files, 1, lists=lists)
     assert result["wrong"] == [], result["seed"]

@@ -281,6 +281,7 @@ def test_an_error_of_a_transfer_ends_the_run(shards: Shards, monkeypatch: pytest
         trained(shards, after_step=no_log, placement="lookahead", **FIELDS)
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_placements_end_with_equal_bits_on_a_real_sample(real_data: Path, tmp_path: Path) -> None:
     preprocess([real_data / "criteo_kaggle_uniform_110k.tsv.gz"], small_real_sample(), tmp_path)

@@ -211,7 +211,7 @@ def test_a_day_that_grew_while_it_was_added_begins_the_addition_anew(
     assert tree_of(out) == tree_of(made[3])
 
 
-@pytest.mark.parametrize("setting", ["a fraction", "a window"])
+@pytest.mark.parametrize("setting", [pytest.param("a fraction", marks=pytest.mark.slow), "a window"])
 def test_killed_at_any_moment_the_same_command_ends_in_the_same_bytes(
     tmp_path: Path, days: list[Path], setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

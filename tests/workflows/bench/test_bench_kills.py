@@ -30,6 +30,7 @@ def test_killed_runs_end_with_the_bytes_of_an_unbroken_one(tmp_path: Path) -> No
     assert result["identical"] == result["folders"] > 0 and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_killed_as_soon_as_its_folder_is_there_ends_so_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -282,6 +282,7 @@ def test_predictions_have_two_digits(folder: Path) -> None:
             assert len(digits) <= 2, text
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_the_report_of_a_real_log(real_data: Path, tmp_path: Path) -> None:
     log = real_data / "criteo_kaggle_head_contiguous_15k.tsv.gz"
