@@ -61,24 +61,30 @@ def _help_of(kind: type, field: dataclasses.Field[Any]) -> str:
     return as_sentences(field.metadata.get(HELP) or field_docstrings(kind).get(field.name, ""))
 
 
-@functools.cache
 def field_docstrings(kind: type) -> dict[str, str]:
     """Return the string below each field of a dataclass, those it inherits too."""
     found: dict[str, str] = {}
     # From the oldest base to the class itself, so that a field that is declared again has its new docstring.
     # Classes without annotations, such as those built by `type`, have no fields and perhaps no source.
     for base in reversed(kind.__mro__):
-        if not vars(base).get("__annotations__"):
-            continue
-        definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(definition, ast.ClassDef)
-        for statement, below in pairwise(definition.body):
-            match statement, below:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ):
-                    found[name] = text
+        if vars(base).get("__annotations__"):
+            found |= _own_docstrings(base)
+    return found
+
+
+@functools.cache
+def _own_docstrings(base: Any) -> dict[str, str]:
+    """Return the docstrings of the fields that stand in the class itself."""
+    definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for statement, below in pairwise(definition.body):
+        match statement, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[name] = text
     return found
 
 
