@@ -20,7 +20,8 @@ from hotset.workflows.commands.show_plan import show_plan
 
 
 def shown(plan: RunPlan) -> list[str]:
-    console = Console(file=StringIO(), width=150)
+    # Wide enough for a folder of any length: where it wraps is a test of its own.
+    console = Console(file=StringIO(), width=1000)
     show_plan(plan, console)
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined, no-any-return]
 
