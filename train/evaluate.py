@@ -135,17 +135,18 @@ def _predictor(
     # Seeds and optimizer do not matter: every weight is overwritten, and none is trained.
     model = build_model(shards, config.model, 0)
     refuse_other_weights(run, weights, config, model)
-    dense = build_dense_step(model, shards.batch_size, WorkThreads(config.threads), config.dense_dtype)
+    threads = WorkThreads(config.threads)
+    dense = build_dense_step(model, shards.batch_size, threads, config.dense_dtype)
     model.load_state_dict(
         {name: read_finite(run, weights, f"{DENSE_PREFIX}{name}") for name in model.state_dict()}
     )
     num_bytes = sum(4 * table.num_rows * table.embedding_dim for table in shards.tables)
     room = _room_for_rows(num_bytes) if slow_bytes is None else slow_bytes
     if room is None or num_bytes <= room:
-        embeddings = _rows_in_memory(run, weights, shards, meter)
+        embeddings = _rows_in_memory(run, weights, shards, meter, threads)
     else:
         _log.info("the rows take %s: they are read as batches need them", format_byte_size(num_bytes))
-        embeddings = _rows_in_file(run, weights, shards, meter, room)
+        embeddings = _rows_in_file(run, weights, shards, meter, threads, room)
     return Predictor(shards, dense, embeddings, meter)
 
 
@@ -156,17 +157,21 @@ def _room_for_rows(num_bytes: int) -> int | None:
     return available // 2 if available is not None and num_bytes > 3 * available // 4 else None
 
 
-def _rows_in_memory(run: Path, weights: Weights, shards: Shards, meter: Meter) -> Embeddings:
+def _rows_in_memory(
+    run: Path, weights: Weights, shards: Shards, meter: Meter, threads: WorkThreads
+) -> Embeddings:
     widths = tables_by_width([table.embedding_dim for table in shards.tables])
     placements = {dim: AllFast([shards.tables[table] for table in tables]) for dim, tables in widths.items()}
-    embeddings = Embeddings.build(shards.tables, placements, _NO_TRAINING, 0, _HOST, meter)
+    embeddings = Embeddings.build(shards.tables, placements, _NO_TRAINING, 0, _HOST, meter, threads)
     # One table at a time: only the one at hand is in memory twice.
     for number, table in enumerate(shards.tables):
         embeddings.set_table(number, read_finite(run, weights, table.name))
     return embeddings
 
 
-def _rows_in_file(run: Path, weights: Weights, shards: Shards, meter: Meter, room_bytes: int) -> Embeddings:
+def _rows_in_file(
+    run: Path, weights: Weights, shards: Shards, meter: Meter, threads: WorkThreads, room_bytes: int
+) -> Embeddings:
     for table in shards.tables:
         refuse_not_finite(run, weights, table.name)
     widths = tables_by_width([table.embedding_dim for table in shards.tables])
@@ -177,4 +182,6 @@ def _rows_in_file(run: Path, weights: Weights, shards: Shards, meter: Meter, roo
         for dim, tables in chosen.items()
     }
     placements = {dim: Hybrid(tables) for dim, tables in chosen.items()}
-    return Embeddings.build(shards.tables, placements, _NO_TRAINING, 0, _HOST, meter, slow_tiers=tiers)
+    return Embeddings.build(
+        shards.tables, placements, _NO_TRAINING, 0, _HOST, meter, threads, slow_tiers=tiers
+    )

@@ -69,7 +69,7 @@ class Trainer:
     """Scheduler of the placement ``fae``; None for the others."""
     device: torch.device
     threads: WorkThreads
-    """Threads of the dense layers."""
+    """Threads of the step."""
     step: int = 0
     num_samples: int = 0
     numbers: list[int] = field(default_factory=list)
@@ -170,8 +170,9 @@ def build_trainer(
     if config.placement in ("fae", "lookahead"):
         _warn_of_row_bytes(shards, optimizer)
     model = build_model(shards, config.model, config.seed).to(device)
-    # A GPU takes its work from one thread of the host.
-    threads = WorkThreads(1 if device.type == "cuda" else config.threads or num_workers(0))
+    # Rows on the host are the work of all threads; a GPU takes its work from one.
+    row_threads = WorkThreads(config.threads or num_workers(0))
+    threads = WorkThreads(1) if device.type == "cuda" else row_threads
     dtype = choose_dense_dtype(config.dense_dtype, device.type, cpu_features())
     dense = build_dense_step(model, shards.batch_size, threads, dtype)
     # From here on nothing is left open: a schedule on disk is compared with it, and the run records it.
@@ -179,7 +180,9 @@ def build_trainer(
     placements = build_placements(config, shards)
     folder = spill_folder or Path(tempfile.gettempdir())
     host = HostMemory(config.slow_bytes, folder, is_planned=spills(config, shards))
-    embeddings = Embeddings.build(shards.tables, placements, optimizer, config.seed, device, meter, host)
+    embeddings = Embeddings.build(
+        shards.tables, placements, optimizer, config.seed, device, meter, row_threads, host
+    )
     embeddings.initialize()
     predictor = Predictor(shards, dense, embeddings, meter)
     scheduler = ShuffleScheduler.variant(config.fae_variant) if config.placement == "fae" else None

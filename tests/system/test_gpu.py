@@ -16,6 +16,7 @@ from hotset.tests.support.trained_models import FIELDS, STAGING, TIGHT, assert_e
 from hotset.train.data.shards import Shards
 from hotset.train.rows.row_backends import NumbaRows, TorchRows
 from hotset.train.rows.row_optimizers import RowOptimizer
+from hotset.train.work_threads import WorkThreads
 
 pytestmark = pytest.mark.gpu
 
@@ -27,7 +28,7 @@ def test_the_gpu_gives_the_bits_of_the_host(name: str, rng: np.random.Generator)
     for _ in range(3):
         lookups = draw_lookups(host, 500, rng)
         grad_PD = torch.from_numpy(rng.normal(size=(1500, 16)).astype(np.float32))
-        step(NumbaRows(optimizer), host, lookups, grad_PD)
+        step(NumbaRows(optimizer, WorkThreads(1)), host, lookups, grad_PD)
         step(TorchRows(optimizer, device.device), device, lookups, grad_PD.cuda())
     assert torch.equal(host.weights_SD, device.weights_SD.cpu())
     assert torch.equal(host.state_SW, device.state_SW.cpu())

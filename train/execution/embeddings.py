@@ -36,6 +36,7 @@ from ..rows.step_plan import NOTHING_TO_MOVE, StepPlan, Transfer
 from ..rows.tiers import FileTier, Tier
 from ..spill.row_store import SpillTraffic
 from ..spill.spilled_tier import SpilledTier
+from ..work_threads import WorkThreads
 from .executor import Executor
 from .traffic import Way
 from .transfer_thread import TransferThread
@@ -110,6 +111,7 @@ class Embeddings:
         seed: int,
         device: torch.device,
         meter: Meter,
+        threads: WorkThreads,
         host: HostMemory | None = None,
         slow_tiers: Mapping[int, FileTier] | None = None,
     ) -> Embeddings:
@@ -125,7 +127,7 @@ class Embeddings:
             placement = placements[dim]
             fast, slow = build_tiers(placement, dim, optimizer, device, host, (slow_tiers or {}).get(dim))
             initial = InitialValues.of(seed, chosen, placement.num_rows)
-            executor = Executor(fast, slow, optimizer, initial, meter, streams)
+            executor = Executor(fast, slow, optimizer, initial, meter, threads, streams)
             widths.append(RowWidth(dim, chosen, IdReader(tables, chosen), placement, executor))
         return cls(len(tables), widths, streams)
 

@@ -25,6 +25,7 @@ from ..rows.row_optimizers import RowOptimizer
 from ..rows.step_plan import Moves, SplitBatch, StepPlan, Transfer
 from ..rows.tiers import FileTier, Tier
 from ..spill.spilled_tier import SpilledTier, SpillMover
+from ..work_threads import WorkThreads
 from .in_place import InPlaceWork
 from .replicator import Replicator
 from .traffic import TrafficCounter
@@ -41,6 +42,7 @@ class Executor:
         optimizer: that of the rows of both tiers.
         initial: values of rows that no batch has used yet.
         meter: counts the bytes between the tiers.
+        threads: share the work on rows on the host.
         streams: those of the device of the fast tier.
     """
 
@@ -51,6 +53,7 @@ class Executor:
         optimizer: RowOptimizer,
         initial: InitialValues,
         meter: Meter,
+        threads: WorkThreads,
         streams: DeviceStreams | None = None,
     ) -> None:
         self.fast = fast
@@ -67,8 +70,8 @@ class Executor:
         )
         self._resident_S = np.full(fast.num_slots - fast.layout.num_own_slots, -1, np.int64)
         """Row in each staging slot, by its slot on the slow tier; -1 where there is none."""
-        self._fast_rows = backend_of(fast.device, optimizer)
-        self._slow_rows = NumbaRows(optimizer, torch.get_num_threads())
+        self._fast_rows = backend_of(fast.device, optimizer, threads)
+        self._slow_rows = NumbaRows(optimizer, threads)
         self._in_place = InPlaceWork(fast, slow, self._fast_rows, self._slow_rows, self.traffic)
         self._dim = fast.weights_SD.shape[1]
         self._vectors = {

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from ...stats.batches.lookups_by_row import LookupsByRow
 from ..data.batch import BatchIds
+from ..work_threads import WorkThreads
 from . import row_kernels
 from .row_kernels import BLOCK_SAMPLES
 from .row_optimizers import RowOptimizer
+from .row_ranges import for_row_ranges
 from .row_steps import TorchStep, step_with_numba
-from .row_threads import for_row_ranges
 from .tiers import Tier
 
 _HOST = torch.device("cpu")
@@ -68,12 +69,12 @@ class NumbaRows:
 
     Args:
         optimizer: that of the rows.
-        num_threads: threads that share the rows of a batch; they change no bit.
+        threads: share the rows of a batch; how many they are changes no bit.
     """
 
-    def __init__(self, optimizer: RowOptimizer, num_threads: int = 1) -> None:
+    def __init__(self, optimizer: RowOptimizer, threads: WorkThreads) -> None:
         self._optimizer = optimizer
-        self._num_threads = num_threads
+        self._threads = threads
 
     def look_up(
         self,
@@ -88,7 +89,7 @@ class NumbaRows:
         def look_up_rows(first: int, last: int) -> None:
             row_kernels.look_up(weights, lookups, slots_U, first, last, vectors)
 
-        for_row_ranges(lookups, self._num_threads, look_up_rows)
+        for_row_ranges(lookups, self._threads, look_up_rows)
 
     def pool(self, vectors_ND: torch.Tensor, ids: BatchIds, pooled_PD: torch.Tensor) -> None:
         assert ids.bags_N is not None
@@ -118,7 +119,7 @@ class NumbaRows:
                 found = row_kernels.sum_gradients(grad, by_bag, slots_U, block, start, stop, sums, slots)
                 step_with_numba(self._optimizer, weights, state, slots[:found], sums[:found])
 
-        for_row_ranges(by_bag, self._num_threads, update_rows)
+        for_row_ranges(by_bag, self._threads, update_rows)
 
     def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
         every = np.arange(by_bag.num_rows)
@@ -195,10 +196,10 @@ class TorchRows:
         return [torch.from_numpy(array).to(device) for array in arrays]
 
 
-def backend_of(device: torch.device, optimizer: RowOptimizer) -> RowBackend:
-    """Numba on the host, in as many threads as torch has; torch elsewhere."""
+def backend_of(device: torch.device, optimizer: RowOptimizer, threads: WorkThreads) -> RowBackend:
+    """Numba on the host, in these threads; torch elsewhere."""
     if device.type == "cpu":
-        return NumbaRows(optimizer, torch.get_num_threads())
+        return NumbaRows(optimizer, threads)
     return TorchRows(optimizer, device)
 
 

@@ -21,6 +21,7 @@ from hotset.train.rows.initial_values import InitialValues
 from hotset.train.rows.row_optimizers import RowOptimizer
 from hotset.train.rows.step_plan import NOTHING_TO_MOVE, InPlace, Moves, SplitBatch, StepPlan, Transfer
 from hotset.train.rows.tiers import Layout, Tier
+from hotset.train.work_threads import WorkThreads
 
 NUM_ROWS, NUM_HOT, DIM = [3, 8], [3, 2], 4
 HOST = torch.device("cpu")
@@ -39,7 +40,7 @@ def make_executor(
     slow = Tier(Layout.of(first_slow, last_slow), DIM, width)
     meter = Meter(HOST)
     meter.enter("mixed")
-    executor = Executor(fast, slow, optimizer, InitialValues.of(0, [0, 1], NUM_ROWS), meter)
+    executor = Executor(fast, slow, optimizer, InitialValues.of(0, [0, 1], NUM_ROWS), meter, WorkThreads(1))
     executor.initialize()
     return executor
 

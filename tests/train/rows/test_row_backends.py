@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -10,11 +12,13 @@ from hypothesis import strategies as st
 
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.drawn_tiers import draw_lookups, make_tier, step
-from hotset.train.rows import row_backends, row_threads
+from hotset.train.rows import row_backends, row_ranges
 from hotset.train.rows.row_backends import NumbaRows, RowBackend, TorchRows, backend_of
 from hotset.train.rows.row_optimizers import RowOptimizer
+from hotset.train.work_threads import WorkThreads
 
 NAMES = OPTIMIZERS
+ONE = WorkThreads(1)
 
 
 @given(
@@ -31,7 +35,7 @@ def test_both_back_ends_give_the_same_bits(
     rng = np.random.default_rng(seed)
     optimizer = RowOptimizer(name, 0.03)
     tiers = [make_tier(optimizer, num_tables, 40, dim) for _ in range(2)]
-    backends: list[RowBackend] = [NumbaRows(optimizer), TorchRows(optimizer)]
+    backends: list[RowBackend] = [NumbaRows(optimizer, ONE), TorchRows(optimizer)]
     for _ in range(3):
         lookups = draw_lookups(tiers[0], num_samples, rng)
         grad_PD = torch.from_numpy(rng.normal(size=(num_samples * num_tables, dim)).astype(np.float32))
@@ -41,13 +45,13 @@ def test_both_back_ends_give_the_same_bits(
     assert torch.equal(tiers[0].state_SW, tiers[1].state_SW)
 
 
-@pytest.mark.parametrize("backend_type", [NumbaRows, TorchRows])
+@pytest.mark.parametrize("make_backend", [lambda optimizer: NumbaRows(optimizer, ONE), TorchRows])
 @pytest.mark.parametrize("name", NAMES)
 def test_summing_first_and_applying_then_is_the_update(
-    backend_type: type[NumbaRows] | type[TorchRows], name: str, rng: np.random.Generator
+    make_backend: Callable[[RowOptimizer], RowBackend], name: str, rng: np.random.Generator
 ) -> None:
     optimizer = RowOptimizer(name, 0.03)
-    backend = backend_type(optimizer)
+    backend = make_backend(optimizer)
     at_once, in_two = (make_tier(optimizer, 2, 30, 4) for _ in range(2))
     lookups = draw_lookups(at_once, 300, rng)
     grad_PD = torch.from_numpy(rng.normal(size=(600, 4)).astype(np.float32))
@@ -66,17 +70,18 @@ def test_threads_and_chunks_change_no_bit(
 ) -> None:
     optimizer = RowOptimizer(name, 0.03)
     alone, together = (make_tier(optimizer, 3, 200, 4) for _ in range(2))
-    monkeypatch.setattr(row_threads, "_LEAST_LOOKUPS", 100)
+    monkeypatch.setattr(row_ranges, "_LEAST_LOOKUPS", 100)
     for _ in range(2):
         lookups = draw_lookups(alone, 900, rng)
         grad_PD = torch.from_numpy(rng.normal(size=(2700, 4)).astype(np.float32))
         monkeypatch.setattr(row_backends, "_CHUNK_FLOATS", 1 << 16)
-        vectors = step(NumbaRows(optimizer), alone, lookups, grad_PD)
+        vectors = step(NumbaRows(optimizer, ONE), alone, lookups, grad_PD)
         monkeypatch.setattr(row_backends, "_CHUNK_FLOATS", 12)
-        assert torch.equal(step(NumbaRows(optimizer, num_threads), together, lookups, grad_PD), vectors)
+        threads = WorkThreads(num_threads)
+        assert torch.equal(step(NumbaRows(optimizer, threads), together, lookups, grad_PD), vectors)
     assert torch.equal(alone.weights_SD, together.weights_SD)
     assert torch.equal(alone.state_SW, together.state_SW)
 
 
 def test_the_host_uses_numba() -> None:
-    assert isinstance(backend_of(torch.device("cpu"), RowOptimizer("sgd", 0.1)), NumbaRows)
+    assert isinstance(backend_of(torch.device("cpu"), RowOptimizer("sgd", 0.1), ONE), NumbaRows)
