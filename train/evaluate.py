@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,10 +15,11 @@ from ..pipeline.sizes import format_byte_size
 from .data.shards import Shards
 from .execution.embeddings import Embeddings
 from .meter import Meter
+from .metrics.scores import Quality
 from .model.dense_step import build_dense_step
 from .model.dlrm_shape import tables_by_width
 from .placements.placements import AllFast, Hybrid
-from .predict import Predictor, Scores
+from .predict import Predictor
 from .rows.row_optimizers import RowOptimizer
 from .run_config import RunConfig
 from .run_folder import (
@@ -45,32 +44,13 @@ _HOST = torch.device("cpu")
 _NO_TRAINING = RowOptimizer("sgd", 0.1)
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluateSummary:
-    """The quality of a run's weights; None where a score is undefined."""
-
-    auc: float | None
-    log_loss: float | None
-    """Log loss in nats per sample."""
-    accuracy: float | None
-    num_samples: int
-    hot: Scores
-    """Scores of the samples all of whose lookups hit rows that were hot in the run."""
-    mixed: Scores
-    """Scores of the other samples."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The summary as plain data."""
-        return asdict(self)
-
-
 def evaluate(
     run: Path,
     shards: Path,
     *,
     slow_bytes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> EvaluateSummary:
+) -> Quality:
     """Predict the evaluation part of ``shards`` with the weights of ``run``, on the host.
 
     Args:
@@ -95,12 +75,7 @@ def evaluate(
         refuse_changed_files(manifest, (CONFIG, WEIGHTS))
     opened.refuse_damage(["evaluation"])
     set_threads(config.threads)
-    predictions = _predictor(run, config, weights, opened, slow_bytes).predict(progress=progress)
-    return EvaluateSummary(
-        **asdict(predictions.scores),
-        hot=predictions.scores_of(hot=True),
-        mixed=predictions.scores_of(hot=False),
-    )
+    return _predictor(run, config, weights, opened, slow_bytes).score(progress=progress)
 
 
 def refuse_other_tables(config: RunConfig, shards: Shards) -> None:

@@ -1,103 +1,91 @@
 """Predictions for the evaluation part of shards, and their scores."""
-# ruff: noqa: N815  (tensors carry shape suffixes)
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..stats.analysis import metrics
+from .data.batch import Batch
 from .data.shards import Shards
 from .execution.embeddings import Embeddings
 from .meter import Meter
+from .metrics.scores import Quality, ScoreCounter
 from .model.dense_step import DenseStep
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """The quality of predictions; None where a score is undefined."""
-
-    auc: float | None
-    log_loss: float | None
-    """Log loss in nats per sample."""
-    accuracy: float | None
-    num_samples: int
-
-    @classmethod
-    def of(cls, logit_N: NDArray[np.float32], label_N: NDArray[np.float32]) -> Scores:
-        """Score logits against labels, each (num_samples,)."""
-        found = [score(logit_N, label_N) for score in (metrics.auc, metrics.log_loss, metrics.accuracy)]
-        auc, log_loss, accuracy = [None if math.isnan(value) else value for value in found]
-        return cls(auc, log_loss, accuracy, int(label_N.size))
-
-
-@dataclass(frozen=True, slots=True)
-class Predictions:
-    """Logits of evaluation samples in log order, with the label and kind of each."""
-
-    logit_N: NDArray[np.float32]
-    label_N: NDArray[np.float32]
-    is_hot_N: NDArray[np.bool_]
-    """Whether all lookups of the sample are hot."""
-
-    @property
-    def scores(self) -> Scores:
-        """The scores of all samples."""
-        return Scores.of(self.logit_N, self.label_N)
-
-    def scores_of(self, *, hot: bool) -> Scores:
-        """The scores of the samples all of whose lookups are hot, or of the others."""
-        chosen = self.is_hot_N == hot
-        return Scores.of(self.logit_N[chosen], self.label_N[chosen])
-
-
 class Predictor:
-    """Predicts with a model and its rows as they are at the moment."""
+    """Predicts with a model and its rows as they are at the moment.
 
-    def __init__(self, shards: Shards, dense: DenseStep, embeddings: Embeddings, meter: Meter) -> None:
+    Args:
+        shards: the evaluation batches.
+        dense: the dense layers.
+        embeddings: the rows.
+        meter: counts the work as evaluation.
+        folder: folder for a file of what does not fit in memory; None: that of temporary files.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        dense: DenseStep,
+        embeddings: Embeddings,
+        meter: Meter,
+        folder: Path | None = None,
+    ) -> None:
         self._shards = shards
         self._dense = dense
         self._embeddings = embeddings
         self._meter = meter
+        self._folder = folder
 
-    def predict(
-        self, max_samples: int | None = None, *, progress: Callable[[int, int], None] | None = None
-    ) -> Predictions:
-        """Predict the evaluation part, or its first ``max_samples``; counted as evaluation.
+    def logits(self) -> Generator[tuple[Batch, NDArray[np.float32]]]:
+        """Yield the evaluation batches in log order, each with its logits, (B,); counted as evaluation.
 
-        Args:
-            progress: called after each batch with the samples so far and their number in all.
+        The caller closes the iterator, or takes all of it.
         """
-        logits: list[torch.Tensor] = []
-        labels: list[NDArray[np.float32]] = []
-        is_hot: list[NDArray[np.uint8]] = []
-        num_samples = 0
         # Evaluation reads cold rows on the slow tier, so staged ones are written back first.
         with self._meter.during("evaluation"), self._embeddings.rows_written_back(), torch.no_grad():
             numbers = range(self._shards.num_evaluation_batches)
             for step in self._embeddings.evaluation_steps(numbers, self._shards.evaluation_batch):
-                if max_samples is not None and num_samples >= max_samples:
-                    break
-                batch = step.batch
-                logits.append(self._dense.predict(batch, self._embeddings.look_up(step)))
-                labels.append(batch.label_B.numpy())
+                logit_B = self._dense.predict(step.batch, self._embeddings.look_up(step))
+                yield step.batch, logit_B.cpu().numpy()
+
+    def score(
+        self, max_samples: int | None = None, *, progress: Callable[[int, int], None] | None = None
+    ) -> Quality:
+        """Score the predictions for the evaluation part, or for its first ``max_samples``.
+
+        Args:
+            progress: called after each batch with the samples so far and their number in all.
+
+        Raises:
+            HotsetError: a prediction is no number, or there is no disk space for scores beyond the memory.
+        """
+        total = self._shards.num_evaluation_samples
+        left = total if max_samples is None else min(max_samples, total)
+        num_samples = 0
+        with closing(ScoreCounter(self._folder)) as counter, closing(self.logits()) as batches:
+            while left > num_samples:
+                batch, logit_B = next(batches)
+                # Whole batches are predicted; the last may reach past ``max_samples``.
+                counted = slice(min(batch.num_samples, left - num_samples))
                 assert batch.is_hot_B is not None, "evaluation batches have it"
-                is_hot.append(batch.is_hot_B)
+                counter.add(
+                    logit_B[counted],
+                    batch.label_B.numpy()[counted],
+                    batch.is_hot_B[counted].astype(np.bool_),
+                    self._shards.has_oov(batch)[counted],
+                )
                 num_samples += batch.num_samples
                 if progress is not None:
-                    progress(num_samples, self._shards.num_evaluation_samples)
-            logit_N = torch.cat(logits).cpu().numpy() if logits else np.empty(0, np.float32)
-        # Whole batches were predicted; the last may reach past ``max_samples``.
-        label_N = np.concatenate([np.empty(0, np.float32), *labels])
-        is_hot_N = np.concatenate([np.empty(0, np.uint8), *is_hot]).astype(np.bool_)
-        return Predictions(logit_N[:max_samples], label_N[:max_samples], is_hot_N[:max_samples])
+                    progress(num_samples, total)
+            return counter.quality()
 
     def mean_loss(self, max_samples: int) -> float | None:
         """Log loss of the first ``max_samples`` evaluation samples; None where there is none."""
-        predictions = self.predict(max_samples)
-        return predictions.scores.log_loss if predictions.label_N.size else None
+        return self.score(max_samples).log_loss

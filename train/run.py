@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,9 +17,9 @@ from .data.batch_order import BATCH_ORDER, RecordedOrder
 from .data.shards import Shards, with_hot_bytes
 from .execution.traffic import Way
 from .meter import Kind
+from .metrics.scores import Quality
 from .model.dense_dtype import cpu_features, warn_of_slow_bf16
 from .model.dlrm_shape import preset_name
-from .predict import Predictions, Scores
 from .run_folder import (
     RunFolder,
     make_folder,
@@ -67,20 +67,10 @@ class TransferSummary:
     """Bytes of blocks written to it."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainSummary:
-    """The quality a run reached and its cost."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainSummary(Quality):
+    """The quality that a run reached on the evaluation part, and its cost."""
 
-    auc: float | None
-    log_loss: float | None
-    """Log loss in nats per sample."""
-    accuracy: float | None
-    num_samples: int
-    """Evaluation samples behind the three above."""
-    hot: Scores
-    """The same four for the evaluation samples all of whose lookups are hot."""
-    mixed: Scores
-    """The same four for the other samples."""
     placement: str
     samples_per_second: float
     """Training samples per second of training steps and switches, evaluation apart."""
@@ -162,9 +152,9 @@ def train(
     log.log_loss(trainer)
     _warn_of_passes(trainer)
 
-    predictions = trainer.predictor.predict(progress=log.evaluating)
-    summary = summarize(trainer, threads, out, predictions)
-    folder.log({"step": trainer.step, "evaluation": asdict(predictions.scores)})
+    quality = trainer.predictor.score(progress=log.evaluating)
+    summary = summarize(trainer, threads, out, quality)
+    folder.log({"step": trainer.step, "evaluation": quality.to_dict()})
     folder.save_weights(trainer.weights())
     folder.save_batch_order(trainer.numbers)
     folder.finish(summary.to_dict())
@@ -204,15 +194,13 @@ def describe(trainer: Trainer, threads: int, *, is_replay: bool) -> dict[str, An
     }
 
 
-def summarize(trainer: Trainer, threads: int, out: Path, predictions: Predictions) -> TrainSummary:
+def summarize(trainer: Trainer, threads: int, out: Path, quality: Quality) -> TrainSummary:
     """Put together what the trainer counted; its clock must be stopped."""
     meter = trainer.meter
     bytes_to_fast, bytes_to_slow = meter.training_bytes()
     names = [table.name for table in trainer.shards.tables]
     return TrainSummary(
-        **asdict(predictions.scores),
-        hot=predictions.scores_of(hot=True),
-        mixed=predictions.scores_of(hot=False),
+        **{field.name: getattr(quality, field.name) for field in fields(quality)},
         placement=trainer.config.placement,
         samples_per_second=trainer.num_samples / max(meter.training_seconds, 1e-9),
         bytes_to_fast=bytes_to_fast,
@@ -288,10 +276,10 @@ class _Log:
         if trainer.step % trainer.config.log_every == 0:
             self.log_loss(trainer)
         if trainer.config.evaluate_every and trainer.step % trainer.config.evaluate_every == 0:
-            scores = trainer.predictor.predict(progress=self.evaluating).scores
-            self._folder.log({"step": trainer.step, "evaluation": asdict(scores)})
-            self._auc = scores.auc
-            _log.info("step %s: %s", trainer.step, scores)
+            quality = trainer.predictor.score(progress=self.evaluating)
+            self._folder.log({"step": trainer.step, "evaluation": quality.to_dict()})
+            self._auc = quality.auc
+            _log.info("step %s: %s", trainer.step, quality)
         total = trainer.shards.num_training_samples * trainer.config.epochs
         self._progress("train", trainer.num_samples, total, self._note())
 

@@ -184,7 +184,7 @@ def build_trainer(
         shards.tables, placements, optimizer, config.seed, device, meter, row_threads, host
     )
     embeddings.initialize()
-    predictor = Predictor(shards, dense, embeddings, meter)
+    predictor = Predictor(shards, dense, embeddings, meter, folder)
     scheduler = ShuffleScheduler.variant(config.fae_variant) if config.placement == "fae" else None
     order = order or _own_order(shards, config, scheduler, predictor)
     source = build_step_source(shards, config, embeddings)

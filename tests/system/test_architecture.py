@@ -42,7 +42,7 @@ FLOORS = {
         "placements",
         "spill",
         "rows model",
-        "data device_streams meter run_config work_threads",
+        "data device_streams meter metrics run_config work_threads",
         "config",
     ),
     "pipeline": (

@@ -68,8 +68,8 @@ def test_a_short_batch_takes_a_small_step(tmp_path: Path) -> None:
 def test_a_model_learns_what_was_planted(optimizer: Any, tmp_path: Path) -> None:
     spec = ShardSpec(num_hot_only=3000, num_mixed=3000, num_evaluation=2000, batch_size=64)
     shards = Shards.open(write_shards(tmp_path / "shards", spec))
-    before = build_trainer(shards, TrainConfig()).predictor.predict().scores
-    after = trained(shards, embedding_optimizer=optimizer, epochs=2).predictor.predict().scores
+    before = build_trainer(shards, TrainConfig()).predictor.score()
+    after = trained(shards, embedding_optimizer=optimizer, epochs=2).predictor.score()
     assert before.auc is not None and after.auc is not None
     assert before.auc < 0.7 < 0.8 < after.auc
 
@@ -139,6 +139,6 @@ def test_every_placement_trains_on_the_gpu(placement: Any, tmp_path: Path) -> No
     spec = ShardSpec(num_hot_only=3000, num_mixed=3000, num_evaluation=2000, batch_size=64)
     shards = Shards.open(write_shards(tmp_path / "shards", spec))
     trainer = trained(shards, placement=placement, device="cuda", embedding_optimizer="adagrad", epochs=2)
-    scores = trainer.predictor.predict().scores
+    scores = trainer.predictor.score()
     assert scores.auc is not None and scores.auc > 0.8
     assert trainer.meter.training_seconds > 0

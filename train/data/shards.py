@@ -89,6 +89,7 @@ class Shards:
             self.is_grouped = manifest.setting("order", str) == "grouped"
             self._num_rows_F = np.array([table.num_rows for table in self.tables], np.int64)
             self._num_hot_F = np.array([table.num_hot for table in self.tables], np.int64)
+            self._oov_F = np.array([table.oov_id for table in totals.tables], np.int32)
             widths = [table.embedding_dim for table in self.tables]
             if min(self.embedding_dim, self.batch_size, *widths) < 1:
                 raise ValueError("embedding_dim or batch_size below 1")
@@ -211,6 +212,17 @@ class Shards:
             )
         # The tags in the files are those of the packed budget.
         return batch if self.has_packed_budget else replace(batch, is_hot_B=self._tag(batch))
+
+    def has_oov(self, batch: Batch) -> NDArray[np.bool_]:
+        """(num_samples,); whether a lookup of a sample is of an out-of-vocabulary row, which categories that
+        are too rare for one of their own share."""
+        is_multi_hot_F = np.array([table.is_multi_hot for table in self.tables], np.bool_)
+        has_oov_B: NDArray[np.bool_] = (batch.ids_BF == self._oov_F[~is_multi_hot_F]).any(axis=1)
+        for bags, oov in zip(batch.bags, self._oov_F[is_multi_hot_F].tolist(), strict=True):
+            # The sample of a lookup is the last whose first lookup is not behind it.
+            places_N = np.flatnonzero(bags.ids_N == oov)
+            has_oov_B[np.searchsorted(bags.offsets_B1, places_N, side="right") - 1] = True
+        return has_oov_B
 
     def _tag(self, batch: Batch) -> NDArray[np.uint8]:
         """(num_samples,); 1 where all lookups of a sample are hot."""

@@ -197,7 +197,7 @@ def _trained(shards: Shards, run: TrainConfig, order: list[int]) -> dict[str, An
         "samples_per_second": trainer.num_samples / trainer.meter.training_seconds,
         "stalls": transfer_thread.num_stalls,
         "stall_seconds": transfer_thread.stall_seconds,
-        "auc": trainer.predictor.predict(_EVALUATED).scores.auc,
+        "auc": trainer.predictor.score(_EVALUATED).auc,
     }
 
 

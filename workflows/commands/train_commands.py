@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ...pipeline.sizes import ByteSize, format_byte_size
 from ...train.config import TrainConfig
-from ..console import print_json, print_line, progress_bars, say, stdout_console
+from ..console import print_json, progress_bars, say, stdout_console
 from ..options import Dir, config_of, parse_options
 from .describe_stages import explain_all_hot
 
@@ -82,7 +82,8 @@ def _train(arguments: Sequence[str]) -> int:
     if options.json:
         print_json(summary)
     else:
-        show_runs([summary], stdout_console())
+        show_quality(summary, stdout_console())
+        show_runs([summary], stdout_console(), with_scores=False)
         say(f"wrote {options.out}")
         all_hot = explain_all_hot(summary["num_rows"], summary["num_hot_rows"])
         if all_hot and options.placement in _MOVES_COLD_ROWS:
@@ -109,18 +110,29 @@ def _evaluate(arguments: Sequence[str]) -> int:
     if options.json:
         print_json(result)
     else:
-        scores = ", ".join(f"{label} {show(result)}" for label, show in _SCORES)
-        print_line(stdout_console(), f"{scores} over {result['num_samples']:,} samples")
+        show_quality(result, stdout_console())
     return 0
 
 
-def show_runs(summaries: list[dict[str, Any]], console: Console) -> None:
+def show_quality(scores: dict[str, Any], console: Console) -> None:
+    """Print the scores of a run, a column for all samples and one for each group of them."""
+    groups = {name: scores if name == "all samples" else scores[key] for name, key in _GROUPS.items()}
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for name in groups:
+        table.add_column(name, justify="right")
+    for name, show in _ALL_SCORES:
+        table.add_row(name, *(show(group) for group in groups.values()))
+    console.print(table)
+
+
+def show_runs(summaries: list[dict[str, Any]], console: Console, *, with_scores: bool = True) -> None:
     """Print runs as a table, one column each."""
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for summary in summaries:
         table.add_column(summary["placement"], justify="right")
-    rows = _ROWS
+    rows = _SCORES + _COSTS if with_scores else _COSTS
     if any(summary["transfers"]["file_bytes_written"] for summary in summaries):
         rows += _FILE_ROWS
     for name, show in rows:
@@ -147,8 +159,18 @@ _SCORES: tuple[tuple[str, _Show], ...] = (
     ("log loss", _metric("log_loss")),
     ("accuracy", _metric("accuracy")),
 )
-_ROWS: tuple[tuple[str, _Show], ...] = (
-    *_SCORES,
+_ALL_SCORES: tuple[tuple[str, _Show], ...] = (
+    *_SCORES[:1],
+    ("PR-AUC", _metric("pr_auc")),
+    _SCORES[1],
+    ("normalized entropy", _metric("normalized_entropy")),
+    ("calibration", _metric("calibration")),
+    *_SCORES[2:],
+    ("samples", lambda scores: f"{scores['num_samples']:,}"),
+)
+_GROUPS = {"all samples": "", "hot": "hot", "mixed": "mixed", "with oov": "oov"}
+"""Columns of the scores, and the groups of samples in them."""
+_COSTS: tuple[tuple[str, _Show], ...] = (
     ("samples/s", lambda summary: f"{summary['samples_per_second']:,.0f}"),
     ("bytes to the fast tier", lambda summary: format_byte_size(summary["bytes_to_fast"])),
     ("bytes to the slow tier", lambda summary: format_byte_size(summary["bytes_to_slow"])),

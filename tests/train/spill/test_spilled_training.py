@@ -139,16 +139,20 @@ def test_lists_and_rows_of_other_widths_spill_too(tmp_path: Path) -> None:
     assert_equal_bits(trainer, trained(opened, placement="all-fast", **FIELDS))
 
 
+def logits_of(trainer: Trainer) -> NDArray[np.float32]:
+    return np.concatenate([logit_B for _, logit_B in trainer.predictor.logits()])
+
+
 def logits_on_the_way(trainer: Trainer) -> list[NDArray[np.float32]]:
     """Predictions after every 15 steps, and at the end."""
     found = []
 
     def after_step(trainer: Trainer, *_: Any) -> None:
         if trainer.step % 15 == 0:
-            found.append(trainer.predictor.predict().logit_N)
+            found.append(logits_of(trainer))
 
     run_steps(trainer, after_step)
-    return [*found, trainer.predictor.predict().logit_N]
+    return [*found, logits_of(trainer)]
 
 
 @pytest.fixture(scope="module")

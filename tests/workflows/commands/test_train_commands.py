@@ -40,7 +40,11 @@ def test_a_run_is_shown_as_a_table(data: Path, tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr()
     assert "rows initialized on first use" in said.out and said.err == f"wrote {out}\n"
     assert main(["evaluate", str(out), str(data)]) == 0
-    assert capsys.readouterr().out.startswith("AUC 0.")
+    evaluated = capsys.readouterr().out
+    assert said.out.startswith(evaluated)
+    assert evaluated.split()[:6] == ["all", "samples", "hot", "mixed", "with", "oov"]
+    assert "\nAUC   " in evaluated and "\nPR-AUC  " in evaluated and "\ncalibration  " in evaluated
+    assert max(map(len, said.out.splitlines())) <= 80
 
 
 def test_a_refused_setting_is_named_as_an_option(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,1 @@
+"""The quality of predictions over any number of samples, in bounded memory."""
