@@ -3,8 +3,8 @@
 A 64-bit finaliser turns (seed, position) into bits, so that a value depends on where it stands and
 not on what was drawn before it: any part can be computed alone, in any order, on any machine.
 
-This file must never change what it returns (the compile caches of its callers do not watch it, and
-shuffles, initial values and generated logs depend on it); a test pins its values.
+This file must never change what it returns: shuffles, initial values and generated logs depend on it. A test
+pins its values.
 """
 
 from __future__ import annotations

@@ -5,20 +5,27 @@ to import a kernel where none of these can be written, and raises from unpicklin
 by a power cut, or names a class that an upgrade of this package renamed. A cache is only a convenience: here
 a kernel whose code cannot be kept is compiled at each start, and code that cannot be trusted is compiled
 again and replaced. The digest of each entry keeps a flipped byte from becoming a wrong instruction.
+
+Numba compiles a kernel again once its file changed. But its code also contains the kernels that it calls and
+the constants that it names: here those of other files count, too, so kernels are laid out like any functions.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import pickle
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any
 
 import numba
+import numpy as np
 from numba.core.caching import FunctionCache
 from numba.core.types.misc import unliteral
 from numpy.typing import NDArray
 
+_CONSTANTS = (bool, int, float, str, tuple, np.generic)
 _faults: list[str] = []
 """Why kernels of this process could not be kept, the first reason first."""
 
@@ -84,10 +91,13 @@ class _CheckedCache(FunctionCache):  # type: ignore[misc]
     """A compile cache whose faults cost time and nothing else."""
 
     _cache_file: Any
+    source: tuple[str, Any]
+    """Name of the module, and the stamp of its file."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        self._cache_file = _CheckedFile(self._cache_file)
+        self.source = (function.__module__, self._cache_file._source_stamp)
+        self._cache_file = _CheckedFile(self._cache_file, function)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the machine code for a signature, None where there is none that can be trusted."""
@@ -129,8 +139,15 @@ class _CheckedFile:
     Numba's index says which file belongs to which signature, and neither it nor the files have a checksum.
     """
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
+    def __init__(self, file: Any, function: Callable[..., Any]) -> None:
+        self._unstamped = file
+        self._function = function
+
+    @cached_property
+    def _file(self) -> Any:
+        # At the first call, not before: a kernel may call others further down in its file.
+        self._unstamped._source_stamp = (self._unstamped._source_stamp, *_stamps_of(self._function))
+        return self._unstamped
 
     def flush(self) -> None:
         """Forget all entries."""
@@ -153,3 +170,24 @@ class _CheckedFile:
         if kept_key != key:
             raise ValueError("compiled code is that of another signature")
         return data
+
+
+def _stamps_of(function: Callable[..., Any]) -> list[tuple[str, Any]]:
+    """Return the stamps of all files that the code of a kernel comes from, and the constants it names."""
+    stamps: set[tuple[str, Any]] = set()
+    functions = [function]
+    seen = {function}
+    while functions:
+        named = inspect.getclosurevars(functions.pop())
+        for name, value in {**named.globals, **named.nonlocals}.items():
+            if isinstance(value, _CONSTANTS):
+                stamps.add((name, repr(value)))
+            called = getattr(value, "py_func", None)
+            if called is None or called in seen:
+                continue
+            seen.add(called)
+            functions.append(called)
+            # A kernel whose code cannot be kept has a cache that knows no file.
+            if isinstance(value._cache, _CheckedCache):
+                stamps.add(value._cache.source)
+    return sorted(stamps, key=repr)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,6 +87,37 @@ def test_a_damaged_cache_is_compiled_again_and_replaced(
     assert _hits(_run()) == (0 if changed else 1)
     assert _hits(_run()) == 1
     assert cache_fault() is None
+
+
+def _result_of_modules(folder: Path, scale: int, offset: int) -> int:
+    """Run a kernel as a new process would that has its helper and a constant from other files."""
+    texts = {
+        "helper": f"@kernel\ndef scaled(x):\n    return {scale} * x\n",
+        "constants": f"OFFSET = {offset}\n",
+        "caller": (
+            "from helper import scaled\nfrom constants import OFFSET\n"
+            "@kernel\ndef run(x):\n    return outer(x)\n"
+            "@kernel\ndef outer(x):\n    return scaled(x) + OFFSET\n"
+        ),
+    }
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(f"from hotset.stats.kernel import kernel\n{text}")
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    return int(importlib.import_module("caller").run(7))
+
+
+def test_code_is_compiled_again_once_what_it_takes_from_other_files_changed(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert _result_of_modules(tmp_path, 2, 1) == 15
+    assert _result_of_modules(tmp_path, 3, 1) == 22
+    assert _result_of_modules(tmp_path, 3, 5) == 26
+    assert _result_of_modules(tmp_path, 2, 1) == 15
+    for name in ("helper", "constants", "caller"):
+        del sys.modules[name]
 
 
 def test_code_of_another_signature_is_not_run(cache: Path) -> None:
