@@ -1,7 +1,9 @@
-"""Writes weights as safetensors, one tensor in memory at a time: a model may be larger than that.
+"""Weights as safetensors, written and read one tensor at a time: a model may be larger than memory.
 
-The safetensors library wants all of them at once. The format is 8 bytes of length, a JSON header and the
-tensors one after the other; here in the order of their names, so the bytes depend on names and values alone.
+The safetensors library writes all of them at once, and reads through a map of the file: one that another
+program cuts short kills the process, and a name that is not UTF-8 is refused. The format is 8 bytes of
+length, a JSON header and the tensors one after the other; here in the order of their names, so the bytes
+depend on names and values alone.
 
 Source:
     https://github.com/huggingface/safetensors, README, section "Format".
@@ -11,17 +13,27 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from numpy.typing import NDArray
 
 from ..pipeline.errors import HotsetError, first_line
 
 _ALIGNMENT = 8
 _DTYPE = "F32"
+_LENGTH_BYTES = 8
+_MOST_HEADER_BYTES = 100_000_000
+"""A longer header is refused, as the library refuses it."""
+_METADATA = "__metadata__"
+"""Key of the header that names no tensor."""
+_MOST_READ = 1 << 30
+"""Bytes that are read at a time: Linux reads at most 2 GiB."""
 
 
 class Weights(Mapping[str, torch.Tensor]):
@@ -83,27 +95,108 @@ def open_weights(path: Path) -> Weights:
     """The tensors of a file, each read when it is asked for.
 
     Raises:
-        HotsetError: damaged, or of tensors that are not float32.
+        HotsetError: damaged, cut short since it was opened, or of tensors that are not float32.
     """
     try:
-        file: Any = safe_open(path, framework="pt")
-        slices = {name: file.get_slice(name) for name in file.keys()}
-        shapes = {name: tuple(found.get_shape()) for name, found in slices.items()}
-        other = {name: found.get_dtype() for name, found in slices.items() if found.get_dtype() != _DTYPE}
-    except (OSError, SafetensorError, ValueError) as error:
+        file = _TensorFile(path)
+    except (OSError, ValueError, RecursionError) as error:
         raise HotsetError(f"{path} cannot be read: {first_line(error)}") from error
-    for name, dtype in other.items():
-        raise HotsetError(f"{path} is damaged: {name} holds {dtype}, want {_DTYPE}")
 
     def tensor_of(name: str) -> torch.Tensor:
-        tensor: torch.Tensor = file.get_tensor(name)
-        return tensor
+        shape = file.shapes[name]
+        return torch.from_numpy(file.read(name, 0, math.prod(shape)).reshape(shape))
 
     def rows_of(name: str, first: int, stop: int) -> torch.Tensor:
-        rows: torch.Tensor = slices[name][first:stop]
-        return rows
+        num_rows, *rest = file.shapes[name]
+        first, stop, _ = slice(first, stop).indices(num_rows)
+        row_size = math.prod(rest)
+        values = file.read(name, first * row_size, max(stop - first, 0) * row_size)
+        return torch.from_numpy(values.reshape(-1, *rest) if row_size else values.reshape(0, *rest))
 
-    return Weights(shapes, tensor_of, rows_of=rows_of)
+    return Weights(file.shapes, tensor_of, rows_of=rows_of)
+
+
+class _TensorFile:
+    """A file of float32 tensors, whose header was checked against its size."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
+        num_bytes = os.fstat(self._descriptor).st_size
+        length = int.from_bytes(self._read_at(0, _LENGTH_BYTES).tobytes(), "little")
+        if length > min(num_bytes - _LENGTH_BYTES, _MOST_HEADER_BYTES):
+            raise ValueError(f"its header of {length} bytes does not fit")
+        text = self._read_at(_LENGTH_BYTES, length).tobytes()
+        self._first_byte = _LENGTH_BYTES + length
+        self._starts, self.shapes = _read_header(text, num_bytes - self._first_byte)
+
+    def read(self, name: str, first: int, count: int) -> NDArray[np.float32]:
+        """Read some values of a tensor, which are in its bounds."""
+        position = self._first_byte + self._starts[name] + 4 * first
+        try:
+            return self._read_at(position, 4 * count).view(np.float32)
+        except (OSError, ValueError) as error:
+            raise HotsetError(f"{self._path} cannot be read: {first_line(error)}") from error
+
+    def _read_at(self, position: int, num_bytes: int) -> NDArray[np.uint8]:
+        found = np.empty(num_bytes, np.uint8)
+        num_read = 0
+        while num_read < num_bytes:
+            window = found[num_read : num_read + _MOST_READ]
+            count = os.preadv(self._descriptor, [window.data], position + num_read)
+            if count == 0:
+                raise ValueError(f"it ends after {position + num_read} bytes")
+            num_read += count
+        return found
+
+
+def _read_header(text: bytes, num_bytes: int) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    """Return the first byte and the shape of each tensor of a header.
+
+    Args:
+        text: the header, JSON.
+        num_bytes: bytes of all tensors, which must fill them without gaps.
+
+    Raises:
+        ValueError: the header is no such description of float32 tensors.
+    """
+    header = json.loads(text, object_pairs_hook=_refuse_repeated_keys)
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    tensors = {name: found for name, found in header.items() if name != _METADATA}
+    starts = {}
+    shapes = {}
+    end_of = {}
+    for name, found in tensors.items():
+        if not isinstance(found, dict) or found.keys() != {"dtype", "shape", "data_offsets"}:
+            raise ValueError(f"its header does not describe {name}")
+        if found["dtype"] != _DTYPE:
+            raise ValueError(f"{name} holds {found['dtype']}, want {_DTYPE}")
+        shape, offsets = found["shape"], found["data_offsets"]
+        numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
+        if any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
+            raise ValueError(f"its header does not describe {name}")
+        if len(offsets) != 2 or offsets[1] - offsets[0] != 4 * math.prod(shape):
+            raise ValueError(f"its header gives {name} another size than its shape {shape} takes")
+        starts[name], end_of[name] = offsets
+        shapes[name] = tuple(shape)
+    # Tensors follow each other without a gap, so none lies in another or beyond the end.
+    end = 0
+    for name in sorted(starts, key=lambda each: (starts[each], end_of[each])):
+        if starts[name] != end:
+            raise ValueError(f"{name} does not follow the tensor before it")
+        end = end_of[name]
+    if end != num_bytes:
+        raise ValueError(f"it holds {num_bytes} bytes of tensors, its header says {end}")
+    return starts, shapes
+
+
+def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("its header has a key twice")
+    return found
 
 
 def write_weights(path: Path, weights: Weights) -> None:
