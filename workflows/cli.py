@@ -19,6 +19,7 @@ from importlib.util import resolve_name
 
 from .. import __version__
 from ..pipeline.errors import HotsetError, MissingExtraError, install_hint, system_fault
+from .bus_errors import explain_bus_errors
 from .command_list import COMMANDS
 from .console import say_error, set_verbosity, with_help
 
@@ -128,6 +129,7 @@ def _note_slow_start() -> None:
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:
+    explain_bus_errors()
     # Modules are imported when called, so that only the commands that train import torch.
     try:
         module = importlib.import_module(f".commands.{COMMANDS[command][0]}", __package__)

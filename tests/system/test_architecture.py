@@ -31,7 +31,7 @@ FLOORS = {
         "option_errors",
         "option_list",
         "console option_help",
-        "progress_columns command_list",
+        "progress_columns command_list bus_errors",
     ),
     "train": (
         "run verify_run",
