@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..folders.file_facts import SamplesFacts, ShardFacts
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import PlanTotals, SamplesTotals, ShardsTotals
 from ..folders.table_info import PlannedTable
-from ..formats.arrow_files import read_batch, values_of
+from ..formats.arrow_files import open_mapped, read_batch, values_of
 from ..formats.part_ids import PartIds
 from ..formats.tables import offsets_of, one_hot
 
@@ -66,39 +65,38 @@ def check_shards(entry: FileEntry, shards: Manifest, _: dict[str, Manifest]) -> 
     totals = ShardsTotals.of(shards)
     facts = ShardFacts.of(shards, entry)
     batch_size = shards.setting("batch_size", int)
-    with pa.memory_map(str(shards.folder / entry.path)) as source:
-        reader = pa.ipc.open_file(source)
-        batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
-        for batch in batches:
-            batch.validate()
-        # Every batch but the last is whole, or a trainer's steps would have other samples than it counts.
-        if len(batches) != facts.num_batches:
-            yield f"it has {len(batches)} batches, want {facts.num_batches}"
-        if any(batch.num_rows != batch_size for batch in batches[:-1]):
-            yield f"a batch before the last has not {batch_size} samples"
-        if sum(batch.num_rows for batch in batches) != entry.num_samples:
-            yield f"its batches have not {entry.num_samples} samples"
-        hot_only = facts.hot_only_batches
-        # Tags are computed again from the ids, and compared with the kind of the file and of the batch.
-        lookups: Counter[str] = Counter()
-        for number, batch in enumerate(batches):
-            ids = PartIds.read(batch, totals.tables)
-            faults = list(_ids_in_range(ids))
-            lookups.update({name: int(offsets[-1]) for name, (offsets, _) in ids.lists.items()})
-            if totals.has_label and not _are_labels(values_of(batch.column("label"), np.float32)):
-                faults.append("a label is neither 0 nor 1")
-            is_hot = _tags(ids, totals.tables)
-            if facts.kind == "evaluation" and (values_of(batch.column("is_hot"), np.uint8) != is_hot).any():
-                faults.append("its tags do not agree with the ids")
-            if facts.kind == "hot_only" and not is_hot.all():
-                faults.append("a lookup of a hot-only batch hits a cold row")
-            if facts.kind == "mixed" and hot_only is None and is_hot.any():
-                faults.append("a fully hot sample stands in a mixed batch")
-            if hot_only is not None and bool(is_hot.all()) != (number in hot_only):
-                faults.append("the manifest says wrongly whether it is hot-only")
-            yield from (f"batch {number}: {fault}" for fault in faults)
-        if lookups != facts.lookups:
-            yield f"its lists have {dict(lookups)} lookups, want {facts.lookups}"
+    reader = open_mapped(shards.checked_path(entry))
+    batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+    for batch in batches:
+        batch.validate()
+    # Every batch but the last is whole, or a trainer's steps would have other samples than it counts.
+    if len(batches) != facts.num_batches:
+        yield f"it has {len(batches)} batches, want {facts.num_batches}"
+    if any(batch.num_rows != batch_size for batch in batches[:-1]):
+        yield f"a batch before the last has not {batch_size} samples"
+    if sum(batch.num_rows for batch in batches) != entry.num_samples:
+        yield f"its batches have not {entry.num_samples} samples"
+    hot_only = facts.hot_only_batches
+    # Tags are computed again from the ids, and compared with the kind of the file and of the batch.
+    lookups: Counter[str] = Counter()
+    for number, batch in enumerate(batches):
+        ids = PartIds.read(batch, totals.tables)
+        faults = list(_ids_in_range(ids))
+        lookups.update({name: int(offsets[-1]) for name, (offsets, _) in ids.lists.items()})
+        if totals.has_label and not _are_labels(values_of(batch.column("label"), np.float32)):
+            faults.append("a label is neither 0 nor 1")
+        is_hot = _tags(ids, totals.tables)
+        if facts.kind == "evaluation" and (values_of(batch.column("is_hot"), np.uint8) != is_hot).any():
+            faults.append("its tags do not agree with the ids")
+        if facts.kind == "hot_only" and not is_hot.all():
+            faults.append("a lookup of a hot-only batch hits a cold row")
+        if facts.kind == "mixed" and hot_only is None and is_hot.any():
+            faults.append("a fully hot sample stands in a mixed batch")
+        if hot_only is not None and bool(is_hot.all()) != (number in hot_only):
+            faults.append("the manifest says wrongly whether it is hot-only")
+        yield from (f"batch {number}: {fault}" for fault in faults)
+    if lookups != facts.lookups:
+        yield f"its lists have {dict(lookups)} lookups, want {facts.lookups}"
 
 
 def _ids_in_range(ids: PartIds) -> Iterator[str]:

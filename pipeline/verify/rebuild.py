@@ -18,7 +18,7 @@ import pyarrow as pa
 from ..errors import HotsetError, ManifestError, MemoryCapError, first_line
 from ..folders.disk import folder_exists, temporary_folder
 from ..folders.manifest import MANIFEST, FileEntry, Manifest
-from ..formats.arrow_files import DAMAGE
+from ..formats.arrow_files import DAMAGE, open_mapped
 from ..runtime.resources import Resources, silent
 from ..sizes import ByteSize
 from ..stages.adopt import adopt
@@ -174,21 +174,20 @@ def _facts_of(entry: FileEntry) -> dict[str, Any]:
 
 def _first_difference(found: Path, wanted: Path) -> str | None:
     """Return in words where two Arrow files first differ; None where all values are the same."""
-    with pa.memory_map(str(found)) as source, pa.memory_map(str(wanted)) as other:
-        readers = [pa.ipc.open_file(source), pa.ipc.open_file(other)]
-        schemas = [reader.schema for reader in readers]
-        sizes = [reader.num_record_batches for reader in readers]
-        if schemas[0] != schemas[1]:
-            return "its columns have other names or types"
-        if sizes[0] != sizes[1]:
-            return f"it has {sizes[0]} record batches instead of {sizes[1]}"
-        for number in range(sizes[0]):
-            batches = [reader.get_batch(number) for reader in readers]
-            for name in schemas[0].names:
-                columns = [batch.column(name) for batch in batches]
-                if not columns[0].equals(columns[1]):
-                    row = _first_unequal_row(*columns)
-                    return f"{name} in row {row} of record batch {number} is another value"
+    readers = [open_mapped(path) for path in (found, wanted)]
+    schemas = [reader.schema for reader in readers]
+    sizes = [reader.num_record_batches for reader in readers]
+    if schemas[0] != schemas[1]:
+        return "its columns have other names or types"
+    if sizes[0] != sizes[1]:
+        return f"it has {sizes[0]} record batches instead of {sizes[1]}"
+    for number in range(sizes[0]):
+        batches = [reader.get_batch(number) for reader in readers]
+        for name in schemas[0].names:
+            columns = [batch.column(name) for batch in batches]
+            if not columns[0].equals(columns[1]):
+                row = _first_unequal_row(*columns)
+                return f"{name} in row {row} of record batch {number} is another value"
     return None
 
 

@@ -26,7 +26,7 @@ def reseal(folder: Path, change: Any, name: str | None = None) -> Path:
     change(columns)
     arrays = [pa.array(columns[field.name], field.type) for field in batches[0].schema]
     batches[0] = pa.record_batch(arrays, schema=batches[0].schema)
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batches[0].schema) as writer:
+    with open(path, "wb") as sink, pa.ipc.new_file(sink, batches[0].schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
     entry["bytes"], entry["xxh3_128"] = hash_file(path)

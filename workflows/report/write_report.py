@@ -71,7 +71,8 @@ def write_html(folder: Path, statistics: Mapping[str, Any], out: Path, *, worker
         advice = None
     page = render(build_page(folder, statistics, advice))
     with whole_file(out, overwrite=True, option="--html") as file:
-        file.write(page.encode())
+        # Names of files that are not UTF-8 hold surrogates, which a page cannot.
+        file.write(page.encode(errors="replace"))
 
 
 def write_parquet(statistics: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -85,7 +86,9 @@ def write_parquet(statistics: Mapping[str, Any], folder: Path) -> list[Path]:
     for name, rows in _named_tables(statistics):
         path = folder / f"{name}.parquet"
         try:
-            pl.DataFrame([_flat(row) for row in rows], infer_schema_length=None).write_parquet(path)
+            # Opened here: Polars takes no path that is not UTF-8.
+            with open(path, "wb") as file:
+                pl.DataFrame([_flat(row) for row in rows], infer_schema_length=None).write_parquet(file)
         except OSError as error:
             raise _not_written(folder, error) from error
         written.append(path)

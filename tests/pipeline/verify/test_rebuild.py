@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -274,6 +275,43 @@ def test_without_building_again_only_files_and_sums_are_checked(made: Path, tmp_
 def test_another_vocabulary_is_named(made: Path) -> None:
     (fault,) = verify(made / "dir", WORKERS, other_vocabulary=made / "dir")
     assert "id_map cannot be built again: it was not made from the vocabulary" in fault
+
+
+@pytest.fixture(scope="module")
+def adopted(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of another log with the ids of the first one."""
+    folder = tmp_path_factory.mktemp("adopted")
+    log = write_log(folder / "new.csv", 60, np.random.default_rng(9))
+    preprocess([log], CONFIG, folder / "dir", WORKERS, like=made / "dir")
+    return folder / "dir"
+
+
+def test_an_untouched_adopted_vocabulary_has_no_fault(adopted: Path, made: Path) -> None:
+    assert verify(adopted, WORKERS, other_vocabulary=made / "dir") == []
+    assert verify(adopted, WORKERS, other_vocabulary=made / "dir" / "vocabulary") == []
+
+
+def test_an_edit_of_an_adopted_vocabulary_is_found(adopted: Path, made: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(adopted, tmp_path / "dir"))
+    path = reseal(folder / "vocabulary", partial(move, "count", 1, 0), "user.arrow")
+    reseal_later_folders(folder)
+    assert verify(folder, WORKERS) == []  # only the vocabulary that was adopted can tell
+    (fault,) = verify(folder, WORKERS, other_vocabulary=made / "dir")
+    assert fault.startswith(f"{path}: count in row 0")
+
+
+def test_a_vocabulary_that_was_not_adopted_is_named(adopted: Path, made: Path) -> None:
+    (fault,) = verify(adopted, WORKERS, other_vocabulary=made / "shorter")
+    assert f"{adopted / 'vocabulary'} cannot be built again: it was not made from the vocabulary" in fault
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_checked(made: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made / "dir", tmp_path / os.fsdecode(b"d\xff")))
+    assert verify(folder, WORKERS) == []
+    path = reseal(folder / "shards", partial(flip, "label", 0), MIXED)
+    reseal_later_folders(folder)
+    (fault,) = verify(folder, WORKERS)
+    assert fault.startswith(f"{path}: label in row")
 
 
 def test_a_disk_without_room_is_refused_and_nothing_is_left(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import shlex
 import shutil
@@ -39,7 +40,7 @@ from hotset.workflows.report.report_commands import preprocess_command
 from hotset.workflows.report.report_page import _commands
 from hotset.workflows.report.report_sections import build_page
 from hotset.workflows.report.report_sentences import budget_sentences, drift_sentences
-from hotset.workflows.report.write_report import write_html
+from hotset.workflows.report.write_report import write_html, write_parquet
 
 SECTIONS = (
     "hot-samples",
@@ -178,6 +179,21 @@ def test_every_series_becomes_a_parquet_file(
     assert found["features"]["top_share_10"].to_list() == [
         feature["top_share"]["10"] for feature in statistics["features"]
     ]
+
+
+def test_names_that_are_not_utf_8_are_written(
+    folder: Path, statistics: dict[str, Any], tmp_path: Path
+) -> None:
+    named = tmp_path / os.fsdecode(b"d\xff")
+    named.symlink_to(folder / "<data>")
+    write_html(named, statistics, tmp_path / os.fsdecode(b"p\xff.html"))
+    assert "d?" in (tmp_path / os.fsdecode(b"p\xff.html")).read_text("utf-8")
+    out = tmp_path / os.fsdecode(b"series\xff")
+    written = write_parquet(statistics, out)
+    # Polars reads from an open file where it takes no path.
+    with open(out / "features.parquet", "rb") as file:
+        assert pl.read_parquet(file).height == len(statistics["features"])
+    assert len(written) == len(list(out.iterdir()))
 
 
 def test_a_log_that_no_model_fits_and_that_has_no_whole_batch(tmp_path: Path, rng: Any) -> None:
