@@ -3,7 +3,7 @@
 The rule of transfers: item t waits for compute(t - P - 1), P being the prefetch depth, and evicts among the
 rows unused in steps t - P to t. Where too few of them may be evicted, it waits for a later step, t - 1 at
 most; such steps are marked as shortened. So no plan reads a row before its last update is written back, and
-at P = 0 `lookahead` is Belady's algorithm. Policies: see `staging_kernel`; `cache` policies after Fang et
+at P = 0 `lookahead` is Belady's algorithm. Policies: see `staging_state`; `cache` policies after Fang et
 al., arXiv 2208.05321, as released, with state of rows, dirty rows and transfers handled here.
 """
 
@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .staging_kernel import DATASET, LFU, LOOKAHEAD, LRU, STATIC, end_epoch, new_area, with_buckets
+from .staging_area import end_epoch, new_area, with_buckets
 from .staging_kernel import plan_steps as plan_steps_kernel
-from .staging_state import PlanArrays, Rule, Steps, WarmRows
+from .staging_state import DATASET, LFU, LOOKAHEAD, LRU, STATIC, PlanArrays, Rule, Steps, WarmRows
 from .step_plans import NEVER, Residents, RowStream, StepPlans, TooFewSlotsError
 
 CachePolicy = Literal["static", "lru", "lfu", "dataset"]

@@ -7,6 +7,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+LOOKAHEAD, LRU, LFU, DATASET, STATIC = 0, 1, 2, 3, 4
+"""Policies: the row evicted has the farthest next use; the oldest last use; the fewest lookups since it was
+loaded; the last place in the order of importance; is not pinned (and is evicted as soon as it may be)."""
+
+LONG_AGO = -(1 << 30)
+"""Last use of a row that was loaded before step 0."""
+NOBODY = -(1 << 31)
+"""Last use of a free slot."""
+TIE_BITS = 33
+"""Low bits of a key, which order the rows that the policy holds for equal."""
+
 SLOT_RECORD = np.dtype(
     (
         np.record,
@@ -85,7 +96,7 @@ class AreaState(NamedTuple):
     """The state of a staging area between steps."""
 
     location_of_row: NDArray[np.int32]
-    """(num_rows,); the slot of each row, or where else it is: see the functions of the kernel."""
+    """(num_rows,); the slot of each row, or where else it is: see `row_locations`."""
     rank_of_row: NDArray[np.int32]
     last_entry: NDArray[np.int64]
     """(num_rows,) where look-ahead is limited: number in the run of the row's last known use."""
