@@ -12,35 +12,9 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
-
-import joblib
-from joblib.externals.loky import get_reusable_executor
-from joblib.externals.loky.process_executor import BrokenProcessPool
 
 from ..errors import ConfigError, MissingExtraError, install_hint
 from .engine import ENGINES, Engine, EngineName
-
-
-class ProcessEngine(Engine):
-    """Fresh interpreters on this machine, by joblib's own executor, which never forks without exec."""
-
-    name: EngineName = "processes"
-    worker_failures = (BrokenProcessPool,)
-    ends_with_main_process = True
-
-    def num_workers(self) -> int:
-        return int(joblib.cpu_count())
-
-    def _start(self, count: int, options: dict[str, Any]) -> Any:
-        return joblib.Parallel(n_jobs=count, backend="loky", max_nbytes=None, **options)
-
-    def stop(self) -> None:
-        if self._parallel is not None:
-            super().stop()
-            # joblib keeps its executor for the next Parallel; a task may still be running there.
-            get_reusable_executor().shutdown(wait=True, kill_workers=True)
-
 
 _current: ContextVar[Engine | None] = ContextVar("engine", default=None)
 
@@ -74,7 +48,12 @@ def _start_engine(name: EngineName) -> Engine | None:
         except ModuleNotFoundError as error:
             raise MissingExtraError("--engine ray needs ray", hint=install_hint("ray")) from error
         return RayEngine()
-    return ProcessEngine() if name == "processes" else None
+    if name == "processes":
+        # joblib takes longer to import than many commands run, and threads do without it.
+        from .process_engine import ProcessEngine
+
+        return ProcessEngine()
+    return None
 
 
 def current_engine() -> Engine | None:

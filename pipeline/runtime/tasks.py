@@ -16,12 +16,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
-import joblib
-
 from ..errors import EngineError, first_line
 from .engine import Engine
 from .engines import current_engine, sigint_blocked
 from .remote_objects import RemoteCall, RemoteObject, Reports, apply_reports
+from .usable_cores import usable_cores
 
 Result = TypeVar("Result")
 Task = tuple[Any, ...]
@@ -36,7 +35,7 @@ def num_workers(workers: int) -> int:
     engine = current_engine()
     if workers > 0:
         return workers
-    return engine.num_workers() if engine is not None else int(joblib.cpu_count())
+    return engine.num_workers() if engine is not None else usable_cores()
 
 
 def num_processes(workers: int) -> int:
@@ -96,7 +95,7 @@ def run_tasks(
     count = num_workers(workers)
     if engine is not None and shares_memory:
         engine = None
-        count = min(count, int(joblib.cpu_count()))
+        count = min(count, usable_cores())
     if count == 1:
         for task in tasks:
             yield function(*task)

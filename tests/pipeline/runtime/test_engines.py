@@ -1,6 +1,6 @@
 """Tasks in other processes: the same results and bytes, whatever happens to a worker.
 
-Tests `engine`, too.
+Tests `process_engine`, too.
 """
 
 from __future__ import annotations
