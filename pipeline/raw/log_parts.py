@@ -20,7 +20,6 @@ from ..errors import InputError
 from ..folders.manifest import FileEntry
 from ..schema.schema import Schema
 from .criteo_blocks import count_reasons, describe_fault, parse_block
-from .parquet_parts import ParquetParts
 from .part import Part, RawParts
 from .raw_blocks import Block, PlainBlock, iterate_blocks
 from .raw_file import RawFile
@@ -47,6 +46,9 @@ def open_parts(
     """
     has_label = has_label and schema.label is not None
     if schema.format == "parquet":
+        # pyarrow's Parquet reader and compute functions take a fifth of the start of a command.
+        from .parquet_parts import ParquetParts
+
         return ParquetParts(file, number, schema, block_bytes=block_bytes, has_label=has_label)
     if schema.format == "csv":
         return _CsvParts(file, number, schema, block_bytes=block_bytes, has_label=has_label, strict=strict)
