@@ -13,18 +13,17 @@ import shlex
 import shutil
 import sys
 import textwrap
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
-from rich.progress import Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 
-from .progress_columns import Speed, columns_for, has_room_for_bar
+if TYPE_CHECKING:
+    from .progress_columns import Bars
 
 _WIDE = 200
 
@@ -130,15 +129,17 @@ def say_error(message: str, hint: str | None = None, *, kind: str = "error") -> 
 
 
 def _print(text: Text, *, soft_wrap: bool = False) -> None:
-    if _Bars.shown is not None:
-        _Bars.shown.drop_full()
+    if _Messages.bars is not None:
+        _Messages.bars.drop_full()
     stderr_console().print(text, soft_wrap=soft_wrap or not sys.stderr.isatty())
 
 
 class _Messages:
-    """How much is said; set for each command."""
+    """How much is said, set for each command, and the bars that a message must not write over."""
 
     are_quiet = False
+    bars: Bars | None = None
+    """The bars on the terminal now."""
 
 
 class _ConsoleHandler(logging.Handler):
@@ -176,43 +177,6 @@ def print_json(result: dict[str, Any]) -> None:
     print(json.dumps(result, indent=1, default=str))
 
 
-class _Bars:
-    """One progress bar at a time, of the stage that runs."""
-
-    shown: _Bars | None = None
-    """The bars on the terminal now."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self._stage = ""
-        self._task: TaskID | None = None
-        self._speed = Speed()
-
-    def __call__(self, stage: str, done: int, total: int, note: str = "", /) -> None:
-        """Show how far a stage is; the bar of the stage before it goes. A total of 0 is unknown yet."""
-        width = self.progress.console.width
-        self.progress.columns = columns_for(note, width)
-        self.progress.expand = has_room_for_bar(note, width)
-        # rich draws a pulse instead of a share where the total is None.
-        if self._task is None or stage != self._stage:
-            self._drop()
-            self._stage = stage
-            self._speed = Speed()
-            self._task = self.progress.add_task(stage, total=total or None, note=note)
-        speed = self._speed.after(time.monotonic(), done)
-        self.progress.update(self._task, completed=done, total=total or None, note=note, speed=speed)
-
-    def drop_full(self) -> None:
-        """Take off a bar that has reached its end: the message to come reports the stage."""
-        if self._task is not None and self.progress.tasks[0].finished:
-            self._drop()
-
-    def _drop(self) -> None:
-        if self._task is not None:
-            self.progress.remove_task(self._task)
-        self._task = None
-
-
 def _no_bars(stage: str, done: int, total: int, note: str = "", /) -> None:
     """Show no progress."""
 
@@ -223,26 +187,29 @@ def progress_bars() -> Iterator[Progressing]:
     if _Messages.are_quiet or not sys.stderr.isatty():
         yield _no_bars
         return
-    with Progress(console=stderr_console(), transient=True, expand=True) as progress:
-        _Bars.shown = _Bars(progress)
+    # Most commands run where no bar is shown, and start sooner without what draws them.
+    from .progress_columns import Bars
+
+    with Bars(stderr_console()) as bars:
+        _Messages.bars = bars
         # Until the first stage reports: checksums and compiling take seconds.
-        _Bars.shown("starting", 0, 0)
+        bars("starting", 0, 0)
         try:
-            yield _Bars.shown
+            yield bars
         finally:
-            _Bars.shown = None
+            _Messages.bars = None
 
 
 @contextmanager
 def bars_hidden() -> Iterator[None]:
     """Take the bars off the terminal while something is printed on stdout, which may be the same one."""
-    bars = _Bars.shown
+    bars = _Messages.bars
     if bars is None:
         yield
         return
     bars.drop_full()
-    bars.progress.stop()
+    bars.stop()
     try:
         yield
     finally:
-        bars.progress.start()
+        bars.start()

@@ -1,13 +1,23 @@
-"""The columns of a progress bar: how far, what is known of the work so far, how fast, and how long it takes.
+"""Progress bars and their columns: how far, how fast, how long, and what is known of the work.
 
 A terminal of 60 columns has no room for all of them beside a bar: a stage that shows losses does without one.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
-from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, TextColumn
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+)
 from rich.table import Column
 from rich.text import Text
 
@@ -49,6 +59,55 @@ class Speed:
             self._calls.popleft()
         first, done_first = self._calls[0]
         return (done - done_first) / (seconds - first) if seconds - first >= _LEAST_SECONDS else None
+
+
+class Bars:
+    """One progress bar at a time, of the stage that runs."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(console=console, transient=True, expand=True)
+        self._stage = ""
+        self._task: TaskID | None = None
+        self._speed = Speed()
+
+    def __enter__(self) -> Bars:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Show the bars, again perhaps."""
+        self._progress.start()
+
+    def stop(self) -> None:
+        """Take the bars off the terminal."""
+        self._progress.stop()
+
+    def __call__(self, stage: str, done: int, total: int, note: str = "", /) -> None:
+        """Show how far a stage is; the bar of the stage before it goes. A total of 0 is unknown yet."""
+        width = self._progress.console.width
+        self._progress.columns = columns_for(note, width)
+        self._progress.expand = has_room_for_bar(note, width)
+        # rich draws a pulse instead of a share where the total is None.
+        if self._task is None or stage != self._stage:
+            self._drop()
+            self._stage = stage
+            self._speed = Speed()
+            self._task = self._progress.add_task(stage, total=total or None, note=note)
+        speed = self._speed.after(time.monotonic(), done)
+        self._progress.update(self._task, completed=done, total=total or None, note=note, speed=speed)
+
+    def drop_full(self) -> None:
+        """Take off a bar that has reached its end: the message to come reports the stage."""
+        if self._task is not None and self._progress.tasks[0].finished:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = None
 
 
 def has_room_for_bar(note: str, width: int) -> bool:

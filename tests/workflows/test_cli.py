@@ -111,16 +111,6 @@ def test_the_hint_at_a_bad_line_works(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main([*arguments, "--on-bad-line", "skip"]) == 0
 
 
-def test_preprocessing_commands_do_not_import_torch(log: Path, tmp_path: Path) -> None:
-    program = (
-        "import sys; from hotset.workflows.cli import main; "
-        f"status = main(['preprocess', {str(log)!r}, '--out', {str(tmp_path / 'out')!r}]); "
-        f"status += main(['stats', {str(tmp_path / 'out')!r}]); "
-        "assert status == 0 and 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-
-
 @pytest.mark.parametrize(
     "arguments", [["demo", "--samples", "500"], ["train", "DIR", "--out", "RUN"], ["bench", "quality"]]
 )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.stage_totals import IdMapTotals, LookupsTotals, ScheduleTotals, ShardsTotals
 from ...pipeline.sizes import format_byte_size
-from ...pipeline.stages.preprocess import StageReport
+
+if TYPE_CHECKING:  # commands that run no stage describe them, too
+    from ...pipeline.stages.preprocess import StageReport
 
 
 def describe_stage(report: StageReport) -> str:

@@ -1,0 +1,65 @@
+"""A command starts soon: it imports what it needs and nothing that other commands need (`cli`)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hotset.tests.support.logs.criteo_text import draw_samples, text_of
+
+TRAINING = ("torch", "safetensors")
+TABLES = ("polars", "pyarrow.parquet", "pyarrow.compute", "pandas")
+PROCESSES = ("joblib", "ray")
+DRAWING = ("rich.progress", "altair", "vl_convert")
+
+
+def unneeded_imports(unneeded: tuple[str, ...], *commands: tuple[str, ...]) -> str:
+    """Run commands one after another in a fresh process, and return which imported what they do not need."""
+    program = f"""
+import contextlib, io, sys
+from hotset.workflows.cli import main
+found = []
+for command in {commands!r}:
+    before = set(sys.modules)
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            status = main(command)
+        except SystemExit as ended:
+            status = ended.code
+    assert status == 0, command
+    found += [f"{{command[0]}} {{name}}" for name in {unneeded!r} if name in sys.modules]
+print(", ".join(found))
+"""
+    return subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_help_and_version_import_no_library_of_numbers() -> None:
+    unneeded = (*TRAINING, *TABLES, *PROCESSES, *DRAWING, "numpy", "numba", "pyarrow", "tyro")
+    assert unneeded_imports(unneeded, ("--help",), ("--version",)) == ""
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_help_of_training_comes_without_torch_and_kernels(command: str) -> None:
+    unneeded = (*TRAINING, *TABLES, *PROCESSES, *DRAWING, "numba", "pyarrow", "typeguard")
+    assert unneeded_imports(unneeded, (command, "--help")) == ""
+
+
+def test_commands_on_a_log_import_neither_torch_nor_what_reads_other_logs(tmp_path: Path) -> None:
+    log = tmp_path / "log.tsv"
+    log.write_bytes(text_of(draw_samples(200, np.random.default_rng(2))))
+    folder = str(tmp_path / "out")
+    commands = (
+        ("preprocess", str(log), "--out", folder, "--hot-bytes", "4KiB", "--batch-size", "16"),
+        ("schedule", folder),
+        ("transpose", folder),
+        ("stats", folder),
+        ("verify", folder, "--no-rebuild"),
+        ("advise", folder),
+    )
+    assert unneeded_imports((*TRAINING, *TABLES, *PROCESSES, *DRAWING), *commands) == ""
