@@ -41,7 +41,7 @@ FLOORS = {
         "execution",
         "placements",
         "spill",
-        "rows model",
+        "rows model exchange",
         "data device_streams meter metrics run_config work_threads",
         "config",
     ),
@@ -60,7 +60,7 @@ FLOORS = {
     ),
     "stats": (
         "analysis prediction",
-        "staging",
+        "staging exchange",
         "ranking batches",
         "counting",
         "hashing cpu_prefetch",

@@ -30,6 +30,7 @@ BENCHES = {
         "train on tables four times the memory, beside memory-mapped ones",
     ),
     "schedule": ("checks.bench_schedule", "count bytes and CPU seconds of a schedule, and of its checks"),
+    "exchange": ("ranks.bench_exchange", "count the rows that cross between ranks, by the scheme of homes"),
     "placements": ("bench_placements", "compare bytes, speed and AUC of all placements"),
     "quality": ("bench_quality", "measure AUC over seeds on a small real sample"),
     "defaults": ("bench_defaults", "compare default optimizers and learning rates by batch size"),

@@ -1,0 +1,1 @@
+"""Several ranks train one model: what crosses between them, known before the first step."""

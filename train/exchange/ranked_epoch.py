@@ -1,0 +1,144 @@
+"""An epoch as several ranks see it: the distinct rows of each step, with the ranks that use them.
+
+Rows of all tables of one row width are numbered as one, table after table; such a number is a key. Shapes:
+N lookups and U distinct rows of a batch, F tables of the width.
+"""
+# ruff: noqa: N815  (arrays carry shape suffixes)
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...pipeline.errors import ConfigError
+from ...stats.batches.lookups_by_row import LookupsByRow
+from ...stats.exchange.fixed_homes import striped_homes
+from ...stats.exchange.rank_masks import Masks, mask_type, rank_masks, ranks_of_samples
+from ...stats.exchange.volume import count_remote_lookups
+from ..data.batch import BatchIds, IdReader
+from ..data.shards import Shards
+
+_MOST_ROWS = 2**31 - 1
+"""Keys are int32."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankedBatch:
+    """The lookups of one batch in the tables of a width, and the ranks that make them."""
+
+    lookups: LookupsByRow
+    ranks_N: NDArray[np.uint8]
+    """Rank of each lookup, in the order of the batch."""
+    keys_U: NDArray[np.int32]
+    """Distinct rows, ascending."""
+    masks_U: Masks
+    """The ranks that use each of them."""
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankedEpoch:
+    """The steps of an epoch, one behind the other in flat arrays."""
+
+    num_ranks: int
+    num_samples: int
+    offsets: NDArray[np.int64]
+    """(num_steps + 1,); where the rows of each step begin."""
+    keys: NDArray[np.int32]
+    """(num_entries,); ascending in a step."""
+    masks: Masks
+    """(num_entries,); the ranks that use each."""
+    lookups_of_rows: NDArray[np.int64]
+    """(num_rows,); lookups of each row of the width in the epoch."""
+    remote_lookups: int
+    """Lookups whose row lives at another rank, where homes are striped by key."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all tables of the width."""
+        return int(self.lookups_of_rows.size)
+
+    def steps(self) -> list[slice]:
+        """The entries of each step."""
+        return [slice(first, last) for first, last in pairwise(self.offsets.tolist())]
+
+
+class RankReader:
+    """Reads training batches of shards as several ranks see them.
+
+    Args:
+        shards: with the batches.
+        chosen: positions of the tables of one width, ascending.
+        num_ranks: ranks that compute a batch.
+        num_shares: equal parts of a batch, a multiple of ``num_ranks``; by default one for each rank.
+
+    Raises:
+        ConfigError: a batch cannot be cut so, or the tables have too many rows.
+    """
+
+    def __init__(
+        self, shards: Shards, chosen: Sequence[int], num_ranks: int, num_shares: int | None = None
+    ) -> None:
+        self.num_ranks = num_ranks
+        self._shards = shards
+        self._num_shares = num_shares or num_ranks
+        self._reader = IdReader(shards.tables, chosen)
+        self._first_key_F1 = np.cumsum([0, *(shards.tables[table].num_rows for table in chosen)])
+        try:
+            mask_type(num_ranks)
+            ranks_of_samples(0, shards.batch_size, self._num_shares, num_ranks)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if self.num_rows > _MOST_ROWS:
+            raise ConfigError(f"{self.num_rows:,} rows of one width; at most {_MOST_ROWS:,} can be planned")
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all tables of the width."""
+        return int(self._first_key_F1[-1])
+
+    def read(self, number: int) -> RankedBatch:
+        """The training batch ``number``."""
+        ids = self._reader.read(self._shards.training_batch(number))
+        lookups = self._reader.by_row(ids)
+        ranks_N = self._ranks_of(ids)
+        keys_U = lookups.rows_U + np.repeat(self._first_key_F1[:-1], np.diff(lookups.first_F1))
+        masks_U = rank_masks(lookups, ranks_N, self.num_ranks)
+        return RankedBatch(lookups, ranks_N, keys_U.astype(np.int32), masks_U, ids.num_samples)
+
+    def _ranks_of(self, ids: BatchIds) -> NDArray[np.uint8]:
+        """(num_lookups,); the rank of each lookup's sample."""
+        ranks_B = ranks_of_samples(ids.num_samples, self._shards.batch_size, self._num_shares, self.num_ranks)
+        if ids.bags_N is None:
+            return np.repeat(ranks_B, ids.num_features)
+        return ranks_B[ids.bags_N // max(ids.num_features, 1)]
+
+
+def read_epoch(reader: RankReader, order: Iterable[int]) -> RankedEpoch:
+    """Read the batches of an epoch in their order; of each only its rows and their ranks are kept."""
+    keys: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
+    masks: list[Masks] = [np.empty(0, mask_type(reader.num_ranks))]
+    lookups_of_rows = np.zeros(reader.num_rows, np.int64)
+    striped = striped_homes(reader.num_rows, reader.num_ranks)
+    num_samples = 0
+    remote_lookups = 0
+    for number in order:
+        batch = reader.read(number)
+        keys.append(batch.keys_U)
+        masks.append(batch.masks_U)
+        lookups_of_rows[batch.keys_U] += batch.lookups.counts_U
+        remote_lookups += count_remote_lookups(batch.lookups, batch.ranks_N, striped[batch.keys_U])
+        num_samples += batch.num_samples
+    return RankedEpoch(
+        num_ranks=reader.num_ranks,
+        num_samples=num_samples,
+        offsets=np.cumsum([0, *(part.size for part in keys[1:])]),
+        keys=np.concatenate(keys),
+        masks=np.concatenate(masks),
+        lookups_of_rows=lookups_of_rows,
+        remote_lookups=remote_lookups,
+    )
