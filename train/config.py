@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..pipeline.errors import ConfigError, require_at_least, require_at_most
 from ..pipeline.sizes import ByteSize
+from .recipe_options import RecipeOptions
 
 PlacementName = Literal["all-fast", "hybrid", "hybrid-dedup", "fae", "cache", "lookahead"]
 ModelName = Literal["auto", "kaggle", "terabyte", "small"]
@@ -140,6 +141,9 @@ class TrainConfig:
     threads: int | None = None
     """Number of threads of a training step; by default the cores this process may use. On the CPU the weights
     do not depend on it."""
+
+    recipe: RecipeOptions = field(default_factory=RecipeOptions)
+    """Learning rates over the steps, clipping and decay."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "log_every", "evaluate_every", "threads", "window", "cache_batches"):

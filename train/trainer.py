@@ -38,6 +38,8 @@ from .placements.fae import FaeOrder
 from .placements.schedule_file import Schedule
 from .placements.shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
 from .predict import Predictor
+from .recipe.dense_update import DenseUpdate
+from .recipe.learning_rates import LearningRates
 from .rows.mapped_rows import HostMemory
 from .rows.row_optimizers import RowOptimizer
 from .weights_file import Weights
@@ -70,6 +72,8 @@ class Trainer:
     device: torch.device
     threads: WorkThreads
     """Threads of the step."""
+    rates: LearningRates
+    dense_update: DenseUpdate
     step: int = 0
     num_samples: int = 0
     numbers: list[int] = field(default_factory=list)
@@ -131,9 +135,11 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
             batch = step.batch
             embeddings = trainer.embeddings.look_up(step)
             loss_sum = trainer.dense.train(batch, embeddings)  # nats; leaves the gradients
+            rates = trainer.rates.of_step(trainer.step)
+            trainer.dense_update.prepare(rates.dense)
             # Embedding rows by our optimizer, dense layers by torch's, at the same time.
             trainer.threads.run_all(
-                partial(trainer.embeddings.update, step, embeddings),
+                partial(trainer.embeddings.update, step, embeddings, rates.rows),
                 *(optimizer.step for optimizer in trainer.dense_optimizers),
             )
             trainer.step += 1
@@ -165,7 +171,7 @@ def build_trainer(
     meter = Meter(device)
     # The order of batches is built last: that of fae needs the predictor for its test loss.
     chosen = config.optimizers(shards.embedding_optimizer)
-    optimizer = RowOptimizer(chosen.embedding_optimizer, chosen.embedding_lr)
+    optimizer = RowOptimizer(chosen.embedding_optimizer, chosen.embedding_lr, config.recipe.embedding_decay)
     # The two placements that keep hot rows on the fast tier permanently.
     if config.placement in ("fae", "lookahead"):
         _warn_of_row_bytes(shards, optimizer)
@@ -191,12 +197,14 @@ def build_trainer(
     if host.is_planned:
         assert config.slow_bytes is not None
         source.plan_run(order.epochs(), SpillLimits(config.slow_bytes, folder))
+    optimizers = build_dense_optimizers(model, chosen, threads.num_threads, config.recipe.dense_decay)
+    num_steps = config.epochs * shards.num_training_batches
     return Trainer(
         config,
         shards,
         model,
         dense,
-        build_dense_optimizers(model, chosen, threads.num_threads),
+        optimizers,
         embeddings,
         order,
         source,
@@ -205,6 +213,8 @@ def build_trainer(
         scheduler,
         device,
         threads,
+        LearningRates(config.recipe, chosen, num_steps),
+        DenseUpdate(model.parameters(), optimizers, config.recipe.clip_gradient),
     )
 
 
@@ -231,7 +241,7 @@ def build_model(shards: Shards, name: str, seed: int) -> Dlrm:
 
 
 def build_dense_optimizers(
-    model: Dlrm, chosen: Optimizers, num_threads: int
+    model: Dlrm, chosen: Optimizers, num_threads: int, decay: float = 0.0
 ) -> tuple[torch.optim.Optimizer, ...]:
     """Build torch's own optimizer for parts of the dense layers, so that several threads can take a step.
 
@@ -247,7 +257,7 @@ def build_dense_optimizers(
     for parameter in sorted(model.parameters(), key=torch.Tensor.numel, reverse=True):
         min(parts, key=lambda part: sum(each.numel() for each in part)).append(parameter)
     build = kinds[chosen.dense_optimizer]
-    return tuple(build(part, lr=chosen.dense_lr) for part in parts if part)
+    return tuple(build(part, lr=chosen.dense_lr, weight_decay=decay) for part in parts if part)
 
 
 def open_device(name: str) -> torch.device:

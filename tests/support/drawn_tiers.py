@@ -43,9 +43,15 @@ def draw_lookups(tier: Tier, num_samples: int, rng: np.random.Generator) -> Draw
     return DrawnLookups(by_row, slots_U)
 
 
-def step(backend: RowBackend, tier: Tier, lookups: DrawnLookups, grad_PD: torch.Tensor) -> torch.Tensor:
+def step(
+    backend: RowBackend,
+    tier: Tier,
+    lookups: DrawnLookups,
+    grad_PD: torch.Tensor,
+    rate: float | None = None,
+) -> torch.Tensor:
     vectors_PD = torch.zeros_like(grad_PD)
     backend.look_up(tier.weights_SD, lookups.by_row, lookups.slots_U, vectors_PD)
     num_tables = tier.layout.num_tables
-    backend.update(tier, lookups.by_row, lookups.slots_U, grad_PD.clone(), num_tables)
+    backend.update(tier, lookups.by_row, lookups.slots_U, grad_PD.clone(), num_tables, rate)
     return vectors_PD

@@ -42,8 +42,9 @@ FLOORS = {
         "placements",
         "spill",
         "rows model exchange",
-        "data device_streams meter metrics run_config work_threads",
+        "data device_streams meter metrics recipe run_config work_threads",
         "config",
+        "recipe_options",
     ),
     "pipeline": (
         "inspect verify preview",

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from hotset.train.execution.embeddings import Embeddings
 from hotset.train.execution.executor import Executor
 from hotset.train.execution.transfer_thread import TransferThread
 from hotset.train.meter import Kind
+from hotset.train.recipe_options import RecipeOptions
 from hotset.train.rows.step_plan import Transfer
 from hotset.train.trainer import Trainer
 from hotset.workflows.recipes import small_real_sample
@@ -94,6 +96,34 @@ def test_placements_end_with_equal_bits(
         for placement in ({"placement": "all-fast"}, STAGING[0]):
             assert_equal_bits(trained(shards, fae.numbers, **placement, **fields), fae)
         assert_equal_bits(trained(shards, all_fast.numbers, placement="fae", **fields), all_fast)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_placements_end_with_equal_bits_under_a_recipe(optimizer: Any, tmp_path: Path) -> None:
+    """The rate of each step is another, and rows decay where they are updated."""
+    shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
+    recipe = RecipeOptions(
+        warmup_steps=5,
+        lr_schedule="polynomial",
+        clip_gradient=0.1,
+        dense_decay=0.01,
+        embedding_decay=0.05,
+    )
+    fields: dict[str, Any] = FIELDS | {"embedding_optimizer": optimizer, "embedding_lr": 0.1}
+    all_fast = trained(shards, placement="all-fast", recipe=recipe, **fields)
+    for placement in (*STATELESS, *STAGING, {"placement": "fae"}):
+        assert_equal_bits(trained(shards, all_fast.numbers, recipe=recipe, **placement, **fields), all_fast)
+    # Each option matters.
+    for changes in (
+        {"warmup_steps": 6},
+        {"lr_schedule": "linear"},
+        {"clip_gradient": 0.2},
+        {"dense_decay": 0.0},
+        {"embedding_decay": 0.0},
+    ):
+        other = trained(shards, placement="all-fast", recipe=replace(recipe, **changes), **fields)
+        with pytest.raises(AssertionError):
+            assert_equal_bits(other, all_fast)
 
 
 @pytest.mark.parametrize("dense_optimizer", ["sgd", "adagrad", "adam"])

@@ -219,10 +219,16 @@ class Embeddings:
             for width, part in zip(self.widths, step.parts, strict=True)
         ]
 
-    def update(self, step: PlannedStep, embeddings: Sequence[torch.Tensor]) -> None:
-        """Take one optimizer step on every row the batch looked up."""
+    def update(
+        self, step: PlannedStep, embeddings: Sequence[torch.Tensor], rate: float | None = None
+    ) -> None:
+        """Take one optimizer step on every row the batch looked up.
+
+        Args:
+            rate: learning rate of the step, a float32, whenever its rows are updated; None: the optimizer's.
+        """
         for width, part, emb_BFD in zip(self.widths, step.parts, embeddings, strict=True):
-            width.executor.update(part.ids, part.lookups, emb_BFD, part.plan)
+            width.executor.update(part.ids, part.lookups, emb_BFD, part.plan, rate)
         if step.item is not None:
             self.transfer_thread.mark_computed(step.item)
 

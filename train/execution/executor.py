@@ -160,26 +160,37 @@ class Executor:
         emb_BFD = pooled_PD.view(ids.num_samples, ids.num_features, self._dim).detach()
         return emb_BFD.requires_grad_(torch.is_grad_enabled())
 
-    def update(self, ids: BatchIds, lookups: LookupsByRow, emb_BFD: torch.Tensor, plan: StepPlan) -> None:
-        """Take one optimizer step on every row the last lookup read, by the gradient of its embeddings."""
+    def update(
+        self,
+        ids: BatchIds,
+        lookups: LookupsByRow,
+        emb_BFD: torch.Tensor,
+        plan: StepPlan,
+        rate: float | None = None,
+    ) -> None:
+        """Take one optimizer step on every row the last lookup read, by the gradient of its embeddings.
+
+        Args:
+            rate: learning rate of the step, a float32; None: that of the optimizer.
+        """
         assert emb_BFD.grad is not None, "the backward pass comes first"
         grad_PD = emb_BFD.grad.reshape(-1, self._dim)
         if plan.in_place:
             assert plan.in_place.is_whole, "a training step is in place as a whole"
-            self._in_place.update(ids, lookups, plan.in_place, grad_PD)
+            self._in_place.update(ids, lookups, plan.in_place, grad_PD, rate)
             return
         # The gradient of a lookup is that of its bag.
         by_bag = ids.by_bag(lookups)
         own_U, slots_U = self._slots(lookups, plan)
         if plan.split is None:
-            self._fast_rows.update(self.fast, by_bag, slots_U, grad_PD, ids.num_features)
+            self._fast_rows.update(self.fast, by_bag, slots_U, grad_PD, ids.num_features, rate)
             return
         # Rows that live here are updated at once; then each pass loads its rows again, updates them and
         # writes them back. The sum of a row is over the whole batch, in whatever pass it is.
-        self._fast_rows.update(self.fast, by_bag, own_U, grad_PD, ids.num_features)
+        self._fast_rows.update(self.fast, by_bag, own_U, grad_PD, ids.num_features, rate)
         for load, moves, slots_of_pass in self._passes(plan.split, own_U):
             self.transfer(load)
-            self._fast_rows.update(self.fast, by_bag, slots_of_pass, grad_PD, ids.num_features)
+            self._fast_rows.update(self.fast, by_bag, slots_of_pass, grad_PD, ids.num_features, rate)
             self.transfer(Transfer(write_back=moves))
 
     def table(self, table: int, *, state: bool = False) -> torch.Tensor:

@@ -70,18 +70,29 @@ class InPlaceWork:
         places_U = np.where(is_sent_U, np.cumsum(is_sent_U) - 1, -1)
         self._fast_rows.look_up(sent.to(self._fast.device), lookups, places_U, vectors_ND)
 
-    def update(self, ids: BatchIds, lookups: LookupsByRow, in_place: InPlace, grad_PD: torch.Tensor) -> None:
-        """Take one optimizer step on the rows of a batch, by gradients from the fast tier."""
+    def update(
+        self,
+        ids: BatchIds,
+        lookups: LookupsByRow,
+        in_place: InPlace,
+        grad_PD: torch.Tensor,
+        rate: float | None = None,
+    ) -> None:
+        """Take one optimizer step on the rows of a batch, by gradients from the fast tier.
+
+        Args:
+            rate: learning rate of the step, a float32; None: that of the optimizer.
+        """
         by_bag = ids.by_bag(lookups)
         slots_U = self._slots(lookups)
         # Either one gradient per bag is sent and summed here, or they are summed there, one per distinct row.
         if in_place.sends == "bags":
             self._count_vector_per_bag("to_slow", ids)
-            self._slow_rows.update(self._slow, by_bag, slots_U, grad_PD.to(_HOST), ids.num_features)
+            self._slow_rows.update(self._slow, by_bag, slots_U, grad_PD.to(_HOST), ids.num_features, rate)
             return
         self._traffic.rows("to_slow", slots_U, self._vector_bytes)
         sums_UD = self._fast_rows.sums(by_bag, grad_PD, ids.num_features)
-        self._slow_rows.apply(self._slow, slots_U, sums_UD.to(_HOST))
+        self._slow_rows.apply(self._slow, slots_U, sums_UD.to(_HOST), rate)
 
     def _slots(self, lookups: LookupsByRow) -> NDArray[np.int64]:
         slots_U, num_absent = self._slow.layout.slots_of(lookups)

@@ -54,14 +54,21 @@ class RowBackend(Protocol):
         slots_U: NDArray[np.int64],
         grad_PD: torch.Tensor,
         num_features: int,
+        rate: float | None = None,
     ) -> None:
-        """Sum the gradients of each row, by the bags of its lookups, and take one optimizer step on it."""
+        """Sum the gradients of each row, by the bags of its lookups, and take one optimizer step on it.
+
+        Args:
+            rate: learning rate of the step, a float32; None: that of the optimizer.
+        """
 
     def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
         """(num_distinct, D): summed gradient of each distinct row."""
 
-    def apply(self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor) -> None:
-        """Take one optimizer step on distinct rows whose gradients are summed already."""
+    def apply(
+        self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor, rate: float | None = None
+    ) -> None:
+        """Take one optimizer step on distinct rows by gradients summed already, which may change here."""
 
 
 class NumbaRows:
@@ -102,6 +109,7 @@ class NumbaRows:
         slots_U: NDArray[np.int64],
         grad_PD: torch.Tensor,
         num_features: int,
+        rate: float | None = None,
     ) -> None:
         weights = tier.weights_SD.numpy()
         state = tier.state_SW.numpy()
@@ -117,7 +125,7 @@ class NumbaRows:
             for start in range(first, last, num_rows):
                 stop = min(start + num_rows, last)
                 found = row_kernels.sum_gradients(grad, by_bag, slots_U, block, start, stop, sums, slots)
-                step_with_numba(self._optimizer, weights, state, slots[:found], sums[:found])
+                step_with_numba(self._optimizer, weights, state, slots[:found], sums[:found], rate)
 
         for_row_ranges(by_bag, self._threads, update_rows)
 
@@ -129,9 +137,11 @@ class NumbaRows:
         row_kernels.sum_gradients(grad_PD.numpy(), by_bag, every, block, 0, every.size, sums, slots)
         return torch.from_numpy(sums[: every.size])
 
-    def apply(self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor) -> None:
+    def apply(
+        self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor, rate: float | None = None
+    ) -> None:
         step_with_numba(
-            self._optimizer, tier.weights_SD.numpy(), tier.state_SW.numpy(), slots_U, sums_UD.numpy()
+            self._optimizer, tier.weights_SD.numpy(), tier.state_SW.numpy(), slots_U, sums_UD.numpy(), rate
         )
 
 
@@ -164,20 +174,23 @@ class TorchRows:
         slots_U: NDArray[np.int64],
         grad_PD: torch.Tensor,
         num_features: int,
+        rate: float | None = None,
     ) -> None:
         served = slots_U[slots_U >= 0]
         _, bags = _served(by_bag, slots_U)
         rows = np.repeat(np.arange(served.size), by_bag.counts_U[slots_U >= 0])
-        self.apply(tier, served, self._sums(rows, bags, served.size, grad_PD, num_features))
+        self.apply(tier, served, self._sums(rows, bags, served.size, grad_PD, num_features), rate)
 
     def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
         rows = np.repeat(np.arange(by_bag.num_rows), by_bag.counts_U)
         bags = by_bag.order_N.astype(np.int64)
         return self._sums(rows, bags, by_bag.num_rows, grad_PD, num_features)
 
-    def apply(self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor) -> None:
+    def apply(
+        self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor, rate: float | None = None
+    ) -> None:
         (slots,) = self._on(tier.device, slots_U)
-        self._step(tier.weights_SD, tier.state_SW, slots, sums_UD)
+        self._step(tier.weights_SD, tier.state_SW, slots, sums_UD, rate)
 
     def _sums(
         self,

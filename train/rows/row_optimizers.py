@@ -30,15 +30,19 @@ _CORRECTED_BELOW = 2.0**-26
 
 @dataclass(frozen=True)
 class RowOptimizer:
-    """One embedding optimizer; ``lr`` is rounded to float32 once, here."""
+    """One embedding optimizer; ``lr`` and ``decay`` are rounded to float32 once, here."""
 
     name: str
     lr: float
+    """Learning rate of steps that are not given another."""
+    decay: float = 0.0
+    """Share of a row's weights that is added to its gradient at each of its steps (L2)."""
 
     def __post_init__(self) -> None:
         if self.name not in OPTIMIZERS:
             raise ValueError(f"no embedding optimizer {self.name!r}")
         object.__setattr__(self, "lr", float(np.float32(self.lr)))
+        object.__setattr__(self, "decay", float(np.float32(self.decay)))
 
     @property
     def eps(self) -> float:
@@ -53,19 +57,20 @@ class RowOptimizer:
         """Bytes of a row with its state."""
         return row_bytes(embedding_dim, self.name)
 
-    @cached_property
-    def adam_tables(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """``lr / (1 - b1**t)`` and ``sqrt(1 - b2**t)`` for t = 0, 1, ... until float32 sees no change.
+    def adam_step_sizes(self, lr: float) -> NDArray[np.float32]:
+        """``lr / (1 - b1**t)`` for t = 0, 1, ... until float32 sees no change; entry 0 is unused."""
+        return np.concatenate([np.ones(1), lr / (1 - self._adam_powers[0])]).astype(np.float32)
 
-        Computed once by repeated products in float64, as powers differ between machines; entry 0 is unused.
-        """
-        # The correction with the slower beta is the last to vanish.
-        num_steps = 2 + math.ceil(math.log(_CORRECTED_BELOW) / math.log(max(ADAM_BETAS)))
-        powers = [np.multiply.accumulate(np.full(num_steps, beta)) for beta in ADAM_BETAS]
-        step_sizes = self.lr / (1 - powers[0])
-        root_scales = np.sqrt(1 - powers[1])
-        first = np.ones(1)
-        return (
-            np.concatenate([first, step_sizes]).astype(np.float32),
-            np.concatenate([first, root_scales]).astype(np.float32),
-        )
+    @cached_property
+    def adam_root_scales(self) -> NDArray[np.float32]:
+        """``sqrt(1 - b2**t)`` for t = 0, 1, ... until float32 sees no change; entry 0 is unused."""
+        return np.concatenate([np.ones(1), np.sqrt(1 - self._adam_powers[1])]).astype(np.float32)
+
+    @cached_property
+    def _adam_powers(self) -> list[NDArray[np.float64]]:
+        """Powers of both betas, by repeated products in float64, as powers differ between machines."""
+        num_steps = [2 + math.ceil(math.log(_CORRECTED_BELOW) / math.log(beta)) for beta in ADAM_BETAS]
+        return [
+            np.multiply.accumulate(np.full(count, beta))
+            for count, beta in zip(num_steps, ADAM_BETAS, strict=True)
+        ]

@@ -6,6 +6,8 @@ operation as a separate kernel, so no compiler fuses a product with a sum.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -23,11 +25,19 @@ def step_with_numba(
     state_SW: NDArray[np.float32],
     slots_U: NDArray[np.int64],
     sums_UD: NDArray[np.float32],
+    rate: float | None = None,
 ) -> None:
-    """Update rows ``slots_U``, none twice, by their gradients ``sums_UD``."""
+    """Update rows ``slots_U``, none twice, by their gradients ``sums_UD``, which a decay changes.
+
+    Args:
+        rate: learning rate of this step, a float32; None: that of the optimizer.
+    """
     # The optimizers share everything but their arithmetic, and each has a kernel for that.
-    lr = np.float32(optimizer.lr)
+    rate = optimizer.lr if rate is None else rate
+    lr = np.float32(rate)
     eps = np.float32(optimizer.eps)
+    if optimizer.decay:
+        row_updates.add_decay(weights_SD, slots_U, np.float32(optimizer.decay), sums_UD)
     if optimizer.name == "sgd":
         row_updates.apply_sgd(weights_SD, slots_U, sums_UD, lr)
     elif optimizer.name == "momentum":
@@ -35,7 +45,7 @@ def step_with_numba(
     elif optimizer.name == "adagrad":
         row_updates.apply_adagrad(weights_SD, state_SW, slots_U, sums_UD, lr, eps)
     elif optimizer.name == "adam":
-        step_sizes, root_scales = optimizer.adam_tables
+        step_sizes, root_scales = optimizer.adam_step_sizes(rate), optimizer.adam_root_scales
         row_updates.apply_adam(
             weights_SD, state_SW, slots_U, sums_UD, _ADAM_KEEP, _ADAM_TAKE, step_sizes, root_scales, eps
         )
@@ -45,21 +55,36 @@ def step_with_numba(
 
 
 class TorchStep:
-    """The same step on any device; its tables are copied there once."""
+    """The same step on any device; its tables are copied there when the learning rate changes."""
 
     def __init__(self, optimizer: RowOptimizer, device: torch.device) -> None:
         self._optimizer = optimizer
+        self._device = device
+        self._lr = math.nan
+        """Learning rate of the last step."""
         if optimizer.name == "adam":
-            self._adam_tables = [torch.from_numpy(table).to(device) for table in optimizer.adam_tables]
+            self._root_scales_T = torch.from_numpy(optimizer.adam_root_scales).to(device)
 
     def __call__(
-        self, weights_SD: torch.Tensor, state_SW: torch.Tensor, slots_U: torch.Tensor, grad_UD: torch.Tensor
+        self,
+        weights_SD: torch.Tensor,
+        state_SW: torch.Tensor,
+        slots_U: torch.Tensor,
+        grad_UD: torch.Tensor,
+        rate: float | None = None,
     ) -> None:
-        """Update rows ``slots_U``; a slot may occur twice with equal gradients."""
+        """Update rows ``slots_U``; a slot may occur twice with equal gradients.
+
+        Args:
+            rate: learning rate of this step, a float32; None: that of the optimizer.
+        """
         optimizer = self._optimizer
+        self._set_rate(optimizer.lr if rate is None else rate)
         weights_UD = weights_SD.index_select(0, slots_U)
+        if optimizer.decay:
+            grad_UD = grad_UD + weights_UD * optimizer.decay
         if optimizer.name == "sgd":
-            weights_SD.index_copy_(0, slots_U, weights_UD - grad_UD * optimizer.lr)
+            weights_SD.index_copy_(0, slots_U, weights_UD - grad_UD * self._lr)
             return
         # Read, compute, write: a slot that occurs twice is written twice with the same values.
         state_UW = state_SW.index_select(0, slots_U)
@@ -69,28 +94,36 @@ class TorchStep:
         state_SW.index_copy_(0, slots_U, state_UW)
         weights_SD.index_copy_(0, slots_U, weights_UD - change_UD)
 
+    def _set_rate(self, rate: float) -> None:
+        if rate != self._lr and self._optimizer.name == "adam":
+            self._step_sizes_T = torch.from_numpy(self._optimizer.adam_step_sizes(rate)).to(self._device)
+        self._lr = rate
+
     def _others(self, state_UW: torch.Tensor, grad_UD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self._optimizer.name == "momentum":
             state_UW = state_UW * MOMENTUM + grad_UD
-            return state_UW, state_UW * self._optimizer.lr
+            return state_UW, state_UW * self._lr
         squares = grad_UD * grad_UD
         if self._optimizer.name == "rowwise-adagrad":
             squares = _folded_mean(squares)
         state_UW = state_UW + squares
-        return state_UW, grad_UD * self._optimizer.lr / (_exact_sqrt(state_UW) + self._optimizer.eps)
+        return state_UW, grad_UD * self._lr / (_exact_sqrt(state_UW) + self._optimizer.eps)
 
     def _adam(self, state_UW: torch.Tensor, grad_UD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         dim = grad_UD.shape[1]
         steps_U1 = state_UW[:, 2 * dim :] + 1
-        step_sizes_T, root_scales_T = self._adam_tables
-        entries_U = steps_U1.squeeze(1).long().clamp_(max=step_sizes_T.numel() - 1)
+        steps_U = steps_U1.squeeze(1).long()
+        step_sizes_U, root_scales_U = (
+            table_T[steps_U.clamp(max=table_T.numel() - 1)]
+            for table_T in (self._step_sizes_T, self._root_scales_T)
+        )
         # Python floats that hold the float32 values: torch rounds a product with one as with a float32.
         keep = _ADAM_KEEP.tolist()
         take = _ADAM_TAKE.tolist()
         mean_UD = state_UW[:, :dim] * keep[0] + grad_UD * take[0]
         square_UD = state_UW[:, dim : 2 * dim] * keep[1] + grad_UD * grad_UD * take[1]
-        root_UD = _exact_sqrt(square_UD) / root_scales_T[entries_U].unsqueeze(1) + self._optimizer.eps
-        change_UD = mean_UD * step_sizes_T[entries_U].unsqueeze(1) / root_UD
+        root_UD = _exact_sqrt(square_UD) / root_scales_U.unsqueeze(1) + self._optimizer.eps
+        change_UD = mean_UD * step_sizes_U.unsqueeze(1) / root_UD
         return torch.cat([mean_UD, square_UD, steps_U1], dim=1), change_UD
 
 

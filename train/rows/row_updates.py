@@ -111,6 +111,26 @@ def apply_rowwise_adagrad(
 
 
 @kernel
+def add_decay(
+    weights_SD: NDArray[np.float32],
+    slots_U: NDArray[np.int64],
+    decay: np.float32,
+    sums_UD: NDArray[np.float32],
+) -> None:
+    """``g += decay * w`` for the rows in ``slots``: the gradient of ``decay / 2 * |w|**2``.
+
+    Args:
+        weights_SD: (num_slots, embedding_dim).
+        slots_U: (num_distinct,).
+        decay: share of the weights.
+        sums_UD: (num_distinct, embedding_dim); gradient of each row, updated.
+    """
+    for row in range(slots_U.size):
+        for column in range(weights_SD.shape[1]):
+            sums_UD[row, column] += decay * weights_SD[slots_U[row], column]
+
+
+@kernel
 def apply_momentum(
     weights_SD: NDArray[np.float32],
     state_SD: NDArray[np.float32],
@@ -163,23 +183,21 @@ def apply_adam(
         sums_UD: (num_distinct, embedding_dim); gradient of each row.
         keep_2: b1 and b2.
         take_2: 1 - b1 and 1 - b2.
-        step_sizes_T: (num_steps,); ``lr / (1 - b1**t)``, whose last entry serves all later steps.
-        root_scales_T: (num_steps,); ``sqrt(1 - b2**t)``, likewise.
+        step_sizes_T: (any,); ``lr / (1 - b1**t)``, whose last entry serves all later steps.
+        root_scales_T: (any,); ``sqrt(1 - b2**t)``, likewise.
         eps: keeps the first step finite.
 
     Source:
         Kingma and Ba, arXiv 1412.6980, algorithm 1, in torch's order of operations.
     """
     dim = weights_SD.shape[1]
-    last = step_sizes_T.size - 1
     for row in range(slots_U.size):
         slot = slots_U[row]
         steps = state_SW[slot, 2 * dim] + np.float32(1)
         state_SW[slot, 2 * dim] = steps
         # The corrections for bias of this row's own number of steps.
-        entry = np.minimum(np.int64(steps), last)
-        step_size = step_sizes_T[entry]
-        root_scale = root_scales_T[entry]
+        step_size = step_sizes_T[np.minimum(np.int64(steps), step_sizes_T.size - 1)]
+        root_scale = root_scales_T[np.minimum(np.int64(steps), root_scales_T.size - 1)]
         for column in range(dim):
             gradient = sums_UD[row, column]
             mean = keep_2[0] * state_SW[slot, column] + take_2[0] * gradient

@@ -26,20 +26,23 @@ ONE = WorkThreads(1)
     num_samples=st.sampled_from([0, 1, 5, 127, 128, 300]),
     num_tables=st.integers(1, 3),
     dim=st.sampled_from([1, 3, 4, 16]),
+    decay=st.sampled_from([0.0, 1e-5, 0.1]),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=40, deadline=None)
 def test_both_back_ends_give_the_same_bits(
-    name: str, num_samples: int, num_tables: int, dim: int, seed: int
+    name: str, num_samples: int, num_tables: int, dim: int, decay: float, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    optimizer = RowOptimizer(name, 0.03)
+    optimizer = RowOptimizer(name, 0.03, decay)
     tiers = [make_tier(optimizer, num_tables, 40, dim) for _ in range(2)]
     backends: list[RowBackend] = [NumbaRows(optimizer, ONE), TorchRows(optimizer)]
-    for _ in range(3):
+    for rate in (None, float(np.float32(0.3)), float(np.float32(0.001))):
         lookups = draw_lookups(tiers[0], num_samples, rng)
         grad_PD = torch.from_numpy(rng.normal(size=(num_samples * num_tables, dim)).astype(np.float32))
-        first, second = (step(b, tier, lookups, grad_PD) for b, tier in zip(backends, tiers, strict=True))
+        first, second = (
+            step(b, tier, lookups, grad_PD, rate) for b, tier in zip(backends, tiers, strict=True)
+        )
         assert torch.equal(first, second)
     assert torch.equal(tiers[0].weights_SD, tiers[1].weights_SD)
     assert torch.equal(tiers[0].state_SW, tiers[1].state_SW)

@@ -12,8 +12,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.train.rows.row_optimizers import RowOptimizer
-from hotset.train.rows.row_steps import step_with_numba
+from hotset.train.rows.row_steps import TorchStep, step_with_numba
 from hotset.train.rows.row_updates import (
     apply_adagrad,
     apply_adam,
@@ -121,7 +122,53 @@ def test_a_row_seen_at_each_step_moves_as_torch_moves_it(
 
 
 def test_the_corrections_of_adam_end_where_float32_sees_none() -> None:
-    sizes, scales = RowOptimizer("adam", 0.5).adam_tables
+    optimizer = RowOptimizer("adam", 0.5)
+    sizes, scales = optimizer.adam_step_sizes(0.5), optimizer.adam_root_scales
     assert sizes[1] == F32(0.5 / (1 - 0.9)) and scales[1] == F32(np.sqrt(1 - 0.999))
     assert sizes[-1] == F32(0.5) and scales[-1] == 1
-    assert sizes.size < 20_000
+    assert sizes.size < 200 and scales.size < 20_000
+    # No rate sees a correction behind the end: its last entry is the rate itself.
+    for rate in np.array([0.001, 1 / 3, 0.9999999, 1.0000001, 3e-7], F32).tolist():
+        found = optimizer.adam_step_sizes(rate)
+        assert found[-1] == F32(rate) == F32(rate / (1 - 0.9 ** float(sizes.size)))
+
+
+def test_decay_adds_a_share_of_the_weights_to_their_gradients(
+    rows_and_sums: tuple[NDArray[np.float32], ...],
+) -> None:
+    weights, _, sums = rows_and_sums
+    before, gradients = weights.copy(), sums.copy()
+    step_with_numba(RowOptimizer("sgd", 0.1, decay=0.3), weights, np.empty((20, 0), F32), SLOTS, sums)
+    before[SLOTS] -= F32(0.1) * (gradients + F32(0.3) * before[SLOTS])
+    np.testing.assert_array_equal(weights, before)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_at_another_rate_is_that_of_an_optimizer_of_this_rate(
+    name: str, rng: np.random.Generator
+) -> None:
+    optimizer, other = RowOptimizer(name, 0.5), RowOptimizer(name, 0.07)
+    sums = rng.normal(size=(20, 6)).astype(F32)
+    for step in (step_with_numba, step_with_torch):
+        found, wanted = (
+            (np.ones((20, 6), F32), np.ones((20, optimizer.state_width(6)), F32)) for _ in range(2)
+        )
+        step(optimizer, *found, np.arange(20), sums.copy(), other.lr)
+        step(other, *wanted, np.arange(20), sums.copy())
+        np.testing.assert_array_equal(found[0], wanted[0])
+        assert (found[0] != 1).any()
+
+
+def step_with_torch(
+    optimizer: RowOptimizer,
+    weights: NDArray[np.float32],
+    state: NDArray[np.float32],
+    slots: NDArray[np.int64],
+    sums: NDArray[np.float32],
+    rate: float | None = None,
+) -> None:
+    """The step of the torch back end, after one at the optimizer's own rate on other rows."""
+    step = TorchStep(optimizer, torch.device("cpu"))
+    step(torch.ones(1, 6), torch.ones(1, state.shape[1]), torch.zeros(1, dtype=torch.int64), torch.ones(1, 6))
+    weights_SD, state_SW, slots_U, sums_UD = map(torch.from_numpy, (weights, state, slots, sums))
+    step(weights_SD, state_SW, slots_U, sums_UD, rate)

@@ -1,0 +1,38 @@
+"""Options of a recipe: nonsense is refused by name, and so is what would change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hotset.pipeline.errors import ConfigError
+from hotset.train.recipe_options import RecipeOptions
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"warmup_steps": -1},
+        {"decay_start": -1},
+        {"decay_steps": 0},
+        {"decay_power": 0.0},
+        {"final_lr": 1.5},
+        {"clip_gradient": 0.0},
+        {"clip_gradient": float("nan")},
+        {"dense_decay": -0.1},
+        {"embedding_decay": 1.0},
+        {"embedding_decay": float("nan")},
+        {"decay_steps": 5},
+        {"decay_start": 5},
+    ],
+)
+def test_nonsense_is_refused_by_name(fields: dict[str, Any]) -> None:
+    (name,) = fields
+    with pytest.raises(ConfigError, match=f"^{name} "):
+        RecipeOptions(**fields)
+
+
+def test_a_decay_does_not_start_in_warm_up() -> None:
+    with pytest.raises(ConfigError, match="decay_start must not be before the end of warm-up at step 9"):
+        RecipeOptions(lr_schedule="linear", warmup_steps=9, decay_start=8)

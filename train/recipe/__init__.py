@@ -1,0 +1,1 @@
+"""How a run optimizes: learning rates over its steps, and what is done to gradients."""
