@@ -1,1 +1,1 @@
-"""DLRM without its tables."""
+"""Dense models without their tables, and the steps that train them."""

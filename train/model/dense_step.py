@@ -1,25 +1,23 @@
-"""The dense part of a training step and of predictions: on tiles on the host, by torch's graph on a GPU."""
+"""The dense part of a training step and of predictions: the form it has, and DLRM's, on tiles of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..data.batch import Batch
 from ..work_threads import WorkThreads, one_torch_thread
 from .dense_dtype import DenseDtype
+from .dense_model import DenseModel
 from .dense_tile import DenseTile
 from .dlrm import Dlrm
 from .flat_parameters import FlatParameters
+from .graph_step import GraphStep, GraphTiles
 from .mlp_tiles import Bf16Mlp, Fp32Mlp, Layer, MlpTiles
-from .sample_tree import MOST_TILE_SAMPLES, SUM_COLUMNS, add_losses, add_tiles, tile_bounds
-
-_SUM_PIECE = 16 * SUM_COLUMNS
-"""Columns of the gradient that a thread adds up at a time."""
+from .sample_tree import MOST_TILE_SAMPLES, add_losses, tile_bounds
+from .tile_gradients import TileGradients
 
 
 class DenseStep(Protocol):
@@ -28,7 +26,7 @@ class DenseStep(Protocol):
     dtype: DenseDtype
     """Type of the products of the hidden layers."""
 
-    def train(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+    def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
         """Pass a batch forward and backward; return its loss in nats, summed over its samples.
 
         The gradients of the loss over the nominal batch size are left in the parameters of the model and in
@@ -36,6 +34,7 @@ class DenseStep(Protocol):
 
         Args:
             embeddings: (B, F, d) of each row width.
+            step: number of the step in the run; decides what a model with dropout draws.
         """
 
     def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -43,49 +42,21 @@ class DenseStep(Protocol):
 
 
 def build_dense_step(
-    model: Dlrm, batch_size: int, threads: WorkThreads, dtype: DenseDtype = "fp32"
+    model: DenseModel, batch_size: int, threads: WorkThreads, dtype: DenseDtype = "fp32", seed: int = 0
 ) -> DenseStep:
-    """Build the step that suits the device of ``model``.
+    """Build the step that suits the model and its device.
 
     Args:
         batch_size: nominal samples of a batch.
         threads: those of the dense layers on the host.
         dtype: type of the products there.
+        seed: that of the run, for models that draw random numbers.
     """
-    if next(model.parameters()).device.type == "cpu":
-        return TiledStep(model, batch_size, threads, dtype)
-    return GraphStep(model, batch_size)
-
-
-class GraphStep:
-    """The step by torch's graph, on any device.
-
-    Args:
-        model: the dense layers.
-        batch_size: nominal samples of a batch.
-    """
-
-    def __init__(self, model: Dlrm, batch_size: int) -> None:
-        self.dtype: DenseDtype = "fp32"
-        self._model = model
-        self._batch_size = batch_size
-
-    def train(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        for emb_BFd in embeddings:
-            emb_BFd.requires_grad_()
-        device = embeddings[0].device
-        logit_B = self._model(batch.dense_BK.to(device), self._model.join(embeddings))
-        loss_sum = binary_cross_entropy_with_logits(logit_B, batch.label_B.to(device), reduction="sum")
-        self._model.zero_grad(set_to_none=True)
-        (loss_sum / self._batch_size).backward()  # type: ignore[no-untyped-call]
-        return loss_sum.detach()
-
-    @torch.no_grad()
-    def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        logit_B: torch.Tensor = self._model(
-            batch.dense_BK.to(embeddings[0].device), self._model.join(embeddings)
-        )
-        return logit_B
+    if next(model.parameters()).device.type == "cpu" and model.is_per_sample:
+        if isinstance(model, Dlrm):
+            return TiledStep(model, batch_size, threads, dtype)
+        return GraphTiles(model, batch_size, threads, dtype)
+    return GraphStep(model, batch_size, seed, dtype)
 
 
 class TiledStep:
@@ -110,8 +81,6 @@ class TiledStep:
         self._shape = model.shape
         self._parameters = FlatParameters(model)
         self._weights = self._parameters.views(self._parameters.vector)
-        self._gradient = torch.zeros(self._parameters.size)
-        self._gradient_views = self._parameters.views(self._gradient)
 
         is_rounded = dtype == "bf16"
         self._rounded_vector = torch.zeros(self._parameters.size if is_rounded else 0, dtype=torch.bfloat16)
@@ -124,11 +93,12 @@ class TiledStep:
 
         self._build_mlp = build_mlp
         self._tiles: dict[int, DenseTile] = {}
-        self._tile_gradients = torch.empty(0, self._parameters.size)
+        self._gradients = TileGradients(self._parameters.size, threads)
+        self._sum_views = self._parameters.views(self._gradients.sums_N)
         self._tile_views: list[dict[str, torch.Tensor]] = []
         self._embedding_grads: list[torch.Tensor] = []
 
-    def train(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+    def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
         self._round_weights()
         bounds = tile_bounds(batch.num_samples)
         self._make_room(len(bounds), embeddings)
@@ -184,23 +154,14 @@ class TiledStep:
         """Add the gradients of all tiles by the binary tree, pieces of the vector in parallel."""
         if num_tiles == 1:
             return self._tile_views[0]
-        tiles_LN = self._tile_gradients[:num_tiles].numpy()
-        sums_N = self._gradient.numpy()
-
-        def add_piece(piece: int, _: int) -> None:
-            first = piece * _SUM_PIECE
-            workspace = np.empty(((num_tiles + 1) // 2, SUM_COLUMNS), np.float32)
-            add_tiles(tiles_LN, first, min(first + _SUM_PIECE, sums_N.size), workspace, sums_N)
-
-        self._threads.run(add_piece, -(-sums_N.size // _SUM_PIECE))
-        return self._gradient_views
+        self._gradients.add(num_tiles)
+        return self._sum_views
 
     def _make_room(self, num_tiles: int, embeddings: Sequence[torch.Tensor]) -> None:
         """Keep memory for the gradients of so many tiles and of these embeddings."""
-        if self._tile_gradients.shape[0] < num_tiles:
+        if self._gradients.make_room(num_tiles):
             # Zero once: what lies between parameters is added, too.
-            self._tile_gradients = torch.zeros(num_tiles, self._parameters.size)
-            self._tile_views = [self._parameters.views(gradient) for gradient in self._tile_gradients]
+            self._tile_views = [self._parameters.views(gradient) for gradient in self._gradients.tiles_LN]
         is_large_enough = self._embedding_grads and (
             self._embedding_grads[0].shape[0] >= embeddings[0].shape[0]
         )

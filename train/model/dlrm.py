@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .dense_model import DenseModel
 from .dlrm_shape import DlrmShape, tables_by_width
 
 
@@ -62,7 +63,7 @@ def pair_positions(num_vectors: int) -> tuple[torch.Tensor, torch.Tensor]:
     return rows * num_vectors + columns, mirror_VV.flatten()
 
 
-class Dlrm(nn.Module):
+class Dlrm(DenseModel):
     """Logits from dense features and embeddings."""
 
     def __init__(self, shape: DlrmShape, seed: int) -> None:
@@ -70,14 +71,18 @@ class Dlrm(nn.Module):
         self.shape = shape
         # One generator in a fixed order: with a seed the shape alone decides every initial value.
         generator = torch.Generator().manual_seed(seed)
-        self.bottom = _mlp(shape.bottom, generator, relu_last=True) if shape.bottom else None
-        self.top = _mlp(shape.top, generator, relu_last=False)
+        self.bottom = build_mlp(shape.bottom, generator, relu_last=True) if shape.bottom else None
+        self.top = build_mlp(shape.top, generator, relu_last=False)
         self.projections = Projections(shape, generator) if shape.table_dims else None
         pairs_P, mirror_VV = pair_positions(shape.num_vectors)
         self.pairs_P: torch.Tensor
         self.mirror_VV: torch.Tensor
         self.register_buffer("pairs_P", pairs_P, persistent=False)
         self.register_buffer("mirror_VV", mirror_VV, persistent=False)
+
+    def logits(self, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        logit_B: torch.Tensor = self(dense_BK, self.join(embeddings))
+        return logit_B
 
     def join(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         """(B, F, D) embeddings of all tables from those of each row width, as `Embeddings` gives them."""
@@ -130,11 +135,12 @@ class Projections(nn.Module):
         return torch.stack([columns[table] for table in range(self._num_tables)], dim=1)
 
 
-def _mlp(widths: tuple[int, ...], generator: torch.Generator, *, relu_last: bool) -> nn.Sequential:
+def build_mlp(widths: tuple[int, ...], generator: torch.Generator, *, relu_last: bool) -> nn.Sequential:
+    """Build linear layers with DLRM's initial values, ReLU between them and, where wanted, after the last."""
     layers: list[nn.Module] = []
     num_layers = len(widths) - 1
     for i in range(num_layers):
-        layers.append(_linear(widths[i], widths[i + 1], generator))
+        layers.append(build_linear(widths[i], widths[i + 1], generator))
         if relu_last or i < num_layers - 1:
             layers.append(nn.ReLU())
     return nn.Sequential(*layers)
@@ -147,13 +153,16 @@ class _Linear(nn.Linear):
     """
 
     def reset_parameters(self) -> None:
-        """Leave the values to `_linear`."""
+        """Leave the values to `build_linear`."""
 
 
-def _linear(num_inputs: int, num_outputs: int, generator: torch.Generator) -> nn.Linear:
-    """A layer with DLRM's initial values: N(0, 2 / (m + n)) weights, N(0, 1 / m) biases."""
-    layer = _Linear(num_inputs, num_outputs)
+def build_linear(
+    num_inputs: int, num_outputs: int, generator: torch.Generator, *, has_bias: bool = True
+) -> nn.Linear:
+    """Build a layer with DLRM's initial values: N(0, 2 / (m + n)) weights, N(0, 1 / m) biases."""
+    layer = _Linear(num_inputs, num_outputs, bias=has_bias)
     with torch.no_grad():
         layer.weight.normal_(0.0, math.sqrt(2 / (num_inputs + num_outputs)), generator=generator)
-        layer.bias.normal_(0.0, math.sqrt(1 / num_outputs), generator=generator)
+        if has_bias:
+            layer.bias.normal_(0.0, math.sqrt(1 / num_outputs), generator=generator)
     return layer

@@ -64,10 +64,26 @@ PRESETS = {
 
 
 def preset_name(model: str, embedding_dim: int) -> str:
-    """The name of the preset; ``auto`` means the one that fits ``embedding_dim``."""
-    if model != "auto":
+    """The name of the preset; ``auto`` and ``dlrm`` mean the one that fits ``embedding_dim``."""
+    if model not in ("auto", "dlrm"):
         return model
     return next((name for name, preset in PRESETS.items() if preset.embedding_dim == embedding_dim), "small")
+
+
+def preset_widths(model: str, embedding_dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the widths of the hidden layers of preset ``model`` (or ``auto``): bottom MLP, top MLP.
+
+    Raises:
+        ConfigError: the preset has another embedding_dim.
+    """
+    name = preset_name(model, embedding_dim)
+    preset = PRESETS[name]
+    if preset.embedding_dim not in (None, embedding_dim):
+        raise ConfigError(
+            f"model {name} has embedding_dim {preset.embedding_dim}, the shards have {embedding_dim}",
+            hint="use --model auto, or pack with that --embedding-dim",
+        )
+    return preset.bottom_widths, preset.top_widths
 
 
 def tables_by_width(dims: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -97,17 +113,26 @@ def dlrm_shape(
         ConfigError: the preset has another embedding_dim.
         ShardError: with one table and no dense feature nothing interacts.
     """
-    name = preset_name(model, embedding_dim)
-    preset = PRESETS[name]
-    if preset.embedding_dim not in (None, embedding_dim):
-        raise ConfigError(
-            f"model {name} has embedding_dim {preset.embedding_dim}, the shards have {embedding_dim}",
-            hint="use --model auto, or pack with that --embedding-dim",
-        )
+    widths = preset_widths(model, embedding_dim)
+    return shape_of_widths(*widths, num_dense, num_tables, embedding_dim, table_dims)
+
+
+def shape_of_widths(
+    bottom_widths: tuple[int, ...],
+    top_widths: tuple[int, ...],
+    num_dense: int,
+    num_tables: int,
+    embedding_dim: int,
+    table_dims: Sequence[int] = (),
+) -> DlrmShape:
+    """Build the shape with hidden layers of any widths; the other arguments are those of `dlrm_shape`.
+
+    Raises:
+        ShardError: with one table and no dense feature nothing interacts.
+    """
     # Projections are needed only where some table differs from the common width.
     others = tuple(table_dims) if set(table_dims) - {embedding_dim} else ()
-    widths = (preset.bottom_widths, preset.top_widths)
-    shape = DlrmShape(num_dense, num_tables, embedding_dim, *widths, others)
+    shape = DlrmShape(num_dense, num_tables, embedding_dim, bottom_widths, top_widths, others)
     if shape.num_vectors < 2:
         raise ShardError("the shards have one table and no dense feature: nothing interacts")
     return shape

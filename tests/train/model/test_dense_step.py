@@ -16,9 +16,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from hotset.train.data.batch import Batch
 from hotset.train.model.dense_dtype import DenseDtype
-from hotset.train.model.dense_step import GraphStep, TiledStep, build_dense_step
+from hotset.train.model.dense_step import TiledStep, build_dense_step
 from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.dlrm_shape import DlrmShape, dlrm_shape, tables_by_width
+from hotset.train.model.graph_step import GraphStep
 from hotset.train.work_threads import WorkThreads
 
 KAGGLE = dlrm_shape("kaggle", 13, 26, 16)

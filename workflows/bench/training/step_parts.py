@@ -180,6 +180,7 @@ def measure_parts(
         num_warm_up: steps before the first that counts.
     """
     watch = _Stopwatch()
+    assert isinstance(trainer.model, Dlrm)
     trainer.dense = _TimedStep(trainer.model, trainer.shards.batch_size, watch)
     num_samples = 0
     with closing(trainer.embeddings), closing(trainer.steps()) as steps:

@@ -1,0 +1,119 @@
+"""DCN V2 without its tables: a cross network over all embeddings and dense features, and a deep network.
+
+Shapes: B samples, K dense features, N numbers of a sample (the widths of its embeddings and dense features
+together), R rank.
+
+Source:
+    Wang et al., DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank
+    Systems, arXiv 2008.13535. The bottom MLP is not in the paper: TorchRec's `DLRM_DCN` has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ...pipeline.errors import ShardError
+from ..model_config import ModelConfig
+from .dense_model import DenseModel
+from .dlrm import build_linear, build_mlp
+
+
+@dataclass(frozen=True, slots=True)
+class DcnShape:
+    """Sizes of a DCN V2; with a seed they decide its initial values."""
+
+    num_dense: int
+    """Number of dense features, K."""
+    table_dims: tuple[int, ...]
+    """Row width of each table; they may differ, and nothing is projected."""
+    config: ModelConfig
+    """Layers of the networks."""
+
+    @property
+    def bottom(self) -> tuple[int, ...]:
+        """Widths of the bottom MLP from its inputs to its outputs; empty without one."""
+        return (self.num_dense, *self.config.bottom_widths) if self._has_bottom else ()
+
+    @property
+    def num_inputs(self) -> int:
+        """Numbers of a sample that are crossed, N."""
+        return sum(self.table_dims) + (self.bottom[-1] if self._has_bottom else self.num_dense)
+
+    @property
+    def _has_bottom(self) -> bool:
+        return bool(self.num_dense and self.config.bottom_widths)
+
+
+class CrossLayer(nn.Module):
+    """``x' = x0 * (W x + b) + x`` with a full matrix W, or with ``W = U V'`` of rank R.
+
+    Args:
+        num_inputs: N.
+        rank: R; None for a full matrix.
+        generator: of the initial values: those of DLRM for matrices, zero for b.
+    """
+
+    def __init__(self, num_inputs: int, rank: int | None, generator: torch.Generator) -> None:
+        super().__init__()
+        self.narrow: nn.Linear | None = None
+        if rank is not None:
+            self.narrow = build_linear(num_inputs, rank, generator, has_bias=False)
+        self.cross = build_linear(num_inputs if rank is None else rank, num_inputs, generator)
+        nn.init.zeros_(self.cross.bias)
+
+    def forward(self, first_BN: torch.Tensor, inputs_BN: torch.Tensor) -> torch.Tensor:
+        """Return (B, N) outputs of the layer; ``first`` is x0, ``inputs`` is x."""
+        narrow_BR = inputs_BN if self.narrow is None else self.narrow(inputs_BN)
+        outputs_BN: torch.Tensor = first_BN * self.cross(narrow_BR) + inputs_BN
+        return outputs_BN
+
+
+class Dcn(DenseModel):
+    """Logits from dense features and embeddings.
+
+    ``x0`` is all numbers of a sample side by side: the output of the bottom MLP or the dense features, then
+    the embeddings. With the stacked structure the deep network takes what the cross network gives, and the
+    logit is a linear layer of its output; with the parallel one the deep network takes x0, and the logit is
+    a linear layer of both outputs.
+
+    Args:
+        shape: sizes of the model.
+        seed: of the initial values.
+
+    Raises:
+        ShardError: there is no number to cross.
+    """
+
+    def __init__(self, shape: DcnShape, seed: int) -> None:
+        super().__init__()
+        if not shape.num_inputs:
+            raise ShardError("the shards have neither tables nor dense features")
+        self.shape = shape
+        config = shape.config
+        num_inputs = shape.num_inputs
+        generator = torch.Generator().manual_seed(seed)
+        self.bottom = build_mlp(shape.bottom, generator, relu_last=True) if shape.bottom else None
+        self.cross_layers = nn.ModuleList(
+            CrossLayer(num_inputs, config.cross_rank, generator) for _ in range(config.cross_layers)
+        )
+        deep = (num_inputs, *config.top_widths)
+        self.deep = build_mlp(deep, generator, relu_last=True)
+        self.is_stacked = config.structure == "stacked"
+        self.last = build_linear(deep[-1] + (0 if self.is_stacked else num_inputs), 1, generator)
+
+    def logits(self, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        bottom = dense_BK if self.bottom is None else self.bottom(dense_BK)
+        first_BN = torch.cat([bottom, *(emb_BFd.flatten(1) for emb_BFd in embeddings)], dim=1)
+        crossed_BN = first_BN
+        for layer in self.cross_layers:
+            crossed_BN = layer(first_BN, crossed_BN)
+        if self.is_stacked:
+            logit_B1 = self.last(self.deep(crossed_BN))
+        else:
+            logit_B1 = self.last(torch.cat([crossed_BN, self.deep(first_BN)], dim=1))
+        logit_B: torch.Tensor = logit_B1.squeeze(1)
+        return logit_B

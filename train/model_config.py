@@ -1,0 +1,114 @@
+"""What a dense model is made of, as a run records it: enough to build it again. Imports nothing heavy.
+
+`train --model` names a model in one word; the widths that the word stands for are written out here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..pipeline.errors import ConfigError
+from ..pipeline.folders.json_record import JsonRecord, RecordError, require_range
+from ..pipeline.schema.schema_names import nearest
+
+DLRM_NAMES = ("auto", "kaggle", "terabyte", "small", "dlrm")
+"""Names of a DLRM: presets, and two that mean the preset that fits the shards."""
+MODEL_NAMES = (*DLRM_NAMES, "dcnv2")
+"""Models that come with hotset."""
+
+Structure = Literal["stacked", "parallel"]
+Pooling = Literal["sum", "mean"]
+
+_CLASS = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.<>]*")
+"""``package.module:Class``; a class inside a function has ``<locals>`` in its name."""
+MOST_WIDTH = 2**20
+"""Outputs of a layer: far more than any model has."""
+MOST_LAYERS = 64
+
+
+def is_class_name(name: str) -> bool:
+    """Return whether ``name`` names a class of the user as ``package.module:Class``."""
+    return _CLASS.fullmatch(name) is not None
+
+
+def refuse_unknown_model(name: str) -> None:
+    """Raise ConfigError unless ``name`` is a model that comes with hotset, or ``package.module:Class``."""
+    if name in MODEL_NAMES or is_class_name(name):
+        return
+    raise ConfigError(
+        f"model must be one of {', '.join(MODEL_NAMES)}, or your own class as package.module:Class, "
+        f"got {name!r}",
+        hint=nearest(name, MODEL_NAMES) or "for a class Net in the file nets.py write nets:Net",
+    )
+
+
+def parse_arguments(text: str | None) -> dict[str, Any]:
+    """Return the keyword arguments that a JSON object gives to a user's class; none for None.
+
+    Raises:
+        ConfigError: it is no JSON object.
+    """
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"model_args must be a JSON object, got {text!r}", hint="""write it like '{"hidden": 64}'"""
+        )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig(JsonRecord):
+    """A dense model without the sizes that the shards decide."""
+
+    kind: Literal["dlrm", "dcnv2", "module"]
+    """DLRM, DCN V2, or a user's module."""
+    bottom_widths: tuple[int, ...] = ()
+    """Widths of the hidden layers of the bottom MLP, which DLRM ends with the embedding dimension. Of DCN V2
+    all its layers; none gives the dense features to the cross network as they are."""
+    top_widths: tuple[int, ...] = ()
+    """Widths of the hidden layers between the interaction and the logit; the deep network of DCN V2."""
+    cross_layers: int = 0
+    """Layers of the cross network."""
+    cross_rank: int | None = None
+    """Rank of the matrices of its layers; None: they are full."""
+    structure: Structure = "stacked"
+    """Whether the deep network is behind the cross network or beside it."""
+    pooling: Pooling = "sum"
+    """How the rows of a multi-hot feature become one embedding."""
+    class_name: str | None = None
+    """The user's module as ``package.module:Class``."""
+    arguments: str | None = None
+    """Keyword arguments of its constructor, a JSON object."""
+
+    @property
+    def name(self) -> str:
+        """The model as messages call it."""
+        return self.class_name or self.kind
+
+    def keyword_arguments(self) -> Mapping[str, Any]:
+        """Return the keyword arguments of the constructor."""
+        return parse_arguments(self.arguments)
+
+    def refuse_nonsense(self, where: str) -> None:
+        for key, widths in (("bottom_widths", self.bottom_widths), ("top_widths", self.top_widths)):
+            require_range(f"the number of {where}{key}", len(widths), 0, MOST_LAYERS)
+            for number, width in enumerate(widths):
+                require_range(f"{where}{key}[{number}]", width, 1, MOST_WIDTH)
+        require_range(f"{where}cross_layers", self.cross_layers, 0, MOST_LAYERS)
+        require_range(f"{where}cross_rank", self.cross_rank, 1, MOST_WIDTH)
+        is_named = self.class_name is not None
+        if is_named != (self.kind == "module") or (is_named and not is_class_name(str(self.class_name))):
+            raise RecordError(f"{where}class_name is {self.class_name!r} of a model of kind {self.kind}")
+        try:
+            parse_arguments(self.arguments)
+        except ConfigError as error:
+            raise RecordError(f"{where}arguments: {error}") from error
