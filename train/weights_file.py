@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..pipeline.errors import HotsetError, first_line
+from ..pipeline.schema.schema_names import DENSE_PREFIX
 
 _ALIGNMENT = 8
 _DTYPE = "F32"
@@ -34,6 +35,24 @@ _METADATA = "__metadata__"
 """Key of the header that names no tensor."""
 _MOST_READ = 1 << 30
 """Bytes that are read at a time: Linux reads at most 2 GiB."""
+_DTYPES = {
+    torch.float32: _DTYPE,
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Number types of dense layers: buffers of a module may be of any, all else is float32."""
+_NUMPY: dict[torch.dtype, type[np.generic]] = {
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.int64: np.int64,
+    torch.int32: np.int32,
+    torch.uint8: np.uint8,
+    torch.bool: np.bool_,
+}
+_KNOWN = {text: dtype for dtype, text in _DTYPES.items()}
 
 
 class Weights(Mapping[str, torch.Tensor]):
@@ -44,6 +63,7 @@ class Weights(Mapping[str, torch.Tensor]):
         tensor_of: builds one.
         parts_of: builds one in parts of its first dimension, for those that are larger than memory.
         rows_of: builds some rows of one, from the first to before the last.
+        dtypes: type of those that are not float32: buffers of dense layers.
     """
 
     def __init__(
@@ -52,8 +72,10 @@ class Weights(Mapping[str, torch.Tensor]):
         tensor_of: Callable[[str], torch.Tensor],
         parts_of: Callable[[str], Iterator[torch.Tensor]] | None = None,
         rows_of: Callable[[str, int, int], torch.Tensor] | None = None,
+        dtypes: Mapping[str, torch.dtype] | None = None,
     ) -> None:
         self.shapes = shapes
+        self._dtypes = dtypes or {}
         self._tensor_of = tensor_of
         self._parts_of = parts_of
         self._rows_of = rows_of
@@ -69,15 +91,24 @@ class Weights(Mapping[str, torch.Tensor]):
         else:
             yield from self._parts_of(name)
 
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the type of the numbers of a tensor."""
+        return self._dtypes.get(name, torch.float32)
+
+    def bytes_of(self, name: str) -> int:
+        """Return the bytes of a tensor."""
+        return self.dtype(name).itemsize * math.prod(self.shapes[name])
+
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors as float32, without the header."""
-        return sum(4 * math.prod(shape) for shape in self.shapes.values())
+        """Bytes of all tensors, without the header."""
+        return sum(map(self.bytes_of, self.shapes))
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> Weights:
         """Wrap tensors that exist already."""
-        return cls({name: tuple(tensor.shape) for name, tensor in tensors.items()}, tensors.__getitem__)
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        return cls(shapes, tensors.__getitem__, dtypes=dtypes_of(tensors))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self.shapes:
@@ -91,11 +122,26 @@ class Weights(Mapping[str, torch.Tensor]):
         return len(self.shapes)
 
 
+def dtypes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.dtype]:
+    """Return the types of those tensors that are not float32.
+
+    Raises:
+        HotsetError: one has a type that the file of weights does not hold; that of tables is float32.
+    """
+    for name, tensor in tensors.items():
+        if not name.startswith(DENSE_PREFIX) and tensor.dtype != torch.float32:
+            raise HotsetError(f"{name} is {tensor.dtype}, want float32")
+        if tensor.dtype not in _DTYPES:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+            raise HotsetError(f"the buffer {name} is {tensor.dtype}, want one of {known}")
+    return {name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype != torch.float32}
+
+
 def open_weights(path: Path) -> Weights:
     """The tensors of a file, each read when it is asked for.
 
     Raises:
-        HotsetError: damaged, cut short since it was opened, or of tensors that are not float32.
+        HotsetError: damaged, cut short since it was opened, or of tables that are not float32.
     """
     try:
         file = _TensorFile(path)
@@ -113,11 +159,11 @@ def open_weights(path: Path) -> Weights:
         values = file.read(name, first * row_size, max(stop - first, 0) * row_size)
         return torch.from_numpy(values.reshape(-1, *rest) if row_size else values.reshape(0, *rest))
 
-    return Weights(file.shapes, tensor_of, rows_of=rows_of)
+    return Weights(file.shapes, tensor_of, rows_of=rows_of, dtypes=file.dtypes)
 
 
 class _TensorFile:
-    """A file of float32 tensors, whose header was checked against its size."""
+    """A file of tensors, whose header was checked against its size."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -129,13 +175,17 @@ class _TensorFile:
             raise ValueError(f"its header of {length} bytes does not fit")
         text = self._read_at(_LENGTH_BYTES, length).tobytes()
         self._first_byte = _LENGTH_BYTES + length
-        self._starts, self.shapes = _read_header(text, num_bytes - self._first_byte)
+        self._starts, self.shapes, self.dtypes = _read_header(text, num_bytes - self._first_byte)
 
-    def read(self, name: str, first: int, count: int) -> NDArray[np.float32]:
+    def read(self, name: str, first: int, count: int) -> NDArray[Any]:
         """Read some values of a tensor, which are in its bounds."""
-        position = self._first_byte + self._starts[name] + 4 * first
+        dtype = self.dtypes.get(name, torch.float32)
+        position = self._first_byte + self._starts[name] + dtype.itemsize * first
         try:
-            return self._read_at(position, 4 * count).view(np.float32)
+            found = self._read_at(position, dtype.itemsize * count)
+            if dtype == torch.bool and found.max(initial=0) > 1:
+                raise ValueError(f"{name} holds a truth value of {found.max()}")
+            return found.view(_NUMPY[dtype])
         except (OSError, ValueError) as error:
             raise HotsetError(f"{self._path} cannot be read: {first_line(error)}") from error
 
@@ -151,15 +201,17 @@ class _TensorFile:
         return found
 
 
-def _read_header(text: bytes, num_bytes: int) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
-    """Return the first byte and the shape of each tensor of a header.
+def _read_header(
+    text: bytes, num_bytes: int
+) -> tuple[dict[str, int], dict[str, tuple[int, ...]], dict[str, torch.dtype]]:
+    """Return the first byte and the shape of each tensor of a header, and the types that are not float32.
 
     Args:
         text: the header, JSON.
         num_bytes: bytes of all tensors, which must fill them without gaps.
 
     Raises:
-        ValueError: the header is no such description of float32 tensors.
+        ValueError: the header is no such description of tensors, or tables are not float32.
     """
     header = json.loads(text, object_pairs_hook=_refuse_repeated_keys)
     if not isinstance(header, dict):
@@ -167,17 +219,21 @@ def _read_header(text: bytes, num_bytes: int) -> tuple[dict[str, int], dict[str,
     tensors = {name: found for name, found in header.items() if name != _METADATA}
     starts = {}
     shapes = {}
+    dtypes = {}
     end_of = {}
     for name, found in tensors.items():
         if not isinstance(found, dict) or found.keys() != {"dtype", "shape", "data_offsets"}:
             raise ValueError(f"its header does not describe {name}")
         if found["dtype"] != _DTYPE:
-            raise ValueError(f"{name} holds {found['dtype']}, want {_DTYPE}")
+            if not (name.startswith(DENSE_PREFIX) and found["dtype"] in list(_KNOWN)):
+                raise ValueError(f"{name} holds {found['dtype']}, want {_DTYPE}")
+            dtypes[name] = _KNOWN[found["dtype"]]
         shape, offsets = found["shape"], found["data_offsets"]
         numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
         if any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
             raise ValueError(f"its header does not describe {name}")
-        if len(offsets) != 2 or offsets[1] - offsets[0] != 4 * math.prod(shape):
+        itemsize = dtypes.get(name, torch.float32).itemsize
+        if len(offsets) != 2 or offsets[1] - offsets[0] != itemsize * math.prod(shape):
             raise ValueError(f"its header gives {name} another size than its shape {shape} takes")
         starts[name], end_of[name] = offsets
         shapes[name] = tuple(shape)
@@ -189,7 +245,7 @@ def _read_header(text: bytes, num_bytes: int) -> tuple[dict[str, int], dict[str,
         end = end_of[name]
     if end != num_bytes:
         raise ValueError(f"it holds {num_bytes} bytes of tensors, its header says {end}")
-    return starts, shapes
+    return starts, shapes, dtypes
 
 
 def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -200,27 +256,32 @@ def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def write_weights(path: Path, weights: Weights) -> None:
-    """Write float32 tensors to ``path``, overwriting it."""
+    """Write tensors to ``path``, overwriting it."""
     shapes = weights.shapes
     # Offsets follow from the shapes, so the header can be written before the first tensor is built.
     header = {}
     end = 0
     for name in sorted(shapes):
         start = end
-        end = start + 4 * math.prod(shapes[name])
-        header[name] = {"dtype": _DTYPE, "shape": list(shapes[name]), "data_offsets": [start, end]}
+        end = start + weights.bytes_of(name)
+        header[name] = {
+            "dtype": _DTYPES[weights.dtype(name)],
+            "shape": list(shapes[name]),
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in sorted(shapes):
             wanted = tuple(shapes[name])
+            dtype = weights.dtype(name)
             num_rows = 0
             for part in weights.parts(name):
                 tensor = part.detach().contiguous()
-                if tensor.dtype != torch.float32 or tuple(tensor.shape[1:]) != wanted[1:]:
-                    raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, want float32 {wanted}")
+                if tensor.dtype != dtype or tuple(tensor.shape[1:]) != wanted[1:]:
+                    raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, want {dtype} {wanted}")
                 num_rows += tensor.shape[0] if wanted else 0
                 file.write(tensor.numpy().data)
             if wanted and num_rows != wanted[0]:
-                raise ValueError(f"{name} has {num_rows} rows, want float32 {wanted}")
+                raise ValueError(f"{name} has {num_rows} rows, want {dtype} {wanted}")
