@@ -7,10 +7,17 @@ from typing import Literal
 
 from ..pipeline.errors import ConfigError, require_at_least, require_at_most
 from ..pipeline.sizes import ByteSize
+from .model_config import (
+    MOST_LAYERS,
+    MOST_WIDTH,
+    Pooling,
+    Structure,
+    parse_arguments,
+    refuse_unknown_model,
+)
 from .recipe_options import RecipeOptions
 
 PlacementName = Literal["all-fast", "hybrid", "hybrid-dedup", "fae", "cache", "lookahead"]
-ModelName = Literal["auto", "kaggle", "terabyte", "small"]
 EmbeddingOptimizer = Literal["sgd", "momentum", "adagrad", "rowwise-adagrad", "adam"]
 DenseOptimizer = Literal["same", "sgd", "adagrad", "adam"]
 
@@ -93,9 +100,35 @@ class TrainConfig:
     cache_batches: int = 1
     """Number of batches whose rows are loaded into the cache together."""
 
-    model: ModelName = "auto"
-    """DLRM preset; auto takes the one that fits the embedding dimension of the shards: kaggle for 16,
-    terabyte for 64, else small."""
+    model: str = "auto"
+    """Dense model: kaggle, terabyte or small, presets of DLRM; dlrm or auto, the preset that fits the
+    embedding dimension of the shards (kaggle for 16, terabyte for 64, else small); dcnv2; or a class of your
+    own as package.module:Class, a torch.nn.Module over dense features and embeddings."""
+
+    bottom_mlp: tuple[int, ...] | None = None
+    """Widths of the hidden layers between the dense features and the interaction, such as 512,256,64; none
+    for no layer. By default those of the preset; dcnv2 has none by default."""
+
+    top_mlp: tuple[int, ...] | None = None
+    """Widths of the hidden layers between the interaction and the logit, the deep network of dcnv2; none for
+    no layer. By default those of the preset that fits the embedding dimension."""
+
+    cross_layers: int | None = None
+    """Number of layers of the cross network of dcnv2; by default 3."""
+
+    cross_rank: int | None = None
+    """Rank of the matrices of the cross network of dcnv2; by default they are full."""
+
+    cross_structure: Structure | None = None
+    """Whether the deep network of dcnv2 is behind the cross network (stacked) or beside it (parallel); by
+    default stacked."""
+
+    pooling: Pooling = "sum"
+    """How the rows of a multi-hot feature become one embedding: their sum or their mean."""
+
+    model_args: str | None = None
+    """Keyword arguments of the constructor of your own class, a JSON object such as '{"hidden": 64}'; by
+    default it gets none."""
 
     epochs: int = 1
     """Number of passes over the training part."""
@@ -158,10 +191,25 @@ class TrainConfig:
         require_at_most("window", self.window, MOST_BATCHES_AHEAD)
         require_at_most("cache_batches", self.cache_batches, MOST_BATCHES_AHEAD)
         require_at_most("threads", self.threads, MOST_THREADS)
+        self._check_model()
         if not 0 <= self.cache_warmup <= 1:
             raise ConfigError(f"cache_warmup must be from 0 to 1, got {self.cache_warmup}")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed must be from 0 to 2**63 - 1, got {self.seed}")
+
+    def _check_model(self) -> None:
+        refuse_unknown_model(self.model)
+        parse_arguments(self.model_args)
+        for name in ("bottom_mlp", "top_mlp"):
+            widths = getattr(self, name) or ()
+            require_at_most(f"the number of layers of {name}", len(widths), MOST_LAYERS)
+            for width in widths:
+                require_at_least(name, width, 1)
+                require_at_most(name, width, MOST_WIDTH)
+        require_at_least("cross_layers", self.cross_layers, 1)
+        require_at_most("cross_layers", self.cross_layers, MOST_LAYERS)
+        require_at_least("cross_rank", self.cross_rank, 1)
+        require_at_most("cross_rank", self.cross_rank, MOST_WIDTH)
 
     def row_optimizer(self, packed_for: str) -> str:
         """Return the optimizer of the rows: the one set, else ``packed_for``, that of the shards."""

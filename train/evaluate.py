@@ -16,8 +16,10 @@ from .data.shards import Shards
 from .execution.embeddings import Embeddings
 from .meter import Meter
 from .metrics.scores import Quality
-from .model.dense_step import build_dense_step
 from .model.dlrm_shape import tables_by_width
+from .model_building.build_model import build_model, build_step
+from .model_building.choose_model import recorded_model
+from .model_building.user_code import ModelSource
 from .placements.placements import AllFast, Hybrid
 from .predict import Predictor
 from .rows.row_optimizers import RowOptimizer
@@ -34,7 +36,7 @@ from .run_folder import (
     refuse_other_weights,
 )
 from .saved_rows import SavedTier
-from .trainer import build_model, set_threads
+from .trainer import inputs_of, set_threads
 from .weights_file import Weights
 from .work_threads import WorkThreads
 
@@ -49,6 +51,7 @@ def evaluate(
     shards: Path,
     *,
     slow_bytes: int | None = None,
+    model_source: ModelSource | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Quality:
     """Predict the evaluation part of ``shards`` with the weights of ``run``, on the host.
@@ -56,6 +59,7 @@ def evaluate(
     Args:
         slow_bytes: memory for embedding rows; if not all fit, those of some batches at a time are read from
             the file of weights. None: as much as there is.
+        model_source: makes the module of a user; None imports the class that the run records.
         progress: called after each batch with the samples so far and their number in all.
 
     Raises:
@@ -75,7 +79,8 @@ def evaluate(
         refuse_changed_files(manifest, (CONFIG, WEIGHTS))
     opened.refuse_damage(["evaluation"])
     set_threads(config.threads)
-    return _predictor(run, config, weights, opened, slow_bytes).score(progress=progress)
+    predictor = _predictor(run, config, weights, opened, slow_bytes, model_source)
+    return predictor.score(progress=progress)
 
 
 def refuse_other_tables(config: RunConfig, shards: Shards) -> None:
@@ -104,14 +109,20 @@ def _described(table: tuple[str, int, int]) -> str:
 
 
 def _predictor(
-    run: Path, config: RunConfig, weights: Weights, shards: Shards, slow_bytes: int | None
+    run: Path,
+    config: RunConfig,
+    weights: Weights,
+    shards: Shards,
+    slow_bytes: int | None,
+    model_source: ModelSource | None,
 ) -> Predictor:
     meter = Meter(_HOST)
     # Seeds and optimizer do not matter: every weight is overwritten, and none is trained.
-    model = build_model(shards, config.model, 0)
+    chosen = recorded_model(config)
+    model = build_model(chosen, inputs_of(shards), 0, model_source)
     refuse_other_weights(run, weights, config, model)
     threads = WorkThreads(config.threads)
-    dense = build_dense_step(model, shards.batch_size, threads, config.dense_dtype)
+    dense = build_step(model, chosen, shards.tables, shards.batch_size, threads, config.dense_dtype)
     model.load_state_dict(
         {name: read_finite(run, weights, f"{DENSE_PREFIX}{name}") for name in model.state_dict()}
     )

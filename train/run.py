@@ -19,7 +19,8 @@ from .execution.traffic import Way
 from .meter import Kind
 from .metrics.scores import Quality
 from .model.dense_dtype import cpu_features, warn_of_slow_bf16
-from .model.dlrm_shape import preset_name
+from .model_building.choose_model import choose_model, recorded_name
+from .model_building.user_code import ModelSource
 from .run_folder import (
     RunFolder,
     make_folder,
@@ -109,6 +110,7 @@ def train(
     *,
     replay: Path | None = None,
     slow_dir: Path | None = None,
+    model_source: ModelSource | None = None,
     progress: TrainProgress = _silent,
 ) -> TrainSummary:
     """Train on ``shards`` (a shards folder, or the folder that holds it) and write the run to ``out``.
@@ -116,6 +118,7 @@ def train(
     Args:
         replay: a finished run whose batch order is used instead of the placement's own.
         slow_dir: folder of the spill file of rows beyond ``slow_bytes``; None: ``out``.
+        model_source: makes the module of a user; None imports the class that ``config.model`` names.
         progress: called after every step with the samples so far, the mean loss of the last logged steps and
             the last AUC.
 
@@ -136,7 +139,7 @@ def train(
     order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None
 
     make_folder(out)
-    trainer = build_trainer(opened, config, order, spill_folder=slow_dir or out)
+    trainer = build_trainer(opened, config, order, spill_folder=slow_dir or out, model_source=model_source)
     _log.info(
         "%s on %s with %s threads: %s",
         trainer.config.placement,
@@ -179,7 +182,8 @@ def describe(trainer: Trainer, threads: int, *, is_replay: bool) -> dict[str, An
         "is_replay": is_replay,
         "shards": shards.manifest.fingerprint,
         "batch_size": shards.batch_size,
-        "model": preset_name(trainer.config.model, shards.embedding_dim),
+        "model": recorded_name(trainer.config, shards.embedding_dim),
+        "dense_model": choose_model(trainer.config, shards.embedding_dim).to_json(),
         "embedding_dim": shards.embedding_dim,
         "num_dense": shards.num_dense,
         "tables": [

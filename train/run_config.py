@@ -11,7 +11,9 @@ from typing import Literal
 from ..pipeline.errors import HotsetError
 from ..pipeline.folders.json_record import JsonRecord, RecordError
 from .config import MOST_THREADS
+from .model_config import ModelConfig
 
+_PRESETS = ("kaggle", "terabyte", "small")
 _MOST_ROWS = 2**31
 _MOST_FLOATS = 2**20
 """Floats of a row, or dense features of a sample: far more than any model has."""
@@ -34,8 +36,8 @@ class RunConfig(JsonRecord):
 
     threads: int
     """Threads of the dense layers."""
-    model: Literal["kaggle", "terabyte", "small"]
-    """Preset of the dense layers."""
+    model: str
+    """Preset of a DLRM, dcnv2, or the class of the user."""
     embedding_dim: int
     """Width of the embeddings that interact."""
     num_dense: int
@@ -43,6 +45,8 @@ class RunConfig(JsonRecord):
     tables: tuple[RunTable, ...]
     dense_dtype: Literal["fp32", "bf16"] = "fp32"
     """Type of the products of the dense layers; runs of earlier versions do not say."""
+    dense_model: ModelConfig | None = None
+    """The layers of the model; None in runs of earlier versions, whose ``model`` is always a preset."""
 
     @property
     def num_hot(self) -> list[int] | None:
@@ -72,13 +76,18 @@ class RunConfig(JsonRecord):
         _require("threads", self.threads, 1, MOST_THREADS)
         _require("embedding_dim", self.embedding_dim, 1, _MOST_FLOATS)
         _require("num_dense", self.num_dense, 0, _MOST_FLOATS)
+        names: tuple[str, ...] = _PRESETS
+        if self.dense_model is not None and self.dense_model.kind != "dlrm":
+            names = (self.dense_model.name,)
+        if self.model not in names:
+            raise RecordError(f"model is {self.model!r}, want {' or '.join(names)}")
         for number, table in enumerate(self.tables):
             _require(f"tables[{number}].num_rows", table.num_rows, 1, _MOST_ROWS)
             _require(f"tables[{number}].embedding_dim", table.embedding_dim, 1, _MOST_FLOATS)
             if table.num_hot is not None:
                 _require(f"tables[{number}].num_hot", table.num_hot, 0, table.num_rows)
-        names = [table.name for table in self.tables]
-        if len(set(names)) != len(names):
+        tables = [table.name for table in self.tables]
+        if len(set(tables)) != len(tables):
             raise RecordError("tables lists a table twice")
 
 

@@ -241,9 +241,18 @@ def refuse_changed_files(manifest: Manifest, names: tuple[str, ...]) -> None:
             )
 
 
-def refuse_other_weights(run: Path, weights: Weights, config: RunConfig, model: torch.nn.Module) -> None:
-    """Raise HotsetError unless there are exactly the tensors that the config describes, in their shapes."""
-    wanted = {f"{DENSE_PREFIX}{name}": tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+def refuse_other_weights(
+    run: Path, weights: Weights, config: RunConfig, model: torch.nn.Module | None
+) -> None:
+    """Raise HotsetError unless there are exactly the tensors that the config describes, in their shapes.
+
+    Args:
+        model: its dense layers; None: those there are, whatever they are.
+    """
+    if model is None:
+        wanted = {name: shape for name, shape in weights.shapes.items() if name.startswith(DENSE_PREFIX)}
+    else:
+        wanted = {f"{DENSE_PREFIX}{name}": tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     wanted |= {table.name: (table.num_rows, table.embedding_dim) for table in config.tables}
     for name in sorted(wanted.keys() | weights.shapes.keys()):
         if wanted.get(name) != weights.shapes.get(name):

@@ -30,9 +30,12 @@ from .execution.spilled_run import SpillLimits
 from .execution.step_source import StepSource
 from .meter import Meter
 from .model.dense_dtype import choose_dense_dtype, cpu_features
-from .model.dense_step import DenseStep, build_dense_step
-from .model.dlrm import Dlrm
-from .model.dlrm_shape import dlrm_shape
+from .model.dense_model import DenseModel
+from .model.dense_step import DenseStep
+from .model_building.build_model import build_model, build_step
+from .model_building.choose_model import choose_model
+from .model_building.model_inputs import ModelInputs
+from .model_building.user_code import ModelSource
 from .placements.choose_placement import build_placements, spills, with_staging
 from .placements.fae import FaeOrder
 from .placements.schedule_file import Schedule
@@ -42,7 +45,7 @@ from .recipe.dense_update import DenseUpdate
 from .recipe.learning_rates import LearningRates
 from .rows.mapped_rows import HostMemory
 from .rows.row_optimizers import RowOptimizer
-from .weights_file import Weights
+from .weights_file import Weights, dtypes_of
 from .work_threads import WorkThreads
 
 _log = logging.getLogger(__name__)
@@ -57,7 +60,7 @@ class Trainer:
 
     config: TrainConfig
     shards: Shards
-    model: Dlrm
+    model: DenseModel
     dense: DenseStep
     """Passes the model forward and backward."""
     dense_optimizers: tuple[torch.optim.Optimizer, ...]
@@ -121,7 +124,7 @@ class Trainer:
         def parts_of(name: str) -> Iterator[torch.Tensor]:
             return iter([dense[name].cpu()]) if name in dense else self.embeddings.table_parts(numbers[name])
 
-        return Weights(shapes, tensor_of, parts_of)
+        return Weights(shapes, tensor_of, parts_of, dtypes=dtypes_of(dense))
 
 
 def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tensor], None]) -> None:
@@ -134,7 +137,7 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
         for step in steps:
             batch = step.batch
             embeddings = trainer.embeddings.look_up(step)
-            loss_sum = trainer.dense.train(batch, embeddings)  # nats; leaves the gradients
+            loss_sum = trainer.dense.train(batch, embeddings, trainer.step)  # nats; leaves the gradients
             rates = trainer.rates.of_step(trainer.step)
             trainer.dense_update.prepare(rates.dense)
             # Embedding rows by our optimizer, dense layers by torch's, at the same time.
@@ -152,13 +155,18 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
 
 
 def build_trainer(
-    shards: Shards, config: TrainConfig, order: BatchOrder | None = None, spill_folder: Path | None = None
+    shards: Shards,
+    config: TrainConfig,
+    order: BatchOrder | None = None,
+    spill_folder: Path | None = None,
+    model_source: ModelSource | None = None,
 ) -> Trainer:
     """Build the model, the tiers with their initial rows, and the order of batches.
 
     Args:
         order: order of batches to use instead of the placement's own.
         spill_folder: folder for rows beyond ``slow_bytes``; None: that of temporary files.
+        model_source: makes the module of a user; None imports the class that ``config.model`` names.
 
     Raises:
         HotsetError: no disk space for such rows.
@@ -175,12 +183,13 @@ def build_trainer(
     # The two placements that keep hot rows on the fast tier permanently.
     if config.placement in ("fae", "lookahead"):
         _warn_of_row_bytes(shards, optimizer)
-    model = build_model(shards, config.model, config.seed).to(device)
+    model_config = choose_model(config, shards.embedding_dim)
+    model = build_model(model_config, inputs_of(shards), config.seed, model_source).to(device)
     # Rows on the host are the work of all threads; a GPU takes its work from one.
     row_threads = WorkThreads(config.threads or num_workers(0))
     threads = WorkThreads(1) if device.type == "cuda" else row_threads
     dtype = choose_dense_dtype(config.dense_dtype, device.type, cpu_features())
-    dense = build_dense_step(model, shards.batch_size, threads, dtype)
+    dense = build_step(model, model_config, shards.tables, shards.batch_size, threads, dtype, config.seed)
     # From here on nothing is left open: a schedule on disk is compared with it, and the run records it.
     config = replace(with_staging(config, shards), dense_dtype=dtype)
     placements = build_placements(config, shards)
@@ -234,14 +243,13 @@ def build_step_source(shards: Shards, config: TrainConfig, embeddings: Embedding
     )
 
 
-def build_model(shards: Shards, name: str, seed: int) -> Dlrm:
-    """Build the dense layers of preset ``name`` for these shards."""
-    dims = [table.embedding_dim for table in shards.tables]
-    return Dlrm(dlrm_shape(name, shards.num_dense, len(dims), shards.embedding_dim, dims), seed)
+def inputs_of(shards: Shards) -> ModelInputs:
+    """Return the sizes of these shards that a model is built for."""
+    return ModelInputs.of(shards.num_dense, shards.tables, shards.embedding_dim)
 
 
 def build_dense_optimizers(
-    model: Dlrm, chosen: Optimizers, num_threads: int, decay: float = 0.0
+    model: DenseModel, chosen: Optimizers, num_threads: int, decay: float = 0.0
 ) -> tuple[torch.optim.Optimizer, ...]:
     """Build torch's own optimizer for parts of the dense layers, so that several threads can take a step.
 

@@ -10,8 +10,9 @@ from ..pipeline.errors import HotsetError, first_line
 from ..pipeline.folders.disk import paths_in
 from ..pipeline.folders.manifest import MANIFEST, Manifest
 from .data.batch_order import BATCH_ORDER, read_batch_order
-from .model.dlrm import Dlrm
-from .model.dlrm_shape import dlrm_shape
+from .model_building.build_model import build_model
+from .model_building.choose_model import recorded_model
+from .model_building.model_inputs import ModelInputs
 from .run_folder import (
     METRICS,
     RUN_FILES,
@@ -72,9 +73,12 @@ def _faults_of_meaning(run: Path) -> Iterator[str]:
 def _check_weights(run: Path) -> None:
     config = read_config(run)
     weights = read_weights(run)
-    dims = [table.embedding_dim for table in config.tables]
-    shape = dlrm_shape(config.model, config.num_dense, len(dims), config.embedding_dim, dims)
-    refuse_other_weights(run, weights, config, Dlrm(shape, 0))
+    chosen = recorded_model(config)
+    # A user's class is not imported to verify bytes: its parameters are those that were written.
+    model = None
+    if chosen.kind != "module":
+        model = build_model(chosen, ModelInputs.of(config.num_dense, config.tables, config.embedding_dim), 0)
+    refuse_other_weights(run, weights, config, model)
     for name in weights:
         read_finite(run, weights, name)
 

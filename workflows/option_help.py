@@ -113,10 +113,11 @@ def _with_hint(kind: Any, default: Any) -> Any:
     is_silent = default is None or isinstance(default, bool) or default in ("", ()) or "\n" in str(default)
     # ``X | None`` is written like X, and what happens without it is in the sentence.
     if inner is not kind:
+        metavar = "INT,..." if inner == tuple[int, ...] else _metavar(inner)
         # tyro checks the default of an ``X | None`` by a package that takes 20 ms to import, and that of a
         # ``Union`` by itself, from left to right.
         kind = Union[types.NoneType, inner]  # noqa: UP007
-        return Annotated[kind, tyro.conf.arg(metavar=_metavar(inner), help_behavior_hint="")]
+        return Annotated[kind, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
     if is_silent:
         return Annotated[kind, tyro.conf.arg(help_behavior_hint="")]
     if isinstance(default, float):

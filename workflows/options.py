@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 import tyro
 
-from ..pipeline.errors import HotsetError
+from ..pipeline.errors import ConfigError, HotsetError
 from ..pipeline.schema.feature_settings import (
     FeatureSettings,
     format_feature_settings,
@@ -41,6 +41,8 @@ _PARSERS: dict[Any, Callable[[str], Any]] = {
     Path: Path,
     ByteSize: parse_byte_size,
 }
+_WIDTHS = tuple[int, ...]
+"""Numbers in one word, ``512,256``, where an option may be left out; ``none`` for none."""
 _registry = tyro.constructors.ConstructorRegistry()
 _registry.struct_rule(describe_dataclass)
 
@@ -79,6 +81,34 @@ def _optional_rule(
         is_instance=lambda instance: instance is None or isinstance(instance, inner),
         str_from_instance=lambda instance: [str(instance)],
     )
+
+
+@_registry.primitive_rule
+def _optional_widths_rule(
+    type_info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[tuple[int, ...] | None] | None:
+    inner = without_none(type_info.type)
+    if inner is type_info.type or inner != _WIDTHS:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT,...",
+        instance_from_str=lambda texts: parse_widths(texts[0]),
+        is_instance=lambda instance: instance is None or isinstance(instance, tuple),
+        str_from_instance=lambda instance: [",".join(map(str, instance or ())) or "none"],
+    )
+
+
+def parse_widths(text: str) -> tuple[int, ...]:
+    """Parse ``512,256``, ``none`` for no number; raises ConfigError on anything else."""
+    words = [] if text == "none" else text.split(",")
+    for word in words:
+        if not (word.isascii() and word.isdigit()):
+            raise ConfigError(
+                f"found {text!r}, want whole numbers with commas between them",
+                hint="write them like 512,256, or none for no layer",
+            )
+    return tuple(map(int, words))
 
 
 @_registry.primitive_rule

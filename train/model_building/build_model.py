@@ -1,0 +1,62 @@
+"""Builds a dense model and its step from what a run records of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..data.batch import EmbeddingTable
+from ..model.dcn import Dcn, DcnShape
+from ..model.dense_dtype import DenseDtype
+from ..model.dense_model import DenseModel
+from ..model.dense_step import DenseStep, build_dense_step
+from ..model.dlrm import Dlrm
+from ..model.dlrm_shape import shape_of_widths
+from ..model_config import ModelConfig
+from ..work_threads import WorkThreads
+from .mean_pooling import MeanPooling
+from .model_inputs import ModelInputs
+from .user_code import ModelSource, build_module, import_class
+from .user_model import UserModel, try_model
+
+
+def build_model(
+    config: ModelConfig, inputs: ModelInputs, seed: int, model_source: ModelSource | None = None
+) -> DenseModel:
+    """Build a model with its initial values.
+
+    Args:
+        config: which model.
+        inputs: sizes of the log.
+        seed: of the initial values.
+        model_source: makes the module of a user; None imports the class that ``config`` names.
+
+    Raises:
+        ConfigError: there is no such class, or it is no model for these inputs.
+        ShardError: nothing interacts.
+    """
+    if config.kind == "dlrm":
+        sizes = (inputs.num_dense, len(inputs.tables), inputs.embedding_dim, inputs.table_dims)
+        return Dlrm(shape_of_widths(config.bottom_widths, config.top_widths, *sizes), seed)
+    if config.kind == "dcnv2":
+        return Dcn(DcnShape(inputs.num_dense, inputs.table_dims, config), seed)
+    chosen = model_source or import_class(config.name)
+    module = build_module(chosen, config.name, seed, inputs, **config.keyword_arguments())
+    model = UserModel(module, config.name, inputs)
+    try_model(model, seed)
+    return model
+
+
+def build_step(
+    model: DenseModel,
+    config: ModelConfig,
+    tables: Sequence[EmbeddingTable],
+    batch_size: int,
+    threads: WorkThreads,
+    dtype: DenseDtype,
+    seed: int = 0,
+) -> DenseStep:
+    """Build the step of a model on embeddings pooled as ``config`` says; see `build_dense_step`."""
+    step = build_dense_step(model, batch_size, threads, dtype, seed)
+    if config.pooling == "mean" and any(table.is_multi_hot for table in tables):
+        return MeanPooling(step, tables)
+    return step

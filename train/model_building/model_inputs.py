@@ -1,0 +1,56 @@
+"""The sizes of a log that a dense model is built for. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+
+class _Table(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def embedding_dim(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TableInput:
+    """An embedding table, as the constructor of a model sees it."""
+
+    name: str
+    """Name of its feature."""
+    num_embeddings: int
+    """Rows of the table."""
+    embedding_dim: int
+    """Width of its embeddings."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """What the constructor of a user's module gets as its first argument."""
+
+    num_dense: int
+    """Number of dense features, which may be 0."""
+    tables: tuple[TableInput, ...]
+    """The embedding tables in the order of the features."""
+    embedding_dim: int
+    """Width of the embeddings that the log was preprocessed for; single tables may have others."""
+
+    @classmethod
+    def of(cls, num_dense: int, tables: Sequence[_Table], embedding_dim: int) -> Self:
+        """Describe these tables, those of shards or of a run."""
+        described = (TableInput(table.name, table.num_rows, table.embedding_dim) for table in tables)
+        return cls(num_dense, tuple(described), embedding_dim)
+
+    @property
+    def table_dims(self) -> tuple[int, ...]:
+        """Width of the embeddings of each table."""
+        return tuple(table.embedding_dim for table in self.tables)
+
+    @property
+    def total_dim(self) -> int:
+        """Width of all embeddings of a sample side by side."""
+        return sum(self.table_dims)
