@@ -36,6 +36,9 @@ from .hot_curve import Levels, hot_curves
 from .hot_order import HotOrder
 
 MODES = ("fae-paper", "fae-code")
+CALIBRATION_ROW_BYTES = 40
+"""Memory for each row of a vocabulary: the order of every table by exact counts or its counters by first
+appearance, levels, and three arrays of the largest table (bytes)."""
 
 
 @dataclass(frozen=True, slots=True)

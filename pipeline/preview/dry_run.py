@@ -153,11 +153,9 @@ def plan_run(
     there = {state.stage: bytes_in(state.folder) for state in states}
     freed = sum(there[state.stage] for state in states if state.state == AGAIN)
     cap = resources.memory_bytes or default_memory_bytes()
-    # Stages with a memory cap spill to disk beyond it; `ingest` and `split` have none.
+    # Stages spill to disk beyond the cap, or work with fewer workers.
     held = [
-        estimate.memory_bytes[plan.state.stage]
-        if plan.state.stage in ("ingest", "split")
-        else min(estimate.memory_bytes[plan.state.stage], max(cap - FIXED_BYTES, 0))
+        min(estimate.memory_bytes[plan.state.stage], max(cap - FIXED_BYTES, 0))
         for plan in plans
         if plan.state.state in MAKING
     ]

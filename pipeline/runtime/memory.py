@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ import pyarrow as pa
 from ..errors import MemoryCapError
 from ..sizes import MIB, format_byte_size
 from .resources import Resources
-from .tasks import num_processes
+from .tasks import num_processes, num_workers
 from .thread_buffers import drop_thread_buffers
 
 FIXED_BYTES = 160 * MIB
@@ -95,14 +96,38 @@ def room_for(stage: str, resources: Resources, needed_bytes: int) -> int:
     return max(needed_bytes, (resources.memory_bytes or default_memory_bytes()) - spent)
 
 
-def refuse_small_cap(stage: str, resources: Resources, needed_bytes: int) -> None:
+def workers_within(stage: str, resources: Resources, worker_bytes: int, *, option: str) -> int:
+    """Return the most workers, at most those asked for, that keep ``stage`` within the memory cap.
+
+    Args:
+        stage: for the message.
+        resources: the cap, a quarter of the machine's memory where there is none, and the workers.
+        worker_bytes: memory that each worker takes.
+        option: the option that makes it less, for the hint.
+
+    Raises:
+        MemoryCapError: not even one worker keeps a cap that was given; the hint names one that would do.
+    """
+    cap = resources.memory_bytes or default_memory_bytes()
+    spent = max(FIXED_BYTES, anonymous_bytes() + _SLACK_BYTES)
+    workers = num_workers(resources.workers)
+    while workers > 1 and spent + num_processes(workers) * FIXED_BYTES + workers * worker_bytes > cap:
+        workers -= 1
+    way_out = f"a smaller {option} needs less"
+    refuse_small_cap(stage, replace(resources, workers=workers), worker_bytes, way_out)
+    return workers
+
+
+def refuse_small_cap(
+    stage: str, resources: Resources, needed_bytes: int, way_out: str = "fewer --workers need less"
+) -> None:
     """Raise MemoryCapError where ``stage`` cannot keep within the memory cap, if there is one."""
     wanted = (1 + num_processes(resources.workers)) * FIXED_BYTES + needed_bytes
     if resources.memory_bytes is not None and resources.memory_bytes < wanted:
         enough = -(-wanted // MIB)
         raise MemoryCapError(
             f"{stage} cannot stay within {format_byte_size(resources.memory_bytes)} of memory",
-            hint=f"--memory {enough}MiB would do; fewer --workers need less",
+            hint=f"--memory {enough}MiB would do; {way_out}",
         )
 
 

@@ -18,7 +18,7 @@ import xxhash
 
 from ..errors import ConfigError, InputError, require_at_least
 from ..folders.file_facts import ColumnsFacts
-from ..folders.manifest import Manifest
+from ..folders.manifest import Manifest, is_sealed
 from ..folders.output import Output
 from ..folders.reopening import Continuation
 from ..folders.run_identity import starts_with
@@ -27,7 +27,9 @@ from ..formats.arrow_files import write_batch
 from ..formats.category_texts import write_part_texts
 from ..raw.log_parts import open_parts
 from ..raw.part import Fault, RawParts, UnreadPart
+from ..raw.part_memory import part_bytes
 from ..raw.raw_file import RawFile
+from ..runtime.memory import workers_within
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..runtime.tasks import run_tasks
 from ..schema.schema_file import is_fingerprint, schema_identity, schema_of, write_schema
@@ -116,12 +118,15 @@ def ingest(
     Raises:
         InputError: a line is not as the schema says (file, line, column, found, wanted), too many
             were skipped, a file cannot be read or lacks a column, or there is no line at all.
+        MemoryCapError: not even one worker keeps the memory cap.
     """
     files = [RawFile.inspect(path) for path in raw]
     if not files:
         raise InputError("no input file given")
     names = [{"name": file.path.name, "bytes": file.num_bytes} for file in files]
     identity = ingest_identity(config)
+    if extend or not is_sealed(out):  # refused before the folder is begun
+        resources = replace(resources, workers=workers_for(files, config, resources))
     output = Output.begin("ingest", VERSION, identity, names, out, continuation=continued_log(extend))
     if output.sealed is not None:
         return output.sealed
@@ -146,6 +151,17 @@ def ingest(
     if not any(entry.num_samples for entry in output.finished.values()):
         raise InputError(f"{files[0].path}: the log is empty: it has no samples")
     return output.seal(_totals(files, tallies, config, output))
+
+
+def workers_for(files: Sequence[RawFile], config: IngestConfig, resources: Resources) -> int:
+    """Return with how many workers `ingest` keeps the memory cap, estimated from the first lines of files.
+
+    Raises:
+        MemoryCapError: not even one worker keeps it.
+    """
+    schema = schema_of(config.schema)
+    needed = (part_bytes(file, schema, config.block_bytes, has_label=config.label) for file in files)
+    return workers_within("ingest", resources, max(needed, default=0), option="--block-bytes")
 
 
 def continued_log(extend: bool) -> Continuation:

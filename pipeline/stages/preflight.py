@@ -8,6 +8,7 @@ from pathlib import Path
 from ..errors import ConfigError
 from ..folders.disk import bytes_in, free_bytes
 from ..folders.manifest import Manifest, is_sealed
+from ..raw.part_memory import TYPICAL_LINE_BYTES
 from ..raw.raw_file import RawFile
 from ..sizes import MIB, format_byte_size
 
@@ -25,7 +26,6 @@ spill where memory is short is removed before the next folders are written, whic
 end is the most there is at any moment (measured at a cap that spills)."""
 COMPRESSION = 3.0
 """Bytes of text for a byte of a compressed log; gzip makes 2.5 of Criteo's."""
-_TYPICAL_LINE_BYTES = 160
 
 
 def disk_needed(
@@ -69,4 +69,4 @@ def refuse_full_disk(needed: Mapping[str, int], out: Path, option: str = "--out"
 
 def samples_of_block(block_bytes: int) -> int:
     """Return the samples that a block of raw text may hold, for estimates before it is read."""
-    return block_bytes // _TYPICAL_LINE_BYTES
+    return block_bytes // TYPICAL_LINE_BYTES

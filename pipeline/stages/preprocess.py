@@ -13,6 +13,7 @@ from ..folders.disk import folder_exists, remove_folders
 from ..folders.manifest import Manifest, is_sealed
 from ..formats.part_ids import PartSize
 from ..packing.row_layout import RowLayout
+from ..raw.raw_file import RawFile
 from ..runtime.memory import refuse_small_cap
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..schema.feature_settings import FeatureSettings, numbers_of
@@ -24,7 +25,7 @@ from . import rank as rank_stage
 from .adopt import adopt
 from .count import CountConfig, count
 from .encode import EncodeConfig, encode
-from .ingest import IngestConfig, ingest, ingest_identity
+from .ingest import IngestConfig, ingest, ingest_identity, workers_for
 from .map_ids import ID_MAP, map_ids
 from .pack import PackConfig, pack
 from .preflight import disk_needed, refuse_full_disk, samples_of_block
@@ -106,7 +107,7 @@ def preprocess(
         raw: logs, in order.
         config: a recipe, or a variant of one.
         out: the folder that is DIR elsewhere.
-        resources: of every stage; its memory cap is kept by `count`, `rank`, `encode` and `pack`.
+        resources: of every stage; every stage keeps its memory cap.
         on_stage: called when a stage is done.
         until: the last stage to run.
         discard: folders to empty when the last stage is done, see `folders.discard`.
@@ -187,6 +188,9 @@ def check_resources(
         "pack": pack_stage.needed_bytes(config.pack, width, largest, resources.workers),
     }.items():
         refuse_small_cap(stage, resources, needed)
+    if extend or not is_sealed(out / "columns"):
+        files = [RawFile.inspect(path) for path in raw]
+        workers_for(files, config.ingest, resources)
 
 
 def run_stage(stage: str, config: object, folder: Path, resources: Resources = DEFAULT_RESOURCES) -> Manifest:

@@ -25,15 +25,18 @@ from ..folders.stage_totals import PlanTotals, SamplesTotals, TaggedSamples, Voc
 from ..folders.table_info import PlannedTable
 from ..formats.arrow_files import read_batch, write_batch
 from ..formats.part_ids import PartIds
-from ..hot_rows.fae_hot_rows import MODES, calibrate, with_exact_counts
+from ..hot_rows.fae_hot_rows import CALIBRATION_ROW_BYTES, MODES, calibrate, with_exact_counts
 from ..hot_rows.hot_order import HotOrder
+from ..runtime.memory import refuse_small_cap
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
-from ..runtime.tasks import run_tasks
+from ..runtime.tasks import num_workers, run_tasks
 from ..schema.feature_settings import NO_SETTINGS, FeatureSettings, check_settings, numbers_of
 from ..sizes import MIB, ByteSize
 
 VERSION = 1
 _HOT_BYTES = ByteSize(256 * MIB)
+_TAG_BYTES = 2
+"""Bytes of a sample's tag: as it is found, and as it is written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,10 +101,13 @@ def split(
     ranked = VocabularyTotals.of(vocabulary)
     widths = row_widths(config, [table.name for table in ranked.tables])
     bytes_of_rows = [width.row_bytes for width in widths]
-    # FAE's modes may refuse the budget, so they are tried before the folder is begun.
+    # What may be refused is tried before the folder is begun: the cap, and the budget by FAE's modes.
     calibrated = None
-    if config.mode != "budget" and not is_sealed(out):  # refused before the folder is begun
-        calibrated = calibrate(config.mode, vocabulary, bytes_of_rows, config.hot_bytes)
+    if not is_sealed(out):
+        needed = needed_bytes(config, ranked.num_rows, samples, resources.workers)
+        refuse_small_cap("split", resources, needed)
+        if config.mode != "budget":
+            calibrated = calibrate(config.mode, vocabulary, bytes_of_rows, config.hot_bytes)
     output = Output.begin("split", VERSION, config, [input_of(vocabulary), input_of(samples)], out)
     if output.sealed is not None:
         return output.sealed
@@ -146,6 +152,13 @@ def split(
         calibration=calibration,
     )
     return output.seal(totals)
+
+
+def needed_bytes(config: SplitConfig, num_rows: int, samples: Manifest, workers: int) -> int:
+    """Return the bytes that `split` needs: the tags of a part for each worker, and what FAE's modes hold."""
+    largest = max((entry.num_samples for entry in samples.files), default=0)
+    of_rows = 0 if config.mode == "budget" else CALIBRATION_ROW_BYTES * num_rows
+    return num_workers(workers) * _TAG_BYTES * largest + of_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from hotset.pipeline.runtime.memory import (
     available_bytes,
     default_memory_bytes,
     room_for,
+    workers_within,
 )
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import MIB
@@ -35,6 +36,24 @@ def test_a_cap_given_is_refused_where_it_cannot_be_kept_and_the_default_never_is
     assert caught.value.hint == "--memory 171MiB would do; fewer --workers need less"
     room_for("pack", Resources(memory_bytes=171 * MIB), 10 * MIB + 1)
     assert room_for("pack", Resources(), 1 << 50) == 1 << 50
+
+
+def test_as_many_workers_as_fit_are_taken_and_one_that_does_not_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hotset.pipeline.runtime.memory.anonymous_bytes", lambda: 0)
+    cap = FIXED_BYTES + 100 * MIB
+    for workers, wanted in ((1, 1), (3, 3), (4, 3), (50, 3)):
+        assert workers_within("ingest", Resources(workers, cap), 33 * MIB, option="--x") == wanted
+    monkeypatch.setattr("hotset.pipeline.runtime.memory.anonymous_bytes", lambda: FIXED_BYTES)
+    assert (
+        workers_within("ingest", Resources(4, cap), 33 * MIB, option="--x") == 2
+    )  # 32 MiB are the allocators'
+    with pytest.raises(ConfigError, match="ingest cannot stay within 260 MiB of memory") as caught:
+        workers_within("ingest", Resources(4, cap), 101 * MIB, option="--block-bytes")
+    assert caught.value.hint == "--memory 261MiB would do; a smaller --block-bytes needs less"
+    # Without a cap a quarter of the machine's memory bounds the workers, and nothing is refused.
+    assert workers_within("ingest", Resources(4), 1 << 50, option="--x") == 1
 
 
 def test_available_memory_is_the_least_of_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:

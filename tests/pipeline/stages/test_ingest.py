@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.pipeline.errors import ConfigError, InputError, ManifestError
+from hotset.pipeline.errors import ConfigError, InputError, ManifestError, MemoryCapError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.formats.arrow_files import read_batch, write_batch
+from hotset.pipeline.raw.part_memory import part_bytes
+from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.runtime.tasks import run_tasks
+from hotset.pipeline.schema.schema_file import schema_of
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.tests.support.logs.criteo_text import (
@@ -25,6 +29,7 @@ from hotset.tests.support.logs.criteo_text import (
     text_of,
     tree_of,
 )
+from hotset.tests.support.processes.memory_caps import count_stages_alone
 
 SMALL = ByteSize(1500)
 """Block bytes: five lines or so."""
@@ -239,6 +244,32 @@ def test_plain_and_gzip_copies_give_the_same_files(tmp_path: Path, rng: np.rando
         del trees[-1][MANIFEST]
     assert trees[0] == trees[1] and len(trees[0]) > 5
     assert {"file0000-block0000000.arrow", "file0000-block0000001.arrow"} <= set(trees[0])
+
+
+def test_a_memory_cap_is_kept_by_fewer_workers_and_refused_where_one_needs_more(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count_stages_alone(monkeypatch)
+    raw = write(tmp_path / "log.tsv", text_of(draw_samples(60, rng)))
+    with pytest.raises(MemoryCapError, match="ingest cannot stay within") as caught:
+        ingest([raw], config(), tmp_path / "out", Resources(workers=4, memory_bytes=1))
+    assert caught.value.hint == "--memory 1MiB would do; a smaller --block-bytes needs less"
+    assert not (tmp_path / "out").exists()
+    used = []
+
+    def recorded(function: Any, tasks: Any, *, workers: int) -> Any:
+        used.append(workers)
+        return run_tasks(function, tasks, workers=workers)
+
+    monkeypatch.setattr("hotset.pipeline.stages.ingest.run_tasks", recorded)
+    schema = schema_of("criteo-kaggle")
+    needed = part_bytes(RawFile.inspect(raw), schema, SMALL, has_label=True)
+    for memory_bytes in (needed, 3 * needed - 1, 9 * needed):
+        out = tmp_path / str(memory_bytes)
+        ingest([raw], config(), out, Resources(workers=4, memory_bytes=memory_bytes))
+    assert used == [1, 2, 4]
+    # A finished folder is read, whatever the cap.
+    ingest([raw], config(), tmp_path / str(needed), Resources(workers=4, memory_bytes=1))
 
 
 def interrupt_after(num_files: int, error: type[BaseException]) -> Callable[..., None]:

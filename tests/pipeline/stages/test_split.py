@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.pipeline.errors import ConfigError, ManifestError
+from hotset.pipeline.errors import ConfigError, ManifestError, MemoryCapError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.schema.feature_settings import FeatureSettings
-from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.sizes import MIB, ByteSize
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig
-from hotset.pipeline.stages.split import SplitConfig, split
+from hotset.pipeline.stages.split import SplitConfig, needed_bytes, split
 from hotset.pipeline.verify.check_files import faults_of_plan
 from hotset.tests.support.logs.criteo_text import SCHEMA, Sample, draw_samples
 from hotset.tests.support.naive.naive_stages import naive_log, run_to, tags_of
@@ -132,6 +132,22 @@ def test_a_width_for_no_feature_is_refused(tmp_path: Path, folder: Path) -> None
     with pytest.raises(ConfigError, match="feature_dims names 'C33', which is not a feature of this log"):
         split_in(folder, tmp_path / "plan", SplitConfig(feature_dims=FeatureSettings([("C33", 8)])))
     assert not (tmp_path / "plan").exists()
+
+
+def test_a_memory_cap_that_cannot_be_kept_is_refused_before_the_folder_is_begun(
+    tmp_path: Path, folder: Path
+) -> None:
+    vocabulary, samples = Manifest.read(folder / "vocabulary"), Manifest.read(folder / "samples")
+    with pytest.raises(MemoryCapError, match="split cannot stay within 1 MiB of memory") as caught:
+        split(SplitConfig(), vocabulary, samples, tmp_path / "plan", Resources(1, MIB))
+    assert caught.value.hint == "--memory 161MiB would do; fewer --workers need less"
+    assert not (tmp_path / "plan").exists()
+    made = split(SplitConfig(), vocabulary, samples, tmp_path / "plan", Resources(1, 161 * MIB))
+    # The tags of a part, and where FAE's modes calibrate, arrays of all rows.
+    largest = max(entry.num_samples for entry in samples.files)
+    assert needed_bytes(SplitConfig(), 1000, samples, 3) == 3 * 2 * largest
+    assert needed_bytes(SplitConfig(mode="fae-code"), 1000, samples, 3) == 3 * 2 * largest + 40_000
+    assert split(SplitConfig(), vocabulary, samples, tmp_path / "plan", Resources(1, 1)) == made
 
 
 def test_other_budgets_need_another_folder(tmp_path: Path, folder: Path) -> None:
