@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...stats.batches.bag_shuffle import tag_cold_bags
 from ...stats.counting.hash_table import settle_unknown
-from ...stats.ranking.hot_rows import tag_hot_samples
+from ...stats.ranking.hot_rows import largest_ids, tag_hot_samples
 from ..errors import ManifestError
 from ..folders.file_facts import ColumnsFacts, SamplesFacts
 from ..folders.manifest import FileEntry, Manifest
@@ -71,17 +71,21 @@ class PartIds:
         }
         return cls(tables, matrix, lists)
 
-    def refuse_strays(self, path: Path) -> None:
-        """Raise ManifestError where an id read from ``path`` is outside its table."""
-        columns = one_hot(self.tables)
-        # As unsigned numbers, negative ids are larger than any table: one pass over the matrix will do.
-        unsigned = self.matrix.view(np.uint32)
-        largest = dict(zip((table.name for table in columns), unsigned.max(axis=0, initial=0), strict=True))
-        largest |= {name: ids.view(np.uint32).max(initial=0) for name, (_, ids) in self.lists.items()}
+    def refuse_strays(self, path: Path, largest: NDArray[np.uint32] | None = None) -> None:
+        """Raise ManifestError where an id read from ``path`` is outside its table.
+
+        ``largest``: (one-hot tables,), the largest id of each among the samples in use, as an unsigned
+        number, by which a negative id is larger than any table; of all samples if it is not given.
+        """
+        if largest is None:
+            largest = np.zeros(self.matrix.shape[1], np.uint32)
+            largest_ids(self.matrix, largest)
+        found_of = dict(zip((table.name for table in one_hot(self.tables)), largest, strict=True))
+        found_of |= {name: ids.view(np.uint32).max(initial=0) for name, (_, ids) in self.lists.items()}
         has_samples = self.matrix.shape[0] > 0
         for table in self.tables:
-            if has_samples and largest[table.name] >= table.num_rows:
-                found = int(largest[table.name].astype(np.int32))
+            if has_samples and found_of[table.name] >= table.num_rows:
+                found = int(found_of[table.name].astype(np.int32))
                 raise ManifestError(
                     f"{path} is damaged: id {found} in table {table.name} of {table.num_rows} rows",
                     hint=hint_to_rewrite(path.parent),

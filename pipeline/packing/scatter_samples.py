@@ -14,8 +14,8 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.bag_shuffle import add_lengths, place_bags, scatter_bags
-from ...stats.batches.sample_shuffle import choose_samples, scatter_rows
+from ...stats.batches.bag_shuffle import bag_lengths, place_bags, scatter_bags
+from ...stats.batches.sample_shuffle import scatter_rows
 from ..folders.manifest import FileEntry
 from ..formats.arrow_files import read_batch, values_of
 from ..formats.part_ids import PartIds
@@ -23,7 +23,7 @@ from ..runtime.tasks import run_tasks
 from ..runtime.thread_buffers import thread_buffer
 from .pack_inputs import PackInputs
 from .row_layout import LABEL, TAG
-from .shuffle_plan import ShuffledFile, ShufflePlan
+from .shuffle_plan import ChosenSamples, KeyRanges, ShuffledFile, ShufflePlan
 
 
 def starts_of(counts: Sequence[int]) -> list[int]:
@@ -94,7 +94,8 @@ def count_list_lookups(shuffled: ShufflePlan, inputs: PackInputs, workers: int) 
     """Count the lookups in multi-hot tables of the samples of each output file: (num_files,)."""
     total = np.zeros(len(shuffled.files), np.int64)
     parts = shuffled.parts if inputs.lists else []
-    tasks = ((entry, first, shuffled, inputs) for entry, first in parts)
+    ranges = shuffled.key_ranges(shuffled.files)
+    tasks = ((entry, first, shuffled, inputs, ranges) for entry, first in parts)
     # Bags differ in length, so buffers can be sized only after all lengths were added up once.
     for lookups in run_tasks(_count_part, tasks, workers=workers, shares_memory=True):
         total += lookups
@@ -102,17 +103,19 @@ def count_list_lookups(shuffled: ShufflePlan, inputs: PackInputs, workers: int) 
 
 
 def _count_part(
-    entry: FileEntry, first_sample: int, shuffled: ShufflePlan, inputs: PackInputs
+    entry: FileEntry, first_sample: int, shuffled: ShufflePlan, inputs: PackInputs, ranges: KeyRanges
 ) -> NDArray[np.int64]:
-    _, files, _ = shuffled.keys_and_files(entry, first_sample)
-    return _list_lookups(inputs.read_ids(entry.path), files, len(shuffled.files))
+    chosen = shuffled.choose(entry, first_sample, ranges)
+    return _bag_lengths(inputs.read_ids(entry.path), chosen)[1]
 
 
-def _list_lookups(ids: PartIds, files: NDArray[np.int64], num_files: int) -> NDArray[np.int64]:
-    lookups = np.zeros(num_files, np.int64)
-    for offsets, _ in ids.lists.values():
-        add_lengths(offsets, files, lookups)
-    return lookups
+def _bag_lengths(ids: PartIds, chosen: ChosenSamples) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return the length of each chosen sample's bags, (num_tables, num_chosen), and their sum by file."""
+    lengths = thread_buffer("lengths", (len(ids.lists), chosen.positions.shape[0]), np.int32)
+    lookups = np.zeros(chosen.counts.shape, np.int64)
+    for of_table, (offsets, _) in zip(lengths, ids.lists.values(), strict=True):
+        bag_lengths(offsets, chosen.positions, chosen.files, of_table, lookups)
+    return lengths, lookups
 
 
 def scatter_samples(
@@ -126,54 +129,72 @@ def scatter_samples(
     # Parts are threads' tasks: all write to the same buffers, each into rows that it reserved.
     buffers = Buffers.empty(group, lookups_of_files, inputs)
     parts = shuffled.parts_for({file.kind for file in group})
-    tasks = ((entry, first, shuffled, inputs, buffers) for entry, first in parts)
+    ranges = shuffled.key_ranges(group)
+    tasks = ((entry, first, shuffled, inputs, ranges, buffers) for entry, first in parts)
     for _ in run_tasks(_scatter_part, tasks, workers=workers, shares_memory=True):
         pass
     return buffers
 
 
 def _scatter_part(
-    entry: FileEntry, first_sample: int, shuffled: ShufflePlan, inputs: PackInputs, buffers: Buffers
+    entry: FileEntry,
+    first_sample: int,
+    shuffled: ShufflePlan,
+    inputs: PackInputs,
+    ranges: KeyRanges,
+    buffers: Buffers,
 ) -> None:
     """Put one part's samples into the buffers, those of other groups left out."""
-    keys, files, counts = shuffled.keys_and_files(entry, first_sample)
-    if not counts[buffers.next_row >= 0].any():
+    # In one of many passes few samples are wanted: only these are read, checked and transformed. A resumed
+    # run may have files between those of the group that are finished.
+    chosen = shuffled.choose(entry, first_sample, ranges).within(buffers.next_row >= 0)
+    if not chosen.counts.any():
         return
     # Reserve before anything is filled: from here on the part owns its rows and needs no lock.
     columns, ids = inputs.open(entry.path)
-    next_row, next_lookup = buffers.reserve(counts, _list_lookups(ids, files, counts.shape[0]))
-    # In one of many passes few samples are wanted: only these are transformed.
-    chosen = thread_buffer("chosen", (entry.num_samples,), np.int32)
-    chosen = chosen[: choose_samples(files, next_row, chosen)]
+    lengths, lookups = _bag_lengths(ids, chosen)
+    next_row, next_lookup = buffers.reserve(chosen.counts, lookups)
     # Everything but the ids, column by column: the kernel turns columns into rows as it scatters them.
     layout = inputs.layout
-    values = thread_buffer("columns", (layout.ids.start, chosen.shape[0]), np.int32)
+    positions = chosen.positions
+    values = thread_buffer("columns", (layout.ids.start, positions.shape[0]), np.int32)
     as_floats = values.view(np.float32)
-    values[TAG] = values_of(read_batch(inputs.plan, entry).column("is_hot"), np.uint8)[chosen]
-    as_floats[LABEL] = values_of(columns.column("label"), np.uint8)[chosen] if inputs.has_label else 0
+    values[TAG] = values_of(read_batch(inputs.plan, entry).column("is_hot"), np.uint8)[positions]
+    label = values_of(columns.column("label"), np.uint8)[positions] if inputs.has_label else 0
+    as_floats[LABEL] = label
     for column, name in zip(as_floats[layout.dense], inputs.dense, strict=True):
-        inputs.transform(name, columns.column(name), chosen, column)
+        inputs.transform(name, columns.column(name), positions, column)
+    values[layout.lengths] = lengths
     if ids.lists:
         # Bags first, with a copy of ``next_row``: both kernels count it up over the same samples.
-        lengths = thread_buffer("lengths", (len(ids.lists), entry.num_samples), np.int32)
-        _scatter_bags(ids, files, next_row.copy(), next_lookup, lengths, buffers)
-        values[layout.lengths] = lengths[:, chosen]
-    scatter_rows(values, ids.matrix, chosen, keys, files, next_row, buffers.rows, buffers.keys)
+        _scatter_bags(ids, chosen, next_row.copy(), next_lookup, lengths, buffers)
+    largest = np.zeros(layout.num_one_hot, np.uint32)
+    scatter_rows(
+        values,
+        ids.matrix,
+        positions,
+        chosen.keys,
+        chosen.files,
+        next_row,
+        buffers.rows,
+        buffers.keys,
+        largest,
+    )
+    # Checked as they are copied, those of this pass alone: nothing is written before all parts are through.
+    ids.refuse_strays(inputs.samples.folder / entry.path, largest)
 
 
 def _scatter_bags(
     ids: PartIds,
-    files: NDArray[np.int64],
+    chosen: ChosenSamples,
     next_row: NDArray[np.int64],
     next_lookup: NDArray[np.int64],
     lengths: NDArray[np.int32],
     buffers: Buffers,
 ) -> None:
-    """Put one part's bags into the buffers, and their lengths, (num_tables, num_samples), to ``lengths``."""
-    for row, (offsets, _) in zip(lengths, ids.lists.values(), strict=True):
-        np.subtract(offsets[1:], offsets[:-1], out=row)
+    """Put the bags of one part's samples into the buffers; ``lengths`` as of `_bag_lengths`."""
     # All bags of a sample lie together, those of one table behind those of the table before.
-    next_in_bags = thread_buffer("places", files.shape, np.int64)
-    place_bags(lengths, files, next_row, next_lookup, next_in_bags, buffers.bag_starts)
+    next_in_bags = thread_buffer("places", chosen.files.shape, np.int64)
+    place_bags(lengths, chosen.files, next_row, next_lookup, next_in_bags, buffers.bag_starts)
     for offsets, flat in ids.lists.values():
-        scatter_bags(offsets, flat, next_in_bags, buffers.bags)
+        scatter_bags(offsets, flat, chosen.positions, next_in_bags, buffers.bags)

@@ -7,7 +7,7 @@ bins and files are so many that their keys take more, the second pass is repeate
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from ...stats.batches.sample_shuffle import (
     HOT_ONLY,
     MIXED,
     NUM_BINS,
+    choose_keys,
     count_bins,
     files_of_keys,
     find_in_bins,
@@ -29,6 +30,7 @@ from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import PlanTotals
 from ..formats.arrow_files import read_batch, values_of
 from ..runtime.tasks import run_tasks
+from ..runtime.thread_buffers import thread_buffer
 from ..sizes import MIB
 from ..stage_commands import hint_to_rewrite
 
@@ -78,6 +80,38 @@ class Shuffle:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyRanges:
+    """The keys of some files: a range for each kind."""
+
+    first: NDArray[np.uint64]
+    """(3,), the smallest key of each kind."""
+    last: NDArray[np.uint64]
+    """(3,), the largest; below the smallest for a kind of which there is no file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSamples:
+    """Samples of one part; valid until the thread chooses others."""
+
+    positions: NDArray[np.int32]
+    """(num_chosen,), in the part, ascending."""
+    keys: NDArray[np.uint64]
+    """(num_chosen,)."""
+    files: NDArray[np.int64]
+    """(num_chosen,), the output file of each."""
+    counts: NDArray[np.int64]
+    """(num_files,), how many go to each file."""
+
+    def within(self, is_wanted: NDArray[np.bool_]) -> ChosenSamples:
+        """Return those that go to some of the files, ``is_wanted``: (num_files,)."""
+        if not self.counts[~is_wanted].any():
+            return self
+        kept = is_wanted[self.files]
+        counts = np.where(is_wanted, self.counts, 0)
+        return ChosenSamples(self.positions[kept], self.keys[kept], self.files[kept], counts)
+
+
+@dataclass(frozen=True, slots=True)
 class ShufflePlan:
     """Output files, and the keys at which they begin."""
 
@@ -90,16 +124,34 @@ class ShufflePlan:
     parts: list[tuple[FileEntry, int]]
     """Files of tags and the number of their first sample; columns and samples have files of the same name."""
 
-    def keys_and_files(
-        self, entry: FileEntry, first_sample: int
-    ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-        """Key and output file of each sample of a part; and (num_files,), how many go to each file."""
+    def key_ranges(self, group: Sequence[ShuffledFile]) -> KeyRanges:
+        """Return the ranges of keys that hold all samples of some files, and of the files between them."""
+        ranges = KeyRanges(np.ones(3, np.uint64), np.zeros(3, np.uint64))
+        for file in sorted(group, key=lambda file: file.index, reverse=True):
+            first = np.uint64(file.number * self.shuffle.samples_per_file)
+            last = first + np.uint64(file.num_samples - 1)
+            if file.kind != EVALUATION:
+                first = self.last_keys[file.index - 1] + np.uint64(1) if file.number else np.uint64(0)
+                last = self.last_keys[file.index]
+            # From the last file of a kind down to its first.
+            if ranges.last[file.kind] < ranges.first[file.kind]:
+                ranges.last[file.kind] = last
+            ranges.first[file.kind] = first
+        return ranges
+
+    def choose(self, entry: FileEntry, first_sample: int, ranges: KeyRanges) -> ChosenSamples:
+        """Find the samples of a part whose keys are in ``ranges``, and their files."""
         keys, kinds = self.shuffle.keys_and_kinds(entry, first_sample)
-        files = np.empty(keys.shape[0], np.int64)
+        positions = thread_buffer("chosen", keys.shape, np.int32)
+        num_chosen = choose_keys(keys, kinds, ranges.first, ranges.last, positions)
+        keys = keys[:num_chosen]
+        files = thread_buffer("files", keys.shape, np.int64)
         counts = np.zeros(len(self.files), np.int64)
         per_file = self.shuffle.samples_per_file
-        files_of_keys(keys, kinds, self.first_file_of_bin, self.last_keys, per_file, files, counts)
-        return keys, files, counts
+        files_of_keys(
+            keys, kinds[:num_chosen], self.first_file_of_bin, self.last_keys, per_file, files, counts
+        )
+        return ChosenSamples(positions[:num_chosen], keys, files, counts)
 
     def parts_for(self, kinds: set[int]) -> list[tuple[FileEntry, int]]:
         """Parts that may hold samples of the kinds given."""

@@ -32,16 +32,26 @@ def tag_cold_bags(
 
 
 @kernel
-def add_lengths(offsets: NDArray[np.int32], files: NDArray[np.int64], lookups: NDArray[np.int64]) -> None:
-    """Add the length of each sample's bag to the lookups of its file.
+def bag_lengths(
+    offsets: NDArray[np.int32],
+    chosen: NDArray[np.int32],
+    files: NDArray[np.int64],
+    lengths: NDArray[np.int32],
+    lookups: NDArray[np.int64],
+) -> None:
+    """Write the length of the bag of each chosen sample, and add it to the lookups of its file.
 
     Args:
         offsets: (num_samples + 1,).
-        files: (num_samples,), the file of each sample.
+        chosen: (num_chosen,), positions of samples.
+        files: (num_chosen,), the file of each chosen sample.
+        lengths: (num_chosen,) out.
         lookups: (num_files,) out, added to.
     """
-    for i in range(files.shape[0]):
-        lookups[files[i]] += offsets[i + 1] - offsets[i]
+    for place in range(chosen.shape[0]):
+        i = chosen[place]
+        lengths[place] = offsets[i + 1] - offsets[i]
+        lookups[files[place]] += lengths[place]
 
 
 @kernel
@@ -58,44 +68,43 @@ def place_bags(
     Args:
         lengths: (num_tables, num_samples), of each sample's bag in each multi-hot table.
         files: (num_samples,), the file of each sample.
-        next_row: (num_files,), where the next row of each file goes, -1 for a file that is not in the
-            buffer; advanced.
+        next_row: (num_files,), where the next row of each file goes; advanced.
         next_lookup: (num_files,), where the next lookup of each file goes; advanced.
-        places: (num_samples,) out; -1 for samples that are not in the buffer.
+        places: (num_samples,) out.
         row_places: (capacity,) out, the place of each row.
     """
     for i in range(files.shape[0]):
         file = files[i]
-        places[i] = -1
-        if next_row[file] >= 0:
-            places[i] = next_lookup[file]
-            row_places[next_row[file]] = next_lookup[file]
-            next_row[file] += 1
-            for table in range(lengths.shape[0]):
-                next_lookup[file] += lengths[table, i]
+        places[i] = next_lookup[file]
+        row_places[next_row[file]] = next_lookup[file]
+        next_row[file] += 1
+        for table in range(lengths.shape[0]):
+            next_lookup[file] += lengths[table, i]
 
 
 @kernel
 def scatter_bags(
     offsets: NDArray[np.int32],
     ids: NDArray[np.int32],
+    chosen: NDArray[np.int32],
     places: NDArray[np.int64],
     bags: NDArray[np.int32],
 ) -> None:
-    """Copy the bag of each sample to its place.
+    """Copy the bag of each chosen sample to its place.
 
     Args:
         offsets: (num_samples + 1,).
         ids: (offsets[-1],).
-        places: (num_samples,), positions in ``bags``, -1 where the sample is left out; advanced by what
-            was copied, so that the next table's bag follows.
+        chosen: (num_chosen,), positions of samples.
+        places: (num_chosen,), positions in ``bags``; advanced by what was copied, so that the next table's
+            bag follows.
         bags: (capacity,) out.
     """
-    for i in range(places.shape[0]):
-        if places[i] >= 0:
-            for lookup in range(offsets[i], offsets[i + 1]):
-                bags[places[i]] = ids[lookup]
-                places[i] += 1
+    for sample in range(chosen.shape[0]):
+        i = chosen[sample]
+        for lookup in range(offsets[i], offsets[i + 1]):
+            bags[places[sample]] = ids[lookup]
+            places[sample] += 1
 
 
 @kernel

@@ -112,22 +112,35 @@ def files_of_keys(
 
 
 @kernel
-def choose_samples(files: NDArray[np.int64], next_row: NDArray[np.int64], chosen: NDArray[np.int32]) -> int:
-    """Find the samples whose file is in the buffer.
+def choose_keys(
+    keys: NDArray[np.uint64],
+    kinds: NDArray[np.uint8],
+    first_keys: NDArray[np.uint64],
+    last_keys: NDArray[np.uint64],
+    chosen: NDArray[np.int32],
+) -> int:
+    """Find the samples whose keys are in the range of their kind, and close the gaps between them in place.
 
     Args:
-        files: (num_samples,), the file of each sample.
-        next_row: (num_files,), -1 for a file that is not in the buffer.
-        chosen: (num_samples,) out, positions, ascending.
+        keys: (num_samples,) in and out, in the end those of the samples found, at the front.
+        kinds: (num_samples,) in and out, likewise.
+        first_keys: (3,), the smallest key wanted of each kind.
+        last_keys: (3,), the largest; below the smallest where none is wanted.
+        chosen: (num_samples,) out, positions of the samples found, ascending.
 
     Returns:
         How many there are. Exact.
     """
-    num_chosen = 0
-    for i in range(files.shape[0]):
-        chosen[num_chosen] = i
-        num_chosen += next_row[files[i]] >= 0
-    return num_chosen
+    found = 0
+    # Each sample is written to the next free place, which only a wanted one keeps: no branch to mispredict.
+    for i in range(keys.shape[0]):
+        key = keys[i]
+        kind = kinds[i]
+        chosen[found] = i
+        keys[found] = key
+        kinds[found] = kind
+        found += first_keys[kind] <= key <= last_keys[kind]
+    return found
 
 
 @kernel
@@ -140,34 +153,40 @@ def scatter_rows(
     next_row: NDArray[np.int64],
     scattered_rows: NDArray[np.int32],
     scattered_keys: NDArray[np.uint64],
+    largest: NDArray[np.uint32],
 ) -> None:
     """Put each chosen sample's row, its columns and then its ids, and its key into its file's part.
 
     Args:
-        columns: (num_columns, num_chosen or more), of the chosen samples alone; floats by their bits.
+        columns: (num_columns, num_chosen), of the chosen samples alone; floats by their bits.
         ids: (num_samples, num_features).
-        chosen: (num_chosen,), samples whose files are in the buffer, as `choose_samples` finds them.
-        keys: (num_samples,).
-        files: (num_samples,), the file of each sample.
+        chosen: (num_chosen,), samples whose files are in the buffer, as `choose_keys` finds them.
+        keys: (num_chosen,).
+        files: (num_chosen,), the file of each chosen sample.
         next_row: (num_files,), where this part's next row of each file goes; advanced.
         scattered_rows: (capacity, num_columns + num_features) out.
         scattered_keys: (capacity,) out.
+        largest: (num_features,) in and out, raised to the largest id copied of each feature, as an unsigned
+            number: a negative id is larger than any table.
     """
     num_columns = np.uint64(columns.shape[0])
     num_features = np.uint64(ids.shape[1])
     for place in range(np.uint64(chosen.shape[0])):  # unsigned: a signed index is not vectorised
         i = np.uint64(chosen[place])
-        row = next_row[files[i]]
-        next_row[files[i]] = row + 1
+        row = next_row[files[place]]
+        next_row[files[place]] = row + 1
         # A file's next rows follow this one: have them in the cache before they are written.
         for word in range(0, scattered_rows.shape[1], _LINE_WORDS):
             prefetch(scattered_rows, (row + _SCATTERED_AHEAD) * scattered_rows.shape[1] + word)
-        scattered_keys[row] = keys[i]
+        scattered_keys[row] = keys[place]
         target = np.uint64(row)
         for column in range(num_columns):
             scattered_rows[target, column] = columns[column, place]
         for feature in range(num_features):
             scattered_rows[target, num_columns + feature] = ids[i, feature]
+        # In a loop of its own, which the compiler turns into vector instructions; the ids are in the cache.
+        for feature in range(num_features):
+            largest[feature] = max(largest[feature], np.uint32(ids[i, feature]))
 
 
 @kernel

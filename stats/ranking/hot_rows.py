@@ -68,6 +68,18 @@ def num_hot_of_runs(
 
 
 @kernel
+def largest_ids(ids: NDArray[np.int32], largest: NDArray[np.uint32]) -> None:
+    """Raise ``largest``, (num_features,), to the largest of ``ids``, (num_samples, num_features).
+
+    Ids count as unsigned numbers, so that a negative one is larger than any table. Exact.
+    """
+    num_features = np.uint64(ids.shape[1])
+    for i in range(np.uint64(ids.shape[0])):  # unsigned: a signed index is not vectorised
+        for feature in range(num_features):
+            largest[feature] = max(largest[feature], np.uint32(ids[i, feature]))
+
+
+@kernel
 def tag_hot_samples(ids: NDArray[np.int32], num_hot: NDArray[np.int64], is_hot: NDArray[np.uint8]) -> int:
     """Write 1 for each sample all of whose lookups hit hot rows, else 0.
 

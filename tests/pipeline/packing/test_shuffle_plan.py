@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.folders.manifest import FileEntry, Manifest
 from hotset.pipeline.folders.output import Output
 from hotset.pipeline.folders.stage_totals import PlanTotals, TaggedSamples
 from hotset.pipeline.formats.arrow_files import write_batch
-from hotset.pipeline.packing.shuffle_plan import Shuffle, plan_shuffle
+from hotset.pipeline.packing.shuffle_plan import Shuffle, ShufflePlan, plan_shuffle
 from hotset.stats.batches.sample_shuffle import EVALUATION, HOT_ONLY, MIXED, keys_and_kinds
 from hotset.tests.support.naive.naive_stages import shuffled
 
@@ -90,14 +90,32 @@ def test_every_sample_goes_where_a_sort_puts_it(
     ]
     members: list[list[int]] = [[] for _ in wanted]
     for entry, first_sample in found.parts:
-        _, files, counts = found.keys_and_files(entry, first_sample)
+        every = found.choose(entry, first_sample, found.key_ranges(found.files))
+        files = every.files.copy()
+        assert every.positions.tolist() == list(range(entry.num_samples))
         for sample, file in enumerate(files.tolist(), first_sample):
             members[file].append(sample)
-        np.testing.assert_array_equal(counts, np.bincount(files, minlength=len(members)))
+        np.testing.assert_array_equal(every.counts, np.bincount(files, minlength=len(members)))
+        _check_groups(found, entry, first_sample, files)
         for kinds in ({HOT_ONLY}, {MIXED}, {EVALUATION}, {MIXED, EVALUATION}):
             is_read = (entry, first_sample) in found.parts_for(kinds)
             assert is_read or all(found.files[file].kind not in kinds for file in files)
     assert members == [sorted(order) for _, _, order in wanted]
+
+
+def _check_groups(found: ShufflePlan, entry: FileEntry, first_sample: int, files: NDArray[np.int64]) -> None:
+    """Hold the samples chosen for some files against those of all files; ``files``: (num_samples,)."""
+    keys, _ = found.shuffle.keys_and_kinds(entry, first_sample)
+    # The first two files, the last two, every third one, and none.
+    for group in (found.files[:2], found.files[-2:], found.files[::3], []):
+        is_wanted = np.zeros(len(found.files), np.bool_)
+        is_wanted[[file.index for file in group]] = True
+        wanted = np.flatnonzero(is_wanted[files])
+        chosen = found.choose(entry, first_sample, found.key_ranges(group)).within(is_wanted)
+        assert chosen.positions.tolist() == wanted.tolist()
+        np.testing.assert_array_equal(chosen.keys, keys[wanted])
+        np.testing.assert_array_equal(chosen.files, files[wanted])
+        np.testing.assert_array_equal(chosen.counts, np.bincount(files[wanted], minlength=len(found.files)))
 
 
 def test_files_that_end_in_one_bin_are_cut_at_the_exact_key(
@@ -123,7 +141,7 @@ def test_files_that_end_in_one_bin_are_cut_at_the_exact_key(
     found = plan_shuffle(Shuffle(plan, SEED, True, 9), workers=1)
     members: list[list[int]] = [[] for _ in found.files]
     for entry, first_sample in found.parts:
-        _, files, _ = found.keys_and_files(entry, first_sample)
-        for sample, file in enumerate(files.tolist(), first_sample):
+        chosen = found.choose(entry, first_sample, found.key_ranges(found.files))
+        for sample, file in enumerate(chosen.files.tolist(), first_sample):
             members[file].append(sample)
     assert members == [sorted(order) for _, _, order in naive_files(is_hot, 250, True, 9)]

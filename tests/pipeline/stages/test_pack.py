@@ -18,6 +18,7 @@ import pytest
 
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
+from hotset.pipeline.folders.partial_folder import PARTIAL
 from hotset.pipeline.formats import arrow_files
 from hotset.pipeline.packing.scatter_samples import scatter_samples
 from hotset.pipeline.runtime.resources import Resources
@@ -284,6 +285,28 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
         assert not (out / MANIFEST).exists()
         pack_in(folder, out, config, workers=3 - workers)
         assert tree_of(out) == tree_of(tmp_path / "whole")
+
+
+def test_a_resumed_run_leaves_finished_files_between_others_as_they_are(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count_stages_alone(monkeypatch)
+    monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 4 * WORDS * 8 * 3)
+    config = PackConfig(batch_size=8)
+    pack_in(folder, tmp_path / "whole", config)
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("hotset.pipeline.stages.pack.open_writer", interrupt_after(7, KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            pack_in(folder, out, config)
+    # Of the files finished only every second one is left, so that those to write lie before and behind them.
+    finished = sorted(out.glob("*.arrow"))
+    assert len(finished) == 7
+    for path in finished[::2]:
+        path.unlink()
+        (out / PARTIAL / f"{path.name}.json").unlink()
+    pack_in(folder, out, config)
+    assert tree_of(out) == tree_of(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hotset.stats.batches.bag_shuffle import add_lengths, gather_bags, place_bags, scatter_bags, tag_cold_bags
+from hotset.stats.batches.bag_shuffle import bag_lengths, gather_bags, place_bags, scatter_bags, tag_cold_bags
 
 Bags = list[list[int]]
 Sample = tuple[tuple[list[int], list[int]], int]
@@ -39,26 +39,28 @@ def test_a_cold_look_up_makes_a_sample_cold(bags: Bags, num_hot: int, before: in
 @settings(deadline=None, max_examples=60)
 def test_scattered_bags_are_gathered_again(samples: list[Sample], here: set[int], luck: Random) -> None:
     """Samples of four files, some of which are in the buffer, in any order within a file."""
-    files = np.array([file for _, file in samples], np.int64)
+    file_of = np.array([file for _, file in samples], np.int64)
+    chosen = np.array([n for n, (_, file) in enumerate(samples) if file in here], np.int32)
+    files = file_of[chosen]
     tables = [flat([sample[0][t] for sample in samples]) for t in range(2)]
-    lengths = np.array([np.diff(offsets) for offsets, _ in tables], np.int32).reshape(2, -1)
-    counts = np.bincount(files, minlength=4)
+    lengths = np.empty((2, len(chosen)), np.int32)
     lookups = np.zeros(4, np.int64)
-    for offsets, _ in tables:
-        add_lengths(offsets, files, lookups)
+    for of_table, (offsets, _) in zip(lengths, tables, strict=True):
+        bag_lengths(offsets, chosen, files, of_table, lookups)
+    assert lengths.tolist() == [[len(samples[n][0][t]) for n in chosen] for t in range(2)]
     assert lookups.tolist() == [
-        sum(len(a) + len(b) for (a, b), f in samples if f == file) for file in range(4)
+        sum(len(a) + len(b) for (a, b), f in samples if f == file and file in here) for file in range(4)
     ]
-    is_here = np.array([file in here for file in range(4)])
-    next_row = np.where(is_here, np.cumsum(counts * is_here) - counts, -1)
-    next_lookup = np.where(is_here, np.cumsum(lookups * is_here) - lookups, -1)
-    places = np.empty(len(samples), np.int64)
-    row_places = np.full(int(counts[is_here].sum()), -1, np.int64)
+    counts = np.bincount(files, minlength=4)
+    next_row = np.cumsum(counts) - counts
+    next_lookup = np.cumsum(lookups) - lookups
+    places = np.empty(len(chosen), np.int64)
+    row_places = np.full(int(counts.sum()), -1, np.int64)
     place_bags(lengths, files, next_row, next_lookup, places, row_places)
-    scattered = np.full(int(lookups[is_here].sum()), -1, np.int32)
+    scattered = np.full(int(lookups.sum()), -1, np.int32)
     for offsets, ids in tables:
-        scatter_bags(offsets, ids, places, scattered)
-    rows = [n for file in range(4) if file in here for n in np.flatnonzero(files == file)]
+        scatter_bags(offsets, ids, chosen, places, scattered)
+    rows = [n for file in range(4) if file in here for n in np.flatnonzero(file_of == file)]
     order = list(range(len(rows)))
     luck.shuffle(order)
     wanted = [samples[rows[row]] for row in order]

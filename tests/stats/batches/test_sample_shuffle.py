@@ -12,7 +12,7 @@ from hotset.stats.batches.sample_shuffle import (
     HOT_ONLY,
     MIXED,
     NUM_BINS,
-    choose_samples,
+    choose_keys,
     count_bins,
     files_of_keys,
     find_in_bins,
@@ -105,6 +105,27 @@ def test_files_of_keys_agree_with_a_sort(num_samples: int, rng: np.random.Genera
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 7, 200])
+def test_samples_are_chosen_by_the_range_of_their_kind(num_samples: int, rng: np.random.Generator) -> None:
+    keys = rng.integers(0, 10, num_samples, dtype=np.uint64)
+    kinds = rng.integers(0, 3, num_samples).astype(np.uint8)
+    # All keys of one kind, those in the middle of another, and none of the third.
+    first_keys = np.array([0, 3, 1], np.uint64)
+    last_keys = np.array([2**64 - 1, 6, 0], np.uint64)
+    wanted = [
+        i
+        for i in range(num_samples)
+        if kinds[i] == HOT_ONLY or (kinds[i] == MIXED and keys[i] in (3, 4, 5, 6))
+    ]
+    found_keys = keys.copy()
+    found_kinds = kinds.copy()
+    chosen = np.empty(num_samples, np.int32)
+    chosen = chosen[: choose_keys(found_keys, found_kinds, first_keys, last_keys, chosen)]
+    assert chosen.tolist() == wanted
+    np.testing.assert_array_equal(found_keys[: len(wanted)], keys[wanted])
+    np.testing.assert_array_equal(found_kinds[: len(wanted)], kinds[wanted])
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 7, 200])
 def test_rows_are_scattered_in_order_to_the_files_in_the_buffer(
     num_samples: int, rng: np.random.Generator
 ) -> None:
@@ -117,11 +138,21 @@ def test_rows_are_scattered_in_order_to_the_files_in_the_buffer(
     scattered_keys = np.zeros(counts[0] + counts[2], np.uint64)
     columns = np.ascontiguousarray(rows[:, :3].T)
     ids = rows[:, 3:]
-    chosen = np.full(num_samples, -1, np.int32)
-    chosen = chosen[: choose_samples(files, next_row, chosen)]
-    assert chosen.tolist() == np.flatnonzero(files != 1).tolist()
+    chosen = np.flatnonzero(files != 1).astype(np.int32)
     columns = np.ascontiguousarray(columns[:, chosen])
-    scatter_rows(columns, ids, chosen, keys, files, next_row, scattered_rows, scattered_keys)
+    largest = np.array([17], np.uint32)
+    scatter_rows(
+        columns,
+        ids,
+        chosen,
+        keys[chosen],
+        files[chosen],
+        next_row,
+        scattered_rows,
+        scattered_keys,
+        largest,
+    )
+    assert largest.tolist() == [max([17, *ids[chosen].view(np.uint32).ravel().tolist()])]
     order = np.concatenate([np.flatnonzero(files == 2), np.flatnonzero(files == 0)])
     np.testing.assert_array_equal(scattered_rows, rows[order])
     np.testing.assert_array_equal(scattered_keys, keys[order])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hotset.stats.ranking.frequency_ranking import runs_by_density, runs_of
-from hotset.stats.ranking.hot_rows import num_hot_of_runs, num_hot_of_tables, tag_hot_samples
+from hotset.stats.ranking.hot_rows import largest_ids, num_hot_of_runs, num_hot_of_tables, tag_hot_samples
 
 
 def naive_num_hot(
@@ -62,6 +62,20 @@ def test_tags_agree_with_a_comparison(num_samples: int, num_features: int, rng: 
     wanted = (ids < num_hot).all(axis=1)
     np.testing.assert_array_equal(is_hot, wanted)
     assert total == wanted.sum()
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 9])
+def test_largest_ids_count_negative_ones_as_larger_than_any_table(
+    num_samples: int, rng: np.random.Generator
+) -> None:
+    ids = rng.integers(-3, 40, (num_samples, 5)).astype(np.int32)
+    largest = np.array([0, 7, 2**31, 0, 2**32 - 1], np.uint32)
+    wanted = [
+        max([int(before), *(int(row) % 2**32 for row in column)])
+        for before, column in zip(largest, ids.T, strict=True)
+    ]
+    largest_ids(ids, largest)
+    assert largest.tolist() == wanted
 
 
 def naive_num_hot_by_density(
