@@ -64,7 +64,7 @@ FLOORS = {
         "staging exchange",
         "ranking batches",
         "counting",
-        "hashing cpu_prefetch",
+        "hashing cpu_prefetch simd",
         "kernel",
     ),
 }

@@ -1,8 +1,7 @@
-"""Kernels of the dense step between its matrix products: biases, ReLU, pairs of the interaction, loss.
+"""Kernels of the dense step between its matrix products: biases, ReLU, loss, the last layer.
 
-Each is one pass over a tile of samples. T samples of a tile, N outputs of a layer, V vectors that interact, P
-inputs of the top MLP. A NaN stays a NaN in all of them, so that a diverging run is noticed. bfloat16 numbers
-come as their bits, the upper half of a float32.
+Each is one pass over a tile of samples. T samples of a tile, N outputs of a layer. A NaN stays a NaN in all
+of them, so that a diverging run is noticed. bfloat16 numbers come as their bits, the upper half of a float32.
 """
 
 from __future__ import annotations
@@ -106,49 +105,6 @@ def mask_by_relu_bf16(
 
 
 @kernel
-def pack_pairs(gram_TVV: NDArray[np.float32], first: int, inputs_TP: NDArray[np.float32]) -> None:
-    """Copy the pairs of each sample, the lower triangle row by row, to its inputs of the top MLP.
-
-    Args:
-        gram_TVV: (num_samples, num_vectors, num_vectors); dot products of all vectors.
-        first: column of the first pair.
-        inputs_TP: (num_samples, num_inputs), written from column ``first`` on.
-    """
-    for sample in range(gram_TVV.shape[0]):
-        start = first
-        for vector in range(1, gram_TVV.shape[1]):
-            dots_V = gram_TVV[sample, vector]
-            target = inputs_TP[sample, start : start + vector]
-            for other in range(vector):
-                target[other] = dots_V[other]
-            start += vector
-
-
-@kernel
-def unpack_pairs(
-    grad_TP: NDArray[np.float32], source_V2: NDArray[np.uint32], gram_grad_TVV: NDArray[np.float32]
-) -> None:
-    """Write the symmetric matrix of the gradients of each sample's pairs, with zeros on the diagonal.
-
-    d(u.v) is v for u and u for v, so this matrix times the vectors is their gradient.
-
-    Args:
-        grad_TP: (num_samples, num_inputs); gradient by the inputs of the top MLP.
-        source_V2: (num_vectors * num_vectors,), column of ``grad`` for each entry, in range on the diagonal
-            too.
-        gram_grad_TVV: (num_samples, num_vectors, num_vectors), written.
-    """
-    num_vectors = gram_grad_TVV.shape[1]
-    for sample in range(gram_grad_TVV.shape[0]):
-        row_P = grad_TP[sample]
-        flat_V2 = gram_grad_TVV[sample].reshape(-1)
-        for entry in range(source_V2.size):
-            flat_V2[entry] = row_P[source_V2[entry]]
-        for vector in range(num_vectors):
-            flat_V2[vector * (num_vectors + 1)] = np.float32(0)
-
-
-@kernel
 def logistic_loss(
     logit_T: NDArray[np.float32],
     label_T: NDArray[np.float32],
@@ -177,3 +133,35 @@ def logistic_loss(
         chance = one / (one + small) if logit >= np.float32(0) else small / (one + small)
         grad_T[sample] = (chance - label) * scale
     return loss
+
+
+@kernel
+def last_layer_gradients(
+    grad_T: NDArray[np.float32],
+    hidden_TN: NDArray[np.float32],
+    weight_N: NDArray[np.float32],
+    weight_grad_N: NDArray[np.float32],
+    bias_grad_1: NDArray[np.float32],
+    hidden_grad_TN: NDArray[np.float32],
+) -> None:
+    """Write the gradients of a layer with one output.
+
+    Args:
+        grad_T: (num_samples,); gradient by the logits.
+        hidden_TN: (num_samples, num_inputs); the layer's inputs.
+        weight_N: (num_inputs,).
+        weight_grad_N: (num_inputs,), written; summed serially over the samples.
+        bias_grad_1: (1,), written; likewise.
+        hidden_grad_TN: (num_samples, num_inputs), written.
+    """
+    weight_grad_N[:] = 0
+    bias_grad_1[0] = 0
+    for sample in range(grad_T.size):
+        grad = grad_T[sample]
+        hidden_N = hidden_TN[sample]
+        hidden_grad_N = hidden_grad_TN[sample]
+        bias_grad_1[0] += grad
+        for column in range(weight_N.size):
+            weight_grad_N[column] += grad * hidden_N[column]
+        for column in range(weight_N.size):
+            hidden_grad_N[column] = grad * weight_N[column]

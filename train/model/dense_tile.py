@@ -13,11 +13,11 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from .dense_kernels import logistic_loss, pack_pairs, unpack_pairs
+from .dense_kernels import last_layer_gradients, logistic_loss
 from .dlrm_shape import DlrmShape, tables_by_width
 from .flat_parameters import stored_inputs
+from .interaction_kernels import interact, interact_backward, padded_dim, pair_starts
 from .mlp_tiles import Layer, MlpTiles
 
 BuildMlp = Callable[[Sequence[Layer]], MlpTiles]
@@ -49,19 +49,20 @@ class DenseTile:
         self.top = build_mlp(hidden) if hidden else None
         self._last = f"top.{2 * len(hidden)}"
         self._last_weight_N = weights[f"{self._last}.weight"][:, 0]
-        self._dim = dim
-        self._first_table = int(bool(shape.bottom))
-        self._first_pair = dim if shape.bottom else 0
         self._embeddings = torch.empty(most_samples if self._widths else 0, shape.num_tables, dim)
-        self._vectors = torch.empty(most_samples, vectors, dim)
-        self._gram = torch.empty(most_samples, vectors, vectors)
         # Inputs are stored with the zeros that fill them up; no pass writes there.
         self._inputs = torch.zeros(most_samples, stored_inputs(shape.top_inputs))
         self._logits = torch.empty(most_samples)
         self._logit_grads = torch.empty(most_samples)
         self._hidden_grads = torch.empty(most_samples, self._last_weight_N.numel())
-        self._bottom_grads = torch.empty(most_samples, 1, dim)
-        self._pair_of_entry = _pair_of_entry(vectors, self._first_pair)
+        self._bottom_grads = torch.empty(most_samples if self.bottom else 0, dim)
+        self._no_bottom = torch.empty(0, dim)
+        # One sample's vectors, their gradients, and the dots of its pairs.
+        width = padded_dim(dim)
+        self._pair_starts = pair_starts(vectors, width)
+        self._vectors_VW = np.zeros((vectors, width), np.float32)
+        self._vector_grads_VW = np.zeros((vectors, width), np.float32)
+        self._dots_K = np.empty(self._pair_starts.shape[1], np.float32)
 
     def forward(self, dense_TK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return (T,) logits; their memory is used again by the next tile.
@@ -73,14 +74,18 @@ class DenseTile:
         num_samples = dense_TK.shape[0]
         emb_TFD = self._project(embeddings)
         inputs_TP = self._inputs[:num_samples]
-        vectors_TVD = self._join_bottom(dense_TK, emb_TFD, inputs_TP)
-
-        gram_TVV = self._gram[:num_samples]
-        torch.bmm(vectors_TVD, vectors_TVD.transpose(1, 2), out=gram_TVV)
-        pack_pairs(gram_TVV.numpy(), self._first_pair, inputs_TP.numpy())
+        bottom_TD = self.bottom.forward(dense_TK) if self.bottom else self._no_bottom
+        interact(
+            bottom_TD.numpy(),
+            emb_TFD.numpy(),
+            self._pair_starts,
+            self._vectors_VW,
+            self._dots_K,
+            inputs_TP.numpy(),
+        )
 
         hidden_TN = self.top.forward(inputs_TP) if self.top else inputs_TP
-        self._saved = vectors_TVD, hidden_TN
+        self._saved = bottom_TD, emb_TFD, hidden_TN
         logit_T = self._logits[:num_samples]
         torch.mv(hidden_TN, self._last_weight_N, out=logit_T)
         logit_T += self._weights[f"{self._last}.bias"]
@@ -104,51 +109,43 @@ class DenseTile:
             gradients: where the tile's gradient of each parameter goes, by name.
         """
         num_samples = label_T.shape[0]
-        vectors_TVD, hidden_TN = self._saved
-        grad_T = self._logit_grads[:num_samples]
+        bottom_TD, emb_TFD, hidden_TN = self._saved
+        grad_T = self._logit_grads[:num_samples].numpy()
         logits = self._logits[:num_samples]
-        loss: float = logistic_loss(logits.numpy(), label_T.numpy(), np.float32(scale), grad_T.numpy())
+        loss: float = logistic_loss(logits.numpy(), label_T.numpy(), np.float32(scale), grad_T)
 
         # The last layer has one output, so its products are those of vectors.
-        torch.mv(hidden_TN.t(), grad_T, out=gradients[f"{self._last}.weight"][:, 0])
-        torch.sum(grad_T, dim=0, keepdim=True, out=gradients[f"{self._last}.bias"])
         hidden_grad_TN = self._hidden_grads[:num_samples]
-        torch.outer(grad_T, self._last_weight_N, out=hidden_grad_TN)
+        last_layer_gradients(
+            grad_T,
+            hidden_TN.numpy(),
+            self._last_weight_N.numpy(),
+            gradients[f"{self._last}.weight"].view(-1).numpy(),
+            gradients[f"{self._last}.bias"].numpy(),
+            hidden_grad_TN.numpy(),
+        )
         inputs_grad_TP = hidden_grad_TN
         if self.top:
             found = self.top.backward(hidden_grad_TN, gradients, to_inputs=True)
             assert found is not None
             inputs_grad_TP = found
 
-        # The symmetric matrix of the pairs' gradients times the vectors; it takes the place of the dots.
-        gram_grad_TVV = self._gram[:num_samples]
-        unpack_pairs(inputs_grad_TP.numpy(), self._pair_of_entry, gram_grad_TVV.numpy())
-        first = self._first_table
         emb_grad_TFD = embedding_grads[0] if not self._widths else self._embeddings[:num_samples]
-        torch.bmm(gram_grad_TVV[:, first:], vectors_TVD, out=emb_grad_TFD)
+        bottom_grad_TD = self._bottom_grads[:num_samples]
+        interact_backward(
+            inputs_grad_TP.numpy(),
+            bottom_TD.numpy(),
+            emb_TFD.numpy(),
+            self._vectors_VW,
+            self._vector_grads_VW,
+            bottom_grad_TD.numpy(),
+            emb_grad_TFD.numpy(),
+        )
         if self.bottom:
-            bottom_grad_T1D = self._bottom_grads[:num_samples]
-            torch.bmm(gram_grad_TVV[:, :1], vectors_TVD, out=bottom_grad_T1D)
-            bottom_grad_TD = bottom_grad_T1D.squeeze(1)
-            bottom_grad_TD += inputs_grad_TP[:, : self._dim]
             self.bottom.backward(bottom_grad_TD, gradients, to_inputs=False)
         if self._widths:
             self._project_backward(emb_grad_TFD, embeddings, embedding_grads, gradients)
         return loss
-
-    def _join_bottom(
-        self, dense_TK: torch.Tensor, emb_TFD: torch.Tensor, inputs_TP: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the (T, V, D) vectors that interact, the output of the bottom MLP first; write that to the
-        inputs of the top MLP, too."""
-        if self.bottom is None:
-            return emb_TFD
-        bottom_TD = self.bottom.forward(dense_TK)
-        vectors_TVD = self._vectors[: emb_TFD.shape[0]]
-        vectors_TVD[:, 0] = bottom_TD
-        vectors_TVD[:, 1:] = emb_TFD
-        inputs_TP[:, : self._dim] = bottom_TD
-        return vectors_TVD
 
     def _project(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the (T, F, D) embeddings of all tables in their order, those of other widths projected."""
@@ -196,12 +193,3 @@ def _layers(name: str, widths: Sequence[int]) -> list[Layer]:
         Layer(f"{name}.{2 * number}.weight", f"{name}.{2 * number}.bias", stored_inputs(inputs), outputs)
         for number, (inputs, outputs) in enumerate(pairwise(widths))
     ]
-
-
-def _pair_of_entry(num_vectors: int, first_pair: int) -> NDArray[np.uint32]:
-    """Return (V * V,) the column of the pair of each entry of a symmetric matrix; any on the diagonal."""
-    rows, columns = np.tril_indices(num_vectors, -1)
-    column_VV = np.full((num_vectors, num_vectors), first_pair, np.uint32)
-    column_VV[rows, columns] = np.arange(rows.size) + first_pair
-    column_VV[columns, rows] = column_VV[rows, columns]
-    return column_VV.reshape(-1)

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from hotset.train.model.dense_kernels import (
     add_bias_relu,
     add_bias_relu_bf16,
+    last_layer_gradients,
     logistic_loss,
     mask_by_relu,
     mask_by_relu_bf16,
-    pack_pairs,
-    unpack_pairs,
 )
 
 SIZES = [(0, 3), (1, 1), (5, 7), (33, 64)]
@@ -94,25 +93,16 @@ def test_bfloat16_is_widened_and_rounded_as_torch_does(
     np.testing.assert_array_equal(sums, wanted_sums)
 
 
-@pytest.mark.parametrize("num_vectors", [2, 3, 27])
-@pytest.mark.parametrize("first", [0, 5])
-def test_pairs_are_the_lower_triangle_row_by_row(
-    num_vectors: int, first: int, rng: np.random.Generator
+@pytest.mark.parametrize("size", SIZES)
+def test_gradients_of_the_last_layer_are_products_of_vectors(
+    size: tuple[int, int], rng: np.random.Generator
 ) -> None:
-    gram = drawn(rng, 4, num_vectors, num_vectors)
-    rows, columns = np.tril_indices(num_vectors, -1)
-    inputs = np.full((4, first + rows.size + 2), 9, np.float32)
-    pack_pairs(gram, first, inputs)
-    np.testing.assert_array_equal(inputs[:, first : first + rows.size], gram[:, rows, columns])
-    assert (inputs[:, :first] == 9).all() and (inputs[:, first + rows.size :] == 9).all()
-
-    column = np.full((num_vectors, num_vectors), first, np.uint32)
-    column[rows, columns] = column[columns, rows] = np.arange(rows.size) + first
-    found = np.full_like(gram, 9)
-    unpack_pairs(inputs, column.reshape(-1), found)
-    wanted = np.zeros_like(gram)
-    wanted[:, rows, columns] = wanted[:, columns, rows] = gram[:, rows, columns]
-    np.testing.assert_array_equal(found, wanted)
+    grad, hidden, weight = drawn(rng, size[0]), drawn(rng, *size), drawn(rng, size[1])
+    weight_grad, bias_grad, hidden_grad = drawn(rng, size[1]), drawn(rng, 1), drawn(rng, *size)
+    last_layer_gradients(grad, hidden, weight, weight_grad, bias_grad, hidden_grad)
+    np.testing.assert_array_equal(hidden_grad, np.outer(grad, weight))
+    np.testing.assert_allclose(weight_grad, hidden.T.astype(np.float64) @ grad, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(bias_grad, [grad.sum(dtype=np.float64)], rtol=1e-4, atol=1e-6)
 
 
 def test_the_loss_is_torchs_also_where_exponents_overflow() -> None:
