@@ -13,16 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.counting.hash_table import (
-    MAX_LOAD,
-    capacity_for,
-    find_ids,
-    find_short_ids,
-    insert_ids,
-    insert_short_ids,
-    new_short_table,
-    new_table,
-)
+from ...stats.counting.id_tables import build_id_table, find_ids, id_table_bytes, most_rows_within
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output
 from ..folders.stage_totals import VocabularyTotals
@@ -45,13 +36,13 @@ class TablePiece:
     table: VocabularyTable
     first_id: int
     stop_id: int
-    entry_bytes: int
-    """8 for categories of 32 bits, else 16."""
+    category_bytes: int
+    """4 or 8."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of its hash table."""
-        return self.entry_bytes * capacity_for(self.stop_id - self.first_id)
+        return id_table_bytes(self.stop_id - self.first_id, self.category_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +62,7 @@ class LoadedPiece:
         # The lists of a multi-hot table are looked up flat: where each begins does not matter here.
         array, _ = lookups_of(batch.column(self.piece.table.name), 0)
         categories = values_of(array, array.type.to_pandas_dtype())
-        entries = self.entries
-        find = find_short_ids if entries.ndim == 1 else find_ids
-        find(categories, validity_of(array), entries, self.piece.table.missing_id, -1, ids)
+        find_ids(categories, validity_of(array), self.entries, self.piece.table.missing_id, -1, ids)
 
     def remove(self) -> None:
         """Remove the file that other processes mapped, where there is one."""
@@ -125,12 +114,10 @@ def _pieces(vocabulary: Manifest, room_bytes: int) -> Iterator[TablePiece]:
     """Each table, cut where it does not fit in ``room_bytes`` alone."""
     for feature, table in enumerate(VocabularyTotals.of(vocabulary).tables):
         array = read_batch(vocabulary, vocabulary.entry(f"{table.name}.arrow")).column("category")
-        entry_bytes = 8 if array.type.bit_width == 32 else 16
-        # A hash table has a power of two of entries: take the largest that fits, filled as far as it may be.
-        largest_capacity = 1 << (max(room_bytes // entry_bytes, 16).bit_length() - 1)
-        num_rows = int(largest_capacity * MAX_LOAD)
+        category_bytes = array.type.bit_width // 8
+        num_rows = most_rows_within(room_bytes, category_bytes)
         for first in range(0, table.num_rows, num_rows):
-            yield TablePiece(feature, table, first, min(first + num_rows, table.num_rows), entry_bytes)
+            yield TablePiece(feature, table, first, min(first + num_rows, table.num_rows), category_bytes)
 
 
 def load_piece(vocabulary: Manifest, piece: TablePiece, shared: Output | None) -> LoadedPiece:
@@ -142,10 +129,7 @@ def load_piece(vocabulary: Manifest, piece: TablePiece, shared: Output | None) -
     array = read_batch(vocabulary, vocabulary.entry(path)).column("category")
     # Only the rows of this piece are inserted, with the ids that they have in the whole table.
     rows = values_of(array, array.type.to_pandas_dtype())[piece.first_id : piece.stop_id]
-    is_short = piece.entry_bytes == 8
-    entries = (new_short_table if is_short else new_table)(rows.shape[0])
-    insert = insert_short_ids if is_short else insert_ids
-    insert(rows, piece.first_id, piece.table.missing_id, piece.table.oov_id, entries)
+    entries = build_id_table(rows, piece.first_id, piece.table.missing_id, piece.table.oov_id)
     # Written to a file, the table is mapped once by each process; as an argument it would be pickled for each
     # task.
     if shared is None:

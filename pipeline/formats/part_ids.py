@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.batches.bag_shuffle import tag_cold_bags
-from ...stats.counting.hash_table import settle_unknown
+from ...stats.counting.id_tables import settle_unknown
 from ...stats.ranking.hot_rows import largest_ids, tag_hot_samples
 from ..errors import ManifestError
 from ..folders.file_facts import ColumnsFacts, SamplesFacts

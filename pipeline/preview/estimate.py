@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from ...stats.counting.category_counter import CategoryCounter
-from ...stats.counting.hash_table import capacity_for
 from ...stats.counting.heaps_law import distinct_at
+from ...stats.counting.id_tables import id_table_bytes
 from ..counting.count_spans import spans_of
 from ..formats.arrow_files import NO_NULLS
 from ..packing.row_layout import RowLayout
@@ -171,13 +171,13 @@ def _memory(
     # A part has as many samples as a block has lines, on average.
     part_samples = min(samples, ingest.block_bytes * samples / max(1.0, sum(sample.text_bytes)))
     part = part_samples * max(sample.column_bytes, 4.0 * _words(schema))
-    entry = {name: 8 if sample.category_bytes[name] == 4 else 16 for name in schema.sparse}
     largest: Any = max(rows.values(), default=0)
     return {
         "ingest": workers * (2 * ingest.block_bytes + part),
         "count": sum(4 * 16 * max(4096.0, number) for number in distinct.values()),
         "rank": workers * 28 * largest,
-        "encode": sum(entry[name] * capacity_for(int(rows[name])) for name in schema.sparse) + workers * part,
+        "encode": sum(id_table_bytes(int(rows[name]), sample.category_bytes[name]) for name in schema.sparse)
+        + workers * part,
         "split": workers * part_samples,
         "pack": samples * (4 * _words(schema) + 8) + workers * part,
     }

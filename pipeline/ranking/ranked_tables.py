@@ -15,14 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.counting.hash_table import (
-    find_ids,
-    find_short_ids,
-    insert_ids,
-    insert_short_ids,
-    new_short_table,
-    new_table,
-)
+from ...stats.counting.id_tables import build_id_table, find_ids
 from ...stats.ranking.frequency_ranking import RankedRuns, expand_runs, place_categories
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output
@@ -86,16 +79,12 @@ class RankedTable:
 
         Ids are rows by frequency. Holds the table's categories and a hash table of them.
         """
-        # A hash table from category to row; entries are half as wide for categories of 32 bits.
         rows = np.zeros(self.num_rows, self.dtype)
         self.write_categories(rows)
-        is_short = rows.dtype == np.uint32
-        entries = (new_short_table if is_short else new_table)(rows.shape[0])
         missing = self.runs.missing_id
         oov = self.runs.oov_id
-        (insert_short_ids if is_short else insert_ids)(rows, 0, missing, oov, entries)
+        entries = build_id_table(rows, 0, missing, oov)
         del rows
-        find = find_short_ids if is_short else find_ids
         for first, entry in columns.parts():
             # A part may have samples before or behind those asked for: look all up, then cut by offsets.
             start = max(first, samples.start)
@@ -105,7 +94,7 @@ class RankedTable:
             column = read_batch(columns, entry).column(self.name)
             array, _ = lookups_of(column, 0)
             ids = np.empty(len(array), np.int32)
-            find(values_of(array, self.dtype), validity_of(array), entries, missing, oov, ids)
+            find_ids(values_of(array, self.dtype), validity_of(array), entries, missing, oov, ids)
             # A one-hot column comes back as it is, with one lookup per sample; of lists the offsets are their
             # bounds.
             ends = np.arange(stop - first + 1, dtype=np.int32) if array is column else offsets_of(column)

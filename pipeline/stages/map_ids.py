@@ -16,15 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.counting.hash_table import (
-    MAX_LOAD,
-    find_ids,
-    find_short_ids,
-    insert_ids,
-    insert_short_ids,
-    new_short_table,
-    new_table,
-)
+from ...stats.counting.id_tables import build_id_table, find_ids, most_rows_within
 from ..errors import ManifestError
 from ..folders.file_facts import IdMapFacts
 from ..folders.manifest import FileEntry, Manifest
@@ -131,10 +123,9 @@ def _map_table(
     new_ids[:] = -1
     # A table of new ids may be cut into pieces; an old category has an id in one of them at most.
     for table in _hash_tables(values_of(new_batch.column("category"), dtype), after, room // 2):
-        find = find_short_ids if table.ndim == 1 else find_ids
         for start in range(0, categories.shape[0], _CHUNK):
             found = np.empty(min(_CHUNK, categories.shape[0] - start), np.int32)
-            find(categories[start : start + _CHUNK], NO_NULLS, table, -1, -1, found)
+            find_ids(categories[start : start + _CHUNK], NO_NULLS, table, -1, -1, found)
             part = new_ids[start : start + _CHUNK]
             np.maximum(part, found, out=part)
         del table
@@ -154,16 +145,10 @@ def _map_table(
 
 def _hash_tables(categories: NDArray[Any], after: VocabularyTable, room: int) -> Iterator[NDArray[np.uint64]]:
     """Hash tables from categories to ids, each of as many rows as fit in ``room`` bytes."""
-    is_short = categories.dtype.itemsize == 4
-    # A hash table has a power of two of entries: take the largest that fits in the room.
-    largest = 1 << (max(room // (8 if is_short else 16), 16).bit_length() - 1)
-    num_rows = int(largest * MAX_LOAD)
-    insert = insert_short_ids if is_short else insert_ids
+    num_rows = most_rows_within(room, categories.dtype.itemsize)
     for first in range(0, categories.shape[0], num_rows):
         piece = categories[first : first + num_rows]
-        table = (new_short_table if is_short else new_table)(piece.shape[0])
-        insert(piece, first, after.missing_id, after.oov_id, table)
-        yield table
+        yield build_id_table(piece, first, after.missing_id, after.oov_id)
 
 
 def _map_special(before: VocabularyTable, after: VocabularyTable, new_ids: NDArray[np.int32]) -> None:

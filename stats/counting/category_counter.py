@@ -11,11 +11,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from .hash_table import MAX_LOAD, add_counts, compact_entries, copy_entries
+from .hash_probing import HALF, LOW_HALF, MAX_LOAD
+from .hash_table import add_counts, compact_entries, copy_entries
 from .packed_counts import add_short_counts, compact_short_entries, copy_short_entries, widened
 
-_HALF = np.uint64(32)
-_LOW_HALF = np.uint64(2**32 - 1)
 SMALLEST_ENTRIES = 1 << 12
 _LARGE_ENTRIES = 1 << 18
 BYTES_PER_TABLE_BYTE = 2.25
@@ -93,8 +92,8 @@ class CategoryCounter:
             # The category is the upper half of a word, so words sort by category.
             words = self._table[: compact_short_entries(self._table)]
             words.sort()
-            categories = words >> _HALF
-            words &= _LOW_HALF
+            categories = words >> HALF
+            words &= LOW_HALF
             counts = words.view(np.int64)  # in place: the words are half of the table
         else:
             taken = self._table[: compact_entries(self._table)]

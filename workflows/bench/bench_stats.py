@@ -21,7 +21,7 @@ from rich.table import Table
 
 from ...pipeline.errors import ConfigError, require_at_least
 from ...stats.batches.distinct_rows import find_distinct
-from ...stats.counting.hash_table import new_short_table
+from ...stats.counting.hash_probing import new_short_table
 from ...stats.counting.packed_counts import add_short_counts
 from ...stats.staging.next_uses import next_uses
 from ...stats.staging.staging_planner import StagingPlanner, cache_planner, lookahead_planner

@@ -1,0 +1,208 @@
+"""Hash tables from categories to ids.
+
+A category's number in its entry is id + 1. Ids are inserted hottest first, so that the hot ones sit where
+their first probe looks. Categories of 32 bits have short entries.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cpu_prefetch import AHEAD, prefetch
+from ..kernel import kernel
+from .hash_probing import (
+    ENTRY_BITS,
+    HALF,
+    LOW_HALF,
+    MAX_LOAD,
+    MULTIPLIER,
+    capacity_for,
+    entry_of,
+    is_valid_at,
+    new_short_table,
+    new_table,
+    probe_short,
+    shift_of,
+)
+
+
+def id_table_bytes(num_rows: int, category_bytes: int) -> int:
+    """Return the bytes of the hash table of so many categories of 4 or 8 bytes."""
+    return _entry_bytes(category_bytes) * capacity_for(num_rows)
+
+
+def most_rows_within(room_bytes: int, category_bytes: int) -> int:
+    """Return how many categories the largest hash table of ``room_bytes`` holds; some in any case."""
+    # A hash table has a power of two of entries, filled as far as it may be.
+    largest = 1 << (max(room_bytes // _entry_bytes(category_bytes), 16).bit_length() - 1)
+    return int(largest * MAX_LOAD)
+
+
+def _entry_bytes(category_bytes: int) -> int:
+    return 8 if category_bytes == 4 else 16
+
+
+def build_id_table(
+    categories: NDArray[Any], first_id: int, missing_id: int, oov_id: int
+) -> NDArray[np.uint64]:
+    """Return a table that maps ``categories[i]`` to ``first_id + i``, but for the rows of missing and oov.
+
+    Args:
+        categories: (num_rows,), uint32 or uint64, hottest first, distinct where they count.
+        first_id: id of the first of them.
+        missing_id: id of a missing category.
+        oov_id: id of an unknown category.
+    """
+    is_short = categories.dtype.itemsize == 4
+    table = (new_short_table if is_short else new_table)(categories.shape[0])
+    (insert_short_ids if is_short else insert_long_ids)(categories, first_id, missing_id, oov_id, table)
+    return table
+
+
+def find_ids(
+    categories: NDArray[Any],
+    is_valid: NDArray[np.uint8],
+    table: NDArray[np.uint64],
+    missing_id: int,
+    oov_id: int,
+    ids: NDArray[np.int32],
+) -> None:
+    """Write the id of each category to ``ids``.
+
+    Args:
+        categories: (num_lookups,), of the type that the table was built of.
+        is_valid: Arrow validity bitmap of ``categories``, or length 0 where none is missing.
+        table: as `build_id_table` returned it.
+        missing_id: id of a missing category.
+        oov_id: id of a category that is not in the table.
+        ids: (num_lookups,) out; may be a strided column of a matrix.
+    """
+    find = find_short_ids if table.ndim == 1 else find_long_ids
+    find(categories, is_valid, table, missing_id, oov_id, ids)
+
+
+@kernel
+def insert_long_ids(
+    categories: NDArray[np.uint32],
+    first_id: int,
+    missing_id: int,
+    oov_id: int,
+    table: NDArray[np.uint64],
+) -> None:
+    """Map ``categories[i]`` to ``first_id + i`` in the empty ``table``, but for the rows of missing and oov.
+
+    Categories are inserted by id, hottest first, so that hot ones are found at their first probe.
+
+    Args:
+        categories: (num_rows,), uint32 or uint64, distinct where they count.
+        first_id: id of the first of them.
+        missing_id: id of a missing category.
+        oov_id: id of an unknown category.
+        table: (capacity, 2).
+    """
+    shift = shift_of(table)
+    num_rows = categories.shape[0]
+    ahead = np.int64(AHEAD)
+    for i in range(num_rows):
+        if i + ahead < num_rows:
+            prefetch(table, ((np.uint64(categories[i + ahead]) * MULTIPLIER) >> shift) << ENTRY_BITS)
+        if first_id + i != missing_id and first_id + i != oov_id:
+            category = np.uint64(categories[i])
+            entry = entry_of(category, table, shift)
+            table[entry, 0] = category
+            table[entry, 1] = np.uint64(first_id + i + 1)
+
+
+@kernel
+def insert_short_ids(
+    categories: NDArray[np.uint32],
+    first_id: int,
+    missing_id: int,
+    oov_id: int,
+    table: NDArray[np.uint64],
+) -> None:
+    """`insert_long_ids` for categories of 32 bits into a short table, (capacity,)."""
+    shift = shift_of(table)
+    mask = np.uint64(table.shape[0] - 1)
+    num_rows = categories.shape[0]
+    ahead = np.int64(AHEAD)
+    for i in range(num_rows):
+        if i + ahead < num_rows:
+            prefetch(table, (np.uint64(categories[i + ahead]) * MULTIPLIER) >> shift)
+        if first_id + i != missing_id and first_id + i != oov_id:
+            category = np.uint64(categories[i])
+            entry, _ = probe_short(category, table, shift, mask)
+            table[entry] = (category << HALF) | np.uint64(first_id + i + 1)
+
+
+@kernel
+def find_long_ids(
+    categories: NDArray[np.uint32],
+    is_valid: NDArray[np.uint8],
+    table: NDArray[np.uint64],
+    missing_id: int,
+    oov_id: int,
+    ids: NDArray[np.int32],
+) -> None:
+    """Write the id of each category to ``ids``.
+
+    Args:
+        categories: (num_lookups,), uint32 or uint64.
+        is_valid: Arrow validity bitmap of ``categories``, or length 0 where none is missing.
+        table: as `insert_long_ids` left it.
+        missing_id: id of a missing category.
+        oov_id: id of a category that is not in the table.
+        ids: (num_lookups,) out; may be a strided column of a matrix.
+    """
+    shift = shift_of(table)
+    num_lookups = np.uint64(categories.shape[0])
+    has_nulls = is_valid.shape[0] > 0
+    for i in range(num_lookups):
+        if i + AHEAD < num_lookups:
+            prefetch(table, ((np.uint64(categories[i + AHEAD]) * MULTIPLIER) >> shift) << ENTRY_BITS)
+        entry = entry_of(np.uint64(categories[i]), table, shift)
+        number = np.int64(table[entry, 1])  # id + 1, 0 in a free entry
+        row = number - 1 if number > 0 else oov_id
+        ids[i] = row if not has_nulls or is_valid_at(is_valid, i) else missing_id
+
+
+@kernel
+def find_short_ids(
+    categories: NDArray[np.uint32],
+    is_valid: NDArray[np.uint8],
+    table: NDArray[np.uint64],
+    missing_id: int,
+    oov_id: int,
+    ids: NDArray[np.int32],
+) -> None:
+    """`find_long_ids` for categories of 32 bits in a short table, as `insert_short_ids` left it."""
+    shift = shift_of(table)
+    mask = np.uint64(table.shape[0] - 1)
+    has_nulls = is_valid.shape[0] > 0
+    num_lookups = np.uint64(categories.shape[0])
+    for i in range(num_lookups):
+        if i + AHEAD < num_lookups:
+            prefetch(table, (np.uint64(categories[i + AHEAD]) * MULTIPLIER) >> shift)
+        _, found = probe_short(np.uint64(categories[i]), table, shift, mask)
+        row = np.int64(found & LOW_HALF) - 1 if found != 0 else oov_id
+        ids[i] = row if not has_nulls or is_valid_at(is_valid, i) else missing_id
+
+
+@kernel
+def settle_unknown(ids: NDArray[np.int32], oov_ids: NDArray[np.int32], num_oov: NDArray[np.int64]) -> None:
+    """Give lookups without an id, -1, the oov row of their table, in place, and count those that have it.
+
+    Args:
+        ids: (num_samples, num_features).
+        oov_ids: (num_features,), id of each table's oov row.
+        num_oov: (num_features,) out, added to; exact.
+    """
+    num_features = np.uint64(ids.shape[1])
+    for i in range(np.uint64(ids.shape[0])):
+        for f in range(num_features):
+            row = oov_ids[f] if ids[i, f] < 0 else ids[i, f]
+            ids[i, f] = row
+            num_oov[f] += row == oov_ids[f]

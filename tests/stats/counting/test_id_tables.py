@@ -1,0 +1,116 @@
+"""Hash tables of ids against dictionaries, with categories that collide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from hotset.stats.counting.hash_probing import new_short_table, new_table
+from hotset.stats.counting.id_tables import (
+    build_id_table,
+    find_ids,
+    find_long_ids,
+    find_short_ids,
+    id_table_bytes,
+    insert_long_ids,
+    insert_short_ids,
+    most_rows_within,
+    settle_unknown,
+)
+from hotset.tests.support.hashed_categories import ALL_VALID, COLLIDING, bitmap, entries_of
+
+_SHORT = st.sampled_from([0, 1, 5, 2**31, 2**32 - 1, *((number << 27) + 1 for number in range(12))])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.lists(st.sampled_from([0, 5, 2**32 - 1, *COLLIDING]), max_size=14, unique=True),
+    missing_id=st.integers(-1, 14),
+    oov_id=st.integers(-1, 14),
+    lookups=st.lists(
+        st.tuples(st.sampled_from([0, 5, 6, 2**32 - 1, *COLLIDING, 2**64 - 1]), st.booleans()), max_size=40
+    ),
+)
+def test_ids_agree_with_a_dictionary(
+    rows: list[int], missing_id: int, oov_id: int, lookups: list[tuple[int, bool]]
+) -> None:
+    table = new_table(len(rows))
+    categories = np.array(rows, np.uint64)
+    insert_long_ids(categories, 0, missing_id, oov_id, table)
+    ids = {category: i for i, category in enumerate(rows) if i not in (missing_id, oov_id)}
+    assert entries_of(table) == {category: i + 1 for category, i in ids.items()}
+    matrix = np.full((len(lookups), 3), -7, np.int32)
+    wanted = [ids.get(category, 101) if valid else 100 for category, valid in lookups]
+    looked_up = np.array([category for category, _ in lookups], np.uint64)
+    is_valid = bitmap([valid for _, valid in lookups]) if lookups else ALL_VALID
+    find_long_ids(looked_up, is_valid, table, 100, 101, matrix[:, 1])
+    assert matrix[:, 1].tolist() == wanted
+    assert (matrix[:, ::2] == -7).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.lists(_SHORT, max_size=14, unique=True),
+    first_id=st.sampled_from([0, 7, 2**31 - 20]),
+    missing=st.integers(-1, 14),
+    oov=st.integers(-1, 14),
+    lookups=st.lists(st.tuples(_SHORT, st.booleans()), max_size=40),
+)
+def test_short_tables_agree_with_a_dictionary(
+    rows: list[int], first_id: int, missing: int, oov: int, lookups: list[tuple[int, bool]]
+) -> None:
+    table = new_short_table(len(rows))
+    insert_short_ids(np.array(rows, np.uint32), first_id, first_id + missing, first_id + oov, table)
+    ids = {category: first_id + i for i, category in enumerate(rows) if i not in (missing, oov)}
+    looked_up = np.array([category for category, _ in lookups], np.uint32)
+    is_valid = bitmap([valid for _, valid in lookups]) if lookups else ALL_VALID
+    found = np.empty(len(lookups), np.int32)
+    find_short_ids(looked_up, is_valid, table, 100, -1, found)
+    assert found.tolist() == [ids.get(category, -1) if valid else 100 for category, valid in lookups]
+
+
+def test_ids_of_uint32_without_missing_values(rng: np.random.Generator) -> None:
+    categories = rng.choice(2**32, 5000, replace=False).astype(np.uint32)
+    table = new_table(categories.shape[0])
+    insert_long_ids(categories, 0, -1, -1, table)
+    order = rng.permutation(categories.shape[0])
+    ids = np.empty(categories.shape[0], np.int32)
+    find_long_ids(categories[order], ALL_VALID, table, -1, -2, ids)
+    np.testing.assert_array_equal(ids, order)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (50, 4), (50, 26)])
+def test_unknown_lookups_get_the_oov_row(shape: tuple[int, int], rng: np.random.Generator) -> None:
+    ids = rng.integers(-1, 5, shape).astype(np.int32)
+    oov_ids = rng.integers(0, 5, shape[1]).astype(np.int32)
+    wanted = np.where(ids < 0, oov_ids, ids)
+    num_oov = np.ones(shape[1], np.int64)
+    settle_unknown(ids, oov_ids, num_oov)
+    np.testing.assert_array_equal(ids, wanted)
+    np.testing.assert_array_equal(num_oov, 1 + (wanted == oov_ids).sum(axis=0))
+
+
+@pytest.mark.parametrize(("dtype", "ndim"), [(np.uint32, 1), (np.uint64, 2)])
+def test_entries_are_as_wide_as_categories_need(dtype: type, ndim: int) -> None:
+    categories: NDArray[Any] = np.array([7, 9, 0, 5], dtype)
+    table = build_id_table(categories, 10, 11, 12)
+    assert table.ndim == ndim
+    assert table.nbytes == id_table_bytes(4, categories.itemsize)
+    found = np.empty(4, np.int32)
+    find_ids(np.array([5, 9, 7, 6], dtype), ALL_VALID, table, -2, -1, found)
+    assert found.tolist() == [13, -1, 10, -1]
+
+
+@pytest.mark.parametrize("category_bytes", [4, 8])
+@pytest.mark.parametrize("room_bytes", [256, 257, 1000, 1 << 16, (1 << 20) - 1])
+def test_as_many_rows_as_the_room_holds(room_bytes: int, category_bytes: int) -> None:
+    num_rows = most_rows_within(room_bytes, category_bytes)
+    assert (
+        id_table_bytes(num_rows, category_bytes) <= room_bytes < id_table_bytes(num_rows + 1, category_bytes)
+    )
+    assert most_rows_within(0, category_bytes) > 0
