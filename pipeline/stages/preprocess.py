@@ -30,7 +30,6 @@ from .map_ids import ID_MAP, map_ids
 from .pack import PackConfig, pack
 from .preflight import disk_needed, refuse_full_disk, samples_of_block
 from .rank import RankConfig, rank
-from .schedule import schedule
 from .split import SplitConfig, row_widths, split
 from .stage_order import (
     ALL_FOLDERS,
@@ -43,7 +42,6 @@ from .stage_order import (
     remove_stale,
     stages_from,
 )
-from .transpose import transpose
 
 _STAGES: dict[str, Callable[..., Manifest]] = {
     "count": count,
@@ -51,9 +49,8 @@ _STAGES: dict[str, Callable[..., Manifest]] = {
     "encode": encode,
     "split": split,
     "pack": pack,
-    "schedule": schedule,
-    "transpose": transpose,
 }
+"""The stages of `preprocess` after `ingest`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,7 +210,18 @@ def build_stage(
     # What a stage reads only with some settings is passed by the name of its folder.
     num_always = len(ALL_INPUTS[stage])
     more = dict(zip(inputs_of(stage, config)[num_always:], inputs[num_always:], strict=True))
-    return _STAGES[stage](config, *inputs[:num_always], out, resources, **more)
+    return _stage_named(stage)(config, *inputs[:num_always], out, resources, **more)
+
+
+def _stage_named(stage: str) -> Callable[..., Manifest]:
+    if stage in _STAGES:
+        return _STAGES[stage]
+    # `preprocess` does not run these two, and starts sooner without their planner and its kernels.
+    from .schedule import schedule
+    from .transpose import transpose
+
+    by_themselves: dict[str, Callable[..., Manifest]] = {"schedule": schedule, "transpose": transpose}
+    return by_themselves[stage]
 
 
 def settled(config: PreprocessConfig) -> PreprocessConfig:

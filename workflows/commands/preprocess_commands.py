@@ -14,7 +14,6 @@ from ...pipeline.folders.discard import parse_discard
 from ...pipeline.folders.manifest import MANIFEST, Manifest
 from ...pipeline.folders.partial_folder import durable_files
 from ...pipeline.folders.stage_totals import ShardsTotals
-from ...pipeline.preview.dry_run import plan_run
 from ...pipeline.runtime.engines import use_engine
 from ...pipeline.runtime.memory import default_memory_bytes
 from ...pipeline.runtime.resources import Resources
@@ -35,7 +34,6 @@ from .describe_stages import (
     explain_all_hot,
 )
 from .preprocess_options import PreprocessCommand, RunOptions, parse_ingest, parse_preprocess, parse_stage
-from .show_plan import show_plan
 
 _log = logging.getLogger(__name__)
 
@@ -110,6 +108,10 @@ def _preprocess(arguments: Sequence[str]) -> int:
 
 
 def _dry_run(options: PreprocessCommand) -> int:
+    # A run starts sooner without what estimates one.
+    from ...pipeline.preview.dry_run import plan_run
+    from .show_plan import show_plan
+
     plan = plan_run(
         options.raw,
         options,

@@ -19,9 +19,7 @@ from ...pipeline.schema.schema_file import setting_of
 from ...pipeline.sizes import ByteSize
 from ...pipeline.stages.ingest import IngestConfig
 from ...pipeline.stages.preprocess import PreprocessConfig
-from ...pipeline.stages.schedule import ScheduleConfig
 from ...pipeline.stages.stage_order import FOLDERS
-from ...pipeline.stages.transpose import TransposeConfig
 from ..option_help import field_docstrings
 from ..options import Dir, command_options, find_options, parse_options
 from ..recipes import DEFAULT_SCHEMA, recipe_for, recipe_like
@@ -30,10 +28,11 @@ Raw = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="R
 StageName = Annotated[str | None, tyro.conf.arg(metavar="STAGE", help_behavior_hint="")]
 Folders = Annotated[str, tyro.conf.arg(metavar="FOLDER,...", help_behavior_hint="")]
 
-_SCHEDULE = "Plan which cold rows each batch loads and evicts."
-_TRANSPOSE = "Group each batch's lookups by row, once for all epochs."
-_DESCRIPTIONS = field_docstrings(PreprocessConfig) | {"schedule": _SCHEDULE, "transpose": _TRANSPOSE}
-"""The first sentence of each stage's help."""
+_DESCRIPTIONS = {
+    "schedule": "Plan which cold rows each batch loads and evicts.",
+    "transpose": "Group each batch's lookups by row, once for all epochs.",
+}
+"""The first sentence of the help of stages that `PreprocessConfig` does not describe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,11 +154,24 @@ def parse_ingest(arguments: Sequence[str]) -> Any:
 
 def parse_stage(stage: str, arguments: Sequence[str]) -> tuple[StageOptions, Any]:
     """Parse the arguments of a stage after ingest; returns its options, and its config's type."""
-    by_themselves = {"schedule": ScheduleConfig(), "transpose": TransposeConfig()}
-    default = by_themselves.get(stage) or getattr(_recipe_in(arguments), stage)
+    default = _settings_of(stage) or getattr(_recipe_in(arguments), stage)
     command = command_options(type(default), StageOptions)
     arguments = _with_bare_redo(stage, arguments)
     return _parse_stage(stage, command, default, arguments, dir=tyro.MISSING), type(default)
+
+
+def _settings_of(stage: str) -> Any:
+    """Return the defaults of a stage that no recipe sets; None for the others."""
+    # `preprocess` starts sooner without these two stages, which it does not run.
+    if stage == "schedule":
+        from ...pipeline.stages.schedule import ScheduleConfig
+
+        return ScheduleConfig()
+    if stage == "transpose":
+        from ...pipeline.stages.transpose import TransposeConfig
+
+        return TransposeConfig()
+    return None
 
 
 def _with_bare_redo(stage: str, arguments: Sequence[str]) -> list[str]:
@@ -180,7 +192,7 @@ def _parse_stage(
         command,
         arguments,
         command=stage,
-        description=_DESCRIPTIONS[stage],
+        description=_DESCRIPTIONS.get(stage) or field_docstrings(PreprocessConfig)[stage],
         default=command(**settings, **missing),
     )
 
