@@ -61,7 +61,7 @@ FLOORS = {
     ),
     "stats": (
         "analysis prediction",
-        "staging exchange",
+        "staging exchange codecs",
         "ranking batches",
         "counting",
         "hashing cpu_prefetch simd",
