@@ -23,7 +23,7 @@ MODEL_NAMES = (*DLRM_NAMES, "dcnv2")
 Structure = Literal["stacked", "parallel"]
 Pooling = Literal["sum", "mean"]
 
-_CLASS = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.<>]*")
+_CLASS = re.compile(r"[^\W\d][\w.]*:[\w.<>]+")
 """``package.module:Class``; a class inside a function has ``<locals>`` in its name."""
 MOST_WIDTH = 2**20
 """Outputs of a layer: far more than any model has."""

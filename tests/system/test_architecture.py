@@ -34,6 +34,7 @@ FLOORS = {
         "progress_columns command_list bus_errors",
     ),
     "train": (
+        "fit",
         "run verify_run",
         "evaluate",
         "trainer run_folder advice saved_rows",

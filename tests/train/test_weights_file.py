@@ -105,3 +105,37 @@ def test_a_file_without_a_header_is_refused(tmp_path: Path, content: bytes) -> N
     (tmp_path / "w").write_bytes(content)
     with pytest.raises(HotsetError, match="cannot be read"):
         open_weights(tmp_path / "w")
+
+
+def test_buffers_of_dense_layers_may_be_of_other_types(tmp_path: Path) -> None:
+    tensors = {
+        "dense.steps": torch.tensor(2**40 + 1),
+        "dense.mask": torch.tensor([True, False, True]),
+        "dense.exact": torch.tensor([[1 / 3]], dtype=torch.float64),
+        "dense.bytes": torch.arange(3, dtype=torch.uint8),
+        "C1": torch.randn(2, 3),
+    }
+    write_weights(tmp_path / "w", Weights.of(tensors))
+    for found in (load_file(tmp_path / "w"), open_weights(tmp_path / "w")):
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+        assert all(found[name].dtype == tensors[name].dtype for name in tensors)
+
+
+def test_a_buffer_of_a_type_that_is_not_stored_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HotsetError, match=r"the buffer dense\.z is torch\.complex64, want one of float32,"):
+        Weights.of({"dense.z": torch.zeros(1, dtype=torch.complex64)})
+
+
+def test_a_damaged_truth_value_is_refused(tmp_path: Path) -> None:
+    write_weights(tmp_path / "w", Weights.of({"dense.mask": torch.tensor([True, False])}))
+    whole = (tmp_path / "w").read_bytes()
+    (tmp_path / "w").write_bytes(whole[:-1] + b"\x07")
+    with pytest.raises(HotsetError, match=r"dense\.mask holds a truth value of 7"):
+        open_weights(tmp_path / "w")["dense.mask"]
+
+
+def test_a_table_of_another_type_is_refused(tmp_path: Path) -> None:
+    save_file({"C1": torch.zeros(2, 2, dtype=torch.float64)}, tmp_path / "w")
+    with pytest.raises(HotsetError, match="C1 holds F64, want F32"):
+        open_weights(tmp_path / "w")

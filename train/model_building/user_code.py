@@ -40,7 +40,7 @@ def import_class(name: str) -> type[nn.Module]:
         ConfigError: there is no such module, no such class in it, or it is no torch.nn.Module.
     """
     module_name, _, class_name = name.partition(":")
-    if "<locals>" in class_name or module_name == "__main__":
+    if "<" in class_name or module_name == "__main__":
         raise ConfigError(
             f"the model {name} cannot be imported: it was made inside a program",
             hint="give it from Python as model=, or put the class in a file of its own",

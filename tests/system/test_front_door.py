@@ -1,0 +1,52 @@
+"""``import hotset`` is quick and offers what it lists."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hotset
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_importing_hotset_imports_nothing_else() -> None:
+    """Nothing but modules of Python itself: then it takes milliseconds."""
+    code = (
+        "import importlib, typing, sys; before = set(sys.modules); import hotset; "
+        "print(sorted(set(sys.modules) - before))"
+    )
+    command = (sys.executable, "-c", code)
+    found = subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "['hotset']"
+
+
+def test_settings_and_errors_come_without_torch() -> None:
+    code = (
+        "import sys, hotset; hotset.TrainConfig(epochs=2), hotset.HotsetError, hotset.ModelInputs; "
+        "print('torch' in sys.modules)"
+    )
+    command = (sys.executable, "-c", code)
+    found = subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+
+
+def test_every_public_name_is_there() -> None:
+    assert set(hotset.__all__) <= set(dir(hotset))
+    for name in hotset.__all__:
+        assert getattr(hotset, name).__name__ == name
+
+
+def test_packages_keep_their_names() -> None:
+    import hotset.stats
+    import hotset.train
+
+    assert (hotset.train.__name__, hotset.stats.__name__) == ("hotset.train", "hotset.stats")
+
+
+def test_another_name_is_refused() -> None:
+    with pytest.raises(AttributeError, match="module 'hotset' has no attribute 'fits'"):
+        hotset.fits  # noqa: B018

@@ -1,0 +1,179 @@
+"""Training from Python: `hotset.fit`, and what it returns.
+
+These functions are what ``import hotset`` offers. They take paths as text too and settings by name, and leave
+the work to `run` and `evaluate`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..pipeline.errors import ConfigError
+from ..pipeline.schema.schema_names import DENSE_PREFIX, nearest
+from . import evaluate as _evaluate
+from . import run as _run
+from .config import TrainConfig
+from .metrics.scores import Quality
+from .model_building.build_model import build_model
+from .model_building.choose_model import recorded_model
+from .model_building.model_inputs import ModelInputs
+from .model_building.user_code import ModelSource, name_of
+from .model_building.user_model import UserModel
+from .recipe_options import RecipeOptions
+from .run import TrainProgress, TrainSummary
+from .run_folder import read_config, read_finite, read_weights, refuse_other_weights
+
+Folder = str | Path
+
+
+@dataclass(frozen=True, slots=True)
+class FittedRun:
+    """A finished training run."""
+
+    folder: Path
+    """Where its files are."""
+    summary: TrainSummary
+    """The quality it reached and its cost."""
+    model: ModelSource | None = None
+    """What made its module, where that was given as an object."""
+
+    def load_model(self) -> nn.Module:
+        """Return the dense layers with their trained weights, in evaluation mode; see `load_model`."""
+        return load_model(self.folder, model=self.model)
+
+    def table(self, name: str) -> torch.Tensor:
+        """Return the (num_rows, embedding_dim) float32 weights of a table in id order, read from the run.
+
+        Raises:
+            ConfigError: the run has no such table.
+        """
+        names = [table.name for table in read_config(self.folder).tables]
+        if name not in names:
+            raise ConfigError(f"{self.folder} has no table {name!r}", hint=nearest(name, names))
+        return read_finite(self.folder, read_weights(self.folder), name)
+
+
+def fit(
+    data: Folder,
+    out: Folder,
+    *,
+    model: str | ModelSource | None = None,
+    config: TrainConfig | None = None,
+    replay: Folder | None = None,
+    slow_dir: Folder | None = None,
+    progress: TrainProgress | None = None,
+    **settings: Any,
+) -> FittedRun:
+    """Train on preprocessed shards and evaluate at the end, as ``hotset train`` does.
+
+    Args:
+        data: folder that ``hotset preprocess --out`` created.
+        out: new folder of the run.
+        model: a name that ``--model`` takes; a class or function that makes a `torch.nn.Module` of
+            `ModelInputs`; or such a module, which is copied and trained from the weights it has. By default
+            that of ``config``.
+        config: settings of the run; those of `TrainConfig` by default.
+        replay: finished run whose batch order is used.
+        slow_dir: folder of the spill file of rows beyond ``slow_bytes``; by default ``out``.
+        progress: called as ``progress("train" or "evaluate", done, total, note)``, in samples.
+        settings: fields of `TrainConfig` and of its recipe that differ from ``config``, such as
+            ``placement="cache"`` and ``lr_schedule="cosine"``; ``model_args`` may be a dictionary.
+
+    Raises:
+        HotsetError: what is wrong with the data, the settings or the model, in one line.
+
+    Example:
+        ``run = hotset.fit("demo", "run", model=MyModel, epochs=2); print(run.summary.auc)``
+    """
+    chosen = _with_settings(config or TrainConfig(), settings)
+    source: ModelSource | None = None
+    if isinstance(model, str):
+        chosen = replace(chosen, model=model)
+    elif model is not None:
+        source = model
+        chosen = replace(chosen, model=name_of(source))
+    options: dict[str, Any] = {} if progress is None else {"progress": progress}
+    summary = _run.train(
+        Path(data),
+        chosen,
+        Path(out),
+        replay=None if replay is None else Path(replay),
+        slow_dir=None if slow_dir is None else Path(slow_dir),
+        model_source=source,
+        **options,
+    )
+    return FittedRun(Path(out), summary, source)
+
+
+def evaluate(
+    run: Folder | FittedRun,
+    data: Folder,
+    *,
+    model: ModelSource | None = None,
+    slow_bytes: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Quality:
+    """Score the weights of a run on the evaluation part of shards, as ``hotset evaluate`` does.
+
+    Args:
+        run: a finished run, or its folder.
+        data: folder that ``hotset preprocess --out`` created.
+        model: makes the user's module of the run; by default the class that the run records is imported.
+        slow_bytes: memory for embedding rows; by default as much as there is.
+        progress: called after each batch with the samples so far and their number in all.
+
+    Raises:
+        HotsetError: a damaged run, or shards that are not of its vocabulary.
+    """
+    folder, source = (run.folder, model or run.model) if isinstance(run, FittedRun) else (Path(run), model)
+    return _evaluate.evaluate(
+        folder, Path(data), slow_bytes=slow_bytes, model_source=source, progress=progress
+    )
+
+
+def load_model(run: Folder, *, model: ModelSource | None = None) -> nn.Module:
+    """Return the dense layers of a run with their trained weights, in evaluation mode: a user's own module,
+    or hotset's `Dlrm` or `Dcn`.
+
+    Args:
+        run: folder of a finished run.
+        model: makes the user's module of the run; by default the class that the run records is imported.
+
+    Raises:
+        HotsetError: the run is unfinished or damaged, or the module is another one.
+    """
+    folder = Path(run)
+    config = read_config(folder)
+    weights = read_weights(folder)
+    inputs = ModelInputs.of(config.num_dense, config.tables, config.embedding_dim)
+    built = build_model(recorded_model(config), inputs, 0, model)
+    refuse_other_weights(folder, weights, config, built)
+    built.load_state_dict(
+        {name: read_finite(folder, weights, f"{DENSE_PREFIX}{name}") for name in built.state_dict()}
+    )
+    built.eval()
+    return built.module if isinstance(built, UserModel) else built
+
+
+def _with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
+    """Return ``config`` with some of its fields set by name."""
+    own = {field.name for field in fields(TrainConfig)} - {"model"}
+    of_recipe = {field.name for field in fields(RecipeOptions)}
+    for name in settings:
+        if name not in own | of_recipe:
+            raise ConfigError(f"there is no setting {name!r}", hint=nearest(name, sorted(own | of_recipe)))
+    chosen = {name: value for name, value in settings.items() if name in own}
+    if isinstance(chosen.get("model_args"), Mapping):
+        chosen["model_args"] = json.dumps(dict(chosen["model_args"]))
+    # Options of the recipe are beside the others, as they are on the command line.
+    recipe = {name: value for name, value in settings.items() if name in of_recipe}
+    if recipe:
+        chosen["recipe"] = replace(chosen.get("recipe", config.recipe), **recipe)
+    return replace(config, **chosen)
