@@ -70,8 +70,9 @@ def _refuse_options(config: TrainConfig, names: tuple[str, ...]) -> None:
     """Raise ConfigError where an option is set that the model does not have."""
     for name in names:
         if getattr(config, name) is not None:
+            option = f"--{name.replace('_', '-')}"
             raise ConfigError(
-                f"{name} is no option of the model {config.model}", hint=_WHERE_IT_BELONGS.get(name)
+                f"{option} is no option of the model {config.model}", hint=_WHERE_IT_BELONGS.get(name)
             )
 
 

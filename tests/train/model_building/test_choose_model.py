@@ -42,9 +42,9 @@ def test_the_cross_network_has_its_options() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"cross_rank": 3}, "cross_rank is no option of the model auto"),
-        ({"model": "nets:Net", "top_mlp": (3,)}, "top_mlp is no option of the model nets:Net"),
-        ({"model": "dcnv2", "model_args": "{}"}, "model_args is no option of the model dcnv2"),
+        ({"cross_rank": 3}, "--cross-rank is no option of the model auto"),
+        ({"model": "nets:Net", "top_mlp": (3,)}, "--top-mlp is no option of the model nets:Net"),
+        ({"model": "dcnv2", "model_args": "{}"}, "--model-args is no option of the model dcnv2"),
         ({"model": "kaggle"}, "model kaggle has embedding_dim 16, the shards have 4"),
     ],
 )

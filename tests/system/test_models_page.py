@@ -1,0 +1,53 @@
+"""The example of docs/models.md runs as it stands, from the command line and from Python."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.workflows.cli import main
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/models.md"
+SPEC = ShardSpec(batch_size=16, num_hot_only=40, num_mixed=90, num_evaluation=40)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder with shards in DIR and the file of the example."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.delitem(sys.modules, "nets", raising=False)
+    write_shards(tmp_path / "DIR" / "shards", SPEC)
+    (tmp_path / "nets.py").write_text(blocks()[0])
+    return tmp_path
+
+
+def blocks() -> list[str]:
+    """The two programs of the page."""
+    found = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(found) == 2
+    return found
+
+
+def test_the_program_trains_and_evaluates(folder: Path) -> None:
+    names: dict[str, Any] = {}
+    exec(blocks()[1], names)  # the page's own words
+    assert names["again"].auc == names["run"].summary.auc
+    assert type(names["module"]).__name__ == "WideAndDeep" and names["rows"].shape == (5, 4)
+
+
+def test_the_commands_train_and_evaluate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = re.findall(
+        r"^    hotset (train DIR --model nets.*|evaluate RUN.*)$", PAGE.read_text(), re.MULTILINE
+    )
+    assert len(lines) == 2
+    for line in lines:
+        assert main(shlex.split(line)) == 0
+    assert "AUC" in capsys.readouterr().out
