@@ -7,7 +7,7 @@ from typing import Literal
 
 from ..pipeline.errors import ConfigError, require_at_least, require_at_most
 from ..pipeline.sizes import ByteSize
-from .model_config import (
+from .options.model_config import (
     MOST_LAYERS,
     MOST_WIDTH,
     Pooling,

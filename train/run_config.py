@@ -11,7 +11,7 @@ from typing import Literal
 from ..pipeline.errors import HotsetError
 from ..pipeline.folders.json_record import JsonRecord, RecordError
 from .config import MOST_THREADS
-from .model_config import ModelConfig
+from .options.model_config import ModelConfig
 
 _PRESETS = ("kaggle", "terabyte", "small")
 _MOST_ROWS = 2**31

@@ -45,7 +45,7 @@ FLOORS = {
         "rows model exchange",
         "data device_streams meter metrics recipe run_config work_threads",
         "config",
-        "recipe_options model_config",
+        "options recipe_options",
     ),
     "pipeline": (
         "inspect verify preview",

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ...pipeline.errors import ShardError
-from ..model_config import ModelConfig
+from ..options.model_config import ModelConfig
 from .dense_model import DenseModel
 from .dlrm import build_linear, build_mlp
 

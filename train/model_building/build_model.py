@@ -11,7 +11,7 @@ from ..model.dense_model import DenseModel
 from ..model.dense_step import DenseStep, build_dense_step
 from ..model.dlrm import Dlrm
 from ..model.dlrm_shape import shape_of_widths
-from ..model_config import ModelConfig
+from ..options.model_config import ModelConfig
 from ..work_threads import WorkThreads
 from .mean_pooling import MeanPooling
 from .model_inputs import ModelInputs

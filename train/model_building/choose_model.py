@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...pipeline.errors import ConfigError
 from ..config import TrainConfig
 from ..model.dlrm_shape import PRESETS, preset_name, preset_widths
-from ..model_config import DLRM_NAMES, ModelConfig
+from ..options.model_config import DLRM_NAMES, ModelConfig
 from ..run_config import RunConfig
 
 _CROSS_OPTIONS = ("cross_layers", "cross_rank", "cross_structure")

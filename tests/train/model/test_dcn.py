@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hotset.pipeline.errors import ShardError
 from hotset.train.model.dcn import CrossLayer, Dcn, DcnShape
 from hotset.train.model.dlrm_shape import tables_by_width
-from hotset.train.model_config import ModelConfig
+from hotset.train.options.model_config import ModelConfig
 
 Array = NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from hotset.train.model.dense_dtype import DenseDtype
 from hotset.train.model.dense_model import DenseModel
 from hotset.train.model.dense_step import DenseStep, TiledStep, build_dense_step
 from hotset.train.model.graph_step import GraphStep, GraphTiles
-from hotset.train.model_config import ModelConfig
+from hotset.train.options.model_config import ModelConfig
 from hotset.train.work_threads import WorkThreads
 
 SHAPE = DcnShape(3, (4, 4, 4, 4), ModelConfig(kind="dcnv2", top_widths=(16, 8), cross_layers=2, cross_rank=3))

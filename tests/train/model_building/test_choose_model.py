@@ -10,7 +10,7 @@ from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.folders.json_record import RecordError
 from hotset.train.config import TrainConfig
 from hotset.train.model_building.choose_model import choose_model, recorded_name
-from hotset.train.model_config import ModelConfig
+from hotset.train.options.model_config import ModelConfig
 
 
 @pytest.mark.parametrize(

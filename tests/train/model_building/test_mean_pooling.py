@@ -14,7 +14,7 @@ from hotset.train.model.dcn import Dcn, DcnShape
 from hotset.train.model.dense_step import build_dense_step
 from hotset.train.model.dlrm_shape import tables_by_width
 from hotset.train.model_building.mean_pooling import MeanPooling
-from hotset.train.model_config import ModelConfig
+from hotset.train.options.model_config import ModelConfig
 from hotset.train.work_threads import WorkThreads
 
 DIMS = (4, 2, 4, 2)

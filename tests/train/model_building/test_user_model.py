@@ -15,7 +15,7 @@ from hotset.pipeline.errors import HotsetError
 from hotset.train.model_building.build_model import build_model
 from hotset.train.model_building.model_inputs import ModelInputs, TableInput
 from hotset.train.model_building.user_code import import_class, name_of
-from hotset.train.model_config import ModelConfig
+from hotset.train.options.model_config import ModelConfig
 
 INPUTS = ModelInputs(2, (TableInput("C1", 10, 4), TableInput("C2", 9, 3), TableInput("C3", 9, 4)), 4)
 Rows = dict[str, torch.Tensor]

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..pipeline.errors import ConfigError
-from ..pipeline.folders.json_record import JsonRecord, RecordError, require_range
-from ..pipeline.schema.schema_names import nearest
+from ...pipeline.errors import ConfigError
+from ...pipeline.folders.json_record import JsonRecord, RecordError, require_range
+from ...pipeline.schema.schema_names import nearest
 
 DLRM_NAMES = ("auto", "kaggle", "terabyte", "small", "dlrm")
 """Names of a DLRM: presets, and two that mean the preset that fits the shards."""

@@ -1,0 +1,1 @@
+"""Groups of options of a run, as plain data."""
