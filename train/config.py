@@ -166,7 +166,8 @@ class TrainConfig:
     code, which runs all mixed batches and then all hot-only ones."""
 
     evaluate_every: int | None = None
-    """Number of batches between evaluations; by default the run is evaluated at its end only."""
+    """Number of batches between evaluations, of the validation part where the log has one; by default the run
+    is evaluated at its end only."""
 
     log_every: int = 100
     """Number of batches between two lines of training loss in metrics.jsonl."""

@@ -1,4 +1,4 @@
-"""Evaluate a finished run on the evaluation part of shards."""
+"""Evaluate a finished run on the test and validation parts of shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..pipeline.sizes import format_byte_size
 from .data.shards import Shards
 from .execution.embeddings import Embeddings
 from .meter import Meter
-from .metrics.scores import Quality
+from .metrics.scores import RunQuality
 from .model.dlrm_shape import tables_by_width
 from .model_building.build_model import build_model, build_step
 from .model_building.choose_model import recorded_model
@@ -53,8 +53,8 @@ def evaluate(
     slow_bytes: int | None = None,
     model_source: ModelSource | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Quality:
-    """Predict the evaluation part of ``shards`` with the weights of ``run``, on the host.
+) -> RunQuality:
+    """Predict the test and validation parts of ``shards`` with the weights of ``run``, on the host.
 
     Args:
         slow_bytes: memory for embedding rows; if not all fit, those of some batches at a time are read from
@@ -80,7 +80,7 @@ def evaluate(
     opened.refuse_damage(["evaluation"])
     set_threads(config.threads)
     predictor = _predictor(run, config, weights, opened, slow_bytes, model_source)
-    return predictor.score(progress=progress)
+    return predictor.score_run(progress=progress)
 
 
 def refuse_other_tables(config: RunConfig, shards: Shards) -> None:

@@ -1,9 +1,11 @@
-"""Predictions for the evaluation part of shards, and their scores."""
+"""Predictions for the validation and test parts of shards, and their scores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import closing
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from .data.batch import Batch
-from .data.shards import Shards
+from .data.shards import Part, Shards
 from .execution.embeddings import Embeddings
 from .meter import Meter
-from .metrics.scores import Quality, ScoreCounter
+from .metrics.scores import Quality, RunQuality, ScoreCounter
 from .model.dense_step import DenseStep
 
 
@@ -22,7 +24,7 @@ class Predictor:
     """Predicts with a model and its rows as they are at the moment.
 
     Args:
-        shards: the evaluation batches.
+        shards: the batches of both parts.
         dense: the dense layers.
         embeddings: the rows.
         meter: counts the work as evaluation.
@@ -43,22 +45,26 @@ class Predictor:
         self._meter = meter
         self._folder = folder
 
-    def logits(self) -> Generator[tuple[Batch, NDArray[np.float32]]]:
-        """Yield the evaluation batches in log order, each with its logits, (B,); counted as evaluation.
+    def logits(self, part: Part = "test") -> Generator[tuple[Batch, NDArray[np.float32]]]:
+        """Yield the batches of a part in log order, each with its logits, (B,); counted as evaluation.
 
         The caller closes the iterator, or takes all of it.
         """
         # Evaluation reads cold rows on the slow tier, so staged ones are written back first.
         with self._meter.during("evaluation"), self._embeddings.rows_written_back(), torch.no_grad():
-            numbers = range(self._shards.num_evaluation_batches)
-            for step in self._embeddings.evaluation_steps(numbers, self._shards.evaluation_batch):
+            numbers = self._shards.batches_of(part)
+            for step in self._embeddings.evaluation_steps(numbers, partial(self._shards.batch_of, part)):
                 logit_B = self._dense.predict(step.batch, self._embeddings.look_up(step))
                 yield step.batch, logit_B.cpu().numpy()
 
     def score(
-        self, max_samples: int | None = None, *, progress: Callable[[int, int], None] | None = None
+        self,
+        max_samples: int | None = None,
+        *,
+        part: Part = "test",
+        progress: Callable[[int, int], None] | None = None,
     ) -> Quality:
-        """Score the predictions for the evaluation part, or for its first ``max_samples``.
+        """Score the predictions for a part of the log, or for its first ``max_samples``.
 
         Args:
             progress: called after each batch with the samples so far and their number in all.
@@ -66,10 +72,10 @@ class Predictor:
         Raises:
             HotsetError: a prediction is no number, or there is no disk space for scores beyond the memory.
         """
-        total = self._shards.num_evaluation_samples
+        total = self._shards.num_samples_of(part)
         left = total if max_samples is None else min(max_samples, total)
         num_samples = 0
-        with closing(ScoreCounter(self._folder)) as counter, closing(self.logits()) as batches:
+        with closing(ScoreCounter(self._folder)) as counter, closing(self.logits(part)) as batches:
             while left > num_samples:
                 batch, logit_B = next(batches)
                 # Whole batches are predicted; the last may reach past ``max_samples``.
@@ -86,6 +92,22 @@ class Predictor:
                     progress(num_samples, total)
             return counter.quality()
 
+    def score_run(self, *, progress: Callable[[int, int], None] | None = None) -> RunQuality:
+        """Score both parts; raises what `score` raises."""
+        validation = None
+        if self._shards.num_validation_samples:
+            validation = self.score(part="validation", progress=progress)
+        quality = self.score(progress=progress)
+        return RunQuality(
+            **{each.name: getattr(quality, each.name) for each in fields(quality)}, validation=validation
+        )
+
     def mean_loss(self, max_samples: int) -> float | None:
-        """Log loss of the first ``max_samples`` evaluation samples; None where there is none."""
-        return self.score(max_samples).log_loss
+        """Log loss of the first ``max_samples`` samples that may steer training: those of the validation part
+        where there is one, else of the test part, as the paper of FAE has it; None where there is none."""
+        return self.score(max_samples, part=self.steering_part).log_loss
+
+    @property
+    def steering_part(self) -> Part:
+        """The part that evaluations during training are of."""
+        return "validation" if self._shards.num_validation_samples else "test"

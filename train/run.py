@@ -17,7 +17,7 @@ from .data.batch_order import BATCH_ORDER, RecordedOrder
 from .data.shards import Shards, with_hot_bytes
 from .execution.traffic import Way
 from .meter import Kind
-from .metrics.scores import Quality
+from .metrics.scores import RunQuality
 from .model.dense_dtype import cpu_features, warn_of_slow_bf16
 from .model_building.choose_model import choose_model, recorded_name
 from .model_building.user_code import ModelSource
@@ -69,8 +69,8 @@ class TransferSummary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainSummary(Quality):
-    """The quality that a run reached on the evaluation part, and its cost."""
+class TrainSummary(RunQuality):
+    """The quality that a run reached on the test part, and its cost."""
 
     placement: str
     samples_per_second: float
@@ -155,9 +155,11 @@ def train(
     log.log_loss(trainer)
     _warn_of_passes(trainer)
 
-    quality = trainer.predictor.score(progress=log.evaluating)
+    quality = trainer.predictor.score_run(progress=log.evaluating)
     summary = summarize(trainer, threads, out, quality)
-    folder.log({"step": trainer.step, "evaluation": quality.to_dict()})
+    if quality.validation is not None:
+        folder.log({"step": trainer.step, "validation": quality.validation.to_dict()})
+    folder.log({"step": trainer.step, "evaluation": quality.of_test()})
     folder.save_weights(trainer.weights())
     folder.save_batch_order(trainer.numbers)
     folder.finish(summary.to_dict())
@@ -198,7 +200,7 @@ def describe(trainer: Trainer, threads: int, *, is_replay: bool) -> dict[str, An
     }
 
 
-def summarize(trainer: Trainer, threads: int, out: Path, quality: Quality) -> TrainSummary:
+def summarize(trainer: Trainer, threads: int, out: Path, quality: RunQuality) -> TrainSummary:
     """Put together what the trainer counted; its clock must be stopped."""
     meter = trainer.meter
     bytes_to_fast, bytes_to_slow = meter.training_bytes()
@@ -280,8 +282,10 @@ class _Log:
         if trainer.step % trainer.config.log_every == 0:
             self.log_loss(trainer)
         if trainer.config.evaluate_every and trainer.step % trainer.config.evaluate_every == 0:
-            quality = trainer.predictor.score(progress=self.evaluating)
-            self._folder.log({"step": trainer.step, "evaluation": quality.to_dict()})
+            part = trainer.predictor.steering_part
+            quality = trainer.predictor.score(part=part, progress=self.evaluating)
+            name = "validation" if part == "validation" else "evaluation"
+            self._folder.log({"step": trainer.step, name: quality.to_dict()})
             self._auc = quality.auc
             _log.info("step %s: %s", trainer.step, quality)
         total = trainer.shards.num_training_samples * trainer.config.epochs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -16,6 +16,7 @@ from .manifest import Manifest
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+_UNLESS_NONE = "left_out_where_none"
 _KINDS = {"stage": str, "version": int, "config": dict, "inputs": list}
 Inputs = list[dict[str, Any]]
 """``{"name", "fingerprint"}`` of each input folder, or name and bytes of a raw file; in order."""
@@ -30,11 +31,23 @@ class RunIdentity(TypedDict):
     inputs: Inputs
 
 
+def unless_none() -> Any:
+    """A setting that is None by default and left out of the identity then: one that older folders lack."""
+    return field(default=None, metadata={_UNLESS_NONE: True})
+
+
+def settings_of(config: DataclassInstance) -> dict[str, Any]:
+    """Return the settings of a config as they stand in a manifest."""
+    values: dict[str, Any] = asdict(config)
+    left_out = [own.name for own in fields(config) if own.metadata.get(_UNLESS_NONE)]
+    return {name: value for name, value in values.items() if name not in left_out or value is not None}
+
+
 def identity_of_run(
     stage: str, version: int, config: DataclassInstance, inputs: Sequence[dict[str, Any]]
 ) -> RunIdentity:
     """Return the identity as it is read back from JSON, so that the two can be compared."""
-    identity = {"stage": stage, "version": version, "config": asdict(config), "inputs": list(inputs)}
+    identity = {"stage": stage, "version": version, "config": settings_of(config), "inputs": list(inputs)}
     parsed: RunIdentity = json.loads(json.dumps(identity))
     return parsed
 
@@ -111,7 +124,8 @@ def _describe_other_config(
     # What a folder of an older version or of other tools holds need not be complete: hence `get`.
     if found.get("stage") != stage:
         return ManifestError(f"{folder} holds stage {found.get('stage')!r}, want {stage!r}", hint=hint)
-    for name, setting in config.items():
+    # A setting that one of the two leaves out is None there.
+    for name, setting in (dict.fromkeys(found["config"]) | config).items():
         before = found["config"].get(name)
         if before != setting:
             was = _spelled(name, before)
@@ -123,6 +137,8 @@ def _describe_other_config(
 def _spelled(name: str, setting: object) -> str:
     """Return a setting as the command line takes it: bytes as 1MiB."""
     is_bytes = name.endswith("_bytes") and type(setting) is int
+    if setting is None:
+        return "none"
     return exact_byte_size(setting) if is_bytes and isinstance(setting, int) else str(setting)
 
 

@@ -125,6 +125,8 @@ class CountsTotals(StageTotals):
     num_samples: int
     num_train_samples: int
     """Samples of the training part, the first ones of the log."""
+    num_valid_samples: int = 0
+    """Samples of the validation part, which follow those."""
     tables: tuple[CountedTable, ...]
     num_counted_samples: int | None = None
     """Samples of the window that was counted; None where it is the whole training part."""
@@ -154,6 +156,8 @@ class VocabularyTotals(StageTotals):
 
     num_samples: int
     num_train_samples: int
+    num_valid_samples: int = 0
+    """Samples of the validation part, which follow those of the training part."""
     num_counted_samples: int | None = None
     """Samples of the window that was counted; None where it is the whole training part."""
     tables: tuple[VocabularyTable, ...]
@@ -170,6 +174,9 @@ class VocabularyTotals(StageTotals):
     def refuse_nonsense(self, where: str) -> None:
         require_range(f"{where}num_samples", self.num_samples, 0)
         require_range(f"{where}num_train_samples", self.num_train_samples, 0, self.num_samples)
+        require_range(
+            f"{where}num_valid_samples", self.num_valid_samples, 0, self.num_samples - self.num_train_samples
+        )
         require_range(f"{where}num_counted_samples", self.num_counted_samples, 0)
         require_sum(f"{where}num_rows", self.num_rows, [table.num_rows for table in self.tables])
 
@@ -237,6 +244,8 @@ class PlanTotals(StageTotals):
     num_rows: int
     num_hot_rows: int
     num_train_samples: int
+    num_valid_samples: int = 0
+    """Samples of the validation part, which follow those of the training part."""
     samples: TaggedSamples
     calibration: CalibrationInfo | None = None
 
@@ -276,10 +285,13 @@ class ShardsTotals(StageTotals):
     has_label: bool
     dense: tuple[str, ...]
     """Names of the dense features."""
+    num_valid_samples: int = 0
+    """Evaluation samples of the validation part: the first ones. The others are the test part."""
     samples: KindCounts
     batches: KindCounts
 
     def refuse_nonsense(self, where: str) -> None:
+        require_range(f"{where}num_valid_samples", self.num_valid_samples, 0, self.samples.evaluation)
         if not self.tables:
             raise RecordError(f"{where}tables is empty, want one table or more")
         require_range(f"{where}embedding_dim", self.embedding_dim, 1, MOST_FLOATS)

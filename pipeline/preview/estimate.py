@@ -116,8 +116,13 @@ def estimate_run(
 
 def _training_samples(files: Sequence[float], config: CountConfig) -> float:
     if config.eval_files:
-        return sum(files[: -config.eval_files])
-    return sum(files) * (1 - config.eval_fraction)
+        num_left = sum(files[: -config.eval_files])
+    else:
+        num_left = sum(files) * (1 - config.eval_fraction)
+    if config.valid_files:
+        before = files[: len(files) - config.eval_files]
+        return num_left - sum(before[-config.valid_files :])
+    return num_left - sum(files) * (config.valid_fraction or 0)
 
 
 def _distinct(sample: LogSample, name: str, num_samples: float) -> float:

@@ -68,4 +68,6 @@ def adopt(
         trained = tuple(model_log.training_logs(num_train))
         totals = replace(totals, num_model_samples=num_train, model_raw=trained)
     # Else the log beside the model's vocabulary trained nothing, and its totals name the one that did.
-    return output.seal(replace(totals, num_samples=columns.num_samples, num_train_samples=0))
+    return output.seal(
+        replace(totals, num_samples=columns.num_samples, num_train_samples=0, num_valid_samples=0)
+    )

@@ -3,7 +3,8 @@
 Exact. Memory holds the distinct categories, never the log; where even they do not fit, the largest table is
 emptied into a run on disk, and a table's runs are merged at the end: one pass over the log, whatever the
 cap. Counts add: where a log grew, only what is new is counted. Which samples are for evaluation is decided
-here, once: the last ones in log order, so that nothing of them reaches counts, ids or the hot set.
+here, once: the last ones in log order, so that nothing of them reaches counts, ids or the hot set. The first
+of these may be for validation, the others are the test part.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ..folders.file_facts import CountsFacts
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output, input_of
 from ..folders.reopening import Continuation
+from ..folders.run_identity import unless_none
 from ..folders.stage_totals import ColumnsTotals, CountsTotals
 from ..folders.table_info import CountedTable
 from ..formats.arrow_files import read_batch, validity_of, values_of, write_batch
@@ -50,6 +52,14 @@ class CountConfig:
     eval_files: int = 0
     """Number of raw files, the last ones, to keep for evaluation instead of a fraction of the log."""
 
+    valid_fraction: float | None = unless_none()
+    """Share of the log, in (0, 1), that is kept for validation: the samples just before those for evaluation,
+    which decide when training stops and which weights are best. By default none."""
+
+    valid_files: int | None = unless_none()
+    """Number of raw files, the last ones before those of --eval-files, to keep for validation instead of a
+    fraction of the log."""
+
     count_last: int = 0
     """Number of raw files, the last ones of the training part, that are counted and decide ids and hot rows;
     0 counts all. Earlier files stay in training, but categories that occur only there share the
@@ -62,6 +72,18 @@ class CountConfig:
         if not 0 <= self.eval_fraction < 1:
             raise ConfigError(f"eval_fraction must be in [0, 1), got {self.eval_fraction}")
         require_at_least("eval_files", self.eval_files, 0)
+        if self.valid_fraction is not None and not 0 < self.valid_fraction < 1:
+            raise ConfigError(f"valid_fraction must be in (0, 1), got {self.valid_fraction}")
+        require_at_least("valid_files", self.valid_files, 1)
+        if self.valid_fraction is not None and self.valid_files is not None:
+            raise ConfigError(
+                "valid_files and valid_fraction are two ways to say one thing: give one of them"
+            )
+        if self.valid_files is not None and not self.eval_files and self.eval_fraction:
+            raise ConfigError(
+                "valid_files needs a test part that begins at a file too",
+                hint="give --eval-files too, or --eval-fraction 0 for no test part",
+            )
         require_at_least("count_last", self.count_last, 0)
         require_at_least("texts", self.texts, 0)
 
@@ -84,6 +106,7 @@ def count(
     if output.sealed is not None:
         return output.sealed
     num_train = num_training_samples(config, columns)
+    num_valid = num_validation_samples(config, columns)
     features = ColumnsTotals.of(columns).sparse
     # Spans decide what is counted; bases, which of it is there already.
     spans = spans_of(num_train, config.count_last, _samples_of_files(columns))
@@ -113,6 +136,7 @@ def count(
     totals = CountsTotals(
         num_samples=columns.num_samples,
         num_train_samples=num_train,
+        num_valid_samples=num_valid,
         tables=tuple(_describe_table(name, columns, output.finished[f"{name}.arrow"]) for name in features),
         num_counted_samples=sum(s.stop - s.first for s in spans) if config.count_last else None,
         spans=describe_spans(spans, columns),
@@ -237,16 +261,36 @@ def num_training_samples(config: CountConfig, columns: Manifest) -> int:
     """Return the number of samples of the training part, the first ones of the log.
 
     Raises:
-        ConfigError: every file, or every sample, would be for evaluation.
+        ConfigError: every file, or every sample, would be for evaluation or validation.
     """
     num_samples = columns.num_samples
     files = _samples_of_files(columns)
+    num_train = num_samples - _num_test_samples(config, columns) - num_validation_samples(config, columns)
+    wishes = [
+        f"eval_files {config.eval_files}" if config.eval_files else f"eval_fraction {config.eval_fraction}"
+    ]
+    if config.valid_files is not None:
+        wishes.append(f"valid_files {config.valid_files}")
+    if config.valid_fraction is not None:
+        wishes.append(f"valid_fraction {config.valid_fraction}")
+    if num_train <= 0:
+        whole = f"{len(files)} files" if config.eval_files or config.valid_files else f"{num_samples} samples"
+        verb = "leaves" if len(wishes) == 1 else "leave"
+        raise ConfigError(f"{' and '.join(wishes)} of {whole} {verb} no sample to train on")
+    return num_train
+
+
+def num_validation_samples(config: CountConfig, columns: Manifest) -> int:
+    """Return the number of samples of the validation part, which lies between the training and test parts."""
+    if config.valid_files is not None:
+        files = _samples_of_files(columns)
+        before = files[: len(files) - config.eval_files]
+        return int(sum(before[-config.valid_files :]))
+    return int(columns.num_samples * (config.valid_fraction or 0))
+
+
+def _num_test_samples(config: CountConfig, columns: Manifest) -> int:
+    """Return the number of samples of the test part, the last ones of the log."""
     if config.eval_files:
-        num_train = sum(files[: -config.eval_files])
-        wish = f"eval_files {config.eval_files} of {len(files)} files"
-    else:
-        num_train = num_samples - int(num_samples * config.eval_fraction)
-        wish = f"eval_fraction {config.eval_fraction} of {num_samples} samples"
-    if num_train == 0:
-        raise ConfigError(f"{wish} leaves no sample to train on")
-    return int(num_train)
+        return int(sum(_samples_of_files(columns)[-config.eval_files :]))
+    return int(columns.num_samples * config.eval_fraction)

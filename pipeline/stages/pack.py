@@ -230,6 +230,7 @@ def _totals(config: PackConfig, inputs: PackInputs, output: Output) -> ShardsTot
         embedding_optimizer=inputs.plan.setting("embedding_optimizer", str),
         has_label=inputs.has_label,
         dense=tuple(inputs.dense),
+        num_valid_samples=plan.num_valid_samples,
         samples=KindCounts(**{kind: samples[kind] for kind in KINDS.values()}),
         batches=KindCounts(**{kind: batches[kind] for kind in KINDS.values()}),
     )

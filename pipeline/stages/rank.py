@@ -158,6 +158,7 @@ def rank(
     totals = VocabularyTotals(
         num_samples=counted.num_samples,
         num_train_samples=counted.num_train_samples,
+        num_valid_samples=counted.num_valid_samples,
         num_counted_samples=counted.num_counted_samples,
         tables=written,
         num_rows=sum(table.num_rows for table in tables),

@@ -148,6 +148,7 @@ def split(
         num_rows=ranked.num_rows,
         num_hot_rows=sum(num_hot),
         num_train_samples=num_train,
+        num_valid_samples=ranked.num_valid_samples,
         samples=_samples_by_tag(output, samples.num_samples, num_train),
         calibration=calibration,
     )

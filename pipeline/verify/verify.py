@@ -184,14 +184,26 @@ _CHECKS: dict[str, Callable[[FileEntry, Manifest, dict[str, Manifest]], Iterator
 
 
 def _check_sums(manifests: dict[str, Manifest]) -> Iterator[str]:
-    """The number of samples is the same from stage to stage."""
+    """The number of samples is the same from stage to stage, and so is that of the validation part."""
     yield from _check_lookups(manifests)
+    yield from _check_validation(manifests)
     per_sample = [name for name in ("columns", "samples", "plan", "shards") if name in manifests]
     for before, name in pairwise(per_sample):
         want = manifests[before].num_samples
         have = manifests[name].num_samples
         if want != have:
             yield f"{manifests[name].folder} has {have} samples, {before} has {want}"
+
+
+def _check_validation(manifests: dict[str, Manifest]) -> Iterator[str]:
+    """Each folder that says so has as many validation samples as the one before it."""
+    stages = [name for name in ("counts", "vocabulary", "plan", "shards") if name in manifests]
+    found = {name: TOTALS_OF_STAGE[manifests[name].stage].of(manifests[name]) for name in stages}
+    for before, name in pairwise(stages):
+        want, have = (getattr(found[each], "num_valid_samples", 0) for each in (before, name))
+        # An adopted vocabulary is of another log, all of which is for evaluation.
+        if want != have and manifests[name].stage != "adopt":
+            yield f"{manifests[name].folder} has {have} validation samples, {before} has {want}"
 
 
 def _check_lookups(manifests: dict[str, Manifest]) -> Iterator[str]:

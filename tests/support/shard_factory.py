@@ -33,6 +33,8 @@ class ShardSpec:
     num_hot_only: int = 70
     num_mixed: int = 150
     num_evaluation: int = 90
+    num_validation: int = 0
+    """Evaluation samples of the validation part, the first ones."""
     num_dense: int = 2
     embedding_dim: int = 4
     skew: float = 1.5
@@ -183,4 +185,4 @@ def totals_of(spec: ShardSpec, counts: dict[str, int], batches: dict[str, int]) 
         "num_rows": sum(spec.num_rows),
         "samples": counts,
         "batches": batches,
-    }
+    } | ({"num_valid_samples": spec.num_validation} if spec.num_validation else {})

@@ -49,6 +49,7 @@ SETTINGS = {
     "a day": replace(CONFIG, count=CountConfig(eval_files=1)),
     "a window": WINDOW,
     "a window and a fraction": replace(CONFIG, count=CountConfig(eval_fraction=0.3, count_last=2)),
+    "a day and validation": replace(CONFIG, count=CountConfig(eval_files=1, valid_fraction=0.2)),
     "a day long window": replace(CONFIG, count=CountConfig(eval_files=1, count_last=1)),
 }
 

@@ -25,9 +25,11 @@ from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train import trainer
 from hotset.train.config import TrainConfig
+from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
 from hotset.train.run import train
 from hotset.train.run_folder import RunFolder
+from hotset.train.trainer import build_trainer
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,23 @@ def test_the_scores_are_those_of_the_end_of_training(placement: str, data: Path)
     summary = json.loads((data / placement / "summary.json").read_text())
     assert found == {name: summary[name] for name in found}
     assert {"auc", "pr_auc", "normalized_entropy", "calibration", "hot", "mixed", "oov"} < found.keys()
+
+
+@pytest.mark.parametrize("slow_bytes", [None, 700])
+def test_the_validation_part_is_scored_beside_the_test_part(slow_bytes: int | None, tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", num_validation=40)
+    config = TrainConfig(placement="fae", threads=1, evaluate_every=3)
+    summary = train(tmp_path, config, tmp_path / "run").to_dict()
+    found = evaluate(tmp_path / "run", tmp_path, slow_bytes=slow_bytes).to_dict()
+    assert found == {name: summary[name] for name in found}
+    assert (found["num_samples"], found["validation"]["num_samples"]) == (50, 40)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    # Evaluations on the way are of the validation part alone, and so are the test losses of fae.
+    assert [line["step"] for line in lines if "validation" in line] == [3, 6, 8]
+    assert [line["step"] for line in lines if "evaluation" in line] == [8]
+    trainer = build_trainer(Shards.open(tmp_path), TrainConfig())
+    validation = trainer.predictor.score(part="validation")
+    assert trainer.predictor.mean_loss(10**9) == validation.log_loss != trainer.predictor.score().log_loss
 
 
 @pytest.mark.parametrize("slow_bytes", [0, 700, 3000])

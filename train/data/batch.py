@@ -8,7 +8,7 @@ A bag is the lookups of one feature in one sample; features with one lookup per 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -39,6 +39,11 @@ class FeatureBags:
     """Position of each sample's first id, and the end of the last sample."""
     ids_N: NDArray[np.int32]
 
+    def cut(self, first: int, stop: int) -> FeatureBags:
+        """Return the bags of the samples from ``first`` to before ``stop``."""
+        offsets = self.offsets_B1[first : stop + 1]
+        return FeatureBags(offsets - offsets[0], self.ids_N[offsets[0] : offsets[-1]])
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -60,6 +65,20 @@ class Batch:
     @property
     def num_samples(self) -> int:
         return int(self.ids_BF.shape[0])
+
+    def cut(self, first: int, stop: int) -> Batch:
+        """Return the samples from ``first`` to before ``stop``."""
+        if (first, stop) == (0, self.num_samples):
+            return self
+        part = slice(first, stop)
+        return replace(
+            self,
+            label_B=self.label_B[part],
+            dense_BK=self.dense_BK[part],
+            ids_BF=self.ids_BF[part],
+            is_hot_B=None if self.is_hot_B is None else self.is_hot_B[part],
+            bags=tuple(bags.cut(first, stop) for bags in self.bags),
+        )
 
 
 @dataclass(frozen=True, slots=True)

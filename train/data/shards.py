@@ -7,11 +7,12 @@ A hot set is a prefix of the order over all tables, so shards whose batches were
 from __future__ import annotations
 
 import copy
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,8 @@ from .shard_file import Columns, ShardFile
 _STAGE = "pack"
 _VERSION = 1
 _KINDS = ("hot_only", "mixed", "evaluation")
+Part = Literal["validation", "test"]
+"""A part of the evaluation samples: the first ones, where the log has such a part, or the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,10 @@ class Shards:
                 for entry in manifest.files
             ]
             self._training, self._evaluation = self._positions_by_kind()
+            self.num_validation_samples = totals.num_valid_samples
+            self._evaluation_starts = self._starts_of(self._evaluation)
+            if totals.num_valid_samples > self._evaluation_starts[-1]:
+                raise ValueError(f"num_valid_samples {totals.num_valid_samples} of fewer samples")
         except HotsetError:
             raise
         except DAMAGE as error:
@@ -170,6 +177,14 @@ class Shards:
                 positions[facts.kind].append(_BatchPosition(number, index, is_hot_only))
         return positions["hot_only"] + positions["mixed"], positions["evaluation"]
 
+    def _starts_of(self, positions: Sequence[_BatchPosition]) -> list[int]:
+        """Return the first sample of each batch among those of all, and the end of the last."""
+        starts = [0]
+        for position in positions:
+            left = self.manifest.files[position.file].num_samples - position.index * self.batch_size
+            starts.append(starts[-1] + min(left, self.batch_size))
+        return starts
+
     @cached_property
     def is_hot_only(self) -> NDArray[np.bool_]:
         """(num_training_batches,); whether each training batch looks up hot rows only."""
@@ -212,6 +227,32 @@ class Shards:
             )
         # The tags in the files are those of the packed budget.
         return batch if self.has_packed_budget else replace(batch, is_hot_B=self._tag(batch))
+
+    def num_samples_of(self, part: Part) -> int:
+        """Return the number of evaluation samples of a part."""
+        num_validation = self.num_validation_samples
+        return num_validation if part == "validation" else self.num_evaluation_samples - num_validation
+
+    def batches_of(self, part: Part) -> range:
+        """Return the numbers of the evaluation batches with samples of a part, in log order."""
+        first, stop = self._samples_of(part)
+        starts = self._evaluation_starts
+        if first == stop:
+            return range(0)
+        return range(bisect_right(starts, first) - 1, bisect_left(starts, stop))
+
+    def batch_of(self, part: Part, number: int) -> Batch:
+        """Return the samples of a part in the evaluation batch ``number``, which may have some of both."""
+        batch = self.evaluation_batch(number)
+        first, stop = self._samples_of(part)
+        start = self._evaluation_starts[number]
+        return batch.cut(max(first - start, 0), min(stop - start, batch.num_samples))
+
+    def _samples_of(self, part: Part) -> tuple[int, int]:
+        """Return the first evaluation sample of a part, and the end of its last."""
+        if part == "validation":
+            return 0, self.num_validation_samples
+        return self.num_validation_samples, self._evaluation_starts[-1]
 
     def has_oov(self, batch: Batch) -> NDArray[np.bool_]:
         """(num_samples,); whether a lookup of a sample is of an out-of-vocabulary row, which categories that

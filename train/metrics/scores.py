@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,19 @@ class Quality(Scores):
     def to_dict(self) -> dict[str, Any]:
         """The scores as plain data."""
         return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunQuality(Quality):
+    """The scores of a run: those of the test part, and beside them those of the validation part."""
+
+    validation: Quality | None
+    """Scores of the validation part; None where the log has none."""
+
+    def of_test(self) -> dict[str, Any]:
+        """The scores of the test part as plain data."""
+        every = asdict(self)
+        return {each.name: every[each.name] for each in fields(Quality)}
 
 
 class ScoreCounter:

@@ -96,7 +96,7 @@ def _evaluate(arguments: Sequence[str]) -> int:
         EvaluateCommand,
         arguments,
         command="evaluate",
-        description="Evaluate a run on the evaluation part of DIR.",
+        description="Evaluate a run on the test part of DIR, and on its validation part where it has one.",
     )
     from ...train.evaluate import evaluate
 
@@ -116,7 +116,9 @@ def _evaluate(arguments: Sequence[str]) -> int:
 
 def show_quality(scores: dict[str, Any], console: Console) -> None:
     """Print the scores of a run, a column for all samples and one for each group of them."""
-    groups = {name: scores if name == "all samples" else scores[key] for name, key in _GROUPS.items()}
+    groups = {name: scores[key] if key else scores for name, key in _GROUPS.items()}
+    if scores["validation"] is None:
+        del groups["validation"]
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for name in groups:
@@ -168,8 +170,8 @@ _ALL_SCORES: tuple[tuple[str, _Show], ...] = (
     *_SCORES[2:],
     ("samples", lambda scores: f"{scores['num_samples']:,}"),
 )
-_GROUPS = {"all samples": "", "hot": "hot", "mixed": "mixed", "with oov": "oov"}
-"""Columns of the scores, and the groups of samples in them."""
+_GROUPS = {"all samples": "", "hot": "hot", "mixed": "mixed", "with oov": "oov", "validation": "validation"}
+"""Columns of the scores, and the samples in them: groups of the test part, and the validation part."""
 _COSTS: tuple[tuple[str, _Show], ...] = (
     ("samples/s", lambda summary: f"{summary['samples_per_second']:,.0f}"),
     ("bytes to the fast tier", lambda summary: format_byte_size(summary["bytes_to_fast"])),

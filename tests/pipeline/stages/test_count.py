@@ -87,6 +87,57 @@ def test_no_sample_to_train_on_is_refused(tmp_path: Path, eval_files: int, rng: 
         num_training_samples(CountConfig(eval_files=3), columns)
 
 
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [
+        ({"eval_fraction": 0.2, "valid_fraction": 0.1}, (42, 6, 12)),
+        ({"eval_fraction": 0.0, "valid_fraction": 0.1}, (54, 6, 0)),
+        ({"eval_files": 1, "valid_fraction": 0.5}, (11, 30, 19)),
+        ({"eval_files": 1, "valid_files": 1}, (30, 11, 19)),
+        ({"eval_files": 1, "valid_files": 2}, (0, 41, 19)),
+        ({"eval_fraction": 0.0, "valid_files": 1}, (41, 19, 0)),
+        ({"eval_fraction": 0.5, "valid_fraction": 0.5}, (0, 30, 30)),
+        ({"eval_fraction": 0.9, "valid_fraction": 0.9}, (-48, 54, 54)),
+    ],
+)
+def test_a_validation_part_lies_before_the_test_part(
+    tmp_path: Path, fields: dict[str, Any], parts: tuple[int, int, int], rng: np.random.Generator
+) -> None:
+    samples = draw_samples(60, rng)
+    columns = columns_of(tmp_path, samples[:30], samples[30:41], samples[41:])
+    num_train, num_valid, _ = parts
+    config = CountConfig(**fields)
+    if num_train <= 0:
+        with pytest.raises(ConfigError, match=r"eval_\w+ .* and valid_\w+ .* leave no sample to train on"):
+            num_training_samples(config, columns)
+        return
+    counts = count(config, columns, tmp_path / "counts")
+    assert counted(counts) == naive_counts(samples[:num_train])
+    assert (counts.totals["num_train_samples"], counts.totals["num_valid_samples"]) == (num_train, num_valid)
+
+
+def test_a_folder_without_validation_is_as_it_always_was(tmp_path: Path, rng: np.random.Generator) -> None:
+    """So that folders of before are still resumed and extended."""
+    columns = columns_of(tmp_path, draw_samples(9, rng))
+    counts = count(CountConfig(), columns, tmp_path / "counts")
+    assert "num_valid_samples" not in counts.totals
+    assert counts.config.keys() == {"eval_fraction", "eval_files", "count_last", "texts"}
+    with pytest.raises(ManifestError, match=r"was written with valid_fraction = none, now 0\.2"):
+        count(CountConfig(valid_fraction=0.2), columns, tmp_path / "counts")
+    other = count(CountConfig(valid_fraction=0.2), columns, tmp_path / "other")
+    assert other.config["valid_fraction"] == 0.2 and "valid_files" not in other.config
+    with pytest.raises(ManifestError, match=r"was written with valid_fraction = 0\.2, now none"):
+        count(CountConfig(), columns, tmp_path / "other")
+
+
+def test_two_ways_to_say_one_part_are_refused() -> None:
+    with pytest.raises(ConfigError, match="valid_files and valid_fraction are two ways"):
+        CountConfig(eval_files=1, valid_files=1, valid_fraction=0.1)
+    with pytest.raises(ConfigError, match="valid_files needs a test part that begins at a file") as refused:
+        CountConfig(valid_files=1)
+    assert refused.value.hint is not None and "--eval-files" in refused.value.hint
+
+
 def test_a_table_that_only_misses_values_has_no_category(tmp_path: Path) -> None:
     columns = columns_of(tmp_path, [Sample(0, (1,) * NUM_DENSE, (None,) * NUM_SPARSE)] * 30)
     counts = count(CountConfig(eval_fraction=0.1), columns, tmp_path / "counts")
@@ -108,6 +159,9 @@ def test_other_settings_need_another_folder(tmp_path: Path, rng: np.random.Gener
         {"eval_fraction": -0.1},
         {"eval_fraction": float("nan")},
         {"eval_files": -1},
+        {"valid_fraction": 0.0},
+        {"valid_fraction": 1.0},
+        {"valid_files": 0},
     ],
 )
 def test_nonsense_is_refused(changes: dict[str, Any]) -> None:

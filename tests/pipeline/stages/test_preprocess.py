@@ -29,6 +29,7 @@ from hotset.pipeline.stages.preprocess import StageReport, preprocess, remove_fr
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.stages.stage_order import FOLDERS, INPUTS
+from hotset.pipeline.verify.verify import verify
 from hotset.tests.support.logs.criteo_text import Sample, draw_samples, text_of, tree_of
 from hotset.tests.support.preprocess_runs import CONFIG, assert_equals_naive_run, copy_of, failing_writer
 
@@ -81,6 +82,18 @@ def test_days_in_files_of_their_own_agree_with_the_naive_run(tmp_path: Path, sam
     config = replace(CONFIG, count=CountConfig(eval_files=1))
     preprocess(raw, config, tmp_path / "dir", Resources(workers=2))
     assert_equals_naive_run(tmp_path / "dir", samples, 121, config)
+
+
+def test_a_validation_part_is_known_to_every_folder_that_follows(
+    tmp_path: Path, log: Path, samples: list[Sample]
+) -> None:
+    config = replace(CONFIG, count=CountConfig(eval_fraction=0.2, valid_fraction=0.1))
+    preprocess([log], config, tmp_path / "dir", Resources(workers=2))
+    # Counts, ids and hot rows come from the training part alone.
+    assert_equals_naive_run(tmp_path / "dir", samples, NUM_SAMPLES - 36 - 18, config)
+    for name in ("counts", "vocabulary", "samples", "plan", "shards"):
+        assert Manifest.read(tmp_path / "dir" / name).totals["num_valid_samples"] == 18
+    assert verify(tmp_path / "dir", Resources(workers=1), raw=[log], rebuild=True) == []
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

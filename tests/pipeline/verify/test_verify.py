@@ -20,6 +20,7 @@ from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.verify.verify import STAGE_FOLDERS, verify
+from hotset.tests.support.resealed import reseal_later_folders
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,16 @@ def test_data_that_disagree_are_found_though_every_checksum_fits(folder: Path, s
 
 def _wrong(value: list[int] | int) -> list[int] | int:
     return [10**9] * len(value) if isinstance(value, list) else 1 - value
+
+
+@pytest.mark.parametrize(
+    ("before", "name"), [("counts", "vocabulary"), ("vocabulary", "plan"), ("plan", "shards")]
+)
+def test_another_validation_part_is_found(folder: Path, before: str, name: str) -> None:
+    path = folder / name / "manifest.json"
+    rewrite_manifest(path, totals=json.loads(path.read_text())["totals"] | {"num_valid_samples": 5})
+    reseal_later_folders(folder)
+    assert f"{folder / name} has 5 validation samples, {before} has 0" in verify(folder, Resources(workers=1))
 
 
 @pytest.mark.parametrize("tables", [["x"], ["x", "C2"], []])
