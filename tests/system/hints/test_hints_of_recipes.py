@@ -1,0 +1,50 @@
+"""Hints of the options of a recipe: schedules, parts of the log and scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from hotset.tests.support.hints import Shell, follows, hint_of
+from hotset.train.metrics.scores import ScoreCounter
+from hotset.train.metrics.sorted_scores import SortedScores
+
+TRAIN = ("train", "data", "--threads", "1", "--out")
+
+
+@follows("pipeline/stages/count.py::CountConfig.__post_init__")
+def test_validation_by_files_goes_with_a_test_part_by_files(shell: Shell) -> None:
+    arguments = ("preprocess", "log.tsv", "log.tsv", "log.tsv", "--batch-size", "64", "--valid-files", "1")
+    hint = shell.refused(*arguments, "--out", "other")
+    assert hint == "give --eval-files too, or --eval-fraction 0 for no test part"
+    shell.works(*arguments, "--eval-files", "1", "--out", "other")
+    shell.works(*arguments, "--eval-fraction", "0", "--out", "another")
+
+
+@follows("train/recipe_options.py::RecipeOptions._refuse_unused")
+def test_a_decay_wants_a_schedule(shell: Shell) -> None:
+    hint = shell.refused(*TRAIN, "other", "--decay-steps", "3")
+    assert hint == "give --lr-schedule linear, cosine or polynomial too"
+    shell.works(*TRAIN, "other", "--decay-steps", "3", "--lr-schedule", "cosine")
+
+
+@follows("train/metrics/scores.py::ScoreCounter.add")
+def test_diverged_weights_ask_for_lower_rates(shell: Shell) -> None:
+    none = np.zeros(1, np.bool_)
+    label = np.zeros(1, np.float32)
+    hint = hint_of(lambda: ScoreCounter().add(np.full(1, np.nan, np.float32), label, none, none))
+    assert hint == "train again with lower --embedding-lr or --dense-lr"
+    shell.works(*TRAIN, "other", "--embedding-lr", "0.01", "--dense-lr", "0.001")
+
+
+@follows("train/metrics/sorted_scores.py::SortedScores._spill")
+def test_scores_want_room_on_the_disk(shell: Shell, tmp_path: Path) -> None:
+    words = np.arange(9, dtype=np.uint64)
+    folder = tmp_path / "full"
+    hint = hint_of(lambda: SortedScores(folder, part_words=2).add(words))
+    assert hint == "free 8 bytes a sample of disk space there"
+    folder.mkdir()
+    scores = SortedScores(folder, part_words=2)
+    scores.add(words)
+    assert scores.count().counts_G3[0, 1] == 9
