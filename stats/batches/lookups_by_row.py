@@ -73,6 +73,7 @@ def _sort_table(
     num_lookups = batch.offsets_F1[table + 1] - first
     num_tables = batch.num_rows_F.shape[0]
     # Digits of equal width, few where there are few lookups: counters are summed up for each table.
+    # How many bits the largest id has.
     bits = 0
     while (batch.num_rows_F[table] - 1) >> bits > 0:
         bits += 1
@@ -99,6 +100,7 @@ def _sort_table(
             counts_DR[digit, np.uint64((row >> (digit * width)) & low)] += 1
 
     # Then one pass a digit, the lowest first.
+    # The keys go back and forth between two halves; counters become the first position of each digit's value.
     half = 0
     for digit in range(num_digits):
         counts = counts_DR[digit]
@@ -110,6 +112,7 @@ def _sort_table(
         source = keys_2L[half]
         target = keys_2L[1 - half]
         shift = np.int64(_ROW_SHIFT + digit * width)
+        # In their order, so that equal digits keep the order of the digits below them.
         for i in range(num_lookups):
             key = source[i]
             value = np.uint64((key >> shift) & low)
@@ -132,6 +135,7 @@ def _group_lookups(
     Returns:
         -1 - the position of a lookup whose id is outside its table, or the number of distinct rows. Exact.
     """
+    # Tables one after another; a row begins where the sorted id differs from the one before.
     num_rows = 0
     for table in range(batch.num_rows_F.shape[0]):
         first = batch.offsets_F1[table]
@@ -149,6 +153,7 @@ def _group_lookups(
                 found.starts_U1[num_rows] = np.int32(first + i)
                 num_rows += 1
                 last = row
+    # One start more than rows, so that each row's lookups end where the next one's begin.
     found.first_F1[batch.num_rows_F.shape[0]] = num_rows
     found.starts_U1[num_rows] = np.int32(batch.ids_N.shape[0])
     return num_rows

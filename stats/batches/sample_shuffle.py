@@ -208,6 +208,7 @@ def gather_rows(
         ids: (num_samples, num_features) out.
         is_hot: (num_samples,) out.
     """
+    # A row is the tag, the label, the dense values and the ids, one word of 4 bytes each.
     num_dense = np.uint64(dense.shape[1])
     num_features = np.uint64(ids.shape[1])
     first_dense = np.uint64(2)

@@ -64,6 +64,7 @@ def _place_lookups(
         num_rows = stored.row_offsets[table + 1] - first_row
         first_order = stored.order_offsets[table]
         next_long = stored.long_offsets[table]
+        # As many lookups as the batch has, and no row without one.
         if stored.order_offsets[table + 1] - first_order != num_lookups or num_rows > num_lookups:
             return fault
         found.first_F1[feature] = num_found
@@ -82,6 +83,7 @@ def _place_lookups(
             found.rows_U[num_found] = np.int32(row)
             found.starts_U1[num_found] = np.int32(first + start)
             num_found += 1
+            # A row with many lookups stands in the list of long rows, in its turn.
             if stop - start > LONG_LOOKUPS:
                 if next_long >= stored.long_offsets[table + 1] or stored.long_rows[next_long] != i:
                     return fault

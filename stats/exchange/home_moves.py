@@ -112,6 +112,7 @@ def choose_homes_backward(
         for i in range(offsets[order[step]], offsets[order[step] + 1]):
             key = np.int64(rows[i])
             row = key - part.first_row
+            # Rows of other ranges belong to other passes.
             if row < 0 or row >= values_KW.shape[0]:
                 continue
             mask = np.uint64(masks[i])

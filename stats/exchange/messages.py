@@ -55,6 +55,8 @@ def _count_messages(step: StepRows, rank: int, counts_LW: NDArray[np.int64]) -> 
         mask = np.uint64(step.masks_U[i])
         before = step.before_U[i]
         after = step.after_U[i]
+        # Before the step, vectors go from the row's home to the ranks that look it up; after it, gradients go
+        # to its next home.
         others = mask & ~own
         is_user = mask & own != np.uint64(0)
         for other in range(counts_LW.shape[1]):
@@ -81,11 +83,13 @@ def _list_messages(
         mask = np.uint64(step.masks_U[i])
         before = step.before_U[i]
         after = step.after_U[i]
+        # The same cases as in `_count_messages`, which has counted the entries of each list.
         others = mask & ~own
         is_user = mask & own != np.uint64(0)
         for other in range(ends_LW.shape[1]):
             if others >> np.uint64(other) & np.uint64(1):
                 if before == rank:
+                    # A row whose home moves goes along with its vector.
                     end = ends_LW[_VECTORS_OUT, other]
                     positions[end] = i
                     is_move[end] = after == other
@@ -113,6 +117,7 @@ def list_messages(step: StepRows, rank: int, num_ranks: int) -> RankMessages:
     """
     counts_LW = np.zeros((_LISTS, num_ranks), np.int64)
     _count_messages(step, rank, counts_LW)
+    # Lists lie one after another: the running sums of their lengths are where they begin.
     starts = np.concatenate([[0], np.cumsum(counts_LW)])
     positions = np.empty(starts[-1], np.int32)
     is_move = np.zeros(starts[-1], np.bool_)

@@ -86,10 +86,12 @@ def _count_crossings(
         before = step.before_U[i]
         after = step.after_U[i]
         if before != NO_HOME:
+            # A rank that is the home needs no message.
             vectors = num_users - np.int64(mask >> np.uint64(before) & np.uint64(1))
             counts_4[0] += vectors
             if before != after:
                 counts_4[2] += 1
+            # A vector can be sent before the step only where the step before did not change it.
             if last_step_N[step.rows_U[i]] != number - 1:
                 counts_4[3] += vectors
         counts_4[1] += num_users - np.int64(mask >> np.uint64(after) & np.uint64(1))

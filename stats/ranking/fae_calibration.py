@@ -41,6 +41,7 @@ def student_t_probability(t: float, degrees: int) -> float:
     cosine = math.cos(angle)
     if degrees == 1:
         return 2 * angle / math.pi
+    # A sum of powers of the cosine, which begins with the cosine itself or with 1.
     odd = degrees % 2
     term = total = cosine if odd else 1.0
     for k in range(2 + odd, degrees - 1, 2):
@@ -200,9 +201,11 @@ def draw_samples(
     if with_replacement:
         drawn = int(rate * num_samples)
         for draw in range(drawn):
+            # 53 random bits are a uniform number in [0, 1), as a float64 holds them all.
             bits = mix64_pair(np.uint64(seed), np.uint64(draw)) >> np.uint64(11)
             times[int(np.float64(bits) * 2.0**-53 * num_samples)] += np.uint8(1)
         return drawn
+    # Without replacement each sample is drawn or not, by a number of its own.
     for sample in range(num_samples):
         bits = mix64_pair(np.uint64(seed), np.uint64(sample)) >> np.uint64(11)
         if np.float64(bits) * 2.0**-53 < rate:

@@ -122,6 +122,7 @@ def _place_categories(
         if count < run_of_small.shape[0]:
             run = run_of_small[count]
         else:
+            # Runs fall by count: the first one whose count is not above this one.
             low, high = 0, run_counts.shape[0] - 1
             while low < high:
                 middle = (low + high) // 2
@@ -130,6 +131,7 @@ def _place_categories(
                 else:
                     high = middle
             run = low
+        # Categories come in order, so each run stays in order.
         rows[next_row[run]] = categories[i]
         next_row[run] += 1
 

@@ -87,11 +87,13 @@ def levels_by_count(
         FAE as released: the rows with the highest counts in a sample of the log, all tables together.
     """
     # Rows with a count: sorted, and the bytes up to each compared with the budgets.
+    # Rows that were seen come first, by falling count; equal counts by hash.
     rows = np.flatnonzero(counts_R)
     hashes = np.empty(rows.shape[0], np.uint64)
     hash_rows(rows, seed, hashes)
     order = rows[np.lexsort((hashes, -counts_R[rows].astype(np.int64)))]
     table_of_row = np.searchsorted(first_row_T, order, side="right") - 1
+    # A row is hot under every budget that its bytes and those of all rows before it fit in.
     used = np.cumsum(row_bytes_F[table_of_row])
     levels = np.empty(counts_R.shape[0], np.uint8)
     levels[order] = np.searchsorted(budgets_L, used)
@@ -106,6 +108,7 @@ def levels_by_count(
             rest = first + np.flatnonzero(chunk == 0)
             hashes = np.empty(rest.shape[0], np.uint64)
             hash_rows(rest, seed, hashes)
+            # In expectation a row ends at its hash's share of the bytes that are left.
             ends = before + hashes * (2.0**-64 * (left_bytes - row_bytes)) + row_bytes
             levels[rest] = np.searchsorted(budgets_L, ends)
     return levels

@@ -55,10 +55,12 @@ def num_hot_of_runs(
     """
     # Whole runs that fit, and as many rows of the next one as the rest of the budget holds.
     widths = np.array(row_bytes, np.int64)[table_of_run]
+    # Bytes up to the end of each run of rows.
     ends = np.cumsum(lengths * widths)
     whole = int(np.searchsorted(ends, budget_bytes, side="right"))
     taken = lengths.copy()
     if whole < lengths.shape[0]:
+        # Of the first run that does not fit as a whole, as many rows as do.
         left = budget_bytes - (int(ends[whole - 1]) if whole else 0)
         taken[whole] = left // int(widths[whole])
         taken[whole + 1 :] = 0

@@ -60,11 +60,13 @@ def append_samples(
         sample = np.uint32(first_sample + i)
         for j in range(offsets[i], offsets[i + 1]):
             if ids[j] < first_id:
+                # Rows before the first one are never peeled and need no list.
                 continue
             row = rows[ids[j] - first_id]
             end = row_ends[row]
             if end > row_starts[row] and row_samples[end - 1] == sample:
                 continue  # looked up twice by one sample
+            # The room was counted before; more lookups than that mean another log.
             if end >= row_starts[row + 1]:
                 return False
             row_samples[end] = sample
@@ -90,6 +92,7 @@ def list_rows(
         sample_rows: (num_lookups,) out, rows ascending in each sample.
     """
     # Count the rows of each sample, then add up: each count becomes the end of the sample's list.
+    # Count the rows of each sample, then sum up: the running sums are where the lists end.
     for row in range(row_ends.shape[0]):
         for k in range(row_starts[row], row_ends[row]):
             sample_starts[row_samples[k]] += 1
@@ -287,6 +290,7 @@ def _append(row: int, queue: NDArray[np.int32], ends: NDArray[np.int32]) -> None
 @inlined_kernel
 def _remove(row: int, queue: NDArray[np.int32], ends: NDArray[np.int32]) -> None:
     """Take ``row`` out of the rows of its width and worth."""
+    # A list that is linked both ways: both neighbours, or the ends of the list, close the gap.
     width = queue[row, _WIDTH]
     worth = queue[row, _WORTH]
     before = queue[row, _BEFORE]
@@ -322,8 +326,10 @@ def hot_samples_of_prefixes(
     hot_samples[:] = 0
     is_by_number = places.shape[0] == 0
     for sample in range(sample_starts.shape[0] - 1):
+        # A sample is fully hot under a prefix that reaches behind its last row.
         needed = np.int64(0)
         stop = sample_starts[sample + 1]
+        # Where rows are listed by number, the last one is the largest.
         if is_by_number and stop > sample_starts[sample]:
             needed = np.int64(sample_rows[stop - 1]) + 1
         elif not is_by_number:
@@ -332,5 +338,6 @@ def hot_samples_of_prefixes(
         smallest = np.searchsorted(num_rows_of, needed)
         if smallest < hot_samples.shape[0]:
             hot_samples[smallest] += 1
+    # What a prefix serves, every longer one serves too.
     for prefix in range(1, hot_samples.shape[0]):
         hot_samples[prefix] += hot_samples[prefix - 1]

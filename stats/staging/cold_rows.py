@@ -46,10 +46,12 @@ def add_cold_rows(
     for sample in range(ids_BF.shape[0]):
         for feature in range(num_features):
             row = np.int64(ids_BF[sample, feature])
+            # Hot rows come first in their table and need no slot.
             if 0 <= row < first_F[feature]:
                 continue
             if row < 0 or row >= last_F[feature]:
                 return -1 - (sample * num_features + feature)  # type: ignore[no-any-return]
+            # Tables lie one after another in the numbers of cold rows.
             key = np.int32(row - first_F[feature] + base_F[feature])
             # A cell holds the position in ``rows`` of the row it stands for.
             cell = mix64(np.uint64(key)) & mask
@@ -115,6 +117,7 @@ def _list_stored_rows(
             stop = np.int64(stored.starts[i + 1]) if i + 1 < end else num_lookups
             if row <= last_row or row >= last_F[feature] or stored.starts[i] != start or stop <= start:
                 return -1 - feature
+            # Cold rows alone; those before them are hot.
             if row >= first_F[feature]:
                 rows[num_found] = np.int32(row - first_F[feature] + base_F[feature])
                 lookups[num_found] = np.int32(stop - start)

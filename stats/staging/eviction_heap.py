@@ -16,6 +16,7 @@ def sift_down(
     keys: NDArray[np.int64], slots: NDArray[np.int32], end: int, key: int, slot: int, position: int
 ) -> None:
     """Put an entry at the free ``position`` of a heap of ``end`` entries, or below."""
+    # Four children each: half the levels of a binary heap, and siblings lie side by side in memory.
     child = 4 * position + 1
     while child < end:
         least = child
@@ -24,6 +25,7 @@ def sift_down(
             if keys[other] < least_key:
                 least = other
                 least_key = keys[other]
+        # Children move up until the entry is not above the least of them.
         if least_key >= key:
             break
         keys[position] = least_key

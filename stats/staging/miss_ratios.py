@@ -78,6 +78,7 @@ class CacheSweep:
         elif policy == "lru":
             planner = cache_planner("lru", self._num_keys, num_slots, prefetch=0, warmup_ratio=0)
         elif policy in ("lfu", "dataset", "static"):
+            # A pinned row keeps its slot, so as many are left as the largest batch needs.
             pinned = self._key_of_place[: max(0, num_slots - self.least_slots)]
             planner = cache_planner(
                 policy,  # type: ignore[arg-type]
@@ -91,6 +92,7 @@ class CacheSweep:
         else:
             raise ValueError(f"no policy {policy!r}: want one of {', '.join(POLICIES)}")
         plans = planner.plan(self._exact if policy == "lookahead" else self._stream)
+        # The planner may hold steps back, which come with the end of the stream.
         rest, _ = planner.finish()
         return _refetches(plans) + _refetches(rest)
 

@@ -25,6 +25,7 @@ def enter_bucket(state: AreaState, slot: int) -> None:
     use = next_use_of(record.key)
     if record.is_listed or use >= NEVER:
         return
+    # A chain of slots for each next use, and a bit for each chain that is not empty.
     if state.heads[use] < 0:
         state.heads[use] = slot
         state.filled[use >> 6] |= ONE << np.uint64(use & 63)

@@ -78,6 +78,7 @@ def _start_epoch(state: AreaState) -> None:
     epoch_base = area.epoch_base + area.step
     first_entry = area.first_entry
     num_slots = state.records.size
+    # Two counters run on over epochs; all other fields begin at zero.
     state.area[:] = 0
     area.epoch_base = epoch_base
     area.first_entry = first_entry
@@ -110,6 +111,7 @@ def _list_residents(state: AreaState, rows: NDArray[np.int32], slots: NDArray[np
         row = record.row
         if row < 0:
             continue
+        # A row that was never updated here is still where it was loaded from.
         if record.is_clean:
             state.location_of_row[row] = record.previous_location
         else:

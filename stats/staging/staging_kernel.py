@@ -79,8 +79,10 @@ def _record_uses(state: AreaState, rule: Rule, steps: Steps, local: int, plans: 
             slot = np.int64(state.location_of_row[steps.rows[i]])
             plans.slots[i] = slot
         record = state.records[slot]
+        # A use is an update, too: the row has to be written back when it goes.
         record.last_use = step
         record.is_clean = 0
+        # Pinned rows are never evicted, so no queue has to find them.
         if not record.is_pinned:
             queue[tail, 0] = slot
             queue[tail, 1] = step

@@ -81,9 +81,11 @@ def list_misses(
             hits += steps.lookups[i]
             record = state.records[location]
             last_use = record.last_use
+            # Evictable rows are those last used up to step ``after``: this one is no more.
             if last_use < step:
                 area.num_evictable -= last_use <= after and not record.is_pinned
                 record.last_use = step
+        # Missed by an earlier step of the same item, so it is listed already.
         elif is_pending(location):
             hits += steps.lookups[i]
         else:

@@ -63,6 +63,7 @@ class BlockFile:
             # Also where a run ends by an error before it closes its files.
             self._close = weakref.finalize(self, self._file.close)
             if num_blocks:
+                # All room is taken at once: a disk that is too small is found before training begins.
                 os.posix_fallocate(self._file.fileno(), 0, num_blocks * block_bytes)
         except OSError as error:
             wanted = format_byte_size(num_blocks * block_bytes)
@@ -115,6 +116,7 @@ class BlockFile:
         first = number * self.block_bytes
         done = 0
         view = block.data
+        # A call may move less than a block, after a signal or at the end of the file.
         while done < self.block_bytes:
             try:
                 moved = call(self._file.fileno(), view[done:], first + done)
@@ -131,11 +133,13 @@ class BlockFile:
         """Go past the page cache; False where the system or the file system cannot."""
         if not hasattr(os, "O_DIRECT"):
             return False
+        # The flag can only be set on the open file, since a temporary one has no name to open again.
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
         try:
             fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_DIRECT)
         except OSError:
             return False
+        # Some file systems take the flag and refuse the first write.
         try:
             os.pwrite(self._file.fileno(), aligned_blocks(1, self.block_bytes)[0].data, 0)
         except OSError:

@@ -79,6 +79,7 @@ class RowStore:
         self.sizes = sizes
         self._rows_of_fetches = rows_of_fetches
         num_places = sizes.arena_rows
+        # Two arenas, of the present group of fetches and of the next; they change roles at each group.
         self._arenas = Arenas(
             np.zeros((2, num_places, shape.embedding_dim), np.float32),
             np.zeros((2, num_places, shape.state_width), np.float32),
@@ -142,6 +143,7 @@ class RowStore:
         """
         done = 0
         while True:
+            # An error of a writer thread stops training at the next call.
             if self._fault is not None:
                 raise self._fault
             arguments = (slots_N, rows_N, next_fetches_N, done, self._present, self._arenas, self._buckets)
@@ -151,6 +153,7 @@ class RowStore:
             if bucket == PAST_GROUP:
                 raise RuntimeError(f"row {rows_N[done]} is wanted by fetch {next_fetches_N[done]}, long made")
             self._flush(bucket)
+            # The kernel stopped because this bucket's block is full: write it, and go on in a free one.
             self._buckets.buffer_of[bucket] = self._free.get()
 
     def take(
@@ -170,9 +173,11 @@ class RowStore:
         """
         if numbers_N.size == 0:
             return
+        # Fetches come in order, so a group is left once a fetch behind it is asked for.
         while numbers_N[0] >= self.sizes.group_first[self._present + 1]:
             self._go_on()
         arena = self._present & 1
+        # A fetch's place in the arena is its number within the group.
         places_N = numbers_N - self.sizes.group_first[self._present]
         rows = (self._arenas.weights[arena], self._arenas.state[arena], self._arenas.is_there[arena])
         missing = take_places(*rows, places_N, weights_SD, state_SW, slots_N)
@@ -253,6 +258,7 @@ class RowStore:
     ) -> None:
         if not self._on_disk[bucket] and self._buckets.buffer_of[bucket] < 0:
             return
+        # Records of a group name places, those of a range rows; both count from the bucket's first.
         rows_of_places = np.empty(0, np.int64)
         first_row = 0
         if bucket < self.sizes.num_groups:
@@ -272,6 +278,7 @@ class RowStore:
         for number in self._on_disk[bucket]:
             self._read(number, block)
             yield block.view(np.uint32), block.view(np.float32), self._per_block
+        # The block being filled stands in memory alone.
         buffer = self._buckets.buffer_of[bucket]
         if buffer >= 0:
             yield (
@@ -291,6 +298,7 @@ class RowStore:
         arena = group & 1
         self._arenas.is_there[arena] = 0
         rows = (self._arenas.weights[arena], self._arenas.state[arena], self._arenas.is_there[arena])
+        # What waits in memory for the new group goes to its arena first, and its block is free again.
         buffer = self._buckets.buffer_of[group]
         if buffer >= 0:
             num_records = int(self._buckets.num_records[group])
@@ -299,6 +307,7 @@ class RowStore:
             self._buckets.buffer_of[group] = -1
             self._buckets.num_records[group] = 0
             self._free.put(buffer)
+        # The rest is read in the background, while the present group is used.
         self._loads = [self._readers.submit(self._load, number, rows) for number in self._on_disk[group]]
         self._on_disk[group] = array("q")
 

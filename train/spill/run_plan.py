@@ -83,10 +83,12 @@ def find_fetches(epochs: Sequence[EpochPlans], num_rows: int, folder: Path, memo
         HotsetError: the disk is too small.
     """
     chunks = [chunk for epoch in epochs for chunk in epoch.chunks]
+    # A row that is initialized on the fast tier is not fetched, so only the others count.
     counts = [_fetches_of_steps(chunk) for chunk in chunks]
     fetches_of_items = np.concatenate([np.empty(0, np.int64), *counts])
     num_first = sum(int(np.count_nonzero(chunk.fetch_is_first)) for chunk in chunks)
 
+    # The row of each fetch, in order; a mapped file, since a long run has billions.
     rows = mapped_zeros(folder, int(fetches_of_items.sum()), np.int64)
     end = 0
     for chunk in chunks:
@@ -94,6 +96,7 @@ def find_fetches(epochs: Sequence[EpochPlans], num_rows: int, folder: Path, memo
         rows[end : end + fetched.size] = fetched
         end += fetched.size
 
+    # What is fetched next is known from the end backwards, for as many rows at a time as memory holds.
     found = _empty_fetches(epochs, folder)
     rows_of_pass = max(memory_bytes // 8, _LEAST_ROWS)
     for first_row in range(0, num_rows, rows_of_pass):
@@ -145,6 +148,7 @@ def _empty_fetches(epochs: Sequence[EpochPlans], folder: Path) -> _Found:
         part: NDArray[np.int64] = whole[end - count : end]
         return part
 
+    # Each chunk's parts lie one after another, those that live to the end of the epoch behind them.
     return [
         (
             tuple(ChunkFetches(*(cut(count) for count in sizes_of(chunk))) for chunk in epoch.chunks),

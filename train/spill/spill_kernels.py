@@ -101,6 +101,7 @@ def append_rows(
     for i in range(start, slots_N.size):
         slot = slots_N[i]
         number = next_fetches_N[i]
+        # Where the row is fetched again, its place is the number of that fetch within its group.
         if number >= 0:
             group = _find(buckets.group_first, number)
             place = number - buckets.group_first[group]
@@ -121,9 +122,11 @@ def append_rows(
             bucket = _find(buckets.range_first, rows_N[i])
             place = rows_N[i] - buckets.range_first[bucket]
             bucket += num_groups
+        # The caller writes the full block and comes back with an empty one.
         buffer = buckets.buffer_of[bucket]
         if buffer < 0 or buckets.num_records[bucket] == per_block:
             return i, bucket
+        # A record is the place and then the floats of weights and state, all 4 bytes wide.
         word = buckets.num_records[bucket] * record_words
         buckets.num_records[bucket] += 1
         buckets.words[buffer, word] = place
@@ -186,6 +189,7 @@ def scatter_records(
     width = state_AW.shape[1]
     for record in range(num_records):
         word = record * (1 + dim + width)
+        # A place outside the group, or one that is filled already, shows that the file is damaged.
         place = np.int64(words_V[word])
         if place >= is_there_A.size or is_there_A[place]:
             return record
