@@ -118,6 +118,7 @@ def bench_defaults(config: BenchDefaultsConfig) -> dict[str, Any]:
             if batch_size in config.batch_sizes:
                 for ladder in LADDERS:
                     runs += _climb(ladder, trial, config.seeds[0])
+    # The seed and sizes are settings; a log of one's own is named without its folder.
     return {
         "data": config.data.name if config.data else f"generated, {config.samples:,} samples",
         "samples": samples,
@@ -142,6 +143,7 @@ class _Trial:
         config = replace(config, placement="all-fast", threads=self.threads)
         auc: float | None = None
         log_loss: float | None = None
+        # Weights and checkpoints of a run are of no interest here.
         with tempfile.TemporaryDirectory() as folder:
             try:
                 summary = train(self.data, config, Path(folder) / "run")
@@ -173,6 +175,7 @@ def _climb(ladder: Ladder, trial: _Trial, seed: int) -> Iterator[dict[str, Any]]
         )
         return trial.run(ladder.name, config)
 
+    # The first rung of the rows' rates tries all dense rates; the others run at the best of those.
     first = [run(ladder.embedding_lrs[0], rate) for rate in ladder.dense_lrs]
     yield from first
     best_dense_lr = min(first, key=_loss)["dense_lr"]
@@ -188,6 +191,7 @@ def show_defaults(result: dict[str, Any], console: Console) -> None:
     table = Table(title=result["data"], title_justify="left", box=None, pad_edge=False)
     for column in ("batch size", "optimizers", "row rate", "dense rate", "AUC", "log loss"):
         table.add_column(column, justify="left" if column == "optimizers" else "right")
+    # A run that diverged has no score.
     runs = [run for run in result["runs"] if run["auc"] is not None]
     for batch_size in sorted({run["batch_size"] for run in runs}):
         of_size = [run for run in runs if run["batch_size"] == batch_size]

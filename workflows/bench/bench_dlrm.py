@@ -90,6 +90,7 @@ def bench_dlrm(config: BenchDlrmConfig) -> dict[str, Any]:
         tempfile.TemporaryDirectory(prefix="hotset-bench-", dir=config.scratch) as name,
         progress_bars() as bars,
     ):
+        # DLRM gets a shorter log: it takes a hundred times as long per sample.
         scratch = Path(name)
         logs = {
             "warm_up": _WARM_UP_SAMPLES,
@@ -104,6 +105,7 @@ def bench_dlrm(config: BenchDlrmConfig) -> dict[str, Any]:
         candidates = _candidates(paths, config.dlrm.resolve(), workers)
         measured = run_rounds(candidates, config.rounds, scratch, workers=workers, progress=bars)
         num_bytes = {name: path.stat().st_size for name, path in paths.items() if name != "warm_up"}
+    # Medians over the rounds of each; the ratios below compare round by round.
     summaries = {each.name: summarize(each, measured[each.name]) for each in candidates}
     return {
         "benchmark": "dlrm",
@@ -158,6 +160,7 @@ def dlrm_preprocess(folder: Path, log: Path, dlrm: Path) -> dict[str, Any]:
             criteo_kaggle=True,
             memory_map=False,
         )
+    # The file tells how many samples it holds.
     with np.load(written) as arrays:
         return {"num_samples": int(arrays["y"].shape[0])}
 

@@ -112,7 +112,9 @@ def measure(config: BenchGrowthConfig) -> dict[str, Any]:
             wanted = GenerateConfig(profile=_PROFILE, samples=num_samples, seed=config.seed)
             generate(wanted, log, workers=workers)
             os.sync()  # else the log's own pages compete with the run for the disk
+            # Each size runs in a fresh process, whose peak memory is its own.
             arguments = (workers, recipe, cap_bytes)
+            # What the run may need is touched before the clock starts: fresh pages cost time.
             room_bytes = num_samples * _ROOM_PER_SAMPLE + cap_bytes
             candidate = Candidate(
                 "hotset",
@@ -169,6 +171,7 @@ def _run_polars(
         num_samples * _ROOM_PER_SAMPLE,
     )
     measured = measure_in_fresh_process(candidate, scratch, workers=workers)
+    # The same figures as for hotset, beside the same log.
     return {
         "wall_seconds": measured.wall_seconds,
         "cpu_seconds": measured.cpu_seconds,
@@ -187,6 +190,7 @@ def measure_write_rate(path: Path, num_bytes: int) -> float:
     """Return the bytes per second at which a new file reaches the disk; the file is deleted."""
     block = os.urandom(16 * MIB)  # random, because a disk may compress
     start = time.perf_counter()
+    # Unbuffered writes and one sync: what the device takes, not the page cache.
     try:
         with path.open("wb", buffering=0) as file:
             for _ in range(max(num_bytes // len(block), 1)):
@@ -236,6 +240,7 @@ def preprocess_by_stage(
 def _run(measured: Measurement, log_bytes: int, rate: float) -> dict[str, Any]:
     """Return one run as plain data; ``rate`` is the disk's (bytes per second)."""
     facts = dict(measured.facts)
+    # Stages report for themselves; the run's figures are sums and peaks over them.
     seconds = measured.wall_seconds
     stages = facts.pop("stages")
     written = sum(stage["written_bytes"] for stage in stages.values())
@@ -264,6 +269,7 @@ def _user_seconds_per_sample(run: dict[str, Any]) -> float:
 def show(result: dict[str, Any], console: Console) -> None:
     """Print a row for each size, and one for each of its stages."""
     rate = format_byte_size(result["disk_write_bytes_per_second"])
+    # The title says what the run was held to.
     cap = format_byte_size(result["settings"]["memory_bytes"])
     title = f"Raw log to shards within {cap}; the disk sustains {rate}/s"
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)

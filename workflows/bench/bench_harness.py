@@ -104,10 +104,12 @@ def _limit_threads(workers: int) -> None:
 def measure(candidate: Candidate, scratch: Path) -> Measurement:
     """Measure in this process, with temporary folders under ``scratch``."""
     # The warm-up gets a folder of the same kind, so that nothing about the timed run is new.
+    # The first run compiles and reads libraries from disk; it is not counted.
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         candidate.function(Path(folder), *candidate.warm_up)
     touch_memory(candidate.room_bytes)
     with tempfile.TemporaryDirectory(dir=scratch) as folder, AnonymousMemory() as anonymous:
+        # Both clocks stop before anything else is done.
         wall_start = time.perf_counter()
         cpu_start = time.process_time()
         facts = candidate.function(Path(folder), *candidate.arguments)

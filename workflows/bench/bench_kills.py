@@ -161,6 +161,7 @@ def _start_command(arguments: list[str], scratch: Path) -> subprocess.Popen[byte
 def _run_unbroken(config: BenchKillsConfig, scratch: Path) -> _UnbrokenRun:
     """Run twice and time the second run: the first one may have to compile."""
     out = scratch / "unbroken"
+    # The second run compiles nothing, so the moments drawn from it hit what they aim at.
     for _ in range(2):
         shutil.rmtree(out, ignore_errors=True)
         started_at = time.perf_counter()
@@ -179,6 +180,7 @@ def _refuse_cap(config: BenchKillsConfig, scratch: Path, wanted: Tree) -> None:
     out = scratch / "capped"
     arguments = ["preprocess", str(scratch / "log.tsv"), "--out", str(out)]
     arguments += ["--hot-bytes", str(config.hot_bytes), "--workers", str(config.most_workers)]
+    # Under the cap and with as many workers as any run has.
     with _start_command([*arguments, "--memory", str(config.memory)], scratch) as process:
         process.wait()
     if process.returncode:
@@ -186,6 +188,7 @@ def _refuse_cap(config: BenchKillsConfig, scratch: Path, wanted: Tree) -> None:
             f"{config.most_workers} workers cannot keep within {config.memory} bytes: {_last_line(scratch)}",
             hint="raise --memory, or lower --most-workers",
         )
+    # The cap may change the way to the bytes, not the bytes.
     if tree_checksums(out) != wanted:
         raise ConfigError("a run within --memory ends with other bytes than one without")
     shutil.rmtree(out)
@@ -261,6 +264,7 @@ def _check_sealed(out: Path, wanted: Tree) -> list[str]:
 
     A file looks finished when it is a manifest or is listed in one.
     """
+    # Only folders with a manifest claim to be finished.
     faults = []
     for name in FOLDERS.values():
         try:
@@ -270,6 +274,7 @@ def _check_sealed(out: Path, wanted: Tree) -> list[str]:
         except ManifestError as error:
             faults.append(str(error))
             continue
+        # Every file that the manifest lists, and the manifest itself.
         for path in sorted({*listed, f"{name}/{MANIFEST}"}):
             if not (out / path).exists() or hash_file(out / path) != wanted.get(path):
                 faults.append(f"{path} looks finished and is not")

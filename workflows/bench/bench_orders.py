@@ -124,6 +124,7 @@ def _ranked(
     """Return the vocabulary in an order, and the time it took the second time, when all is compiled."""
     rank_by: Literal["frequency", "peel", "sampled"]
     rank_by = "frequency" if order == "frequency" else "peel" if order == "peel" else "sampled"
+    # The two modes of FAE differ in how they draw their sample.
     config = replace(recipe.rank, rank_by=rank_by, with_replacement=order == "fae-code")
     counts = Manifest.read(folder / "counts")
     columns = Manifest.read(folder / "columns")
@@ -144,6 +145,7 @@ def _shares(
     order: str, vocabulary: Manifest, samples: Manifest, budgets: list[int], width: int, workers: int
 ) -> list[dict[str, Any] | None]:
     """Return what each budget makes hot; None where the order refuses it."""
+    # Every table has rows of one width, so that budgets compare.
     tables = SamplesTotals.of(samples).tables
     widths = [width] * len(tables)
     choose: Callable[[int], tuple[list[int], dict[str, Any]]]

@@ -79,6 +79,7 @@ class BenchPlacementsConfig:
 def candidates(staging_bytes: int, seed: int) -> dict[str, TrainConfig]:
     """Return every placement with the same fast memory; the baselines first."""
     # SGD without state, as in the papers whose bytes are compared.
+    # One training run that all are variants of: equal seeds, optimizers and slots.
     all_fast = TrainConfig(
         placement="all-fast", seed=seed, staging_bytes=ByteSize(staging_bytes), dense_optimizer="sgd"
     )
@@ -110,6 +111,7 @@ def bench_placements(config: BenchPlacementsConfig) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "log.tsv"
         data = Path(scratch) / "data"
+        # The order of rows depends on no budget, so one vocabulary serves all shares.
         generate(GenerateConfig(samples=config.samples, seed=config.seed), log)
         vocabulary = preprocess([log], recipe, data, until="rank")
         num_rows = VocabularyTotals.of(vocabulary).num_rows
@@ -167,6 +169,7 @@ def _moved(shards: Shards, run: TrainConfig, order: list[int]) -> dict[str, floa
 def _ratios(moved: dict[str, dict[str, float]]) -> dict[str, float]:
     """Return the bytes of the others over look-ahead's, without and with first uses counted as fetches."""
 
+    # A row of the baseline's that is initialized on the fast tier would be a transfer for the others.
     def both_ways(name: str, *, fetches_all: bool = False) -> float:
         found = moved[name]
         initialized = found.get("made", 0.0) if fetches_all else 0.0

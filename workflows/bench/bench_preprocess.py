@@ -104,6 +104,7 @@ def bench_preprocess(
     with tempfile.TemporaryDirectory(prefix="hotset-bench-", dir=config.scratch) as name:
         scratch = Path(name)
         log, data = _prepare_log(config, scratch / "log.tsv")
+        # Warming up on a part of the log compiles all kernels.
         warm_up = _write_head(log, scratch / "warm_up.tsv")
         candidates = _candidates(warm_up, log, workers, recipe)
         measured = run_rounds(
@@ -210,6 +211,7 @@ def print_bench_preprocess(result: dict[str, Any], console: Console) -> None:
     kind = f"generated log ({data['profile']})" if data["source"] == "generated" else data["name"]
     console.print(_candidates_table(result, f"{data['num_samples']:,} samples, {kind}"), "")
     console.print(_roofline_table(result))
+    # What memory, page cache and disk can do at most, beside which stages are judged.
     rates = {name: format_byte_size(int(rate)) for name, rate in result["bytes_per_second"].items()}
     console.print(
         f"Memory copies at {rates['memory']}/s (read and written); the page cache accepts "
@@ -233,6 +235,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _candidates_table(result: dict[str, Any], title: str) -> Table:
+    # Medians, since a single round may be disturbed.
     settings = result["settings"]
     title = f"{title}; medians of {settings['rounds']} rounds, {settings['workers']} threads"
     table = _table(title, "candidate", "wall s", "CPU s", "samples/s", "peak memory", "what it does")

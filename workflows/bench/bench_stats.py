@@ -158,6 +158,7 @@ class _Log:
             "dataset": "NumPy, every slot for each batch",
             "lru curve": "Python, a Fenwick tree",
         }
+        # The references are too slow for all batches; speeds are per lookup, so a part will do.
         head = self._batches[: self._config.plain_batches]
         num_slots = self._config.slots
         num_rows = self._config.rows

@@ -112,6 +112,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _speeds(advice: dict[str, Any], batch_size: int) -> Table:
+    # One section per size of fast memory, its placements from the fastest to the slowest.
     table = _table(
         f"Predicted steps of {batch_size:,} samples",
         "fast memory", "placement", "step", "samples/s", "up/step", "down/step", "prefetch", "needs", "",

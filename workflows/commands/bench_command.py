@@ -68,6 +68,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     module_name, description = BENCHES[name]
     # Imported by name, so that one benchmark does not wait for the dependencies of the others.
     module = importlib.import_module(f"..bench.{module_name}", __package__)
+    # The options are those of the benchmark's own config, and where its result goes.
     options = parse_options(
         command_options(module.CONFIG, BenchOptions),
         arguments[1:],
@@ -75,6 +76,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         description=description[0].upper() + description[1:] + ".",
     )
     result = module.measure(config_of(module.CONFIG, options))
+    # The file is written before anything is printed, so that a closed pipe loses no result.
     if options.out:
         options.out.write_text(json.dumps(result, indent=1, default=str) + "\n")
         say(f"wrote {options.out}")

@@ -107,11 +107,13 @@ def demo(options: DemoCommand, console: Console) -> dict[str, Any]:
     log = _log(options)
     show("2. Preprocessing: parse, count, rank, encode, split hot from mixed, pack batches")
     reports = _preprocess(log, options, show)
+    # Only the series that take no time: the demo is about training.
     show("\n3. How lookups are distributed over rows")
     statistics = frequency_statistics(options.out / "data", Resources(workers=options.workers), series=QUICK)
     show_statistics(statistics, console)
     show("\n4. Training from equal seeds: every row on the fast tier, as in FAE, and with lookahead")
     runs = []
+    # Equal seeds and equal batches, so that a difference is the placement's.
     for placement in _PLACEMENTS:
         config = TrainConfig(placement=placement, seed=options.seed)
         with progress_bars() as progress:
@@ -231,6 +233,7 @@ def _explain(runs: list[dict[str, Any]], statistics: dict[str, Any], options: De
     # The figures of the plan's own budget, not of one of the round ones beside it.
     chosen = next(budget for budget in statistics["budgets"] if budget["is_chosen"])
     share = chosen["num_hot_rows"] / max(1, statistics["num_rows"])
+    # What the budget of hot rows buys in lookups and in whole samples.
     lines = [
         "",
         f"With {format_byte_size(chosen['bytes'])} of fast memory, {share:.1%} of the rows are hot; "
@@ -243,6 +246,7 @@ def _explain(runs: list[dict[str, Any]], statistics: dict[str, Any], options: De
     moved = format_byte_size(fae["bytes_to_fast"])
     hybrid = format_byte_size(lookups * vector_bytes)
     up, down = (format_byte_size(lookahead[f"bytes_to_{tier}"]) for tier in ("fast", "slow"))
+    # Then what each way of training moved, beside the baseline that keeps no row.
     lines += [
         f"fae moved {moved} each way; hybrid, with every row in host memory, would move {hybrid}.",
         f"lookahead moved {up} up and {down} down, and ended with exactly the weights of all-fast.",
@@ -251,6 +255,7 @@ def _explain(runs: list[dict[str, Any]], statistics: dict[str, Any], options: De
         lines.append(f"AUC difference (fae - all-fast): {fae['auc'] - fast['auc']:+.4f}.")
     hotset = command_prefix()
     data, folder = (shlex.quote(str(path)) for path in (options.out / "data", options.out))
+    # The next steps are commands to paste, with the paths of this demo.
     lines += [
         "",
         "Next:",

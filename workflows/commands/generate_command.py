@@ -39,6 +39,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         description="Write a synthetic log with Criteo's access frequencies.",
     )
     config = config_of(GenerateConfig, options)
+    # The rate is that of the whole command, the writing of the file included.
     started = time.perf_counter()
     with progress_bars() as progress:
         generate(

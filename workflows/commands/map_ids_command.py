@@ -58,6 +58,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     if options.redo and out.exists():
         remove_folders([out])
         say(f"removed {out}")
+    # Maps are bound to two sealed vocabularies, whatever else the folders hold.
     with progress_bars() as progress:
         id_map = map_ids(
             _vocabulary(options.old),

@@ -61,6 +61,7 @@ def _running(options: RunOptions) -> Iterator[Resources]:
 
 def _preprocess(arguments: Sequence[str]) -> int:
     options = parse_preprocess(arguments)
+    # What contradicts itself is refused before the first byte is read.
     discard = parse_discard(options.discard)
     if options.map_ids and not options.extend:
         raise ConfigError(
@@ -72,6 +73,7 @@ def _preprocess(arguments: Sequence[str]) -> int:
     # Nothing is deleted before all options are known to be valid.
     if options.redo:
         _report_removed(remove_from(options.redo, options.out))
+    # Stages report as they end: on stderr at once, and with --json in one object at the end.
     reports: list[StageReport] = []
 
     def report_stage(report: StageReport) -> None:
@@ -112,6 +114,7 @@ def _dry_run(options: PreprocessCommand) -> int:
     from ...pipeline.preview.dry_run import plan_run
     from .show_plan import show_plan
 
+    # The plan follows the same rules as the run: both ask `decide` what a folder's state means.
     plan = plan_run(
         options.raw,
         options,
@@ -175,6 +178,7 @@ def _finish(stage: str, folder: Manifest, seconds: float, as_json: bool) -> int:
     if as_json:
         print_json({"stage": stage, "dir": str(folder.folder), "seconds": seconds} | folder.totals)
         return 0
+    # Every stage says what it wrote; two of them have more to tell.
     num_bytes = sum(entry.num_bytes for entry in folder.files)
     line = f"{folder.folder}: {len(folder.files)} files, {num_bytes:,} bytes"
     print_line(stdout_console(), line)

@@ -38,6 +38,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         description="Print a schema for a log as TOML, for you to edit.",
     )
     require_at_least("samples", options.samples, 1)
+    # The text has comments for the user to edit by; the object has the evidence instead.
     proposal = propose_schema(options.file, num_rows=options.samples)
     if options.json:
         columns = [asdict(column) for column in proposal.columns]

@@ -35,6 +35,7 @@ def show_plan(plan: RunPlan, console: Console) -> None:
             state.state + why,
         )
     console.print(table)
+    # Below the table the run as a whole.
     estimate = plan.estimate
     total = sum(stage.seconds for stage in plan.stages)
     console.print(

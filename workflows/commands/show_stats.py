@@ -20,6 +20,7 @@ from .describe_stages import explain_all_hot
 def show_statistics(statistics: dict[str, Any], console: Console) -> None:
     """Print what `frequency_statistics` returned: series by series, then the split and any warning."""
     # Most series are a title and a table of cells; the others have a function of their own.
+    # In the order of the series, whatever order they were computed in.
     for name in SERIES:
         if name not in statistics:
             continue
@@ -37,6 +38,7 @@ def show_statistics(statistics: dict[str, Any], console: Console) -> None:
             case _:
                 title, table = _SHOWN[name]
                 _print_table(title, table(statistics[name]), console)
+    # How the log was split and what was left out come last, below the figures they qualify.
     _show_split(statistics, console)
     for line in statistics["left_out"]:
         print_line(console, f"Left out: {line}.")
@@ -46,6 +48,7 @@ def show_statistics(statistics: dict[str, Any], console: Console) -> None:
 
 def show_rows(found: dict[str, Any], console: Console) -> None:
     """Print rows of one table, as `TableRows.rows` returns them."""
+    # The title says what the shares are shares of.
     rows = f"{found['num_rows']:,} rows"
     lookups = f"{found['num_lookups']:,} lookups"
     table = _table(

@@ -63,8 +63,10 @@ def bench_fuzz(config: BenchFuzzConfig, progress: ProgressCallback = silent) -> 
     Raises:
         ConfigError: there are no tests beside the package.
     """
+    # The parts live in the tests, which a wheel lacks.
     if importlib.util.find_spec(_MODULES.rpartition(".")[0]) is None:
         raise ConfigError("bench fuzz needs the tests of a checkout", hint="run it from a checkout of hotset")
+    # Without a seed each run tries other inputs; the result names the seed that repeats it.
     seed = secrets.randbelow(10**9) if config.seed is None else config.seed
     parts = {
         "lines": ("fuzz_lines", ["--lines", config.lines]),
@@ -76,6 +78,7 @@ def bench_fuzz(config: BenchFuzzConfig, progress: ProgressCallback = silent) -> 
             ["--workers", num_workers(config.workers), "--folders", config.folders],
         ),
     }
+    # A part of size 0 is left out.
     wanted = {name: part for name, part in parts.items() if part[1][-1]}
     found: dict[str, Any] = {}
     for done, (name, (module, words)) in enumerate(wanted.items(), 1):
@@ -115,6 +118,7 @@ def print_bench_fuzz(result: dict[str, Any], console: Console) -> None:
     table.add_column("fuzzed")
     for column in ("inputs", "judged wrongly", "seconds"):
         table.add_column(column, justify="right")
+    # Settings and machine stand beside the parts.
     parts = {name: part for name, part in result.items() if isinstance(part, dict) and "wrong" in part}
     for name, part in parts.items():
         table.add_row(name, f"{part['inputs']:,}", str(num_wrong(part)), f"{part['seconds']:.0f}")

@@ -94,6 +94,7 @@ def bench_schedule(config: BenchScheduleConfig, progress: ProgressCallback = sil
         job = Candidate("schedule", "hotset schedule", schedule_job, warm_up, arguments)
         planned = measure_in_fresh_process(job, scratch, workers=config.workers)
         progress("bench", 2, 3)
+        # Bytes come from the plans alone, so no training is needed for them.
         facts = _facts(scratch / "data")
         if config.train:
             job = Candidate("train", "hotset train by the schedule", train_job, warm_up, arguments)
@@ -115,6 +116,7 @@ def _pack(config: BenchScheduleConfig, data: Path) -> None:
     recipe = criteo_kaggle()
     generate(GenerateConfig(samples=config.samples, seed=config.seed), data / "log.tsv")
     vocabulary = preprocess([data / "log.tsv"], recipe, data, until="rank")
+    # Half of the fast memory is for hot rows, the other half for staging.
     split = replace(
         recipe.split,
         hot_bytes=ByteSize(_fast_bytes(config, VocabularyTotals.of(vocabulary).num_rows)),
@@ -139,6 +141,7 @@ def _schedule_config(config: BenchScheduleConfig, data: Path) -> ScheduleConfig:
 
 def schedule_job(out: Path, data: Path, config: BenchScheduleConfig) -> dict[str, Any]:
     """Write the schedule of ``data`` beside its shards; return the CPU seconds of its checks."""
+    # Checks are timed by wrapping the functions that make them.
     times = CallTimes()
     targets = [
         ("hashing", arrow_files, "hash_bytes"),
@@ -156,6 +159,7 @@ def schedule_job(out: Path, data: Path, config: BenchScheduleConfig) -> dict[str
 
 def train_job(out: Path, data: Path, config: BenchScheduleConfig) -> dict[str, Any]:
     """Train an epoch by the schedule of ``data``; return the CPU seconds of its checks."""
+    # Train by the settings that the schedule was made for; it is refused otherwise.
     planned = Manifest.read(data / "schedule")
     run = TrainConfig(
         staging_bytes=ByteSize(planned.config["staging_bytes"]),
