@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
 import torch
 
-Kind = Literal["hot_only", "mixed", "switch", "flush", "evaluation"]
+Kind = Literal["hot_only", "mixed", "switch", "flush", "evaluation", "checkpoint"]
 TRAINING_KINDS: tuple[Kind, ...] = ("hot_only", "mixed", "switch", "flush")
-KINDS: tuple[Kind, ...] = (*TRAINING_KINDS, "evaluation")
+KINDS: tuple[Kind, ...] = (*TRAINING_KINDS, "evaluation", "checkpoint")
 _MAX_OPEN_LAPS = 256
 """Laps whose events are kept at most before they are read."""
 
@@ -86,6 +86,15 @@ class Meter:
         """Bytes to the fast and to the slow tier, evaluation apart."""
         to_fast = sum(self.bytes_to_fast[kind] for kind in TRAINING_KINDS)
         return to_fast, sum(self.bytes_to_slow[kind] for kind in TRAINING_KINDS)
+
+    def restore(
+        self, seconds: Mapping[str, float], bytes_to_fast: Mapping[str, int], bytes_to_slow: Mapping[str, int]
+    ) -> None:
+        """Go on from what an earlier process counted; other kinds than there are now are left out."""
+        for kind in KINDS:
+            self.seconds[kind] = seconds.get(kind, 0.0)
+            self.bytes_to_fast[kind] = bytes_to_fast.get(kind, 0)
+            self.bytes_to_slow[kind] = bytes_to_slow.get(kind, 0)
 
     def _now(self) -> _Instant:
         if not self._on_gpu:

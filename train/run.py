@@ -6,11 +6,15 @@ import logging
 import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
+from ..pipeline.folders.manifest import checksum_of
 from ..pipeline.sizes import KIB
+from .checkpoints.checkpoint_files import CHECKPOINTS, newest_whole
+from .checkpoints.checkpoint_settings import CheckpointSettings
+from .checkpoints.interrupts import Interrupted, Interrupts
 from .config import TrainConfig
 from .data.batch import Batch
 from .data.batch_order import BATCH_ORDER, RecordedOrder
@@ -21,15 +25,21 @@ from .metrics.scores import RunQuality
 from .model.dense_dtype import cpu_features, warn_of_slow_bf16
 from .model_building.choose_model import choose_model, recorded_name
 from .model_building.user_code import ModelSource
+from .resuming.run_checkpoints import Checkpoint, RunCheckpoints, file_bytes, restore, table_sizes
 from .run_folder import (
     RunFolder,
+    is_unfinished,
+    locked,
     make_folder,
     read_manifest,
     refuse_changed_files,
     refuse_missing_folder,
     refuse_occupied,
+    refuse_other_settings,
+    remove_begun,
+    settings_of,
 )
-from .trainer import Trainer, build_trainer, refuse_divergence, run_steps, set_threads
+from .trainer import Trainer, build_trainer, divergence, resolve, run_steps, set_threads
 
 _log = logging.getLogger(__name__)
 
@@ -111,22 +121,31 @@ def train(
     replay: Path | None = None,
     slow_dir: Path | None = None,
     model_source: ModelSource | None = None,
+    checkpoints: CheckpointSettings | None = None,
     progress: TrainProgress = _silent,
 ) -> TrainSummary:
     """Train on ``shards`` (a shards folder, or the folder that holds it) and write the run to ``out``.
+
+    Where ``out`` holds an unfinished run with these settings, it is resumed from its last checkpoint, and
+    ends with the bits of a run that was never interrupted.
 
     Args:
         replay: a finished run whose batch order is used instead of the placement's own.
         slow_dir: folder of the spill file of rows beyond ``slow_bytes``; None: ``out``.
         model_source: makes the module of a user; None imports the class that ``config.model`` names.
+        checkpoints: how often the run is saved; None: as `CheckpointSettings` has it.
         progress: called after every step with the samples so far, the mean loss of the last logged steps and
             the last AUC.
 
     Raises:
-        HotsetError: shards that cannot be used, a config that does not fit them, ``out`` not empty.
+        HotsetError: shards that cannot be used, a config that does not fit them; ``out`` holds something
+            else, a finished run, or one with other settings.
+        Interrupted: Ctrl-C or SIGTERM, after the last step was saved.
     """
     # Everything that can be refused is refused before the first file is written.
-    refuse_occupied(out)
+    is_resumed = is_unfinished(out)
+    if not is_resumed:
+        refuse_occupied(out)
     if slow_dir is not None:
         refuse_missing_folder(slow_dir)
     opened = Shards.open(shards)
@@ -137,9 +156,40 @@ def train(
     if replay is not None and (recorded := read_manifest(replay)) is not None:
         refuse_changed_files(recorded, (BATCH_ORDER,))
     order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None
+    config = resolve(opened, config)
+    description = describe(opened, config, threads, is_replay=replay is not None)
+    if is_resumed:
+        refuse_other_settings(out, description)
 
     make_folder(out)
-    trainer = build_trainer(opened, config, order, spill_folder=slow_dir or out, model_source=model_source)
+    with locked(out):
+        if is_unfinished(out) != is_resumed:
+            refuse_occupied(out)  # by a run that has begun or ended since
+        checkpoint = _last_checkpoint(out, opened, config, description) if is_resumed else None
+        start = checkpoint.start if checkpoint else None
+        settings = checkpoints or CheckpointSettings()
+        trainer = build_trainer(
+            opened,
+            config,
+            order,
+            spill_folder=slow_dir or out,
+            model_source=model_source,
+            start=start,
+            tracks_changes=not settings.checkpoint_every.is_off,
+        )
+        return _run(trainer, out, description, checkpoint, settings, threads, progress)
+
+
+def _run(
+    trainer: Trainer,
+    out: Path,
+    description: dict[str, Any],
+    checkpoint: Checkpoint | None,
+    settings: CheckpointSettings,
+    threads: int,
+    progress: TrainProgress,
+) -> TrainSummary:
+    """Train what is left of a run, and write its results."""
     _log.info(
         "%s on %s with %s threads: %s",
         trainer.config.placement,
@@ -148,14 +198,34 @@ def train(
         ", ".join(f"{name} {setting}" for name, setting in _chosen(trainer).items()),
     )
     warn_of_slow_bf16(trainer.dense.dtype, cpu_features())
-    description = describe(trainer, threads, is_replay=replay is not None)
-    folder = RunFolder.begin(out, description, weight_bytes=trainer.weights().num_bytes)
-    log = _Log(folder, progress)
-    run_steps(trainer, log)
-    log.log_loss(trainer)
+    weight_bytes = trainer.weights().num_bytes
+    if checkpoint is None:
+        folder = RunFolder.begin(out, description, weight_bytes=weight_bytes)
+    else:
+        restore(trainer, checkpoint)
+        folder = RunFolder.resume(out, checkpoint.record.state.metrics, weight_bytes=weight_bytes)
+    saved = None
+    if not settings.checkpoint_every.is_off:
+        run = checksum_of(settings_of(description))
+        last = checkpoint.record if checkpoint else None
+        saved = RunCheckpoints(out / CHECKPOINTS, run, settings, trainer, last)
+    interrupts = Interrupts()
+    log = _Log(folder, progress, saved, interrupts)
+    try:
+        with interrupts.noted():
+            if checkpoint is not None and not checkpoint.record.state.is_logged:
+                log.evaluate(trainer)
+            run_steps(trainer, log)
+            log.log_loss(trainer)
+            quality = trainer.predictor.score_run(progress=log.evaluating)
+    except Interrupted:
+        log.save_last(trainer)
+        raise
+    finally:
+        if saved is not None:
+            saved.close()
     _warn_of_passes(trainer)
 
-    quality = trainer.predictor.score_run(progress=log.evaluating)
     summary = summarize(trainer, threads, out, quality)
     if quality.validation is not None:
         folder.log({"step": trainer.step, "validation": quality.validation.to_dict()})
@@ -166,6 +236,19 @@ def train(
     return summary
 
 
+def _last_checkpoint(
+    out: Path, shards: Shards, config: TrainConfig, description: dict[str, Any]
+) -> Checkpoint | None:
+    """The checkpoint from which an unfinished run goes on; None, with a warning, where it has none."""
+    record = newest_whole(out / CHECKPOINTS, checksum_of(settings_of(description)))
+    if record is None:
+        _log.warning("%s was stopped before its first checkpoint: training starts from the first step", out)
+        remove_begun(out)
+        return None
+    _log.warning("%s is resumed from its checkpoint of step %s", out, record.state.step)
+    return Checkpoint.open(out / CHECKPOINTS, record, table_sizes(shards, config))
+
+
 def _chosen(trainer: Trainer) -> dict[str, Any]:
     """The settings that the shards decided where the user did not."""
     return asdict(trainer.optimizers) | {
@@ -173,19 +256,25 @@ def _chosen(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def describe(trainer: Trainer, threads: int, *, is_replay: bool) -> dict[str, Any]:
-    """The contents of ``config.json``: settings, model and tables of a run."""
-    shards = trainer.shards
+def describe(shards: Shards, config: TrainConfig, threads: int, *, is_replay: bool) -> dict[str, Any]:
+    """The contents of ``config.json``: settings, model and tables of a run.
+
+    An unfinished run is resumed by the same settings alone, so nothing stands here that may differ between
+    two processes of a run.
+
+    Args:
+        config: with nothing left open, see `resolve`.
+    """
     return {
         # Defaults that the shards decided are written out, so that the run can be repeated elsewhere.
-        "config": asdict(trainer.config) | asdict(trainer.optimizers),
+        "config": asdict(config) | asdict(config.optimizers(shards.embedding_optimizer)),
         "threads": threads,
-        "dense_dtype": trainer.dense.dtype,
+        "dense_dtype": config.dense_dtype,
         "is_replay": is_replay,
         "shards": shards.manifest.fingerprint,
         "batch_size": shards.batch_size,
-        "model": recorded_name(trainer.config, shards.embedding_dim),
-        "dense_model": choose_model(trainer.config, shards.embedding_dim).to_json(),
+        "model": recorded_name(config, shards.embedding_dim),
+        "dense_model": choose_model(config, shards.embedding_dim).to_json(),
         "embedding_dim": shards.embedding_dim,
         "num_dense": shards.num_dense,
         "tables": [
@@ -233,7 +322,7 @@ def summarize_transfers(trainer: Trainer) -> TransferSummary:
     prefetch = trainer.config.prefetch
     assert prefetch is not None, "build_trainer chooses it"
     # The share of the transfers' time in which batches did not wait for them.
-    stores = trainer.embeddings.spill_traffic()
+    read, written = file_bytes(trainer)
     hidden = 1 - thread.stall_seconds / thread.busy_seconds if thread.busy_seconds else 1.0
     return TransferSummary(
         seconds=thread.busy_seconds,
@@ -243,8 +332,8 @@ def summarize_transfers(trainer: Trainer) -> TransferSummary:
         shortened=source.num_shortened,
         split=source.num_split,
         prefetch=prefetch,
-        file_bytes_read=sum(store.block_bytes * store.reads for store in stores),
-        file_bytes_written=sum(store.block_bytes * store.writes for store in stores),
+        file_bytes_read=read,
+        file_bytes_written=written,
     )
 
 
@@ -266,11 +355,21 @@ def _warn_of_passes(trainer: Trainer) -> None:
 
 
 class _Log:
-    """Writes the losses and evaluations of a run during training, and shows its progress."""
+    """Writes the losses, evaluations and checkpoints of a run during training, and shows its progress."""
 
-    def __init__(self, folder: RunFolder, progress: TrainProgress) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        progress: TrainProgress,
+        saved: RunCheckpoints | None,
+        interrupts: Interrupts,
+    ) -> None:
         self._folder = folder
         self._progress = progress
+        self._saved = saved
+        self._interrupts = interrupts
+        self._is_logged = True
+        """Whether the evaluation that is due after the last step was made."""
         self._loss: float | None = None
         """Mean loss of the last line, nats per sample."""
         self._auc: float | None = None
@@ -279,21 +378,43 @@ class _Log:
     def __call__(self, trainer: Trainer, batch: Batch, loss_sum: torch.Tensor) -> None:
         trainer.losses.append(loss_sum)
         trainer.unlogged_samples += batch.num_samples
+        # A loss on the host can be looked at without waiting for a device.
+        if loss_sum.device.type == "cpu" and not math.isfinite(float(loss_sum)):
+            self._refuse_divergence(trainer, float(loss_sum), trainer.step)
         if trainer.step % trainer.config.log_every == 0:
             self.log_loss(trainer)
         if trainer.config.evaluate_every and trainer.step % trainer.config.evaluate_every == 0:
-            part = trainer.predictor.steering_part
-            quality = trainer.predictor.score(part=part, progress=self.evaluating)
-            name = "validation" if part == "validation" else "evaluation"
-            self._folder.log({"step": trainer.step, name: quality.to_dict()})
-            self._auc = quality.auc
-            _log.info("step %s: %s", trainer.step, quality)
+            self.evaluate(trainer)
+        if self._saved is not None:
+            self._saved.settle(trainer)
+            if self._saved.is_due(trainer.step):
+                self._refuse_bad_losses(trainer)
+                self._saved.take(trainer, self._folder.metrics)
         total = trainer.shards.num_training_samples * trainer.config.epochs
         self._progress("train", trainer.num_samples, total, self._note())
+        self._stop_if_interrupted()
+
+    def evaluate(self, trainer: Trainer) -> None:
+        """Evaluate the run after its last step, and log it."""
+        self._is_logged = False
+        part = trainer.predictor.steering_part
+        quality = trainer.predictor.score(part=part, progress=self.evaluating)
+        name = "validation" if part == "validation" else "evaluation"
+        self._folder.log({"step": trainer.step, name: quality.to_dict()})
+        self._is_logged = True
+        self._auc = quality.auc
+        _log.info("step %s: %s", trainer.step, quality)
 
     def evaluating(self, done: int, total: int) -> None:
         """Show how far an evaluation is."""
         self._progress("evaluate", done, total, self._note())
+        self._stop_if_interrupted()
+
+    def save_last(self, trainer: Trainer) -> None:
+        """Save the run as it is after its last step, where it is saved at all."""
+        if self._saved is not None:
+            self._refuse_bad_losses(trainer)
+            self._saved.save_last(trainer, self._folder.metrics, is_logged=self._is_logged)
 
     def log_loss(self, trainer: Trainer) -> None:
         """Write the mean loss since the last line, where there were steps since."""
@@ -302,12 +423,28 @@ class _Log:
         # The only copy of losses from the device, so that steps in between do not wait for it.
         mean_loss = float(torch.stack(trainer.losses).sum()) / trainer.unlogged_samples
         if not math.isfinite(mean_loss):
-            trainer.shards.refuse_damage()  # which explains such a loss better than a learning rate does
-        refuse_divergence(mean_loss, trainer.step)
+            self._refuse_bad_losses(trainer)
         self._folder.log({"step": trainer.step, "samples": trainer.num_samples, "loss": mean_loss})
         self._loss = mean_loss
         trainer.losses.clear()
         trainer.unlogged_samples = 0
+
+    def _refuse_bad_losses(self, trainer: Trainer) -> None:
+        """Raise HotsetError where a loss since the last line is no finite number."""
+        if not trainer.losses:
+            return
+        losses = torch.stack(trainer.losses).tolist()
+        for step, loss in enumerate(losses, trainer.step - len(losses) + 1):
+            if not math.isfinite(loss):
+                self._refuse_divergence(trainer, loss, step)
+
+    def _refuse_divergence(self, trainer: Trainer, loss: float, step: int) -> NoReturn:
+        trainer.shards.refuse_damage()  # which explains such a loss better than a learning rate does
+        raise divergence(loss, step)
+
+    def _stop_if_interrupted(self) -> None:
+        if self._interrupts.number is not None:
+            raise Interrupted(self._interrupts.number)
 
     def _note(self) -> str:
         """The last loss and AUC, as far as there are any."""

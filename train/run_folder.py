@@ -6,6 +6,7 @@
     batch_order.npy       (num_steps,) int32, the training batch of each step
     summary.json          quality and cost; a folder without it is unfinished
     manifest.json         written last: bytes and checksums of the files above, as in a stage's folder
+    checkpoints/          of an unfinished run: what the same command goes on from
 
 Tables are stored under their feature's name in id order, whatever the placement; dense layers as
 ``dense.bottom.0.weight`` and so on.
@@ -13,14 +14,16 @@ Tables are stored under their feature's name in id order, whatever the placement
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import shlex
+import shutil
 import stat
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,7 @@ from ..pipeline.folders.checksum import hash_file
 from ..pipeline.folders.manifest import MANIFEST, FileEntry, Manifest, checksum_of
 from ..pipeline.schema.schema_names import DENSE_PREFIX
 from ..pipeline.sizes import format_byte_size
+from .checkpoints.checkpoint_files import CHECKPOINTS
 from .data.batch_order import BATCH_ORDER
 from .run_config import RunConfig
 from .weights_file import Weights, open_weights, write_weights
@@ -60,6 +64,8 @@ class RunFolder:
 
     def __init__(self, path: Path, reserved: int | None = None) -> None:
         self.path = path
+        self.metrics: list[str] = []
+        """Lines of the metrics so far."""
         self._free_reserved: Callable[[], object] = lambda: None
         if reserved is not None:
             self._free_reserved = weakref.finalize(self, os.close, reserved)
@@ -77,10 +83,28 @@ class RunFolder:
         folder._write_aside(CONFIG, lambda aside: aside.write_text(_to_json(config)))
         return folder
 
+    @classmethod
+    def resume(cls, path: Path, metrics: Iterable[str], *, weight_bytes: int = 0) -> RunFolder:
+        """Go on with an unfinished run, whose log is that of a checkpoint again.
+
+        Raises:
+            HotsetError: the folder cannot be written, or its disk is too small.
+        """
+        folder = cls(path, _reserve(path, weight_bytes) if weight_bytes else None)
+        folder.metrics = list(metrics)
+        text = "".join(f"{line}\n" for line in folder.metrics)
+        folder._write_aside(METRICS, lambda aside: aside.write_text(text))
+        # What the end of the run had written before a kill is written again.
+        for name in (WEIGHTS, BATCH_ORDER, SUMMARY):
+            (path / name).unlink(missing_ok=True)
+        return folder
+
     def log(self, entry: Mapping[str, Any]) -> None:
         """Append one line to the metrics."""
+        line = json.dumps(entry)
         with _explained(self.path / METRICS), open(self.path / METRICS, "a") as file:
-            file.write(json.dumps(entry) + "\n")
+            file.write(f"{line}\n")
+        self.metrics.append(line)
 
     def save_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Write all weights, float32 tensors on the host."""
@@ -99,9 +123,12 @@ class RunFolder:
         self._write_aside(BATCH_ORDER, write)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary, which marks the run as finished, and seal the folder."""
+        """Write the summary, seal the folder, which marks the run as finished, and remove its checkpoints."""
         self._write_aside(SUMMARY, lambda aside: aside.write_text(_to_json(summary)))
         self.seal()
+        # Last, so that a kill before leaves an unfinished run that can go on.
+        if (self.path / CHECKPOINTS).is_dir():
+            shutil.rmtree(self.path / CHECKPOINTS)
 
     def seal(self) -> None:
         """Write the manifest of the files that are there."""
@@ -161,7 +188,8 @@ def _explained(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise HotsetError(
-            f"{path} cannot be written: {reason}", hint="free disk space, remove the folder and train again"
+            f"{path} cannot be written: {reason}",
+            hint="free disk space, and run the same command: it resumes from the last checkpoint",
         ) from error
 
 
@@ -172,17 +200,109 @@ def refuse_missing_folder(path: Path) -> None:
 
 
 def refuse_occupied(path: Path) -> None:
-    """Raise HotsetError unless ``path`` is absent or an empty folder."""
-    try:
-        if not path.exists() or not any(path.iterdir()):
-            return
-    except OSError as error:
-        raise HotsetError(f"{path} cannot be written: {error.strerror}") from error
+    """Raise HotsetError unless ``path`` is absent, an empty folder, or one that a run just began when it was
+    killed."""
+    if is_vacant(path):
+        return
     # Name what is there, so that a user knows whether it may be deleted.
     state = "is not empty"
     if (path / CONFIG).exists():
-        state = f"holds {'a finished' if (path / SUMMARY).exists() else 'an unfinished'} run"
+        state = f"holds {'an unfinished' if is_unfinished(path) else 'a finished'} run"
     raise HotsetError(f"{path} {state}", hint="give another --out, or remove the folder")
+
+
+def is_vacant(path: Path) -> bool:
+    """Return whether a new run may be written to ``path``; raises HotsetError where it cannot be read."""
+    try:
+        return not path.exists() or all(child.name == f".{CONFIG}.tmp" for child in path.iterdir())
+    except OSError as error:
+        raise HotsetError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def is_unfinished(path: Path) -> bool:
+    """Return whether ``path`` holds a run that was begun and not sealed.
+
+    Runs of earlier versions have no manifest; they are finished with their summary. One that was killed
+    between the two still has its checkpoints.
+    """
+    if not (path / CONFIG).exists() or (path / MANIFEST).exists():
+        return False
+    return not (path / SUMMARY).exists() or (path / CHECKPOINTS).exists()
+
+
+def remove_begun(path: Path) -> None:
+    """Remove what an unfinished run without a checkpoint has written, so that it can be begun again."""
+    with _explained(path):
+        for name in (METRICS, WEIGHTS, BATCH_ORDER, SUMMARY, CONFIG):
+            (path / name).unlink(missing_ok=True)
+        for child in path.iterdir():
+            if child.name in {f".{name}.tmp" for name in (*RUN_FILES, MANIFEST)}:
+                child.unlink()
+        if (path / CHECKPOINTS).is_dir():
+            shutil.rmtree(path / CHECKPOINTS)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes from training in the folder; given back with the process, however it ends.
+
+    Raises:
+        HotsetError: another process trains there.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HotsetError(
+                f"{path} is being written by another process",
+                hint="wait until that run ends, or stop it: the same command then resumes",
+            ) from None
+        except OSError as error:
+            # A file system without locks; runs in it are on their own.
+            _log.info("%s cannot be locked: %s", path, error.strerror)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def refuse_other_settings(path: Path, description: Mapping[str, Any]) -> None:
+    """Raise HotsetError unless an unfinished run has these settings; the number of threads may differ."""
+    try:
+        found = json.loads(_plain_file(path / CONFIG).read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("it is no object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise HotsetError(
+            f"{path / CONFIG} cannot be read: {first_line(error)}",
+            hint="give another --out, or remove the folder",
+        ) from error
+    wanted = settings_of(json.loads(json.dumps(description)))
+    for name, value in _differences(settings_of(found), wanted):
+        raise HotsetError(
+            f"{path} holds an unfinished run with other settings: {name} is {value[0]!r}, here {value[1]!r}",
+            hint="give the settings of that run to resume it, or another --out, or remove the folder",
+        )
+
+
+def settings_of(description: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a description decides the bits of a run."""
+    found = {name: value for name, value in description.items() if name != "threads"}
+    if isinstance(found.get("config"), dict):
+        found["config"] = {name: value for name, value in found["config"].items() if name != "threads"}
+    return found
+
+
+def _differences(
+    found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield the settings that differ, with both values."""
+    for name in (*wanted, *(name for name in found if name not in wanted)):
+        pair = (found.get(name), wanted.get(name))
+        if isinstance(pair[0], dict) and isinstance(pair[1], dict):
+            yield from _differences(pair[0], pair[1], f"{prefix}{name}.")
+        elif pair[0] != pair[1]:
+            yield f"{prefix}{name}", pair
 
 
 def read_config(run: Path) -> RunConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -12,20 +11,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..pipeline.errors import ConfigError, HotsetError, ShardError
 from ..pipeline.runtime.tasks import num_workers
 from ..pipeline.schema.schema_names import DENSE_PREFIX
 from ..pipeline.sizes import format_byte_size
 from ..stats.ranking.row_bytes import row_bytes
+from .checkpoints.run_state import Resumable
 from .config import Optimizers, TrainConfig
 from .data.background import BackgroundIterator
 from .data.batch import Batch
-from .data.batch_order import BatchOrder, SeededOrder
+from .data.batch_order import BatchOrder, ResumedOrder, SeededOrder
 from .data.shards import Shards
 from .data.stored_batches import StoredBatches
 from .execution.embeddings import Embeddings, PlannedStep
+from .execution.row_parts import RowsSource, refill_stores, restore_rows
 from .execution.spilled_run import SpillLimits
 from .execution.step_source import StepSource
 from .meter import Meter
@@ -85,6 +88,10 @@ class Trainer:
     """Loss sum of each batch since the last line of the log, kept on the device."""
     unlogged_samples: int = 0
     """Samples behind those losses."""
+    resumables: dict[str, Resumable] = field(default_factory=dict)
+    """Other parts of the run whose state checkpoints keep, by name."""
+    earlier_file_bytes: tuple[int, int] = (0, 0)
+    """Bytes that processes of the run before this one read from their spill files, and wrote."""
 
     @property
     def optimizers(self) -> Optimizers:
@@ -154,12 +161,39 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
         trainer.meter.enter(None)
 
 
+def resolve(shards: Shards, config: TrainConfig) -> TrainConfig:
+    """Fill in what the settings leave to the shards and the machine, but for the optimizers.
+
+    Raises:
+        ConfigError: no such device.
+        ShardError: shards that cannot be trained on.
+    """
+    if shards.num_training_batches == 0:
+        raise ShardError(f"{shards.manifest.folder} has no training batch")
+    dtype = choose_dense_dtype(config.dense_dtype, open_device(config.device).type, cpu_features())
+    return replace(with_staging(config, shards), dense_dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """Rows that a run starts with instead of its initial ones, and how far an interrupted run has come."""
+
+    rows: RowsSource
+    done: NDArray[np.int32] | None = None
+    """(num_steps,); training batch of each step so far; None: a new run."""
+    test_losses: tuple[float, ...] = ()
+    """What the scheduler of fae has seen."""
+
+
 def build_trainer(
     shards: Shards,
     config: TrainConfig,
     order: BatchOrder | None = None,
     spill_folder: Path | None = None,
     model_source: ModelSource | None = None,
+    *,
+    start: RunStart | None = None,
+    tracks_changes: bool = False,
 ) -> Trainer:
     """Build the model, the tiers with their initial rows, and the order of batches.
 
@@ -167,6 +201,9 @@ def build_trainer(
         order: order of batches to use instead of the placement's own.
         spill_folder: folder for rows beyond ``slow_bytes``; None: that of temporary files.
         model_source: makes the module of a user; None imports the class that ``config.model`` names.
+        start: rows to start with, and the steps that are done; what else the run has is restored by
+            `resuming.run_checkpoints`.
+        tracks_changes: whether rows that steps change are marked, for checkpoints.
 
     Raises:
         HotsetError: no disk space for such rows.
@@ -188,24 +225,38 @@ def build_trainer(
     # Rows on the host are the work of all threads; a GPU takes its work from one.
     row_threads = WorkThreads(config.threads or num_workers(0))
     threads = WorkThreads(1) if device.type == "cuda" else row_threads
+    # From here on nothing is left open: a schedule on disk is compared with it, and the run records it.
+    config = resolve(shards, config)
     dtype = choose_dense_dtype(config.dense_dtype, device.type, cpu_features())
     dense = build_step(model, model_config, shards.tables, shards.batch_size, threads, dtype, config.seed)
-    # From here on nothing is left open: a schedule on disk is compared with it, and the run records it.
-    config = replace(with_staging(config, shards), dense_dtype=dtype)
     placements = build_placements(config, shards)
     folder = spill_folder or Path(tempfile.gettempdir())
     host = HostMemory(config.slow_bytes, folder, is_planned=spills(config, shards))
     embeddings = Embeddings.build(
-        shards.tables, placements, optimizer, config.seed, device, meter, row_threads, host
+        shards.tables,
+        placements,
+        optimizer,
+        config.seed,
+        device,
+        meter,
+        row_threads,
+        host,
+        tracks_changes=tracks_changes or start is not None,
     )
     embeddings.initialize()
+    if start is not None:
+        restore_rows(embeddings, start.rows, are_saved=start.done is not None)
     predictor = Predictor(shards, dense, embeddings, meter, folder)
     scheduler = ShuffleScheduler.variant(config.fae_variant) if config.placement == "fae" else None
-    order = order or _own_order(shards, config, scheduler, predictor)
-    source = build_step_source(shards, config, embeddings)
+    order = order or _own_order(shards, config, scheduler, predictor, start.test_losses if start else ())
+    if start is not None and start.done is not None:
+        order = ResumedOrder(order, start.done)
+    source = build_step_source(shards, config, embeddings, is_resumed=start is not None)
     if host.is_planned:
         assert config.slow_bytes is not None
         source.plan_run(order.epochs(), SpillLimits(config.slow_bytes, folder))
+        if start is not None:
+            refill_stores(embeddings, start.rows)
     optimizers = build_dense_optimizers(model, chosen, threads.num_threads, config.recipe.dense_decay)
     num_steps = config.epochs * shards.num_training_batches
     return Trainer(
@@ -227,11 +278,18 @@ def build_trainer(
     )
 
 
-def build_step_source(shards: Shards, config: TrainConfig, embeddings: Embeddings) -> StepSource:
-    """Build the source of a run's steps, from a schedule on disk where there is one for this run."""
+def build_step_source(
+    shards: Shards, config: TrainConfig, embeddings: Embeddings, *, is_resumed: bool = False
+) -> StepSource:
+    """Build the source of a run's steps, from a schedule on disk where there is one for this run.
+
+    Args:
+        is_resumed: whether rows were restored; a schedule, which is for a run from its first step and rows
+            with their initial values, is then left alone.
+    """
     # A plan asked for by name is made here, whatever lies on disk.
     schedule = None
-    if config.placement == "lookahead" and config.plan == "auto":
+    if config.placement == "lookahead" and config.plan == "auto" and not is_resumed:
         schedule = Schedule.find(shards, config)
 
     def looks_up_hot_rows_alone(number: int) -> bool:
@@ -239,7 +297,12 @@ def build_step_source(shards: Shards, config: TrainConfig, embeddings: Embedding
 
     stored = StoredBatches.find(shards)
     return StepSource(
-        embeddings, shards.training_batch, looks_up_hot_rows_alone, schedule=schedule, stored=stored
+        embeddings,
+        shards.training_batch,
+        looks_up_hot_rows_alone,
+        is_resumed=is_resumed,
+        schedule=schedule,
+        stored=stored,
     )
 
 
@@ -288,22 +351,32 @@ def set_threads(threads: int | None) -> int:
     return threads
 
 
-def refuse_divergence(mean_loss: float, step: int) -> None:
-    """Raise HotsetError where the training loss is no longer a finite number."""
-    if not math.isfinite(mean_loss):
-        raise HotsetError(
-            f"the training loss is {mean_loss} at step {step}",
-            hint="lower --embedding-lr or --dense-lr, and give another --out or remove the folder",
-        )
+def divergence(loss: float, step: int) -> HotsetError:
+    """Return the error of a batch whose loss is no finite number."""
+    return HotsetError(
+        f"the training loss is {loss} at step {step}",
+        hint="lower --embedding-lr or --dense-lr, and give another --out or remove the folder",
+    )
 
 
 def _own_order(
-    shards: Shards, config: TrainConfig, scheduler: ShuffleScheduler | None, predictor: Predictor
+    shards: Shards,
+    config: TrainConfig,
+    scheduler: ShuffleScheduler | None,
+    predictor: Predictor,
+    test_losses: tuple[float, ...],
 ) -> BatchOrder:
     kinds = shards.is_hot_only
     if scheduler is None:
         return SeededOrder(kinds, config.seed, config.epochs, is_grouped=shards.is_grouped)
-    return FaeOrder(kinds, config.seed, config.epochs, scheduler, lambda: predictor.mean_loss(TEST_SAMPLES))
+    # A resumed run makes the decisions of its scheduler once more, by the losses that it had then.
+    earlier = iter(test_losses)
+
+    def test_loss() -> float | None:
+        found = next(earlier, None)
+        return predictor.mean_loss(TEST_SAMPLES) if found is None else found
+
+    return FaeOrder(kinds, config.seed, config.epochs, scheduler, test_loss)
 
 
 def _warn_of_row_bytes(shards: Shards, optimizer: RowOptimizer) -> None:

@@ -25,7 +25,7 @@ from .console import say_error, set_verbosity, with_help
 
 _STAGE_INTERRUPTED = "finished work is kept; run the same command to resume"
 _AFTER_INTERRUPTION = {
-    "train": "the run is unfinished and cannot be resumed; delete its folder and train again",
+    "train": "the steps so far are kept where --out has a checkpoint; run the same command to resume",
     "evaluate": "nothing was written",
     "stats": "nothing was written",
     "advise": "nothing was written",

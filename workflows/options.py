@@ -21,6 +21,7 @@ from ..pipeline.schema.feature_settings import (
     parse_feature_settings,
 )
 from ..pipeline.sizes import ByteSize, format_byte_size, parse_byte_size
+from ..train.checkpoints.checkpoint_settings import Interval, parse_interval
 from .console import say_error, set_verbosity
 from .option_errors import UsageError, usage_errors
 from .option_help import InvalidOptionsError, describe_dataclass, without_none
@@ -40,6 +41,7 @@ _PARSERS: dict[Any, Callable[[str], Any]] = {
     str: str,
     Path: Path,
     ByteSize: parse_byte_size,
+    Interval: parse_interval,
 }
 _WIDTHS = tuple[int, ...]
 """Numbers in one word, ``512,256``, where an option may be left out; ``none`` for none."""
@@ -62,6 +64,21 @@ def _byte_size_rule(
         instance_from_str=lambda texts: parse_byte_size(texts[0]),
         is_instance=lambda instance: isinstance(instance, ByteSize),
         str_from_instance=lambda instance: [format_byte_size(instance).replace(" ", "")],
+    )
+
+
+@_registry.primitive_rule
+def _interval_rule(
+    type_info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec[Interval] | None:
+    if type_info.type is not Interval:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="STEPS|TIME",
+        instance_from_str=lambda texts: parse_interval(texts[0]),
+        is_instance=lambda instance: isinstance(instance, Interval),
+        str_from_instance=lambda instance: [str(instance)],
     )
 
 

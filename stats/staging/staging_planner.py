@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from .row_locations import WRITTEN_BACK_AT_END
 from .staging_area import end_epoch, new_area, with_buckets
 from .staging_kernel import plan_steps as plan_steps_kernel
 from .staging_state import DATASET, LFU, LOOKAHEAD, LRU, STATIC, PlanArrays, Rule, Steps, WarmRows
@@ -63,6 +64,10 @@ class StagingPlanner:
     def num_held_back(self) -> int:
         """Batches given whose steps are not planned yet."""
         return int(self._held.offsets.size) - 1
+
+    def mark_used(self, rows_N: NDArray[np.int64]) -> None:
+        """Take rows as used before, and written back; only before the first batch of a run."""
+        self._state.location_of_row[rows_N] = WRITTEN_BACK_AT_END
 
     def plan(self, batches: RowStream) -> StepPlans:
         """Return the step plans that are known now that ``batches`` follow those given before.

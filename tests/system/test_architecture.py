@@ -36,9 +36,9 @@ FLOORS = {
     "train": (
         "fit",
         "run verify_run",
-        "evaluate",
+        "evaluate resuming",
         "trainer run_folder advice saved_rows",
-        "predict weights_file",
+        "predict weights_file checkpoints",
         "execution model_building",
         "placements",
         "spill",

@@ -107,17 +107,6 @@ def test_progress_notes_the_last_loss_and_auc(shards: Path, tmp_path: Path) -> N
     assert notes[-1].startswith(f"loss {losses[-1]:.4f}")
 
 
-def test_an_interrupted_run_is_unfinished_and_in_the_way(shards: Path, tmp_path: Path) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(shards, TrainConfig(**FIELDS), tmp_path / "run", progress=interrupt)
-    assert not (tmp_path / "run" / "summary.json").exists()
-    with pytest.raises(HotsetError, match="holds an unfinished run"):
-        train(shards, TrainConfig(**FIELDS), tmp_path / "run")
-
-
 def test_an_occupied_folder_is_refused_before_training(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
 

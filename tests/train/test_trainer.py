@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotset.pipeline.errors import ConfigError, HotsetError, ShardError
+from hotset.pipeline.errors import ConfigError, ShardError
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
@@ -20,7 +20,7 @@ from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.dlrm_shape import dlrm_shape
-from hotset.train.trainer import build_dense_optimizers, build_trainer, open_device, refuse_divergence
+from hotset.train.trainer import build_dense_optimizers, build_trainer, open_device
 
 
 def test_two_equal_runs_end_with_equal_bits_and_seeds_differ(tmp_path: Path) -> None:
@@ -125,12 +125,6 @@ def test_a_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="no CUDA device"):
         open_device("cuda")
-
-
-def test_a_loss_that_is_no_number_stops_the_run() -> None:
-    refuse_divergence(0.7, 3)
-    with pytest.raises(HotsetError, match="nan at step 3"):
-        refuse_divergence(float("nan"), 3)
 
 
 @pytest.mark.gpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -75,6 +76,47 @@ class RecordedOrder:
     def epochs(self) -> Iterator[list[int]]:
         for numbers in np.split(self._numbers, self._num_epochs):
             yield numbers.tolist()
+
+
+class ResumedOrder:
+    """What is left of an order after the steps of a checkpoint.
+
+    Args:
+        order: that of the run from its beginning.
+        done: (num_steps,); the training batch of each step so far.
+    """
+
+    def __init__(self, order: BatchOrder, done: NDArray[np.int32]) -> None:
+        self.is_known = order.is_known
+        self._order = order
+        self._done = done
+
+    def epochs(self) -> Iterator[Iterable[int]]:
+        """Batch numbers not trained on yet, epoch by epoch.
+
+        Raises:
+            HotsetError: the steps so far were of other batches than the order has.
+        """
+        done = 0
+        for numbers in self._order.epochs():
+            left = iter(numbers)
+            for number in islice(left, self._done.size - done):
+                if number != self._done[done]:
+                    raise HotsetError(
+                        f"step {done + 1} of the checkpoint was of batch {self._done[done]}, want {number}",
+                        hint="resume on the shards that the run was begun with",
+                    )
+                done += 1
+            # An order that is decided as it goes may have a decision to make at the end of an epoch.
+            if not self.is_known:
+                yield left
+            elif rest := list(left):
+                yield rest
+        if done < self._done.size:
+            raise HotsetError(
+                f"the checkpoint has {self._done.size} steps, the run {done}",
+                hint="resume on the shards that the run was begun with",
+            )
 
 
 def read_batch_order(path: Path) -> NDArray[np.int32]:

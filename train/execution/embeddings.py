@@ -29,11 +29,13 @@ from ..device_streams import DeviceStreams, streams_of
 from ..meter import Kind, Meter
 from ..model.dlrm_shape import tables_by_width
 from ..placements.placements import Placement
+from ..rows.changed_rows import ChangedRows
 from ..rows.initial_values import InitialValues
 from ..rows.mapped_rows import HostMemory, refuse_more_rows_than_memory
 from ..rows.row_optimizers import RowOptimizer
 from ..rows.step_plan import NOTHING_TO_MOVE, StepPlan, Transfer
 from ..rows.tiers import FileTier, Tier
+from ..spill.mapped_arrays import mapped_zeros
 from ..spill.row_store import SpillTraffic
 from ..spill.spilled_tier import SpilledTier
 from ..work_threads import WorkThreads
@@ -55,6 +57,8 @@ class RowWidth:
     reader: IdReader
     placement: Placement
     executor: Executor
+    changed: ChangedRows | None = None
+    """Which rows steps have changed, for checkpoints; None: nobody wants to know."""
 
     def read(self, batch: Batch, stored: StoredBatch | None) -> tuple[BatchIds, LookupsByRow]:
         """The lookups of a batch in these tables, and the same by row."""
@@ -114,10 +118,13 @@ class Embeddings:
         threads: WorkThreads,
         host: HostMemory | None = None,
         slow_tiers: Mapping[int, FileTier] | None = None,
+        *,
+        tracks_changes: bool = False,
     ) -> Embeddings:
         """Lay out the tiers of each width, by the placement of that width; their rows are not yet set.
 
-        Slow tiers in a file may be given by width; they take no memory for their rows.
+        Slow tiers in a file may be given by width; they take no memory for their rows. With
+        ``tracks_changes`` the rows that steps change are marked, for checkpoints.
         """
         widths = []
         streams = streams_of(device)
@@ -128,7 +135,8 @@ class Embeddings:
             fast, slow = build_tiers(placement, dim, optimizer, device, host, (slow_tiers or {}).get(dim))
             initial = InitialValues.of(seed, chosen, placement.num_rows)
             executor = Executor(fast, slow, optimizer, initial, meter, threads, streams)
-            widths.append(RowWidth(dim, chosen, IdReader(tables, chosen), placement, executor))
+            changed = _changed_rows(placement, host) if tracks_changes else None
+            widths.append(RowWidth(dim, chosen, IdReader(tables, chosen), placement, executor, changed))
         return cls(len(tables), widths, streams)
 
     def initialize(self) -> None:
@@ -212,6 +220,12 @@ class Embeddings:
                 width.executor.write_back_residents()
             yield
 
+    @contextmanager
+    def transfers_paused(self) -> Iterator[None]:
+        """Hold transfers back between two items, so that rows can be read wherever they are newest."""
+        with self.transfer_thread.paused():
+            yield
+
     def look_up(self, step: PlannedStep) -> list[torch.Tensor]:
         """(B, F, D) embeddings of each width."""
         return [
@@ -229,6 +243,8 @@ class Embeddings:
         """
         for width, part, emb_BFD in zip(self.widths, step.parts, embeddings, strict=True):
             width.executor.update(part.ids, part.lookups, emb_BFD, part.plan, rate)
+            if width.changed is not None:
+                width.changed.mark(part.lookups)
         if step.item is not None:
             self.transfer_thread.mark_computed(step.item)
 
@@ -248,6 +264,12 @@ class Embeddings:
             rows_F = width.executor.traffic.rows_F
             counts[table] = {way: int(rows[position]) for way, rows in rows_F.items()}
         return counts
+
+    def restore_counts(self, counts: Sequence[Mapping[str, int]]) -> None:
+        """Go on from what `rows_by_table` returned in an earlier process."""
+        for table, (width, position) in self._position_of.items():
+            for way, rows_F in width.executor.traffic.rows_F.items():
+                rows_F[position] = counts[table].get(way, 0)
 
     def table_parts(self, table: int) -> Iterator[torch.Tensor]:
         """Yield the host weights of one table in id order, in parts of bounded size where they are in a file.
@@ -279,6 +301,14 @@ class Embeddings:
         """
         width, position = self._position_of[table]
         return width.executor.table(position, state=state)
+
+
+def _changed_rows(placement: Placement, host: HostMemory | None) -> ChangedRows:
+    """The marks of all rows of a width; in a mapped file where rows are to keep to a limit of memory."""
+    is_limited = host is not None and host.left_bytes is not None
+    num_rows = sum(placement.num_rows)
+    marks_R = mapped_zeros(host.folder, num_rows, np.uint8) if host is not None and is_limited else None
+    return ChangedRows(placement.num_rows, marks_R)
 
 
 def groups_within(

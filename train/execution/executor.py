@@ -20,6 +20,7 @@ from ..device_streams import DeviceStreams, streams_of
 from ..meter import Kind, Meter
 from ..rows.initial_values import InitialValues
 from ..rows.row_backends import NumbaRows, backend_of
+from ..rows.row_kernels import copy_rows
 from ..rows.row_mover import RowMover, initialize_rows, mover_of
 from ..rows.row_optimizers import RowOptimizer
 from ..rows.step_plan import Moves, SplitBatch, StepPlan, Transfer
@@ -136,9 +137,67 @@ class Executor:
             wanted_U: rows, ascending, by their slots on the slow tier; none: give the memory back.
         """
         assert isinstance(self.slow, FileTier)
+        self.slow.read(wanted_U, self.fast, *self.residents())
+
+    def residents(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The staged rows by their slots on the slow tier, ascending, and their slots on the fast one."""
         slots_N = np.flatnonzero(self._resident_S >= 0)
         rows_N = self._resident_S[slots_N]
-        self.slow.read(wanted_U, self.fast, rows_N, slots_N + self.fast.layout.num_own_slots)
+        order_N = np.argsort(rows_N)
+        return rows_N[order_N], slots_N[order_N] + self.fast.layout.num_own_slots
+
+    def copy_newest(
+        self,
+        tables_N: NDArray[np.int64],
+        ids_N: NDArray[np.int64],
+        residents: tuple[NDArray[np.int64], NDArray[np.int64]],
+        weights_ND: torch.Tensor,
+        state_NW: torch.Tensor,
+    ) -> NDArray[np.bool_]:
+        """Copy the newest values of rows to the host; valid while no transfer runs.
+
+        Args:
+            tables_N: (N,); table of each row among those of the width.
+            ids_N: (N,).
+            residents: what `residents` returns.
+            weights_ND: written.
+            state_NW: written.
+
+        Returns:
+            (N,), whether the row was copied; the others are in the file of the slow tier.
+        """
+        fast_N = self.fast.layout.slots_of_rows(tables_N, ids_N)
+        slow_N = self.slow.layout.slots_of_rows(tables_N, ids_N)
+        # Rows with a place on both tiers (fae) are read where they are newer.
+        if not self.is_replica_current:
+            fast_N[slow_N >= 0] = -1
+        rows_R, slots_R = residents
+        if rows_R.size:
+            found_N = np.minimum(np.searchsorted(rows_R, slow_N), rows_R.size - 1)
+            is_staged_N = rows_R[found_N] == slow_N
+            fast_N[is_staged_N] = slots_R[found_N[is_staged_N]]
+        is_fast_N = fast_N >= 0
+        _copy_out(self.fast, fast_N, np.flatnonzero(is_fast_N), weights_ND, state_NW)
+        if isinstance(self.slow, FileTier):
+            return is_fast_N
+        _copy_out(self.slow, slow_N, np.flatnonzero(~is_fast_N), weights_ND, state_NW)
+        return np.ones(tables_N.size, np.bool_)
+
+    def restore(
+        self,
+        tables_N: NDArray[np.int64],
+        ids_N: NDArray[np.int64],
+        weights_ND: NDArray[np.float32],
+        state_NW: NDArray[np.float32],
+    ) -> None:
+        """Set rows in every place they have in memory, before the first step; as in `copy_newest`."""
+        tiers = [self.fast] if isinstance(self.slow, FileTier) else [self.fast, self.slow]
+        for tier in tiers:
+            slots_N = tier.layout.slots_of_rows(tables_N, ids_N)
+            is_here_N = slots_N >= 0
+            here = torch.from_numpy(slots_N[is_here_N]).to(tier.device)
+            for rows, values in ((tier.weights_SD, weights_ND), (tier.state_SW, state_NW)):
+                rows.index_copy_(0, here, torch.from_numpy(values[is_here_N]).to(tier.device))
 
     def look_up(self, ids: BatchIds, lookups: LookupsByRow, plan: StepPlan) -> torch.Tensor:
         """(B, F, D) embeddings of a batch, a leaf whose gradient ``update`` wants.
@@ -278,3 +337,22 @@ class Executor:
         if self._vectors[name].shape[0] < num_vectors:
             self._vectors[name] = torch.empty(num_vectors, self._dim, device=self.fast.device)
         return self._vectors[name][:num_vectors]
+
+
+def _copy_out(
+    tier: Tier,
+    slots_N: NDArray[np.int64],
+    positions_N: NDArray[np.int64],
+    weights_ND: torch.Tensor,
+    state_NW: torch.Tensor,
+) -> None:
+    """Copy the rows in some of the slots to the same positions on the host."""
+    if positions_N.size == 0:
+        return
+    from_N = slots_N[positions_N]
+    for rows, target in ((tier.weights_SD, weights_ND), (tier.state_SW, state_NW)):
+        if tier.device == _HOST:
+            copy_rows(rows.numpy(), from_N, target.numpy(), positions_N)
+        else:
+            on_host = rows.index_select(0, torch.from_numpy(from_N).to(tier.device)).to(_HOST)
+            target.index_copy_(0, torch.from_numpy(positions_N), on_host)

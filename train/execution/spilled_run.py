@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..placements.plan_queue import PlanQueue
 from ..spill.row_store import RowStore
 from ..spill.run_plan import EpochPlans, RunFetches, find_fetches
@@ -32,7 +35,11 @@ class SpillLimits:
 
 
 def open_stores(
-    widths: Sequence[RowWidth], epochs: Sequence[Sequence[PlanQueue]], limits: SpillLimits, plan_bytes: int
+    widths: Sequence[RowWidth],
+    epochs: Sequence[Sequence[PlanQueue]],
+    limits: SpillLimits,
+    plan_bytes: int,
+    restored: Sequence[NDArray[np.int64]],
 ) -> None:
     """Divide the memory, tell the plans where rows come from and go to, and open the store of each width.
 
@@ -41,31 +48,38 @@ def open_stores(
         epochs: of each epoch the plans of all widths.
         limits: of all widths together.
         plan_bytes: bytes of memory that plans take for each cold row while they are run.
+        restored: of each width the rows of a checkpoint, ascending, which the stores are given before the
+            first step.
 
     Raises:
         ConfigError: the memory is too little; the hint names what would do.
         HotsetError: the disk is too small.
     """
     spilling = [
-        (width, [of_widths[number] for of_widths in epochs])
-        for number, width in enumerate(widths)
+        (width, [of_widths[number] for of_widths in epochs], rows_U)
+        for number, (width, rows_U) in enumerate(zip(widths, restored, strict=True))
         if width.placement.slow.num_own_slots
     ]
-    found = [_fetches_of(width, queues, limits) for width, queues in spilling]
-    shapes = [_shape_of(width, fetches) for (width, _), fetches in zip(spilling, found, strict=True)]
+    found = [_fetches_of(width, queues, rows_U, limits) for width, queues, rows_U in spilling]
+    shapes = [_shape_of(width, fetches) for (width, _, _), fetches in zip(spilling, found, strict=True)]
     num_rows = sum(shape.num_rows for shape in shapes)
     divided = choose_all_sizes(shapes, limits.memory_bytes, reserved_bytes=plan_bytes * num_rows)
-    for (width, queues), fetches, shape, sizes in zip(spilling, found, shapes, divided, strict=True):
-        for queue, of_epoch in zip(queues, fetches.epochs, strict=True):
+    for (width, queues, rows_U), fetches, shape, sizes in zip(spilling, found, shapes, divided, strict=True):
+        before, *of_epochs = fetches.epochs
+        for queue, of_epoch in zip(queues, of_epochs, strict=True):
             queue.set_fetches(of_epoch)
         store = RowStore(shape, sizes, fetches.rows, limits.folder, fetches.num_stored)
-        _slow_tier(width).open(store)
+        _slow_tier(width).open(store, rows_U, before.of_residents)
 
 
-def _fetches_of(width: RowWidth, queues: Sequence[PlanQueue], limits: SpillLimits) -> RunFetches:
-    plans = [EpochPlans(queue.chunks, queue.flush.write_back.rows_N) for queue in queues]
+def _fetches_of(
+    width: RowWidth, queues: Sequence[PlanQueue], restored_U: NDArray[np.int64], limits: SpillLimits
+) -> RunFetches:
+    # Restored rows are those that an epoch without a step, before all others, writes back.
+    plans = [EpochPlans((), restored_U)]
+    plans += [EpochPlans(queue.chunks, queue.flush.write_back.rows_N) for queue in queues]
     num_rows = width.placement.slow.num_own_slots
-    return find_fetches(plans, num_rows, limits.folder, limits.planning_bytes)
+    return find_fetches(plans, num_rows, limits.folder, limits.planning_bytes, num_restored=restored_U.size)
 
 
 def _shape_of(width: RowWidth, fetches: RunFetches) -> SpillShape:

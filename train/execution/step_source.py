@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...stats.staging.staging_planner import StagingPlanner
 from ..data.batch import Batch
@@ -26,8 +27,9 @@ from ..placements.plan_queue import PlanQueue
 from ..placements.schedule_file import Schedule
 from ..placements.spooled_plans import EpochSpool
 from ..placements.staging_placements import StagingPlacement
-from ..spill.mapped_arrays import mapped_zeros
+from ..spill.mapped_arrays import SpooledArrays, mapped_zeros
 from .embeddings import Embeddings, PlannedStep, RowWidth, WidthStep
+from .row_parts import used_slow_rows
 from .spilled_run import SpillLimits, open_stores
 
 
@@ -39,6 +41,7 @@ class StepSource:
         read: returns a training batch by number.
         is_hot_only: whether a training batch looks up hot rows alone.
         is_fresh: whether rows that no batch has used still have their initial values.
+        is_resumed: whether rows were restored, which are fetched at their first use from here.
         schedule: step plans made beforehand.
         stored: training batches by row; without them they are grouped here.
     """
@@ -50,6 +53,7 @@ class StepSource:
         is_hot_only: Callable[[int], bool],
         *,
         is_fresh: bool = True,
+        is_resumed: bool = False,
         schedule: Schedule | None = None,
         stored: StoredBatches | None = None,
     ) -> None:
@@ -57,6 +61,7 @@ class StepSource:
         self._read = read
         self._is_hot_only = is_hot_only
         self._is_fresh = is_fresh
+        self._is_resumed = is_resumed
         self._schedule = schedule
         self._stored_batches = stored
         self._last_item = -1
@@ -87,6 +92,7 @@ class StepSource:
         # One planner per width serves all epochs: it remembers which rows were used before.
         placements = [_staging(width) for width in self._staged]
         planners = [placement.planner() for placement in placements]
+        self._mark_restored(planners)
 
         def new_queues() -> list[PlanQueue]:
             return [PlanQueue(*pair) for pair in zip(placements, planners, strict=True)]
@@ -109,9 +115,9 @@ class StepSource:
             numbers = list(batches)
             queues = self._scheduled(epoch, numbers)
             if queues is None:
-                planners = planners or [
-                    self._planner_within(_staging(width), limits) for width in self._staged
-                ]
+                if not planners:
+                    planners = [self._planner_within(_staging(width), limits) for width in self._staged]
+                    self._mark_restored(planners)
                 spools = [
                     EpochSpool(_staging(width), planner, limits.folder, limits.planning_bytes)
                     for width, planner in zip(self._staged, planners, strict=True)
@@ -122,8 +128,25 @@ class StepSource:
             planned.append((numbers, queues))
         # A schedule's checkers keep a byte a row each, one of whole epochs and one of steps.
         plan_bytes = 2 if self._schedule is not None else 0
-        open_stores(self._staged, [queues for _, queues in planned], limits, plan_bytes)
+        restored = [self._restored_rows(width, limits) for width in self._staged]
+        open_stores(self._staged, [queues for _, queues in planned], limits, plan_bytes, restored)
         self._planned = planned
+
+    def _mark_restored(self, planners: Sequence[StagingPlanner]) -> None:
+        """Tell new planners which rows have other than their initial values."""
+        if self._is_resumed:
+            for width, planner in zip(self._staged, planners, strict=True):
+                for rows_N in used_slow_rows(width):
+                    planner.mark_used(rows_N)
+
+    def _restored_rows(self, width: RowWidth, limits: SpillLimits) -> NDArray[np.int64]:
+        """These rows of a width on the slow tier, ascending."""
+        if not self._is_resumed:
+            return np.empty(0, np.int64)
+        spool = SpooledArrays(limits.folder, alignment=1)
+        for rows_N in used_slow_rows(width):
+            spool.append(rows_N)
+        return spool.map_joined(np.int64)
 
     @staticmethod
     def _planner_within(placement: StagingPlacement, limits: SpillLimits) -> StagingPlanner:

@@ -76,6 +76,12 @@ class Layout:
         num_absent = locate_distinct_rows(lookups.rows_U, lookups.first_F1, *ranges, slots_U)
         return slots_U, num_absent
 
+    def slots_of_rows(self, tables_N: NDArray[np.int64], ids_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The slot of each row, named by table and id; -1 where it is not here."""
+        first_N = self.first_F[tables_N]
+        is_here_N = (first_N <= ids_N) & (ids_N < self.last_F[tables_N])
+        return np.where(is_here_N, self.base_F[tables_N] + ids_N - first_N, -1)
+
     def rows_at(self, slots_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Table and id of the rows that live in ``slots_N``."""
         # Of several tables with one base all but the last are empty.

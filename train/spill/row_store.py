@@ -41,6 +41,9 @@ from .spill_kernels import (
 )
 from .spill_sizes import NUM_READERS, NUM_WRITERS, SpillShape, SpillSizes
 
+_PART_PLACES = 1 << 16
+"""Places of an arena that are copied at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class SpillTraffic:
@@ -241,17 +244,58 @@ class RowStore:
         for bucket in range(self.sizes.num_groups + self.sizes.num_ranges):
             self._pick_from_bucket(bucket, wanted_U, weights_UD)
 
-    def _pick_from_arena(
-        self, group: int, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]
-    ) -> None:
+    def newest(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
+        """Yield every row there is with its weights and state, in no order and none twice; nothing moves.
+
+        One pass over all that is stored, a block or a part of an arena at a time. Arrays are copies.
+        """
+        self._wait_for_loads()
+        for group in (self._present, self._present + 1):
+            if group < self.sizes.num_groups and self._arenas.is_there.size:
+                yield from self._newest_of_arena(group)
+        dim = self.shape.embedding_dim
+        for bucket in range(self.sizes.num_groups + self.sizes.num_ranges):
+            if not self._on_disk[bucket] and self._buckets.buffer_of[bucket] < 0:
+                continue
+            rows_of_places, first_row = self._rows_of_bucket(bucket)
+            for words_V, values_V, count in self._records(bucket):
+                shape = (count, self.shape.record_bytes // 4)
+                num_words = shape[0] * shape[1]
+                places_N = words_V[:num_words].reshape(shape)[:, 0].astype(np.int64)
+                rows_N = rows_of_places[places_N] if rows_of_places.size else first_row + places_N
+                values = values_V[:num_words].reshape(shape)
+                yield rows_N, values[:, 1 : 1 + dim].copy(), values[:, 1 + dim :].copy()
+
+    def _newest_of_arena(
+        self, group: int
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
+        places_N, rows_N = self._places_of_arena(group)
+        for first in range(0, places_N.size, _PART_PLACES):
+            part_N = places_N[first : first + _PART_PLACES]
+            weights_ND = self._arenas.weights[group & 1][part_N]
+            yield rows_N[first : first + _PART_PLACES], weights_ND, self._arenas.state[group & 1][part_N]
+
+    def _places_of_arena(self, group: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The places of a group that are taken and not fetched yet, and their rows."""
         # What was fetched before is in a slot now, or was written back to a later place.
         start, stop = self.sizes.group_first[group : group + 2].tolist()
         first = max(start, self._next_fetch)
         places_N = np.arange(first, stop) - start
         is_there_N = self._arenas.is_there[group & 1][places_N] != 0
-        rows_N = np.array(self._rows_of_fetches[first:stop])[is_there_N]
-        weights_AD = self._arenas.weights[group & 1]
-        pick_places(weights_AD, places_N[is_there_N], rows_N, wanted_U, weights_UD)
+        return places_N[is_there_N], np.array(self._rows_of_fetches[first:stop])[is_there_N]
+
+    def _rows_of_bucket(self, bucket: int) -> tuple[NDArray[np.int64], int]:
+        """The row of each place of a group and 0; or nothing, and the first row of a range."""
+        if bucket < self.sizes.num_groups:
+            start, stop = self.sizes.group_first[bucket : bucket + 2].tolist()
+            return np.array(self._rows_of_fetches[start:stop]), 0
+        return np.empty(0, np.int64), int(self.sizes.range_first[bucket - self.sizes.num_groups])
+
+    def _pick_from_arena(
+        self, group: int, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]
+    ) -> None:
+        places_N, rows_N = self._places_of_arena(group)
+        pick_places(self._arenas.weights[group & 1], places_N, rows_N, wanted_U, weights_UD)
 
     def _pick_from_bucket(
         self, bucket: int, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]
@@ -259,13 +303,7 @@ class RowStore:
         if not self._on_disk[bucket] and self._buckets.buffer_of[bucket] < 0:
             return
         # Records of a group name places, those of a range rows; both count from the bucket's first.
-        rows_of_places = np.empty(0, np.int64)
-        first_row = 0
-        if bucket < self.sizes.num_groups:
-            start, stop = self.sizes.group_first[bucket : bucket + 2].tolist()
-            rows_of_places = np.array(self._rows_of_fetches[start:stop])
-        else:
-            first_row = int(self.sizes.range_first[bucket - self.sizes.num_groups])
+        rows_of_places, first_row = self._rows_of_bucket(bucket)
         record_words = self.shape.record_bytes // 4
         for words_V, values_V, count in self._records(bucket):
             pick_records(

@@ -70,7 +70,9 @@ class RunFetches:
     """Rows that are written back at least once."""
 
 
-def find_fetches(epochs: Sequence[EpochPlans], num_rows: int, folder: Path, memory_bytes: int) -> RunFetches:
+def find_fetches(
+    epochs: Sequence[EpochPlans], num_rows: int, folder: Path, memory_bytes: int, *, num_restored: int = 0
+) -> RunFetches:
     """Find all fetches of a run, and what is fetched next of the rows it writes back.
 
     Args:
@@ -78,6 +80,7 @@ def find_fetches(epochs: Sequence[EpochPlans], num_rows: int, folder: Path, memo
         num_rows: rows are below it.
         folder: where files without a name may lie.
         memory_bytes: memory that next fetches may take while they are found.
+        num_restored: rows that were used before the first of the plans.
 
     Raises:
         HotsetError: the disk is too small.
@@ -110,7 +113,7 @@ def find_fetches(epochs: Sequence[EpochPlans], num_rows: int, folder: Path, memo
         ),
         fetches_of_items,
         rows,
-        min(num_rows, num_first),
+        min(num_rows, num_first + num_restored),
     )
 
 

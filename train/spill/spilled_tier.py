@@ -27,6 +27,8 @@ class SpilledTier(FileTier):
         super().__init__(layout, embedding_dim, state_width)
         self._store: RowStore | None = None
         self._initial: InitialValues | None = None
+        self._restored_U = np.empty(0, np.int64)
+        self._next_fetches_U = self._restored_U
 
     @property
     def store(self) -> RowStore:
@@ -38,9 +40,24 @@ class SpilledTier(FileTier):
         """Whether there is a store; a width without cold rows has none."""
         return self._store is not None
 
-    def open(self, store: RowStore) -> None:
-        """Keep the rows in ``store`` from now on."""
+    def open(self, store: RowStore, restored_U: NDArray[np.int64], next_fetches_U: NDArray[np.int64]) -> None:
+        """Keep the rows in ``store`` from now on.
+
+        Args:
+            restored_U: rows, ascending, that `refill` is going to put there.
+            next_fetches_U: number of the next fetch of each, -1 where there is none.
+        """
         self._store = store
+        self._restored_U = restored_U
+        self._next_fetches_U = next_fetches_U
+
+    def refill(
+        self, rows_N: NDArray[np.int64], weights_ND: NDArray[np.float32], state_NW: NDArray[np.float32]
+    ) -> None:
+        """Put restored rows where their next fetches will find them."""
+        next_fetches_N = np.array(self._next_fetches_U[np.searchsorted(self._restored_U, rows_N)])
+        order_N = np.arange(rows_N.size)
+        self.store.put(rows_N, next_fetches_N, weights_ND, state_NW, order_N)
 
     def finish(self) -> None:
         """Give memory back after the last step."""

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...pipeline.sizes import ByteSize, format_byte_size
+from ...train.checkpoints.checkpoint_settings import CheckpointSettings
 from ...train.config import TrainConfig
 from ..console import print_json, progress_bars, say, stdout_console
 from ..options import Dir, config_of, parse_options
@@ -25,20 +26,25 @@ Run = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainCommand(TrainConfig):
-    """Options of ``hotset train``: those of its config, and the folders."""
+class TrainCommand(CheckpointSettings, TrainConfig):
+    """Options of ``hotset train``: those of its config, of its checkpoints, and the folders."""
 
     dir: Dir
     """Folder that `preprocess --out` created, or only its shards folder."""
 
     out: Path
-    """New folder for the run: weights, summary and metrics."""
+    """New folder for the run: weights, summary and metrics. One that holds an unfinished run with the same
+    settings is resumed."""
 
     slow_dir: Path | None = None
     """Folder on the disk that takes rows beyond --slow-bytes while the run trains; by default --out."""
 
     json: bool = False
     """Print one JSON object on stdout."""
+
+    def __post_init__(self) -> None:
+        TrainConfig.__post_init__(self)
+        CheckpointSettings.__post_init__(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +83,12 @@ def _train(arguments: Sequence[str]) -> int:
     with progress_bars() as progress:
         config = config_of(TrainConfig, options)
         summary = train(
-            options.dir, config, options.out, slow_dir=options.slow_dir, progress=progress
+            options.dir,
+            config,
+            options.out,
+            slow_dir=options.slow_dir,
+            checkpoints=config_of(CheckpointSettings, options),
+            progress=progress,
         ).to_dict()
     if options.json:
         print_json(summary)

@@ -1,0 +1,69 @@
+"""The marks of changed rows, against sets of rows."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotset.stats.batches.lookups_by_row import LookupsByRow
+from hotset.train.rows.changed_rows import ChangedRows
+
+SIZES = [3, 0, 7, 50]
+
+
+def lookups_of(rows: set[int]) -> LookupsByRow:
+    """A batch that looks up these rows of the width."""
+    bases = np.concatenate([[0], np.cumsum(SIZES)])
+    ids = [sorted(row - base for row in rows if base <= row < stop) for base, stop in pairwise(bases)]
+    first = np.concatenate([[0], np.cumsum([len(of_table) for of_table in ids])]).astype(np.int64)
+    nothing = np.empty(0, np.int32)
+    return LookupsByRow(
+        nothing, np.array([id for of_table in ids for id in of_table], np.int32), nothing, first
+    )
+
+
+rows = st.sets(st.integers(0, sum(SIZES) - 1))
+ACTIONS = st.one_of(
+    st.tuples(st.just("step"), rows), st.tuples(st.sampled_from(["saved", "lost"]), st.just(set[int]()))
+)
+
+
+@given(actions=st.lists(ACTIONS, max_size=12), most=st.integers(1, 80))
+def test_a_row_is_taken_once_after_each_change_and_again_when_that_was_lost(
+    actions: list[tuple[str, set[int]]], most: int
+) -> None:
+    marks = ChangedRows(SIZES)
+    changed: set[int] = set()
+    used: set[int] = set()
+    for action, stepped in actions:
+        if action == "step":
+            marks.mark(lookups_of(stepped))
+            changed |= stepped
+            used |= stepped
+            continue
+        assert marks.num_changed == len(changed)
+        parts = list(marks.take(most))
+        assert all(0 < part.size <= most for part in parts)
+        taken = np.concatenate([np.empty(0, np.int64), *parts])
+        assert taken.tolist() == sorted(changed)
+        everything = np.arange(sum(SIZES))
+        assert set(everything[marks.is_being_saved(everything)].tolist()) == changed
+        assert list(marks.take(most)) == []
+        # Rows that change while they are being saved are changed in either case.
+        marks.mark(lookups_of({1, 5}))
+        used |= {1, 5}
+        marks.settle(is_lost=action == "lost")
+        changed = {1, 5} | (changed if action == "lost" else set())
+        assert not marks.is_being_saved(everything).any()
+    assert marks.num_changed == len(changed) and marks.num_used == len(used)
+    assert np.concatenate([np.empty(0, np.int64), *marks.used()]).tolist() == sorted(used)
+
+
+def test_restored_rows_are_used_and_changed_only_where_they_are_not_saved() -> None:
+    marks = ChangedRows(SIZES)
+    marks.mark_rows(np.array([2, 4]), is_saved=True)
+    marks.mark_rows(np.array([9]), is_saved=False)
+    assert (marks.num_changed, marks.num_used) == (1, 3)

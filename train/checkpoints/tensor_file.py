@@ -1,0 +1,142 @@
+"""Safetensors files of a checkpoint: written and hashed in one pass, read with every shape checked.
+
+The safetensors library joins all tensors to one string before it writes them; here they are written one
+after the other, beside training, so that only the copy of the changed rows takes memory.
+
+Source:
+    https://github.com/huggingface/safetensors, README, section "Format".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from ...pipeline.errors import HotsetError, first_line
+from ...pipeline.folders.checksum import HashedFile, checksum_of_written
+from ..execution.row_parts import RowsPart
+
+_ALIGNMENT = 8
+_DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+}
+_PART = {"tables": "I32", "ids": "I32", "weights": "F32", "state": "F32"}
+"""Tensors of a part of all rows."""
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> tuple[int, str]:
+    """Write arrays in the order of their names; returns the bytes of the file and its checksum.
+
+    Raises:
+        OSError: the disk is full or does not work.
+    """
+    header: dict[str, Any] = {}
+    end = 0
+    for name in sorted(arrays):
+        array = arrays[name]
+        offsets = [end, end + array.nbytes]
+        header[name] = {
+            "dtype": _DTYPES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": offsets,
+        }
+        end += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with HashedFile(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in sorted(arrays):
+            if arrays[name].nbytes:
+                file.write(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8))
+    return checksum_of_written(path)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> tuple[int, str]:
+    """Write tensors on the host, of any type that NumPy has too, as `write_arrays` does."""
+    return write_arrays(path, {name: tensor.numpy() for name, tensor in tensors.items()})
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read all tensors of a file; raises HotsetError where it is damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise HotsetError(f"{path} is damaged: {first_line(error)}") from error
+
+
+def write_part(path: Path, part: RowsPart) -> tuple[int, str]:
+    """Write a part of all rows, as `write_arrays` does."""
+    arrays = {"tables": part.tables_N, "ids": part.ids_N, "weights": part.weights_ND, "state": part.state_NW}
+    return write_arrays(path, arrays)
+
+
+def read_part(path: Path, num_rows: list[int], widths: list[tuple[int, int]]) -> RowsPart:
+    """Read a part of all rows, whose tables and ids index what there is.
+
+    Args:
+        num_rows: of each table.
+        widths: floats of a row of each table, and of its state.
+
+    Raises:
+        HotsetError: it is damaged, or of other tables.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
+            found = {name: file.get_slice(name).get_dtype() for name in file.keys()}
+            if found != _PART:
+                raise ValueError(f"it holds {found}")
+            tables_N, ids_N, weights_ND, state_NW = (file.get_tensor(name) for name in _PART)
+        _refuse_nonsense(tables_N, ids_N, weights_ND, state_NW, num_rows, widths)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise HotsetError(f"{path} is damaged: {first_line(error)}") from error
+    return RowsPart(tables_N, ids_N, weights_ND, state_NW)
+
+
+def _refuse_nonsense(
+    tables_N: NDArray[np.int32],
+    ids_N: NDArray[np.int32],
+    weights_ND: NDArray[np.float32],
+    state_NW: NDArray[np.float32],
+    num_rows: list[int],
+    widths: list[tuple[int, int]],
+) -> None:
+    """Raise ValueError unless these are rows of one width, each once, that the tables have."""
+    count = tables_N.size
+    if tables_N.shape != (count,) or ids_N.shape != (count,):
+        raise ValueError(f"tables and ids have the shapes {tables_N.shape} and {ids_N.shape}")
+    if count == 0:
+        return
+    least, most = int(tables_N.min()), int(tables_N.max())
+    if least < 0 or most >= len(num_rows):
+        raise ValueError(f"a row of table {least if least < 0 else most}, there are {len(num_rows)}")
+    width = widths[least]
+    if len({widths[table] for table in np.unique(tables_N)}) > 1:
+        raise ValueError("rows of several widths")
+    if weights_ND.shape != (count, width[0]) or state_NW.shape != (count, width[1]):
+        shapes = f"{weights_ND.shape} and {state_NW.shape}"
+        raise ValueError(f"rows of the shapes {shapes}, want {count} of {width[0]} and {width[1]} floats")
+    is_stray_N = (ids_N < 0) | (ids_N >= np.array(num_rows)[tables_N])
+    if is_stray_N.any():
+        stray = int(np.flatnonzero(is_stray_N)[0])
+        table = int(tables_N[stray])
+        raise ValueError(f"id {ids_N[stray]} in table {table} of {num_rows[table]} rows")
+    if np.unique(tables_N.astype(np.int64) << 32 | ids_N).size != count:
+        raise ValueError("it has a row twice")
+    if not (np.isfinite(weights_ND).all() and np.isfinite(state_NW).all()):
+        raise ValueError("it holds values that are not finite")

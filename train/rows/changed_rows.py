@@ -1,0 +1,149 @@
+"""Which rows of a width training has changed since they were last saved, one byte a row.
+
+A checkpoint saves only these. A row goes through three marks: it is changed by a step, it is being saved
+while the checkpoint that has it is written, and then it is neither; if that checkpoint could not be written,
+it counts as changed again. That a row was ever changed is remembered too: the others still have their
+initial values, which are a function of (seed, table, id) and need no room in a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...stats.batches.lookups_by_row import LookupsByRow
+from ...stats.kernel import kernel
+from .tiers import Layout
+
+_CHANGED = np.uint8(1)
+_SAVING = np.uint8(2)
+_USED = np.uint8(4)
+_PART_ROWS = 1 << 20
+"""Rows that are looked through at a time."""
+
+
+@kernel
+def _mark(
+    rows_U: NDArray[np.int32],
+    first_F1: NDArray[np.int64],
+    base_F: NDArray[np.int64],
+    marks_R: NDArray[np.uint8],
+) -> None:
+    """Mark distinct rows as changed and used.
+
+    Args:
+        rows_U: (num_distinct,); their ids, table after table.
+        first_F1: (num_tables + 1,); where those of each table begin.
+        base_F: (num_tables,); number of the first row of each table.
+        marks_R: (num_rows,), updated.
+    """
+    for table in range(base_F.size):
+        for i in range(first_F1[table], first_F1[table + 1]):
+            marks_R[base_F[table] + rows_U[i]] |= np.uint8(5)
+
+
+@kernel
+def _take(marks_R: NDArray[np.uint8], first: int, rows_N: NDArray[np.int64]) -> tuple[int, int]:
+    """List changed rows in ascending order and mark them as being saved.
+
+    Args:
+        marks_R: (num_rows,), updated.
+        first: row to begin with.
+        rows_N: (most rows to list,), written from the start.
+
+    Returns:
+        How many were listed, and the row to go on with.
+    """
+    count = 0
+    row = first
+    while row < marks_R.size and count < rows_N.size:
+        if marks_R[row] & 1:
+            rows_N[count] = row
+            count += 1
+            marks_R[row] = (marks_R[row] & 0xFE) | 2
+        row += 1
+    return count, row
+
+
+@kernel
+def _settle(marks_R: NDArray[np.uint8], is_lost: bool) -> None:
+    """End the saving of all rows; where it is lost they are changed as before.
+
+    Args:
+        marks_R: (num_rows,), updated.
+        is_lost: whether the checkpoint could not be written.
+    """
+    for row in range(marks_R.size):
+        if marks_R[row] & 2:
+            marks_R[row] = (marks_R[row] & 0xFD) | (1 if is_lost else 0)
+
+
+@kernel
+def _count(marks_R: NDArray[np.uint8], mark: int) -> int:
+    """Return how many rows have ``mark``, exactly.
+
+    Args:
+        marks_R: (num_rows,).
+        mark: one of the three bits.
+    """
+    count = 0
+    for row in range(marks_R.size):
+        count += (marks_R[row] & mark) != 0
+    return count
+
+
+class ChangedRows:
+    """The marks of the rows of one width.
+
+    Args:
+        num_rows: rows of each table of the width.
+        marks_R: (all of them,), zeros; memory to use.
+    """
+
+    def __init__(self, num_rows: Sequence[int], marks_R: NDArray[np.uint8] | None = None) -> None:
+        self.layout = Layout.of([0] * len(num_rows), num_rows)
+        """Numbers the rows of the width from 0, table after table."""
+        self._marks_R = np.zeros(self.layout.num_own_slots, np.uint8) if marks_R is None else marks_R
+
+    def mark(self, lookups: LookupsByRow) -> None:
+        """Mark the rows that a step has changed."""
+        _mark(lookups.rows_U, lookups.first_F1, self.layout.base_F, self._marks_R)
+
+    def mark_rows(self, rows_N: NDArray[np.int64], *, is_saved: bool) -> None:
+        """Mark rows, by number, as used; and as changed unless they are saved already."""
+        self._marks_R[rows_N] |= _USED if is_saved else _USED | _CHANGED
+
+    def take(self, most: int) -> Iterator[NDArray[np.int64]]:
+        """Yield the changed rows, ascending, ``most`` at a time; from then on they are being saved."""
+        row = 0
+        while row < self._marks_R.size:
+            rows_N = np.empty(most, np.int64)
+            count, row = _take(self._marks_R, row, rows_N)
+            if count:
+                yield rows_N[:count]
+
+    def settle(self, *, is_lost: bool) -> None:
+        """End the saving of all rows that were taken: they are saved, or changed as before."""
+        _settle(self._marks_R, is_lost)
+
+    def is_being_saved(self, rows_N: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(num_rows,): whether each of these rows was taken for the present checkpoint."""
+        is_saved_N: NDArray[np.bool_] = (self._marks_R[rows_N] & _SAVING) != 0
+        return is_saved_N
+
+    def used(self) -> Iterator[NDArray[np.int64]]:
+        """Yield the rows that were ever changed, in ascending order, a part at a time."""
+        for first in range(0, self._marks_R.size, _PART_ROWS):
+            yield first + np.flatnonzero(self._marks_R[first : first + _PART_ROWS] & _USED)
+
+    @property
+    def num_changed(self) -> int:
+        """Rows that are to be saved."""
+        return int(_count(self._marks_R, int(_CHANGED)))
+
+    @property
+    def num_used(self) -> int:
+        """Rows that were ever changed."""
+        return int(_count(self._marks_R, int(_USED)))
