@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from ..folders.checksum import HashedFile
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import ColumnsTotals, SamplesTotals, VocabularyTotals
 from ..stage_commands import hint_to_rewrite
+from .mapped_file import map_file
 from .tables import multi_hot, offsets_of, one_hot
 
 NO_NULLS = read_only(np.zeros(0, np.uint8))
@@ -75,13 +75,8 @@ def map_batch(path: Path) -> Any:
 
 
 def open_mapped(path: Path) -> Any:
-    """Map an Arrow file and open it.
-
-    Arrow's own maps refuse names that are not UTF-8. NumPy's follow every link of the path first, which would
-    be a tenth of the time that preprocessing a small log takes.
-    """
-    with path.open("rb") as file:
-        return pa.ipc.open_file(pa.py_buffer(mmap(file.fileno(), 0, access=ACCESS_READ)))
+    """Map an Arrow file and open it; what is read of it keeps the map, and no file stays open."""
+    return pa.ipc.open_file(map_file(path))
 
 
 def hash_bytes(whole: NDArray[np.uint8]) -> str:
