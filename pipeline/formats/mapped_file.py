@@ -1,8 +1,8 @@
 """Maps of files that take no open file each: a stage may hold as many as a log has days or parts.
 
 Python's maps keep a descriptor until they are closed, and processes may have 1,024 of them or fewer. Arrow's
-do too, and refuse names that are not UTF-8. NumPy's follow every link of the path first, which would be a tenth
-of the time that preprocessing a small log takes.
+do too, and refuse names that are not UTF-8. NumPy's follow every link of the path first, which would be a
+tenth of the time that preprocessing a small log takes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,19 @@
-"""Bytes of a file as it was when it was opened, read into memory and never mapped."""
+"""Bytes of a file as it was when it was opened, read into memory and never mapped.
+
+Files stay open, so that one that is removed or replaced is read to its end as it was. A process may have few
+files open, and a large log has thousands of shards: then the files that were read least recently are
+closed, and opened again when they are read.
+"""
 
 from __future__ import annotations
 
 import os
+import resource
+import threading
 import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +37,34 @@ class UnchangedFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._close = weakref.finalize(self, os.close, self._descriptor)
-        self._found = self._status()
+        self._number = _open_files.add(path)
+        self._close = weakref.finalize(self, _open_files.remove, self._number)
+        with _open_files.descriptor(self._number) as descriptor:
+            self._found = _status_of(descriptor)
         self._position = 0
         self.chunks: list[NDArray[np.uint8]] = []
         """What was read since the list was emptied; Arrow's buffers lie in these."""
 
-    def _status(self) -> tuple[int, int]:
-        status = os.fstat(self._descriptor)
-        return status.st_size, status.st_mtime_ns
+    @contextmanager
+    def _descriptor(self) -> Iterator[int]:
+        """Yield a descriptor of the file, which may have been closed and opened again meanwhile."""
+        try:
+            with _open_files.descriptor(self._number) as descriptor:
+                yield descriptor
+        except FileNotFoundError:
+            raise self._changed("removed") from None
 
     def refuse_change(self) -> None:
         """Raise ShardError where the file was written to since it was opened."""
-        if self._status() != self._found:
-            raise ShardError(
-                f"{self._path} was changed by another program while it was in use",
-                hint=f"{hint_to_rewrite(self._path.parent)}, and leave it alone while it is trained on",
-            )
+        with self._descriptor() as descriptor:
+            if _status_of(descriptor) != self._found:
+                raise self._changed("changed")
+
+    def _changed(self, how: str) -> ShardError:
+        return ShardError(
+            f"{self._path} was {how} by another program while it was in use",
+            hint=f"{hint_to_rewrite(self._path.parent)}, and leave it alone while it is trained on",
+        )
 
     @property
     def closed(self) -> bool:
@@ -68,13 +88,78 @@ class UnchangedFile:
         memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
         start = (self._position - memory.ctypes.data) % _ALIGNMENT
         chunk = memory[start : start + num_bytes]
-        num_read = os.preadv(self._descriptor, [chunk.data], self._position) if num_bytes else 0
+        num_read = 0
+        if num_bytes:
+            with self._descriptor() as descriptor:
+                num_read = os.preadv(descriptor, [chunk.data], self._position)
         if num_read != num_bytes:
             self.refuse_change()
             raise OSError(f"{num_read} of {num_bytes} bytes could be read")
         self._position += num_bytes
         self.chunks.append(chunk)
         return chunk
+
+
+def _status_of(descriptor: int) -> tuple[int, ...]:
+    """What tells one file, and one state of it, from another."""
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
+
+
+class _OpenFiles:
+    """Files by number, those read last open: at most half of what the process may open, and one at least."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # files may be collected while it is held
+        self._next = 0
+        self._paths: dict[int, Path] = {}
+        self._descriptors: OrderedDict[int, int] = OrderedDict()
+        self._readers: Counter[int] = Counter()
+
+    def add(self, path: Path) -> int:
+        """Number a file, which need not be open yet."""
+        with self._lock:
+            self._next += 1
+            self._paths[self._next] = path
+            return self._next
+
+    def remove(self, number: int) -> None:
+        """Close a file for ever; nobody may read it."""
+        with self._lock:
+            self._paths.pop(number, None)
+            self._readers.pop(number, None)
+            descriptor = self._descriptors.pop(number, None)
+            if descriptor is not None:
+                os.close(descriptor)
+
+    @contextmanager
+    def descriptor(self, number: int) -> Iterator[int]:
+        """Yield a descriptor, which stays open until the block ends."""
+        with self._lock:
+            if number not in self._descriptors:
+                self._close_least_recent()
+                self._descriptors[number] = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptors.move_to_end(number)
+            self._readers[number] += 1
+            descriptor = self._descriptors[number]
+        try:
+            yield descriptor
+        finally:
+            with self._lock:
+                self._readers[number] -= 1
+
+    def _close_least_recent(self) -> None:
+        """Make room for one more file; those that are being read stay."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = max(1, soft // 2) if soft != resource.RLIM_INFINITY else len(self._descriptors) + 1
+        for number in list(self._descriptors):
+            if len(self._descriptors) < most:
+                return
+            if not self._readers[number]:
+                os.close(self._descriptors.pop(number))
+
+
+_open_files = _OpenFiles()
 
 
 def view_of(chunks: Chunks, buffer: Any, first: int, count: int, kind: Any) -> NDArray[Any]:

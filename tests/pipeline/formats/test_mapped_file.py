@@ -43,5 +43,5 @@ def test_what_cannot_be_mapped_is_an_error(tmp_path: Path) -> None:
         map_file(tmp_path / "empty")
     with pytest.raises(FileNotFoundError):
         map_file(tmp_path / "none")
-    with pytest.raises(OSError, match="No such device|Is a directory"):
+    with pytest.raises(OSError, match=r"No such device|Is a directory"):
         map_file(tmp_path)

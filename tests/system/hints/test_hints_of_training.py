@@ -135,7 +135,7 @@ def test_a_log_without_labels(shell: Shell) -> None:
     retrained(shell)
 
 
-@follows("train/data/unchanged_file.py::UnchangedFile.refuse_change")
+@follows("train/data/unchanged_file.py::UnchangedFile._changed")
 def test_shards_that_change_while_they_are_used(shell: Shell) -> None:
     shards = Shards.open(Path("data"))
     for path in Path("data/shards").glob("*.arrow"):

@@ -1,7 +1,4 @@
-"""Training on stored lookups gives the bits of training without; damaged or foreign ones are refused by name.
-
-Tests `unchanged_file`, too.
-"""
+"""Training on stored lookups gives the bits of training without; damaged or foreign ones are refused."""
 
 from __future__ import annotations
 
