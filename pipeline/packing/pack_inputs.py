@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,12 +41,12 @@ class PackInputs:
         """Names of dense features."""
         return ColumnsTotals.of(self.columns).dense
 
-    @property
+    @cached_property
     def tables(self) -> tuple[PlannedTable, ...]:
         """Tables as the plan has them."""
         return PlanTotals.of(self.plan).tables
 
-    @property
+    @cached_property
     def lists(self) -> list[str]:
         """Names of multi-hot tables."""
         return [table.name for table in multi_hot(self.tables)]
@@ -55,7 +56,7 @@ class PackInputs:
         """Tables whose ids stand in the column ``ids``."""
         return len(self.tables) - len(self.lists)
 
-    @property
+    @cached_property
     def layout(self) -> RowLayout:
         """Where the parts of a packed sample stand in its row."""
         return RowLayout(len(self.dense), len(self.lists), self.num_one_hot)

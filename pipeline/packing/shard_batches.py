@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ..runtime.thread_buffers import thread_buffer
 from .pack_inputs import PackInputs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShardBatches:
     """The batches of one output file, built one by one."""
 
@@ -32,7 +33,7 @@ class ShardBatches:
     is_tagged: bool
     """Whether batches have the column ``is_hot``."""
 
-    @property
+    @cached_property
     def schema(self) -> Any:
         """Columns of the file."""
         # The order of columns is part of the format; `batch` appends its arrays in the same order.

@@ -17,8 +17,10 @@ from ..kernel import kernel
 BIN_BITS = 16
 NUM_BINS = 1 << BIN_BITS
 _SHIFT = np.uint64(64 - BIN_BITS)
-_ROWS_AHEAD = 16
-"""Rows between asking for a row and gathering it."""
+_ROWS_AHEAD = 32
+"""Rows between asking for a row and gathering it: 16 ns per row of 164 bytes, 26 with 8 or 16."""
+_IDS_AHEAD = 8
+"""Samples between asking for the ids of one and copying them, where only some samples are chosen."""
 _SCATTERED_AHEAD = 4
 """Rows of a file's part of the buffer that are asked for before they are written."""
 _LINE_WORDS = LINE_BYTES // 4
@@ -171,7 +173,15 @@ def scatter_rows(
     """
     num_columns = np.uint64(columns.shape[0])
     num_features = np.uint64(ids.shape[1])
-    for place in range(np.uint64(chosen.shape[0])):  # unsigned: a signed index is not vectorised
+    ids_ahead = np.uint64(_IDS_AHEAD)
+    num_chosen = np.uint64(chosen.shape[0])
+    for place in range(num_chosen):  # unsigned: a signed index is not vectorised
+        # Ask for the ids of a later sample, which may lie far behind these, up to the line of its last one.
+        if place + ids_ahead < num_chosen:
+            later = np.int64(chosen[place + ids_ahead]) * ids.shape[1]
+            for word in range(0, ids.shape[1], _LINE_WORDS):
+                prefetch(ids, later + word)
+            prefetch(ids, later + ids.shape[1] - 1)
         i = np.uint64(chosen[place])
         row = next_row[files[place]]
         next_row[files[place]] = row + 1
@@ -216,9 +226,12 @@ def gather_rows(
     num_samples = order.shape[0]
     for i in range(num_samples):
         if i + _ROWS_AHEAD < num_samples:
-            # Reads are at random, and the order says which row comes later: ask for it early.
+            # Reads are at random, and the order says which row comes later: ask for it early, and for the
+            # line of its last word, for rows do not begin where lines do.
+            later = order[i + _ROWS_AHEAD] * rows.shape[1]
             for word in range(0, rows.shape[1], _LINE_WORDS):
-                prefetch(rows, order[i + _ROWS_AHEAD] * rows.shape[1] + word)
+                prefetch(rows, later + word)
+            prefetch(rows, later + rows.shape[1] - 1)
         row = np.uint64(order[i])
         sample = np.uint64(i)
         is_hot[i] = rows[row, 0]
