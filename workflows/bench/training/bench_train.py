@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -28,12 +28,15 @@ from ....stats.batches.epoch_order import epoch_order
 from ....train.config import TrainConfig
 from ....train.data.batch_order import RecordedOrder
 from ....train.data.shards import Shards
+from ....train.model.dcn import DcnShape
 from ....train.model.dense_dtype import cpu_features, has_bf16
 from ....train.model.dlrm_shape import DlrmShape, dlrm_shape
-from ....train.trainer import Trainer, build_trainer, run_steps, set_threads
+from ....train.model_building.choose_model import choose_model
+from ....train.trainer import Trainer, build_trainer, inputs_of, run_steps, set_threads
 from ...console import say
 from ...recipes import criteo_kaggle
 from ..bench_harness import describe_machine
+from .dcn_reference import ReferenceDcn
 from .dlrm_reference import LEARNING_RATE, ReferenceBatch, ReferenceDlrm, ReferenceTraining, has_fbgemm
 from .step_parts import MachineRates, measure_parts, measure_rates
 
@@ -70,6 +73,12 @@ class BenchTrainConfig:
 
     seed: int = 0
     """Seed of the log, the models and the order of batches."""
+
+    model: Literal["dlrm", "dcnv2"] = "dlrm"
+    """Model of all contestants. The parts of a step are measured of dlrm alone."""
+
+    cross_rank: int | None = None
+    """Rank of the matrices of the cross network of dcnv2; by default they are full."""
 
     scratch: Path | None = None
     """Folder for temporary files; the system's temporary folder by default."""
@@ -120,7 +129,7 @@ def bench_train(config: BenchTrainConfig) -> dict[str, Any]:
                         f"thread{'' if threads == 1 else 's'}: {config.rounds} rounds"
                     )
                     records += _measured(contestants, shards, threads, config)
-                if config.parts:
+                if config.parts and config.model == "dlrm":
                     parts += _parts(shards, rates, config)
     finally:
         torch.set_num_threads(threads_before)
@@ -173,16 +182,14 @@ def _order(shards: Shards, config: BenchTrainConfig) -> list[int]:
 def _contestants(shards: Shards, config: BenchTrainConfig) -> dict[str, Contestant]:
     order = _order(shards, config)
     batches = [ReferenceBatch.of(shards.training_batch(number)) for number in order]
-    num_rows = [table.num_rows for table in shards.tables]
-    shape = _shape(shards)
     torch.manual_seed(config.seed)
     # Equal shapes, batches and order; only what a machine cannot run is left out.
     contestants: dict[str, Contestant] = {
-        REFERENCE: _Torch(ReferenceTraining(ReferenceDlrm(shape, num_rows)), batches),
-        "torch bf16": _Torch(ReferenceTraining(ReferenceDlrm(shape, num_rows), autocast=True), batches),
+        REFERENCE: _Torch(ReferenceTraining(_reference(shards, config)), batches),
+        "torch bf16": _Torch(ReferenceTraining(_reference(shards, config), autocast=True), batches),
     }
-    if has_fbgemm():
-        with_tables = ReferenceDlrm(shape, num_rows, fbgemm=True)
+    if has_fbgemm() and config.model == "dlrm":
+        with_tables = ReferenceDlrm(_shape(shards), _num_rows(shards), fbgemm=True)
         contestants["torch fp32, fbgemm"] = _Torch(ReferenceTraining(with_tables), batches)
     contestants["hotset fp32"] = _Hotset(shards, order, _training(config))
     contestants["hotset fp32, lookahead"] = _Hotset(
@@ -232,8 +239,23 @@ class _Hotset:
         return _since(start)
 
 
+def _reference(shards: Shards, config: BenchTrainConfig) -> torch.nn.Module:
+    """Build the model in plain torch."""
+    if config.model == "dlrm":
+        return ReferenceDlrm(_shape(shards), _num_rows(shards))
+    inputs = inputs_of(shards)
+    chosen = choose_model(_training(config), shards.embedding_dim)
+    return ReferenceDcn(DcnShape(inputs.num_dense, inputs.table_dims, chosen), _num_rows(shards))
+
+
+def _num_rows(shards: Shards) -> list[int]:
+    return [table.num_rows for table in shards.tables]
+
+
 def _training(config: BenchTrainConfig) -> TrainConfig:
     return TrainConfig(
+        model=config.model,
+        cross_rank=config.cross_rank,
         placement="all-fast",
         seed=config.seed,
         embedding_optimizer="sgd",

@@ -102,11 +102,11 @@ class ReferenceTraining:
     """The reference with its optimizer, one step at a time.
 
     Args:
-        model: the network.
+        model: the network, from a `ReferenceBatch` to (B, 1) probabilities.
         autocast: whether the forward pass runs under bf16 autocast.
     """
 
-    def __init__(self, model: ReferenceDlrm, *, autocast: bool = False) -> None:
+    def __init__(self, model: nn.Module, *, autocast: bool = False) -> None:
         self.model = model
         self._autocast = autocast
         self._optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)

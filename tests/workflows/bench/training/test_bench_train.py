@@ -49,3 +49,19 @@ def test_too_few_samples_are_refused_with_a_number_that_would_do() -> None:
 def test_nonsense_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         BenchTrainConfig(**fields)  # type: ignore[arg-type]
+
+
+def test_dcnv2_is_measured_against_plain_torch() -> None:
+    config = BenchTrainConfig(
+        samples=600,
+        batch_sizes=(32,),
+        embedding_dims=(4,),
+        threads=(1,),
+        round_samples=64,
+        rounds=1,
+        model="dcnv2",
+        cross_rank=2,
+    )
+    result = bench_train(config)
+    assert {"torch fp32", "hotset fp32"} <= {record["name"] for record in result["contestants"]}
+    assert result["parts"] == [] and result["settings"]["model"] == "dcnv2"
