@@ -1,0 +1,1 @@
+"""How ranks reach each other: one process, threads of one, or processes of torch.distributed."""

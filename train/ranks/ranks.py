@@ -1,0 +1,122 @@
+"""What a training run asks of the ranks it shares its work with, and the case of a single one.
+
+Nothing is negotiated: each rank knows from the plan how many bytes it sends to every other and how many it
+receives. Calls are collective: all ranks make the same calls in the same order.
+"""
+# ruff: noqa: N815  (tensors carry shape suffixes)
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ...pipeline.errors import HotsetError
+
+FINGERPRINT_BYTES = 16
+
+
+class RankError(HotsetError):
+    """A rank is gone, is late, or follows another plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Bytes for every rank, those of rank r behind those of r - 1; of a rank's own there are none."""
+
+    data: torch.Tensor
+    """(sum of the sizes,) uint8."""
+    sizes_W: tuple[int, ...]
+    """Bytes of each rank."""
+
+    def __post_init__(self) -> None:
+        if self.data.dtype != torch.uint8 or self.data.numel() != sum(self.sizes_W):
+            raise ValueError(
+                f"a message of {self.data.numel()} {self.data.dtype} has parts of {sum(self.sizes_W)} bytes"
+            )
+
+    def parts(self) -> list[torch.Tensor]:
+        """The bytes of each rank."""
+        return list(torch.split(self.data, list(self.sizes_W)))
+
+    @classmethod
+    def unset(cls, sizes: Sequence[int]) -> Message:
+        """Allocate a message to be received."""
+        return cls(torch.empty(sum(sizes), dtype=torch.uint8), tuple(sizes))
+
+
+class Pending(Protocol):
+    """A message under way."""
+
+    def wait(self) -> None:
+        """Return once the received bytes are in place.
+
+        Raises:
+            RankError: a rank is gone, or sent other bytes than its plan says.
+        """
+
+
+class Ranks(Protocol):
+    """The ranks of a run, seen from one of them."""
+
+    rank: int
+    """Number of this one, from 0."""
+    num_ranks: int
+
+    def exchange(self, sent: Message, received: Message) -> Pending:
+        """Send to every rank and receive from every rank; leave both alone until the wait is over."""
+
+    def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of all ranks, which have the same shape and dtype."""
+
+    def close(self) -> None:
+        """Leave the others; what they still wait for from this rank raises there."""
+
+
+class Done:
+    """A message that has arrived."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+class OneRank:
+    """A run by itself."""
+
+    rank = 0
+    num_ranks = 1
+
+    def exchange(self, sent: Message, received: Message) -> Pending:
+        """Send nothing."""
+        assert sent.sizes_W == received.sizes_W == (0,), "a rank sends nothing to itself"
+        return Done()
+
+    def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensor."""
+        return [part]
+
+    def close(self) -> None:
+        """There is nobody to leave."""
+
+
+def refuse_other_plans(ranks: Ranks, fingerprint: bytes) -> None:
+    """Compare the plan of this rank with those of the others.
+
+    Args:
+        ranks: all of them call this.
+        fingerprint: 16 bytes of all that the ranks must agree on.
+
+    Raises:
+        RankError: it differs somewhere; every rank raises, and names those that differ from rank 0.
+    """
+    assert len(fingerprint) == FINGERPRINT_BYTES
+    found = ranks.gather(torch.frombuffer(bytearray(fingerprint), dtype=torch.uint8))
+    others = [str(rank) for rank, each in enumerate(found) if not torch.equal(each, found[0])]
+    if others:
+        names = f"rank {others[0]} has" if len(others) == 1 else f"ranks {', '.join(others)} have"
+        raise RankError(
+            f"{names} another plan than rank 0",
+            hint="give all ranks the same shards, options and version of hotset",
+        )
