@@ -49,6 +49,7 @@ class DenseTile:
         self.top = build_mlp(hidden) if hidden else None
         self._last = f"top.{2 * len(hidden)}"
         self._last_weight_N = weights[f"{self._last}.weight"][:, 0]
+        self._last_bias_1 = weights[f"{self._last}.bias"]
         self._embeddings = torch.empty(most_samples if self._widths else 0, shape.num_tables, dim)
         # Inputs are stored with the zeros that fill them up; no pass writes there.
         self._inputs = torch.zeros(most_samples, stored_inputs(shape.top_inputs))
@@ -88,7 +89,7 @@ class DenseTile:
         self._saved = bottom_TD, emb_TFD, hidden_TN
         logit_T = self._logits[:num_samples]
         torch.mv(hidden_TN, self._last_weight_N, out=logit_T)
-        logit_T += self._weights[f"{self._last}.bias"]
+        logit_T += self._last_bias_1
         return logit_T
 
     def backward(

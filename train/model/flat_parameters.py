@@ -54,10 +54,10 @@ class FlatParameters:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self._parameters = dict(model.named_parameters())
         self._places: dict[str, _Place] = {}
         stop = 0
-        for name, parameter in model.named_parameters():
+        for name, parameter in self._parameters.items():
             shape = parameter.shape
             stored = (stored_inputs(shape[1]), shape[0]) if len(shape) == 2 else tuple(shape)
             self._places[name] = _Place(shape, stored, stop)
@@ -66,10 +66,13 @@ class FlatParameters:
         """Floats of the vector; those that are no parameter's are zero and stay so."""
         self.vector = torch.zeros(stop)
         views = self.views(self.vector)
-        for name, parameter in model.named_parameters():
+        for name, parameter in self._parameters.items():
             view = self._places[name].in_model(views[name])
             view.copy_(parameter.detach())
             parameter.data = view
+        self._gradients: Mapping[str, torch.Tensor] = {}
+        self._in_model: list[torch.Tensor] = []
+        """The gradients last set, as they are stored and in the model's shapes."""
 
     def views(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the part of each parameter in ``vector``, by name, in the shape it is stored in."""
@@ -83,5 +86,9 @@ class FlatParameters:
         Args:
             gradients: `views` of a vector of gradients.
         """
-        for name, parameter in self._model.named_parameters():
-            parameter.grad = self._places[name].in_model(gradients[name])
+        # The memory of most steps is that of the step before.
+        if gradients is not self._gradients:
+            self._gradients = gradients
+            self._in_model = [self._places[name].in_model(gradients[name]) for name in self._parameters]
+        for parameter, gradient in zip(self._parameters.values(), self._in_model, strict=True):
+            parameter.grad = gradient

@@ -6,6 +6,7 @@ products are torch's own; in bfloat16 inputs, weights and gradients are rounded 
 sums in float32 and rounds its result once, and the gradients of weights are widened at once, so that all sums
 over tiles are in float32.
 """
+# ruff: noqa: N815  (tensors carry shape suffixes)
 
 from __future__ import annotations
 
@@ -49,6 +50,20 @@ class MlpTiles(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class _LayerMemory:
+    """One layer's outputs and the gradient by its inputs, for tiles of one number of samples."""
+
+    outputs_TN: torch.Tensor
+    outputs_NT: torch.Tensor
+    outputs: NDArray[np.float32]
+    input_grad_TK: torch.Tensor
+
+    @classmethod
+    def of(cls, outputs_TN: torch.Tensor, input_grad_TK: torch.Tensor) -> _LayerMemory:
+        return cls(outputs_TN, outputs_TN.t(), outputs_TN.numpy(), input_grad_TK)
+
+
 class Fp32Mlp:
     """An MLP in float32.
 
@@ -63,36 +78,45 @@ class Fp32Mlp:
     ) -> None:
         self._layers = layers
         self._weights_KN = [weights[layer.weight] for layer in layers]
+        self._weights_NK = [weight_KN.t() for weight_KN in self._weights_KN]
         self._biases_N = [weights[layer.bias].numpy() for layer in layers]
         self._outputs = [torch.empty(most_samples, layer.num_outputs) for layer in layers]
         self._input_grads = [torch.empty(most_samples, layer.num_inputs) for layer in layers]
+        self._memory = self._memory_for(most_samples)
+        self._num_samples = most_samples
         self._inputs_TK = torch.empty(0)
 
+    def _memory_for(self, num_samples: int) -> list[_LayerMemory]:
+        return [
+            _LayerMemory.of(outputs[:num_samples], input_grads[:num_samples])
+            for outputs, input_grads in zip(self._outputs, self._input_grads, strict=True)
+        ]
+
     def forward(self, inputs_TK: torch.Tensor) -> torch.Tensor:
-        num_samples = inputs_TK.shape[0]
         self._inputs_TK = inputs_TK
-        for weight_KN, bias_N, buffer in zip(self._weights_KN, self._biases_N, self._outputs, strict=True):
-            outputs_TN = buffer[:num_samples]
-            torch.mm(inputs_TK, weight_KN, out=outputs_TN)
-            add_bias_relu(outputs_TN.numpy(), bias_N)
-            inputs_TK = outputs_TN
+        # Views are made again where the number of samples changes: each costs as much as a small product.
+        if inputs_TK.shape[0] != self._num_samples:
+            self._num_samples = inputs_TK.shape[0]
+            self._memory = self._memory_for(self._num_samples)
+        for weight_KN, bias_N, memory in zip(self._weights_KN, self._biases_N, self._memory, strict=True):
+            torch.mm(inputs_TK, weight_KN, out=memory.outputs_TN)
+            add_bias_relu(memory.outputs, bias_N)
+            inputs_TK = memory.outputs_TN
         return inputs_TK
 
     def backward(
         self, grad_TN: torch.Tensor, gradients: Mapping[str, torch.Tensor], *, to_inputs: bool
     ) -> torch.Tensor | None:
-        num_samples = grad_TN.shape[0]
         for number in reversed(range(len(self._layers))):
             layer = self._layers[number]
-            outputs_TN = self._outputs[number][:num_samples]
-            mask_by_relu(grad_TN.numpy(), outputs_TN.numpy(), gradients[layer.bias].numpy())
-            inputs_TK = self._outputs[number - 1][:num_samples] if number else self._inputs_TK
-            torch.mm(inputs_TK.t(), grad_TN, out=gradients[layer.weight])
+            memory = self._memory[number]
+            mask_by_relu(grad_TN.numpy(), memory.outputs, gradients[layer.bias].numpy())
+            inputs_KT = self._memory[number - 1].outputs_NT if number else self._inputs_TK.t()
+            torch.mm(inputs_KT, grad_TN, out=gradients[layer.weight])
             if number == 0 and not to_inputs:
                 return None
-            input_grad_TK = self._input_grads[number][:num_samples]
-            torch.mm(grad_TN, self._weights_KN[number].t(), out=input_grad_TK)
-            grad_TN = input_grad_TK
+            torch.mm(grad_TN, self._weights_NK[number], out=memory.input_grad_TK)
+            grad_TN = memory.input_grad_TK
         return grad_TN
 
 

@@ -24,6 +24,8 @@ def row_ranges(lookups: LookupsByRow, most: int) -> list[tuple[int, int]]:
     """Return at most so many ranges of rows, with about as many lookups each."""
     num_lookups = lookups.order_N.shape[0]
     num_ranges = max(1, min(most, num_lookups // _LEAST_LOOKUPS))
+    if num_ranges == 1:
+        return [(0, lookups.num_rows)] if lookups.num_rows else []
     # A range ends with the row that reaches its share; a row with several shares leaves ranges empty.
     shares = np.arange(1, num_ranges) * (num_lookups / num_ranges)
     bounds = np.searchsorted(lookups.starts_U1, shares).clip(max=lookups.num_rows).tolist()
