@@ -203,8 +203,6 @@ def _run_steps(
 @kernel
 def _run_step(plans: _Plans, i: int, step: int, area: _Area, rows: NDArray[np.int64], compares: bool) -> int:
     """Run step ``i`` of ``plans``; returns a code of `_FAULTS`, or 0."""
-    num_slots = area.row_of_slot.size
-    num_rows = area.location_of_row.size
     # The lists of a step are ranges of the arrays; whoever calls has made sure that the last one ends there.
     begin = plans.offsets[i]
     end = plans.offsets[i + 1]
@@ -225,72 +223,120 @@ def _run_step(plans: _Plans, i: int, step: int, area: _Area, rows: NDArray[np.in
     if plans.after[i] < -1 or plans.after[i] >= step:
         return _AFTER
     area.progress[0] = max(area.progress[0], plans.after[i])
-    is_done = area.progress[0]
-    if area.progress[1] > is_done and fetch_end - fetch_begin + back_end - back_begin > 0:
+    if area.progress[1] > area.progress[0] and fetch_end - fetch_begin + back_end - back_begin > 0:
         return _IN_USE
 
-    # Rows are written back from the slots that hold them, once no batch uses them any more.
-    for entry in range(back_begin, back_end):
-        slot = plans.write_back_slots[entry]
-        row = plans.write_back_rows[entry]
-        if slot < 0 or slot >= num_slots:
-            return _SLOT
-        if row < 0 or row >= num_rows:
-            return _ROW
-        if area.row_of_slot[slot] != row:
-            return _NOT_HELD
-        if area.last_use[slot] > is_done:
-            return _IN_USE
-        area.row_of_slot[slot] = -1
-        area.location_of_row[row] = _HOME
-
-    # Rows are loaded into free slots, or initialized there if no batch has used them.
-    is_split = plans.is_split[i]
-    for entry in range(fetch_begin, fetch_end):
-        slot = plans.fetch_slots[entry]
-        row = plans.fetch_rows[entry]
-        if slot < 0 or slot >= num_slots:
-            return _SLOT
-        if row < 0 or row >= num_rows:
-            return _ROW
-        if area.location_of_row[row] == _STAGED:
-            return _STAGED_TWICE
-        if plans.fetch_is_first[entry] != (area.location_of_row[row] == _NEW):
-            return _FIRST_USE
-        if is_split:
-            # A step in passes lists its rows once, with slots that are used again and again.
-            position = entry - fetch_begin
-            if begin + position >= end or plans.slots[begin + position] != slot:
-                return _PASSES
-            if slot != position % num_slots or (compares and rows[position] != row):
-                return _PASSES
-            area.location_of_row[row] = _HOME
-            continue
-        if area.row_of_slot[slot] >= 0:
-            return _TAKEN
-        if area.last_use[slot] > is_done:
-            return _IN_USE
-        area.row_of_slot[slot] = row
-        area.location_of_row[row] = _STAGED
-
+    fault = _write_back(plans, back_begin, back_end, area)
+    if fault:
+        return fault
     # A step in passes has the whole staging area, and leaves it empty.
-    if is_split:
-        if fetch_end - fetch_begin != end - begin:
-            return _PASSES
-        for slot in range(num_slots):
-            if area.row_of_slot[slot] >= 0:
-                return _PASSES
-        area.progress[1] = step
-        return _NO_FAULT
+    if plans.is_split[i]:
+        return _run_passes(plans, i, step, area, rows, compares)
+    fault = _fetch(plans, fetch_begin, fetch_end, area)
+    if fault:
+        return fault
 
     # What the batch reads is there.
     for entry in range(begin, end):
         slot = plans.slots[entry]
-        if slot < 0 or slot >= num_slots:
+        if slot < 0 or slot >= area.row_of_slot.size:
             return _SLOT
         if area.row_of_slot[slot] < 0:
             return _EMPTY
         if compares and area.row_of_slot[slot] != rows[entry - begin]:
             return _OTHER_ROWS
         area.last_use[slot] = step
+    return _NO_FAULT
+
+
+@kernel
+def _write_back(plans: _Plans, begin: int, end: int, area: _Area) -> int:
+    """Empty the slots of the write-backs from ``begin`` to ``end``; returns a code of `_FAULTS`, or 0."""
+    for entry in range(begin, end):
+        slot = plans.write_back_slots[entry]
+        row = plans.write_back_rows[entry]
+        fault = _fault_of_numbers(slot, row, area.row_of_slot.size, area.location_of_row.size)
+        if fault:
+            return fault
+        # Rows are written back from the slots that hold them, once no batch uses them any more.
+        if area.row_of_slot[slot] != row:
+            return _NOT_HELD
+        if area.last_use[slot] > area.progress[0]:
+            return _IN_USE
+        area.row_of_slot[slot] = -1
+        area.location_of_row[row] = _HOME
+    return _NO_FAULT
+
+
+@kernel
+def _fetch(plans: _Plans, begin: int, end: int, area: _Area) -> int:
+    """Fill the slots of the fetches from ``begin`` to ``end``; returns a code of `_FAULTS`, or 0."""
+    for entry in range(begin, end):
+        slot = plans.fetch_slots[entry]
+        row = plans.fetch_rows[entry]
+        fault = _fault_of_numbers(slot, row, area.row_of_slot.size, area.location_of_row.size)
+        if not fault:
+            fault = _fault_of_fetch(area.location_of_row[row], plans.fetch_is_first[entry])
+        if fault:
+            return fault
+        if area.row_of_slot[slot] >= 0:
+            return _TAKEN
+        if area.last_use[slot] > area.progress[0]:
+            return _IN_USE
+        area.row_of_slot[slot] = row
+        area.location_of_row[row] = _STAGED
+    return _NO_FAULT
+
+
+@kernel
+def _run_passes(
+    plans: _Plans, i: int, step: int, area: _Area, rows: NDArray[np.int64], compares: bool
+) -> int:
+    """Run step ``i``, which loads and writes back its own rows; returns a code of `_FAULTS`, or 0."""
+    begin = plans.offsets[i]
+    end = plans.offsets[i + 1]
+    fetch_begin = plans.fetch_offsets[i]
+    fetch_end = plans.fetch_offsets[i + 1]
+    # It lists its rows once, with slots that are used again and again.
+    for entry in range(fetch_begin, fetch_end):
+        slot = plans.fetch_slots[entry]
+        row = plans.fetch_rows[entry]
+        fault = _fault_of_numbers(slot, row, area.row_of_slot.size, area.location_of_row.size)
+        if not fault:
+            fault = _fault_of_fetch(area.location_of_row[row], plans.fetch_is_first[entry])
+        if fault:
+            return fault
+        position = entry - fetch_begin
+        if begin + position >= end or plans.slots[begin + position] != slot:
+            return _PASSES
+        if slot != position % area.row_of_slot.size or (compares and rows[position] != row):
+            return _PASSES
+        area.location_of_row[row] = _HOME
+    if fetch_end - fetch_begin != end - begin:
+        return _PASSES
+    for slot in range(area.row_of_slot.size):
+        if area.row_of_slot[slot] >= 0:
+            return _PASSES
+    area.progress[1] = step
+    return _NO_FAULT
+
+
+@kernel
+def _fault_of_numbers(slot: int, row: int, num_slots: int, num_rows: int) -> int:
+    """Return a code of `_FAULTS` where a number is outside the slots or the rows, or 0."""
+    # Numbers alone: what is called for each row would count references to arrays.
+    if slot < 0 or slot >= num_slots:
+        return _SLOT
+    if row < 0 or row >= num_rows:
+        return _ROW
+    return _NO_FAULT
+
+
+@kernel
+def _fault_of_fetch(location: int, is_first: bool) -> int:
+    """Return a code of `_FAULTS` where a row at ``location`` may not be loaded, or initialized; else 0."""
+    if location == _STAGED:
+        return _STAGED_TWICE
+    if is_first != (location == _NEW):
+        return _FIRST_USE
     return _NO_FAULT
