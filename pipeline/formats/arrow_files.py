@@ -14,7 +14,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ...stats.kernel import read_only
-from ..errors import ManifestError, first_line, refuse_system_fault
+from ..errors import HotsetError, ManifestError, first_line, refuse_system_fault
 from ..folders.checksum import HashedFile
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import ColumnsTotals, SamplesTotals, VocabularyTotals
@@ -53,6 +53,23 @@ ColumnTypes = dict[str, tuple[Any, ...]]
 COUNT_COLUMNS: ColumnTypes = {"category": _CATEGORY, "count": (pa.int64(),)}
 VOCABULARY_COLUMNS: ColumnTypes = COUNT_COLUMNS | {"place": (pa.int64(),)}
 SAMPLED_COLUMNS: ColumnTypes = {"sampled": (pa.int64(),), "appearance": (pa.int64(),)}
+
+
+@contextmanager
+def damage_named(
+    path: Path, error_type: type[HotsetError] = ManifestError, fault: str = "is damaged"
+) -> Iterator[None]:
+    """Turn whatever a damaged file makes Arrow or a check raise into one line that names the file.
+
+    Errors of ours name it already. A fault of the system is raised as such.
+    """
+    try:
+        yield
+    except HotsetError:
+        raise
+    except DAMAGE as error:
+        refuse_system_fault(path, error)
+        raise error_type(f"{path} {fault}: {first_line(error)}", hint=hint_to_rewrite(path.parent)) from error
 
 
 @contextmanager
@@ -139,17 +156,13 @@ def read_file(path: Path, num_samples: int, columns: ColumnTypes) -> Any:
     Raises:
         ManifestError: not what Arrow says it is, or of other columns or another length.
     """
-    try:
+    with damage_named(path):
         batch = map_batch(path)
         # Buffers first, then columns, then values: each check may trust the ones before it.
         batch.validate()
         _check_columns(batch, columns)
         if columns == COUNT_COLUMNS:
             _check_counts(batch)
-    except DAMAGE as error:
-        refuse_system_fault(path, error)
-        hint = hint_to_rewrite(path.parent)
-        raise ManifestError(f"{path} is damaged: {first_line(error)}", hint=hint) from error
     if batch.num_rows != num_samples:
         raise ManifestError(
             f"{path} has {batch.num_rows} samples, its manifest says {num_samples}",

@@ -17,15 +17,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...stats.counting.count_merging import Counts
-from ..errors import ManifestError, first_line, refuse_system_fault
 from ..folders.file_facts import TextsFacts
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output
 from ..folders.stage_totals import ColumnsTotals
 from ..raw.hash_text import DistinctTexts
 from ..schema.schema_file import schema_of
-from ..stage_commands import hint_to_rewrite
-from .arrow_files import DAMAGE, map_batch, values_of, write_batch
+from .arrow_files import damage_named, map_batch, values_of, write_batch
 
 MAX_BYTES = 200
 CUT_MARK = "…"
@@ -59,21 +57,16 @@ def read_texts(manifest: Manifest, entry: FileEntry) -> Any:
         ManifestError: missing, of another size or checksum, or not what Arrow or the manifest says it is.
     """
     path = manifest.hashed_path(entry)
-    try:
+    wanted = TextsFacts.of(manifest, entry).num_texts
+    with damage_named(path):
         batch = map_batch(path)
         # In full, because offsets into the bytes of a text are followed without another check.
         batch.validate(full=True)
         found = {field.name: field.type for field in batch.schema}
         if found != _OF_STAGE[manifest.stage] or any(column.null_count for column in batch.columns):
             raise TypeError(f"it has the columns {found}")
-        wanted = TextsFacts.of(manifest, entry).num_texts
         if batch.num_rows != wanted:
             raise ValueError(f"it has {batch.num_rows} texts, its manifest says {wanted}")
-    except DAMAGE as error:
-        refuse_system_fault(path, error)
-        raise ManifestError(
-            f"{path} is damaged: {first_line(error)}", hint=hint_to_rewrite(path.parent)
-        ) from error
     return batch
 
 

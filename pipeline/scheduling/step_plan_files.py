@@ -14,10 +14,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...stats.staging.step_plans import Residents, StepPlans
-from ..errors import ManifestError, first_line, refuse_system_fault
 from ..folders.manifest import FileEntry, Manifest
-from ..formats.arrow_files import DAMAGE, open_hashed, open_writer, values_of
-from ..stage_commands import hint_to_rewrite
+from ..formats.arrow_files import damage_named, open_hashed, open_writer, values_of
 
 _LISTS = {
     "slots": ("offsets", pa.int32()),
@@ -72,8 +70,7 @@ def read_plans(manifest: Manifest, entry: FileEntry) -> Iterator[tuple[StepPlans
     Raises:
         ManifestError: the file is missing or not what `write_plans` writes.
     """
-    path = manifest.checked_path(entry)
-    try:
+    with damage_named(manifest.checked_path(entry)):
         reader = open_hashed(manifest, entry)
         if reader.schema != _SCHEMA:
             raise TypeError("its columns are not those of a schedule")
@@ -81,11 +78,6 @@ def read_plans(manifest: Manifest, entry: FileEntry) -> Iterator[tuple[StepPlans
             batch = reader.get_batch(number)
             batch.validate(full=True)
             yield _plans_of(batch), values_of(batch.column("batch"), np.int32)
-    except ManifestError:
-        raise
-    except DAMAGE as error:
-        refuse_system_fault(path, error)
-        raise _damaged(path, error) from error
 
 
 def _plans_of(batch: Any) -> StepPlans:
@@ -122,8 +114,7 @@ def write_residents(path: Path, residents: Residents) -> None:
 
 def read_residents(manifest: Manifest, entry: FileEntry) -> Residents:
     """Read the file of `write_residents`; raise ManifestError where it is damaged."""
-    path = manifest.checked_path(entry)
-    try:
+    with damage_named(manifest.checked_path(entry)):
         reader = open_hashed(manifest, entry)
         if reader.schema != pa.schema(list(_RESIDENTS.items())) or reader.num_record_batches != 1:
             raise TypeError("its columns are not those of the residents of a schedule")
@@ -132,16 +123,4 @@ def read_residents(manifest: Manifest, entry: FileEntry) -> Residents:
         rows, slots = (
             values_of(batch.column(i), kind.to_pandas_dtype()) for i, kind in enumerate(_RESIDENTS.values())
         )
-    except ManifestError:
-        raise
-    except DAMAGE as error:
-        refuse_system_fault(path, error)
-        raise _damaged(path, error) from error
     return Residents(rows, slots)
-
-
-def _damaged(path: Path, error: Exception) -> ManifestError:
-    return ManifestError(
-        f"{path} is damaged: {first_line(error)}",
-        hint=hint_to_rewrite(path.parent),
-    )

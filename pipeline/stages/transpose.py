@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from ...stats.batches.batch_lookups import BatchLookups, of_matrix, of_tables
 from ...stats.batches.lookups_by_row import LookupsByRow, group_lookups
 from ...stats.batches.stored_lookups import LONG_LOOKUPS
-from ..errors import HotsetError, ShardError, first_line, refuse_system_fault
+from ..errors import ShardError
 from ..folders.file_facts import LookupsFacts, ShardFacts
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output, input_of
 from ..folders.stage_totals import LookupsTotals, ShardsTotals
 from ..folders.table_info import PlannedTable
-from ..formats.arrow_files import DAMAGE, open_hashed, open_writer
+from ..formats.arrow_files import damage_named, open_hashed, open_writer
 from ..formats.lookup_files import lookup_batch, lookup_schema
 from ..formats.part_ids import PartIds
 from ..formats.tables import one_hot
@@ -132,19 +132,11 @@ def _open(
     entry: FileEntry, shards: Manifest, num_rows: NDArray[np.int64]
 ) -> tuple[Any, Iterator[BatchLookups]]:
     """Return the columns of the new file, and the lookups of the batches of a file of shards."""
-    path = shards.folder / entry.path
-    try:
+    with damage_named(shards.folder / entry.path, ShardError, "cannot be read"):
         reader = open_hashed(shards, entry)
         batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
         # Their lengths decide how wide numbers are; ids are read batch by batch.
         most = max((_most_lookups(batch, shards) for batch in batches), default=0)
-    except HotsetError:
-        raise
-    except DAMAGE as error:
-        refuse_system_fault(path, error)
-        raise ShardError(
-            f"{path} cannot be read: {first_line(error)}", hint=hint_to_rewrite(path.parent)
-        ) from error
     tables = ShardsTotals.of(shards).tables
     return lookup_schema(most), (lookups_of_batch(batch, tables, num_rows) for batch in batches)
 

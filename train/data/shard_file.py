@@ -17,13 +17,15 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from ...pipeline.errors import HotsetError, ShardError, first_line, refuse_system_fault
+from ...pipeline.errors import ShardError
 from ...pipeline.folders.file_facts import ShardFacts
 from ...pipeline.folders.manifest import FileEntry
-from ...pipeline.formats.arrow_files import DAMAGE
+from ...pipeline.formats.arrow_files import damage_named
 from ...pipeline.stage_commands import hint_to_rewrite
 from .batch import Batch, FeatureBags
 from .unchanged_file import Chunks, UnchangedFile, view_of
+
+_FAULT = "cannot be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +46,10 @@ class ShardFile:
         self.entry = entry
         self.facts = facts
         self._reading = threading.Lock()
-        try:
+        with damage_named(path, ShardError, _FAULT):
             self._file = UnchangedFile(path)
             self._reader = pa.ipc.open_file(pa.PythonFile(self._file, "r"))
             num_batches = self._reader.num_record_batches
-        except HotsetError:
-            raise
-        except DAMAGE as error:
-            refuse_system_fault(path, error)
-            raise _damaged(path, error) from error
         if num_batches != facts.num_batches:
             raise ShardError(
                 f"{path} has {num_batches} batches, want {facts.num_batches}",
@@ -61,7 +58,7 @@ class ShardFile:
 
     def read(self, index: int, columns: Columns, *, is_hot_only: bool) -> Batch:
         """Read batch ``index``; raises ShardError where the columns are not those of a shard."""
-        try:
+        with damage_named(self.path, ShardError, _FAULT):
             batch, chunks = self._get_batch(index)
             batch.validate()
             names = set(batch.schema.names)
@@ -73,11 +70,6 @@ class ShardFile:
                 ids_BF = _matrix(batch, chunks, "ids", pa.int32(), columns.num_one_hot)
             bags = tuple(_bags(batch, chunks, name) for name in columns.multi_hot)
             refuse_wild_values(dense_BK, label_B, index)
-        except HotsetError:
-            raise
-        except DAMAGE as error:
-            refuse_system_fault(self.path, error)
-            raise _damaged(self.path, error) from error
         return Batch(
             torch.from_numpy(label_B), torch.from_numpy(dense_BK), ids_BF, is_hot_B, is_hot_only, bags
         )
@@ -128,7 +120,3 @@ def _bags(batch: Any, chunks: Chunks, name: str) -> FeatureBags:
     values = column.values
     ids_N = view_of(chunks, values.buffers()[1], values.offset + first, last - first, pa.int32())
     return FeatureBags(offsets - offsets[0] if first else offsets, ids_N)
-
-
-def _damaged(path: Path, error: Exception) -> ShardError:
-    return ShardError(f"{path} cannot be read: {first_line(error)}", hint=hint_to_rewrite(path.parent))

@@ -274,7 +274,7 @@ def test_another_log_is_taken_with_redo(shell: Shell) -> None:
     shell.works(*arguments, "--redo", "ingest")
 
 
-@follows("pipeline/formats/arrow_files.py::read_file")
+@follows("pipeline/formats/arrow_files.py::damage_named")
 def test_a_damaged_arrow_file_is_written_again(shell: Shell) -> None:
     damage(Path("data/vocabulary/C1.arrow"))
     path = Path("data/vocabulary/C1.arrow")
@@ -282,7 +282,7 @@ def test_a_damaged_arrow_file_is_written_again(shell: Shell) -> None:
     shell.works("stats", "data", "--feature", "C1")
 
 
-@follows("pipeline/formats/arrow_files.py::read_file#2")
+@follows("pipeline/formats/arrow_files.py::read_file")
 def test_an_arrow_file_of_another_length_is_written_again(shell: Shell) -> None:
     columns = Manifest.read(Path("data/columns"))
     path = Path("data/columns") / columns.files[0].path

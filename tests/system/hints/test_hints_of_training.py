@@ -64,7 +64,7 @@ def test_damaged_shards_are_packed_again(shell: Shell) -> None:
     retrained(shell)
 
 
-@follows("train/data/shard_file.py::_damaged")
+@follows("pipeline/formats/arrow_files.py::damage_named")
 def test_shards_that_cannot_be_read_are_packed_again(shell: Shell) -> None:
     damage(first_file("mixed"))
     shell.obey(shell.refused(*TRAIN, "other"))
