@@ -21,6 +21,7 @@ from ..folders.table_info import VocabularyTable
 from ..folders.temporary_files import ArrayFile, read_shared_arrays
 from ..formats.arrow_files import read_batch, validity_of, values_of
 from ..formats.tables import lookups_of
+from ..runtime.memory import groups_within
 from ..sizes import MIB
 
 LEAST_TABLE_BYTES = 4 * MIB
@@ -100,14 +101,7 @@ class LookupPass:
 
 def plan_passes(vocabulary: Manifest, room_bytes: int) -> Iterator[list[TablePiece]]:
     """Group all tables so that the hash tables of each group fit in ``room_bytes`` together."""
-    group: list[TablePiece] = []
-    for piece in _pieces(vocabulary, room_bytes):
-        # A group is closed by the first piece that does not fit; every piece fits alone, see `_pieces`.
-        if group and sum(other.num_bytes for other in group) + piece.num_bytes > room_bytes:
-            yield group
-            group = []
-        group.append(piece)
-    yield group
+    return groups_within(room_bytes, _pieces(vocabulary, room_bytes), lambda piece: piece.num_bytes)
 
 
 def _pieces(vocabulary: Manifest, room_bytes: int) -> Iterator[TablePiece]:

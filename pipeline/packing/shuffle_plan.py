@@ -29,6 +29,7 @@ from ..errors import ManifestError
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import PlanTotals
 from ..formats.arrow_files import read_batch, values_of
+from ..runtime.memory import groups_within
 from ..runtime.tasks import run_tasks
 from ..runtime.thread_buffers import thread_buffer
 from ..sizes import MIB
@@ -176,7 +177,11 @@ def plan_shuffle(shuffle: Shuffle, *, workers: int = 0, room_bytes: int = _ROOM_
     first_files = _first_files(files, bins, shuffle.samples_per_file)
     # Second pass: the exact key at which each file ends, from the keys of the bins where one does.
     last_keys = np.full(len(files), _LARGEST, np.uint64)
-    for cuts in _groups_of_cuts(_cuts(shuffle, files, bins), bins, room_bytes):
+
+    def bytes_of(cut: _Cut) -> int:
+        return _BYTES_PER_KEY * int(bins[cut.file.kind, cut.bin])
+
+    for cuts in groups_within(room_bytes, _cuts(shuffle, files, bins), bytes_of):
         _find_last_keys(shuffle, cuts, parts, workers, last_keys)
     return ShufflePlan(shuffle, files, first_files, last_keys, parts)
 
@@ -225,22 +230,6 @@ def _cuts(shuffle: Shuffle, files: list[ShuffledFile], bins: NDArray[np.int64]) 
                 rank = file.number * shuffle.samples_per_file
                 cut_bin = int(np.searchsorted(ends, rank, side="right"))
                 yield _Cut(file, cut_bin, rank - int(ends[cut_bin] - bins[kind, cut_bin]))
-
-
-def _groups_of_cuts(cuts: Iterator[_Cut], bins: NDArray[np.int64], room_bytes: int) -> Iterator[list[_Cut]]:
-    """Group cuts whose bins' keys fit in ``room_bytes`` together, one at least."""
-    group: list[_Cut] = []
-    held = 0
-    for cut in cuts:
-        needed = _BYTES_PER_KEY * int(bins[cut.file.kind, cut.bin])
-        if group and held + needed > room_bytes:
-            yield group
-            group = []
-            held = 0
-        group.append(cut)
-        held += needed
-    if group:
-        yield group
 
 
 def _find_last_keys(

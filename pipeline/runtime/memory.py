@@ -11,8 +11,10 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -21,6 +23,8 @@ from ..sizes import MIB, format_byte_size
 from .resources import Resources
 from .tasks import num_processes, num_workers
 from .thread_buffers import drop_thread_buffers
+
+Item = TypeVar("Item")
 
 FIXED_BYTES = 160 * MIB
 """Memory of the interpreter, libraries and kernels; 47 MiB at import, 110 to 140 after some stages."""
@@ -129,6 +133,24 @@ def refuse_small_cap(
             f"{stage} cannot stay within {format_byte_size(resources.memory_bytes)} of memory",
             hint=f"--memory {enough}MiB would do; {way_out}",
         )
+
+
+def groups_within(
+    room_bytes: int, items: Iterable[Item], bytes_of: Callable[[Item], int]
+) -> Iterator[list[Item]]:
+    """Group consecutive items that fit in ``room_bytes`` together; one that does not is a group by itself."""
+    group: list[Item] = []
+    held = 0
+    for item in items:
+        needed = bytes_of(item)
+        if group and held + needed > room_bytes:
+            yield group
+            group = []
+            held = 0
+        group.append(item)
+        held += needed
+    if group:
+        yield group
 
 
 def give_back() -> None:

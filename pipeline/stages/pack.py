@@ -28,7 +28,7 @@ from ..packing.row_layout import TAG
 from ..packing.scatter_samples import Buffers, count_list_lookups, scatter_samples, starts_of
 from ..packing.shard_batches import ShardBatches
 from ..packing.shuffle_plan import Shuffle, ShuffledFile, ShufflePlan, plan_shuffle
-from ..runtime.memory import refuse_small_cap, room_for
+from ..runtime.memory import groups_within, refuse_small_cap, room_for
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..runtime.tasks import num_workers, run_tasks
 from ..runtime.thread_buffers import release_pages
@@ -101,7 +101,7 @@ def pack(
     # Each pass reads all inputs once and writes as many files as fit in the room.
     todo = [file for file in shuffled.files if not output.has(_name(file))]
     done = sum(entry.num_samples for entry in output.finished.values())
-    for group in _groups_that_fit(todo, bytes_of_files, room):
+    for group in groups_within(room, todo, lambda file: bytes_of_files[file.index]):
         for num_samples in _pack_group(group, config, shuffled, lookups, inputs, output, resources.workers):
             done += num_samples
             resources.progress("pack", done, columns.num_samples)
@@ -150,24 +150,6 @@ def _pack_group(
 
 def _name(file: ShuffledFile) -> str:
     return f"{KINDS[file.kind]}-{file.number:05}.arrow"
-
-
-def _groups_that_fit(
-    files: list[ShuffledFile], bytes_of_files: list[int], room_bytes: int
-) -> Iterator[list[ShuffledFile]]:
-    """Group consecutive files whose samples fit in ``room_bytes`` together, one file at least."""
-    group: list[ShuffledFile] = []
-    held = 0
-    for file in files:
-        needed = bytes_of_files[file.index]
-        if group and held + needed > room_bytes:
-            yield group
-            group = []
-            held = 0
-        group.append(file)
-        held += needed
-    if group:
-        yield group
 
 
 def _write_file(

@@ -13,6 +13,7 @@ Source:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from .access_rates import AccessRates, buffer_rows, expected_unique_rows
@@ -143,17 +144,12 @@ def _rows_that_fit(step: ParallelStep, rows: Rows, limits: Limits) -> int | None
     num_rows = int(rows.rates.num_rows.sum())
     if rows.num_devices > 1:
         left -= -(-num_rows // rows.num_devices) * rows.resident_bytes
-    # Bisect: more fast rows leave fewer for the buffer, but by less than their own bytes.
-    low, high = -1, min(num_rows, max(left, 0) // rows.resident_bytes)
-    if _resident_bytes(high, step, rows) <= left:
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _resident_bytes(middle, step, rows) <= left:
-            low = middle
-        else:
-            high = middle - 1
-    return low if low >= 0 else None
+    most = min(num_rows, max(left, 0) // rows.resident_bytes)
+    if _resident_bytes(most, step, rows) <= left:
+        return most
+    # More fast rows leave fewer for the buffer, but by less than their own bytes: bytes rise with them.
+    fitting = bisect_right(range(most), left, key=lambda num_fast: _resident_bytes(num_fast, step, rows))
+    return fitting - 1 if fitting else None
 
 
 def _resident_bytes(num_fast: int, step: ParallelStep, rows: Rows) -> int:

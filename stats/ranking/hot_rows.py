@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,15 +24,12 @@ def num_hot_of_tables(
     Returns:
         Hot rows of each table, and how many places the prefix takes. Exact.
     """
-    # Bisect over the length of the prefix, whose bytes rise with it.
-    low, high = 0, sum(place.shape[0] for place in places)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _bytes_of_prefix(places, row_bytes, middle) <= budget_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return [int(np.searchsorted(place, low)) for place in places], low
+    # The bytes of a prefix rise with its length.
+    num_rows = sum(place.shape[0] for place in places)
+    longest = bisect_right(
+        range(1, num_rows + 1), budget_bytes, key=lambda prefix: _bytes_of_prefix(places, row_bytes, prefix)
+    )
+    return [int(np.searchsorted(place, longest)) for place in places], longest
 
 
 def _bytes_of_prefix(places: list[NDArray[np.int64]], row_bytes: list[int], prefix: int) -> int:

@@ -14,6 +14,7 @@ from hotset.pipeline.runtime.memory import (
     FIXED_BYTES,
     available_bytes,
     default_memory_bytes,
+    groups_within,
     room_for,
     workers_within,
 )
@@ -73,3 +74,17 @@ def test_the_limit_of_a_process_is_what_its_addresses_leave(monkeypatch: pytest.
     monkeypatch.setattr("hotset.pipeline.runtime.memory._available_to_cgroup", lambda: None)
     found = available_bytes()
     assert found is not None and 1 << 49 < found < 1 << 50
+
+
+@pytest.mark.parametrize(
+    ("room", "groups"),
+    [
+        (0, [[3], [1], [1], [5], [2]]),
+        (5, [[3, 1, 1], [5], [2]]),
+        (4, [[3, 1], [1], [5], [2]]),
+        (12, [[3, 1, 1, 5, 2]]),
+    ],
+)
+def test_groups_are_as_long_as_the_room_allows(room: int, groups: list[list[int]]) -> None:
+    assert list(groups_within(room, [3, 1, 1, 5, 2], lambda item: item)) == groups
+    assert list(groups_within(room, [], lambda item: item)) == []
