@@ -30,4 +30,4 @@ def mix64(bits: np.uint64) -> np.uint64:
 @inlined_kernel
 def mix64_pair(seed: np.uint64, position: np.uint64) -> np.uint64:
     """Return 64 bits for ``position`` in the stream of ``seed``, in two rounds: near seeds share nothing."""
-    return mix64(mix64(seed) ^ np.uint64(position))  # type: ignore[no-any-return]
+    return mix64(mix64(seed) ^ np.uint64(position))

@@ -17,7 +17,7 @@ import inspect
 import pickle
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
@@ -25,19 +25,23 @@ from numba.core.caching import FunctionCache
 from numba.core.types.misc import unliteral
 from numpy.typing import NDArray
 
+Result = TypeVar("Result")
+
 _CONSTANTS = (bool, int, float, str, tuple, np.generic)
 _faults: list[str] = []
 """Why kernels of this process could not be kept, the first reason first."""
 
 
-def kernel(function: Callable[..., Any]) -> Any:
+def kernel(function: Callable[..., Result]) -> Callable[..., Result]:
     """Compile a function that runs without the interpreter's lock; its machine code is kept between runs."""
-    return _with_cache(_compiled(function), function)
+    compiled: Callable[..., Result] = _with_cache(_compiled(function), function)
+    return compiled
 
 
-def inlined_kernel(function: Callable[..., Any]) -> Any:
+def inlined_kernel(function: Callable[..., Result]) -> Callable[..., Result]:
     """Compile a small function as `kernel` does; kernels that call it contain a copy of its code."""
-    return _with_cache(_compiled(function, inline="always"), function)
+    compiled: Callable[..., Result] = _with_cache(_compiled(function, inline="always"), function)
+    return compiled
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:

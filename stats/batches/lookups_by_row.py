@@ -94,7 +94,7 @@ def _sort_table(
             position = np.int64(batch.positions_N[first + i])
         row = np.int64(batch.ids_N[position])
         if row < 0 or row >= batch.num_rows_F[table]:
-            return -1 - position  # type: ignore[no-any-return]
+            return -1 - int(position)
         keys_2L[0, i] = (row << _ROW_SHIFT) | (i if is_local else position)
         for digit in range(num_digits):
             counts_DR[digit, np.uint64((row >> (digit * width)) & low)] += 1
@@ -142,7 +142,7 @@ def _group_lookups(
         found.first_F1[table] = num_rows
         half = _sort_table(batch, table, is_local, keys_2L, counts_DR)
         if half < 0:
-            return half  # type: ignore[no-any-return]
+            return half
         keys = keys_2L[half]
         last = np.int64(-1)
         for i in range(batch.offsets_F1[table + 1] - first):

@@ -9,7 +9,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernel import kernel
+from ..kernel import inlined_kernel, kernel
+
+
+@inlined_kernel
+def slot_of(row: int, first: int, last: int, base: int) -> int:
+    """Return the slot of a row on a tier that has rows ``first`` to ``last`` from slot ``base`` on, or -1."""
+    return base + row - first if first <= row < last else -1
 
 
 @kernel
@@ -37,11 +43,8 @@ def locate_rows(
     for sample in range(ids_BF.shape[0]):
         for feature in range(num_features):
             row = np.int64(ids_BF[sample, feature])
-            slot = np.int64(-1)
-            if first_F[feature] <= row < last_F[feature]:
-                slot = base_F[feature] + row - first_F[feature]
-            else:
-                num_absent += 1
+            slot = slot_of(row, first_F[feature], last_F[feature], base_F[feature])
+            num_absent += slot < 0
             slots_N[sample * num_features + feature] = slot
     return num_absent
 
@@ -72,11 +75,8 @@ def locate_distinct_rows(
     for feature in range(first_F.size):
         for i in range(offsets_F1[feature], offsets_F1[feature + 1]):
             row = np.int64(rows_U[i])
-            slot = np.int64(-1)
-            if first_F[feature] <= row < last_F[feature]:
-                slot = base_F[feature] + row - first_F[feature]
-            else:
-                num_absent += 1
+            slot = slot_of(row, first_F[feature], last_F[feature], base_F[feature])
+            num_absent += slot < 0
             slots_U[i] = slot
     return num_absent
 
@@ -97,5 +97,5 @@ def first_stray_lookup(ids_BF: NDArray[np.int32], limit_F: NDArray[np.int64]) ->
         for feature in range(num_features):
             row = ids_BF[sample, feature]
             if row < 0 or row >= limit_F[feature]:
-                return sample * num_features + feature  # type: ignore[no-any-return]
+                return int(sample * num_features + feature)
     return -1

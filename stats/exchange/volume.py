@@ -117,7 +117,7 @@ def _least_crossings(rows_U: NDArray[np.int32], masks_U: Masks, users_N: Masks) 
     for i in range(rows_U.shape[0]):
         mask = np.uint64(masks_U[i])
         last = np.uint64(users_N[rows_U[i]])
-        num_users = _count_bits(mask)
+        num_users = int(_count_bits(mask))
         total += num_users - 1
         if last:
             total += num_users - 1

@@ -50,7 +50,7 @@ def add_cold_rows(
             if 0 <= row < first_F[feature]:
                 continue
             if row < 0 or row >= last_F[feature]:
-                return -1 - (sample * num_features + feature)  # type: ignore[no-any-return]
+                return -1 - int(sample * num_features + feature)
             # Tables lie one after another in the numbers of cold rows.
             key = np.int32(row - first_F[feature] + base_F[feature])
             # A cell holds the position in ``rows`` of the row it stands for.

@@ -129,9 +129,10 @@ def test_code_of_another_signature_is_not_run(cache: Path) -> None:
 
 
 def test_a_kernel_that_is_given_constants_and_variables_is_compiled_once(cache: Path) -> None:
-    @kernel
-    def double(number: Any) -> Any:
+    def twice(number: Any) -> Any:
         return 2 * number
+
+    double: Any = kernel(twice)
 
     @kernel
     def sum_of_doubles(stop: Any) -> Any:

@@ -296,7 +296,7 @@ class Shards:
         # Checked at each read: an id beyond its table would read or write another table's rows.
         stray = first_stray_lookup(batch.ids_BF, limit_F[one_hot])
         if stray >= 0:
-            self._refuse_stray(one_hot[stray % len(one_hot)], batch.ids_BF.flat[stray], batch, where)
+            self._refuse_stray(one_hot[stray % len(one_hot)], int(batch.ids_BF.flat[stray]), batch, where)
         multi_hot = [number for number, table in enumerate(self.tables) if table.is_multi_hot]
         for number, bags in zip(multi_hot, batch.bags, strict=True):
             stray = first_stray_lookup(bags.ids_N[:, None], limit_F[number : number + 1])

@@ -21,12 +21,12 @@ _ALL = np.uint64(2**64 - 1)
 
 
 @kernel
-def _count_bits(word: np.uint64) -> int:
+def _count_bits(word: np.uint64) -> np.int64:
     """Return the number of bits set: sums of 2, 4 and 8 bits in parallel, then of all bytes by a product."""
     word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
     word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
     word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))  # type: ignore[return-value]
+    return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
 
 
 @kernel
@@ -49,8 +49,7 @@ def _count_up_to(tree: NDArray[np.int32], words: NDArray[np.uint64], position: i
         count += tree[i]
         i -= i & -i
     mask = _ALL >> np.uint64(63 - (position & 63))
-    count += _count_bits(words[word] & mask)
-    return count  # type: ignore[no-any-return]
+    return count + int(_count_bits(words[word] & mask))
 
 
 @kernel

@@ -49,7 +49,7 @@ def append(
     weights = np.array([[row, row + 0.5] for row in rows[::-1]], np.float32).reshape(-1, DIM)
     state = np.array([[row + 0.25] for row in rows[::-1]], np.float32).reshape(-1, WIDTH)
     arguments = (np.array(rows, np.int64), np.array(numbers, np.int64), 0, present, arenas, buckets)
-    return append_rows(weights, state, slots, *arguments)  # type: ignore[no-any-return]
+    return append_rows(weights, state, slots, *arguments)
 
 
 def test_rows_go_where_their_next_fetch_is() -> None:
