@@ -35,6 +35,7 @@ from .meter import Meter
 from .model.dense_dtype import choose_dense_dtype, cpu_features
 from .model.dense_model import DenseModel
 from .model.dense_step import DenseStep
+from .model.dlrm import Dlrm
 from .model_building.build_model import build_model, build_step
 from .model_building.choose_model import choose_model
 from .model_building.model_inputs import ModelInputs
@@ -316,7 +317,9 @@ def build_dense_optimizers(
 ) -> tuple[torch.optim.Optimizer, ...]:
     """Build torch's own optimizer for parts of the dense layers, so that several threads can take a step.
 
-    A parameter's step is a function of its own gradients, so the parts change no bit.
+    A parameter's step is a function of its own gradients, so the parts change no bit. Torch's fused Adam
+    takes 1.0 instead of 2.6 ms on the host for the Kaggle model. It reads parameter, gradient and state as
+    they lie in memory and is wrong where these differ, so it is for the one model whose step sees to that.
     """
     kinds: dict[str, Any] = {
         "sgd": torch.optim.SGD,
@@ -328,7 +331,10 @@ def build_dense_optimizers(
     for parameter in sorted(model.parameters(), key=torch.Tensor.numel, reverse=True):
         min(parts, key=lambda part: sum(each.numel() for each in part)).append(parameter)
     build = kinds[chosen.dense_optimizer]
-    return tuple(build(part, lr=chosen.dense_lr, weight_decay=decay) for part in parts if part)
+    options: dict[str, Any] = {"lr": chosen.dense_lr, "weight_decay": decay}
+    if chosen.dense_optimizer == "adam":
+        options["fused"] = isinstance(model, Dlrm) and next(model.parameters()).device.type == "cpu"
+    return tuple(build(part, **options) for part in parts if part)
 
 
 def open_device(name: str) -> torch.device:

@@ -17,10 +17,13 @@ from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.config import TrainConfig
+from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards
+from hotset.train.model.dense_step import TiledStep
 from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.dlrm_shape import dlrm_shape
 from hotset.train.trainer import build_dense_optimizers, build_trainer, open_device
+from hotset.train.work_threads import WorkThreads
 
 
 def test_two_equal_runs_end_with_equal_bits_and_seeds_differ(tmp_path: Path) -> None:
@@ -40,6 +43,26 @@ def test_each_parameter_has_one_optimizer(num_threads: int) -> None:
     sizes = [sum(p.numel() for p in part) for part in parts]
     largest = max(p.numel() for p in model.parameters())
     assert len(parts) == min(num_threads, 4) and max(sizes) <= max(largest, 1.2 * sum(sizes) / len(sizes))
+
+
+def test_adam_takes_the_steps_of_torchs_own_however_a_layer_is_stored() -> None:
+    shape = dlrm_shape("small", 3, 4, 5)
+    models = [Dlrm(shape, 0), Dlrm(shape, 0)]
+    step = TiledStep(models[0], 8, WorkThreads(1))
+    (optimizer,) = build_dense_optimizers(models[0], TrainConfig().optimizers("sgd"), 1)
+    assert optimizer.defaults["fused"]
+    plain = torch.optim.Adam(models[1].parameters(), lr=optimizer.defaults["lr"])
+    embeddings = [torch.randn(8, 4, 5, generator=torch.Generator().manual_seed(1))]
+    batch = Batch(torch.ones(8), torch.ones(8, 3), np.zeros((8, 4), np.int32), None, is_hot_only=False)
+    for _ in range(3):
+        step.train(batch, embeddings)
+        for own, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            assert own.grad is not None
+            other.grad = own.grad.contiguous()
+        optimizer.step()
+        plain.step()
+    for own, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-7)
 
 
 def test_rows_never_looked_up_keep_their_initial_values(tmp_path: Path) -> None:
