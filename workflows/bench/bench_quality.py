@@ -1,4 +1,5 @@
-"""``hotset bench quality``: the AUC that training reaches on a small real sample, over seeds and placements.
+"""``hotset bench quality``: the AUC that training reaches on a small real sample, over seeds, placements and
+models.
 
 A placement is judged by its difference from the all-fast run with the same seed, the recipe by the mean over
 seeds.
@@ -19,6 +20,7 @@ from ...pipeline.errors import ConfigError
 from ...pipeline.folders.stage_totals import ShardsTotals
 from ...pipeline.stages.preprocess import preprocess
 from ...train.config import PlacementName
+from ...train.options.model_config import refuse_unknown_model
 from ...train.run import train
 from ..recipes import small_real_sample, small_real_sample_training
 from .bench_harness import commit, describe_machine
@@ -37,6 +39,9 @@ class BenchQualityConfig:
     placements: tuple[PlacementName, ...] = ("all-fast", "fae")
     """Placements to train with each seed."""
 
+    models: tuple[str, ...] = ("auto",)
+    """Models to train with each seed and placement, each with its recipe for small samples."""
+
     order: Literal["grouped", "original"] = "grouped"
     """Order of the shards: hot-only and mixed batches, or all samples shuffled together."""
 
@@ -44,37 +49,51 @@ class BenchQualityConfig:
     """Number type of the products of the dense layers."""
 
     def __post_init__(self) -> None:
-        if not self.seeds or not self.placements:
-            raise ConfigError("name at least one seed and one placement")
+        if not self.seeds or not self.placements or not self.models:
+            raise ConfigError("name at least one seed, one placement and one model")
+        for model in self.models:
+            refuse_unknown_model(model)
 
 
 def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
     """Preprocess the log once with the recipe for small samples, and train every placement with every seed.
 
     Returns:
-        ``auc`` and ``log_loss`` by placement, one per seed; their means; the recipe and the machine.
+        ``auc`` and ``log_loss`` by placement, or by model and placement where there are several models, one
+        per seed; their means; the recipe and the machine.
     """
-    runs: dict[str, list[dict[str, Any]]] = {placement: [] for placement in config.placements}
-    training = replace(small_real_sample_training(), dense_dtype=config.dense_dtype)
+    trainings = {
+        model: replace(small_real_sample_training(model), dense_dtype=config.dense_dtype)
+        for model in config.models
+    }
+    has_models = len(trainings) > 1
+    jobs = {
+        f"{model}, {placement}" if has_models else placement: replace(training, placement=placement)
+        for model, training in trainings.items()
+        for placement in config.placements
+    }
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
     recipe = small_real_sample()
     recipe = replace(recipe, pack=replace(recipe.pack, order=config.order))
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
-        # The shards do not depend on the seed or the placement.
+        # The shards do not depend on the seed, the placement or the model.
         shards = preprocess([config.data], recipe, data)
         for seed in config.seeds:
-            for placement in config.placements:
-                run = replace(training, placement=placement, seed=seed)
-                runs[placement].append(train(data, run, Path(folder) / f"{placement}-{seed}").to_dict())
+            for number, (name, job) in enumerate(jobs.items()):
+                out = Path(folder) / f"{number}-{seed}"
+                runs[name].append(train(data, replace(job, seed=seed), out).to_dict())
     result: dict[str, Any] = {
         "data": config.data.name,
         "samples": ShardsTotals.of(shards).samples.to_json(),
         "seeds": list(config.seeds),
     }
     for score in ("auc", "log_loss"):
-        result[score] = {name: [run[score] for run in runs[name]] for name in config.placements}
-        result[f"mean_{score}"] = {name: fmean(result[score][name]) for name in config.placements}
-    settings = {"preprocess": asdict(recipe), "train": asdict(training)}
+        result[score] = {name: [run[score] for run in runs[name]] for name in jobs}
+        result[f"mean_{score}"] = {name: fmean(result[score][name]) for name in jobs}
+    written = {model: asdict(training) for model, training in trainings.items()}
+    train_settings = written if has_models else written[config.models[0]]
+    settings = {"preprocess": asdict(recipe), "train": train_settings}
     return result | settings | {"machine": describe_machine(), "commit": commit()}
 
 
@@ -82,8 +101,8 @@ def show_quality(result: dict[str, Any], console: Console) -> None:
     """Print a table of AUC, one row per seed."""
     table = Table(box=None, pad_edge=False)
     table.add_column("AUC, seed")
-    for placement in result["auc"]:
-        table.add_column(placement, justify="right")
+    for name in result["auc"]:
+        table.add_column(name, justify="right")
     for row, seed in enumerate(result["seeds"]):
         table.add_row(str(seed), *(f"{scores[row]:.4f}" for scores in result["auc"].values()))
     table.add_row("mean", *(f"{mean:.4f}" for mean in result["mean_auc"].values()), style="bold")

@@ -24,6 +24,25 @@ def test_every_placement_is_trained_with_every_seed(tmp_path: Path) -> None:
     assert "mean" in console.export_text()
 
 
+def test_models_stand_side_by_side(tmp_path: Path) -> None:
+    generate(GenerateConfig(samples=1000, scale=100), tmp_path / "log.tsv", workers=1)
+    models = ("small", "dcnv2")
+    config = BenchQualityConfig(
+        data=tmp_path / "log.tsv", seeds=(3,), placements=("lookahead", "all-fast"), models=models
+    )
+    result = bench_quality(config)
+    for model in models:
+        assert result["auc"][f"{model}, lookahead"] == result["auc"][f"{model}, all-fast"]
+    assert result["auc"]["small, all-fast"] != result["auc"]["dcnv2, all-fast"]
+    assert result["train"]["dcnv2"]["cross_rank"] == 32 and result["train"]["small"]["cross_rank"] is None
+
+
+@pytest.mark.parametrize("fields", [{"models": ()}, {"models": ("dcn",)}])
+def test_models_are_checked(fields: dict[str, tuple[str, ...]], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="model"):
+        BenchQualityConfig(data=tmp_path, **fields)  # type: ignore[arg-type]
+
+
 def test_nothing_to_train_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least one seed"):
         BenchQualityConfig(data=tmp_path, seeds=())
