@@ -112,6 +112,7 @@ def test_buffers_of_dense_layers_may_be_of_other_types(tmp_path: Path) -> None:
         "dense.steps": torch.tensor(2**40 + 1),
         "dense.mask": torch.tensor([True, False, True]),
         "dense.exact": torch.tensor([[1 / 3]], dtype=torch.float64),
+        "dense.whole": torch.arange(4),
         "dense.bytes": torch.arange(3, dtype=torch.uint8),
         "C1": torch.randn(2, 3),
     }
@@ -120,6 +121,9 @@ def test_buffers_of_dense_layers_may_be_of_other_types(tmp_path: Path) -> None:
         assert found.keys() == tensors.keys()
         assert all(torch.equal(found[name], tensors[name]) for name in tensors)
         assert all(found[name].dtype == tensors[name].dtype for name in tensors)
+    assert open_weights(tmp_path / "w").rows("dense.bytes", 1, 3).tolist() == [1, 2]
+    assert open_weights(tmp_path / "w").rows("dense.whole", 2, 4).tolist() == [2, 3]
+    assert open_weights(tmp_path / "w").rows("dense.mask", 2, 3).tolist() == [False]
 
 
 def test_a_buffer_of_a_type_that_is_not_stored_is_refused(tmp_path: Path) -> None:

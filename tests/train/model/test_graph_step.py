@@ -177,3 +177,14 @@ def test_the_step_suits_the_model() -> None:
     assert isinstance(build_dense_step(Noisy(), 8, threads), GraphStep)
     assert not isinstance(build_dense_step(Dcn(SHAPE, 0), 8, threads), TiledStep)
     assert isinstance(build_dense_step(Dcn(SHAPE, 0).to("meta"), 8, threads), GraphStep)
+
+
+def test_gradients_of_an_earlier_step_are_not_added() -> None:
+    model = Noisy()
+    step = GraphStep(model, BATCH_SIZE)
+    batch, embeddings = drawn(30)
+    step.train(batch, embeddings, 1)
+    assert embeddings[0].grad is not None
+    wanted = embeddings[0].grad.clone()
+    step.train(batch, embeddings, 1)
+    assert torch.equal(embeddings[0].grad, wanted)

@@ -93,6 +93,19 @@ def test_a_run_is_evaluated_as_at_its_end(model: dict[str, Any], data: Path, tmp
     assert verify_run(tmp_path / "run") == []
 
 
+def test_each_step_draws_numbers_of_its_own(data: Path, tmp_path: Path) -> None:
+    seeds: list[int] = []
+
+    class Spy(Net):
+        def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+            if self.training:
+                seeds.append(torch.initial_seed())
+            return super().forward(dense, embeddings)
+
+    summary = train(data, TrainConfig(**FIELDS, model=NAME), tmp_path / "run", model_source=Spy)
+    assert len(set(seeds[1:])) == summary.num_steps  # the first was the trial
+
+
 def test_buffers_are_among_the_weights(data: Path, tmp_path: Path) -> None:
     summary = train(data, TrainConfig(**FIELDS, model=NAME), tmp_path / "run")
     from safetensors.numpy import load_file
