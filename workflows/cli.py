@@ -32,6 +32,7 @@ _AFTER_INTERRUPTION = {
     "verify": "nothing was written",
     "generate": "nothing was written",
     "bench": "nothing was written",
+    "recipe": "nothing was written",
 }
 """Hint after an interruption of a command that is no stage; stages keep finished work."""
 

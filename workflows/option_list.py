@@ -60,7 +60,7 @@ def list_options(kind: type, default: Any = None) -> list[Option]:
         if dataclasses.is_dataclass(inner):
             found += list_options(_class_of(inner), value)
             continue
-        flag = field.name.replace("_", "-")
+        flag = _name_given(hints[field.name]) or field.name.replace("_", "-")
         is_switch = inner is bool
         # A switch that is on by default is typed to turn it off.
         dashed = f"--no-{flag}" if is_switch and value is True else f"--{flag}"
@@ -107,6 +107,12 @@ def _unwrap(kind: Any) -> tuple[Any, bool, str | None]:
         is_positional |= any(note is _POSITIONAL for note in notes)
         metavar = next((note.metavar for note in notes if getattr(note, "metavar", None)), metavar)
     return kind, is_positional, metavar
+
+
+def _name_given(kind: Any) -> str | None:
+    """Return the name that an annotation gives to an option; None where it is that of the field."""
+    notes = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
+    return next((note.name for note in notes if getattr(note, "name", None)), None)
 
 
 def _class_of(kind: Any) -> type:

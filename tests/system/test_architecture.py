@@ -27,6 +27,7 @@ FLOORS = {
         "cli make_profile",
         "commands bench",
         "report",
+        "recipe_file",
         "recipes options completion",
         "option_errors",
         "option_list",
@@ -86,6 +87,8 @@ PREPROCESSING = (
     "commands.preprocess_commands",
     "commands.stats_command",
     "commands.schema_command",
+    "commands.recipe_command",
+    "recipe_file",
 )
 """Modules of ``workflows`` that must not wait for torch, besides all of ``pipeline`` and ``stats``."""
 

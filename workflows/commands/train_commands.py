@@ -17,34 +17,13 @@ from ...train.config import TrainConfig
 from ..console import print_json, progress_bars, say, stdout_console
 from ..options import Dir, config_of, parse_options
 from .describe_stages import explain_all_hot
+from .train_options import parse_train
 
 _MOVES_COLD_ROWS = ("fae", "cache", "lookahead")
 """Placements that differ from all-fast by what they do with cold rows alone."""
 _Show = Callable[[dict[str, Any]], str]
 """How one figure of a run's summary is printed."""
 Run = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainCommand(CheckpointSettings, TrainConfig):
-    """Options of ``hotset train``: those of its config, of its checkpoints, and the folders."""
-
-    dir: Dir
-    """Folder that `preprocess --out` created, or only its shards folder."""
-
-    out: Path
-    """New folder for the run: weights, summary and metrics. One that holds an unfinished run with the same
-    settings is resumed."""
-
-    slow_dir: Path | None = None
-    """Folder on the disk that takes rows beyond --slow-bytes while the run trains; by default --out."""
-
-    json: bool = False
-    """Print one JSON object on stdout."""
-
-    def __post_init__(self) -> None:
-        TrainConfig.__post_init__(self)
-        CheckpointSettings.__post_init__(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +50,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
 
 
 def _train(arguments: Sequence[str]) -> int:
-    options = parse_options(
-        TrainCommand,
-        arguments,
-        command="train",
-        description="Train a DLRM on shards, and evaluate it at the end.",
-    )
+    options = parse_train(arguments)
     # torch takes a second and more to import: not before the options are known to be right.
     from ...train.run import train
 

@@ -48,3 +48,39 @@ def test_scores_want_room_on_the_disk(shell: Shell, tmp_path: Path) -> None:
     scores = SortedScores(folder, part_words=2)
     scores.add(words)
     assert scores.count().counts_G3[0, 1] == 9
+
+
+@follows(
+    "workflows/recipe_file.py::read_recipe",
+    "workflows/recipe_file.py::read_recipe#2",
+    "workflows/recipe_file.py::_unknown",
+)
+def test_a_recipe_is_corrected_by_its_hints(shell: Shell) -> None:
+    # The command that the hint names prints what to begin with.
+    hint = shell.refused(*TRAIN, "other", "--recipe", "recipe.toml")
+    assert hint == "`hotset recipe` prints one to begin with"
+    Path("recipe.toml").write_text(shell.works("recipe"))
+    shell.works(*TRAIN, "other", "--recipe", "recipe.toml")
+    Path("recipe.toml").write_text("[trian]\nepoch = 1\n")
+    hint = shell.refused(*TRAIN, "third", "--recipe", "recipe.toml")
+    assert hint == "write [train]"
+    Path("recipe.toml").write_text("[train]\nepoch = 1\n")
+    assert shell.refused(*TRAIN, "third", "--recipe", "recipe.toml").startswith("epochs: Number of passes")
+    Path("recipe.toml").write_text("[train]\nepochs = 1\n")
+    shell.works(*TRAIN, "third", "--recipe", "recipe.toml")
+
+
+@follows(
+    "workflows/commands/recipe_command.py::_configs_of",
+    "workflows/commands/recipe_command.py::_config_of_run",
+    "workflows/commands/recipe_command.py::_config_of_folder",
+)
+def test_what_a_recipe_can_be_printed_of_is_named(shell: Shell) -> None:
+    Path("empty").mkdir()
+    hint = shell.refused("recipe", "empty")
+    assert hint == "give a recipe file, the DIR of preprocess --out, or the RUN of train --out"
+    shell.works("preprocess", "log.tsv", "--like", "data", "--out", "like")
+    assert shell.refused("recipe", "like") == "give that folder"
+    Path("empty/config.json").write_text("{}")
+    assert shell.refused("recipe", "empty") == "give the folder that a training run wrote"
+    shell.works("recipe", "data", "run")

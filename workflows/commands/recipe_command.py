@@ -1,0 +1,145 @@
+"""``hotset recipe``: print the options in force, of the defaults, a recipe, a folder or a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from ...pipeline.errors import ConfigError, HotsetError, first_line
+from ...pipeline.folders.manifest import MANIFEST, Manifest
+from ...pipeline.sizes import ByteSize
+from ...pipeline.stages.count import CountConfig
+from ...pipeline.stages.ingest import IngestConfig
+from ...pipeline.stages.pack import PackConfig
+from ...pipeline.stages.preprocess import PreprocessConfig
+from ...pipeline.stages.rank import RankConfig
+from ...pipeline.stages.split import SplitConfig
+from ...train.config import TrainConfig
+from ...train.recipe_options import RecipeOptions
+from ..console import print_json
+from ..options import config_of, parse_options
+from ..recipe_file import TABLES, arguments_of, options_of_recipe, read_recipe, write_recipe
+from ..recipes import setting_in
+from .preprocess_options import parse_preprocess
+from .train_options import parse_train
+
+_CONFIG = "config.json"
+_MOST_CONFIG_BYTES = 64 * 2**20
+_STAND_IN = "x"
+"""The value of arguments that are no part of a recipe, such as the folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeCommand:
+    """Options of ``hotset recipe``."""
+
+    sources: Annotated[
+        tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="SOURCE", help_behavior_hint="")
+    ] = ()
+    """Recipe files, folders of preprocess and runs of train, whose options are printed; of what none of them
+    says, the defaults."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+
+def run(command: str, arguments: Sequence[str]) -> int:
+    """Run ``hotset recipe``."""
+    options = parse_options(
+        RecipeCommand,
+        arguments,
+        command=command,
+        description="Print all options in force as a recipe file.",
+    )
+    found: dict[str, Any] = {}
+    for source in options.sources:
+        found |= _configs_of(source)
+    # An experiment is both tables; with sources, those that they have.
+    wanted = [name for name in TABLES if name in found or not found]
+    configs = {name: found.get(name) or _config_from(name, []) for name in wanted}
+    if options.json:
+        print_json({name: asdict(config) for name, config in configs.items()})
+    else:
+        print(write_recipe(configs), end="")
+    return 0
+
+
+def _configs_of(source: Path) -> dict[str, Any]:
+    """Return the configs that a source has, by table."""
+    if (source / _CONFIG).exists():
+        return {"train": _config_of_run(source / _CONFIG)}
+    if (source / "shards" / MANIFEST).exists():
+        return {"preprocess": _config_of_folder(source)}
+    if source.is_dir():
+        raise ConfigError(
+            f"{source} is neither a folder of preprocess nor a run of train",
+            hint="give a recipe file, the DIR of preprocess --out, or the RUN of train --out",
+        )
+    read = read_recipe(source)
+    found = {}
+    for name, table in read.items():
+        options = arguments_of(source, name, options_of_recipe(name), table)
+        found[name] = _config_from(name, [word for _, words in options for word in words])
+    return found
+
+
+def _config_from(table: str, arguments: Sequence[str]) -> Any:
+    """Return the config of a table of options as they are typed."""
+    if table == "preprocess":
+        return config_of(PreprocessConfig, parse_preprocess([*arguments, _STAND_IN, "--out", _STAND_IN]))
+    return config_of(TrainConfig, parse_train([*arguments, _STAND_IN, "--out", _STAND_IN]))
+
+
+def _config_of_folder(folder: Path) -> PreprocessConfig:
+    """Return the settings that a folder was preprocessed with; raises ManifestError where it is damaged."""
+    columns, vocabulary, plan, shards = (
+        Manifest.read(folder / name) for name in ("columns", "vocabulary", "plan", "shards")
+    )
+    if vocabulary.stage != "rank":
+        raise ConfigError(
+            f"{folder} took its ids from another folder (--like), so it has no settings of its own",
+            hint="give that folder",
+        )
+    return PreprocessConfig(
+        ingest=columns.read_config(
+            lambda config: IngestConfig(
+                **config | {"schema": setting_in(columns), "block_bytes": ByteSize(config["block_bytes"])}
+            )
+        ),
+        count=Manifest.read(folder / "counts").read_config(lambda config: CountConfig(**config)),
+        rank=RankConfig.of(vocabulary),
+        split=SplitConfig.of(plan),
+        pack=shards.read_config(lambda config: PackConfig(**config)),
+    )
+
+
+def _config_of_run(path: Path) -> TrainConfig:
+    """Return the settings of a run; raises HotsetError where they are damaged."""
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_CONFIG_BYTES:
+            raise ValueError("it is no file that train writes")
+        config = json.loads(path.read_bytes())["config"]
+        recipe = RecipeOptions(**_known(RecipeOptions, config.get("recipe", {})))
+        return TrainConfig(**_known(TrainConfig, config) | {"recipe": recipe})
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        if isinstance(error, HotsetError):
+            raise
+        raise HotsetError(
+            f"{path} cannot be read: {first_line(error)}", hint="give the folder that a training run wrote"
+        ) from error
+
+
+def _known(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are settings of ``kind``: a run of another version may have more or fewer."""
+    names = {own.name: str(own.type) for own in fields(kind)}
+    found = {name: value for name, value in values.items() if name in names}
+    return {
+        name: ByteSize(value) if "ByteSize" in names[name] and type(value) is int else value
+        for name, value in found.items()
+        if not is_dataclass(value)
+    }

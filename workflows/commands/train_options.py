@@ -1,0 +1,53 @@
+"""The options of ``hotset train``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from ...train.checkpoints.checkpoint_settings import CheckpointSettings
+from ...train.config import TrainConfig
+from ..options import Dir, parse_options
+from ..recipe_file import options_of_recipe, with_recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainCommand(CheckpointSettings, TrainConfig):
+    """Options of ``hotset train``: those of its config, of its checkpoints, and the folders."""
+
+    dir: Dir
+    """Folder that `preprocess --out` created, or only its shards folder."""
+
+    out: Path
+    """New folder for the run: weights, summary and metrics. One that holds an unfinished run with the same
+    settings is resumed."""
+
+    recipe_file: Annotated[
+        Path | None, tyro.conf.arg(name="recipe", metavar="FILE", help_behavior_hint="")
+    ] = None
+    """Recipe with options in its table [train]; those that are typed come before them. `hotset recipe` prints
+    one."""
+
+    slow_dir: Path | None = None
+    """Folder on the disk that takes rows beyond --slow-bytes while the run trains; by default --out."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def __post_init__(self) -> None:
+        TrainConfig.__post_init__(self)
+        CheckpointSettings.__post_init__(self)
+
+
+def parse_train(arguments: Sequence[str]) -> TrainCommand:
+    """Parse the arguments of ``hotset train``, those of a recipe before them."""
+    return parse_options(
+        TrainCommand,
+        with_recipe("train", options_of_recipe("train"), arguments),
+        command="train",
+        description="Train a model on shards, and evaluate it at the end.",
+    )

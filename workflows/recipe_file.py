@@ -1,0 +1,176 @@
+"""Recipe files: the options of `preprocess` and `train` in one TOML file, so that an experiment is a file.
+
+    [preprocess]
+    hot_bytes = "256MiB"
+    [train]
+    placement = "lookahead"
+    bottom_mlp = [512, 256, 64]
+
+Keys are the names of options, with underscores or dashes; values are what is typed on the command line, or
+numbers, true, false and lists. A recipe becomes arguments in front of those that are typed, so that both are
+parsed, checked and explained in one way, and what is typed wins.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from ..pipeline.errors import ConfigError, first_line
+from ..pipeline.schema.feature_settings import FeatureSettings, format_feature_settings
+from ..pipeline.sizes import ByteSize, exact_byte_size
+from ..pipeline.stages.preprocess import PreprocessConfig
+from ..train.config import TrainConfig
+from .option_list import Option, list_options
+from .options import find_options
+
+TABLES = ("preprocess", "train")
+"""Commands that a recipe has options of, each in a table of its name."""
+_MOST_BYTES = 2**20
+
+
+def read_recipe(path: Path) -> dict[str, dict[str, Any]]:
+    """Read the tables of a recipe; their keys are not looked at.
+
+    Raises:
+        ConfigError: the file cannot be read, is no TOML, or has another table.
+    """
+    try:
+        if not path.is_file():  # opening a pipe would wait for ever
+            raise ValueError("it is no plain file" if path.exists() else "there is no such file")
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it has {path.stat().st_size:,} bytes")
+        found = tomllib.loads(path.read_bytes().decode())
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise ConfigError(
+            f"recipe {path} cannot be read: {reason}", hint="`hotset recipe` prints one to begin with"
+        ) from error
+    for name, table in found.items():
+        if name not in TABLES:
+            near = difflib.get_close_matches(name, TABLES, n=1) if isinstance(table, dict) else []
+            raise ConfigError(
+                f"recipe {path} has {name!r} outside of [preprocess] and [train]",
+                hint=f"write [{near[0]}]" if near else "write options below [preprocess] or [train]",
+            )
+        if not isinstance(table, dict):
+            raise ConfigError(f"{name} of recipe {path} is {table!r}, want a table of options")
+    return found
+
+
+def options_of_recipe(command: str) -> list[Option]:
+    """Return the options that a recipe may set for a command: those of its config."""
+    return list_options(PreprocessConfig if command == "preprocess" else TrainConfig)
+
+
+def with_recipe(command: str, options: Sequence[Option], arguments: Sequence[str]) -> list[str]:
+    """Put the options of the recipe that ``--recipe`` names in front of the other arguments.
+
+    Args:
+        command: preprocess or train.
+        options: those that a recipe may set.
+        arguments: what follows the command.
+
+    Raises:
+        ConfigError: the recipe cannot be read, or sets something else.
+    """
+    found, others = find_options(arguments, "--recipe")
+    if "--recipe" not in found:
+        return others
+    path = Path(found["--recipe"])
+    typed = {argument.partition("=")[0].replace("_", "-") for argument in others if argument.startswith("--")}
+    read = arguments_of(path, command, options, read_recipe(path).get(command, {}))
+    return [word for name, words in read if not typed & {name, _opposite(name)} for word in words] + others
+
+
+def arguments_of(
+    path: Path, command: str, options: Sequence[Option], table: Mapping[str, Any]
+) -> list[tuple[str, list[str]]]:
+    """Return each option of a table of a recipe with its arguments; raises ConfigError for a wrong one."""
+    known = {option.name: option for option in options if not option.is_positional}
+    found = []
+    for key, value in table.items():
+        name = f"--{key.replace('_', '-')}"
+        option = known.get(name) or known.get(_opposite(name))
+        if option is None:
+            raise _unknown(path, command, key, known)
+        if not option.takes_value:
+            if not isinstance(value, bool):
+                raise ConfigError(f"{key} in [{command}] of {path} is {value!r}, want true or false")
+            # A switch is typed to change what it is without it.
+            if value is (option.name == name):
+                found.append((option.name, [option.name]))
+            continue
+        found.append((name, [f"{name}={_typed(path, command, key, value)}"]))
+    return found
+
+
+def write_recipe(tables: Mapping[str, Any]) -> str:
+    """Return a recipe with every option of each table's config written out, unset ones as comments."""
+    parts = []
+    for name, config in tables.items():
+        lines = [f"[{name}]"]
+        for key, value in _settings_of(config):
+            is_text_of_file = isinstance(value, str) and "\n" in value
+            if value is None or is_text_of_file:
+                lines.append(f"# {key} is {'not set' if value is None else 'in a file of your own: name it'}")
+            else:
+                lines.append(f"{key} = {_written(value)}")
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _settings_of(config: Any) -> list[tuple[str, Any]]:
+    """The settings of a config and of those inside it, in their order."""
+    found: list[tuple[str, Any]] = []
+    for own in fields(config):
+        value = getattr(config, own.name)
+        found += _settings_of(value) if is_dataclass(value) else [(own.name, value)]
+    return found
+
+
+def _written(value: Any) -> str:
+    """A setting as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, ByteSize):
+        return json.dumps(exact_byte_size(value))
+    if isinstance(value, FeatureSettings):
+        return json.dumps(format_feature_settings(value))
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_written, value))}]"
+    # JSON's strings are TOML's, but for the one control character that JSON leaves as it is.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _typed(path: Path, command: str, key: str, value: Any) -> str:
+    """A value of a recipe as it is typed."""
+    if isinstance(value, list) and value and not any(isinstance(each, list | dict) for each in value):
+        return ",".join(_typed(path, command, key, each) for each in value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return repr(value)
+    wanted = "a text, a number or a list of these"
+    raise ConfigError(f"{key} in [{command}] of {path} is {value!r}, want {wanted}")
+
+
+def _opposite(name: str) -> str:
+    return f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else f"--no-{name[2:]}"
+
+
+def _unknown(path: Path, command: str, key: str, known: Mapping[str, Option]) -> ConfigError:
+    names = {name.removeprefix("--").replace("-", "_"): option for name, option in known.items()}
+    near = difflib.get_close_matches(key.replace("-", "_"), names, n=1)
+    hint = f"hotset {command} --help explains the options"
+    if near:
+        summary = names[near[0]].summary
+        hint = f"{near[0]}: {summary}" if summary else near[0]
+    return ConfigError(f"[{command}] of recipe {path} has no option {key!r}", hint=hint)
