@@ -15,7 +15,7 @@ from .options.model_config import (
     parse_arguments,
     refuse_unknown_model,
 )
-from .recipe_options import RecipeOptions
+from .options.recipe_options import RecipeOptions
 
 PlacementName = Literal["all-fast", "hybrid", "hybrid-dedup", "fae", "cache", "lookahead"]
 EmbeddingOptimizer = Literal["sgd", "momentum", "adagrad", "rowwise-adagrad", "adam"]

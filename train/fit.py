@@ -26,7 +26,7 @@ from .model_building.choose_model import recorded_model
 from .model_building.model_inputs import ModelInputs
 from .model_building.user_code import ModelSource, name_of
 from .model_building.user_model import UserModel
-from .recipe_options import RecipeOptions
+from .options.recipe_options import RecipeOptions
 from .run import TrainProgress, TrainSummary
 from .run_folder import read_config, read_finite, read_weights, refuse_other_weights
 

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, Union, cast
 
 import tyro
 
@@ -50,6 +50,11 @@ _registry.struct_rule(describe_dataclass)
 
 Dir = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
 """The folder of all stages, the first argument of most commands."""
+RecipeFile = Annotated[
+    Union[None, Path],  # noqa: RUF036, UP007  (as `option_help` has it, for a quick start)
+    tyro.conf.arg(name="recipe", metavar="FILE", help_behavior_hint=""),
+]
+"""A recipe file, which `recipe_file.with_recipe` takes out of the arguments before they are parsed."""
 
 
 @_registry.primitive_rule

@@ -24,8 +24,6 @@ from typing import Any
 from ..pipeline.errors import ConfigError, first_line
 from ..pipeline.schema.feature_settings import FeatureSettings, format_feature_settings
 from ..pipeline.sizes import ByteSize, exact_byte_size
-from ..pipeline.stages.preprocess import PreprocessConfig
-from ..train.config import TrainConfig
 from .option_list import Option, list_options
 from .options import find_options
 
@@ -65,15 +63,21 @@ def read_recipe(path: Path) -> dict[str, dict[str, Any]]:
 
 def options_of_recipe(command: str) -> list[Option]:
     """Return the options that a recipe may set for a command: those of its config."""
-    return list_options(PreprocessConfig if command == "preprocess" else TrainConfig)
+    # `train` starts sooner without the stages, and every command without what it does not need.
+    if command == "preprocess":
+        from ..pipeline.stages.preprocess import PreprocessConfig
+
+        return list_options(PreprocessConfig)
+    from ..train.config import TrainConfig
+
+    return list_options(TrainConfig)
 
 
-def with_recipe(command: str, options: Sequence[Option], arguments: Sequence[str]) -> list[str]:
+def with_recipe(command: str, arguments: Sequence[str]) -> list[str]:
     """Put the options of the recipe that ``--recipe`` names in front of the other arguments.
 
     Args:
         command: preprocess or train.
-        options: those that a recipe may set.
         arguments: what follows the command.
 
     Raises:
@@ -84,15 +88,13 @@ def with_recipe(command: str, options: Sequence[Option], arguments: Sequence[str
         return others
     path = Path(found["--recipe"])
     typed = {argument.partition("=")[0].replace("_", "-") for argument in others if argument.startswith("--")}
-    read = arguments_of(path, command, options, read_recipe(path).get(command, {}))
+    read = arguments_of(path, command, read_recipe(path).get(command, {}))
     return [word for name, words in read if not typed & {name, _opposite(name)} for word in words] + others
 
 
-def arguments_of(
-    path: Path, command: str, options: Sequence[Option], table: Mapping[str, Any]
-) -> list[tuple[str, list[str]]]:
+def arguments_of(path: Path, command: str, table: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """Return each option of a table of a recipe with its arguments; raises ConfigError for a wrong one."""
-    known = {option.name: option for option in options if not option.is_positional}
+    known = {option.name: option for option in options_of_recipe(command)}
     found = []
     for key, value in table.items():
         name = f"--{key.replace('_', '-')}"

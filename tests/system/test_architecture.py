@@ -26,6 +26,7 @@ FLOORS = {
     "workflows": (
         "cli make_profile",
         "commands bench",
+        "printing",
         "report",
         "recipe_file",
         "recipes options completion",
@@ -47,7 +48,7 @@ FLOORS = {
         "rows model",
         "data device_streams meter metrics recipe ranks run_config work_threads",
         "config",
-        "options recipe_options",
+        "options",
     ),
     "pipeline": (
         "inspect verify preview",

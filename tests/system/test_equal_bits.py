@@ -33,7 +33,7 @@ from hotset.train.execution.embeddings import Embeddings
 from hotset.train.execution.executor import Executor
 from hotset.train.execution.transfer_thread import TransferThread
 from hotset.train.meter import Kind
-from hotset.train.recipe_options import RecipeOptions
+from hotset.train.options.recipe_options import RecipeOptions
 from hotset.train.rows.step_plan import Transfer
 from hotset.train.trainer import Trainer
 from hotset.workflows.recipes import small_real_sample

@@ -15,11 +15,11 @@ from hotset.pipeline.schema.feature_settings import FeatureSettings
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.preprocess import PreprocessConfig
 from hotset.train.config import TrainConfig
-from hotset.train.recipe_options import RecipeOptions
+from hotset.train.options.recipe_options import RecipeOptions
 from hotset.workflows.commands.preprocess_options import parse_preprocess
 from hotset.workflows.commands.train_options import parse_train
 from hotset.workflows.options import config_of
-from hotset.workflows.recipe_file import options_of_recipe, read_recipe, with_recipe, write_recipe
+from hotset.workflows.recipe_file import read_recipe, with_recipe, write_recipe
 
 
 def recipe(folder: Path, text: str) -> str:
@@ -61,7 +61,7 @@ def test_what_is_typed_wins(tmp_path: Path) -> None:
     path = recipe(tmp_path, "[train]\nepochs = 3\nseed = 4\n[preprocess]\nlabel = false\n")
     options = parse_train(["dir", "--epochs", "2", "--out", "run", "--recipe", path])
     assert (options.epochs, options.seed) == (2, 4)
-    assert with_recipe("preprocess", options_of_recipe("preprocess"), ["--recipe", path]) == ["--no-label"]
+    assert with_recipe("preprocess", ["--recipe", path]) == ["--no-label"]
 
 
 def test_a_schema_in_a_recipe_sets_the_defaults_that_suit_it(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_what_is_no_recipe_is_refused_by_name(
     path = Path(recipe(tmp_path, text))
     with pytest.raises(ConfigError, match=message) as refused:
         for name in ("train", "preprocess"):
-            with_recipe(name, options_of_recipe(name), ["--recipe", str(path)])
+            with_recipe(name, ["--recipe", str(path)])
     if hint is not None:
         assert refused.value.hint is not None
         assert re.search(hint, refused.value.hint)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..config import Optimizers
-from ..recipe_options import RecipeOptions
+from ..options.recipe_options import RecipeOptions
 
 
 @dataclass(frozen=True, slots=True)

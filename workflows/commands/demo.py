@@ -37,9 +37,9 @@ from ..console import (
     stdout_console,
 )
 from ..options import parse_options
+from ..printing.describe_stages import describe_stage
+from ..printing.show_stats import show_statistics
 from ..recipes import criteo_kaggle, small_real_sample
-from .describe_stages import describe_stage
-from .show_stats import show_statistics
 
 _SAMPLES = 300_000
 _HOT_SHARE = 0.1

@@ -16,7 +16,7 @@ from ...pipeline.sizes import ByteSize
 from ...pipeline.stages.map_ids import ID_MAP, map_ids
 from ..console import print_json, print_line, progress_bars, say, stdout_console
 from ..options import parse_options
-from .describe_stages import describe_id_map
+from ..printing.describe_stages import describe_id_map
 
 
 @dataclass(frozen=True, kw_only=True)

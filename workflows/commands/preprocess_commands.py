@@ -25,7 +25,7 @@ from ...pipeline.stages.preprocess import StageReport, preprocess, remove_from, 
 from ...pipeline.stages.stage_order import FOLDERS, refuse_extension, remove_stale
 from ..console import print_json, print_line, progress_bars, say, stdout_console
 from ..options import config_of
-from .describe_stages import (
+from ..printing.describe_stages import (
     describe_id_map,
     describe_lookups,
     describe_schedule,
@@ -112,7 +112,7 @@ def _preprocess(arguments: Sequence[str]) -> int:
 def _dry_run(options: PreprocessCommand) -> int:
     # A run starts sooner without what estimates one.
     from ...pipeline.preview.dry_run import plan_run
-    from .show_plan import show_plan
+    from ..printing.show_plan import show_plan
 
     # The plan follows the same rules as the run: both ask `decide` what a folder's state means.
     plan = plan_run(

@@ -21,8 +21,8 @@ from ...pipeline.stages.ingest import IngestConfig
 from ...pipeline.stages.preprocess import PreprocessConfig
 from ...pipeline.stages.stage_order import FOLDERS
 from ..option_help import field_docstrings
-from ..options import Dir, command_options, find_options, parse_options
-from ..recipe_file import options_of_recipe, with_recipe
+from ..options import Dir, RecipeFile, command_options, find_options, parse_options
+from ..recipe_file import with_recipe
 from ..recipes import DEFAULT_SCHEMA, recipe_for, recipe_like
 
 Raw = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RAW", help_behavior_hint="")]
@@ -89,9 +89,7 @@ class PreprocessCommand(PreprocessConfig):
     """Empty these folders at the end: columns, samples, or both with a comma between. To try another setting
     on DIR, the log must then be parsed again."""
 
-    recipe_file: Annotated[
-        Path | None, tyro.conf.arg(name="recipe", metavar="FILE", help_behavior_hint="")
-    ] = None
+    recipe_file: RecipeFile = None
     """Recipe with options in its table [preprocess]; those that are typed come before them. `hotset recipe`
     prints one."""
 
@@ -136,7 +134,7 @@ class StageOptions:
 
 def parse_preprocess(arguments: Sequence[str]) -> PreprocessCommand:
     """Parse the arguments of ``hotset preprocess``; ``--like`` and ``--schema`` set the defaults."""
-    arguments = with_recipe("preprocess", options_of_recipe("preprocess"), arguments)
+    arguments = with_recipe("preprocess", arguments)
     found, others = find_options(arguments, "--like", "--schema")
     # These two decide the defaults of all other options, so they are read before those.
     schema = setting_of(found["--schema"]) if "--schema" in found else None

@@ -20,10 +20,10 @@ from ...pipeline.stages.preprocess import PreprocessConfig
 from ...pipeline.stages.rank import RankConfig
 from ...pipeline.stages.split import SplitConfig
 from ...train.config import TrainConfig
-from ...train.recipe_options import RecipeOptions
+from ...train.options.recipe_options import RecipeOptions
 from ..console import print_json
 from ..options import config_of, parse_options
-from ..recipe_file import TABLES, arguments_of, options_of_recipe, read_recipe, write_recipe
+from ..recipe_file import TABLES, arguments_of, read_recipe, write_recipe
 from ..recipes import setting_in
 from .preprocess_options import parse_preprocess
 from .train_options import parse_train
@@ -83,7 +83,7 @@ def _configs_of(source: Path) -> dict[str, Any]:
     read = read_recipe(source)
     found = {}
     for name, table in read.items():
-        options = arguments_of(source, name, options_of_recipe(name), table)
+        options = arguments_of(source, name, table)
         found[name] = _config_from(name, [word for _, words in options for word in words])
     return found
 

@@ -12,9 +12,9 @@ from ...pipeline.inspect.table_rows import open_table
 from ...pipeline.runtime.resources import Resources
 from ..console import print_json, progress_bars, say, stdout_console
 from ..options import Dir, parse_options
+from ..printing.show_stats import show_rows, show_statistics
 from ..report.report_commands import preprocess_command
 from ..report.write_report import check_html, check_parquet, write_html, write_parquet
-from .show_stats import show_rows, show_statistics
 
 _TOP = 20
 

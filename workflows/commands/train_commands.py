@@ -16,7 +16,7 @@ from ...train.checkpoints.checkpoint_settings import CheckpointSettings
 from ...train.config import TrainConfig
 from ..console import print_json, progress_bars, say, stdout_console
 from ..options import Dir, config_of, parse_options
-from .describe_stages import explain_all_hot
+from ..printing.describe_stages import explain_all_hot
 from .train_options import parse_train
 
 _MOVES_COLD_ROWS = ("fae", "cache", "lookahead")
@@ -81,7 +81,7 @@ def _evaluate(arguments: Sequence[str]) -> int:
         EvaluateCommand,
         arguments,
         command="evaluate",
-        description="Evaluate a run on the test part of DIR, and on its validation part where it has one.",
+        description="Evaluate a run on the evaluation part of DIR.",
     )
     from ...train.evaluate import evaluate
 

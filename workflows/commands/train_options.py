@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from ...train.checkpoints.checkpoint_settings import CheckpointSettings
 from ...train.config import TrainConfig
-from ..options import Dir, parse_options
-from ..recipe_file import options_of_recipe, with_recipe
+from ..options import Dir, RecipeFile, parse_options
+from ..recipe_file import with_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +23,7 @@ class TrainCommand(CheckpointSettings, TrainConfig):
     """New folder for the run: weights, summary and metrics. One that holds an unfinished run with the same
     settings is resumed."""
 
-    recipe_file: Annotated[
-        Path | None, tyro.conf.arg(name="recipe", metavar="FILE", help_behavior_hint="")
-    ] = None
+    recipe_file: RecipeFile = None
     """Recipe with options in its table [train]; those that are typed come before them. `hotset recipe` prints
     one."""
 
@@ -47,7 +42,7 @@ def parse_train(arguments: Sequence[str]) -> TrainCommand:
     """Parse the arguments of ``hotset train``, those of a recipe before them."""
     return parse_options(
         TrainCommand,
-        with_recipe("train", options_of_recipe("train"), arguments),
+        with_recipe("train", arguments),
         command="train",
         description="Train a model on shards, and evaluate it at the end.",
     )

@@ -22,7 +22,7 @@ def test_validation_by_files_goes_with_a_test_part_by_files(shell: Shell) -> Non
     shell.works(*arguments, "--eval-fraction", "0", "--out", "another")
 
 
-@follows("train/recipe_options.py::RecipeOptions._refuse_unused")
+@follows("train/options/recipe_options.py::RecipeOptions._refuse_unused")
 def test_a_decay_wants_a_schedule(shell: Shell) -> None:
     hint = shell.refused(*TRAIN, "other", "--decay-steps", "3")
     assert hint == "give --lr-schedule linear, cosine or polynomial too"

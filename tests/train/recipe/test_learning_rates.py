@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotset.train.config import Optimizers
+from hotset.train.options.recipe_options import RecipeOptions
 from hotset.train.recipe.learning_rates import LearningRates
-from hotset.train.recipe_options import RecipeOptions
 
 FULL = Optimizers(embedding_optimizer="sgd", embedding_lr=0.3, dense_optimizer="sgd", dense_lr=0.1)
 

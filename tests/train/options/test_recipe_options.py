@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.train.recipe_options import RecipeOptions
+from hotset.train.options.recipe_options import RecipeOptions
 
 
 @pytest.mark.parametrize(

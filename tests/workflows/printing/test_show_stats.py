@@ -12,7 +12,7 @@ from rich.console import Console
 
 from hotset.pipeline.inspect.frequency_series import SERIES, frequency_statistics
 from hotset.pipeline.runtime.resources import Resources
-from hotset.workflows.commands.show_stats import show_rows, show_statistics
+from hotset.workflows.printing.show_stats import show_rows, show_statistics
 
 
 @pytest.fixture(scope="module")

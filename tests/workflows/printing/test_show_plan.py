@@ -16,7 +16,7 @@ from hotset.pipeline.preview.run_states import FINISHED, MADE, REFUSED
 from hotset.pipeline.sizes import format_byte_size
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
 from hotset.tests.support.preprocess_runs import CONFIG
-from hotset.workflows.commands.show_plan import show_plan
+from hotset.workflows.printing.show_plan import show_plan
 
 
 def shown(plan: RunPlan) -> list[str]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ..pipeline.errors import ConfigError, require_at_least
+from ...pipeline.errors import ConfigError, require_at_least
 
 Schedule = Literal["constant", "linear", "cosine", "polynomial"]
 

@@ -14,7 +14,7 @@ from hotset.pipeline.stages.map_ids import map_ids
 from hotset.pipeline.stages.preprocess import StageReport
 from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.workflows.commands.describe_stages import (
+from hotset.workflows.printing.describe_stages import (
     describe_id_map,
     describe_schedule,
     describe_shards,

@@ -1,0 +1,1 @@
+"""The output of commands for people: tables and sentences."""
