@@ -41,7 +41,7 @@ class ParsedBlock:
 
 def parse_block(block: Block, schema: Schema, *, has_label: bool) -> ParsedBlock:
     """Parse the lines of ``block``; exact, every bound checked."""
-    num_lines = count_newlines(block.lines)
+    num_lines = block.num_lines
     num_columns = len(schema.dense) + len(schema.sparse)
     label = thread_buffer("label", (num_lines if has_label else 0,), np.uint8)
     dense = thread_buffer("dense", (len(schema.dense), num_lines), np.int32)

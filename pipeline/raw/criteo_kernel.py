@@ -35,6 +35,8 @@ _GROUP: Final = np.uint64(64)
 """Lines decoded together; the bits of a word."""
 _UNROLLED: Final = np.uint64(8)
 """Separators noted at a time; entries beyond a chunk's last one are overwritten by the next chunk."""
+_COUNTED_TOGETHER: Final = np.uint64(128)
+"""Bytes whose newlines are counted in a byte: three times as fast as in 64 bits each."""
 _LINE_VALUES: Final = np.uint64(LINE_BYTES // 4)
 """Values of 4 bytes in a cache line."""
 _TEXT_AHEAD: Final = np.uint64(4096)
@@ -65,8 +67,14 @@ _FOURS: Final = np.uint64(0x0000FFFF0000FFFF)
 def count_newlines(text: NDArray[np.uint8]) -> int:
     """Count the newlines in ``text``; exact."""
     count = 0
-    for i in range(text.shape[0]):
-        count += text[i] == 10
+    num_bytes = np.uint64(text.shape[0])
+    # Sums of a byte each, which the compiler makes of whole vectors, as long as they cannot overflow.
+    for first in range(_ZERO, num_bytes, _COUNTED_TOGETHER):
+        stop = min(num_bytes, np.uint64(first) + _COUNTED_TOGETHER)
+        found = np.uint8(0)
+        for i in range(np.uint64(first), stop):
+            found = np.uint8(found + np.uint8(text[np.uint64(i)] == _NEWLINE))
+        count += int(found)
     return count
 
 

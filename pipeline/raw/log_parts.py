@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from ..errors import InputError
@@ -132,9 +131,10 @@ class _TextPart:
         block = self.block.read()
         if block.num_bytes == 0:
             return None
-        checksum = xxhash.xxh3_128_hexdigest(block.lines.data)  # first: parsing may change the text
+        block = block.tallied()  # first: parsing may change the text
+        assert block.tally is not None
         part = self.parts.parse(block, is_first=self.is_first)
-        return replace(part, num_raw_bytes=block.num_bytes, raw_xxh3_128=checksum)
+        return replace(part, num_raw_bytes=block.num_bytes, raw_xxh3_128=block.tally.xxh3_128)
 
 
 class _CsvParts(_CriteoParts):

@@ -9,15 +9,16 @@ at any block, by any thread; compressed ones are decompressed once, in order, be
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..runtime.thread_buffers import thread_buffer
-from ..sizes import format_byte_size
-from .criteo_kernel import PADDING_BYTES
+from ..sizes import KIB, format_byte_size
+from .criteo_kernel import PADDING_BYTES, count_newlines
 from .raw_file import ByteSource, RawFile
 
 MAX_LINE_BYTES = 1 << 20
@@ -25,6 +26,28 @@ MAX_LINE_BYTES = 1 << 20
 _TAIL_BYTES = 1 << 16
 """Bytes read at a time to complete a block's last line."""
 _NEWLINE = 10
+_PIECE_BYTES = 256 * KIB
+"""Bytes that are read, counted and hashed at a time, so that the last two find them in the cache."""
+
+
+class TextTally:
+    """The lines and the checksum of a text that comes piece by piece."""
+
+    def __init__(self) -> None:
+        self.num_lines = 0
+        self._digest = xxhash.xxh3_128()
+
+    def add(self, text: NDArray[np.uint8]) -> None:
+        """Count and hash ``text``, (num_bytes,)."""
+        for first in range(0, text.shape[0], _PIECE_BYTES):
+            piece = text[first : first + _PIECE_BYTES]
+            self._digest.update(piece.data)
+            self.num_lines += int(count_newlines(piece))
+
+    @property
+    def xxh3_128(self) -> str:
+        """Checksum so far, hex."""
+        return str(self._digest.hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +57,21 @@ class Block:
     text: NDArray[np.uint8]
     num_bytes: int
     """Bytes of the lines; a newline that the end of the file lacked is counted in."""
+    tally: TextTally | None = None
+    """Of the lines; None where they are not counted and hashed yet."""
+
+    def tallied(self) -> Block:
+        """Return this block with the tally of its lines."""
+        if self.tally is not None:
+            return self
+        tally = TextTally()
+        tally.add(self.lines)
+        return replace(self, tally=tally)
+
+    @property
+    def num_lines(self) -> int:
+        """Lines of the block."""
+        return self.tally.num_lines if self.tally is not None else int(count_newlines(self.lines))
 
     @property
     def lines(self) -> NDArray[np.uint8]:
@@ -74,18 +112,31 @@ class PlainBlock:
                 thread_buffer("text", shape, np.uint8) if self.in_thread_buffer else np.empty(shape, np.uint8)
             )
             source = ByteSource(self.raw, file.readinto, self.raw.num_bytes - first)
-            filled = source.fill(text[:wanted])
-
+            tally = TextTally()
+            filled = 0
             # The line that is under way at ``start`` belongs to a block before.
-            skipped = 0 if self.start == 0 else _after_newline(text, 0, filled)
-            if skipped is None or skipped >= filled:
+            begin = 0 if self.start == 0 else None
+            is_end = False
+            while filled < wanted and not is_end:
+                stop = min(filled + _PIECE_BYTES, wanted)
+                count = source.fill(text[filled:stop])
+                is_end = filled + count < stop
+                stop = filled + count
+                if begin is None:
+                    begin = _after_newline(text, filled, stop)
+                if begin is not None:
+                    tally.add(text[max(begin, filled) : stop])
+                filled = stop
+            if begin is None or begin >= filled:
                 return _no_lines()
 
             # The last line is read to its end, into the next block's range.
             end = filled
             if filled == wanted:
                 text, end, _ = _complete_line(self.raw, source, text, filled, filled)
-            return _finish(self.raw, text, skipped, end)
+            block = _finish(self.raw, text, begin, end)
+            tally.add(block.lines[filled - begin :])
+            return replace(block, tally=tally)
 
 
 def iterate_blocks(

@@ -29,7 +29,6 @@ from .column_values import (
     plain,
     read_column,
 )
-from .criteo_kernel import count_newlines
 from .part import Fault, Part
 from .raw_blocks import Block
 from .raw_file import RawFile
@@ -105,12 +104,13 @@ def parse_csv(
     """
     # Where the lines begin: behind a byte order mark, and behind the header line.
     first = _after_bom(block) if is_first else 0
+    num_lines = block.num_lines
     if is_first and not schema.fields:
         first = int(np.flatnonzero(block.lines == ord("\n"))[0]) + 1
+        num_lines -= 1
 
     # Find every field, then read column by column.
     columns = _columns_of(schema, has_label)
-    num_lines = count_newlines(block.text[first : block.num_bytes])
     starts = np.zeros((len(columns), num_lines), np.int64)
     stops = np.zeros_like(starts)
     num_fields = np.zeros(num_lines, np.int64)

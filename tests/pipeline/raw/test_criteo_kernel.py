@@ -289,3 +289,4 @@ def test_a_wrong_number_of_fields_is_counted(change: int) -> None:
 def test_newlines_are_counted(num_bytes: int, rng: np.random.Generator) -> None:
     text = rng.integers(8, 12, num_bytes).astype(np.uint8)
     assert count_newlines(text) == text.tobytes().count(b"\n")
+    assert count_newlines(np.full(num_bytes, ord("\n"), np.uint8)) == num_bytes

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
+import xxhash
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from hotset.pipeline.errors import InputError
+from hotset.pipeline.raw import raw_blocks
 from hotset.pipeline.raw.criteo_kernel import PADDING_BYTES
 from hotset.pipeline.raw.raw_blocks import MAX_LINE_BYTES, iterate_blocks
 from hotset.pipeline.raw.raw_file import RawFile
@@ -33,6 +36,10 @@ def blocks_of(path: Path, block_bytes: int) -> list[bytes]:
     blocks = [block.read() for block in iterate_blocks(RawFile.inspect(path), block_bytes)]
     for block in blocks:
         assert not block.text[block.num_bytes :].any() and len(block.text) == block.num_bytes + PADDING_BYTES
+        tally = block.tallied().tally
+        assert tally is not None
+        assert tally.num_lines == block.num_lines == block.lines.tobytes().count(b"\n")
+        assert tally.xxh3_128 == xxhash.xxh3_128_hexdigest(block.lines.data)
     return [block.lines.tobytes() for block in blocks]
 
 
@@ -40,10 +47,11 @@ def blocks_of(path: Path, block_bytes: int) -> list[bytes]:
 @given(
     lines=st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b"x")), max_size=30),
     block_bytes=st.integers(1, 60),
+    piece_bytes=st.integers(1, 70),
     ends_in_newline=st.booleans(),
 )
 def test_blocks_agree_with_the_naive_cut(
-    tmp_path: Path, lines: list[bytes], block_bytes: int, ends_in_newline: bool
+    tmp_path: Path, lines: list[bytes], block_bytes: int, piece_bytes: int, ends_in_newline: bool
 ) -> None:
     text = b"\n".join(lines) + (b"\n" if lines and ends_in_newline else b"")
     wanted = naive_blocks(text, block_bytes)
@@ -54,7 +62,8 @@ def test_blocks_agree_with_the_naive_cut(
     plain.write_bytes(text)
     packed.write_bytes(gzip.compress(text))
     zstd.write_bytes(pa.compress(text, "zstd", asbytes=True))
-    assert blocks_of(plain, block_bytes) == wanted
+    with patch.object(raw_blocks, "_PIECE_BYTES", piece_bytes):
+        assert blocks_of(plain, block_bytes) == wanted
     while wanted and not wanted[-1]:
         wanted.pop()
     for path in (packed, zstd):
