@@ -17,6 +17,7 @@ import numpy as np
 from ..pipeline.errors import ConfigError, ManifestError, require_at_least
 from ..pipeline.folders.manifest import Manifest
 from ..pipeline.folders.stage_totals import ColumnsTotals, PlanTotals, VocabularyTotals
+from ..pipeline.formats.stage_settings import PlanSettings
 from ..pipeline.hot_rows.hot_order import HotOrder
 from ..pipeline.inspect.hot_sample_series import count_hot_samples
 from ..pipeline.inspect.inspected_folder import packed_batch_size, read_row_counts
@@ -106,7 +107,7 @@ def read_workload(
         )
     counts = read_row_counts(vocabulary)
     num_train = VocabularyTotals.of(vocabulary).num_train_samples
-    dim = plan.setting("embedding_dim", int)
+    dim = PlanSettings.of(plan).embedding_dim
     num_dense = len(ColumnsTotals.of(columns).dense)
     # The model as training would build it, for its operations and memory.
     shape = dlrm_shape(model, num_dense, len(counts), dim)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..pipeline.folders.manifest import Manifest
 from ..pipeline.folders.stage_totals import ColumnsTotals
+from ..pipeline.formats.stage_settings import ColumnsSettings
 from ..pipeline.schema.feature_settings import FeatureSettings
 from ..pipeline.schema.schema_file import is_fingerprint, schema_of
 from ..pipeline.sizes import KIB, ByteSize
@@ -118,5 +119,5 @@ def recipe_like(folder: Path, schema: str | None = None) -> PreprocessConfig:
 
 def setting_in(columns: Manifest) -> str:
     """Return the schema of a columns folder: its name where it is built in, its text otherwise."""
-    name: str = columns.setting("schema", str)
+    name = ColumnsSettings.of(columns).schema
     return ColumnsTotals.of(columns).schema or name if is_fingerprint(name) else name

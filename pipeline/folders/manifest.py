@@ -21,7 +21,7 @@ import xxhash
 from ..errors import ManifestError, first_line
 from ..stage_commands import STAGE_OF, hint_to_rewrite, hint_to_write
 from .checksum import known_checksum
-from .json_record import JsonRecord, RecordError, read_value
+from .json_record import JsonRecord, RecordError
 
 MANIFEST = "manifest.json"
 TEXTS = "texts"
@@ -153,15 +153,9 @@ class Manifest:
         """Samples in all files together."""
         return sum(entry.num_samples for entry in self.files)
 
-    def setting(self, name: str, kind: type[Setting]) -> Setting:
-        """Return a setting of the config; raises ManifestError where it is missing or of another type."""
-        try:
-            found: Setting = read_value(self.config.get(name), kind, f"config.{name}")
-        except RecordError as error:
-            raise ManifestError(
-                f"{self.folder / MANIFEST} is damaged: {error}", hint=hint_to_rewrite(self.folder)
-            ) from error
-        return found
+    def read_settings(self, kind: type[Record]) -> Record:
+        """Return the config as ``kind``; raises ManifestError if a setting is missing or of another type."""
+        return self._read(self.config, kind, "config")
 
     def read_config(self, build: Callable[[dict[str, Any]], Setting]) -> Setting:
         """Return what ``build`` makes of a copy of the config.

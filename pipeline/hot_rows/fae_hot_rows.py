@@ -28,6 +28,7 @@ from ..errors import ConfigError, ManifestError
 from ..folders.manifest import Manifest
 from ..folders.stage_totals import CalibrationInfo, ExactHotRows, VocabularyTotals
 from ..folders.table_info import VocabularyTable
+from ..formats.stage_settings import SamplingSettings
 from ..ranking.vocabulary_files import read_tables
 from ..runtime.resources import Resources
 from ..sizes import format_byte_size
@@ -159,8 +160,9 @@ def _profile(
 ) -> dict[int, ProfiledTable]:
     """The large tables by number."""
     # The paper profiles counters in the order of first appearance, and ids are in the order of counts.
-    rate = vocabulary.setting("sampling_rate", float)
-    seed = vocabulary.setting("sampling_seed", int)
+    sampling = SamplingSettings.of(vocabulary)
+    rate = sampling.sampling_rate
+    seed = sampling.sampling_seed
     counts = read_tables(vocabulary, "count")
     appearances = read_tables(vocabulary, "appearance")
     profiled = {}

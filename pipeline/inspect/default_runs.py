@@ -21,6 +21,7 @@ from ...stats.staging.step_plans import RowStream
 from ..folders.file_facts import ShardFacts
 from ..folders.manifest import Manifest
 from ..folders.stage_totals import EpochTotals, ShardsTotals, VocabularyTotals
+from ..formats.stage_settings import ShardSettings
 from ..runtime.tasks import run_tasks
 from ..scheduling.cold_batches import ColdWidth, FoundRows, cold_widths, read_batches, refuse_other_shards
 from ..scheduling.epoch_plans import EpochSums, StagingArea
@@ -138,10 +139,11 @@ class _Moved:
 
 def _settings(shards: Manifest, epoch: _Epoch, areas: Sequence[StagingArea]) -> dict[str, Any]:
     totals = ShardsTotals.of(shards)
+    packed = ShardSettings.of(shards)
     hot = [int(area.width.first.sum()) for area in areas]
     return {
-        "batch_size": int(shards.config["batch_size"]),
-        "order": shards.config["order"],
+        "batch_size": packed.batch_size,
+        "order": packed.order,
         "seed": SEED,
         "prefetch": areas[0].prefetch,
         "hot_bytes": _row_bytes(areas, hot),
@@ -172,6 +174,7 @@ def _read_epoch(shards: Manifest, inspected: Inspected) -> _Epoch:
     """Read the distinct rows of the first batches of epoch 0."""
     refuse_other_shards(shards)
     totals = ShardsTotals.of(shards)
+    packed = ShardSettings.of(shards)
     # Trainers number the batches of hot-only files first.
     facts = [(entry, ShardFacts.of(shards, entry)) for entry in shards.files]
     files = [(entry, found) for kind in ("hot_only", "mixed") for entry, found in facts if found.kind == kind]
@@ -181,9 +184,9 @@ def _read_epoch(shards: Manifest, inspected: Inspected) -> _Epoch:
             for _, found in files
         ]
     )
-    order = epoch_order(is_hot_only, SEED, 0, spread=shards.config["order"] == "grouped")
+    order = epoch_order(is_hot_only, SEED, 0, spread=packed.is_grouped)
     num_lookups = max(1, sum(int(count.sum()) for count in inspected.counts))
-    per_batch = max(1, num_lookups // max(1, inspected.num_train)) * int(shards.config["batch_size"])
+    per_batch = max(1, num_lookups // max(1, inspected.num_train)) * packed.batch_size
     chosen = order[: max(1, MAX_LOOKUPS // per_batch)]
 
     # The batches that are wanted, file by file, and the numbers by which the epoch knows them.
@@ -216,7 +219,7 @@ def _read_epoch(shards: Manifest, inspected: Inspected) -> _Epoch:
 
 def _batch_samples(num_samples: int, shards: Manifest) -> NDArray[np.int64]:
     """(num_batches,): samples of each batch of a file, of which the last may be short."""
-    size = int(shards.config["batch_size"])
+    size = ShardSettings.of(shards).batch_size
     return np.minimum(size, num_samples - np.arange(0, num_samples, size))
 
 

@@ -19,6 +19,7 @@ from ..errors import ConfigError, HotsetError, ManifestError, first_line, refuse
 from ..folders.stage_totals import PlanTotals, SamplesTotals, ShardsTotals, VocabularyTotals
 from ..folders.table_info import VocabularyTable
 from ..formats.arrow_files import DAMAGE
+from ..formats.stage_settings import PlanSettings, ShardSettings
 from ..formats.tables import multi_hot
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..stages.pack import PackConfig
@@ -86,6 +87,7 @@ def frequency_statistics(
 def _totals(inspected: Inspected) -> dict[str, Any]:
     plan = inspected.plan
     totals = PlanTotals.of(plan)
+    settings = PlanSettings.of(plan)
     calibration = totals.calibration
     return {
         "provenance": provenance(inspected.folder),
@@ -93,10 +95,10 @@ def _totals(inspected: Inspected) -> dict[str, Any]:
         "num_train_samples": inspected.num_train,
         "num_features": len(inspected.tables),
         "num_rows": VocabularyTotals.of(inspected.vocabulary).num_rows,
-        "embedding_dim": plan.setting("embedding_dim", int),
+        "embedding_dim": settings.embedding_dim,
         "row_bytes": totals.row_bytes,
         "samples": totals.samples.to_json(),
-        "mode": plan.config.get("mode", "budget"),
+        "mode": settings.mode,
         "num_hot_rows": totals.num_hot_rows,
         "calibration": None if calibration is None else calibration.to_json(),
         "batches": _batches(inspected.folder),
@@ -151,7 +153,7 @@ def _unique_rows(inspected: Inspected) -> list[dict[str, Any]]:
 def _drift(inspected: Inspected) -> dict[str, Any]:
     return drift(
         inspected.folder,
-        inspected.plan.setting("hot_bytes", int),
+        PlanSettings.of(inspected.plan).hot_bytes,
         inspected.resources,
         num_parts=inspected.num_parts,
     )
@@ -161,7 +163,8 @@ def _batches(folder: Path) -> dict[str, Any] | None:
     shards = read_shards(folder)
     if shards is None:
         return None
-    return ShardsTotals.of(shards).batches.to_json() | {"batch_size": shards.setting("batch_size", int)}
+    batch_size = ShardSettings.of(shards).batch_size
+    return ShardsTotals.of(shards).batches.to_json() | {"batch_size": batch_size}
 
 
 def _oov(inspected: Inspected) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..folders.manifest import Manifest
 from ..folders.stage_totals import PlanTotals, SamplesTotals, VocabularyTotals
+from ..formats.stage_settings import PlanSettings
 from ..hot_rows.hot_curve import HotCurve, Levels, hot_curves, levels_of_tables
 from ..runtime.resources import Resources
 from ..sizes import GIB, MIB
@@ -22,7 +23,7 @@ BUDGETS = tuple(int(size) for size in (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * M
 
 def budgets(inspected: Inspected) -> list[dict[str, Any]]:
     """Per budget: bytes, num_hot_rows, hot_lookup_share, hot_sample_share, is_chosen (by the plan)."""
-    chosen = inspected.plan.setting("hot_bytes", int)
+    chosen = PlanSettings.of(inspected.plan).hot_bytes
     sizes = sorted({*BUDGETS, chosen})
     return [
         row | {"is_chosen": size == chosen}

@@ -15,6 +15,7 @@ from ..folders.discard import is_discarded, refuse_discarded
 from ..folders.manifest import Manifest
 from ..folders.stage_totals import PlanTotals, SamplesTotals, VocabularyTotals
 from ..folders.table_info import TableInfo, VocabularyTable
+from ..formats.stage_settings import ShardSettings
 from ..hot_rows.hot_order import HotOrder
 from ..ranking.vocabulary_files import read_tables
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
@@ -97,7 +98,7 @@ def read_shards(folder: Path) -> Manifest | None:
 def packed_batch_size(folder: Path) -> int | None:
     """Return the batch size of the shards of ``folder``; None where they are not written yet."""
     shards = read_shards(folder)
-    return None if shards is None else shards.setting("batch_size", int)
+    return None if shards is None else ShardSettings.of(shards).batch_size
 
 
 def read_row_counts(vocabulary: Manifest) -> list[NDArray[np.int64]]:

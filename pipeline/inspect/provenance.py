@@ -8,6 +8,7 @@ from typing import Any
 from ... import __version__
 from ..folders.manifest import Manifest, is_sealed
 from ..folders.stage_totals import ColumnsTotals, VocabularyTotals
+from ..formats.stage_settings import ColumnsSettings
 from ..stages.stage_order import FOLDERS
 
 
@@ -33,7 +34,7 @@ def provenance(folder: Path) -> dict[str, Any]:
     }
     return {
         "hotset": __version__,
-        "schema": columns.config["schema"],
+        "schema": ColumnsSettings.of(columns).schema,
         "logs": [
             {
                 "name": raw.name,

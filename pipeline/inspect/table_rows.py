@@ -20,6 +20,7 @@ from ..folders.stage_totals import ColumnsTotals, PlanTotals, VocabularyTotals
 from ..folders.table_info import VocabularyTable
 from ..formats.arrow_files import read_batch, values_of
 from ..formats.category_texts import texts_of_table
+from ..formats.stage_settings import ColumnsSettings
 from ..formats.tables import table_named
 from ..schema.schema import schema_named
 from ..schema.schema_file import schema_of
@@ -131,7 +132,7 @@ def open_table(folder: Path, feature: str) -> TableRows:
 def _kind(folder: Path, feature: str) -> str:
     columns = Manifest.read(folder / "columns")
     text = ColumnsTotals.of(columns).schema
-    schema = schema_named(columns.setting("schema", str)) if text is None else schema_of(text)
+    schema = schema_named(ColumnsSettings.of(columns).schema) if text is None else schema_of(text)
     return schema.kind_of[feature]
 
 

@@ -25,6 +25,7 @@ from ..folders.table_info import TableInfo
 from ..folders.temporary_files import AppendedArray
 from ..formats.arrow_files import DAMAGE, open_hashed, open_mapped
 from ..formats.part_ids import PartIds
+from ..formats.stage_settings import ShardSettings
 from ..runtime.resources import Resources
 from ..runtime.tasks import run_tasks
 from ..runtime.thread_buffers import thread_buffer
@@ -108,17 +109,7 @@ def refuse_other_shards(shards: Manifest) -> None:
             f"{where} is of {shards.stage!r}, version {shards.version}, want 'pack', 1",
             hint=hint_to_rewrite(shards.folder),
         )
-    size = shards.config.get("batch_size")
-    if type(size) is not int or size < 1:
-        raise ManifestError(
-            f"{where} is damaged: config.batch_size is {size!r}, want 1 or more",
-            hint=hint_to_rewrite(shards.folder),
-        )
-    order = shards.config.get("order")
-    if order not in ("grouped", "original"):
-        raise ManifestError(
-            f"{where} is damaged: config.order is {order!r}", hint=hint_to_rewrite(shards.folder)
-        )
+    size = ShardSettings.of(shards).batch_size
     totals = ShardsTotals.of(shards)
     batches = dict.fromkeys(("hot_only", "mixed", "evaluation"), 0)
     samples = dict(batches)
@@ -217,7 +208,7 @@ def _read_from_either(
     for of_widths in stored_rows_of_file(lookups, shards, entry, batches, widths):
         for parts, part in zip(found, of_widths, strict=True):
             parts.append(part)
-    size: int = shards.config["batch_size"]
+    size = ShardSettings.of(shards).batch_size
     num_samples = sum(min(size, entry.num_samples - number * size) for number in batches)
     return num_samples, [_joined(parts) for parts in found]
 

@@ -17,6 +17,7 @@ from ..folders.manifest import Manifest
 from ..folders.output import Output
 from ..folders.stage_totals import EpochTotals, ScheduledWidth, ShardsTotals
 from ..folders.temporary_files import array_in
+from ..formats.stage_settings import ShardSettings
 from ..sizes import MIB
 from .cold_batches import ColdBatches, ColdWidth, mixed_files
 from .step_plan_files import write_plans, write_residents
@@ -86,7 +87,7 @@ class EpochPlans:
         return [self._epoch(seed, epoch, planner) for epoch in range(num_epochs)]
 
     def _epoch(self, seed: int, epoch: int, planner: StagingPlanner) -> EpochTotals:
-        is_grouped = self._shards.setting("order", str) == "grouped"
+        is_grouped = ShardSettings.of(self._shards).is_grouped
         # The order of all batches of the epoch, then of its mixed ones, as positions in ``self._batches``.
         order = epoch_order(self._is_hot_only, seed, epoch, spread=is_grouped)
         position_of = np.zeros(self._is_hot_only.size, np.int64)
@@ -229,7 +230,7 @@ def num_hot_only_batches(shards: Manifest) -> int:
 def _mixed_batches(shards: Manifest) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the numbers that a trainer gives to the mixed batches, and their samples."""
     first = num_hot_only_batches(shards)
-    size = shards.setting("batch_size", int)
+    size = ShardSettings.of(shards).batch_size
     numbers = []
     samples = []
     for entry, mixed in mixed_files(shards):

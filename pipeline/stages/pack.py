@@ -23,6 +23,7 @@ from ..folders.manifest import Manifest
 from ..folders.output import Output, input_of
 from ..folders.stage_totals import KindCounts, PlanTotals, ShardsTotals
 from ..formats.arrow_files import open_writer
+from ..formats.stage_settings import PlanSettings
 from ..packing.pack_inputs import PackInputs
 from ..packing.row_layout import TAG
 from ..packing.scatter_samples import Buffers, count_list_lookups, scatter_samples, starts_of
@@ -193,6 +194,7 @@ def _lookups_of(rows: NDArray[np.int32], inputs: PackInputs) -> dict[str, int]:
 def _totals(config: PackConfig, inputs: PackInputs, output: Output) -> ShardsTotals:
     """Return what a trainer needs, so that it needs no other folder."""
     plan = PlanTotals.of(inputs.plan)
+    settings = PlanSettings.of(inputs.plan)
     samples: Counter[str] = Counter()
     batches: Counter[str] = Counter()
     # Mixed files of the original order hold batches that are hot-only by chance: those count as such.
@@ -207,9 +209,9 @@ def _totals(config: PackConfig, inputs: PackInputs, output: Output) -> ShardsTot
         row_bytes=plan.row_bytes,
         num_rows=plan.num_rows,
         num_hot_rows=plan.num_hot_rows,
-        hot_bytes=inputs.plan.setting("hot_bytes", int),
-        embedding_dim=inputs.plan.setting("embedding_dim", int),
-        embedding_optimizer=inputs.plan.setting("embedding_optimizer", str),
+        hot_bytes=settings.hot_bytes,
+        embedding_dim=settings.embedding_dim,
+        embedding_optimizer=settings.embedding_optimizer,
         has_label=inputs.has_label,
         dense=tuple(inputs.dense),
         num_valid_samples=plan.num_valid_samples,

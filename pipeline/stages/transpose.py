@@ -28,6 +28,7 @@ from ..folders.table_info import PlannedTable
 from ..formats.arrow_files import damage_named, open_hashed, open_writer
 from ..formats.lookup_files import lookup_batch, lookup_schema
 from ..formats.part_ids import PartIds
+from ..formats.stage_settings import ShardSettings
 from ..formats.tables import one_hot
 from ..runtime.memory import refuse_small_cap
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
@@ -90,7 +91,7 @@ def training_files(shards: Manifest) -> Iterator[FileEntry]:
 def needed_bytes(shards: Manifest, workers: int) -> int:
     """Return the bytes that `transpose` needs: a file of shards, and a batch at work, for each worker."""
     num_one_hot = len(one_hot(ShardsTotals.of(shards).tables))
-    batch_size = shards.setting("batch_size", int)
+    batch_size = ShardSettings.of(shards).batch_size
     # All lookups of a file's lists may stand in one of its batches.
     lists = [sum(ShardFacts.of(shards, entry).lookups.values()) for entry in training_files(shards)]
     most = batch_size * num_one_hot + max(lists, default=0)

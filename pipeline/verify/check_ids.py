@@ -14,6 +14,7 @@ from ..folders.stage_totals import PlanTotals, SamplesTotals, ShardsTotals
 from ..folders.table_info import PlannedTable
 from ..formats.arrow_files import open_mapped, read_batch, values_of
 from ..formats.part_ids import PartIds
+from ..formats.stage_settings import ShardSettings
 from ..formats.tables import offsets_of, one_hot
 
 
@@ -64,7 +65,7 @@ def check_shards(entry: FileEntry, shards: Manifest, _: dict[str, Manifest]) -> 
     """Faults of one file of shards."""
     totals = ShardsTotals.of(shards)
     facts = ShardFacts.of(shards, entry)
-    batch_size = shards.setting("batch_size", int)
+    batch_size = ShardSettings.of(shards).batch_size
     reader = open_mapped(shards.checked_path(entry))
     batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
     for batch in batches:

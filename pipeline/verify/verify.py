@@ -30,6 +30,7 @@ from ..folders.stage_totals import (
 )
 from ..folders.table_info import PlannedTable
 from ..formats.arrow_files import DAMAGE
+from ..formats.stage_settings import ColumnsSettings
 from ..raw.raw_blocks import iterate_blocks
 from ..raw.raw_file import RawFile
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
@@ -234,15 +235,14 @@ def _check_lookups(manifests: dict[str, Manifest]) -> Iterator[str]:
 def _check_raw(columns: Manifest, raw: Sequence[Path]) -> Iterator[str]:
     """Hash the logs again, block by block, as `ingest` did."""
     recorded = ColumnsTotals.of(columns).raw
+    block_bytes = ColumnsSettings.of(columns).block_bytes
     if len(raw) != len(recorded):
         yield f"{len(raw)} logs were given, {columns.folder} was made from {len(recorded)}"
         return
     for path, log in zip(raw, recorded, strict=True):
         # A digest of block digests, because `ingest` hashes blocks in parallel.
         digest = xxhash.xxh3_128()
-        blocks = iterate_blocks(
-            RawFile.inspect(path), columns.setting("block_bytes", int), in_thread_buffer=True
-        )
+        blocks = iterate_blocks(RawFile.inspect(path), block_bytes, in_thread_buffer=True)
         for unread in blocks:
             block = unread.read()
             if block.num_bytes:

@@ -23,6 +23,7 @@ from ...pipeline.folders.file_facts import ShardFacts
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.stage_totals import ShardsTotals, VocabularyTotals
 from ...pipeline.formats.arrow_files import DAMAGE
+from ...pipeline.formats.stage_settings import ShardSettings
 from ...pipeline.hot_rows.hot_order import HotOrder
 from ...pipeline.runtime.tasks import run_tasks
 from ...pipeline.schema.schema_names import check_name
@@ -87,9 +88,10 @@ class Shards:
             self.embedding_dim = totals.embedding_dim
             self.embedding_optimizer = totals.embedding_optimizer
             row_bytes(self.embedding_dim, self.embedding_optimizer)  # refuses an unknown one
-            self.batch_size = manifest.setting("batch_size", int)
+            settings = ShardSettings.of(manifest)
+            self.batch_size = settings.batch_size
             self.has_packed_budget = True
-            self.is_grouped = manifest.setting("order", str) == "grouped"
+            self.is_grouped = settings.is_grouped
             self._num_rows_F = np.array([table.num_rows for table in self.tables], np.int64)
             self._num_hot_F = np.array([table.num_hot for table in self.tables], np.int64)
             self._oov_F = np.array([table.oov_id for table in totals.tables], np.int32)

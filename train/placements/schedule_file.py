@@ -19,6 +19,7 @@ from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.file_facts import ScheduleFacts
 from ...pipeline.folders.manifest import FileEntry, Manifest
 from ...pipeline.folders.stage_totals import ScheduledWidth, ScheduleTotals
+from ...pipeline.formats.stage_settings import ScheduleSettings
 from ...pipeline.runtime.tasks import run_tasks
 from ...pipeline.scheduling.step_plan_files import read_plans, read_residents
 from ...pipeline.stage_commands import hint_to_rewrite
@@ -134,7 +135,7 @@ class Schedule:
     def _own_batches(self, epoch: int) -> NDArray[np.int32]:
         """The mixed batches of an epoch in the order of the schedule's seed."""
         is_hot_only = self._shards.is_hot_only
-        seed = self._manifest.setting("seed", int)
+        seed = ScheduleSettings.of(self._manifest).seed
         order = epoch_order(is_hot_only, seed, epoch, spread=self._shards.is_grouped)
         mixed: NDArray[np.int32] = order[~is_hot_only[order]]
         return mixed
@@ -191,17 +192,17 @@ def _difference(manifest: Manifest, shards: Shards, config: TrainConfig) -> str 
         return "it was written for other shards"
     if not shards.has_packed_budget:
         return "it was written for other hot rows"
-    wanted = {"seed": config.seed, "prefetch": config.prefetch, "window": None}
-    for name in (*wanted, "epochs"):
-        found = manifest.config.get(name, "nothing")
-        if type(found) is not int and not (name == "window" and found is None):
-            raise _damaged(manifest, f"config.{name} is {found!r}, want a whole number")
-    for name, value in wanted.items():
-        if manifest.config[name] != value:
-            return f"it has {name} {manifest.config[name]}, the run {value}"
+    planned = ScheduleSettings.of(manifest)
+    for name, found, wanted in (
+        ("seed", planned.seed, config.seed),
+        ("prefetch", planned.prefetch, config.prefetch),
+        ("window", planned.window, None),
+    ):
+        if found != wanted:
+            return f"it has {name} {found}, the run {wanted}"
     # A longer schedule fits a shorter run: epochs are planned one after the other.
-    if manifest.config["epochs"] < config.epochs:
-        return f"it has {manifest.config['epochs']} epochs, the run {config.epochs}"
+    if planned.epochs < config.epochs:
+        return f"it has {planned.epochs} epochs, the run {config.epochs}"
     optimizer = config.row_optimizer(shards.embedding_optimizer)
     if shards.embedding_optimizer != optimizer:
         return f"it is for rows of {shards.embedding_optimizer}, the run uses {optimizer}"

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from ...pipeline.folders.manifest import MANIFEST, Manifest
+from ...pipeline.formats.stage_settings import ColumnsSettings
 from ...pipeline.runtime.engine import EngineName
 from ...pipeline.schema.schema_file import setting_of
 from ...pipeline.sizes import ByteSize
@@ -208,5 +209,5 @@ def _recipe_in(arguments: Sequence[str]) -> PreprocessConfig:
     for argument in arguments:
         columns = Path(argument) / "columns"
         if (columns / MANIFEST).exists():
-            return recipe_for(Manifest.read(columns).setting("schema", str))
+            return recipe_for(ColumnsSettings.of(Manifest.read(columns)).schema)
     return recipe_for(DEFAULT_SCHEMA)

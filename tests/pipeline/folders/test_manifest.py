@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.file_facts import ShardFacts, TextsFacts
+from hotset.pipeline.folders.json_record import JsonRecord
 from hotset.pipeline.folders.manifest import MANIFEST, FileEntry, Manifest, checksum_of
 
 PARTS: dict[str, Any] = {
@@ -200,17 +202,26 @@ def test_thousands_of_files_are_found_by_name_and_a_manifest_travels_by_its_fold
     assert len(packed) < 1000 and pickle.loads(packed) == manifest
 
 
+@dataclass(frozen=True, kw_only=True)
+class CountedSettings(JsonRecord):
+    """Some settings of a stage."""
+
+    eval_fraction: float
+    seed: int
+
+
 def test_settings_are_checked_when_they_are_read(tmp_path: Path) -> None:
-    config = {"eval_fraction": 0.2, "seed": -1, "name": "x"}
+    config = {"eval_fraction": 0.2, "seed": 7, "name": "x"}
     manifest = Manifest(tmp_path, "count", 1, config, [], [], {}, "")
-    assert manifest.setting("eval_fraction", float) == 0.2 and manifest.setting("name", str) == "x"
-    for name, kind, message in (
-        ("seed", int, "config.seed is -1, want 0 or more"),
-        ("none", int, "config.none is None, want a whole number"),
-        ("name", int, "config.name is 'x', want a whole number"),
+    assert manifest.read_settings(CountedSettings) == CountedSettings(eval_fraction=0.2, seed=7)
+    for seed, message in (
+        ({"seed": -1}, "config.seed is -1, want 0 or more"),
+        ({"seed": None}, "config.seed is None, want a whole number"),
+        ({"seed": "x"}, "config.seed is 'x', want a whole number"),
+        ({}, "config.seed is missing"),
     ):
         with pytest.raises(ManifestError) as refused:
-            manifest.setting(name, kind)
+            replace(manifest, config={"eval_fraction": 0.2} | seed).read_settings(CountedSettings)
         assert str(refused.value) == f"{tmp_path / MANIFEST} is damaged: {message}"
     assert manifest.read_config(lambda found: found.pop("name")) == "x" and config["name"] == "x"
     with pytest.raises(ManifestError, match="damaged: its config is not one of 'count': 'span'"):

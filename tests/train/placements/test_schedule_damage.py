@@ -194,7 +194,7 @@ def epochs_in_words(parts: dict[str, Any]) -> None:
         (drop_residents, "0 files of residents, want 1"),
         (other_rows, "cold rows of width 4, the shards have"),
         (no_widths, "cold rows of width 4, the shards have"),
-        (no_seed, "config.seed is 'nothing', want a whole number"),
+        (no_seed, "config.seed is missing"),
         (epochs_in_words, "config.epochs is 'two', want a whole number"),
     ],
 )

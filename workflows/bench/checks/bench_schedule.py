@@ -19,6 +19,7 @@ from ....pipeline.errors import ConfigError, require_at_least
 from ....pipeline.folders.manifest import Manifest
 from ....pipeline.folders.stage_totals import ScheduleTotals, ShardsTotals, VocabularyTotals
 from ....pipeline.formats import arrow_files
+from ....pipeline.formats.stage_settings import ScheduleSettings
 from ....pipeline.generate.generate_log import GenerateConfig, generate
 from ....pipeline.runtime.resources import ProgressCallback, Resources, silent
 from ....pipeline.sizes import ByteSize
@@ -160,10 +161,10 @@ def schedule_job(out: Path, data: Path, config: BenchScheduleConfig) -> dict[str
 def train_job(out: Path, data: Path, config: BenchScheduleConfig) -> dict[str, Any]:
     """Train an epoch by the schedule of ``data``; return the CPU seconds of its checks."""
     # Train by the settings that the schedule was made for; it is refused otherwise.
-    planned = Manifest.read(data / "schedule")
+    planned = ScheduleSettings.of(Manifest.read(data / "schedule"))
     run = TrainConfig(
-        staging_bytes=ByteSize(planned.config["staging_bytes"]),
-        prefetch=planned.setting("prefetch", int),
+        staging_bytes=None if planned.staging_bytes is None else ByteSize(planned.staging_bytes),
+        prefetch=planned.prefetch,
         seed=config.seed,
         dense_optimizer="sgd",
         threads=1,
