@@ -58,6 +58,16 @@ def multiply_add(left: Float16x, right: Float16x, start: Float16x) -> Float16x:
     return exact.astype(np.float32)
 
 
+def subtract_product(start: Float16x, factor: np.float32, value: Float16x) -> Float16x:
+    """Return ``start - factor * value``, rounded twice: the product, then the difference."""
+    return start - factor * value
+
+
+def add(left: Float16x, right: Float16x) -> Float16x:
+    """Return ``left + right``."""
+    return left + right
+
+
 def add_neighbors(left: Float16x, right: Float16x) -> Float16x:
     """Return the sums of adjacent numbers, those of ``left`` first.
 
@@ -88,6 +98,13 @@ def _pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
 
 def _lanes(numbers: Sequence[int]) -> Any:
     return ir.Constant(ir.VectorType(_INT, WIDTH), list(numbers))
+
+
+def _repeated(builder: Any, number: Any) -> Any:
+    """Return a value of sixteen times a number."""
+    nothing = ir.Constant(_VALUE, ir.Undefined)
+    first = builder.insert_element(nothing, number, _INT(0))
+    return builder.shuffle_vector(first, nothing, _lanes([0] * WIDTH))
 
 
 @intrinsic
@@ -123,14 +140,29 @@ def _multiply_add(_: Any, left: Any, right: Any, start: Any) -> Any:
     def generate(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         factor = arguments[0]
         if signature.args[0] is types.float32:
-            nothing = ir.Constant(_VALUE, ir.Undefined)
-            first = builder.insert_element(nothing, factor, _INT(0))
-            factor = builder.shuffle_vector(first, nothing, _lanes([0] * WIDTH))
+            factor = _repeated(builder, factor)
         kind = ir.FunctionType(_VALUE, [_VALUE] * 3)
         function = get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDTH}f32")
         return builder.call(function, [factor, *arguments[1:]])
 
     return _value_type(left, right, start), generate
+
+
+@intrinsic
+def _subtract_product(_: Any, start: Any, factor: Any, value: Any) -> Any:
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        product = builder.fmul(_repeated(builder, arguments[1]), arguments[2])
+        return builder.fsub(arguments[0], product)
+
+    return _value_type(start, types.float32, value), generate
+
+
+@intrinsic
+def _add(_: Any, left: Any, right: Any) -> Any:
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        return builder.fadd(*arguments)
+
+    return _value_type(left, right), generate
 
 
 @intrinsic
@@ -161,6 +193,16 @@ def _overload_zeros() -> Any:
 @overload(multiply_add, inline="always", strict=False)
 def _overload_multiply_add(left: Any, right: Any, start: Any) -> Any:
     return lambda left, right, start: _multiply_add(left, right, start)
+
+
+@overload(subtract_product, inline="always", strict=False)
+def _overload_subtract_product(start: Any, factor: Any, value: Any) -> Any:
+    return lambda start, factor, value: _subtract_product(start, factor, value)
+
+
+@overload(add, inline="always", strict=False)
+def _overload_add(left: Any, right: Any) -> Any:
+    return lambda left, right: _add(left, right)
 
 
 @overload(add_neighbors, inline="always", strict=False)

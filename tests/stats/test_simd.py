@@ -10,14 +10,14 @@ import pytest
 from numpy.typing import NDArray
 
 from hotset.stats.kernel import kernel
-from hotset.stats.simd import WIDTH, add_neighbors, load, multiply_add, store, zeros
+from hotset.stats.simd import WIDTH, add, add_neighbors, load, multiply_add, store, subtract_product, zeros
 
 
 @kernel
 def compute(
     left: NDArray[np.float32], right: NDArray[np.float32], factor: np.float32, found: NDArray[np.float32]
 ) -> None:
-    """Four results, one row of ``found`` each."""
+    """Six results, one row of ``found`` each."""
     flat = found.reshape(-1)
     # From the second number on: nothing is aligned.
     first = load(left, np.uint64(1))
@@ -26,6 +26,8 @@ def compute(
     store(flat, np.uint64(WIDTH), multiply_add(factor, first, second))
     store(flat, np.uint64(2 * WIDTH), add_neighbors(first, second))
     store(flat, np.uint64(3 * WIDTH), multiply_add(first, first, multiply_add(factor, second, first)))
+    store(flat, np.uint64(4 * WIDTH), add(first, second))
+    store(flat, np.uint64(5 * WIDTH), subtract_product(first, factor, second))
 
 
 def rounded_once(left: float, right: float, start: float) -> np.float32:
@@ -39,7 +41,7 @@ def rounded_once(left: float, right: float, start: float) -> np.float32:
 def test_values_are_those_of_numpy(rng: np.random.Generator) -> None:
     left, right = rng.standard_normal((2, WIDTH + 3)).astype(np.float32)
     factor = np.float32(0.3)
-    found = np.full((5, WIDTH), 7, np.float32)
+    found = np.full((7, WIDTH), 7, np.float32)
     compute(left, right, factor, found)
     first, second = left[1 : WIDTH + 1], right[1 : WIDTH + 1]
     np.testing.assert_array_equal(found[0], first * second)
@@ -47,7 +49,9 @@ def test_values_are_those_of_numpy(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(found[2], joined[::2] + joined[1::2])
     np.testing.assert_allclose(found[1], factor * first + second, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found[3], first * first + factor * second + first, rtol=1e-5, atol=1e-5)
-    assert (found[4] == 7).all()
+    np.testing.assert_array_equal(found[4], first + second)
+    np.testing.assert_array_equal(found[5], first - factor * second)
+    assert (found[6] == 7).all()
 
 
 @pytest.mark.skipif("NUMBA_DISABLE_JIT" in os.environ, reason="rounded twice where not compiled")
@@ -56,7 +60,7 @@ def test_a_product_is_not_rounded_before_it_is_added(rng: np.random.Generator) -
     factor = np.float32(1 / 3)
     # The sums nearly vanish, so that a rounding of the products is most of what is left.
     right = -(left * factor)
-    found = np.empty((4, WIDTH), np.float32)
+    found = np.empty((6, WIDTH), np.float32)
     compute(left, right, factor, found)
     wanted = [
         rounded_once(float(factor), float(x), float(y)) for x, y in zip(left[1:], right[1:], strict=True)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ...stats.batches.lookups_by_row import LookupsByRow
 from ...stats.hashing import mix64_pair
 from ...stats.kernel import kernel
+from ...stats.simd import WIDTH, add, load, store, zeros
 
 BLOCK_SAMPLES = 128
 """Samples whose gradients of one row are summed before the sums of the blocks are."""
@@ -65,14 +66,19 @@ def look_up(
         vectors_PD: (num_positions, embedding_dim), written at the positions.
     """
     width = np.uint64(weights_SD.shape[1])
+    whole = width // np.uint64(WIDTH) * np.uint64(WIDTH)
+    weights_N = weights_SD.reshape(-1)
+    vectors_N = vectors_PD.reshape(-1)
     for row in range(np.uint64(first), np.uint64(last)):
         if slots_U[row] < 0:
             continue
-        source = weights_SD[np.uint64(slots_U[row])]
+        source = np.uint64(slots_U[row]) * width
         for i in range(np.uint64(lookups.starts_U1[row]), np.uint64(lookups.starts_U1[row + np.uint64(1)])):
-            target = vectors_PD[np.uint64(lookups.order_N[i])]
-            for column in range(width):
-                target[column] = source[column]
+            target = np.uint64(lookups.order_N[i]) * width
+            for part in range(np.uint64(0), whole, np.uint64(WIDTH)):
+                store(vectors_N, target + part, load(weights_N, source + part))
+            for column in range(whole, width):
+                vectors_N[target + column] = weights_N[source + column]
 
 
 @kernel
@@ -109,39 +115,48 @@ def sum_gradients(
         Higham, Accuracy and Stability of Numerical Algorithms (2002), section 4.2.
     """
     width = np.uint64(grad_PD.shape[1])
+    whole = width // np.uint64(WIDTH) * np.uint64(WIDTH)
+    grad_N = grad_PD.reshape(-1)
+    sums_N = sums_RD.reshape(-1)
     num_summed = np.uint64(0)
     for row in range(np.uint64(first), np.uint64(last)):
         if slots_U[row] < 0:
             continue
         slots_R[num_summed] = slots_U[row]
-        total = sums_RD[num_summed]
+        target = num_summed * width
         num_summed += np.uint64(1)
-        partial = sums_RD[num_summed]
-        i = np.uint64(lookups.starts_U1[row])
+        start = np.uint64(lookups.starts_U1[row])
         stop = np.uint64(lookups.starts_U1[row + np.uint64(1)])
-        # Most rows have one lookup. Added to 0, as every sum is: a gradient of -0 becomes 0.
-        if i + np.uint64(1) == stop:
-            gradient = grad_PD[np.uint64(lookups.order_N[i])]
-            for column in range(width):
-                total[column] = np.float32(0) + gradient[column]
-            continue
-        for column in range(width):
-            total[column] = 0
-        while i < stop:
-            # The lookups of one block, until one lies behind its end.
-            position = np.int64(lookups.order_N[i])
-            end = (position // block_positions + 1) * block_positions
-            gradient = grad_PD[np.uint64(position)]
-            for column in range(width):
-                partial[column] = gradient[column]
-            i += np.uint64(1)
-            while i < stop and lookups.order_N[i] < end:
-                gradient = grad_PD[np.uint64(lookups.order_N[i])]
-                for column in range(width):
-                    partial[column] += gradient[column]
+        # Sixteen columns at a time, whose sums are registers. Every sum begins with 0: a gradient of -0 is 0.
+        for part in range(np.uint64(0), whole, np.uint64(WIDTH)):
+            total = zeros()
+            i = start
+            while i < stop:
+                # The lookups of one block, until one lies behind its end. Most rows have one lookup.
+                position = np.int64(lookups.order_N[i])
+                partial = load(grad_N, np.uint64(position) * width + part)
                 i += np.uint64(1)
-            for column in range(width):
-                total[column] += partial[column]
+                if i < stop:
+                    end = (position // block_positions + 1) * block_positions
+                    while i < stop and lookups.order_N[i] < end:
+                        partial = add(partial, load(grad_N, np.uint64(lookups.order_N[i]) * width + part))
+                        i += np.uint64(1)
+                total = add(total, partial)
+            store(sums_N, target + part, total)
+        # The columns that are left, one by one.
+        for column in range(whole, width):
+            total_1 = np.float32(0)
+            i = start
+            while i < stop:
+                position = np.int64(lookups.order_N[i])
+                end = (position // block_positions + 1) * block_positions
+                partial_1 = grad_N[np.uint64(position) * width + column]
+                i += np.uint64(1)
+                while i < stop and lookups.order_N[i] < end:
+                    partial_1 += grad_N[np.uint64(lookups.order_N[i]) * width + column]
+                    i += np.uint64(1)
+                total_1 += partial_1
+            sums_N[target + column] = total_1
     return int(num_summed)
 
 

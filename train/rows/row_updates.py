@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.kernel import kernel
+from ...stats.simd import WIDTH, load, store, subtract_product
 
 
 @kernel
@@ -26,10 +27,18 @@ def apply_sgd(
         sums_UD: (num_distinct, embedding_dim); gradient of each row.
         lr: learning rate.
     """
-    for row in range(slots_U.size):
-        slot = slots_U[row]
-        for column in range(weights_SD.shape[1]):
-            weights_SD[slot, column] -= lr * sums_UD[row, column]
+    width = np.uint64(weights_SD.shape[1])
+    whole = width // np.uint64(WIDTH) * np.uint64(WIDTH)
+    weights_N = weights_SD.reshape(-1)
+    sums_N = sums_UD.reshape(-1)
+    for row in range(np.uint64(slots_U.size)):
+        target = np.uint64(slots_U[row]) * width
+        source = row * width
+        for part in range(np.uint64(0), whole, np.uint64(WIDTH)):
+            updated = subtract_product(load(weights_N, target + part), lr, load(sums_N, source + part))
+            store(weights_N, target + part, updated)
+        for column in range(whole, width):
+            weights_N[target + column] -= lr * sums_N[source + column]
 
 
 @kernel

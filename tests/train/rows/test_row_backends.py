@@ -25,7 +25,7 @@ ONE = WorkThreads(1)
     name=st.sampled_from(NAMES),
     num_samples=st.sampled_from([0, 1, 5, 127, 128, 300]),
     num_tables=st.integers(1, 3),
-    dim=st.sampled_from([1, 3, 4, 16]),
+    dim=st.sampled_from([1, 3, 4, 16, 37]),
     decay=st.sampled_from([0.0, 1e-5, 0.1]),
     seed=st.integers(0, 1000),
 )

@@ -57,15 +57,20 @@ def by_row(rows: NDArray[np.int64], positions: NDArray[np.int64]) -> LookupsByRo
     return found._replace(order_N=positions[found.order_N].astype(np.int32))
 
 
-def test_rows_go_to_the_positions_of_their_lookups(rng: np.random.Generator) -> None:
-    weights = rng.normal(size=(10, 3)).astype(F32)
-    vectors = np.full((6, 3), -1, F32)
+WIDTHS = [1, 3, 16, 37]
+"""Narrower than what is moved at a time, as wide, and wider by a part."""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rows_go_to_the_positions_of_their_lookups(width: int, rng: np.random.Generator) -> None:
+    weights = rng.normal(size=(10, width)).astype(F32)
+    vectors = np.full((6, width), -1, F32)
     lookups = by_row(np.array([2, 2, 7, 8]), np.array([0, 2, 3, 5]))
     # Rows 2, 7 and 8 are in slot 4, left out, and in slot 9.
     look_up(weights, lookups, np.array([4, -1, 9]), 0, 3, vectors)
     np.testing.assert_array_equal(vectors[[0, 2, 5]], weights[[4, 4, 9]])
     assert np.all(vectors[[1, 3, 4]] == -1)
-    part = np.full((6, 3), -1, F32)
+    part = np.full((6, width), -1, F32)
     look_up(weights, lookups, np.array([4, -1, 9]), 1, 3, part)
     np.testing.assert_array_equal(part[5], weights[9])
     assert np.all(part[:5] == -1)
@@ -140,12 +145,13 @@ def naive_sum(
 
 @pytest.mark.parametrize(("num_samples", "features"), [(0, 2), (1, 1), (127, 1), (129, 3), (700, 5)])
 @pytest.mark.parametrize("num_rows", [1, 3, 1000])
+@pytest.mark.parametrize("width", [3, 37])
 def test_gradients_are_summed_in_blocks_of_samples(
-    num_samples: int, features: int, num_rows: int, rng: np.random.Generator
+    num_samples: int, features: int, num_rows: int, width: int, rng: np.random.Generator
 ) -> None:
     positions = np.arange(num_samples * features)
     rows = rng.integers(0, num_rows, positions.size)
-    grad = rng.normal(size=(positions.size, 3)).astype(F32)
+    grad = rng.normal(size=(positions.size, width)).astype(F32)
     distinct, sums = summed(grad, rows, positions, features)
     expected = naive_sum(grad, rows, positions, features)
     assert distinct.tolist() == sorted(expected)
@@ -154,7 +160,7 @@ def test_gradients_are_summed_in_blocks_of_samples(
 
 
 def test_a_gradient_of_minus_zero_becomes_zero_as_in_every_sum() -> None:
-    grad = np.full((3, 2), -0.0, F32)
+    grad = np.full((3, 18), -0.0, F32)
     _, sums = summed(grad, np.array([4, 5, 5]), np.arange(3), features=1)
     assert not np.signbit(sums).any()
 

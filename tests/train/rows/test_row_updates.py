@@ -36,8 +36,9 @@ def rows_and_sums(rng: np.random.Generator) -> tuple[NDArray[np.float32], ...]:
 SLOTS = np.array([7, 0, 19])
 
 
-def test_sgd_steps_down_the_gradient(rows_and_sums: tuple[NDArray[np.float32], ...]) -> None:
-    weights, _, sums = rows_and_sums
+@pytest.mark.parametrize("width", [6, 16, 37])
+def test_sgd_steps_down_the_gradient(width: int, rng: np.random.Generator) -> None:
+    weights, sums = rng.normal(size=(20, width)).astype(F32), rng.normal(size=(3, width)).astype(F32)
     expected = weights.copy()
     expected[SLOTS] = weights[SLOTS] - F32(0.1) * sums
     apply_sgd(weights, SLOTS, sums, F32(0.1))
