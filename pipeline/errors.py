@@ -66,6 +66,7 @@ _SIGNS_OF_NO_MEMORY = (
     "CUDA out of memory",
     "can't allocate memory",
     "Cannot allocate memory",
+    "failed to map segment from shared object",
     "std::bad_alloc",
     "malloc of size",
 )

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of stdout has gone: nothing may be flushed to it at exit
         _drop_stdout()
         return 1
-    except (OSError, MemoryError, RuntimeError, UnicodeEncodeError) as error:
+    except (OSError, MemoryError, RuntimeError, ImportError, UnicodeEncodeError) as error:
         # Errors of stdout are the only ones of a device that reach this line without a name.
         is_stdout = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT)
         unnamed = "stdout cannot be written" if is_stdout else f"hotset {command}".rstrip()

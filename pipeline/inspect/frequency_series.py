@@ -15,17 +15,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.analysis.coverage import falling, rows_for_shares, top_shares
-from ..errors import ConfigError, HotsetError, ManifestError, first_line, refuse_system_fault
+from ..errors import (
+    ConfigError,
+    HotsetError,
+    ManifestError,
+    SystemFaultError,
+    first_line,
+    refuse_system_fault,
+)
 from ..folders.stage_totals import PlanTotals, SamplesTotals, ShardsTotals, VocabularyTotals
 from ..folders.table_info import VocabularyTable
 from ..formats.arrow_files import DAMAGE
 from ..formats.stage_settings import PlanSettings, ShardSettings
 from ..formats.tables import multi_hot
+from ..runtime.memory import available_bytes
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
+from ..sizes import format_byte_size
 from ..stages.pack import PackConfig
 from .category_series import top_categories
 from .coverage_series import coverage
-from .default_runs import default_runs
+from .default_runs import MAX_LOOKUPS, default_runs
 from .drift_series import drift
 from .hot_sample_series import budgets, hot_samples
 from .hot_table_series import hot_tables
@@ -39,6 +48,11 @@ from .unique_rows_series import unique_rows_by_batch_size
 TOPS = (1, 10, 100, 1000)
 BATCH_SIZES = tuple(1 << power for power in range(6, 17))
 SHARES = (0.8, 0.9, 0.95, 0.99)
+_ROW_BYTES = 24
+"""Memory that the series of the shuffled order take at least for each row."""
+_LOOKUP_BYTES = 16
+"""Memory that they take at least for each lookup of a trace. 4 M samples of 4 M rows took 460 MiB, where
+these two add up to 349 MiB."""
 
 
 def frequency_statistics(
@@ -71,6 +85,8 @@ def frequency_statistics(
         # Series run in the order of SERIES, whatever the order they were asked for: output does not depend on
         # it.
         inspected = Inspected.open(folder, resources, num_parts=num_parts)
+        if not set(wanted) <= set(QUICK):
+            _refuse_little_memory(inspected)
         found = {name: SERIES[name](inspected) for name in SERIES if name in wanted}
         return _totals(inspected) | {"left_out": inspected.left_out} | found
     # Our own errors are some of DAMAGE's types, and name their file already.
@@ -82,6 +98,23 @@ def frequency_statistics(
             f"{folder} is damaged: {first_line(error)}",
             hint=f"`hotset verify {shlex.quote(str(folder))}` reports which file",
         ) from error
+
+
+def _refuse_little_memory(inspected: Inspected) -> None:
+    """Raise SystemFaultError where there is less memory than the statistics take at the very least.
+
+    Libraries that cannot start a thread for want of memory end the process without a message.
+    """
+    num_rows = VocabularyTotals.of(inspected.vocabulary).num_rows
+    num_lookups = min(inspected.num_train * len(inspected.tables), MAX_LOOKUPS)
+    needed = _ROW_BYTES * num_rows + _LOOKUP_BYTES * num_lookups
+    free = available_bytes()
+    if free is not None and free < needed:
+        raise SystemFaultError(
+            f"{inspected.folder}: statistics of {num_rows:,} rows and {num_lookups:,} lookups take at least "
+            f"{format_byte_size(needed)} of memory, {format_byte_size(free)} are free",
+            hint=f"free memory, raise the limit `ulimit -v`, or ask for less: `--series {','.join(QUICK)}`",
+        )
 
 
 def _totals(inspected: Inspected) -> dict[str, Any]:

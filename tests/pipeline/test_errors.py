@@ -18,6 +18,7 @@ SYSTEM = {
     "starts no more threads: can't": RuntimeError("can't start new thread"),
     "not enough memory": pa.ArrowMemoryError("malloc of size 64 failed"),
     "not enough memory: [enforce": RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+    "not enough memory: x.so": ImportError("x.so: failed to map segment from shared object"),
     "not enough memory: [Errno 12]": OSError(errno.ENOMEM, "Cannot allocate memory"),
     "a.arrow: Input/output error": OSError(errno.EIO, os.strerror(errno.EIO)),
     "'a.arrow' has a name that is not UTF-8": UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates"),

@@ -171,6 +171,10 @@ def test_a_full_disk_behind_stdout_is_one_line(number_of_lines: int) -> None:
     ("error", "message"),
     [
         (
+            ImportError("torch.so: failed to map segment from shared object"),
+            "hotset stats: there is not enough memory: torch.so: failed to map",
+        ),
+        (
             MemoryError("malloc of size 99 failed"),
             "hotset stats: there is not enough memory: malloc of size 99",
         ),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...pipeline.errors import ConfigError, HotsetError, MissingExtraError, install_hint
+from ...pipeline.errors import ConfigError, HotsetError, MissingExtraError, SystemFaultError, install_hint
 from ...pipeline.formats.whole_file import whole_file
 from ...pipeline.inspect.frequency_series import SERIES
 from ...pipeline.runtime.resources import Resources
+from ...pipeline.sizes import GIB, format_byte_size
 from ...stats.prediction.workload import Machine
 from ...train.advice import AdviceConfig, advise
+
+_ADDRESSES_OF_ENGINE = 80 * GIB
+"""Addresses that the engine of the drawing package was seen to start with; with 64 GiB it did not."""
 
 
 def check_html(out: Path) -> None:
@@ -19,8 +24,17 @@ def check_html(out: Path) -> None:
 
     Raises:
         MissingExtraError: the packages that draw are not installed.
+        SystemFaultError: the process may have too few addresses for them.
         ConfigError: ``out`` is a folder, or its folder does not exist.
     """
+    # The engine that draws reserves addresses, few of which become memory, and ends the process without them.
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if most != resource.RLIM_INFINITY and most < _ADDRESSES_OF_ENGINE:
+        raise SystemFaultError(
+            f"--html needs {format_byte_size(_ADDRESSES_OF_ENGINE)} of addresses to draw, "
+            f"`ulimit -v` allows {format_byte_size(most)}",
+            hint="`ulimit -v unlimited`, or --json or --parquet, which draw nothing",
+        )
     try:
         import altair
         import vl_convert

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.pipeline.errors import ConfigError, ManifestError
+from hotset.pipeline.errors import ConfigError, ManifestError, SystemFaultError
 from hotset.pipeline.inspect.coverage_series import budgets_up_to, coverage
-from hotset.pipeline.inspect.frequency_series import SERIES, frequency_statistics
+from hotset.pipeline.inspect.frequency_series import QUICK, SERIES, frequency_statistics
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.count import CountConfig
@@ -43,6 +43,21 @@ def folder(log: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inspect")
     run_to("split", folder, log, CONFIG)
     return folder
+
+
+def test_too_little_memory_is_refused_with_the_sum_before_the_work(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = frequency_statistics(folder, Resources(workers=1), series=QUICK)
+    needed = 24 * found["num_rows"] + 16 * 150 * 26
+    monkeypatch.setattr("hotset.pipeline.inspect.frequency_series.available_bytes", lambda: needed - 1)
+    with pytest.raises(SystemFaultError, match=r"3,900 lookups take at least 66\.2 KiB of") as caught:
+        frequency_statistics(folder, Resources(workers=1))
+    assert str(caught.value.hint).endswith("`--series features,budgets`")
+    # What the hint names takes less.
+    assert frequency_statistics(folder, Resources(workers=1), series=QUICK) == found
+    monkeypatch.setattr("hotset.pipeline.inspect.frequency_series.available_bytes", lambda: needed)
+    frequency_statistics(folder, Resources(workers=1), series=["features", "coverage"])
 
 
 def of_order(found: dict[str, Any], order: str) -> list[dict[str, Any]]:
