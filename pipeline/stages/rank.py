@@ -53,11 +53,11 @@ class RankConfig:
     """Number of lookups in the training part below which categories share the out-of-vocabulary row."""
 
     feature_min_counts: FeatureSettings = NO_SETTINGS
-    """Separate min_count for some features, such as C3=10,C5=2."""
+    """Another --min-count for some features, such as C3=10,C5=2."""
 
     peel_floor: int = 4096
-    """With peel: number of rows, the most looked-up of all tables, that stay first, by frequency. More need
-    less memory."""
+    """With peel: number of rows, the most looked-up of all tables, that stay first, by frequency. The more,
+    the less memory is needed."""
 
     peel_row_bytes: FeatureSettings = NO_SETTINGS
     """With peel: bytes per row of each feature, if they differ. `preprocess` sets this itself."""

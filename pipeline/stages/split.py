@@ -55,7 +55,7 @@ class SplitConfig:
     """Number of floats per row."""
 
     feature_dims: FeatureSettings = NO_SETTINGS
-    """Separate embedding_dim for some features, such as C3=8,C5=32. Hot rows are then chosen by lookups per
+    """Another --embedding-dim for some features, such as C3=8,C5=32. Hot rows are then chosen by lookups per
     byte."""
 
     embedding_optimizer: Literal["sgd", "momentum", "adagrad", "rowwise-adagrad", "adam"] = "adagrad"

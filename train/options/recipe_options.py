@@ -41,7 +41,7 @@ class RecipeOptions:
 
     clip_gradient: float | None = None
     """Largest norm of the gradient of all dense layers together; a longer one is scaled down to it. By
-    default none is."""
+    default there is no limit."""
 
     dense_decay: float = 0.0
     """Weight decay of the dense layers (L2): the share of the weights that is added to their gradient."""

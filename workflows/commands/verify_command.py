@@ -22,7 +22,7 @@ class VerifyCommand:
     """Folder that `preprocess --out` or `train --out` created."""
 
     inputs: tuple[Path, ...] = ()
-    """Raw logs that DIR was written from, in order; they are hashed, and parsed again, too."""
+    """Raw logs that DIR was written from, in order: these are hashed and parsed again, too."""
 
     rebuild: bool = field(
         default=True,
@@ -35,7 +35,7 @@ class VerifyCommand:
     folder."""
 
     other_vocabulary: Path | None = None
-    """Folder that --like was given, or whose ids id_map maps; needed to check such a vocabulary or map in
+    """Folder that was given to --like, or whose ids id_map maps; needed to check such a vocabulary or map in
     full."""
 
     memory: ByteSize | None = None

@@ -54,7 +54,7 @@ class BenchLargerThanMemoryConfig:
     """Memory of the slots that stage cold rows."""
 
     cold_shares: tuple[float, ...] = (0.1, 0.02)
-    """Shares of the lookups that are of cold rows, which are all looked up alike."""
+    """Shares of the lookups that fall on cold rows; each cold row is looked up equally often."""
 
     batch_size: int = 2048
     """Samples per batch."""

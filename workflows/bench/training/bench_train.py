@@ -12,7 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -63,19 +63,21 @@ class BenchTrainConfig:
     """Numbers of threads."""
 
     round_samples: int = 32_768
-    """Samples that each contestant trains on in one round, at least; four batches are the least."""
+    """Least number of samples that each contestant trains on in one round; four batches at least."""
 
     rounds: int = 5
     """Rounds in which each contestant runs once; ratios are medians over rounds."""
 
-    parts: bool = True
+    parts: bool = field(
+        default=True, metadata={"help": "Leave out the parts of a step, measured beside their lower bounds."}
+    )
     """Whether the parts of a step are measured beside their lower bounds, with one thread."""
 
     seed: int = 0
     """Seed of the log, the models and the order of batches."""
 
     model: Literal["dlrm", "dcnv2"] = "dlrm"
-    """Model of all contestants. The parts of a step are measured of dlrm alone."""
+    """Model of all contestants. Only with dlrm are the parts of a step measured."""
 
     cross_rank: int | None = None
     """Rank of the matrices of the cross network of dcnv2; by default they are full."""
