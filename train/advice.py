@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from ..pipeline.hot_rows.hot_order import HotOrder
 from ..pipeline.inspect.hot_sample_series import count_hot_samples
 from ..pipeline.inspect.inspected_folder import packed_batch_size, read_row_counts
 from ..pipeline.runtime.resources import DEFAULT_RESOURCES, Resources
+from ..pipeline.schema.schema_names import nearest
 from ..pipeline.sizes import KIB, MIB, format_byte_size
 from ..pipeline.stage_commands import hint_to_verify
 from ..pipeline.stages.pack import PackConfig
@@ -30,7 +30,11 @@ from ..stats.prediction.row_loads import EpochUses
 from ..stats.prediction.step_times import compute_seconds, predict, where_more_stops_paying
 from ..stats.prediction.workload import Budget, Machine, Prediction, Workload
 from ..stats.staging.staging_size import MOST_PREFETCH
+from .config import TrainConfig
+from .model.dcn_shape import DcnShape
 from .model.dlrm_shape import DlrmShape, dlrm_shape
+from .model_building.choose_model import choose_model
+from .options.model_config import MODEL_NAMES
 
 STAGING_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Shares of the memory for rows that are tried as staging slots."""
@@ -51,7 +55,7 @@ class AdviceConfig:
     any."""
 
     model: str = "auto"
-    """DLRM preset, as in `hotset train --model`."""
+    """Model that comes with hotset, as in `hotset train --model`."""
 
     def __post_init__(self) -> None:
         require_at_least("batch_size", self.batch_size, 1)
@@ -110,7 +114,7 @@ def read_workload(
     dim = PlanSettings.of(plan).embedding_dim
     num_dense = len(ColumnsTotals.of(columns).dense)
     # The model as training would build it, for its operations and memory.
-    shape = dlrm_shape(model, num_dense, len(counts), dim)
+    shape = _shape_of(model, num_dense, len(counts), dim)
     rates = AccessRates.of_counts(counts, num_train)
     # Tables of several widths enter by the mean width of a lookup.
     widths = np.array(PlanTotals.of(plan).bytes_of_rows)
@@ -130,29 +134,33 @@ def read_workload(
     )
 
 
-def _layers(shape: DlrmShape) -> list[tuple[int, int]]:
-    """Inputs and outputs of each linear layer."""
-    return [*pairwise(shape.bottom), *pairwise(shape.top)]
+def _shape_of(model: str, num_dense: int, num_tables: int, dim: int) -> DlrmShape | DcnShape:
+    """Return the sizes of a model that comes with hotset."""
+    if model not in MODEL_NAMES:
+        raise ConfigError(
+            f"model must be one of {', '.join(MODEL_NAMES)}, got {model!r}", hint=nearest(model, MODEL_NAMES)
+        )
+    if model == "dcnv2":
+        return DcnShape(num_dense, (dim,) * num_tables, choose_model(TrainConfig(model=model), dim))
+    return dlrm_shape(model, num_dense, num_tables, dim)
 
 
-def _flops(shape: DlrmShape) -> float:
+def _flops(shape: DlrmShape | DcnShape) -> float:
     """Operations per sample: a product and a sum for each weight and each pair, forward and twice
     backward."""
-    products = sum(inputs * outputs for inputs, outputs in _layers(shape))
-    return 3 * 2.0 * (products + shape.num_vectors**2 * shape.embedding_dim)
+    products = sum(inputs * outputs for inputs, outputs in shape.layers)
+    return 3 * 2.0 * (products + shape.interaction_products)
 
 
-def dense_bytes(shape: DlrmShape) -> int:
+def dense_bytes(shape: DlrmShape | DcnShape) -> int:
     """Bytes of the dense parameters, their gradients and the state of their default optimizer."""
-    num_weights = sum((inputs + 1) * outputs for inputs, outputs in _layers(shape))
-    return 4 * num_weights * (2 + _DENSE_STATES)
+    return 4 * shape.num_weights * (2 + _DENSE_STATES)
 
 
-def activation_bytes(shape: DlrmShape) -> int:
+def activation_bytes(shape: DlrmShape | DcnShape) -> int:
     """Bytes per sample of activations and their gradients, float32 each."""
-    outputs = sum(outputs for _, outputs in _layers(shape))
-    interaction = shape.num_vectors * shape.embedding_dim + shape.num_vectors**2 + shape.top_inputs
-    return 2 * 4 * (outputs + interaction)
+    outputs = sum(outputs for _, outputs in shape.layers)
+    return 2 * 4 * (outputs + shape.interaction_floats)
 
 
 def _ladder(workload: Workload) -> list[int]:

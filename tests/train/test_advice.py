@@ -269,3 +269,13 @@ def test_unique_rows_of_a_real_log_are_predicted_within_two_per_cent(real_data: 
     preprocess([log], PreprocessConfig(), tmp_path / "data", until="encode")
     for one in unique_rows_by_batch_size(tmp_path / "data", [64, 512, 2048, 8192, 32_768]):
         assert one["measured"] == pytest.approx(one["expected"], rel=0.02)
+
+
+def test_advice_knows_the_models_of_hotset_alone(folder: Path) -> None:
+    config = AdviceConfig(batch_size=256, model="dcnv2")
+    found = advise(folder, config, Machine(), Resources(workers=1))["workload"]
+    # Cross layers of 429 numbers, the deep network, the logit: weights, gradients and the state of Adam.
+    weights = 3 * 430 * 429 + 430 * 512 + 513 * 256 + 257
+    assert found["dense_bytes"] == 16 * weights
+    with pytest.raises(ConfigError, match=r"model must be one of auto, .* got 'nets:Net'"):
+        advise(folder, AdviceConfig(batch_size=256, model="nets:Net"), Machine(), Resources(workers=1))

@@ -11,41 +11,14 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from ...pipeline.errors import ShardError
-from ..options.model_config import ModelConfig
+from .dcn_shape import DcnShape
 from .dense_model import DenseModel
 from .dlrm import build_linear, build_mlp
-
-
-@dataclass(frozen=True, slots=True)
-class DcnShape:
-    """Sizes of a DCN V2; with a seed they decide its initial values."""
-
-    num_dense: int
-    """Number of dense features, K."""
-    table_dims: tuple[int, ...]
-    """Row width of each table; they may differ, and nothing is projected."""
-    config: ModelConfig
-    """Layers of the networks."""
-
-    @property
-    def bottom(self) -> tuple[int, ...]:
-        """Widths of the bottom MLP from its inputs to its outputs; empty without one."""
-        return (self.num_dense, *self.config.bottom_widths) if self._has_bottom else ()
-
-    @property
-    def num_inputs(self) -> int:
-        """Numbers of a sample that are crossed, N."""
-        return sum(self.table_dims) + (self.bottom[-1] if self._has_bottom else self.num_dense)
-
-    @property
-    def _has_bottom(self) -> bool:
-        return bool(self.num_dense and self.config.bottom_widths)
 
 
 class CrossLayer(nn.Module):
@@ -100,10 +73,9 @@ class Dcn(DenseModel):
         self.cross_layers = nn.ModuleList(
             CrossLayer(num_inputs, config.cross_rank, generator) for _ in range(config.cross_layers)
         )
-        deep = (num_inputs, *config.top_widths)
-        self.deep = build_mlp(deep, generator, relu_last=True)
+        self.deep = build_mlp(shape.deep, generator, relu_last=True)
         self.is_stacked = config.structure == "stacked"
-        self.last = build_linear(deep[-1] + (0 if self.is_stacked else num_inputs), 1, generator)
+        self.last = build_linear(shape.last_inputs, 1, generator)
 
     def logits(self, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         bottom = dense_BK if self.bottom is None else self.bottom(dense_BK)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ...pipeline.errors import ConfigError, ShardError
 
@@ -47,6 +48,26 @@ class DlrmShape:
     def top(self) -> tuple[int, ...]:
         """Widths of the top MLP from its inputs to the logit."""
         return (self.top_inputs, *self.top_widths, 1)
+
+    @property
+    def layers(self) -> list[tuple[int, int]]:
+        """Inputs and outputs of each linear layer."""
+        return [*pairwise(self.bottom), *pairwise(self.top)]
+
+    @property
+    def num_weights(self) -> int:
+        """Parameters of all linear layers."""
+        return sum((inputs + 1) * outputs for inputs, outputs in self.layers)
+
+    @property
+    def interaction_products(self) -> int:
+        """Multiplications of a sample outside linear layers."""
+        return self.num_vectors**2 * self.embedding_dim
+
+    @property
+    def interaction_floats(self) -> int:
+        """Numbers of a sample that a forward pass keeps beside the outputs of linear layers."""
+        return self.num_vectors * self.embedding_dim + self.num_vectors**2 + self.top_inputs
 
 
 @dataclass(frozen=True, slots=True)

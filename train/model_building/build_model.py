@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..data.batch import EmbeddingTable
-from ..model.dcn import Dcn, DcnShape
+from ..model.dcn import Dcn
+from ..model.dcn_shape import DcnShape
 from ..model.dense_dtype import DenseDtype
 from ..model.dense_model import DenseModel
 from ..model.dense_step import DenseStep, build_dense_step

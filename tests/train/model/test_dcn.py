@@ -1,4 +1,4 @@
-"""DCN V2 against a naive twin in NumPy and finite differences."""
+"""DCN V2 against a naive twin in NumPy and finite differences; tests `dcn_shape`, too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from hotset.pipeline.errors import ShardError
-from hotset.train.model.dcn import CrossLayer, Dcn, DcnShape
+from hotset.train.model.dcn import CrossLayer, Dcn
+from hotset.train.model.dcn_shape import DcnShape
 from hotset.train.model.dlrm_shape import tables_by_width
 from hotset.train.options.model_config import ModelConfig
 
@@ -130,3 +131,33 @@ def test_initial_values_are_those_of_the_seed() -> None:
 def test_a_log_without_any_number_is_refused() -> None:
     with pytest.raises(ShardError, match="neither tables nor dense features"):
         Dcn(DcnShape(0, (), config_of()), 0)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_counts_the_weights_and_layers_of_its_model(name: str) -> None:
+    model = Dcn(SHAPES[name], 0)
+    assert SHAPES[name].num_weights == sum(each.numel() for each in model.parameters())
+    layers = [
+        (each.in_features, each.out_features) for each in model.modules() if isinstance(each, torch.nn.Linear)
+    ]
+    assert sorted(SHAPES[name].layers) == sorted(layers)
+
+
+@pytest.mark.parametrize("name", ["stacked, rank None", "parallel, rank 3"])
+def test_a_shape_counts_the_numbers_that_a_forward_pass_keeps(name: str) -> None:
+    shape, model = SHAPES[name], Dcn(SHAPES[name], 0).double()
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if (start := tensor.untyped_storage().data_ptr()) not in own:
+            kept[start] = tensor
+        return tensor
+
+    dense_BK, embeddings = drawn(shape, 8)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.logits(dense_BK, [emb_BFd.requires_grad_() for emb_BFd in embeddings])
+    found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / 8 / 8
+    counted = shape.interaction_floats + sum(outputs for _, outputs in shape.layers)
+    # The logit is not kept, and the inputs of the last layer of the parallel structure are joined once more.
+    assert counted == pytest.approx(found, abs=1 + shape.last_inputs)

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from hotset.train.data.batch import Batch
-from hotset.train.model.dcn import Dcn, DcnShape
+from hotset.train.model.dcn import Dcn
+from hotset.train.model.dcn_shape import DcnShape
 from hotset.train.model.dense_dtype import DenseDtype
 from hotset.train.model.dense_model import DenseModel
 from hotset.train.model.dense_step import DenseStep, TiledStep, build_dense_step

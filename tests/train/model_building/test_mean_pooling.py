@@ -10,7 +10,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards
-from hotset.train.model.dcn import Dcn, DcnShape
+from hotset.train.model.dcn import Dcn
+from hotset.train.model.dcn_shape import DcnShape
 from hotset.train.model.dense_step import build_dense_step
 from hotset.train.model.dlrm_shape import tables_by_width
 from hotset.train.model_building.mean_pooling import MeanPooling

@@ -28,7 +28,7 @@ from ....stats.batches.epoch_order import epoch_order
 from ....train.config import TrainConfig
 from ....train.data.batch_order import RecordedOrder
 from ....train.data.shards import Shards
-from ....train.model.dcn import DcnShape
+from ....train.model.dcn_shape import DcnShape
 from ....train.model.dense_dtype import cpu_features, has_bf16
 from ....train.model.dlrm_shape import DlrmShape, dlrm_shape
 from ....train.model_building.choose_model import choose_model

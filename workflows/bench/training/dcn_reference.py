@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from ....train.model.dcn import DcnShape
+from ....train.model.dcn_shape import DcnShape
 from .dlrm_reference import ReferenceBatch
 
 

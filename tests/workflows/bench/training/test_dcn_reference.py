@@ -9,7 +9,8 @@ import torch
 
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.shards import Shards
-from hotset.train.model.dcn import Dcn, DcnShape
+from hotset.train.model.dcn import Dcn
+from hotset.train.model.dcn_shape import DcnShape
 from hotset.train.options.model_config import ModelConfig
 from hotset.workflows.bench.training.dcn_reference import ReferenceDcn
 from hotset.workflows.bench.training.dlrm_reference import ReferenceBatch
