@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,13 +62,15 @@ def damage_named(
 ) -> Iterator[None]:
     """Turn whatever a damaged file makes Arrow or a check raise into one line that names the file.
 
-    Errors of ours name it already. A fault of the system is raised as such.
+    Errors of ours that name a file stay as they are. A fault of the system is raised as such.
     """
     try:
         yield
-    except HotsetError:
-        raise
     except DAMAGE as error:
+        # Checks of arrays, such as `values_of`, do not know their file.
+        is_unnamed = type(error) is ManifestError and os.sep not in str(error)
+        if isinstance(error, HotsetError) and not is_unnamed:
+            raise
         refuse_system_fault(path, error)
         raise error_type(f"{path} {fault}: {first_line(error)}", hint=hint_to_rewrite(path.parent)) from error
 

@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from hotset.pipeline.errors import ManifestError, SystemFaultError
+from hotset.pipeline.errors import ConfigError, ManifestError, ShardError, SystemFaultError
 from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import FileEntry, Manifest
 from hotset.pipeline.formats.arrow_files import (
     NO_NULLS,
     as_fixed_lists,
+    damage_named,
     fixed_lists,
     open_writer,
     read_batch,
@@ -163,6 +164,17 @@ def test_values_of_another_type_or_width_are_refused() -> None:
         values_of(pa.array([1, 2], pa.int32()), np.int64)
     with pytest.raises(ManifestError, match="lists of 3, want 2"):
         fixed_lists(as_fixed_lists(np.zeros((2, 3), np.int32)), 2, np.int32)
+
+
+def test_checks_of_arrays_are_named_by_the_file_that_they_are_from(tmp_path: Path) -> None:
+    path = tmp_path / "mixed-00000.arrow"
+    with pytest.raises(ShardError, match=rf"^{path} cannot be read: a column is int32, want int64$"):
+        with damage_named(path, ShardError, "cannot be read"):
+            values_of(pa.array([1], pa.int32()), np.int64)
+    with pytest.raises(ManifestError, match=r"^other/file is damaged$"), damage_named(path, ShardError):
+        raise ManifestError("other/file is damaged")
+    with pytest.raises(ConfigError, match=r"^a wrong option$"), damage_named(path):
+        raise ConfigError("a wrong option")
 
 
 def test_a_folder_may_have_a_name_that_is_not_utf8(tmp_path: Path) -> None:
