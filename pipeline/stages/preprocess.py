@@ -96,9 +96,10 @@ def preprocess(
     like: Path | None = None,
     extend: bool = False,
     maps_ids: bool = False,
+    transposes: bool = False,
     on_removed: Callable[[list[Path]], None] = lambda removed: None,
 ) -> Manifest:
-    """Run every stage into its folder inside ``out``; return the manifest of the last.
+    """Run every stage into its folder inside ``out``; return the manifest of the last, or of the shards.
 
     Args:
         raw: logs, in order.
@@ -112,6 +113,7 @@ def preprocess(
         extend: if ``out`` was made from the first of these logs, read only the logs behind them, count what
             is new, and rebuild what follows. The bytes are those of a run from scratch.
         maps_ids: when extending, write the new id of each old row to ``id_map/``, see `stages.map_ids`.
+        transposes: run `transpose` at the end, too.
         on_removed: called with the folders that were removed because they were made from fewer logs.
 
     Raises:
@@ -145,10 +147,24 @@ def preprocess(
         on_stage(StageReport(made.stage, made, time.perf_counter() - started, num_samples, was_sealed))
         if stage == until:
             break
+    if transposes:
+        on_stage(_transpose(out, num_samples, resources))
     # Discarding comes last: every stage above may need the files.
     for name in discard:
         discard_files(out / name)
     return made
+
+
+def _transpose(out: Path, num_samples: int, resources: Resources) -> StageReport:
+    """Group the lookups of the shards in ``out`` by row; what is sealed already is kept."""
+    # `preprocess` starts sooner without this stage where it is not wanted.
+    from .transpose import TransposeConfig
+
+    started = time.perf_counter()
+    before = _fingerprint_of(out / ALL_FOLDERS["transpose"])
+    made = run_stage("transpose", TransposeConfig(), out, resources)
+    seconds = time.perf_counter() - started
+    return StageReport(made.stage, made, seconds, num_samples, was_sealed=made.fingerprint == before)
 
 
 def _fingerprint_of(folder: Path) -> str | None:

@@ -16,7 +16,8 @@ from .batch_lookups import BatchLookups
 from .lookups_by_row import LookupsByRow, unset_lookups
 
 LONG_LOOKUPS = 256
-"""A row with more lookups in a batch than this has a long list, which a GPU sums in several programs."""
+"""A row with more lookups in a batch than this has a long list, which a GPU sums in several programs. The
+host does not: its threads share the rows of a batch, and a row has the lookups of one table at most."""
 
 
 class StoredLookups(NamedTuple):

@@ -91,6 +91,7 @@ def _preprocess(arguments: Sequence[str]) -> int:
             like=options.like,
             extend=options.extend,
             maps_ids=options.map_ids,
+            transposes=options.transpose,
             on_removed=_report_outdated,
         )
     # There is no map if no vocabulary was replaced.
@@ -128,6 +129,8 @@ def _dry_run(options: PreprocessCommand) -> int:
         print_json({"dir": str(options.out)} | plan.to_json())
     else:
         show_plan(plan, stdout_console())
+    if options.transpose:
+        say("the plan leaves out transpose")
     # The table shows which stage is refused; the error then says why, with exit status 1.
     if plan.refusal is not None:
         raise plan.refusal

@@ -82,6 +82,9 @@ class PreprocessCommand(PreprocessConfig):
     map_ids: bool = False
     """With --extend: also write to DIR/id_map which id each row of the old vocabulary has now."""
 
+    transpose: bool = False
+    """Also group the lookups of each training batch by row at the end, as `hotset transpose` does."""
+
     like: Path | None = None
     """Take ids, hot rows and batch size from this DIR instead of counting. All samples are then for
     evaluation, which needs labels."""
