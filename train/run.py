@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import torch
 
+from ..pipeline.errors import ConfigError, HotsetError
 from ..pipeline.folders.manifest import checksum_of
 from ..pipeline.sizes import KIB
 from .checkpoints.checkpoint_files import CHECKPOINTS, newest_whole
 from .checkpoints.checkpoint_settings import CheckpointSettings
+from .checkpoints.checkpoint_writer import NotFiniteError
+from .checkpoints.dense_state import restore_dense
 from .checkpoints.interrupts import Interrupted, Interrupts
 from .config import TrainConfig
 from .data.batch import Batch
@@ -25,7 +30,15 @@ from .metrics.scores import RunQuality
 from .model.dense_dtype import cpu_features, warn_of_slow_bf16
 from .model_building.choose_model import choose_model, recorded_name
 from .model_building.user_code import ModelSource
-from .resuming.run_checkpoints import Checkpoint, RunCheckpoints, file_bytes, restore, table_sizes
+from .resuming.run_checkpoints import (
+    Checkpoint,
+    RunCheckpoints,
+    file_bytes,
+    optimizer_states,
+    restore,
+    table_sizes,
+)
+from .resuming.source_run import open_source, vocabulary_of
 from .run_folder import (
     RunFolder,
     is_unfinished,
@@ -39,7 +52,7 @@ from .run_folder import (
     remove_begun,
     settings_of,
 )
-from .trainer import Trainer, build_trainer, divergence, resolve, run_steps, set_threads
+from .trainer import RunStart, Trainer, build_trainer, divergence, resolve, run_steps, set_threads
 
 _log = logging.getLogger(__name__)
 
@@ -122,6 +135,8 @@ def train(
     slow_dir: Path | None = None,
     model_source: ModelSource | None = None,
     checkpoints: CheckpointSettings | None = None,
+    init_from: Path | None = None,
+    id_map: Path | None = None,
     progress: TrainProgress = _silent,
 ) -> TrainSummary:
     """Train on ``shards`` (a shards folder, or the folder that holds it) and write the run to ``out``.
@@ -134,6 +149,9 @@ def train(
         slow_dir: folder of the spill file of rows beyond ``slow_bytes``; None: ``out``.
         model_source: makes the module of a user; None imports the class that ``config.model`` names.
         checkpoints: how often the run is saved; None: as `CheckpointSettings` has it.
+        init_from: a run whose weights and states this one starts with; a finished one, or the last checkpoint
+            of another.
+        id_map: where the ids of that run have become others: what `map-ids` wrote.
         progress: called after every step with the samples so far, the mean loss of the last logged steps and
             the last AUC.
 
@@ -158,6 +176,13 @@ def train(
     order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None
     config = resolve(opened, config)
     description = describe(opened, config, threads, is_replay=replay is not None)
+    source = None
+    if init_from is not None:
+        chosen = config.optimizers(opened.embedding_optimizer)
+        source = open_source(init_from, id_map, opened, chosen, choose_model(config, opened.embedding_dim))
+        description["init_from"] = source.fingerprint
+    elif id_map is not None:
+        raise ConfigError("--id-map maps the ids of a run", hint="name the run: --init-from RUN")
     if is_resumed:
         refuse_other_settings(out, description)
 
@@ -166,7 +191,7 @@ def train(
         if is_unfinished(out) != is_resumed:
             refuse_occupied(out)  # by a run that has begun or ended since
         checkpoint = _last_checkpoint(out, opened, config, description) if is_resumed else None
-        start = checkpoint.start if checkpoint else None
+        start = checkpoint.start if checkpoint else RunStart(source.rows) if source else None
         settings = checkpoints or CheckpointSettings()
         trainer = build_trainer(
             opened,
@@ -177,6 +202,8 @@ def train(
             start=start,
             tracks_changes=not settings.checkpoint_every.is_off,
         )
+        if source is not None and checkpoint is None:
+            restore_dense(trainer.model, trainer.dense_optimizers, source.dense, source.where)
         return _run(trainer, out, description, checkpoint, settings, threads, progress)
 
 
@@ -199,6 +226,8 @@ def _run(
     )
     warn_of_slow_bf16(trainer.dense.dtype, cpu_features())
     weight_bytes = trainer.weights().num_bytes
+    if settings.save_states:
+        weight_bytes += optimizer_states(trainer).num_bytes
     if checkpoint is None:
         folder = RunFolder.begin(out, description, weight_bytes=weight_bytes)
     else:
@@ -231,6 +260,8 @@ def _run(
         folder.log({"step": trainer.step, "validation": quality.validation.to_dict()})
     folder.log({"step": trainer.step, "evaluation": quality.of_test()})
     folder.save_weights(trainer.weights())
+    if settings.save_states:
+        folder.save_states(optimizer_states(trainer))
     folder.save_batch_order(trainer.numbers)
     folder.finish(summary.to_dict())
     return summary
@@ -272,6 +303,7 @@ def describe(shards: Shards, config: TrainConfig, threads: int, *, is_replay: bo
         "dense_dtype": config.dense_dtype,
         "is_replay": is_replay,
         "shards": shards.manifest.fingerprint,
+        "vocabulary": vocabulary_of(shards),
         "batch_size": shards.batch_size,
         "model": recorded_name(config, shards.embedding_dim),
         "dense_model": choose_model(config, shards.embedding_dim).to_json(),
@@ -386,7 +418,7 @@ class _Log:
         if trainer.config.evaluate_every and trainer.step % trainer.config.evaluate_every == 0:
             self.evaluate(trainer)
         if self._saved is not None:
-            self._saved.settle(trainer)
+            self._settle(trainer, self._saved)
             if self._saved.is_due(trainer.step):
                 self._refuse_bad_losses(trainer)
                 self._saved.take(trainer, self._folder.metrics)
@@ -440,7 +472,38 @@ class _Log:
 
     def _refuse_divergence(self, trainer: Trainer, loss: float, step: int) -> NoReturn:
         trainer.shards.refuse_damage()  # which explains such a loss better than a learning rate does
-        raise divergence(loss, step)
+        last = None
+        if self._saved is not None:
+            # The one under way may be good, or hold what led to this loss.
+            with suppress(NotFiniteError):
+                self._saved.settle(trainer, wait=True)
+            last = self._saved.last_written
+        self._refuse(trainer, f"the training loss is {loss} at step {step}", last)
+
+    def _settle(self, trainer: Trainer, saved: RunCheckpoints) -> None:
+        """Note how the last checkpoint ended; raises HotsetError where weights are not finite."""
+        try:
+            saved.settle(trainer)
+        except NotFiniteError as error:
+            self._refuse(trainer, str(error), saved.last_written)
+
+    def _refuse(self, trainer: Trainer, fault: str, last: int | None) -> NoReturn:
+        """Raise HotsetError with the command that goes on with lower rates, from the checkpoint if there is
+        one."""
+        if last is None:
+            raise divergence(fault)
+        run = self._folder.path
+        shards = trainer.shards.manifest.folder
+        rates = trainer.optimizers
+        command = (
+            f"hotset train {shlex.quote(str(shards))} --init-from {shlex.quote(str(run))} "
+            f"--out {shlex.quote(f'{run}-lower')} "
+            f"--embedding-lr {rates.embedding_lr / 10:g} --dense-lr {rates.dense_lr / 10:g}"
+        )
+        raise HotsetError(
+            f"{fault}; the checkpoint of step {last} is kept",
+            hint=f"`{command}` goes on from it with lower rates",
+        )
 
     def _stop_if_interrupted(self) -> None:
         if self._interrupts.number is not None:

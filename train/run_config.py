@@ -10,6 +10,7 @@ from typing import Literal
 
 from ..pipeline.errors import HotsetError
 from ..pipeline.folders.json_record import JsonRecord, RecordError
+from ..stats.ranking.row_bytes import OPTIMIZERS
 from .config import MOST_THREADS
 from .options.model_config import ModelConfig
 
@@ -31,6 +32,19 @@ class RunTable(JsonRecord):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings(JsonRecord):
+    """Settings of a run that one which starts from it needs."""
+
+    seed: int
+    embedding_optimizer: str
+    dense_optimizer: str
+
+    def refuse_nonsense(self, where: str) -> None:
+        if self.embedding_optimizer not in OPTIMIZERS:
+            raise RecordError(f"{where}embedding_optimizer is {self.embedding_optimizer!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig(JsonRecord):
     """The contents of ``config.json`` that decide the shapes of a model and how it is run."""
 
@@ -45,6 +59,10 @@ class RunConfig(JsonRecord):
     tables: tuple[RunTable, ...]
     dense_dtype: Literal["fp32", "bf16"] = "fp32"
     """Type of the products of the dense layers; runs of earlier versions do not say."""
+    config: RunSettings | None = None
+    """Other settings; None in runs of earlier versions."""
+    vocabulary: str | None = None
+    """Fingerprint of the vocabulary of the ids; None where its folder was not beside the shards."""
     dense_model: ModelConfig | None = None
     """The layers of the model; None in runs of earlier versions, whose ``model`` is always a preset."""
 

@@ -3,6 +3,7 @@
     config.json           settings, model and tables: all that `evaluate` needs beside the weights
     metrics.jsonl         losses and evaluations in the order they were measured
     weights.safetensors   dense layers and tables; its bytes depend on the weights alone
+    states.safetensors    states of the optimizers of rows and dense layers, for runs that start from this one
     batch_order.npy       (num_steps,) int32, the training batch of each step
     summary.json          quality and cost; a folder without it is unfinished
     manifest.json         written last: bytes and checksums of the files above, as in a stage's folder
@@ -48,6 +49,8 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 WEIGHTS = "weights.safetensors"
 SUMMARY = "summary.json"
+STATES = "states.safetensors"
+"""Optimizer states of rows, by table, and of dense layers; a run whose optimizers have none lacks it."""
 RUN_FILES = (CONFIG, METRICS, WEIGHTS, BATCH_ORDER, SUMMARY)
 """Files of a finished run beside its manifest."""
 RUN_STAGE = "train"
@@ -95,7 +98,7 @@ class RunFolder:
         text = "".join(f"{line}\n" for line in folder.metrics)
         folder._write_aside(METRICS, lambda aside: aside.write_text(text))
         # What the end of the run had written before a kill is written again.
-        for name in (WEIGHTS, BATCH_ORDER, SUMMARY):
+        for name in (WEIGHTS, STATES, BATCH_ORDER, SUMMARY):
             (path / name).unlink(missing_ok=True)
         return folder
 
@@ -111,6 +114,11 @@ class RunFolder:
         whole = weights if isinstance(weights, Weights) else Weights.of(weights)
         self._free_reserved()
         self._write_aside(WEIGHTS, lambda aside: write_weights(aside, whole))
+
+    def save_states(self, states: Weights) -> None:
+        """Write the states of all optimizers, where there are any."""
+        if len(states):
+            self._write_aside(STATES, lambda aside: write_weights(aside, states))
 
     def save_batch_order(self, numbers: list[int]) -> None:
         """Write the training batch of each step."""
@@ -135,7 +143,7 @@ class RunFolder:
         self._write_aside(MANIFEST, lambda aside: aside.write_text(_to_json(self._manifest())))
 
     def _manifest(self) -> dict[str, Any]:
-        there = [name for name in RUN_FILES if (self.path / name).exists()]
+        there = [name for name in (*RUN_FILES, STATES) if (self.path / name).exists()]
         entries = [FileEntry(name, 0, *hash_file(self.path / name)) for name in there]
         shards = json.loads((self.path / CONFIG).read_bytes()).get("shards")
         # The keys of a stage's manifest; settings and results stand in the files it lists.
@@ -233,10 +241,10 @@ def is_unfinished(path: Path) -> bool:
 def remove_begun(path: Path) -> None:
     """Remove what an unfinished run without a checkpoint has written, so that it can be begun again."""
     with _explained(path):
-        for name in (METRICS, WEIGHTS, BATCH_ORDER, SUMMARY, CONFIG):
+        for name in (METRICS, WEIGHTS, STATES, BATCH_ORDER, SUMMARY, CONFIG):
             (path / name).unlink(missing_ok=True)
         for child in path.iterdir():
-            if child.name in {f".{name}.tmp" for name in (*RUN_FILES, MANIFEST)}:
+            if child.name in {f".{name}.tmp" for name in (*RUN_FILES, STATES, MANIFEST)}:
                 child.unlink()
         if (path / CHECKPOINTS).is_dir():
             shutil.rmtree(path / CHECKPOINTS)
@@ -305,10 +313,10 @@ def _differences(
             yield f"{prefix}{name}", pair
 
 
-def read_config(run: Path) -> RunConfig:
+def read_config(run: Path, *, must_be_finished: bool = True) -> RunConfig:
     """The config of a finished run; raises HotsetError where there is none, or one that no run writes."""
     # The summary marks the end of a run: one without it has not ended.
-    if not (run / SUMMARY).exists():
+    if not (run / (SUMMARY if must_be_finished else CONFIG)).exists():
         state = "is unfinished" if (run / CONFIG).exists() else "holds no training run"
         raise HotsetError(f"{run} {state}: it has no {SUMMARY}", hint=_HINT)
     path = _plain_file(run / CONFIG)
@@ -328,6 +336,11 @@ def read_weights(run: Path) -> Weights:
         HotsetError: the file is missing or damaged, or holds other values than float32.
     """
     return open_weights(_plain_file(run / WEIGHTS))
+
+
+def read_states(run: Path) -> Weights:
+    """The optimizer states of a run by name; raises HotsetError as `read_weights`."""
+    return open_weights(_plain_file(run / STATES))
 
 
 def read_manifest(run: Path) -> Manifest | None:

@@ -357,10 +357,10 @@ def set_threads(threads: int | None) -> int:
     return threads
 
 
-def divergence(loss: float, step: int) -> HotsetError:
-    """Return the error of a batch whose loss is no finite number."""
+def divergence(fault: str) -> HotsetError:
+    """Return the error of a run whose loss or weights are no finite numbers."""
     return HotsetError(
-        f"the training loss is {loss} at step {step}",
+        fault,
         hint="lower --embedding-lr or --dense-lr, and give another --out or remove the folder",
     )
 

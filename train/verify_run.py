@@ -6,9 +6,13 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
+
 from ..pipeline.errors import HotsetError, first_line
 from ..pipeline.folders.disk import paths_in
 from ..pipeline.folders.manifest import MANIFEST, Manifest
+from .checkpoints.checkpoint_files import CHECKPOINTS, read_record, record_paths, refuse_damaged_files
+from .checkpoints.tensor_file import read_tensors
 from .data.batch_order import BATCH_ORDER, read_batch_order
 from .model_building.build_model import build_model
 from .model_building.choose_model import recorded_model
@@ -16,10 +20,13 @@ from .model_building.model_inputs import ModelInputs
 from .run_folder import (
     METRICS,
     RUN_FILES,
+    STATES,
     SUMMARY,
+    is_unfinished,
     read_config,
     read_finite,
     read_manifest,
+    read_states,
     read_weights,
     refuse_changed_files,
     refuse_other_weights,
@@ -36,8 +43,26 @@ def verify_run(run: Path) -> list[str]:
     except HotsetError as error:
         return [str(error)]
     if manifest is None:
+        if is_unfinished(run):
+            return list(_faults_of_unfinished(run))
         return [f"{run} has no {MANIFEST}: it is unfinished, or an earlier version of hotset wrote it"]
     return list(_faults_of_bytes(run, manifest)) or list(_faults_of_meaning(run))
+
+
+def _faults_of_unfinished(run: Path) -> Iterator[str]:
+    """That the run is unfinished, and every checkpoint of it that cannot be resumed."""
+    whole = []
+    for path in record_paths(run / CHECKPOINTS):
+        try:
+            record = read_record(path)
+            refuse_damaged_files(run / CHECKPOINTS, record)
+            read_tensors(run / CHECKPOINTS / record.dense.path)
+        except HotsetError as error:
+            yield str(error)
+        else:
+            whole.append(record.state.step)
+    state = f"its command resumes it from step {whole[0]}" if whole else "it has no checkpoint that is whole"
+    yield f"{run} has no {MANIFEST}: it is unfinished, and {state}"
 
 
 def _faults_of_bytes(run: Path, manifest: Manifest) -> Iterator[str]:
@@ -51,7 +76,8 @@ def _faults_of_bytes(run: Path, manifest: Manifest) -> Iterator[str]:
         except HotsetError as error:
             yield str(error)
     for path in paths_in(run):
-        if path.name not in {*manifest.entries, MANIFEST}:
+        # A kill at the very end leaves the checkpoints, which nothing reads any more.
+        if path.name not in {*manifest.entries, MANIFEST, CHECKPOINTS}:
             yield f"{path} is no part of the run: its manifest does not list it"
 
 
@@ -59,6 +85,7 @@ def _faults_of_meaning(run: Path) -> Iterator[str]:
     """The files are what a run writes, and the weights those of its config."""
     checks: tuple[Callable[[Path], None], ...] = (
         _check_weights,
+        _check_states,
         _check_order,
         _check_metrics,
         _check_summary,
@@ -81,6 +108,14 @@ def _check_weights(run: Path) -> None:
     refuse_other_weights(run, weights, config, model)
     for name in weights:
         read_finite(run, weights, name)
+
+
+def _check_states(run: Path) -> None:
+    if (run / STATES).exists():
+        states = read_states(run)
+        for name in states:
+            if not torch.isfinite(states[name]).all():
+                raise HotsetError(f"{run / STATES} is damaged: {name} holds values that are not finite")
 
 
 def _check_order(run: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...pipeline.errors import ConfigError, require_at_least
 
@@ -70,6 +70,13 @@ class CheckpointSettings:
 
     keep_checkpoints: int = 2
     """Number of checkpoints kept while the run trains. A damaged one falls back to the one before."""
+
+    save_states: bool = field(
+        default=True,
+        metadata={"help": "Leave the states of the optimizers out of the finished run."},
+    )
+    """Whether a finished run has the states of its optimizers too, for runs that start from it
+    (--init-from)."""
 
     def __post_init__(self) -> None:
         require_at_least("keep_checkpoints", self.keep_checkpoints, 1)

@@ -30,6 +30,11 @@ def dense_state(
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in found.items()}
 
 
+def is_optimizer_state(name: str) -> bool:
+    """Whether a tensor of `dense_state` is one of an optimizer."""
+    return name.startswith(_OPTIMIZER)
+
+
 def restore_dense(
     model: torch.nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],

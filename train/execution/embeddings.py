@@ -271,13 +271,14 @@ class Embeddings:
             for way, rows_F in width.executor.traffic.rows_F.items():
                 rows_F[position] = counts[table].get(way, 0)
 
-    def table_parts(self, table: int) -> Iterator[torch.Tensor]:
-        """Yield the host weights of one table in id order, in parts of bounded size where they are in a file.
+    def table_parts(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
+        """Yield the host weights of one table, or its state, in id order, in parts of bounded size where they
+        are in a file.
 
         Valid once every row is written back.
         """
         width, position = self._position_of[table]
-        return width.executor.table_parts(position)
+        return width.executor.table_parts(position, state=state)
 
     def spill_traffic(self) -> list[SpillTraffic]:
         """What each row store of cold rows in a file has read and written so far."""

@@ -267,16 +267,17 @@ class Executor:
                 next_id = last
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def table_parts(self, table: int) -> Iterator[torch.Tensor]:
-        """Yield the weights of one table in id order, in parts of bounded size where they are in a file."""
+    def table_parts(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
+        """Yield the weights of one table, or its state, in id order, in parts of bounded size where they are
+        in a file."""
         next_id = 0
         for tier in (self.slow, self.fast, self.slow):
             first, last = int(tier.layout.first_F[table]), int(tier.layout.last_F[table])
             if first == next_id < last:
                 if isinstance(tier, SpilledTier):
-                    yield from tier.parts_of_table(table)
+                    yield from tier.parts_of_table(table, state=state)
                 else:
-                    yield tier.rows_of_table(table, state=False).to(_HOST)
+                    yield tier.rows_of_table(table, state=state).to(_HOST)
                 next_id = last
 
     def _gather(self, lookups: LookupsByRow, plan: StepPlan, vectors_ND: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from ...pipeline.sizes import GIB, KIB, MIB
 from ..checkpoints.checkpoint_files import CheckpointRecord, refuse_damaged_files
 from ..checkpoints.checkpoint_settings import CheckpointSettings
 from ..checkpoints.checkpoint_writer import CheckpointWriter, NotFiniteError, TableSizes, Written
-from ..checkpoints.dense_state import dense_state, restore_dense
+from ..checkpoints.dense_state import dense_state, is_optimizer_state, restore_dense
 from ..checkpoints.reserved_room import ReservedRoom
 from ..checkpoints.run_state import RunState, split_state
 from ..checkpoints.tensor_file import read_part, read_tensors
@@ -33,6 +33,7 @@ from ..data.shards import Shards
 from ..execution.row_parts import RowsPart, changed_parts, settle
 from ..rows.row_optimizers import RowOptimizer
 from ..trainer import RunStart, Trainer
+from ..weights_file import Weights
 
 _log = logging.getLogger(__name__)
 
@@ -211,6 +212,34 @@ def file_bytes(trainer: Trainer) -> tuple[int, int]:
     read, written = trainer.earlier_file_bytes
     read += sum(store.block_bytes * store.reads for store in stores)
     return read, written + sum(store.block_bytes * store.writes for store in stores)
+
+
+def optimizer_states(trainer: Trainer) -> Weights:
+    """The states of all optimizers of a finished run: of rows by table, of dense layers as a checkpoint names
+    them. Those of tables are read one at a time while they are written."""
+    dense = {
+        name: tensor
+        for name, tensor in dense_state(trainer.model, trainer.dense_optimizers).items()
+        if is_optimizer_state(name)
+    }
+    shapes: dict[str, tuple[int, ...]] = {name: tuple(tensor.shape) for name, tensor in dense.items()}
+    sizes = table_sizes(trainer.shards, trainer.config)
+    numbers = {}
+    for number, table in enumerate(trainer.shards.tables):
+        width = sizes.widths[number][1]
+        if width:
+            shapes[table.name] = (table.num_rows, width)
+            numbers[table.name] = number
+
+    def tensor_of(name: str) -> torch.Tensor:
+        return dense[name] if name in dense else trainer.embeddings.table(numbers[name], state=True)
+
+    def parts_of(name: str) -> Iterator[torch.Tensor]:
+        if name in dense:
+            return iter([dense[name]])
+        return trainer.embeddings.table_parts(numbers[name], state=True)
+
+    return Weights(shapes, tensor_of, parts_of)
 
 
 class RunCheckpoints:

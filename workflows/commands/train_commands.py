@@ -62,6 +62,8 @@ def _train(arguments: Sequence[str]) -> int:
             options.out,
             slow_dir=options.slow_dir,
             checkpoints=config_of(CheckpointSettings, options),
+            init_from=options.init_from,
+            id_map=options.id_map,
             progress=progress,
         ).to_dict()
     if options.json:

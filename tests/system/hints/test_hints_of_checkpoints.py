@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from hotset.pipeline.folders.manifest import Manifest
 from hotset.tests.support.hints import Shell, follows, hint_of
+from hotset.tests.support.shard_factory import write_shards
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings, Interval, parse_interval
 from hotset.train.checkpoints.dense_state import refuse_other_shape
 from hotset.train.checkpoints.reserved_room import ReservedRoom
 from hotset.train.config import TrainConfig
 from hotset.train.data.batch_order import RecordedOrder, ResumedOrder
+from hotset.train.data.shards import Shards
+from hotset.train.execution.row_parts import RowsPart
+from hotset.train.resuming import source_run
+from hotset.train.resuming.run_checkpoints import RunCheckpoints
+from hotset.train.resuming.source_run import _open_maps, _read_map, _refuse_not_finite, _refuse_other_sizes
 from hotset.train.run import train
-from hotset.train.run_folder import locked
+from hotset.train.run_folder import locked, read_config
 
 TRAIN = ("train", "data", "--threads", "1", "--out")
 
@@ -106,3 +115,110 @@ def test_another_run_is_not_resumed() -> None:
     assert list(ResumedOrder(order, np.array([1], np.int32)).epochs()) == [[0]]
     hint = hint_of(lambda: refuse_other_shape("it", "bias", torch.zeros(1), torch.zeros(2)))
     assert hint == "give the model that the run was begun with"
+
+
+def another_day(shell: Shell) -> None:
+    """Extend ``data`` by a day, with the map of its ids, as ``more``."""
+    shell.works("generate", "--samples", "300", "--seed", "9", "--scale", "100", "--out", "day.tsv")
+    preprocess = ["preprocess", "log.tsv", "day.tsv", "--out", "more", "--batch-size", "128", "-q"]
+    shell.works(*preprocess, "--hot-bytes", "64KiB")
+    shell.works("map-ids", "data", "more")
+
+
+@follows("train/resuming/source_run.py::_open_maps")
+def test_another_vocabulary_gets_its_map(shell: Shell) -> None:
+    another_day(shell)
+    start = ("train", "more", "--threads", "1", "--init-from", "run", "--out", "next")
+    assert "--id-map the folder that `hotset map-ids OLD NEW`" in shell.refused(*start)
+    shell.works(*start, "--id-map", "more/id_map")
+
+
+@follows(
+    "train/resuming/source_run.py::_open_maps#2",
+    "train/resuming/source_run.py::_open_maps#3",
+    "train/resuming/source_run.py::_open_maps#4",
+    "train/resuming/source_run.py::_open_maps#5",
+)
+def test_a_map_of_other_ids_is_made_again(shell: Shell) -> None:
+    another_day(shell)
+    start = ("train", "more", "--threads", "1", "--init-from", "run", "--out", "next", "--id-map")
+    assert shell.refused(*start, "more/shards") == "give the id_map/ that `hotset map-ids` wrote"
+    shutil.copytree("more/id_map", "id_map")
+    shell.works("map-ids", "more", "data")
+    hint = shell.refused(*start, "data/id_map")
+    assert hint.endswith("`hotset map-ids OLD NEW`")
+    # Without fingerprints of vocabularies the numbers of rows tell.
+    other = read_config(Path("run"))
+    shards = Shards.open(Path("more"))
+    without = replace(other, vocabulary=None)
+    tables = (replace(other.tables[0], num_rows=1), *other.tables[1:])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source_run, "vocabulary_of", lambda shards: None)
+        assert hint == hint_of(
+            lambda: _open_maps(Path("run"), Path("id_map"), replace(without, tables=tables), shards)
+        )
+        assert "--id-map" in hint_of(lambda: _open_maps(Path("run"), None, without, shards))
+    shell.works(*start, "more")
+
+
+@follows("train/resuming/source_run.py::_read_map", "train/resuming/source_run.py::_read_map#2")
+def test_a_damaged_map_is_made_again(shell: Shell) -> None:
+    another_day(shell)
+    path = Path("more/id_map/C1.arrow")
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    start = ("train", "more", "--threads", "1", "--init-from", "run", "--out", "next", "--id-map", "more")
+    hint = shell.refused(*start)
+    assert hint.startswith("remove its folder")
+    path.write_bytes(whole)
+    manifest = Manifest.read(Path("more/id_map"))
+    table = next(table for table in read_config(Path("run")).tables if table.name == "C1")
+    assert hint == hint_of(lambda: _read_map(manifest, table, 1))
+    shutil.rmtree("more/id_map")
+    shell.obey(hint, OLD="data", NEW="more")
+    shell.works(*start)
+
+
+@follows(
+    "train/resuming/source_run.py::_refuse_other_sizes",
+    "train/resuming/source_run.py::_refuse_other_sizes#2",
+    "train/resuming/source_run.py::_refuse_other_model",
+    "train/resuming/source_run.py::_of_unfinished",
+    "train/resuming/source_run.py::_refuse_not_finite",
+    "train/run.py::train",
+)
+def test_a_run_that_does_not_fit_is_not_started_from(shell: Shell) -> None:
+    start = (*TRAIN, "next", "--init-from", "run")
+    write_shards(Path("tables/shards"))
+    hint = shell.refused("train", "tables", "--out", "next", "--init-from", "run")
+    assert hint.endswith("or leave --init-from out")
+    config = read_config(Path("run"))
+    shards = Shards.open(Path("data"))
+    assert hint == hint_of(lambda: _refuse_other_sizes(Path("run"), replace(config, num_dense=1), shards))
+    hint = shell.refused(*start, "--bottom-mlp", "64,32,16")
+    assert hint == "give the options of --model that the run was trained with"
+    assert shell.refused(*TRAIN, "next", "--id-map", "data") == "name the run: --init-from RUN"
+    interrupt("begun")
+    shutil.rmtree("begun/checkpoints")
+    assert shell.refused(*TRAIN, "next", "--init-from", "begun") == "run its command again, which finishes it"
+    no_number = np.full((1, 1), np.nan, np.float32)
+    nothing = RowsPart(np.zeros(1, np.int32), np.zeros(1, np.int32), no_number, no_number)
+    assert hint_of(lambda: _refuse_not_finite(nothing, "C1")) == "start from another run"
+    shell.works(*TRAIN, "begun")
+    shell.works(*TRAIN, "next", "--init-from", "begun")
+
+
+@follows("train/run.py::_Log._refuse")
+def test_a_run_that_diverged_goes_on_from_its_checkpoint(shell: Shell) -> None:
+    rates = ("--dense-lr", "1e30", "--embedding-lr", "1e-9", "--checkpoint-every", "1")
+    with pytest.MonkeyPatch.context() as patch:
+        take = RunCheckpoints.take
+
+        def take_and_wait(self: Any, *arguments: Any, **words: Any) -> None:
+            take(self, *arguments, **words)
+            self._writer._end.exception()
+
+        patch.setattr(RunCheckpoints, "take", take_and_wait)
+        hint = shell.refused(*TRAIN, "other", *rates)
+    assert "--init-from other" in hint and "--dense-lr 1e+29" in hint

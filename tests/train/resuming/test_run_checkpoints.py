@@ -14,6 +14,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from hotset.train.resuming.run_checkpoints import Checkpoint, restore, table_siz
 from hotset.train.run import train
 from hotset.train.run_folder import locked
 from hotset.train.trainer import build_trainer, run_steps
+from hotset.train.verify_run import verify_run
 from hotset.train.weights_file import write_weights
 
 SPEC = ShardSpec(
@@ -378,6 +380,37 @@ def test_weights_that_are_not_finite_are_not_saved(data: Path, tmp_path: Path) -
     # Nothing but what was finite can be resumed.
     record = newest_whole(tmp_path / "run" / CHECKPOINTS)
     assert record is None or record.state.step < NUM_STEPS
+
+
+def test_a_loss_that_is_no_number_stops_at_its_batch_and_keeps_the_last_checkpoint(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Shards.training_batch
+
+    def poisoned(self: Shards, number: int) -> Any:
+        batch = read(self, number)
+        return replace(batch, dense_BK=batch.dense_BK * float("nan")) if number == 11 else batch
+
+    monkeypatch.setattr(Shards, "training_batch", poisoned)
+    with pytest.raises(HotsetError, match=r"the training loss is nan at step (\d+); the check") as caught:
+        run_until(data, tmp_path / "run", None, every(1), log_every=50)
+    record = newest_whole(tmp_path / "run" / CHECKPOINTS)
+    assert record is not None and f"at step {record.state.step + 1};" in str(caught.value)
+    assert f"--init-from {tmp_path / 'run'} " in str(caught.value.hint)
+    monkeypatch.undo()
+    train(data, TrainConfig(**FIELDS), tmp_path / "next", init_from=tmp_path / "run")
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_an_unfinished_run_is_verified(data: Path, tmp_path: Path, is_damaged: bool) -> None:
+    run_until(data, tmp_path / "run", 11, every(5))
+    if is_damaged:
+        (tmp_path / "run" / CHECKPOINTS / "dense-000000010.safetensors").write_bytes(b"")
+    *damage, state = verify_run(tmp_path / "run")
+    assert state.endswith(f"unfinished, and its command resumes it from step {5 if is_damaged else 10}")
+    assert len(damage) == is_damaged and all(
+        "dense-000000010.safetensors is damaged" in line for line in damage
+    )
 
 
 def test_a_run_stopped_before_its_first_checkpoint_begins_again(data: Path, tmp_path: Path) -> None:

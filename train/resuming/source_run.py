@@ -1,0 +1,328 @@
+"""The run that another one starts from (``--init-from``): its weights and states, by the ids of new shards.
+
+A finished run has them in `weights.safetensors` and `states.safetensors`, one that is unfinished, or that
+stopped at a loss that is no number, in its last checkpoint. Rows whose category is no longer in the
+vocabulary are left behind, and those of new categories get the initial values of the new run. Everything
+that does not fit is refused before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...pipeline.errors import ConfigError, HotsetError, ShardError
+from ...pipeline.folders.checksum import hash_file
+from ...pipeline.folders.manifest import MANIFEST, Manifest, checksum_of
+from ...pipeline.folders.stage_totals import IdMapTotals
+from ...pipeline.formats.arrow_files import read_batch, values_of
+from ..checkpoints.checkpoint_files import CHECKPOINTS, newest_whole
+from ..checkpoints.checkpoint_writer import TableSizes
+from ..config import Optimizers
+from ..data.shards import Shards
+from ..execution.row_parts import RowsPart, RowsSource
+from ..options.model_config import ModelConfig
+from ..rows.initial_values import InitialValues
+from ..rows.row_optimizers import RowOptimizer
+from ..run_config import RunConfig, RunTable
+from ..run_folder import (
+    CONFIG,
+    STATES,
+    WEIGHTS,
+    read_config,
+    read_manifest,
+    read_states,
+    read_weights,
+    refuse_changed_files,
+)
+from ..weights_file import Weights
+from .run_checkpoints import Checkpoint
+
+_log = logging.getLogger(__name__)
+
+ID_MAP = "id_map"
+_STAGE = "map-ids"
+_PART_ROWS = 1 << 17
+_DENSE = "dense."
+_MAP_HINT = "give --id-map the folder that `hotset map-ids OLD NEW`, or `--extend --map-ids`, writes"
+_OTHER_MAP_HINT = "map the vocabulary of the run to that of the shards: `hotset map-ids OLD NEW`"
+_DAMAGE_HINT = "remove its folder, and write it again: `hotset map-ids OLD NEW`"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRun:
+    """A run to start from, that fits the shards of the new one."""
+
+    fingerprint: dict[str, str | None]
+    """What decides the bits that come from it, for the settings of the new run."""
+    rows: RowsSource
+    dense: dict[str, torch.Tensor]
+    """The dense layers, and their optimizers' state where those are of the same kind."""
+    where: str
+
+
+def open_source(
+    run: Path, id_map: Path | None, shards: Shards, chosen: Optimizers, model: ModelConfig
+) -> SourceRun:
+    """Open a run to start from.
+
+    Args:
+        run: its folder.
+        id_map: folder that `map-ids` wrote, or that has it in ``id_map/``; None: the vocabulary is the same.
+        shards: those of the new run.
+        chosen: optimizers of the new run.
+        model: that of the new run.
+
+    Raises:
+        HotsetError: the run is damaged, has nothing to start from, or is one of another model.
+        ShardError: the shards have other tables, or ids of another vocabulary.
+    """
+    config = read_config(run, must_be_finished=False)
+    _refuse_other_sizes(run, config, shards)
+    _refuse_other_model(run, config, model)
+    maps, map_fingerprint = _open_maps(run, id_map, config, shards)
+    if (run / MANIFEST).exists():
+        manifest = read_manifest(run)
+        assert manifest is not None
+        refuse_changed_files(
+            manifest, tuple(name for name in (CONFIG, WEIGHTS, STATES) if name in manifest.entries)
+        )
+        states = read_states(run) if STATES in manifest.entries else None
+        rows, dense = _of_finished(config, read_weights(run), states, maps, chosen)
+        fingerprint = manifest.fingerprint
+    else:
+        rows, dense, fingerprint = _of_unfinished(run, config, shards, maps, chosen)
+    return SourceRun({"run": fingerprint, "id_map": map_fingerprint}, rows, dense, str(run))
+
+
+def vocabulary_of(shards: Shards) -> str | None:
+    """The fingerprint of the vocabulary that the ids of shards are of; None where its folder is gone."""
+    by_name = {source.get("name"): source.get("fingerprint") for source in shards.manifest.inputs}
+    folder = shards.manifest.folder.parent / "plan"
+    if not (folder / MANIFEST).exists():
+        return None
+    plan = Manifest.read(folder)
+    # A plan that was written since has perhaps other ids.
+    if plan.fingerprint != by_name.get("plan"):
+        return None
+    found = [source.get("fingerprint") for source in plan.inputs if source["name"] == "vocabulary"]
+    return str(found[0]) if found else None
+
+
+def _refuse_other_sizes(run: Path, config: RunConfig, shards: Shards) -> None:
+    """Raise ShardError unless the shards have the tables and the widths of the run."""
+    folder = shards.manifest.folder
+    hint = "start from a run on the same schema and --embedding-dim, or leave --init-from out"
+    trained = [(table.name, table.embedding_dim) for table in config.tables]
+    found = [(table.name, table.embedding_dim) for table in shards.tables]
+    for number in range(max(len(trained), len(found))):
+        pair = [
+            f"{each[number][0]} of width {each[number][1]}" if number < len(each) else "nothing"
+            for each in (found, trained)
+        ]
+        if pair[0] != pair[1]:
+            raise ShardError(
+                f"table {number + 1} of {folder} is {pair[0]}, that of {run} {pair[1]}", hint=hint
+            )
+    for name in ("embedding_dim", "num_dense"):
+        if getattr(shards, name) != getattr(config, name):
+            raise ShardError(
+                f"{folder} has {name} {getattr(shards, name)}, {run} {getattr(config, name)}", hint=hint
+            )
+
+
+def _refuse_other_model(run: Path, config: RunConfig, model: ModelConfig) -> None:
+    """Raise ConfigError unless the run has the dense layers of the new one."""
+    if config.dense_model is not None and config.dense_model != model:
+        found, wanted = config.dense_model.to_json(), model.to_json()
+        names = [name for name in (*found, *wanted) if found.get(name) != wanted.get(name)]
+        name = names[0] if names else "model"
+        raise ConfigError(
+            f"the model of {run} has {name} {found.get(name)}, here {wanted.get(name)}",
+            hint="give the options of --model that the run was trained with",
+        )
+
+
+def _open_maps(
+    run: Path, id_map: Path | None, config: RunConfig, shards: Shards
+) -> tuple[list[NDArray[np.int32] | None], str | None]:
+    """The new id of each id of each table, None where it is the same; and the fingerprint of the map."""
+    own = vocabulary_of(shards)
+    folder = shards.manifest.folder
+    if id_map is None:
+        if config.vocabulary is not None and own is not None and config.vocabulary != own:
+            raise ShardError(
+                f"the ids of {folder} are of another vocabulary than those of {run}",
+                hint=_MAP_HINT,
+            )
+        for table, other in zip(config.tables, shards.tables, strict=True):
+            if table.num_rows != other.num_rows:
+                raise ShardError(
+                    f"{folder} has {other.num_rows} rows of {other.name}, {run} has {table.num_rows}",
+                    hint=_MAP_HINT,
+                )
+        return [None] * len(config.tables), None
+
+    inner = id_map / ID_MAP
+    manifest = Manifest.read(inner if inner.is_dir() else id_map)
+    if manifest.stage != _STAGE:
+        raise ShardError(
+            f"{manifest.folder} holds the stage {manifest.stage!r}, want {_STAGE!r}",
+            hint="give the id_map/ that `hotset map-ids` wrote",
+        )
+    fingerprints = {source["name"]: source.get("fingerprint") for source in manifest.inputs}
+    ends = (("old", config.vocabulary, "from", run), ("vocabulary", own, "to", folder))
+    for name, wanted, way, what in ends:
+        if wanted is not None and fingerprints.get(name) != wanted:
+            raise ShardError(
+                f"{manifest.folder} does not map {way} the vocabulary of {what}",
+                hint=_OTHER_MAP_HINT,
+            )
+    sizes = {
+        table.name: (table.num_old_rows, table.num_new_rows) for table in IdMapTotals.of(manifest).tables
+    }
+    maps: list[NDArray[np.int32] | None] = []
+    for table, other in zip(config.tables, shards.tables, strict=True):
+        if sizes.get(table.name) != (table.num_rows, other.num_rows):
+            raise ShardError(
+                f"{manifest.folder} maps {sizes.get(table.name)} rows of {table.name}, "
+                f"want {(table.num_rows, other.num_rows)}",
+                hint=_OTHER_MAP_HINT,
+            )
+        maps.append(_read_map(manifest, table, other.num_rows))
+    return maps, manifest.fingerprint
+
+
+def _read_map(manifest: Manifest, table: RunTable, num_new: int) -> NDArray[np.int32]:
+    """The new id of each row, checked: it indexes rows."""
+    entry = manifest.entry(f"{table.name}.arrow")
+    path = manifest.checked_path(entry)
+    if hash_file(path)[1] != entry.xxh3_128:
+        raise ShardError(f"{path} is damaged", hint=_DAMAGE_HINT)
+    new_ids: NDArray[np.int32] = values_of(read_batch(manifest, entry).column("new_id"), np.int32)
+    kept = new_ids[new_ids >= 0]
+    is_right = new_ids.shape == (table.num_rows,) and int(new_ids.min(initial=-1)) >= -1
+    if not is_right or int(kept.max(initial=-1)) >= num_new or np.unique(kept).size != kept.size:
+        raise ShardError(
+            f"{path} is no map of {table.num_rows} rows to {num_new}",
+            hint=_DAMAGE_HINT,
+        )
+    return new_ids
+
+
+def _mapped(part: RowsPart, maps: list[NDArray[np.int32] | None]) -> RowsPart:
+    """A part by its new ids, without rows that are left behind."""
+    ids_N = part.ids_N.copy()
+    for table in np.unique(part.tables_N).tolist():
+        new_ids = maps[table]
+        if new_ids is not None:
+            is_own_N = part.tables_N == table
+            ids_N[is_own_N] = new_ids[part.ids_N[is_own_N]]
+    moved = RowsPart(part.tables_N, ids_N, part.weights_ND, part.state_NW)
+    return moved if (ids_N >= 0).all() else moved.chosen(ids_N >= 0)
+
+
+def _of_finished(
+    config: RunConfig,
+    weights: Weights,
+    states: Weights | None,
+    maps: list[NDArray[np.int32] | None],
+    chosen: Optimizers,
+) -> tuple[RowsSource, dict[str, torch.Tensor]]:
+    has_states = _has_row_states(config, chosen) and states is not None
+
+    def rows() -> Iterator[RowsPart]:
+        for number, table in enumerate(config.tables):
+            width = RowOptimizer(chosen.embedding_optimizer, 1.0).state_width(table.embedding_dim)
+            for first in range(0, table.num_rows, _PART_ROWS):
+                stop = min(first + _PART_ROWS, table.num_rows)
+                state_NW = np.zeros((stop - first, width), np.float32)
+                if has_states and width:
+                    assert states is not None
+                    state_NW = states.rows(table.name, first, stop).numpy()
+                part = RowsPart(
+                    np.full(stop - first, number, np.int32),
+                    np.arange(first, stop, dtype=np.int32),
+                    weights.rows(table.name, first, stop).numpy(),
+                    state_NW,
+                )
+                _refuse_not_finite(part, table.name)
+                yield _mapped(part, maps)
+
+    dense = {
+        f"model.{name.removeprefix(_DENSE)}": weights[name] for name in weights if name.startswith(_DENSE)
+    }
+    if states is not None and _has_dense_states(config, chosen):
+        dense |= {name: states[name] for name in states if name.startswith("optimizer.")}
+    return rows, dense
+
+
+def _of_unfinished(
+    run: Path,
+    config: RunConfig,
+    shards: Shards,
+    maps: list[NDArray[np.int32] | None],
+    chosen: Optimizers,
+) -> tuple[RowsSource, dict[str, torch.Tensor], str]:
+    record = newest_whole(run / CHECKPOINTS)
+    if record is None or config.config is None:
+        raise HotsetError(
+            f"{run} has no weights to start from: it is unfinished and has no checkpoint",
+            hint="run its command again, which finishes it",
+        )
+    _log.warning("%s is unfinished: starting from its checkpoint of step %s", run, record.state.step)
+    old = RowOptimizer(config.config.embedding_optimizer, 1.0)
+    sizes = TableSizes(
+        [table.num_rows for table in config.tables],
+        [(table.embedding_dim, old.state_width(table.embedding_dim)) for table in config.tables],
+    )
+    checkpoint = Checkpoint.open(run / CHECKPOINTS, record, sizes)
+    new = RowOptimizer(chosen.embedding_optimizer, 1.0)
+    has_states = _has_row_states(config, chosen)
+    seed = config.config.seed
+
+    def rows() -> Iterable[RowsPart]:
+        for part in checkpoint.rows():
+            dim = part.weights_ND.shape[1]
+            state_NW = (
+                part.state_NW if has_states else np.zeros((part.ids_N.size, new.state_width(dim)), np.float32)
+            )
+            yield _mapped(RowsPart(part.tables_N, part.ids_N, part.weights_ND, state_NW), maps)
+        # Behind them all rows with their initial values, which count where no checkpoint has changed them.
+        for number, table in enumerate(config.tables):
+            initial = InitialValues.of(seed, [number], [table.num_rows])
+            for first in range(0, table.num_rows, _PART_ROWS):
+                ids_N = np.arange(first, min(first + _PART_ROWS, table.num_rows))
+                weights = torch.empty(ids_N.size, table.embedding_dim)
+                initial.write(np.zeros(ids_N.size, np.int64), ids_N, weights, np.arange(ids_N.size))
+                part = RowsPart(
+                    np.full(ids_N.size, number, np.int32),
+                    ids_N.astype(np.int32),
+                    weights.numpy(),
+                    np.zeros((ids_N.size, new.state_width(table.embedding_dim)), np.float32),
+                )
+                yield _mapped(part, maps)
+
+    kinds = ("model.", "optimizer.") if _has_dense_states(config, chosen) else ("model.",)
+    dense = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(kinds)}
+    return rows, dense, checksum_of(record.to_json())
+
+
+def _has_row_states(config: RunConfig, chosen: Optimizers) -> bool:
+    """Whether the states of rows are those of the new run's optimizer; they begin anew otherwise."""
+    return config.config is not None and config.config.embedding_optimizer == chosen.embedding_optimizer
+
+
+def _has_dense_states(config: RunConfig, chosen: Optimizers) -> bool:
+    return config.config is not None and config.config.dense_optimizer == chosen.dense_optimizer
+
+
+def _refuse_not_finite(part: RowsPart, table: str) -> None:
+    if not (np.isfinite(part.weights_ND).all() and np.isfinite(part.state_NW).all()):
+        raise HotsetError(f"{table} holds values that are not finite", hint="start from another run")
