@@ -222,7 +222,9 @@ def build_trainer(
     if config.placement in ("fae", "lookahead"):
         _warn_of_row_bytes(shards, optimizer)
     model_config = choose_model(config, shards.embedding_dim)
-    model = build_model(model_config, inputs_of(shards), config.seed, model_source).to(device)
+    model = build_model(
+        model_config, inputs_of(shards), config.seed, model_source, shards.least_batch_samples
+    ).to(device)
     # Rows on the host are the work of all threads; a GPU takes its work from one.
     row_threads = WorkThreads(config.threads or num_workers(0))
     threads = WorkThreads(1) if device.type == "cuda" else row_threads

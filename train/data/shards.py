@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -196,6 +197,12 @@ class Shards:
         """Yield where each training batch is stored, in the order of their numbers."""
         for position in self._training:
             yield BatchPosition(self.manifest.files[position.file].path, position.index)
+
+    @property
+    def least_batch_samples(self) -> int:
+        """Samples of the smallest training batch; 0 where there is none."""
+        starts = self._starts_of(self._training)
+        return min((stop - start for start, stop in pairwise(starts)), default=0)
 
     @property
     def num_training_batches(self) -> int:

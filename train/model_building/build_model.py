@@ -21,7 +21,11 @@ from .user_model import UserModel, try_model
 
 
 def build_model(
-    config: ModelConfig, inputs: ModelInputs, seed: int, model_source: ModelSource | None = None
+    config: ModelConfig,
+    inputs: ModelInputs,
+    seed: int,
+    model_source: ModelSource | None = None,
+    least_samples: int | None = None,
 ) -> DenseModel:
     """Build a model with its initial values.
 
@@ -30,6 +34,7 @@ def build_model(
         inputs: sizes of the log.
         seed: of the initial values.
         model_source: makes the module of a user; None imports the class that ``config`` names.
+        least_samples: samples of the smallest batch of the training to come, where there is one.
 
     Raises:
         ConfigError: there is no such class, or it is no model for these inputs.
@@ -43,7 +48,7 @@ def build_model(
     chosen = model_source or import_class(config.name)
     module = build_module(chosen, config.name, seed, inputs, **config.keyword_arguments())
     model = UserModel(module, config.name, inputs)
-    try_model(model, seed)
+    try_model(model, seed, least_samples)
     return model
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ...pipeline.errors import ConfigError
+from ...pipeline.errors import ConfigError, HotsetError
 from ..model.dense_model import DenseModel
 from ..model.dlrm_shape import tables_by_width
 from ..model.graph_step import set_mode
@@ -47,7 +47,8 @@ class UserModel(DenseModel):
 
     def logits(self, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         num_samples = dense_BK.shape[0]
-        with explained(f"the model {self.name}, on a batch of {num_samples} samples,"):
+        batch = f"a batch of {num_samples} sample{'' if num_samples == 1 else 's'}"
+        with explained(f"the model {self.name}, on {batch},"):
             logits = self.module(dense_BK, self._by_table(embeddings))
         if isinstance(logits, torch.Tensor) and logits.shape == (num_samples,):
             return logits
@@ -66,8 +67,12 @@ class UserModel(DenseModel):
         return {table.name: found[number] for number, table in enumerate(self.inputs.tables)}
 
 
-def try_model(model: UserModel, seed: int) -> None:
+def try_model(model: UserModel, seed: int, least_samples: int | None = None) -> None:
     """Pass a made-up batch through a module, which also gives lazy layers their sizes.
+
+    Args:
+        seed: of the initial values of lazy layers.
+        least_samples: samples of the smallest batch of the training to come, where there is one.
 
     Raises:
         HotsetError: the module fails, returns something else than logits, or is not what its ``per_sample``
@@ -99,6 +104,7 @@ def try_model(model: UserModel, seed: int) -> None:
         state = torch.get_rng_state()
         logit_B = model.logits(dense_BK, embeddings)
         draws = not torch.equal(state, torch.get_rng_state())
+        _try_smallest(model, dense_BK, embeddings, least_samples or _TRIED_SAMPLES)
         changed = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, buffers[name])]
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
@@ -115,6 +121,20 @@ def try_model(model: UserModel, seed: int) -> None:
         )
     if model.is_per_sample:
         _refuse_dependent_samples(model, logit_B, [dense_BK, *embeddings], draws=draws, changed=changed)
+
+
+def _try_smallest(
+    model: UserModel, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor], num_samples: int
+) -> None:
+    """Pass as few samples as the smallest batch has: one has no variance to normalize by."""
+    if num_samples >= dense_BK.shape[0]:
+        return
+    try:
+        model.logits(dense_BK[:num_samples], [emb_BFd[:num_samples] for emb_BFd in embeddings])
+    except HotsetError as error:
+        raise HotsetError(
+            str(error), hint="the smallest training batch is so small: pack with another --batch-size"
+        ) from error
 
 
 def _refuse_other_numbers(model: UserModel) -> None:

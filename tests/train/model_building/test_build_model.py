@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,13 @@ def test_another_class_than_the_runs_is_refused(data: Path, tmp_path: Path) -> N
     train(data, TrainConfig(**FIELDS, model=NAME), tmp_path / "run")
     with pytest.raises(HotsetError, match=r"dense\.module\.hidden\.bias has the shape \(8,\), want \(9,\)"):
         evaluate(tmp_path / "run", data, model_source=lambda inputs: Net(inputs, 9))
+
+
+def test_a_module_that_fails_on_the_smallest_batch_is_refused_before_training(tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", replace(SPEC, num_mixed=97))
+    with pytest.raises(HotsetError, match=r"on a batch of 1 sample, failed"):
+        train(tmp_path, TrainConfig(**FIELDS, model=NAME), tmp_path / "run")
+    assert not (tmp_path / "run" / "config.json").exists()
 
 
 def test_a_module_is_refused_before_rows_are_made(data: Path, tmp_path: Path) -> None:

@@ -179,6 +179,13 @@ def test_a_module_that_cannot_be_trained_is_refused_in_one_line(name: str) -> No
     assert "\n" not in str(refused.value) and hint in (refused.value.hint or "")
 
 
+def test_batch_normalization_of_a_single_sample_is_refused_before_training() -> None:
+    build_model(CONFIG, INPUTS, 0, Normed, least_samples=2)
+    with pytest.raises(HotsetError, match=r"on a batch of 1 sample, failed .* more than 1 value") as refused:
+        build_model(CONFIG, INPUTS, 0, Normed, least_samples=1)
+    assert refused.value.hint is not None and "another --batch-size" in refused.value.hint
+
+
 def test_unused_float64_parameters_are_refused() -> None:
     class Mixed(Net):
         def __init__(self, inputs: ModelInputs) -> None:
