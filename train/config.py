@@ -8,6 +8,7 @@ from typing import Literal
 from ..pipeline.errors import ConfigError, require_at_least, require_at_most
 from ..pipeline.sizes import ByteSize
 from .options.model_config import (
+    MODEL_NAMES,
     MOST_LAYERS,
     MOST_WIDTH,
     Pooling,
@@ -100,7 +101,7 @@ class TrainConfig:
     cache_batches: int = 1
     """Number of batches whose rows are loaded into the cache together."""
 
-    model: str = "auto"
+    model: str = field(default="auto", metadata={"offered": MODEL_NAMES})
     """Dense model: kaggle, terabyte or small, presets of DLRM; dlrm or auto, the preset that fits the
     embedding dimension of the shards (kaggle for 16, terabyte for 64, else small); dcnv2; or a class of your
     own as package.module:Class, a torch.nn.Module over dense features and embeddings."""

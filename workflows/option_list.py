@@ -16,6 +16,9 @@ import tyro
 
 from .option_help import HELP, as_sentences, field_docstrings, without_none
 
+OFFERED = "offered"
+"""Key of a field's metadata for names that completion offers, where other values are accepted, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -37,7 +40,7 @@ class Option:
     """Whether its value is a file or a folder."""
 
     choices: tuple[str, ...]
-    """The values it accepts; empty where they are too many to list."""
+    """The values it accepts, or the names among them that completion offers; empty where there are none."""
 
     @property
     def is_positional(self) -> bool:
@@ -66,6 +69,7 @@ def list_options(kind: type, default: Any = None) -> list[Option]:
         dashed = f"--no-{flag}" if is_switch and value is True else f"--{flag}"
         text = as_sentences(field.metadata.get(HELP) or docstrings.get(field.name, ""))
         leaf = _leaf(inner)
+        offered: tuple[str, ...] = tuple(field.metadata.get(OFFERED, ()))
         found.append(
             Option(
                 name=(metavar or flag.upper()) if is_positional else dashed,
@@ -73,7 +77,7 @@ def list_options(kind: type, default: Any = None) -> list[Option]:
                 takes_value=not is_switch,
                 is_required=value is dataclasses.MISSING or value is tyro.MISSING,
                 is_path=leaf is Path,
-                choices=tuple(map(str, get_args(leaf))) if get_origin(leaf) is Literal else (),
+                choices=tuple(map(str, get_args(leaf))) if get_origin(leaf) is Literal else offered,
             )
         )
     return sorted(found, key=lambda option: not option.is_positional)

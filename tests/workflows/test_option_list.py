@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 import pytest
 import tyro
 
+from hotset.train.config import TrainConfig
+from hotset.train.options.model_config import MODEL_NAMES
 from hotset.workflows.option_list import Option, list_options, synopsis
 from hotset.workflows.options import Dir
 
@@ -68,3 +70,9 @@ def test_what_has_no_default_is_required(out: Path) -> None:
 
 def test_a_synopsis_has_what_is_required() -> None:
     assert synopsis("spin", list_options(Outer)) == "hotset spin RAW DIR --out OUT"
+
+
+def test_the_models_of_hotset_are_offered_though_others_are_accepted() -> None:
+    (found,) = (option for option in list_options(TrainConfig) if option.name == "--model")
+    assert found.choices == MODEL_NAMES
+    assert TrainConfig(model="nets:Net").model == "nets:Net"
