@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
 import shlex
 import shutil
 import sys
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from .progress_columns import Bars
 
 _WIDE = 200
+_WITH_UNIT = re.compile(r"\d (?:[KMGT]iB|B|M samples/s|samples/s|ms|µs|s)\b")
+_JOINED = "\ue000"
+"""Stands for a blank where a line may not end; no text contains it."""
 
 
 class Progressing(Protocol):
@@ -80,7 +84,23 @@ def print_table(console: Console, table: Table, *, num_keys: int = 1) -> None:
 
 def print_line(console: Console, text: str, *, style: str | None = None) -> None:
     """Print a sentence as data: wrapped between words on a terminal, in one line anywhere else."""
-    console.print(Text(text), style=style, soft_wrap=not console.is_terminal)
+    if console.is_terminal:
+        text = _wrapped(text, console.width)
+    console.print(Text(text), style=style, soft_wrap=True)
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Return a sentence in lines of at most ``width`` characters, a number and its unit in the same one."""
+    joined = _WITH_UNIT.sub(lambda found: found[0].replace(" ", _JOINED), text)
+    lines = (textwrap.fill(line, width, break_on_hyphens=False) for line in joined.splitlines())
+    return "\n".join(lines).replace(_JOINED, " ")
+
+
+def describe_rate(samples_per_second: float) -> str:
+    """Return a rate for people: in millions where that has two digits, else in samples."""
+    if samples_per_second >= 1e5:
+        return f"{samples_per_second / 1e6:.2f} M samples/s"
+    return f"{round(samples_per_second, -2 if samples_per_second >= 1e4 else -1):,.0f} samples/s"
 
 
 def with_help(pairs: Iterable[tuple[str, str]]) -> str:

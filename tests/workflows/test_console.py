@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hotset.tests.support.terminal import run_in_terminal
-from hotset.workflows.console import print_table
+from hotset.workflows.console import describe_rate, print_table
 from hotset.workflows.progress_columns import Speed
 
 _TWO_STAGES = """
@@ -145,6 +145,32 @@ def test_a_line_of_data_wraps_between_words_on_a_terminal_alone() -> None:
     assert len(shown) == 2 and all(word in ("nine", "letters") for line in shown for word in line.split())
     piped = subprocess.run([sys.executable, "-c", _LINE], capture_output=True, text=True, check=True)
     assert len(piped.stdout.splitlines()) == 1
+
+
+def test_a_number_and_its_unit_stay_on_one_line() -> None:
+    program = "from hotset.workflows.console import *; "
+    program += "print_line(stdout_console(), 'written back: ' + '1,024 MiB in 2.5 s, 0.41 M samples/s, ' * 6)"
+    for columns in (60, 63, 66, 69, 72):
+        _, screen = run_in_terminal(["-c", program], columns)
+        shown = [line for line in screen.lines if line]
+        assert max(map(len, shown)) <= columns
+        assert not any(line[-1].isdigit() or line.endswith(" M") for line in shown)
+
+
+@pytest.mark.parametrize(
+    ("samples_per_second", "text"),
+    [
+        (0.0, "0 samples/s"),
+        (8134.2, "8,130 samples/s"),
+        (23_456.0, "23,500 samples/s"),
+        (731_200.0, "0.73 M samples/s"),
+        (12_345_678.0, "12.35 M samples/s"),
+    ],
+)
+def test_slow_rates_are_told_in_samples_and_fast_ones_in_millions(
+    samples_per_second: float, text: str
+) -> None:
+    assert describe_rate(samples_per_second) == text
 
 
 @pytest.mark.parametrize("columns", [60, 200])

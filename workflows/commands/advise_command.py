@@ -115,7 +115,7 @@ def _speeds(advice: dict[str, Any], batch_size: int) -> Table:
     # One section per size of fast memory, its placements from the fastest to the slowest.
     table = _table(
         f"Predicted steps of {batch_size:,} samples",
-        "fast memory", "placement", "step", "samples/s", "up/step", "down/step", "prefetch", "needs", "",
+        "fast memory", "placement", "step", "samples/s", "up/step", "down/step", "prefetch", "needs",
     )  # fmt: skip
     for option in advice["options"]:
         size = format_byte_size(option["fast_bytes"])
@@ -130,8 +130,7 @@ def _speeds(advice: dict[str, Any], batch_size: int) -> Table:
                 predicted_bytes(one["to_fast_bytes"]),
                 predicted_bytes(one["to_slow_bytes"]),
                 "" if one["prefetch"] is None else str(one["prefetch"]),
-                format_byte_size(one["memory_bytes"]),
-                "" if fits else "does not fit",
+                format_byte_size(one["memory_bytes"]) + ("" if fits else ", does not fit"),
                 style=None if fits else "dim",
             )
             size = ""  # printed once, in the first row of its section

@@ -29,6 +29,7 @@ from ...train.config import TrainConfig
 from ..console import (
     bars_hidden,
     command_prefix,
+    describe_rate,
     print_json,
     print_line,
     progress_bars,
@@ -177,8 +178,8 @@ def _log(options: DemoCommand) -> Path:
         started = time.perf_counter()
         num_samples = options.samples or _SAMPLES
         generate(GenerateConfig(samples=num_samples, seed=options.seed), path, workers=options.workers)
-        rate = num_samples / (time.perf_counter() - started) / 1e6
-        say(f"   generate {path}: {rate:.2f} M samples/s")
+        rate = num_samples / (time.perf_counter() - started)
+        say(f"   generate {path}: {describe_rate(rate)}")
     return path
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...pipeline.generate.generate_log import GenerateConfig, generate
 from ...pipeline.sizes import format_byte_size
-from ..console import print_json, progress_bars
+from ..console import describe_rate, print_json, progress_bars
 from ..options import config_of, parse_options
 
 
@@ -57,9 +57,8 @@ def run(command: str, arguments: Sequence[str]) -> int:
             {"out": str(options.out), "samples": config.samples, "bytes": num_bytes, "seconds": seconds}
         )
     else:
-        rate = config.samples / seconds / 1e6
         print(
             f"{options.out}: {config.samples:,} samples, {format_byte_size(num_bytes)} "
-            f"in {seconds:.1f} s ({rate:.2f} M samples/s)"
+            f"in {seconds:.1f} s, {describe_rate(config.samples / seconds)}"
         )
     return 0

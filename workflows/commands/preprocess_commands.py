@@ -182,13 +182,14 @@ def _finish(stage: str, folder: Manifest, seconds: float, as_json: bool) -> int:
         print_json({"stage": stage, "dir": str(folder.folder), "seconds": seconds} | folder.totals)
         return 0
     # Every stage says what it wrote; two of them have more to tell.
-    num_bytes = sum(entry.num_bytes for entry in folder.files)
-    line = f"{folder.folder}: {len(folder.files)} files, {num_bytes:,} bytes"
-    print_line(stdout_console(), line)
+    num_bytes = format_byte_size(sum(entry.num_bytes for entry in folder.files))
+    num_files = len(folder.files)
+    files = f"{num_files:,} file{'' if num_files == 1 else 's'}"
+    print_line(stdout_console(), f"{folder.folder}: {files}, {num_bytes} in {seconds:.1f} s")
     if stage == "schedule":
         print_line(stdout_console(), describe_schedule(folder))
     if stage == "transpose":
-        print(describe_lookups(folder))
+        print_line(stdout_console(), describe_lookups(folder))
     return 0
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.stage_totals import IdMapTotals, LookupsTotals, ScheduleTotals, ShardsTotals
 from ...pipeline.sizes import format_byte_size
+from ..console import describe_rate
 
 if TYPE_CHECKING:  # commands that run no stage describe them, too
     from ...pipeline.stages.preprocess import StageReport
@@ -20,7 +21,7 @@ def describe_stage(report: StageReport) -> str:
     # A stage may end within the clock's resolution.
     rate = report.num_samples / max(report.seconds, 1e-9)
     num_bytes = format_byte_size(sum(entry.num_bytes for entry in report.manifest.files))
-    return f"{name}: {num_bytes} in {report.seconds:.1f} s, {rate / 1e6:.2f} M samples/s"
+    return f"{name}: {num_bytes} in {report.seconds:.1f} s, {describe_rate(rate)}"
 
 
 def describe_shards(shards: Manifest) -> str:

@@ -170,7 +170,7 @@ def _show_split(statistics: dict[str, Any], console: Console) -> None:
             f". Batches of {batches['batch_size']:,}: {batches['hot_only']:,} hot-only, "
             f"{batches['mixed']:,} mixed, {batches['evaluation']:,} for evaluation"
         )
-    print_line(console, line)
+    print_line(console, f"{line}.")
     # What a reader may wonder about: that nothing moves, what sampling lost, what has no id.
     chosen = [budget for budget in statistics.get("budgets", []) if budget["is_chosen"]]
     all_hot = explain_all_hot(statistics["num_rows"], chosen[0]["num_hot_rows"]) if chosen else None

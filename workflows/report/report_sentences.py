@@ -30,9 +30,10 @@ def percent(share: float | None, decimals: int = 1) -> str:
 def rounded(number: float) -> str:
     """Return a positive number with two significant digits: 2282565 as ``2.3 M``."""
     for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        # 999,500 is "1 M", not "1000 k": so the limit is where two digits round up to the unit.
+        # 999,500 is "1.0 M", not "1000 k": so the limit is where two digits round up to the unit.
         if number >= 0.995 * unit:
-            return f"{float(f'{number / unit:.2g}'):g}{name}"
+            digits = float(f"{number / unit:.2g}")
+            return f"{digits:.{1 if digits < 10 else 0}f}{name}"
     return f"{float(f'{number:.2g}'):g}"
 
 

@@ -78,7 +78,7 @@ def test_the_placement_sentence_states_when_everything_fits() -> None:
         "compute_seconds": 0.0009,
     }
     assert placement_sentence(advice).startswith("Everything fits in 33 MiB of fast memory")
-    assert "about 2 M samples per second" in placement_sentence(advice)
+    assert "about 2.0 M samples per second" in placement_sentence(advice)
     advice["enough"] |= {"placement": "lookahead"}  # type: ignore[operator]
     assert "lookahead with 33 MiB of fast memory in total" in placement_sentence(advice)
     assert ": 90% of the speed" in placement_sentence(advice)
@@ -86,7 +86,7 @@ def test_the_placement_sentence_states_when_everything_fits() -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(2282565, "2.3 M"), (999_600, "1 M"), (994_000, "990 k"), (1234, "1.2 k"), (87, "87"), (3e9, "3 G")],
+    [(2282565, "2.3 M"), (999_600, "1.0 M"), (994_000, "990 k"), (1234, "1.2 k"), (87, "87"), (3e9, "3.0 G")],
 )
 def test_predictions_are_rounded_to_two_digits(number: float, text: str) -> None:
     assert rounded(number) == text
