@@ -29,7 +29,7 @@ from ...pipeline.stages.preprocess import preprocess
 from ...train.config import DenseOptimizer, EmbeddingOptimizer, TrainConfig
 from ...train.run import train
 from ..recipes import criteo_kaggle
-from .bench_harness import commit, describe_machine
+from .measuring.machine_facts import commit, describe_machine
 
 _EVAL_FRACTION = 0.2
 

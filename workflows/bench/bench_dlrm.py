@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import statistics
 import sys
 import tempfile
 import types
@@ -34,8 +33,10 @@ from ...pipeline.runtime.tasks import num_workers
 from ...pipeline.sizes import format_byte_size
 from ..console import progress_bars
 from ..recipes import criteo_kaggle
-from .bench_harness import Candidate, Measurement, describe_machine, run_rounds, summarize
 from .hotset_candidates import hotset_preprocess
+from .measuring.fresh_process import Candidate, Measurement, run_rounds, summarize
+from .measuring.machine_facts import describe_machine
+from .measuring.rounds import median_ratio
 
 _PROFILE = "criteo-kaggle"
 _MODULE = "data_utils.py"
@@ -196,8 +197,7 @@ def _median_ratio(measured: dict[str, list[Measurement]], clock: str) -> float:
         name: [each.facts["num_samples"] / getattr(each, clock) for each in rounds]
         for name, rounds in measured.items()
     }
-    ratios: list[float] = [ours / theirs for ours, theirs in zip(rates["hotset"], rates["dlrm"], strict=True)]
-    return statistics.median(ratios)
+    return median_ratio(rates["hotset"], rates["dlrm"])
 
 
 def show_bench_dlrm(result: dict[str, Any], console: Console) -> None:

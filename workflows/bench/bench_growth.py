@@ -35,14 +35,14 @@ from ...pipeline.runtime.tasks import num_workers
 from ...pipeline.sizes import GIB, MIB, ByteSize, format_byte_size
 from ...pipeline.stages.preprocess import PreprocessConfig, StageReport, preprocess
 from ..recipes import criteo_kaggle
-from .bench_harness import (
+from .measuring.fresh_process import (
     AnonymousMemory,
     Candidate,
     Measurement,
-    describe_machine,
     measure_in_fresh_process,
     memory_bytes,
 )
+from .measuring.machine_facts import describe_machine
 from .polars_baseline import polars_program
 
 _PROFILE = "criteo-kaggle"

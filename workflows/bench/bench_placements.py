@@ -12,6 +12,7 @@ import resource
 import statistics
 import tempfile
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +34,8 @@ from ...train.placements.simulate import simulate_epoch
 from ...train.trainer import build_trainer, run_steps, set_threads
 from ..console import say
 from ..recipes import criteo_kaggle
-from .bench_harness import commit, describe_machine
+from .measuring.machine_facts import commit, describe_machine
+from .measuring.rounds import median_ratio, take_turns
 
 _BELADY = "belady, P = 0"
 """Look-ahead without transfers ahead, the optimal eviction: the lower bound of bytes."""
@@ -140,11 +142,13 @@ def _share(config: BenchPlacementsConfig, shards: Shards, hot_bytes: int) -> dic
     order = epoch_order(shards.is_hot_only, config.seed, 0, spread=shards.is_grouped).tolist()
     # Belady is a lower bound of bytes: it is planned but not trained.
     moved = {name: _moved(shards, run, order) for name, run in every.items()}
-    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in every if name != _BELADY}
-    for number in range(config.rounds if config.train_batches else 0):
-        for name, measured in rounds.items():
-            say(f"round {number + 1}, {name}")
-            measured.append(_trained(shards, every[name], order[: config.train_batches]))
+
+    def turn(name: str) -> dict[str, Any]:
+        say(f"training with {name}")
+        return _trained(shards, every[name], order[: config.train_batches])
+
+    turns = {name: partial(turn, name) for name in every if name != _BELADY}
+    rounds = take_turns(turns, config.rounds if config.train_batches else 0)
     return {"bytes": moved, "ratios": _ratios(moved), "rounds": rounds, "cpu": _cpu_ratios(rounds)}
 
 
@@ -208,13 +212,8 @@ def _cpu_ratios(rounds: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
     """Return the speed relative to all-fast by CPU time: the median of the rounds' ratios."""
     if not rounds["all-fast"]:
         return {}
-    all_fast = [measured["cpu_seconds"] for measured in rounds["all-fast"]]
-    return {
-        name: statistics.median(
-            fast / one["cpu_seconds"] for fast, one in zip(all_fast, measured, strict=True)
-        )
-        for name, measured in rounds.items()
-    }
+    seconds = {name: [one["cpu_seconds"] for one in measured] for name, measured in rounds.items()}
+    return {name: median_ratio(seconds["all-fast"], own) for name, own in seconds.items()}
 
 
 def show_placements(result: dict[str, Any], console: Console) -> None:

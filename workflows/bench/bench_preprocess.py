@@ -27,16 +27,10 @@ from ...pipeline.runtime.tasks import num_workers
 from ...pipeline.sizes import MIB, ByteSize, format_byte_size
 from ...pipeline.stages.preprocess import PreprocessConfig
 from ..recipes import criteo_kaggle
-from .bench_harness import (
-    Candidate,
-    Measurement,
-    describe_machine,
-    median_ratio,
-    median_stages,
-    run_rounds,
-    summarize,
-)
 from .hotset_candidates import hotset_ingest, hotset_parse, hotset_parse_kept, hotset_preprocess
+from .measuring.fresh_process import Candidate, Measurement, median_stages, run_rounds, summarize
+from .measuring.machine_facts import describe_machine
+from .measuring.rounds import median_ratio
 from .polars_baseline import polars_program, polars_read_csv, polars_scan_csv, pyarrow_read_csv
 from .roofline import against_roofline, measure_rates
 
@@ -202,7 +196,10 @@ def _check_agreement(measured: dict[str, list[Measurement]]) -> None:
 
 def _ratio(slow: list[Measurement], fast: list[Measurement]) -> dict[str, float]:
     clocks = {"wall": "wall_seconds", "cpu": "cpu_seconds", "peak_rss": "peak_rss_bytes"}
-    return {name: median_ratio(slow, fast, field) for name, field in clocks.items()}
+    return {
+        name: median_ratio([getattr(one, field) for one in slow], [getattr(one, field) for one in fast])
+        for name, field in clocks.items()
+    }
 
 
 def print_bench_preprocess(result: dict[str, Any], console: Console) -> None:

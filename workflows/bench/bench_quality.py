@@ -23,7 +23,7 @@ from ...train.config import PlacementName
 from ...train.options.model_config import refuse_unknown_model
 from ...train.run import train
 from ..recipes import small_real_sample, small_real_sample_training
-from .bench_harness import commit, describe_machine
+from .measuring.machine_facts import commit, describe_machine
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,8 @@ from ...stats.counting.packed_counts import add_short_counts
 from ...stats.staging.next_uses import next_uses
 from ...stats.staging.staging_planner import StagingPlanner, cache_planner, lookahead_planner
 from ...stats.staging.step_plans import RowStream
-from .bench_harness import describe_machine
+from .measuring.machine_facts import describe_machine
+from .measuring.rounds import take_turns
 from .reference_peel import Incidence, peel_with_a_heap, peel_with_kernels
 from .reference_policies import REFERENCE_POLICIES
 from .stack_distances import lru_misses
@@ -93,6 +94,10 @@ class Comparison:
     num_reference_lookups: int
     """Lookups that ``reference`` processes."""
 
+    def seconds(self) -> tuple[float, float]:
+        """Return the CPU seconds of the kernel and of the reference."""
+        return _cpu_seconds(self.kernel), _cpu_seconds(self.reference)
+
 
 def bench_stats(config: BenchStatsConfig) -> dict[str, Any]:
     """Measure every kernel and its reference.
@@ -102,13 +107,10 @@ def bench_stats(config: BenchStatsConfig) -> dict[str, Any]:
     """
     log = _Log(config)
     comparisons = [*log.policies(), log.counting(), log.peeling()]
-    seconds: dict[str, list[tuple[float, float]]] = {one.name: [] for one in comparisons}
     for one in comparisons:
         one.kernel()  # compiles
-    # Kernel and reference take turns within a round, so that a slow moment hits both.
-    for _ in range(config.rounds):
-        for one in comparisons:
-            seconds[one.name].append((_cpu_seconds(one.kernel), _cpu_seconds(one.reference)))
+    # Kernel and reference take one turn together, so that a slow moment hits both.
+    seconds = take_turns({one.name: one.seconds for one in comparisons}, config.rounds)
     result = {}
     for one in comparisons:
         kernel_speed = one.num_lookups / min(kernel for kernel, _ in seconds[one.name])

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError
 from hotset.workflows.bench import bench_dlrm
-from hotset.workflows.bench import bench_harness as bench
 from hotset.workflows.bench.bench_dlrm import BenchDlrmConfig, load_data_utils, measure, show
+from hotset.workflows.bench.measuring import fresh_process as bench
 
 STAND_IN = """
 import numpy as np

@@ -16,7 +16,6 @@ from hotset.pipeline.generate.generate_log import GenerateConfig, generate
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.workflows.bench import bench_growth
-from hotset.workflows.bench import bench_harness as bench
 from hotset.workflows.bench.bench_growth import (
     BenchGrowthConfig,
     measure,
@@ -24,6 +23,7 @@ from hotset.workflows.bench.bench_growth import (
     preprocess_by_stage,
     show,
 )
+from hotset.workflows.bench.measuring import fresh_process as bench
 from hotset.workflows.recipes import criteo_kaggle
 
 

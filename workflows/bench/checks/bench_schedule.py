@@ -34,7 +34,8 @@ from ....train.data.shards import Shards
 from ....train.placements import schedule_file
 from ....train.run import train
 from ...recipes import criteo_kaggle
-from ..bench_harness import Candidate, Measurement, describe_machine, measure_in_fresh_process
+from ..measuring.fresh_process import Candidate, Measurement, measure_in_fresh_process
+from ..measuring.machine_facts import describe_machine
 from .call_times import CallTimes
 
 _OPTIMIZER: Literal["sgd"] = "sgd"

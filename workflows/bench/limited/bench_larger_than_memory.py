@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from ....pipeline.errors import ConfigError, require_at_least
 from ....pipeline.sizes import MIB, ByteSize, format_byte_size
 from ....stats.ranking.row_bytes import row_bytes
 from ...console import say
-from ..bench_harness import Candidate, Measurement, describe_machine, measure_in_fresh_process
+from ..measuring.fresh_process import Candidate, Measurement, measure_in_fresh_process
+from ..measuring.machine_facts import describe_machine
+from ..measuring.rounds import median_ratio, take_turns
 from .drawn_shards import DrawnShards
 from .limited_training import CONTESTANTS, IN_MEMORY, LOOKAHEAD, LimitedRun, train_limited
 from .memory_limit import memory_limit
@@ -132,14 +135,11 @@ def bench_larger_than_memory(config: BenchLargerThanMemoryConfig) -> dict[str, A
         for share in config.cold_shares:
             drawn = scratch / f"cold-{share}"
             config.shards(share).write(drawn)
-            rounds: dict[str, list[Measurement]] = {contestant: [] for contestant in CONTESTANTS}
-            for number in range(config.rounds):
-                for contestant in CONTESTANTS:
-                    say(f"{share:.0%} cold lookups, round {number + 1}, {contestant}")
-                    measured, was_limited = _measure(config, contestant, drawn, warm_up, scratch)
-                    is_limited &= was_limited or contestant == IN_MEMORY
-                    rounds[contestant].append(measured)
-            shares.append(_share(share, rounds))
+            say(f"{share:.0%} cold lookups")
+            turns = {one: partial(_measure, config, one, drawn, warm_up, scratch) for one in CONTESTANTS}
+            found = take_turns(turns, config.rounds)
+            is_limited &= all(one[1] for name, own in found.items() if name != IN_MEMORY for one in own)
+            shares.append(_share(share, {name: [one[0] for one in own] for name, own in found.items()}))
     return {
         "benchmark": "larger-than-memory",
         "shares": shares,
@@ -154,6 +154,7 @@ def _measure(
     config: BenchLargerThanMemoryConfig, contestant: str, shards: Path, warm_up: Path, scratch: Path
 ) -> tuple[Measurement, bool]:
     """Run one contestant in a new process; also return whether its memory was limited."""
+    say(f"training with {contestant}")
 
     def run(folder: Path, slow_bytes: int, limit: Any) -> LimitedRun:
         return LimitedRun(
@@ -196,10 +197,6 @@ def _share(share: float, rounds: dict[str, list[Measurement]]) -> dict[str, Any]
     def speeds(contestant: str) -> list[float]:
         return [one.facts["num_samples"] / one.facts["training_seconds"] for one in rounds[contestant]]
 
-    def median_ratio(other: str) -> float:
-        pairs = zip(speeds(LOOKAHEAD), speeds(other), strict=True)
-        return statistics.median(mine / theirs for mine, theirs in pairs)
-
     digests = {one.facts["digest"] for measured in rounds.values() for one in measured}
     return {
         "cold_share": share,
@@ -207,7 +204,11 @@ def _share(share: float, rounds: dict[str, list[Measurement]]) -> dict[str, Any]
             {"name": name, "samples_per_second": statistics.median(speeds(name))} | _costs(measured)
             for name, measured in rounds.items()
         ],
-        "ratios": {f"{LOOKAHEAD} / {name}": median_ratio(name) for name in rounds if name != LOOKAHEAD},
+        "ratios": {
+            f"{LOOKAHEAD} / {name}": median_ratio(speeds(LOOKAHEAD), speeds(name))
+            for name in rounds
+            if name != LOOKAHEAD
+        },
         "equal_bits": len(digests) == 1,
     }
 

@@ -31,7 +31,7 @@ from ....train.data.shards import Shards
 from ....train.exchange.count_exchange import ExchangeCounts, count_exchange
 from ....train.exchange.ranked_epoch import RankedEpoch, RankReader, read_epoch
 from ...recipes import recipe_for
-from ..bench_harness import commit, describe_machine
+from ..measuring.machine_facts import commit, describe_machine
 
 _FLOAT_BYTES = 4
 

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -35,7 +36,8 @@ from ....train.model_building.choose_model import choose_model
 from ....train.trainer import Trainer, build_trainer, inputs_of, run_steps, set_threads
 from ...console import say
 from ...recipes import criteo_kaggle
-from ..bench_harness import describe_machine
+from ..measuring.machine_facts import describe_machine
+from ..measuring.rounds import median_ratio, take_turns
 from .dcn_reference import ReferenceDcn
 from .dlrm_reference import LEARNING_RATE, ReferenceBatch, ReferenceDlrm, ReferenceTraining, has_fbgemm
 from .step_parts import MachineRates, measure_parts, measure_rates
@@ -285,11 +287,8 @@ def _measured(
 ) -> list[dict[str, Any]]:
     """Run all contestants in turn, round by round; return one record for each."""
     num_samples = (len(_order(shards, config)) - _WARM_UP_STEPS) * shards.batch_size
-    rounds: dict[str, list[Seconds]] = {name: [] for name in contestants}
-    # Contestants of one setting take turns, so that a busy minute hits all of them.
-    for _ in range(config.rounds):
-        for name, contestant in contestants.items():
-            rounds[name].append(contestant.run(threads))
+    turns = {name: partial(contestant.run, threads) for name, contestant in contestants.items()}
+    rounds = take_turns(turns, config.rounds)
 
     def microseconds(clock: Callable[[Seconds], float], found: list[Seconds]) -> list[float]:
         return [clock(seconds) / num_samples * 1e6 for seconds in found]
@@ -322,11 +321,8 @@ def _ratios(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         reference = references[tuple(record[key] for key in setting)]
         # Round by round, then the median: both of a pair ran in the same minute.
         ratios = {
-            f"{clock}_ratio": statistics.median(
-                slow / fast
-                for slow, fast in zip(
-                    reference["rounds"][f"{clock}_us"], record["rounds"][f"{clock}_us"], strict=True
-                )
+            f"{clock}_ratio": median_ratio(
+                reference["rounds"][f"{clock}_us"], record["rounds"][f"{clock}_us"]
             )
             for clock in ("wall", "cpu")
         }

@@ -16,7 +16,6 @@ import pytest
 from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError
-from hotset.workflows.bench.bench_harness import Candidate, Measurement
 from hotset.workflows.bench.checks import bench_schedule as module
 from hotset.workflows.bench.checks.bench_schedule import (
     BenchScheduleConfig,
@@ -24,6 +23,7 @@ from hotset.workflows.bench.checks.bench_schedule import (
     print_bench_schedule,
 )
 from hotset.workflows.bench.checks.call_times import CallTimes
+from hotset.workflows.bench.measuring.fresh_process import Candidate, Measurement
 
 
 def measure_here(candidate: Candidate, scratch: Path, *, workers: int = 0) -> Measurement:

@@ -18,7 +18,6 @@ from rich.console import Console
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.sizes import KIB, MIB, ByteSize
 from hotset.train.data.shards import Shards
-from hotset.workflows.bench.bench_harness import Candidate, Measurement, measure_in_fresh_process
 from hotset.workflows.bench.limited import bench_larger_than_memory as bench
 from hotset.workflows.bench.limited.drawn_shards import DrawnShards
 from hotset.workflows.bench.limited.limited_training import (
@@ -29,6 +28,7 @@ from hotset.workflows.bench.limited.limited_training import (
     touch_rows,
     train_limited,
 )
+from hotset.workflows.bench.measuring.fresh_process import Candidate, Measurement, measure_in_fresh_process
 
 DRAWN = DrawnShards(
     num_tables=3,

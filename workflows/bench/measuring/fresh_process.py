@@ -1,9 +1,8 @@
-"""Measure candidates against each other: each in a fresh process, in turn, for several rounds.
+"""Measure candidates against each other, each in a fresh process.
 
-Speeds of a shared machine drift by a factor of two within minutes. So candidates take turns, a ratio compares
-runs of one round, and the median over rounds is reported. CPU seconds of all threads are reported beside the
-wall clock, because other programs disturb them least. A fresh process has a peak of memory that is its
-candidate's alone; it does a small job first, so that imports and compilation are over when the clock starts.
+CPU seconds of all threads are reported beside the wall clock, because other programs disturb them least. A
+fresh process has a peak of memory that is its candidate's alone; it does a small job first, so that imports
+and compilation are over when the clock starts.
 
 Virtual machines need care: touching memory that the host reclaimed while it was free costs up to 2 ms per
 MiB, forty times as much as usual, and the first candidate to use it would pay. So another process touches and
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -24,15 +22,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ... import __version__
-from ...pipeline.runtime.resources import ProgressCallback, silent
-from ...pipeline.runtime.tasks import num_workers
+from ....pipeline.runtime.resources import ProgressCallback, silent
+from ....pipeline.runtime.tasks import num_workers
+from .rounds import take_turns
 
-_LIBRARIES = ("numba", "numpy", "polars", "pyarrow")
 _SAMPLING_SECONDS = 0.02
 """Interval at which anonymous memory is read."""
 
@@ -78,12 +75,11 @@ def run_rounds(
     progress: ProgressCallback = silent,
 ) -> dict[str, list[Measurement]]:
     """Run each candidate once per round, in turn; return measurements by name, in the order of rounds."""
-    measured: dict[str, list[Measurement]] = {candidate.name: [] for candidate in candidates}
-    for done in range(rounds * len(candidates)):
-        candidate = candidates[done % len(candidates)]
-        measured[candidate.name].append(measure_in_fresh_process(candidate, scratch, workers=workers))
-        progress("bench", done + 1, rounds * len(candidates))
-    return measured
+    turns = {
+        candidate.name: partial(measure_in_fresh_process, candidate, scratch, workers=workers)
+        for candidate in candidates
+    }
+    return take_turns(turns, rounds, lambda _, done: progress("bench", done, rounds * len(turns)))
 
 
 def measure_in_fresh_process(candidate: Candidate, scratch: Path, *, workers: int = 0) -> Measurement:
@@ -167,12 +163,6 @@ def memory_bytes(field: str, file: str = "/proc/self/status") -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
 
 
-def median_ratio(slow: Sequence[Measurement], fast: Sequence[Measurement], field: str) -> float:
-    """Return the median over rounds of ``slow.field / fast.field``, each pair from one round."""
-    ratios: list[float] = [getattr(a, field) / getattr(b, field) for a, b in zip(slow, fast, strict=True)]
-    return statistics.median(ratios)
-
-
 def summarize(candidate: Candidate, rounds: Sequence[Measurement]) -> dict[str, Any]:
     """Return medians over rounds, peaks of memory, and the seconds and bytes of every round."""
 
@@ -203,45 +193,3 @@ def median_stages(rounds: Sequence[Measurement]) -> dict[str, dict[str, float]]:
         name: {clock: statistics.median(stage[name][clock] for stage in stages) for clock in stages[0][name]}
         for name in stages[0]
     }
-
-
-def describe_machine() -> dict[str, Any]:
-    """Return what a timing depends on, and nothing that identifies this very machine."""
-    return {
-        "cpu": _cpu_model(),
-        "cores": num_workers(0),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "system": f"{platform.system()} {platform.machine()}",
-        "load_average": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "libraries": {name: _version(name) for name in _LIBRARIES},
-        "hotset": __version__,
-        "commit": commit(),
-    }
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
-def _version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
-
-
-def commit() -> str | None:
-    """Return the commit of the checkout that this file is in; None where it is in none."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
