@@ -34,6 +34,8 @@ def top_categories(inspected: Inspected) -> list[dict[str, Any]]:
         of the category's lookups in the training part that a clicked sample made: None without labels or
         lookups, or where columns/ was discarded. Shares are in [0, 1].
     """
+    # The first ids are not always the most frequent rows: other orders, merged categories and missing values
+    # stand between.
     most = [most_frequent(counts, NUM_CATEGORIES) for counts in inspected.counts]
     chosen = [ids[counts[ids] > 0] for ids, counts in zip(most, inspected.counts, strict=True)]
     rates = _label_rates(inspected, chosen)
@@ -74,6 +76,7 @@ def _label_rates(inspected: Inspected, chosen: list[NDArray[np.int64]]) -> list[
             for total, found in zip((lookups, clicks), of_file, strict=True):
                 for sums, more in zip(total, found, strict=True):
                     sums += more
+    # A row without lookups in the training part has no rate.
     return [
         [int(clicked) / int(number) if number else None for clicked, number in zip(c, n, strict=True)]
         for c, n in zip(clicks, lookups, strict=True)

@@ -53,6 +53,7 @@ def default_runs(inspected: Inspected) -> dict[str, Any]:
     Raises:
         ManifestError: the shards are damaged.
     """
+    # Without shards or training batches there is no run to count.
     shards = read_shards(inspected.folder)
     if shards is None:
         inspected.left_out.append("what the placements move: there are no shards yet (hotset pack)")
@@ -62,6 +63,7 @@ def default_runs(inspected: Inspected) -> dict[str, Any]:
     if not totals.batches.hot_only + totals.batches.mixed:
         inspected.left_out.append("what the placements move: the shards have no training batches")
         return {"settings": {}, "placements": []}
+    # The distinct rows are read once, and every placement is counted on them.
     epoch = _read_epoch(shards, inspected)
     areas = staging_areas(ScheduleConfig(), shards)
     placements = [
@@ -70,6 +72,7 @@ def default_runs(inspected: Inspected) -> dict[str, Any]:
         _in_place(shards, epoch, areas, deduplicates=True),
         _lookahead(shards, epoch, areas),
     ]
+    # fae needs the whole epoch, and the cache the counts of the whole training part.
     if epoch.is_whole:
         placements.append(_fae(epoch, areas))
     else:
@@ -140,6 +143,7 @@ class _Moved:
 def _settings(shards: Manifest, epoch: _Epoch, areas: Sequence[StagingArea]) -> dict[str, Any]:
     totals = ShardsTotals.of(shards)
     packed = ShardSettings.of(shards)
+    # A hot row is one before the first cold one of its table.
     hot = [int(area.width.first.sum()) for area in areas]
     return {
         "batch_size": packed.batch_size,
@@ -184,6 +188,7 @@ def _read_epoch(shards: Manifest, inspected: Inspected) -> _Epoch:
             for _, found in files
         ]
     )
+    # So many batches of the epoch's order that their lookups stay within the limit.
     order = epoch_order(is_hot_only, SEED, 0, spread=packed.is_grouped)
     num_lookups = max(1, sum(int(count.sum()) for count in inspected.counts))
     per_batch = max(1, num_lookups // max(1, inspected.num_train)) * packed.batch_size
@@ -200,6 +205,7 @@ def _read_epoch(shards: Manifest, inspected: Inspected) -> _Epoch:
         if numbers.size:
             tasks.append((entry, numbers.tolist(), shards, widths))
         first += found.num_batches
+    # Files are read in any order: each batch goes to its position in the epoch.
     position_of = np.full(is_hot_only.shape[0], -1, np.int64)
     position_of[np.flatnonzero(is_wanted)] = np.arange(chosen.shape[0])
     parts: list[list[FoundRows]] = [[] for _ in widths]
@@ -261,6 +267,7 @@ def _fae(epoch: _Epoch, areas: Sequence[StagingArea]) -> _Moved:
 
 def _lookahead(shards: Manifest, epoch: _Epoch, areas: Sequence[StagingArea]) -> _Moved:
     """Cold rows of mixed batches through the staging slots, those with the farthest next use leave."""
+    # As `hotset train` plans: by exact next uses, or in a window where the epoch is too long for those.
     window = _window(shards)
     hot_bytes = _row_bytes(areas, [int(area.width.first.sum()) for area in areas])
     staged = []
@@ -274,6 +281,7 @@ def _lookahead(shards: Manifest, epoch: _Epoch, areas: Sequence[StagingArea]) ->
             num_rows, max(1, area.num_slots), prefetch=area.prefetch, window=window, splits=True
         )
         staged.append(_run(planner, cold, area.row_bytes))
+    # Hot rows have memory of their own beside the slots.
     num_slots = [area.num_slots for area in areas]
     return _sum("lookahead", hot_bytes + _row_bytes(areas, num_slots), staged)
 
@@ -297,6 +305,7 @@ def _cache(inspected: Inspected, epoch: _Epoch, areas: Sequence[StagingArea]) ->
     staged = []
     slots = []
     for area, stream in zip(areas, epoch.streams, strict=True):
+        # The rows of all tables of one width share the slots.
         counts = np.concatenate([inspected.counts[table] for table in area.width.tables])
         num_slots = max(1, area.num_slots + int(area.width.first.sum()))
         warm = most_frequent(counts, num_slots)

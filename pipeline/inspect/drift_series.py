@@ -66,6 +66,7 @@ def parts_of_log(columns: Manifest, num_train: int, num_parts: int | None) -> li
     Raises:
         ConfigError: more parts than a row has marks for, or than samples.
     """
+    # A log of several files, days perhaps, is compared file by file; a single one in equal windows.
     raw = ColumnsTotals.of(columns).raw
     if num_parts is None and len(raw) > 1:
         firsts = np.cumsum([0, *(log.num_samples for log in raw)]).tolist()
@@ -77,6 +78,7 @@ def parts_of_log(columns: Manifest, num_train: int, num_parts: int | None) -> li
         ends = list(pairwise(cut_evenly(num_train, max(1, wanted))))
         named = [(f"part {number}", end) for number, end in enumerate(ends, 1)]
         named.append(("evaluation", (num_train, columns.num_samples)))
+    # A part that crosses the end of the training part becomes two.
     parts = [part for name, ends in named for part in _cut(name, *ends, num_train) if part.num_samples]
     num_sets = sum(part.is_training for part in parts)
     if num_sets >= MAX_PARTS:
@@ -278,6 +280,7 @@ def _pairs(
             "chosen_on": parts[s].name,
             "serves": parts[number].name,
             "age": number - s,
+            # Rows that two hot sets have in common: what a part in evaluation would choose is not known.
             "common_rows_share": _share(common_SS[s, number], num_hot[number]) if is_training else None,
             "hot_lookup_share": _share(judged.hot_lookups[s, number], lookups),
             "hot_sample_share": _share(judged.hot_samples[s, number], judged.samples[number]),

@@ -22,6 +22,7 @@ def hot_tables(inspected: Inspected) -> list[dict[str, Any]]:
     num_hot = [table.num_hot for table in plan.tables]
     hot_bytes = [hot * width for hot, width in zip(num_hot, plan.bytes_of_rows, strict=True)]
     lookups = [int(count.sum()) for count in inspected.counts]
+    # Hot rows are the first ids of a table.
     hot_lookups = [int(count[:hot].sum()) for count, hot in zip(inspected.counts, num_hot, strict=True)]
     num_cold = sum(lookups) - sum(hot_lookups)
     num_evaluation = inspected.samples.num_samples - inspected.num_train

@@ -24,6 +24,7 @@ def find_leaks(folder: Path) -> list[str]:
     log = ColumnsTotals.of(columns)
     totals = VocabularyTotals.of(vocabulary)
     num_train = totals.num_train_samples
+    # Adopted ids have seen the logs of another folder.
     if vocabulary.stage == "adopt":
         return _adopted(log.raw, totals.model_raw or ())
     if num_train == columns.num_samples:
