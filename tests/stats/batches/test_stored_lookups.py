@@ -117,6 +117,13 @@ def test_rows_out_of_order_or_twice_are_refused() -> None:
         row_offsets=np.array([0, 3], np.int64),
     )
     none = stored._replace(row_offsets=np.zeros(2, np.int64))
+    # A row that no sample looks up, with the empty range in front of another row's.
+    unused = of_matrix(np.array([1, 1], np.int32), np.array([2], np.int64))
+    without_lookups = stored_of(unused)._replace(
+        rows=np.array([0, 1], np.int32), starts=np.zeros(2, np.int32), row_offsets=np.array([0, 2], np.int64)
+    )
+    with pytest.raises(ValueError):
+        place_lookups(without_lookups, every(unused), unused)
     for damaged in (exchanged, twice, none):
         with pytest.raises(ValueError):
             place_lookups(damaged, every(batch), batch)

@@ -17,7 +17,8 @@ from hotset.pipeline.sizes import ByteSize
 from hotset.train.advice import AdviceConfig, advise
 from hotset.workflows.cli import main
 from hotset.workflows.commands.advise_command import AdviseCommand, show_advice
-from hotset.workflows.report.series_tables import predicted_seconds
+from hotset.workflows.report.report_sentences import rounded
+from hotset.workflows.report.series_tables import predicted_bytes, predicted_seconds
 
 SIZES = (ByteSize(1 << 20), ByteSize(8 << 20))
 
@@ -65,6 +66,33 @@ def test_every_placement_of_every_size_is_a_row(advice: dict[str, Any]) -> None:
             assert any(one["placement"] in line and step in line for line in text.splitlines())
     num_lacking = sum(len(option["too_large"]) for option in advice["options"])
     assert text.count("does not fit") == num_lacking
+
+
+def test_the_columns_of_a_row_are_those_of_its_prediction(advice: dict[str, Any]) -> None:
+    """Numbers that differ from each other, in place of those predicted."""
+    one = advice["options"][-1]["placements"][0] | {
+        "placement": "lookahead",
+        "step_seconds": 2e-3,
+        "to_fast_bytes": 3 << 20,
+        "to_slow_bytes": 5 << 20,
+        "prefetch": 7,
+        "memory_bytes": 1 << 20,
+    }
+    slower = one | {"placement": "hybrid", "step_seconds": 4e-3, "prefetch": None}
+    lacking = slower | {"placement": "all-fast", "memory_bytes": 9 << 20}
+    option = {"fast_bytes": 1 << 20, "placements": [one, slower], "too_large": [lacking]}
+    text = printed(advice | {"options": [option]})
+    step = predicted_seconds(2e-3).split()
+    rows = [line.split() for line in text.splitlines()]
+    # The size stands in the first row of its section alone; a placement may need all of it.
+    sent = [*predicted_bytes(3 << 20).split(), *predicted_bytes(5 << 20).split()]
+    assert ["1", "MiB", "lookahead", *step, *rounded(64_000).split(), *sent, "7", "1", "MiB"] in rows
+    step = predicted_seconds(4e-3).split()
+    assert ["hybrid", *step, *rounded(32_000).split(), *sent, "1", "MiB"] in rows
+    assert ["all-fast", *step, *rounded(32_000).split(), *sent, "9", "MiB", "does", "not", "fit"] in rows
+    # The use of memory is that of the fastest placement.
+    by_use = rows[[" ".join(row) for row in rows].index("Fast memory of the fastest placement, by use") + 2]
+    assert by_use[:3] == ["1", "MiB", "lookahead"]
 
 
 def test_no_number_is_cut_in_a_narrow_terminal(advice: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from hotset.pipeline.sizes import ByteSize, format_byte_size
 from hotset.pipeline.stages.map_ids import map_ids
 from hotset.pipeline.stages.preprocess import StageReport
 from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
+from hotset.pipeline.stages.transpose import TransposeConfig, transpose
+from hotset.tests.support.resealed import write_manifest
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.workflows.printing.describe_stages import (
     describe_id_map,
+    describe_lookups,
     describe_schedule,
     describe_shards,
     describe_stage,
@@ -78,6 +82,42 @@ def test_steps_that_load_later_or_run_in_passes_are_told_where_there_are_some(tm
     split = scheduled(tmp_path / "split", 16 * 5, prefetch=0)
     number = split.totals["split"]
     assert number and describe_schedule(split).endswith(f"; {number:,} steps run in several passes")
+
+
+def test_a_schedule_counts_the_steps_of_all_epochs(tmp_path: Path) -> None:
+    made = scheduled(tmp_path, 16 * 64, prefetch=0, epochs=2)
+    totals = made.totals
+    up, down = (format_byte_size(totals[f"bytes_to_{tier}"]) for tier in ("fast", "slow"))
+    assert totals["rows_to_fast"] and up != down
+    assert describe_schedule(made).startswith(
+        f"50 steps: {totals['rows_to_fast']:,} rows are loaded ({up}), {totals['rows_made']:,} are "
+        f"initialized on first use, {totals['rows_to_slow']:,} are written back ({down})"
+    )
+
+
+def test_stored_lookups_are_told_by_sample(tmp_path: Path) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", ShardSpec()))
+    made = transpose(TransposeConfig(), shards, tmp_path / "lookups")
+    totals = made.totals
+    num_bytes = sum(entry.num_bytes for entry in made.files)
+    assert totals["samples"] == 220 and totals["rows"] < totals["lookups"]
+    assert describe_lookups(made) == (
+        f"8 batches: {totals['lookups'] / 220:.1f} lookups of {totals['rows'] / 220:.1f} distinct rows a "
+        f"sample, {num_bytes / 220:.0f} bytes a sample"
+    )
+
+
+def test_an_id_map_tells_what_is_new(data: Path, tmp_path: Path) -> None:
+    vocabulary = Manifest.read(data / "vocabulary")
+    made = map_ids(vocabulary, vocabulary, tmp_path / "map")
+    parts = json.loads((made.folder / "manifest.json").read_text())
+    parts["totals"] |= {"num_old_rows": 900, "num_new_rows": 1500, "num_kept": 600}
+    parts["totals"] |= {"kept_lookups": 3000, "new_lookups": 4000}
+    write_manifest(made.folder, parts)
+    assert describe_id_map(Manifest.read(made.folder)) == (
+        f"{made.folder}: 600 of 900 old rows are kept; they serve 75.0% of the lookups counted for the new "
+        "vocabulary. 900 rows start fresh"
+    )
 
 
 def test_an_id_map_tells_what_is_kept(data: Path, tmp_path: Path) -> None:

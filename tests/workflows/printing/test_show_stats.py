@@ -54,21 +54,52 @@ def test_the_chosen_budget_is_marked_and_only_that(found: dict[str, Any]) -> Non
     lines = printed(show_statistics, found).splitlines()
     (marked,) = [line for line in lines if "<- chosen" in line]
     (chosen,) = [budget for budget in found["budgets"] if budget["is_chosen"]]
-    assert f"{chosen['num_hot_rows']:,}" in marked and f"{chosen['hot_lookup_share']:.1%}" in marked
+    assert marked.split()[2:] == [
+        f"{chosen['num_hot_rows']:,}",
+        f"{chosen['num_hot_rows'] / found['num_rows']:.2%}",
+        f"{chosen['hot_lookup_share']:.1%}",
+        f"{chosen['hot_sample_share']:.1%}",
+        "<-",
+        "chosen",
+    ]
+
+
+def test_each_feature_is_a_row_of_shares_and_of_rows(found: dict[str, Any]) -> None:
+    lines = [line.split() for line in printed(show_statistics, found).splitlines()]
+    for feature in found["features"]:
+        shares = [f"{share:.1%}" for share in feature["top_share"].values()]
+        rows = [f"{rows:,}" for rows in feature["rows_for_share"].values()]
+        assert [feature["name"], f"{feature['num_rows']:,}", *shares, *rows] in lines
+
+
+def test_a_log_without_labels_has_no_table_of_them(found: dict[str, Any]) -> None:
+    log = {"labels": [], "parts": [], "missing": [], "dense": [], "dense_bins": []}
+    runs = {"settings": {}, "placements": []}
+    assert "Labels" in words_of(found) and "Bytes that the placements move" in words_of(found)
+    bare = words_of(found | {"log": log, "default_runs": runs})
+    assert "Labels" not in bare and "Missing values" not in bare
+    assert "Bytes that the placements move" not in bare
 
 
 def test_samples_and_batches_are_counted_in_a_sentence(found: dict[str, Any]) -> None:
     samples = found["samples"]
     text = printed(show_statistics, found)
     assert f"Samples: {samples['hot']:,} hot, {samples['mixed']:,} mixed, " in text
-    assert f". Batches of {found['batches']['batch_size']:,}: " in text
+    batches = found["batches"]
+    assert (
+        f"for evaluation. Batches of {batches['batch_size']:,}: {batches['hot_only']:,} hot-only, "
+        f"{batches['mixed']:,} mixed, {batches['evaluation']:,} for evaluation"
+    ) in text
     without = printed(show_statistics, found | {"batches": None})
     assert "Samples: " in without and "Batches of" not in without
     share = found["oov"]["evaluation_share"]
     assert f"{share:.2%} of the evaluation lookups fall on the out-of-vocabulary row." in text
-    assert "out-of-vocabulary row" not in printed(
-        show_statistics, found | {"oov": found["oov"] | {"evaluation_share": None}}
-    )
+
+    def with_share(share: float | None) -> str:
+        return printed(show_statistics, found | {"oov": found["oov"] | {"evaluation_share": share}})
+
+    assert "out-of-vocabulary row" not in with_share(None)
+    assert "0.00% of the evaluation lookups fall on" in with_share(0.0)
 
 
 def test_warnings_and_what_was_left_out_are_printed_as_they_are(found: dict[str, Any]) -> None:
@@ -122,7 +153,7 @@ def test_an_estimate_says_whether_it_was_right(found: dict[str, Any], is_covered
 
 
 def test_rows_of_a_table_show_odd_categories_as_one_line_of_text() -> None:
-    row = {"id": 0, "count": 9, "share": 0.75, "cumulative_share": 0.75, "is_hot": True}
+    row = {"id": 0, "count": 9, "share": 0.25, "cumulative_share": 0.75, "is_hot": True}
     rows = [
         row | {"category": "[red]a\nb\x1b"},
         row | {"id": 1, "category": "oov", "is_hot": False, "is_known": False, "asked": "[x]"},
@@ -131,6 +162,6 @@ def test_rows_of_a_table_show_odd_categories_as_one_line_of_text() -> None:
     text = printed(show_rows, table)
     assert "C1 (text): 2 rows, 12,000 lookups" in text
     (first,) = [line for line in text.splitlines() if "[red]" in line]
-    assert first.split() == ["0", "[red]a", "b", "9", "75.0000%", "75.0000%", "hot"]
+    assert first.split() == ["0", "[red]a", "b", "9", "25.0000%", "75.0000%", "hot"]
     assert "[x] has no id: its lookups use the out-of-vocabulary row, shown here." in text
     assert text.count("hot") == 1
