@@ -141,14 +141,14 @@ def test_damaged_shards_are_refused_by_name(tmp_path: Path) -> None:
         transpose(TransposeConfig(), Manifest.read(folder), tmp_path / "lookups")
 
 
-@pytest.mark.parametrize("multi_hot", [(), (0,)])
+@pytest.mark.parametrize(("multi_hot", "sample"), [((), 3), ((0,), 3), ((0,), 0)])
 def test_an_id_outside_its_table_is_refused_whatever_the_checksums(
-    multi_hot: tuple[int, ...], tmp_path: Path
+    multi_hot: tuple[int, ...], sample: int, tmp_path: Path
 ) -> None:
     folder = write_shards(tmp_path / "shards", ShardSpec(multi_hot=multi_hot))
 
     def stray(columns: dict[str, Any]) -> None:
-        columns["ids"][3][-1] = 300
+        columns["ids"][sample][-1] = 300
 
     reseal(folder, stray, "mixed-00000.arrow")
     with pytest.raises(ShardError, match=r"mixed-00000\.arrow: id 300 in table C3 of 300 rows"):
@@ -182,6 +182,44 @@ def test_verify_finds_other_totals_and_shards(tmp_path: Path) -> None:
     assert any("made from another shards" in fault for fault in faults_of(tmp_path))
     reseal_later_folders(tmp_path)
     assert any("are not those of the shards" in fault for fault in faults_of(tmp_path))
+
+
+@pytest.mark.parametrize(("num_lookups", "num_long"), [(256, 0), (257, 1)])
+def test_a_row_is_long_from_257_lookups_on(num_lookups: int, num_long: int, tmp_path: Path) -> None:
+    spec = ShardSpec(
+        num_rows=(1, 300),
+        num_hot=(1, 300),
+        num_mixed=0,
+        num_hot_only=num_lookups,
+        batch_size=num_lookups,
+        skew=1,
+    )
+    shards = Manifest.read(write_shards(tmp_path / "shards", spec))
+    made = transpose(TransposeConfig(), shards, tmp_path / "lookups")
+    assert made.totals["lookups"] == 2 * num_lookups
+    assert made.totals["long_rows"] == num_long
+
+
+def test_shards_whose_numbers_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards", ShardSpec())
+    parts = json.loads((folder / "manifest.json").read_text())
+    parts["version"] = 2
+    write_manifest(folder, parts)
+    with pytest.raises(ManifestError, match="version 2, want 'pack', 1"):
+        transpose(TransposeConfig(), Manifest.read(folder), tmp_path / "lookups")
+
+
+@pytest.mark.parametrize("name", ["one-hot", "multi-hot"])
+def test_the_bytes_it_needs_are_those_of_all_lookups_of_a_batch(name: str, tmp_path: Path) -> None:
+    """Those of one-hot features are as many as samples, those of lists at most all of a file."""
+    spec = SPECS[name]
+    shards = Manifest.read(write_shards(tmp_path / "shards", spec))
+    files = [entry for entry in shards.files if entry.facts["kind"] != "evaluation"]
+    num_one_hot = len(spec.num_rows) - len(spec.multi_hot)
+    lists = max(sum((entry.facts.get("lookups") or {}).values()) for entry in files)
+    lookups = spec.batch_size * num_one_hot + lists
+    largest = max(entry.num_bytes for entry in files)
+    assert stage.needed_bytes(shards, 3) == 3 * (largest + lookups * stage._BYTES_A_LOOKUP)
 
 
 def test_a_small_memory_cap_is_refused(tmp_path: Path) -> None:

@@ -97,6 +97,20 @@ def test_exchanged_lookups_are_refused(batch: BatchLookups) -> None:
             place_lookups(stored._replace(order=order), every(batch), batch)
 
 
+def test_a_row_is_long_from_257_lookups_on() -> None:
+    for num_lookups, num_long in ((LONG_LOOKUPS, 0), (LONG_LOOKUPS + 1, 1)):
+        batch = of_matrix(np.zeros(num_lookups, np.int32), np.array([1], np.int64))
+        stored = stored_of(batch)
+        assert stored.long_rows.size == num_long
+        assert_same(place_lookups(stored, every(batch), batch), group_lookups(batch))
+        # One more than there are.
+        more = stored._replace(
+            long_rows=np.append(stored.long_rows, np.int32(0)), long_offsets=np.array([0, num_long + 1])
+        )
+        with pytest.raises(ValueError):
+            place_lookups(more, every(batch), batch)
+
+
 def test_lists_of_other_lengths_are_refused(batch: BatchLookups) -> None:
     stored = stored_of(batch)
     for name in ("order_offsets", "row_offsets", "long_offsets"):

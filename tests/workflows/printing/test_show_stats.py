@@ -73,8 +73,8 @@ def test_each_feature_is_a_row_of_shares_and_of_rows(found: dict[str, Any]) -> N
 
 
 def test_a_log_without_labels_has_no_table_of_them(found: dict[str, Any]) -> None:
-    log = {"labels": [], "parts": [], "missing": [], "dense": [], "dense_bins": []}
-    runs = {"settings": {}, "placements": []}
+    log: dict[str, Any] = {"labels": [], "parts": [], "missing": [], "dense": [], "dense_bins": []}
+    runs: dict[str, Any] = {"settings": {}, "placements": []}
     assert "Labels" in words_of(found) and "Bytes that the placements move" in words_of(found)
     bare = words_of(found | {"log": log, "default_runs": runs})
     assert "Labels" not in bare and "Missing values" not in bare
