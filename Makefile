@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.built
 
-.PHONY: env demo test test-long check gpu-test clean
+.PHONY: env demo test test-long check gpu-test gpu-day clean
 
 env: $(STAMP)
 
@@ -45,6 +45,13 @@ GPU_TESTS := $(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)
 gpu-test:
 	rm -rf build/gpu && mkdir -p build/gpu && ln -sfn $(CURDIR) build/gpu/hotset
 	PYTHONPATH=$(CURDIR)/build/gpu $(PYTHON) -m pytest -q -W default -m gpu $(GPU_TESTS)
+
+# Checks and speeds of a GPU in one file, within 8 minutes and without a network.
+OUT ?= gpu-day.json
+ONLY ?=
+gpu-day:
+	rm -rf build/gpu && mkdir -p build/gpu && ln -sfn $(CURDIR) build/gpu/hotset
+	PYTHONPATH=$(CURDIR)/build/gpu $(PYTHON) -m hotset.workflows.gpu_day --out $(OUT) --only "$(ONLY)"
 
 clean:
 	rm -rf $(VENV) build demo *.egg-info

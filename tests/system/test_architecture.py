@@ -24,7 +24,7 @@ LAYERS = ("workflows", "train", "pipeline", "stats")
 TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
 FLOORS = {
     "workflows": (
-        "cli make_profile",
+        "cli make_profile gpu_day",
         "commands bench",
         "printing",
         "report",

@@ -1,0 +1,87 @@
+"""A GPU day goes on whatever becomes of a part, and keeps what each has found.
+
+Tests `records` and `part_settings`, too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from hotset.workflows.gpu_day import day
+from hotset.workflows.gpu_day.day import DaySettings, Part, run_day
+from hotset.workflows.gpu_day.records import Records
+
+_PART = """
+import os, subprocess, sys, time
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from hotset.workflows.gpu_day.records import Records
+name, path = sys.argv[1], Path(sys.argv[sys.argv.index("--records") + 1])
+records = Records(path, 9)
+print("this is", name, flush=True)
+records.check(name, True)
+if name == "crashes":
+    records.row(placement="lookahead", samples_per_second=3.5)
+    os.abort()
+if name == "hangs":
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    records.fact(child=child.pid)
+    time.sleep(600)
+if name == "fails":
+    raise ZeroDivisionError("a kernel")
+if name == "rubbish":
+    path.open("a").write('{{"row": 7}}\\n[1]\\nnonsense\\n')
+records.fact(device="a card")
+"""
+
+
+@pytest.fixture
+def parts_that_misbehave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts are a script of this test instead of the module's own."""
+    script = tmp_path / "part.py"
+    script.write_text(_PART.format(root=str(Path(day.__file__).parents[3])))
+    launcher = tmp_path / "launch"
+    # What the day starts as ``python -m hotset…part NAME …`` becomes ``python part.py NAME …``.
+    launcher.write_text(f'#!/bin/sh\nshift 2\nexec "{sys.executable}" "{script}" "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(launcher))
+
+
+@pytest.mark.usefixtures("parts_that_misbehave")
+def test_a_part_that_ends_badly_is_named_and_the_next_one_begins(tmp_path: Path) -> None:
+    names = ("crashes", "hangs", "fails", "rubbish", "ends well")
+    parts = [Part(name, 6.0 if name == "hangs" else 60.0) for name in names]
+    lines: list[str] = []
+    out = tmp_path / "day.json"
+    result = run_day(parts, DaySettings(device="cpu"), out, tmp_path, lines.append)
+    assert [part["status"] for part in result["parts"]] == ["failed", "timeout", "failed", "rubbish", "ok"]
+    # What a part wrote before it ended counts.
+    assert [check["name"] for check in result["checks"]] == list(names)
+    assert result["rows"] == [{"placement": "lookahead", "samples_per_second": 3.5}]
+    assert result["device"] == "a card"
+    outputs = {part["name"]: part["output"] for part in result["parts"]}
+    assert "this is crashes" in outputs["crashes"] and "ZeroDivisionError: a kernel" in outputs["fails"]
+    assert outputs["rubbish"].count("no record: ") == 3 and outputs["ends well"] == ""
+    assert json.loads(out.read_text()) == result and len(lines) == 5
+    # What the part that hung had started is gone with it.
+    child = Path(f"/proc/{result['facts']['child']}/stat")
+    assert not child.exists() or child.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+@pytest.mark.usefixtures("parts_that_misbehave")
+def test_without_time_a_part_is_not_begun(tmp_path: Path) -> None:
+    settings = DaySettings(device="cpu", seconds=4.0)
+    result = run_day([Part("ends well", 60.0)], settings, tmp_path / "day.json", tmp_path, print)
+    assert [part["status"] for part in result["parts"]] == ["not begun"] and result["checks"] == []
+
+
+def test_records_hold_no_number_that_json_does_not_know(tmp_path: Path) -> None:
+    records = Records(tmp_path / "records", 5.0)
+    records.row(speed=math.inf, name="x")
+    assert json.loads((tmp_path / "records").read_text()) == {"row": {"speed": None, "name": "x"}}
+    assert 0 < records.seconds_left <= 5.0

@@ -1,0 +1,52 @@
+"""Shards of the Kaggle shape drawn on the spot: they open, and their rows, hot ones and batches are right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hotset.train.config import TrainConfig
+from hotset.train.data.shards import Shards
+from hotset.train.run import train
+from hotset.workflows.gpu_day.kaggle_shards import KaggleSamples, draw_kaggle, write_kaggle_shards
+
+
+@pytest.fixture(scope="module")
+def samples() -> KaggleSamples:
+    return draw_kaggle(9_000, 1000.0)
+
+
+def test_hot_rows_are_about_the_share_asked_for(samples: KaggleSamples) -> None:
+    num_rows = sum(samples.num_rows)
+    for share in (0.01, 0.1):
+        num_hot = samples.num_hot(share)
+        assert 0.3 * share * num_rows < sum(num_hot) <= share * num_rows
+        assert all(1 <= hot <= rows for hot, rows in zip(num_hot, samples.num_rows, strict=True))
+
+
+def test_batches_are_of_one_kind_each_and_train(samples: KaggleSamples, tmp_path: Path) -> None:
+    write_kaggle_shards(
+        samples, tmp_path / "shards", batch_size=256, embedding_dim=8, hot_share=0.1, num_evaluation=500
+    )
+    shards = Shards.open(tmp_path / "shards")
+    shards.refuse_damage()
+    num_hot = np.array([table.num_hot for table in shards.tables])
+    num_samples = 0
+    for number in range(shards.num_training_batches):
+        batch = shards.training_batch(number)
+        is_hot_B = (batch.ids_BF < num_hot).all(axis=1)
+        assert is_hot_B.all() if shards.is_hot_only[number] else not is_hot_B.any()
+        num_samples += batch.num_samples
+    assert num_samples == shards.num_training_samples == 8_500
+    assert 0 < shards.is_hot_only.sum() < shards.num_training_batches
+    assert shards.num_evaluation_samples == 500
+    summary = train(tmp_path, TrainConfig(), tmp_path / "run")
+    assert summary.auc is not None and summary.auc > 0.55
+
+
+def test_a_full_sized_table_has_all_its_rows() -> None:
+    samples = draw_kaggle(2_000)
+    assert sum(samples.num_rows) > 33_000_000
+    assert (samples.ids_NF < np.array(samples.num_rows)).all() and (samples.ids_NF >= 0).all()

@@ -1,0 +1,55 @@
+"""Every part of a GPU day runs on the host, without the packages that a GPU image lacks.
+
+Tests `part`, `machine`, `checks`, `speed` and the command, `__main__`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hotset.workflows.gpu_day.__main__ import PARTS, main
+
+_BLOCKED = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"polars", "tyro", "rich", "altair", "vl_convert", "ray", "hypothesis"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+@pytest.mark.slow
+def test_a_day_on_the_host_finds_nothing_wrong(tmp_path: Path) -> None:
+    # Processes read this file when they start, so every part lives without these packages.
+    (tmp_path / "sitecustomize.py").write_text(_BLOCKED)
+    out = tmp_path / "day.json"
+    root = Path(__file__).resolve().parents[4]
+    command = [sys.executable, "-m", "hotset.workflows.gpu_day", "--device", "cpu", "--small"]
+    environment = {"PYTHONPATH": f"{tmp_path}:{root}", "PATH": os.environ["PATH"]}
+    found = subprocess.run(
+        [*command, "--out", str(out)], capture_output=True, text=True, env=environment, timeout=540
+    )
+    result = json.loads(out.read_text())
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert [part["status"] for part in result["parts"]] == ["ok"] * len(PARTS)
+    assert len(result["checks"]) >= 6 + 1 + 20 and all(check["is_right"] for check in result["checks"])
+    speeds = {(row["placement"], row["embedding_dim"]) for row in result["rows"] if "placement" in row}
+    names = ("all-fast", "lookahead", "hot-only", "hybrid", "fae", "cache")
+    assert speeds == {(name, dim) for name in names for dim in (16, 64, 128)}
+    assert all(row["samples_per_second"] > 0 for row in result["rows"] if "placement" in row)
+    assert result["device"] and "torch" in result["facts"]["libraries"]
+
+
+def test_an_unknown_part_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--only", "bits,machines"])
+    assert "no part machines: want some of machine, first-steps, tests" in capsys.readouterr().err

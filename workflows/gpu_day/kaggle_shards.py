@@ -1,0 +1,169 @@
+"""Shards of the Criteo Kaggle shape, drawn on the spot: its tables, its frequencies, its clicks.
+
+A category's id is its rank of frequency, as `rank` would make it, so nothing has to be counted or encoded,
+and every row of the full shape exists although few samples are drawn. Rows are hot where they are looked up
+often in the drawn samples; hot-only samples and the others are batched apart, as `pack` does.
+"""
+# ruff: noqa: N815  (arrays carry shape suffixes)
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ...pipeline.folders.file_facts import ShardFacts, ShardKind
+from ...pipeline.folders.output import Output
+from ...pipeline.folders.stage_totals import KindCounts, ShardsTotals
+from ...pipeline.folders.table_info import PlannedTable
+from ...pipeline.formats.arrow_files import as_fixed_lists, open_writer
+from ...pipeline.generate.generate_kernel import draw_samples
+from ...pipeline.generate.generate_world import scaled_num_rows, world_of
+from ...pipeline.generate.profile import load_profile
+from ...pipeline.runtime.tasks import num_workers
+from ...pipeline.stages.pack import VERSION, PackConfig
+from ...stats.ranking.row_bytes import row_bytes
+
+_PROFILE = "criteo-kaggle"
+_PART_SAMPLES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KaggleSamples:
+    """Drawn samples, before they are batched."""
+
+    ids_NF: NDArray[np.int32]
+    dense_NK: NDArray[np.float32]
+    label_N: NDArray[np.float32]
+    names: tuple[str, ...]
+    num_rows: tuple[int, ...]
+
+    def num_hot(self, share: float) -> tuple[int, ...]:
+        """Return the prefix of each table that is hot, all together about ``share`` of the rows."""
+        counts = [np.bincount(self.ids_NF[:, table], minlength=1) for table in range(len(self.num_rows))]
+        wanted = share * sum(self.num_rows)
+        found = tuple(1 for _ in counts)
+        # The lowest count that is still rare enough; a prefix ends behind its last such row.
+        for least in range(int(max(count.max() for count in counts)), 0, -1):
+            sizes = tuple(max(1, int(np.flatnonzero(count >= least)[-1:].sum()) + 1) for count in counts)
+            if sum(sizes) > wanted:
+                break
+            found = sizes
+        return found
+
+
+def draw_kaggle(num_samples: int, scale: float = 1.0, seed: int = 0) -> KaggleSamples:
+    """Draw samples; ``scale`` divides the cardinalities of the tables, as `hotset generate` does."""
+    world = world_of(_PROFILE, scale)
+    columns = load_profile(_PROFILE).columns
+    ranks_NC = np.empty((num_samples, len(columns)), np.int64)
+    logits_N = np.empty(num_samples, np.int64)
+    labels_N = np.empty(num_samples, np.uint8)
+
+    def draw(first: int) -> None:
+        part = slice(first, min(first + _PART_SAMPLES, num_samples))
+        draw_samples(world, np.uint64(seed), first, ranks_NC[part], logits_N[part], labels_N[part])
+
+    with ThreadPoolExecutor(num_workers(0)) as pool:
+        list(pool.map(draw, range(0, num_samples, _PART_SAMPLES)))
+    is_dense = np.array([column.is_dense for column in columns])
+    tables = [column for column in columns if not column.is_dense]
+    num_rows = [scaled_num_rows(column.num_rows, scale) for column in tables]
+    # Missing values are the first id, which most tables' missing values have by frequency.
+    ids_NF = np.minimum(np.maximum(ranks_NC[:, ~is_dense], 0), np.array(num_rows) - 1)
+    dense_NK = np.log1p(np.maximum(ranks_NC[:, is_dense], 0))
+    return KaggleSamples(
+        ids_NF=ids_NF.astype(np.int32),
+        dense_NK=dense_NK.astype(np.float32),
+        label_N=labels_N.astype(np.float32),
+        names=tuple(column.name for column in tables),
+        num_rows=tuple(num_rows),
+    )
+
+
+def write_kaggle_shards(
+    samples: KaggleSamples,
+    folder: Path,
+    *,
+    batch_size: int,
+    embedding_dim: int,
+    hot_share: float,
+    optimizer: str = "sgd",
+    num_evaluation: int = 4096,
+) -> None:
+    """Write shards as `pack` does: hot-only batches, mixed ones, and the last samples for evaluation."""
+    num_hot = samples.num_hot(hot_share)
+    num_training = samples.label_N.size - num_evaluation
+    is_hot_N = np.logical_and.reduce(samples.ids_NF < np.array(num_hot, np.int32), axis=1)
+    chosen: dict[ShardKind, NDArray[np.int64]] = {
+        "hot_only": np.flatnonzero(is_hot_N[:num_training]),
+        "mixed": np.flatnonzero(~is_hot_N[:num_training]),
+        "evaluation": np.arange(num_training, samples.label_N.size),
+    }
+    inputs = [{"name": "plan", "fingerprint": f"{0:032x}"}]
+    output = Output.begin("pack", VERSION, PackConfig(batch_size=batch_size), inputs, folder)
+    sizes: dict[str, int] = {}
+    batches: dict[str, int] = {}
+    for kind, numbers in chosen.items():
+        sizes[kind] = numbers.size
+        batches[kind] = -(-numbers.size // batch_size)
+        if numbers.size:
+            tags = is_hot_N if kind == "evaluation" else None
+            _write_file(output, kind, samples, numbers, batch_size, tags)
+    width = row_bytes(embedding_dim, optimizer)
+    tables = tuple(
+        PlannedTable(name=name, num_rows=rows, oov_id=rows - 1, missing_id=0, num_hot=hot)
+        for name, rows, hot in zip(samples.names, samples.num_rows, num_hot, strict=True)
+    )
+    output.seal(
+        ShardsTotals(
+            tables=tables,
+            row_bytes=width,
+            num_rows=sum(samples.num_rows),
+            num_hot_rows=sum(num_hot),
+            hot_bytes=sum(num_hot) * width,
+            embedding_dim=embedding_dim,
+            embedding_optimizer=optimizer,
+            has_label=True,
+            dense=tuple(f"I{number + 1}" for number in range(samples.dense_NK.shape[1])),
+            samples=KindCounts(**sizes),
+            batches=KindCounts(**batches),
+        )
+    )
+
+
+def _write_file(
+    output: Output,
+    kind: ShardKind,
+    samples: KaggleSamples,
+    numbers: NDArray[np.int64],
+    batch_size: int,
+    is_hot_N: NDArray[np.bool_] | None,
+) -> None:
+    fields = [
+        pa.field("label", pa.float32()),
+        pa.field("dense", pa.list_(pa.float32(), samples.dense_NK.shape[1])),
+        pa.field("ids", pa.list_(pa.int32(), samples.ids_NF.shape[1])),
+    ]
+    if is_hot_N is not None:
+        fields.append(pa.field("is_hot", pa.uint8()))
+    schema = pa.schema(fields)
+    facts = ShardFacts(kind=kind, num_batches=-(-numbers.size // batch_size))
+    with (
+        output.writing(f"{kind}-00000.arrow", numbers.size, facts) as path,
+        open_writer(path, schema) as writer,
+    ):
+        for first in range(0, numbers.size, batch_size):
+            part = numbers[first : first + batch_size]
+            columns = [
+                pa.array(samples.label_N[part]),
+                as_fixed_lists(samples.dense_NK[part]),
+                as_fixed_lists(samples.ids_NF[part]),
+            ]
+            if is_hot_N is not None:
+                columns.append(pa.array(is_hot_N[part].astype(np.uint8)))
+            writer.write_batch(pa.record_batch(columns, schema=schema))

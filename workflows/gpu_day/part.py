@@ -1,0 +1,40 @@
+"""``python -m hotset.workflows.gpu_day.part NAME``: one part, in this process; see `day`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from . import checks, machine, speed
+from .part_settings import PartSettings
+from .records import Records
+
+PARTS: dict[str, Callable[[PartSettings, Records], None]] = {
+    "machine": machine.measure_machine,
+    "first-steps": checks.take_first_steps,
+    "tests": checks.run_tests,
+    "bits": checks.compare_bits,
+    "speed-16": lambda settings, records: speed.measure_speed(settings, records, 16),
+    "speed-64": lambda settings, records: speed.measure_speed(settings, records, 64),
+    "speed-128": lambda settings, records: speed.measure_speed(settings, records, 128),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one part."""
+    parser = argparse.ArgumentParser(prog="part")
+    parser.add_argument("name", choices=sorted(PARTS))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--records", type=Path, required=True)
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--small", action="store_true")
+    chosen = parser.parse_args(arguments)
+    settings = PartSettings(chosen.device, chosen.scratch, chosen.small)
+    PARTS[chosen.name](settings, Records(chosen.records, chosen.seconds))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,143 @@
+"""Samples per second of every placement on the device, by batch size, at one embedding dimension."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...pipeline.sizes import ByteSize
+from ...stats.batches.epoch_order import epoch_order
+from ...stats.ranking.row_bytes import row_bytes
+from ...train.config import TrainConfig
+from ...train.data.batch_order import RecordedOrder
+from ...train.data.shards import Shards
+from ...train.trainer import build_trainer, run_steps
+from .kaggle_shards import KaggleSamples, draw_kaggle, write_kaggle_shards
+from .machine import synchronize
+from .part_settings import PartSettings
+from .records import Records
+
+BATCH_SIZES = (65_536, 16_384, 2_048)
+"""The largest first: its figures are asked for first."""
+_SMALL_BATCH_SIZES = (256,)
+_SAMPLES = 2_500_000
+_SMALL_SAMPLES = 6_000
+_SMALL_SCALE = 1000.0
+_HOT_SHARE = 0.0075
+"""Of all rows; as many slots stage the others, so that 1.5 % of the rows are on the device."""
+_WARM_UP_STEPS = 5
+_MOST_STEPS = 60
+_FEWEST_STEPS = 10
+_STEP_SECONDS = 4.0
+"""Measured time of one placement, at most about."""
+
+
+def measure_speed(settings: PartSettings, records: Records, embedding_dim: int) -> None:
+    """Train under every placement in turn; a row is written as soon as one is measured."""
+    scale = _SMALL_SCALE if settings.is_small else 1.0
+    samples = draw_kaggle(_SMALL_SAMPLES if settings.is_small else _SAMPLES, scale)
+    num_rows = sum(samples.num_rows)
+    half = ByteSize(int(_HOT_SHARE * num_rows) * row_bytes(embedding_dim, "sgd"))
+    for batch_size in _SMALL_BATCH_SIZES if settings.is_small else BATCH_SIZES:
+        shards = _shards(settings, samples, batch_size, embedding_dim)
+        for name, config, is_hot_only in _contestants(settings.device, half):
+            begin = time.monotonic()
+            facts = {
+                "placement": name,
+                "embedding_dim": embedding_dim,
+                "batch_size": batch_size,
+                "num_rows": num_rows,
+            }
+            try:
+                records.row(**facts, **_measure(shards, config, is_hot_only=is_hot_only))
+            except Exception:  # a placement that fails is a finding; the next one is measured all the same
+                records.check(f"speed of {name} at {batch_size}", False, traceback.format_exc()[-2000:])
+            # What took long once takes long again.
+            if records.seconds_left < 1.2 * (time.monotonic() - begin):
+                return
+
+
+def _contestants(device: str, half: ByteSize) -> Iterable[tuple[str, TrainConfig, bool]]:
+    """Name, settings, and whether only hot-only batches are trained on."""
+    base = TrainConfig(
+        placement="all-fast",
+        device=device,
+        staging_bytes=half,
+        embedding_optimizer="sgd",
+        dense_optimizer="sgd",
+    )
+    yield "all-fast", base, False
+    yield "lookahead", replace(base, placement="lookahead"), False
+    yield "hot-only", replace(base, placement="lookahead"), True
+    yield "hybrid", replace(base, placement="hybrid"), False
+    yield "fae", replace(base, placement="fae", fae_variant="code"), False
+    yield "cache", replace(base, placement="cache"), False
+
+
+def _shards(settings: PartSettings, samples: KaggleSamples, batch_size: int, embedding_dim: int) -> Shards:
+    folder = settings.scratch / f"speed-{embedding_dim}-{batch_size}" / "shards"
+    write_kaggle_shards(
+        samples, folder, batch_size=batch_size, embedding_dim=embedding_dim, hot_share=_HOT_SHARE
+    )
+    return Shards.open(folder)
+
+
+def _measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[str, Any]:
+    """Train on the first batches of an epoch; the first few only warm the device up.
+
+    The batches are repeated where an epoch has too few of them.
+    """
+    order = epoch_order(shards.is_hot_only, config.seed, 0, spread=shards.is_grouped)
+    if is_hot_only:
+        order = order[shards.is_hot_only[order]]
+    if order.size == 0:
+        raise ValueError("no batch looks up hot rows alone")
+    order = np.resize(order, _WARM_UP_STEPS + _MOST_STEPS).astype(np.int32)
+    # fae orders its batches by itself, and needs as many epochs.
+    if config.placement == "fae":
+        epochs = -(-order.size // shards.num_training_batches)
+        trainer = build_trainer(shards, replace(config, epochs=epochs))
+    else:
+        trainer = build_trainer(shards, config, RecordedOrder(order))
+    device = torch.device(config.device)
+    begin = 0.0
+    first_samples = 0
+    measured: dict[str, Any] = {}
+
+    def after_step(trainer: Any, *_: object) -> None:
+        nonlocal begin, first_samples
+        if trainer.step == _WARM_UP_STEPS:
+            synchronize(device)
+            begin = time.perf_counter()
+            first_samples = trainer.num_samples
+        steps = trainer.step - _WARM_UP_STEPS
+        if steps < _FEWEST_STEPS:
+            return
+        if steps == _MOST_STEPS or time.perf_counter() - begin > _STEP_SECONDS:
+            synchronize(device)
+            seconds = time.perf_counter() - begin
+            measured.update(
+                samples_per_second=(trainer.num_samples - first_samples) / seconds,
+                steps=steps,
+                seconds=seconds,
+            )
+            raise _MeasuredError
+
+    try:
+        run_steps(trainer, after_step)
+    except _MeasuredError:
+        pass
+    if not measured:
+        raise ValueError(f"the run ended after {trainer.step} steps, want {_WARM_UP_STEPS + _FEWEST_STEPS}")
+    traffic = trainer.meter.training_bytes()
+    return measured | {"bytes_to_device": traffic[0], "bytes_to_host": traffic[1], "all_steps": trainer.step}
+
+
+class _MeasuredError(Exception):
+    """Ends a run whose speed is known."""
