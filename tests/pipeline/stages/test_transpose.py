@@ -192,7 +192,6 @@ def test_a_row_is_long_from_257_lookups_on(num_lookups: int, num_long: int, tmp_
         num_mixed=0,
         num_hot_only=num_lookups,
         batch_size=num_lookups,
-        skew=1,
     )
     shards = Manifest.read(write_shards(tmp_path / "shards", spec))
     made = transpose(TransposeConfig(), shards, tmp_path / "lookups")
