@@ -179,9 +179,18 @@ def _map_old_ids(new: Manifest, out: Path, resources: Resources) -> None:
 
 
 def check_resources(
-    raw: Sequence[Path], config: PreprocessConfig, out: Path, resources: Resources, *, extend: bool = False
+    raw: Sequence[Path],
+    config: PreprocessConfig,
+    out: Path,
+    resources: Resources,
+    *,
+    extend: bool = False,
+    redo: str | None = None,
 ) -> None:
-    """Raise ConfigError if a setting names no feature, or the disk or the memory cap is too small."""
+    """Raise ConfigError if a setting names no feature, or the disk or the memory cap is too small.
+
+    ``redo``: the stage whose folder, and those that follow, are to be removed before the run.
+    """
     schema = schema_of(config.ingest.schema)
     numbers_of("feature_min_counts", config.rank.feature_min_counts, schema.sparse, config.rank.min_count)
     numbers_of("feature_dims", config.split.feature_dims, schema.sparse, config.split.embedding_dim)
@@ -201,7 +210,7 @@ def check_resources(
         "pack": pack_stage.needed_bytes(config.pack, width, largest, resources.workers),
     }.items():
         refuse_small_cap(stage, resources, needed)
-    if extend or not is_sealed(out / "columns"):
+    if extend or redo == "ingest" or not is_sealed(out / "columns"):
         files = [RawFile.inspect(path) for path in raw]
         workers_for(files, config.ingest, resources)
 

@@ -14,14 +14,15 @@ from ...pipeline.folders.discard import parse_discard
 from ...pipeline.folders.manifest import MANIFEST, Manifest
 from ...pipeline.folders.partial_folder import durable_files
 from ...pipeline.folders.stage_totals import ShardsTotals
+from ...pipeline.raw.raw_file import RawFile
 from ...pipeline.runtime.engines import use_engine
 from ...pipeline.runtime.memory import default_memory_bytes
 from ...pipeline.runtime.resources import Resources
 from ...pipeline.runtime.tasks import num_workers
 from ...pipeline.sizes import format_byte_size
-from ...pipeline.stages.ingest import IngestConfig, ingest, ingest_identity
+from ...pipeline.stages.ingest import IngestConfig, ingest, ingest_identity, workers_for
 from ...pipeline.stages.map_ids import ID_MAP
-from ...pipeline.stages.preprocess import StageReport, preprocess, remove_from, run_stage
+from ...pipeline.stages.preprocess import StageReport, check_resources, preprocess, remove_from, run_stage
 from ...pipeline.stages.stage_order import FOLDERS, refuse_extension, remove_stale
 from ..console import print_json, print_line, progress_bars, say, stdout_console
 from ..options import config_of
@@ -70,9 +71,6 @@ def _preprocess(arguments: Sequence[str]) -> int:
         )
     if options.dry_run:
         return _dry_run(options)
-    # Nothing is deleted before all options are known to be valid.
-    if options.redo:
-        _report_removed(remove_from(options.redo, options.out))
     # Stages report as they end: on stderr at once, and with --json in one object at the end.
     reports: list[StageReport] = []
 
@@ -81,6 +79,12 @@ def _preprocess(arguments: Sequence[str]) -> int:
         say(describe_stage(report))
 
     with _running(options.run) as resources:
+        # Nothing is deleted before all options are known to be valid.
+        if options.redo:
+            check_resources(
+                options.raw, options, options.out, resources, extend=options.extend, redo=options.redo
+            )
+            _report_removed(remove_from(options.redo, options.out))
         shards = preprocess(
             options.raw,
             options,
@@ -140,9 +144,10 @@ def _dry_run(options: PreprocessCommand) -> int:
 def _ingest(arguments: Sequence[str]) -> int:
     options = parse_ingest(arguments)
     config = config_of(IngestConfig, options)
-    if options.redo:
-        _report_removed(remove_from("ingest", options.out))
     with _running(options.run) as resources:
+        if options.redo:
+            workers_for([RawFile.inspect(path) for path in options.raw], config, resources)
+            _report_removed(remove_from("ingest", options.out))
         started = time.perf_counter()
         # A refused extension must leave the old columns as they are, so it is refused first.
         if options.extend:

@@ -26,6 +26,21 @@ def test_other_settings_are_refused_and_redo_rebuilds_the_stage(
     assert not (tmp_path / "out" / "shards").exists()
 
 
+def test_nothing_is_removed_for_a_memory_cap_that_cannot_be_kept(
+    log: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(data.rglob("*"))
+    for words in (
+        ["preprocess", "--redo", "count"],
+        ["preprocess", "--redo", "ingest"],
+        ["ingest", "--redo"],
+    ):
+        assert main([*words, str(log), "--out", str(data), "--memory", "1KiB"]) == 1
+        error, hint = capsys.readouterr().err.splitlines()
+        assert "cannot stay within 1 KiB of memory" in error and hint.startswith("hint: --memory ")
+        assert sorted(data.rglob("*")) == before
+
+
 def test_stages_one_by_one_give_what_preprocess_gives(log: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main(["ingest", str(log), "--out", str(out)]) == 0
