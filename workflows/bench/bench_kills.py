@@ -149,10 +149,10 @@ def _start(
         arguments += ["--memory", str(config.memory)]
     if rng and config.engines != ("threads",):
         arguments += ["--engine", rng.choice(config.engines)]
-    return _start_command(arguments, scratch)
+    return start_command(arguments, scratch)
 
 
-def _start_command(arguments: list[str], scratch: Path) -> subprocess.Popen[bytes]:
+def start_command(arguments: list[str], scratch: Path) -> subprocess.Popen[bytes]:
     with open(scratch / "messages.txt", "wb") as messages:
         command = [sys.executable, "-m", "hotset.workflows.cli", *arguments]
         return subprocess.Popen(command, stdout=messages, stderr=messages)
@@ -169,7 +169,7 @@ def _run_unbroken(config: BenchKillsConfig, scratch: Path) -> _UnbrokenRun:
             ready_at = _wait_for(out, process)
             ends = [_wait_for(out / name / MANIFEST, process) - ready_at for name in FOLDERS.values()]
         if process.returncode:
-            raise ConfigError(f"preprocess failed: {_last_line(scratch)}")
+            raise ConfigError(f"preprocess failed: {last_line(scratch)}")
     return _UnbrokenRun(tree_checksums(out), ready_at - started_at, ends)
 
 
@@ -181,11 +181,11 @@ def _refuse_cap(config: BenchKillsConfig, scratch: Path, wanted: Tree) -> None:
     arguments = ["preprocess", str(scratch / "log.tsv"), "--out", str(out)]
     arguments += ["--hot-bytes", str(config.hot_bytes), "--workers", str(config.most_workers)]
     # Under the cap and with as many workers as any run has.
-    with _start_command([*arguments, "--memory", str(config.memory)], scratch) as process:
+    with start_command([*arguments, "--memory", str(config.memory)], scratch) as process:
         process.wait()
     if process.returncode:
         raise ConfigError(
-            f"{config.most_workers} workers cannot keep within {config.memory} bytes: {_last_line(scratch)}",
+            f"{config.most_workers} workers cannot keep within {config.memory} bytes: {last_line(scratch)}",
             hint="raise --memory, or lower --most-workers",
         )
     # The cap may change the way to the bytes, not the bytes.
@@ -209,13 +209,13 @@ def _kill_and_resume(
     for _ in range(rng.randint(1, _MOST_KILLS_PER_FOLDER)):
         process = _start(config, scratch, out, rng)
         seconds = unbroken.start_seconds + _draw_moment(unbroken.end_seconds, _stage_hit(out), rng)
-        status = _kill_after(seconds, process)
+        status = kill_after(seconds, process)
         stage = _stage_hit(out)
         # Whatever looks finished now must be complete: the next run will trust it.
         tally.faults += _check_sealed(out, unbroken.tree)
         if status > 0:
             # Negative is the kill; positive is an error of the run itself.
-            tally.faults.append(f"a resumed run ended with exit status {status}: {_last_line(scratch)}")
+            tally.faults.append(f"a resumed run ended with exit status {status}: {last_line(scratch)}")
         tally.late += stage is None
         if stage is None or tally.kills == config.kills:
             break
@@ -229,7 +229,7 @@ def _kill_and_resume(
     tally.folders += 1
     tally.identical += is_identical
     if not is_identical:
-        how = f"exit status {process.returncode}: {_last_line(scratch)}"
+        how = f"exit status {process.returncode}: {last_line(scratch)}"
         tally.faults.append(f"folder {tally.folders} differs from an unbroken one ({how})")
     shutil.rmtree(out)
 
@@ -245,7 +245,7 @@ def _draw_moment(end_seconds: list[float], first: str | None, rng: random.Random
     return rng.uniform(bounds[number], bounds[number + 1]) - bounds[first_number]
 
 
-def _kill_after(seconds: float, process: subprocess.Popen[bytes]) -> int:
+def kill_after(seconds: float, process: subprocess.Popen[bytes]) -> int:
     """Kill the process after ``seconds``; return its exit status, negative if the kill came in time."""
     try:
         process.wait(timeout=seconds)
@@ -287,7 +287,7 @@ def tree_checksums(folder: Path) -> Tree:
     return {path.relative_to(folder).as_posix(): hash_file(path) for path in paths}
 
 
-def _last_line(scratch: Path) -> str:
+def last_line(scratch: Path) -> str:
     lines = (scratch / "messages.txt").read_text(errors="replace").splitlines()
     return lines[-1] if lines else "it printed nothing"
 

@@ -37,6 +37,10 @@ BENCHES = {
     "orders": ("bench_orders", "count fully hot samples per budget and order of rows"),
     "fuzz": ("checks.bench_fuzz", "read mutated lines, files and folders: each is right or refused"),
     "kills": ("bench_kills", "kill preprocessing at random moments, compare bytes"),
+    "train-kills": (
+        "checks.bench_train_kills",
+        "kill training at random moments, compare bits, and time checkpoints",
+    ),
 }
 """For each benchmark, the module of `bench` with ``CONFIG``, ``measure`` and ``show``, and a line of help."""
 

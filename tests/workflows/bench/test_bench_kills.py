@@ -41,7 +41,7 @@ def test_a_run_killed_as_soon_as_its_folder_is_there_ends_so_too(
         process.kill()
         return process.wait()
 
-    monkeypatch.setattr(module, "_kill_after", kill_at_once)
+    monkeypatch.setattr(module, "kill_after", kill_at_once)
     result = bench_kills(BenchKillsConfig(kills=1, samples=1_000, seed=1, scratch=tmp_path))
     assert result["faults"] == [] and result["kills"] == result["stages"]["ingest"] == 1
     assert result["identical"] == result["folders"] == 1 and list(tmp_path.iterdir()) == []
@@ -89,7 +89,7 @@ def test_a_cap_that_the_most_workers_cannot_keep_is_refused_before_anything_is_k
 
 def test_runs_draw_their_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
-    monkeypatch.setattr(module, "_start_command", lambda arguments, _: started.append(arguments))
+    monkeypatch.setattr(module, "start_command", lambda arguments, _: started.append(arguments))
     config = BenchKillsConfig(engines=("threads", "processes"))
     rng = random.Random(1)
     for _ in range(20):
