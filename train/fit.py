@@ -19,6 +19,7 @@ from ..pipeline.errors import ConfigError
 from ..pipeline.schema.schema_names import DENSE_PREFIX, nearest
 from . import evaluate as _evaluate
 from . import run as _run
+from .checkpoints.checkpoint_settings import CheckpointSettings, parse_interval
 from .config import TrainConfig
 from .metrics.scores import Quality
 from .model_building.build_model import build_model
@@ -68,20 +69,32 @@ def fit(
     config: TrainConfig | None = None,
     replay: Folder | None = None,
     slow_dir: Folder | None = None,
+    init_from: Folder | None = None,
+    id_map: Folder | None = None,
+    checkpoint_every: int | str | None = None,
+    keep_checkpoints: int | None = None,
     progress: TrainProgress | None = None,
     **settings: Any,
 ) -> FittedRun:
     """Train on preprocessed shards and evaluate at the end, as ``hotset train`` does.
 
+    Where ``out`` holds an unfinished run with these settings, it is resumed from its last checkpoint and ends
+    with the bits of a run that was never interrupted.
+
     Args:
         data: folder that ``hotset preprocess --out`` created.
-        out: new folder of the run.
+        out: new folder of the run, or that of one to resume.
         model: a name that ``--model`` takes; a class or function that makes a `torch.nn.Module` of
             `ModelInputs`; or such a module, which is copied and trained from the weights it has. By default
             that of ``config``.
         config: settings of the run; those of `TrainConfig` by default.
         replay: finished run whose batch order is used.
         slow_dir: folder of the spill file of rows beyond ``slow_bytes``; by default ``out``.
+        init_from: a run whose weights and states this one starts with.
+        id_map: what ``hotset map-ids`` wrote, where the ids of that run have become others.
+        checkpoint_every: steps (500), or a time ("10min"), between two checkpoints; "off" writes none. By
+            default 10 minutes.
+        keep_checkpoints: number of checkpoints kept while the run trains; by default 2.
         progress: called as ``progress("train" or "evaluate", done, total, note)``, in samples.
         settings: fields of `TrainConfig` and of its recipe that differ from ``config``, such as
             ``placement="cache"`` and ``lr_schedule="cosine"``; ``model_args`` may be a dictionary.
@@ -106,6 +119,9 @@ def fit(
         Path(out),
         replay=None if replay is None else Path(replay),
         slow_dir=None if slow_dir is None else Path(slow_dir),
+        init_from=None if init_from is None else Path(init_from),
+        id_map=None if id_map is None else Path(id_map),
+        checkpoints=_checkpoints(checkpoint_every, keep_checkpoints),
         model_source=source,
         **options,
     )
@@ -160,6 +176,13 @@ def load_model(run: Folder, *, model: ModelSource | None = None) -> nn.Module:
     )
     built.eval()
     return built.module if isinstance(built, UserModel) else built
+
+
+def _checkpoints(every: int | str | None, keep: int | None) -> CheckpointSettings:
+    settings = CheckpointSettings()
+    if every is not None:
+        settings = replace(settings, checkpoint_every=parse_interval(str(every)))
+    return settings if keep is None else replace(settings, keep_checkpoints=keep)
 
 
 def _with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:

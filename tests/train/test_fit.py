@@ -121,6 +121,43 @@ def test_settings_are_checked(
     assert refused.value.hint == hint and not (tmp_path / "run").exists()
 
 
+class Noisy(Net):
+    """Dropout and batch normalization: what depends on the step and on the batches before it."""
+
+    def __init__(self, inputs: hotset.ModelInputs) -> None:
+        super().__init__(inputs)
+        self.norm = nn.BatchNorm1d(inputs.num_dense)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        return super().forward(self.drop(self.norm(dense)), embeddings)
+
+
+@pytest.mark.parametrize("placement", ["all-fast", "lookahead"])
+def test_an_interrupted_run_is_resumed_by_the_same_call(placement: str, data: Path, tmp_path: Path) -> None:
+    def run(name: str, **more: Any) -> bytes:
+        settings = {"placement": placement, "epochs": 2, "threads": 1, "checkpoint_every": 3, **more}
+        hotset.fit(data, tmp_path / name, model=Noisy, **settings)
+        return (tmp_path / name / "weights.safetensors").read_bytes()
+
+    def interrupt(stage: str, done: int, *_: object) -> None:
+        if done > 150:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("interrupted", progress=interrupt)
+    assert run("interrupted") == run("unbroken")
+
+
+def test_a_run_starts_from_another(data: Path, fitted: FittedRun, tmp_path: Path) -> None:
+    rates: dict[str, Any] = {"dense_lr": 1e-9, "embedding_lr": 1e-9, "threads": 1}
+    settings: dict[str, Any] = {"model": Net, "model_args": {"scale": 2.0}, **rates}
+    run = hotset.fit(data, tmp_path / "run", init_from=fitted.folder, **settings)
+    torch.testing.assert_close(run.table("C3"), fitted.table("C3"), rtol=0, atol=1e-6)
+    weights = [each.load_model().state_dict()["layer.weight"] for each in (run, fitted)]
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-6)
+
+
 def test_progress_is_reported(data: Path, tmp_path: Path) -> None:
     seen: list[tuple[Any, ...]] = []
     hotset.fit(data, tmp_path / "run", threads=1, progress=lambda *call: seen.append(call[:3]))
