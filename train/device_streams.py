@@ -29,6 +29,9 @@ class DeviceStreams(Protocol):
     def transferring(self) -> AbstractContextManager[None]:
         """Let the calling thread use the streams of transfers inside the block."""
 
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was asked."""
+
 
 class HostStreams:
     """The host, where nothing has to be waited for."""
@@ -41,6 +44,9 @@ class HostStreams:
 
     def transferring(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def synchronize(self) -> None:
+        return None
 
 
 class CudaStreams:
@@ -71,6 +77,9 @@ class CudaStreams:
     def transferring(self) -> Iterator[None]:
         with torch.cuda.stream(self.h2d):
             yield
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
 
 
 def streams_of(device: torch.device) -> DeviceStreams:

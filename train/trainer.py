@@ -349,6 +349,14 @@ def open_device(name: str) -> torch.device:
         raise ConfigError(f"training runs on cpu or cuda, not on {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("this machine has no CUDA device", hint="use --device cpu")
+    if device.type == "cuda":
+        if device.index is not None and device.index >= torch.cuda.device_count():
+            raise ConfigError(
+                f"this machine has {torch.cuda.device_count()} CUDA devices, and {name!r} is none of them",
+                hint="count devices from cuda:0",
+            )
+        # Events and buffers that name no device are those of the calling thread's.
+        torch.cuda.set_device(device)
     return device
 
 

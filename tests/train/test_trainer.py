@@ -150,6 +150,16 @@ def test_a_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         open_device("cuda")
 
 
+def test_the_gpu_that_is_named_is_the_one_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    assert open_device("cuda:1") == torch.device("cuda:1") and used == [torch.device("cuda:1")]
+    with pytest.raises(ConfigError, match="has 2 CUDA devices, and 'cuda:2' is none of them"):
+        open_device("cuda:2")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("placement", ["all-fast", "hybrid", "hybrid-dedup", "fae", "cache", "lookahead"])
 def test_every_placement_trains_on_the_gpu(placement: Any, tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ class Embeddings:
 
     def __init__(self, num_tables: int, widths: Sequence[RowWidth], streams: DeviceStreams) -> None:
         self.widths = tuple(widths)
+        self._streams = streams
         self.transfer_thread: TransferThread[_Work] = TransferThread(self._run_transfers, streams)
         # The width of each table, and the table's position among the tables of that width.
         self._position_of = {
@@ -286,8 +287,12 @@ class Embeddings:
         return [tier.store.traffic for tier in tiers if isinstance(tier, SpilledTier) and tier.is_open]
 
     def close(self) -> None:
-        """Stop the transfer thread."""
+        """Stop the transfer thread, and let the device finish what it was given.
+
+        Tensors may be freed afterwards: no copy that is still under way reads or writes them.
+        """
         self.transfer_thread.close()
+        self._streams.synchronize()
 
     def set_table(self, table: int, weights_ND: torch.Tensor) -> None:
         """Give every row of one table its weights, where all are on the fast tier."""

@@ -28,6 +28,7 @@ from hotset.train.rows import mapped_rows
 from hotset.train.run_config import RunConfig
 from hotset.train.spill.block_file import BlockFile
 from hotset.train.spill.mapped_arrays import mapped_zeros
+from hotset.train.trainer import open_device
 
 TRAIN = ("train", "data", "--threads", "1", "--out")
 
@@ -289,12 +290,20 @@ def test_a_disk_without_room_for_a_run(shell: Shell, monkeypatch: pytest.MonkeyP
     retrained(shell)
 
 
-@follows("train/trainer.py::open_device", "train/trainer.py::open_device#2")
+@follows(
+    "train/trainer.py::open_device", "train/trainer.py::open_device#2", "train/trainer.py::open_device#3"
+)
 def test_a_device_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert shell.refused(*TRAIN, "other", "--device", "gpu") == "--device is cpu or cuda"
     hint = shell.refused(*TRAIN, "other", "--device", "cuda")
     shell.works(*TRAIN, "other", *hint.removeprefix("use ").split())
+    with monkeypatch.context() as patched:
+        patched.setattr("torch.cuda.is_available", lambda: True)
+        patched.setattr("torch.cuda.device_count", lambda: 1)
+        patched.setattr("torch.cuda.set_device", lambda device: None)
+        assert "cuda:0" in hint_of(lambda: open_device("cuda:1"))
+        assert open_device("cuda:0").index == 0
 
 
 @follows("train/trainer.py::divergence")

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotset.train.device_streams import HostStreams
+from hotset.train.execution.embeddings import Embeddings
 from hotset.train.execution.transfer_thread import TransferThread
 
 
@@ -108,3 +110,18 @@ def test_stalls_and_work_are_counted() -> None:
     assert transfer_thread.num_stalls == 1
     assert 0 < transfer_thread.stall_seconds and 0.01 <= transfer_thread.busy_seconds
     transfer_thread.close()
+
+
+def test_closing_the_embeddings_waits_for_the_device() -> None:
+    calls: list[str] = []
+
+    class Streams(HostStreams):
+        def synchronize(self) -> None:
+            calls.append("synchronized")
+
+    embeddings = Embeddings(0, [], Streams())
+    embeddings.transfer_thread._run = lambda work: calls.append("ran")
+    embeddings.transfer_thread.put(((), "mixed"), -1)
+    embeddings.transfer_thread.drain()
+    embeddings.close()
+    assert calls == ["ran", "synchronized"]
