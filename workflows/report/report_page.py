@@ -120,9 +120,15 @@ def _commands(commands: Sequence[str]) -> str:
             blocks[-1][1].append(line)
     return "".join(
         (f'<p class="name">{html.escape(name)}:</p>' if name else "")
-        + f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+        + f"<pre>{chr(10).join(map(_command, lines))}</pre>"
         for name, lines in blocks
     )
+
+
+def _command(line: str) -> str:
+    """Return a command that narrow pages break between words only: browsers would break behind a hyphen."""
+    words = map(html.escape, line.split(" "))
+    return " ".join(f"<span>{word}</span>" if word.startswith("--") else word for word in words)
 
 
 def _section(section: Section) -> str:

@@ -155,7 +155,7 @@ def policy_sentences(found: Mapping[str, Any]) -> list[str]:
     num_bytes = next(row["bytes"] for row in curve if row["num_slots"] == size)
     beside = "" if best == "lru" else f", and lru refetches {percent(others['lru'])}"
     return [
-        f"With {format_byte_size(num_bytes)} of slots and no pinned rows, look-ahead refetches "
+        f"With {format_byte_size(num_bytes)} of slots and no pinned rows, lookahead refetches "
         f"{percent(shares['lookahead', size])} of the rows a batch needs; the best policy that does not know "
         f"the batch order ({best}) refetches {percent(others[best])}{beside}."
     ]
