@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import signal
 import threading
 import time
@@ -21,6 +22,7 @@ from itertools import count
 from typing import Any, Generic, TypeVar
 
 _WATCH_SECONDS = 0.5
+"""Interval at which a worker looks whether its main process is there, on systems that do not tell."""
 
 Result = TypeVar("Result")
 Reports = list[tuple[int, Any]]
@@ -127,6 +129,13 @@ def _prepare_worker(folder: str, main_process: int | None) -> None:
 
 def _exit_after(main_process: int) -> None:
     """Exit when the main process is gone: the system then gives this one another parent."""
-    while os.getppid() == main_process:
-        time.sleep(_WATCH_SECONDS)
+    try:
+        ended = os.pidfd_open(main_process)
+    except (AttributeError, OSError):  # a system without it, or the process is gone: see by the parent
+        while os.getppid() == main_process:
+            time.sleep(_WATCH_SECONDS)
+        os._exit(1)
+    # Where it was gone already, its number may be that of another process by now.
+    if os.getppid() == main_process:
+        select.select([ended], [], [])
     os._exit(1)
