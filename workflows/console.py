@@ -14,7 +14,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -51,6 +51,14 @@ def stdout_console() -> Console:
     """Return a console for data. Lines wrap at the width of a terminal; a pipe gets wide ones."""
     width = None if sys.stdout.isatty() else _WIDE
     return Console(highlight=False, emoji=False, width=width)
+
+
+def plain_table(title: str, columns: Sequence[str], *, texts: Collection[str]) -> Table:
+    """Return a table without lines: columns of ``texts`` at the left of their room, numbers at the right."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in texts else "right")
+    return table
 
 
 def print_table(console: Console, table: Table, *, num_keys: int = 1) -> None:

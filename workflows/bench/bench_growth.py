@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ...pipeline.errors import ConfigError
 from ...pipeline.generate.generate_log import GenerateConfig, generate
@@ -34,6 +33,7 @@ from ...pipeline.runtime.resources import Resources
 from ...pipeline.runtime.tasks import num_workers
 from ...pipeline.sizes import GIB, MIB, ByteSize, format_byte_size
 from ...pipeline.stages.preprocess import PreprocessConfig, StageReport, preprocess
+from ..console import plain_table
 from ..recipes import criteo_kaggle
 from .measuring.fresh_process import (
     AnonymousMemory,
@@ -272,11 +272,9 @@ def show(result: dict[str, Any], console: Console) -> None:
     # The title says what the run was held to.
     cap = format_byte_size(result["settings"]["memory_bytes"])
     title = f"Raw log to shards within {cap}; the disk sustains {rate}/s"
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in ("samples", "stage"):
-        table.add_column(column, justify="left")
-    for column in ("wall s", "samples/s", "user us", "system us", "peak anonymous", "written"):
-        table.add_column(column, justify="right")
+    texts = ("samples", "stage")
+    numbers = ("wall s", "samples/s", "user us", "system us", "peak anonymous", "written")
+    table = plain_table(title, (*texts, *numbers), texts=texts)
     for run in result["runs"]:
         # The whole run, then each of its stages, in time per sample: it should not grow with the log.
         for name, stage in [("all", run), *run["stages"].items()]:

@@ -26,6 +26,7 @@ from ...pipeline.runtime.resources import ProgressCallback, silent
 from ...pipeline.runtime.tasks import num_workers
 from ...pipeline.sizes import MIB, ByteSize, format_byte_size
 from ...pipeline.stages.preprocess import PreprocessConfig
+from ..console import plain_table
 from ..recipes import criteo_kaggle
 from .hotset_candidates import hotset_ingest, hotset_parse, hotset_parse_kept, hotset_preprocess
 from .measuring.fresh_process import Candidate, Measurement, median_stages, run_rounds, summarize
@@ -225,10 +226,7 @@ def print_bench_preprocess(result: dict[str, Any], console: Console) -> None:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="left" if column in _TEXT_COLUMNS else "right")
-    return table
+    return plain_table(title, columns, texts=_TEXT_COLUMNS)
 
 
 def _candidates_table(result: dict[str, Any], title: str) -> Table:

@@ -14,7 +14,7 @@ from ...pipeline.runtime.resources import Resources
 from ...pipeline.sizes import ByteSize, format_byte_size
 from ...stats.prediction.workload import Machine
 from ...train.advice import AdviceConfig, advise
-from ..console import print_json, print_line, print_table, progress_bars, stdout_console
+from ..console import plain_table, print_json, print_line, print_table, progress_bars, stdout_console
 from ..options import Dir, parse_options
 from ..report.report_sentences import rounded
 from ..report.series_tables import predicted_bytes, predicted_seconds
@@ -105,10 +105,7 @@ def show_advice(advice: dict[str, Any], console: Console) -> None:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="left" if column == "placement" else "right")
-    return table
+    return plain_table(title, columns, texts=("placement",))
 
 
 def _speeds(advice: dict[str, Any], batch_size: int) -> Table:

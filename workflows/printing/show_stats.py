@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ...pipeline.inspect.frequency_series import SERIES
 from ...pipeline.sizes import format_byte_size
-from ..console import print_line, print_table
+from ..console import plain_table, print_line, print_table
 from ..report import log_tables
 from ..report import series_tables as tables
 from .describe_stages import explain_all_hot
@@ -73,10 +73,7 @@ def _shown(category: str) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="left" if column == "feature" else "right")
-    return table
+    return plain_table(title, columns, texts=("feature",))
 
 
 def _show_features(statistics: dict[str, Any], console: Console) -> None:
