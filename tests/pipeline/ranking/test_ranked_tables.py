@@ -12,31 +12,11 @@ from hotset.pipeline.folders.output import Output
 from hotset.pipeline.formats.arrow_files import read_file
 from hotset.pipeline.ranking import ranked_tables as module
 from hotset.pipeline.ranking.ranked_tables import Arrangement, RankedTable, write_table
-from hotset.pipeline.runtime.resources import Resources
-from hotset.pipeline.stages.rank import RankConfig, rank_tables
-from hotset.tests.support.logs.criteo_text import Sample, draw_samples
-from hotset.tests.support.naive.naive_stages import OOV, naive_table, run_to
-from hotset.tests.support.preprocess_runs import CONFIG
+from hotset.pipeline.stages.rank import RankConfig
+from hotset.tests.support.logs.criteo_text import Sample
+from hotset.tests.support.naive.naive_stages import OOV, naive_table
 
 NUM_TRAIN = 70
-
-
-@pytest.fixture(scope="module")
-def samples() -> list[Sample]:
-    return draw_samples(100, np.random.default_rng(9))
-
-
-@pytest.fixture(scope="module")
-def folder(samples: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Columns and counts of the log, 70 samples of it for training."""
-    folder = tmp_path_factory.mktemp("ranked")
-    run_to("count", folder, samples, CONFIG)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def tables(folder: Path) -> list[RankedTable]:
-    return rank_tables(RankConfig(min_count=2), Manifest.read(folder / "counts"), Resources(workers=1))
 
 
 def naive_rows(samples: list[Sample], feature: int) -> list[tuple[int | str | None, int]]:

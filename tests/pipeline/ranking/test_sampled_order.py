@@ -14,32 +14,13 @@ from hotset.pipeline.ranking.ranked_tables import RankedTable
 from hotset.pipeline.ranking.sampled_order import SampledOrder, category_order, sampled_order
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import MIB
-from hotset.pipeline.stages.rank import RankConfig, rank_tables
 from hotset.stats.ranking.fae_calibration import draw_samples as draw_times
-from hotset.tests.support.logs.criteo_text import Sample, draw_samples
-from hotset.tests.support.naive.naive_stages import OOV, naive_table, run_to
-from hotset.tests.support.preprocess_runs import CONFIG
+from hotset.tests.support.logs.criteo_text import Sample
+from hotset.tests.support.naive.naive_stages import OOV, naive_table
 
 NUM_TRAIN = 70
 RATE = 0.4
 SEED = 3
-
-
-@pytest.fixture(scope="module")
-def samples() -> list[Sample]:
-    return draw_samples(100, np.random.default_rng(9))
-
-
-@pytest.fixture(scope="module")
-def folder(samples: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sampled")
-    run_to("count", folder, samples, CONFIG)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def tables(folder: Path) -> list[RankedTable]:
-    return rank_tables(RankConfig(min_count=2), Manifest.read(folder / "counts"), Resources(workers=1))
 
 
 def order_of(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hotset.pipeline.raw.criteo_faults import MAX_FIELD_BYTES, REASONS, classify_line
 from hotset.pipeline.raw.criteo_kernel import PADDING_BYTES, count_newlines, parse_lines
+from hotset.tests.fuzz.fuzz_lines import naive_reason
 from hotset.tests.support.logs.criteo_text import (
     NUM_DENSE,
     NUM_SPARSE,
@@ -54,27 +55,6 @@ def parse(text: bytes, *, label: bool, capacity: int = 10_000) -> tuple[list[Sam
 
 def as_line(text: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(bytearray(text), np.uint8)  # writable, as blocks are
-
-
-def naive_reason(line: bytes, *, label: bool) -> str:
-    """Faults of the whole line come first, then those of its fields from the left."""
-    fields = line.removesuffix(b"\r").split(b"\t")
-    for field in fields:
-        if len(field) > MAX_FIELD_BYTES:
-            return "long_field"
-        if b"\0" in field:
-            return "nul_byte"
-    if len(fields) != label + _NUM_FEATURES:
-        return "field_count"
-    good = Sample(0, (None,) * NUM_DENSE, (None,) * NUM_SPARSE).line(label=label).split(b"\t")
-    for column, field in enumerate(fields):
-        if parse_naively(b"\t".join([*good[:column], field, *good[column + 1 :]]), label=label) is None:
-            if column < label:
-                return "bad_label"
-            if column >= label + NUM_DENSE:
-                return "bad_category"
-            return "integer_range" if field.removeprefix(b"-").isdigit() else "bad_integer"
-    return "good"
 
 
 @pytest.mark.parametrize("label", [True, False])

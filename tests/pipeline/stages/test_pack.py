@@ -19,7 +19,6 @@ import pytest
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.folders.partial_folder import PARTIAL
-from hotset.pipeline.formats import arrow_files
 from hotset.pipeline.packing.scatter_samples import scatter_samples
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
@@ -38,6 +37,7 @@ from hotset.tests.support.naive.naive_stages import (
     run_to,
     shuffled,
 )
+from hotset.tests.support.preprocess_runs import failing_writer
 from hotset.tests.support.processes.memory_caps import count_stages_alone
 from hotset.tests.support.resealed import reseal, reseal_later_folders, write_manifest
 
@@ -251,21 +251,6 @@ def test_seeds_give_other_orders_and_equal_ones_equal_bytes(tmp_path: Path, fold
     assert trees[0]["mixed-00000.arrow"] != trees[2]["mixed-00000.arrow"]
 
 
-def interrupt_after(num_files: int, error: type[BaseException]) -> Callable[..., Any]:
-    """An `open_writer` that fails once ``num_files`` were written."""
-    left = num_files
-
-    def failing(path: Path, schema: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            path.write_bytes(b"half of it")
-            raise error
-        return arrow_files.open_writer(path, schema)
-
-    return failing
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_interrupted_run_goes_on_to_the_same_bytes(
@@ -278,7 +263,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     for num_files in (0, 1, 5):
         out = tmp_path / f"out{num_files}"
         with monkeypatch.context() as patch:
-            patch.setattr("hotset.pipeline.stages.pack.open_writer", interrupt_after(num_files, error))
+            patch.setattr("hotset.pipeline.stages.pack.open_writer", failing_writer(num_files, error))
             with pytest.raises(error):
                 least = least_bytes(folder, config, workers=workers)
                 pack_in(folder, out, config, workers=workers, memory_bytes=least)
@@ -296,7 +281,7 @@ def test_a_resumed_run_leaves_finished_files_between_others_as_they_are(
     pack_in(folder, tmp_path / "whole", config)
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("hotset.pipeline.stages.pack.open_writer", interrupt_after(7, KeyboardInterrupt))
+        patch.setattr("hotset.pipeline.stages.pack.open_writer", failing_writer(7, KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             pack_in(folder, out, config)
     # Of the files finished only every second one is left, so that those to write lie before and behind them.
