@@ -12,12 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.batches.lookups_by_row import LookupsByRow
+from ...stats.cpu_prefetch import LINE_BYTES, prefetch
 from ...stats.hashing import mix64_pair
 from ...stats.kernel import kernel
 from ...stats.simd import WIDTH, add, load, store, zeros
 
 BLOCK_SAMPLES = 128
 """Samples whose gradients of one row are summed before the sums of the blocks are."""
+
+_ROWS_AHEAD = np.uint64(16)
+"""Rows between asking for a row and reading it, as in `row_updates`."""
+_LINE_FLOATS = np.uint64(LINE_BYTES // 4)
 
 
 @kernel
@@ -70,6 +75,11 @@ def look_up(
     weights_N = weights_SD.reshape(-1)
     vectors_N = vectors_PD.reshape(-1)
     for row in range(np.uint64(first), np.uint64(last)):
+        # A row of a table larger than the caches is asked for before it is read.
+        if row + _ROWS_AHEAD < np.uint64(last) and slots_U[row + _ROWS_AHEAD] >= 0:
+            ahead = np.uint64(slots_U[row + _ROWS_AHEAD]) * width
+            for column in range(np.uint64(0), width, _LINE_FLOATS):
+                prefetch(weights_N, ahead + column)
         if slots_U[row] < 0:
             continue
         source = np.uint64(slots_U[row]) * width
