@@ -178,7 +178,7 @@ class TrainConfig:
     do not depend on it."""
 
     recipe: RecipeOptions = field(default_factory=RecipeOptions)
-    """Learning rates over the steps, clipping and decay."""
+    """Learning rates over the steps, clipping, decay, and when training stops."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "log_every", "evaluate_every", "threads", "window", "cache_batches"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import shlex
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -30,6 +31,8 @@ from .metrics.scores import RunQuality
 from .model.dense_dtype import cpu_features, warn_of_slow_bf16
 from .model_building.choose_model import choose_model, recorded_name
 from .model_building.user_code import ModelSource
+from .options.interval import parse_interval
+from .resuming.best_weights import BestWeights
 from .resuming.run_checkpoints import (
     Checkpoint,
     RunCheckpoints,
@@ -118,6 +121,11 @@ class TrainSummary(RunQuality):
     transfers: TransferSummary
     threads: int
     """Threads of the dense layers."""
+    best_step: int | None
+    """Steps before the best evaluation of the validation part, whose weights these are where best weights are
+    kept; None where nothing was decided by it."""
+    stopped: str | None
+    """Why training stopped before its last step; None where it did not."""
     test_losses: list[float]
     """Test loss after each switch of ``fae``, nats per sample."""
 
@@ -204,6 +212,8 @@ def train(
         )
         if source is not None and checkpoint is None:
             restore_dense(trainer.model, trainer.dense_optimizers, source.dense, source.where)
+        if config.recipe.keeps_best:
+            trainer.resumables["best_weights"] = BestWeights(out, settings.keep_checkpoints)
         return _run(trainer, out, description, checkpoint, settings, threads, progress)
 
 
@@ -238,14 +248,18 @@ def _run(
         run = checksum_of(settings_of(description))
         last = checkpoint.record if checkpoint else None
         saved = RunCheckpoints(out / CHECKPOINTS, run, settings, trainer, last)
+    best = trainer.resumables.get("best_weights")
+    assert best is None or isinstance(best, BestWeights)
     interrupts = Interrupts()
-    log = _Log(folder, progress, saved, interrupts)
+    log = _Log(folder, progress, saved, interrupts, best)
     try:
         with interrupts.noted():
             if checkpoint is not None and not checkpoint.record.state.is_logged:
                 log.evaluate(trainer)
-            run_steps(trainer, log)
+            if trainer.stopping is None or trainer.stopping.reason is None:
+                run_steps(trainer, log)
             log.log_loss(trainer)
+            is_last = log.choose_weights(trainer)
             quality = trainer.predictor.score_run(progress=log.evaluating)
     except Interrupted:
         log.save_last(trainer)
@@ -260,9 +274,12 @@ def _run(
         folder.log({"step": trainer.step, "validation": quality.validation.to_dict()})
     folder.log({"step": trainer.step, "evaluation": quality.of_test()})
     folder.save_weights(trainer.weights())
-    if settings.save_states:
+    # States go with the weights of the last step alone.
+    if settings.save_states and is_last:
         folder.save_states(optimizer_states(trainer))
     folder.save_batch_order(trainer.numbers)
+    if best is not None:
+        best.remove()
     folder.finish(summary.to_dict())
     return summary
 
@@ -343,6 +360,8 @@ def summarize(trainer: Trainer, threads: int, out: Path, quality: RunQuality) ->
         rows_by_table=dict(zip(names, trainer.embeddings.rows_by_table(), strict=True)),
         transfers=summarize_transfers(trainer),
         threads=threads,
+        best_step=trainer.stopping.best_step if trainer.stopping else None,
+        stopped=trainer.stopping.reason if trainer.stopping else None,
         test_losses=list(trainer.scheduler.losses) if trainer.scheduler else [],
     )
 
@@ -395,7 +414,11 @@ class _Log:
         progress: TrainProgress,
         saved: RunCheckpoints | None,
         interrupts: Interrupts,
+        best: BestWeights | None,
     ) -> None:
+        self._best = best
+        self._last_evaluation = (-1, time.monotonic())
+        """Step and time of the last evaluation."""
         self._folder = folder
         self._progress = progress
         self._saved = saved
@@ -415,8 +438,10 @@ class _Log:
             self._refuse_divergence(trainer, float(loss_sum), trainer.step)
         if trainer.step % trainer.config.log_every == 0:
             self.log_loss(trainer)
-        if trainer.config.evaluate_every and trainer.step % trainer.config.evaluate_every == 0:
+        if self._is_evaluation_due(trainer):
             self.evaluate(trainer)
+        if trainer.stopping is not None:
+            trainer.stopping.note_step(trainer.step)
         if self._saved is not None:
             self._settle(trainer, self._saved)
             if self._saved.is_due(trainer.step):
@@ -433,9 +458,42 @@ class _Log:
         quality = trainer.predictor.score(part=part, progress=self.evaluating)
         name = "validation" if part == "validation" else "evaluation"
         self._folder.log({"step": trainer.step, name: quality.to_dict()})
+        # The best weights are saved before the evaluation counts as made: a resumed run makes it again.
+        if part == "validation" and trainer.stopping is not None:
+            is_best = trainer.stopping.note_evaluation(trainer.step, quality)
+            if is_best and self._best is not None:
+                with trainer.meter.during("checkpoint"):
+                    self._best.save(trainer)
         self._is_logged = True
+        self._last_evaluation = trainer.step, time.monotonic()
         self._auc = quality.auc
         _log.info("step %s: %s", trainer.step, quality)
+
+    def choose_weights(self, trainer: Trainer) -> bool:
+        """Set the run to the weights that it ends with; return whether they are those of its last step."""
+        stopping = trainer.stopping
+        if stopping is not None and stopping.reason is not None:
+            _log.info("stopped at step %s of %s: %s", trainer.step, trainer.num_steps, stopping.reason)
+        if self._best is None:
+            return True
+        if self._last_evaluation[0] != trainer.step:
+            self.evaluate(trainer)
+        if not self._best.load(trainer) or stopping is None:
+            return True
+        _log.info("the weights are those of step %s", stopping.best_step)
+        return stopping.best_step == trainer.step
+
+    def _is_evaluation_due(self, trainer: Trainer) -> bool:
+        """Whether the run is to be evaluated after this step."""
+        every = trainer.config.evaluate_every
+        recipe = trainer.config.recipe
+        if recipe.evaluate_time is not None:
+            seconds = parse_interval(recipe.evaluate_time).seconds
+            assert seconds is not None, "the options refuse steps"
+            return time.monotonic() - self._last_evaluation[1] >= seconds
+        if every is None and recipe.needs_validation is not None:
+            every = trainer.shards.num_training_batches
+        return every is not None and trainer.step % every == 0
 
     def evaluating(self, done: int, total: int) -> None:
         """Show how far an evaluation is."""

@@ -53,6 +53,8 @@ STATES = "states.safetensors"
 """Optimizer states of rows, by table, and of dense layers; a run whose optimizers have none lacks it."""
 RUN_FILES = (CONFIG, METRICS, WEIGHTS, BATCH_ORDER, SUMMARY)
 """Files of a finished run beside its manifest."""
+BEST_PREFIX = "best-"
+"""Beginning of the names of files with the best weights so far, which a finished run does not have."""
 RUN_STAGE = "train"
 """The stage that the manifest of a run names."""
 _VERSION = 1
@@ -105,7 +107,7 @@ class RunFolder:
     def log(self, entry: Mapping[str, Any]) -> None:
         """Append one line to the metrics."""
         line = json.dumps(entry)
-        with _explained(self.path / METRICS), open(self.path / METRICS, "a") as file:
+        with explained(self.path / METRICS), open(self.path / METRICS, "a") as file:
             file.write(f"{line}\n")
         self.metrics.append(line)
 
@@ -160,7 +162,7 @@ class RunFolder:
     def _write_aside(self, name: str, write: Callable[[Path], object]) -> None:
         # Renamed when complete, so that a file under its final name is always whole.
         aside = self.path / f".{name}.tmp"
-        with _explained(self.path / name):
+        with explained(self.path / name):
             write(aside)
             os.replace(aside, self.path / name)
 
@@ -188,7 +190,7 @@ def make_folder(path: Path) -> None:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explained(path: Path) -> Iterator[None]:
     """Turn a full disk or a read-only folder into a HotsetError; the writer of weights has errors of its
     own."""
     try:
@@ -240,11 +242,12 @@ def is_unfinished(path: Path) -> bool:
 
 def remove_begun(path: Path) -> None:
     """Remove what an unfinished run without a checkpoint has written, so that it can be begun again."""
-    with _explained(path):
+    with explained(path):
         for name in (METRICS, WEIGHTS, STATES, BATCH_ORDER, SUMMARY, CONFIG):
             (path / name).unlink(missing_ok=True)
         for child in path.iterdir():
-            if child.name in {f".{name}.tmp" for name in (*RUN_FILES, STATES, MANIFEST)}:
+            is_aside = child.name in {f".{name}.tmp" for name in (*RUN_FILES, STATES, MANIFEST)}
+            if is_aside or child.name.startswith(BEST_PREFIX):
                 child.unlink()
         if (path / CHECKPOINTS).is_dir():
             shutil.rmtree(path / CHECKPOINTS)

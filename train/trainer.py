@@ -47,6 +47,7 @@ from .placements.shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
 from .predict import Predictor
 from .recipe.dense_update import DenseUpdate
 from .recipe.learning_rates import LearningRates
+from .recipe.stopping import Stopping
 from .rows.mapped_rows import HostMemory
 from .rows.row_optimizers import RowOptimizer
 from .weights_file import Weights, dtypes_of
@@ -91,8 +92,15 @@ class Trainer:
     """Samples behind those losses."""
     resumables: dict[str, Resumable] = field(default_factory=dict)
     """Other parts of the run whose state checkpoints keep, by name."""
+    stopping: Stopping | None = None
+    """Decides when the run stops before its last step; None: never."""
     earlier_file_bytes: tuple[int, int] = (0, 0)
     """Bytes that processes of the run before this one read from their spill files, and wrote."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all epochs."""
+        return self.config.epochs * self.shards.num_training_batches
 
     @property
     def optimizers(self) -> Optimizers:
@@ -156,9 +164,15 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
             trainer.step += 1
             trainer.num_samples += batch.num_samples
             after_step(trainer, batch, loss_sum)
+            if trainer.stopping is not None and trainer.stopping.reason is not None:
+                break
         # Clocked as part of training: a placement is not done before its rows are back.
         trainer.meter.enter("flush")
-        trainer.embeddings.finish()
+        if trainer.step < trainer.num_steps:
+            steps.close()  # nothing is read and planned ahead any more
+            trainer.embeddings.stop()
+        else:
+            trainer.embeddings.finish()
         trainer.meter.enter(None)
 
 
@@ -171,8 +185,26 @@ def resolve(shards: Shards, config: TrainConfig) -> TrainConfig:
     """
     if shards.num_training_batches == 0:
         raise ShardError(f"{shards.manifest.folder} has no training batch")
+    _refuse_no_validation(shards, config)
     dtype = choose_dense_dtype(config.dense_dtype, open_device(config.device).type, cpu_features())
     return replace(with_staging(config, shards), dense_dtype=dtype)
+
+
+def _refuse_no_validation(shards: Shards, config: TrainConfig) -> None:
+    """Raise ConfigError where the recipe needs what the shards or the placement do not have."""
+    option = config.recipe.needs_validation
+    if option is not None and not shards.num_validation_samples:
+        raise ConfigError(
+            f"{option} is decided by a validation part, and {shards.manifest.folder} has none",
+            hint="give preprocess --valid-fraction 0.1 or --valid-files 1, with --redo count for this folder",
+        )
+    option = config.recipe.may_stop
+    if option is not None and spills(config, shards):
+        raise ConfigError(
+            f"{option} needs all rows before the last step, and with --slow-bytes they lie in a file planned "
+            "to the end",
+            hint="give --plan online too, or leave --slow-bytes out",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +294,9 @@ def build_trainer(
             refill_stores(embeddings, start.rows)
     optimizers = build_dense_optimizers(model, chosen, threads.num_threads, config.recipe.dense_decay)
     num_steps = config.epochs * shards.num_training_batches
+    if config.recipe.max_steps is not None:
+        num_steps = min(num_steps, config.recipe.max_steps)
+    stopping = Stopping(config.recipe)
     return Trainer(
         config,
         shards,
@@ -278,6 +313,8 @@ def build_trainer(
         threads,
         LearningRates(config.recipe, chosen, num_steps),
         DenseUpdate(model.parameters(), optimizers, config.recipe.clip_gradient),
+        stopping=stopping,
+        resumables={"stopping": stopping},
     )
 
 

@@ -21,7 +21,7 @@ from ..pipeline.schema.feature_settings import (
     parse_feature_settings,
 )
 from ..pipeline.sizes import ByteSize, format_byte_size, parse_byte_size
-from ..train.checkpoints.checkpoint_settings import Interval, parse_interval
+from ..train.options.interval import Interval, parse_interval
 from .console import say_error, set_verbosity
 from .option_errors import UsageError, usage_errors
 from .option_help import InvalidOptionsError, describe_dataclass, without_none

@@ -258,6 +258,14 @@ class Embeddings:
             if isinstance(width.executor.slow, SpilledTier):
                 width.executor.slow.finish()
 
+    def stop(self) -> None:
+        """Write every row back after a step that is not the last one; no step may follow."""
+        # Items that wait for batches which do not come are forgotten.
+        self.transfer_thread.close()
+        with self.rows_written_back():
+            for width in self.widths:
+                width.executor.copy_hot(width.placement.plan_finish())
+
     def rows_by_table(self) -> list[dict[Way, int]]:
         """Rows and vectors of each table moved each way, and rows initialized; evaluation apart."""
         counts: list[dict[Way, int]] = [{}] * len(self._position_of)

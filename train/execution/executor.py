@@ -146,6 +146,10 @@ class Executor:
         order_N = np.argsort(rows_N)
         return rows_N[order_N], slots_N[order_N] + self.fast.layout.num_own_slots
 
+    def forget_residents(self) -> None:
+        """Take no row as staged any more, once all are written back and no step follows."""
+        self._resident_S[:] = -1
+
     def copy_newest(
         self,
         tables_N: NDArray[np.int64],

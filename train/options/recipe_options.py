@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...pipeline.errors import ConfigError, require_at_least
+from .interval import parse_interval
 
 Schedule = Literal["constant", "linear", "cosine", "polynomial"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeOptions:
-    """Learning rates over the steps, clipping and decay."""
+    """Learning rates over the steps, clipping, decay, and when training stops."""
 
     lr_schedule: Schedule = "constant"
     """Course of the learning rates after warm-up: constant, or from --decay-start on a decay that is linear,
@@ -50,6 +51,29 @@ class RecipeOptions:
     """Weight decay of embedding rows (L2): the share of a row's weights that is added to its gradient at each
     step that looks it up, once however often. Rows that are not looked up do not decay."""
 
+    max_steps: int | None = None
+    """Number of steps after which training stops; by default it goes through all epochs. Decays without
+    --decay-steps end there."""
+
+    max_time: str | None = None
+    """Time after which training stops, such as 30min or 2h, evaluations included."""
+
+    evaluate_time: str | None = None
+    """Time between evaluations, such as 10min, instead of a number of steps."""
+
+    patience: int | None = None
+    """Number of evaluations of the validation part without a better score after which training stops. The
+    weights are then those of the best one."""
+
+    stop_at_auc: float | None = None
+    """AUC of the validation part at which training stops."""
+
+    keep_best: bool = False
+    """Keep the weights of the best evaluation of the validation part, not those of the last step."""
+
+    best_by: Literal["auc", "log-loss"] = "auc"
+    """Score by which an evaluation is better than another."""
+
     def __post_init__(self) -> None:
         require_at_least("warmup_steps", self.warmup_steps, 0)
         require_at_least("decay_start", self.decay_start, 0)
@@ -59,11 +83,42 @@ class RecipeOptions:
                 raise ConfigError(f"{name} must be from 0 to below 1, got {getattr(self, name)}")
         if not 0 <= self.final_lr <= 1:
             raise ConfigError(f"final_lr must be from 0 to 1, got {self.final_lr}")
+        require_at_least("max_steps", self.max_steps, 1)
+        require_at_least("patience", self.patience, 1)
+        if self.stop_at_auc is not None and not 0 < self.stop_at_auc <= 1:
+            raise ConfigError(f"stop_at_auc must be above 0 and at most 1, got {self.stop_at_auc}")
+        for name in ("max_time", "evaluate_time"):
+            text = getattr(self, name)
+            if text is not None and parse_interval(text).seconds is None:
+                raise ConfigError(f"{name} must be a time such as 30min or 2h, got {text!r}")
         for name in ("decay_power", "clip_gradient"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name} must be above 0, got {value}")
         self._refuse_unused()
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the weights of the best evaluation are kept."""
+        return self.keep_best or self.patience is not None
+
+    @property
+    def needs_validation(self) -> str | None:
+        """The option that needs evaluations of a validation part; None where none is given."""
+        given = {
+            "patience": self.patience is not None,
+            "stop_at_auc": self.stop_at_auc is not None,
+            "keep_best": self.keep_best,
+        }
+        return next((f"--{name.replace('_', '-')}" for name, is_given in given.items() if is_given), None)
+
+    @property
+    def may_stop(self) -> str | None:
+        """The option that may stop training before its last step or need its weights before; None where
+        none is given."""
+        if self.max_steps is not None:
+            return "--max-steps"
+        return "--max-time" if self.max_time is not None else self.needs_validation
 
     def _refuse_unused(self) -> None:
         """Raise ConfigError where an option would change nothing, which its user did not mean."""

@@ -71,6 +71,10 @@ def _train(arguments: Sequence[str]) -> int:
     else:
         show_quality(summary, stdout_console())
         show_runs([summary], stdout_console(), with_scores=False)
+        if summary["stopped"] is not None:
+            say(f"stopped at step {summary['num_steps']:,}: {summary['stopped']}")
+        if config.recipe.keeps_best and summary["best_step"] is not None:
+            say(f"kept the weights of step {summary['best_step']:,}, the best of the validation part")
         say(f"wrote {options.out}")
         all_hot = explain_all_hot(summary["num_rows"], summary["num_hot_rows"])
         if all_hot and options.placement in _MOVES_COLD_ROWS:

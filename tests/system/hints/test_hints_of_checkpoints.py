@@ -14,13 +14,14 @@ import torch
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.tests.support.hints import Shell, follows, hint_of
 from hotset.tests.support.shard_factory import write_shards
-from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings, Interval, parse_interval
+from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
 from hotset.train.checkpoints.dense_state import refuse_other_shape
 from hotset.train.checkpoints.reserved_room import ReservedRoom
 from hotset.train.config import TrainConfig
 from hotset.train.data.batch_order import RecordedOrder, ResumedOrder
 from hotset.train.data.shards import Shards
 from hotset.train.execution.row_parts import RowsPart
+from hotset.train.options.interval import Interval, parse_interval
 from hotset.train.resuming import source_run
 from hotset.train.resuming.run_checkpoints import RunCheckpoints
 from hotset.train.resuming.source_run import _open_maps, _read_map, _refuse_not_finite, _refuse_other_sizes
@@ -89,8 +90,8 @@ def test_a_run_on_a_small_disk_goes_without_checkpoints(shell: Shell) -> None:
 
 
 @follows(
-    "train/checkpoints/checkpoint_settings.py::parse_interval",
-    "train/checkpoints/checkpoint_settings.py::parse_interval#2",
+    "train/options/interval.py::parse_interval",
+    "train/options/interval.py::parse_interval#2",
 )
 def test_intervals_are_written_as_the_hint_says(shell: Shell) -> None:
     hint = hint_of(lambda: parse_interval("often"))

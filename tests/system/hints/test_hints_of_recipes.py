@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 from hotset.tests.support.hints import Shell, follows, hint_of
 from hotset.train.metrics.scores import ScoreCounter
 from hotset.train.metrics.sorted_scores import SortedScores
+from hotset.train.resuming.best_weights import BestWeights
 
 TRAIN = ("train", "data", "--threads", "1", "--out")
 
@@ -84,3 +87,28 @@ def test_what_a_recipe_can_be_printed_of_is_named(shell: Shell) -> None:
     Path("empty/config.json").write_text("{}")
     assert shell.refused("recipe", "empty") == "give the folder that a training run wrote"
     shell.works("recipe", "data", "run")
+
+
+@follows("train/trainer.py::_refuse_no_validation", "train/trainer.py::_refuse_no_validation#2")
+def test_early_stop_wants_a_validation_part_and_all_rows(shell: Shell) -> None:
+    hint = shell.refused(*TRAIN, "other", "--patience", "2")
+    assert hint.startswith("give preprocess --valid-fraction 0.1 or --valid-files 1, with --redo count")
+    preprocess = ("preprocess", "log.tsv", "--out", "data", "--hot-bytes", "64KiB", "--batch-size", "128")
+    shell.works(*preprocess, "--valid-fraction", "0.1", "--redo", "count")
+    small = (*TRAIN, "other", "--patience", "2", "--slow-bytes", "64KiB")
+    hint = shell.refused(*small)
+    assert hint == "give --plan online too, or leave --slow-bytes out"
+    shell.works(*small, "--plan", "online")
+    shell.works(*TRAIN, "third", "--patience", "2")
+
+
+@follows("train/resuming/best_weights.py::BestWeights.load")
+def test_damaged_best_weights_are_left_out(shell: Shell) -> None:
+    Path("best-000000003.safetensors").write_bytes(b"x")
+    best = BestWeights(Path("."), 2)
+    best.restore({"step": 3, "xxh3_128": "0" * 32})
+    trainer: Any = SimpleNamespace(step=9)
+    hint = hint_of(lambda: best.load(trainer))
+    assert hint == "remove it and give the same command again: it keeps the weights of the last step"
+    Path("best-000000003.safetensors").unlink()
+    assert not best.load(trainer)

@@ -276,14 +276,14 @@ def test_damaged_weights_are_trained_again(shell: Shell) -> None:
     shell.works("evaluate", "run", "data")
 
 
-@follows("train/run_folder.py::_reserve", "train/run_folder.py::_explained")
+@follows("train/run_folder.py::_reserve", "train/run_folder.py::explained")
 def test_a_disk_without_room_for_a_run(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("os.posix_fallocate", full_disk)
         assert "larger disk" in hint_of(lambda: run_folder._reserve(Path("run"), 100))
 
     def write() -> None:
-        with run_folder._explained(Path("run/metrics.jsonl")):
+        with run_folder.explained(Path("run/metrics.jsonl")):
             full_disk()
 
     assert hint_of(write).startswith("free disk space, and run the same command")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings, Interval, parse_interval
+from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
+from hotset.train.options.interval import Interval, parse_interval
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,12 @@ from hotset.pipeline.sizes import KIB, ByteSize
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.checkpoints import checkpoint_writer
 from hotset.train.checkpoints.checkpoint_files import CHECKPOINTS, newest_whole, record_paths
-from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings, Interval
+from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
 from hotset.train.checkpoints.interrupts import Interrupted
 from hotset.train.checkpoints.tensor_file import write_part
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
+from hotset.train.options.interval import Interval
 from hotset.train.resuming import run_checkpoints
 from hotset.train.resuming.run_checkpoints import Checkpoint, restore, table_sizes
 from hotset.train.run import train

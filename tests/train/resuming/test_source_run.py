@@ -16,10 +16,11 @@ from hotset.pipeline.errors import ConfigError, HotsetError, ShardError
 from hotset.pipeline.generate.generate_log import GenerateConfig, generate
 from hotset.pipeline.sizes import KIB, ByteSize
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings, Interval
+from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.model_building.choose_model import choose_model
+from hotset.train.options.interval import Interval
 from hotset.train.resuming.source_run import open_source, vocabulary_of
 from hotset.train.run import train
 from hotset.train.verify_run import verify_run

@@ -1,0 +1,211 @@
+"""The best weights of a run, early stops, and both in runs that are resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotset.pipeline.errors import ConfigError, HotsetError
+from hotset.pipeline.sizes import ByteSize
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
+from hotset.train.config import TrainConfig
+from hotset.train.evaluate import evaluate
+from hotset.train.options.interval import Interval
+from hotset.train.options.recipe_options import RecipeOptions
+from hotset.train.resuming import best_weights
+from hotset.train.run import TrainSummary, train
+
+SPEC = ShardSpec(
+    num_rows=(5, 40, 300),
+    num_hot=(3, 5, 9),
+    num_hot_only=60,
+    num_mixed=600,
+    num_evaluation=700,
+    num_validation=500,
+    batch_size=20,
+    skew=1.2,
+    order="original",
+)
+FIELDS: dict[str, Any] = {
+    "embedding_optimizer": "adagrad",
+    "embedding_lr": 0.5,
+    "dense_lr": 0.02,
+    "epochs": 6,
+    "evaluate_every": 11,
+    "staging_bytes": ByteSize(2_500),
+    "threads": 1,
+}
+PLACEMENTS: tuple[dict[str, Any], ...] = (
+    {"placement": "all-fast"},
+    {"placement": "hybrid"},
+    {"placement": "hybrid-dedup"},
+    {"placement": "cache"},
+    {"placement": "lookahead"},
+    {"placement": "lookahead", "plan": "online", "window": 3, "slow_bytes": ByteSize(1)},
+)
+OFF = CheckpointSettings(checkpoint_every=Interval())
+
+
+class Killed(BaseException):
+    """Stands for a SIGKILL: nothing catches it."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_shards(folder / "shards", SPEC)
+    return folder
+
+
+def run(data: Path, out: Path, recipe: RecipeOptions, **fields: Any) -> TrainSummary:
+    return train(data, TrainConfig(recipe=recipe, **FIELDS | fields), out, checkpoints=OFF)
+
+
+def validations(out: Path) -> dict[int, float]:
+    """AUC of the validation part by step, as the run logged it."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["validation"]["auc"] for line in lines if "validation" in line}
+
+
+@pytest.fixture(scope="module")
+def stopped(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainSummary]:
+    """A run that all-fast stops early, with its best weights."""
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    return out, run(data, out, RecipeOptions(patience=3), placement="all-fast")
+
+
+def test_a_run_without_progress_stops_with_its_best_weights(
+    data: Path, stopped: tuple[Path, TrainSummary]
+) -> None:
+    out, summary = stopped
+    found = validations(out)
+    assert summary.stopped is not None and "--patience 3" in summary.stopped
+    best = max(found, key=lambda step: found[step])
+    assert summary.best_step == best == summary.num_steps - 33 and summary.num_steps < 6 * 33
+    assert summary.validation is not None and summary.validation.auc == found[best]
+    # The weights on disk are those that were scored, and nothing of the way is left.
+    assert evaluate(out, data).to_dict()["validation"]["auc"] == found[best]
+    assert not list(out.glob("best-*")) and len(list(out.iterdir())) == 6
+
+
+@pytest.mark.parametrize("fields", PLACEMENTS[1:])
+def test_every_placement_stops_with_the_bits_of_all_fast(
+    data: Path, tmp_path: Path, stopped: tuple[Path, TrainSummary], fields: dict[str, Any]
+) -> None:
+    summary = run(data, tmp_path / "run", RecipeOptions(patience=3), **fields)
+    assert summary.best_step == stopped[1].best_step
+    for name in ("weights.safetensors", "batch_order.npy"):
+        assert (tmp_path / "run" / name).read_bytes() == (stopped[0] / name).read_bytes()
+
+
+@pytest.mark.parametrize("fields", [*PLACEMENTS, {"placement": "fae"}])
+def test_the_weights_of_the_best_step_are_those_of_a_run_that_ends_there(
+    data: Path, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    kept = run(data, tmp_path / "kept", RecipeOptions(keep_best=True, max_steps=60), **fields)
+    assert kept.best_step is not None and kept.best_step < 60 and kept.num_steps == 60
+    run(data, tmp_path / "short", RecipeOptions(max_steps=kept.best_step), **fields)
+    for name in ("kept", "short"):
+        assert evaluate(tmp_path / name, data).auc == kept.auc
+    weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("kept", "short")]
+    assert weights[0] == weights[1]
+
+
+def test_a_limit_of_steps_takes_the_steps_of_a_longer_run(data: Path, tmp_path: Path) -> None:
+    for steps in (40, 50):
+        summary = run(data, tmp_path / str(steps), RecipeOptions(max_steps=steps), placement="lookahead")
+        assert (summary.num_steps, summary.stopped) == (steps, f"--max-steps {steps}")
+    short, long = (validations(tmp_path / name) for name in ("40", "50"))
+    assert list(short) == [11, 22, 33, 40] and all(short[step] == long[step] for step in (11, 22, 33))
+
+
+def test_a_target_stops_at_the_evaluation_that_reaches_it(data: Path, tmp_path: Path) -> None:
+    summary = run(data, tmp_path / "run", RecipeOptions(stop_at_auc=0.6))
+    found = validations(tmp_path / "run")
+    assert summary.stopped is not None and summary.stopped.startswith("AUC")
+    assert (
+        found[summary.num_steps]
+        >= 0.6
+        > max([0.0, *(found[step] for step in found if step < summary.num_steps)])
+    )
+
+
+def test_without_a_number_of_steps_each_epoch_is_evaluated(data: Path, tmp_path: Path) -> None:
+    run(data, tmp_path / "run", RecipeOptions(keep_best=True), evaluate_every=None, epochs=2)
+    assert list(validations(tmp_path / "run")) == [33, 66]
+
+
+def test_evaluations_come_by_time_too(data: Path, tmp_path: Path) -> None:
+    run(data, tmp_path / "run", RecipeOptions(evaluate_time="0.001s", max_steps=3), evaluate_every=None)
+    assert list(validations(tmp_path / "run"))[:3] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("stop", [5, 12, 30, 50, 70])
+@pytest.mark.parametrize("placement", ["lookahead", "fae"])
+def test_a_killed_run_ends_with_the_best_weights_of_the_unbroken_one(
+    data: Path, tmp_path: Path, stop: int, placement: str
+) -> None:
+    recipe = RecipeOptions(patience=2, max_steps=90)
+    settings = CheckpointSettings(checkpoint_every=Interval(steps=4))
+    unbroken = run(data, tmp_path / "unbroken", recipe, placement=placement)
+
+    def kill(stage: str, done: int, total: int, note: str = "") -> None:
+        if stage == "train" and done >= stop * 20:
+            raise Killed
+
+    config = TrainConfig(recipe=recipe, **FIELDS | {"placement": placement})
+    try:
+        train(data, config, tmp_path / "run", checkpoints=settings, progress=kill)
+    except Killed:
+        assert unbroken.num_steps >= stop
+    else:
+        return
+    resumed = train(data, config, tmp_path / "run", checkpoints=settings)
+    assert (resumed.best_step, resumed.num_steps, resumed.stopped) == (
+        unbroken.best_step,
+        unbroken.num_steps,
+        unbroken.stopped,
+    )
+    for name in ("weights.safetensors", "batch_order.npy", "metrics.jsonl"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+
+
+@pytest.mark.parametrize("recipe", [{"patience": 1}, {"stop_at_auc": 0.9}, {"keep_best": True}])
+def test_without_a_validation_part_it_is_refused(recipe: dict[str, Any], tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards")
+    with pytest.raises(ConfigError, match=r"is decided by a validation part, and .*shards has none"):
+        run(tmp_path, tmp_path / "run", RecipeOptions(**recipe))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("recipe", [{"patience": 1}, {"max_steps": 3}, {"max_time": "1h"}])
+def test_rows_in_a_file_that_is_planned_to_the_end_are_refused(
+    recipe: dict[str, Any], data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="needs all rows before the last step"):
+        run(
+            data,
+            tmp_path / "run",
+            RecipeOptions(**recipe),
+            placement="lookahead",
+            slow_bytes=ByteSize(1_000),
+        )
+
+
+def test_a_changed_file_of_best_weights_is_refused(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = best_weights.BestWeights.save
+
+    def save_and_damage(self: Any, trainer: Any) -> None:
+        save(self, trainer)
+        path = self._path(trainer.step)
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+
+    monkeypatch.setattr(best_weights.BestWeights, "save", save_and_damage)
+    with pytest.raises(HotsetError, match=r"best-\d+.safetensors is damaged"):
+        run(data, tmp_path / "run", RecipeOptions(patience=1))
