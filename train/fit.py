@@ -19,7 +19,7 @@ from ..pipeline.errors import ConfigError
 from ..pipeline.schema.schema_names import DENSE_PREFIX, nearest
 from . import evaluate as _evaluate
 from . import run as _run
-from .checkpoints.checkpoint_settings import CheckpointSettings, parse_interval
+from .checkpoints.checkpoint_settings import CheckpointSettings
 from .config import TrainConfig
 from .metrics.scores import Quality
 from .model_building.build_model import build_model
@@ -27,6 +27,7 @@ from .model_building.choose_model import recorded_model
 from .model_building.model_inputs import ModelInputs
 from .model_building.user_code import ModelSource, name_of
 from .model_building.user_model import UserModel
+from .options.interval import parse_interval
 from .options.recipe_options import RecipeOptions
 from .run import TrainProgress, TrainSummary
 from .run_folder import read_config, read_finite, read_weights, refuse_other_weights

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from ....train.checkpoints.checkpoint_settings import CheckpointSettings, Interval
+from ....train.checkpoints.checkpoint_settings import CheckpointSettings
 from ....train.config import TrainConfig
 from ....train.data.shards import Shards
+from ....train.options.interval import Interval
 from ....train.resuming.run_checkpoints import RunCheckpoints
 from ....train.trainer import Trainer, build_trainer
 from ..limited.drawn_shards import DrawnShards
