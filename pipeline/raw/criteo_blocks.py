@@ -67,6 +67,18 @@ def parse_block(block: Block, schema: Schema, *, has_label: bool) -> ParsedBlock
     return ParsedBlock(columns, int(num_samples), bad_lines[:num_bad])
 
 
+def tells_label(block: Block, schema: Schema) -> bool | None:
+    """Return whether the lines of a block have labels; None where one is not of Criteo's format.
+
+    The lines of a block are parsed with a label, and where they do not fit without.
+    """
+    for has_label in (True, False):
+        parsed = parse_block(block, schema, has_label=has_label)
+        if parsed.num_samples and not parsed.bad_lines.shape[0]:
+            return has_label
+    return None
+
+
 def _array(kind: Any, values: NDArray[Any], is_valid: NDArray[np.uint8] | None, length: int) -> Any:
     # A column without a missing value gets no bitmap, as Arrow itself would write it.
     bits = None if is_valid is None else pa.py_buffer(is_valid[: -(-length // 8)])

@@ -10,8 +10,8 @@ from typing import Annotated
 import tyro
 
 from ...pipeline.errors import require_at_least
-from ...pipeline.preview.infer_schema import propose_schema
-from ..console import print_json
+from ...pipeline.preview.infer_schema import explain_criteo, propose_schema
+from ..console import print_json, say
 from ..options import parse_options
 
 
@@ -45,4 +45,8 @@ def run(command: str, arguments: Sequence[str]) -> int:
         print_json({"schema": asdict(proposal.schema), "rows": proposal.num_rows, "columns": columns})
     else:
         print(proposal.text, end="")
+    # Last, and on stderr: the schema goes to a file, as a rule.
+    without_schema = explain_criteo(options.file)
+    if without_schema:
+        say(without_schema)
     return 0

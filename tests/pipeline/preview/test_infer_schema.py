@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotset.pipeline.errors import InputError
-from hotset.pipeline.preview.infer_schema import Proposal, propose_schema
+from hotset.pipeline.preview.infer_schema import Proposal, explain_criteo, propose_schema
 from hotset.pipeline.schema.schema import schema_named
 from hotset.pipeline.schema.schema_file import read_schema
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
+from hotset.tests.support.logs.criteo_text import draw_samples, text_of
 from hotset.tests.support.logs.other_logs import columns_in, draw_log, naive_columns, write_csv, write_parquet
 
 KINDS = {
@@ -30,6 +32,26 @@ KINDS = {
 
 def check_it_is_read_back(proposal: Proposal) -> None:
     assert read_schema(proposal.text) == proposal.schema
+
+
+@pytest.mark.parametrize("has_label", [True, False])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_log_of_criteo_needs_no_schema(
+    tmp_path: Path, has_label: bool, suffix: str, rng: np.random.Generator
+) -> None:
+    text = text_of(draw_samples(20, rng), label=has_label)
+    log = tmp_path / f"log{suffix}"
+    log.write_bytes(gzip.compress(text) if suffix else text)
+    told = explain_criteo(log)
+    assert told is not None and told.startswith(f"{log} has the format of Criteo's logs")
+    assert told.endswith("leave out --schema" if has_label else "leave out --schema, and give --no-label")
+    # It is read as the sentence says.
+    assert ingest([log], IngestConfig(label=has_label), tmp_path / "out").num_samples == 20
+    # One line of another format, and an empty log.
+    log.write_bytes(text + b"1,2,3\n")
+    assert explain_criteo(log) is None
+    log.write_bytes(b"")
+    assert explain_criteo(log) is None
 
 
 @pytest.mark.parametrize("separator", [",", "\t", ";", "|"])
