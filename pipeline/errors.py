@@ -115,8 +115,8 @@ def system_fault(subject: object, error: BaseException) -> SystemFaultError | No
             f"{subject}: there is not enough memory: {text}",
             hint="free memory, use fewer --workers, or raise the limit `ulimit -v`",
         )
-    if number in _OF_DEVICES:
-        return SystemFaultError(f"{subject}: {error.strerror}")  # type: ignore[attr-defined]
+    if isinstance(error, OSError) and number in _OF_DEVICES:
+        return SystemFaultError(f"{subject}: {error.strerror}")
     return None
 
 

@@ -145,7 +145,7 @@ def read_value(value: object, kind: Any, path: str) -> Any:
     # All numbers in manifests are numbers of something: none is negative, none needs more than 64 bits.
     if type(value) is int:
         require_range(path, value, 0, _MOST)
-    elif kind is float and not math.isfinite(value):  # type: ignore[arg-type]
+    elif isinstance(value, float) and not math.isfinite(value):
         raise RecordError(f"{path} is {value}, want a finite number")
     return value
 

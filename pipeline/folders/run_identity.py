@@ -62,13 +62,14 @@ def identity_of_manifest(manifest: Manifest) -> RunIdentity:
 def read_begun(path: Path) -> RunIdentity:
     """Read the identity of the run that began a folder."""
     try:
-        identity: RunIdentity = json.loads(path.read_bytes())
+        found: Any = json.loads(path.read_bytes())
         # Every key is checked here, so that no later comparison meets another type.
         for key, kind in _KINDS.items():
-            if type(identity[key]) is not kind:  # type: ignore[literal-required]
+            if type(found[key]) is not kind:
                 raise TypeError(f"{key} is not of type {kind.__name__}")
-        if not all(isinstance(made_from, dict) for made_from in identity["inputs"]):
+        if not all(isinstance(made_from, dict) for made_from in found["inputs"]):
             raise TypeError("an input is no object")
+        identity: RunIdentity = found
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ManifestError(
             f"{path} is damaged: {first_line(error)}", hint=hint_to_rewrite(path.parent.parent)

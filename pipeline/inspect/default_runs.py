@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...stats.analysis.coverage import most_frequent
 from ...stats.batches.epoch_order import epoch_order
 from ...stats.staging.next_uses import next_uses
-from ...stats.staging.staging_planner import StagingPlanner, cache_planner, lookahead_planner
+from ...stats.staging.staging_planner import CachePolicy, StagingPlanner, cache_planner, lookahead_planner
 from ...stats.staging.step_plans import RowStream
 from ..folders.file_facts import ShardFacts
 from ..folders.manifest import Manifest
@@ -31,7 +31,7 @@ from .inspected_folder import Inspected, read_shards, refuse_other_rows
 MAX_LOOKUPS = 1 << 24
 """Lookups that are simulated at most: about 10 s CPU."""
 SEED = 0
-CACHE_POLICY = "lfu"
+CACHE_POLICY: CachePolicy = "lfu"
 WINDOW = 64
 """Batches known ahead where an epoch is too long to be planned as a whole."""
 MOST_PLANNED_LOOKUPS = 1 << 28
@@ -310,7 +310,7 @@ def _cache(inspected: Inspected, epoch: _Epoch, areas: Sequence[StagingArea]) ->
         num_slots = max(1, area.num_slots + int(area.width.first.sum()))
         warm = most_frequent(counts, num_slots)
         planner = cache_planner(
-            CACHE_POLICY,  # type: ignore[arg-type]
+            CACHE_POLICY,
             counts.shape[0],
             num_slots,
             prefetch=area.prefetch,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def check_lookups(entry: FileEntry, lookups: Manifest, manifests: dict[str, Mani
         yield from _against_shards(reader, entry, facts, manifests["shards"])
 
 
-def _against_shards(reader: object, entry: FileEntry, facts: LookupsFacts, shards: Manifest) -> Iterator[str]:
+def _against_shards(reader: Any, entry: FileEntry, facts: LookupsFacts, shards: Manifest) -> Iterator[str]:
     other = shards.entries.get(entry.path)
     if other is None:
         yield "shards has no such file"
@@ -42,7 +43,7 @@ def _against_shards(reader: object, entry: FileEntry, facts: LookupsFacts, shard
         return
     found = np.zeros(3, np.int64)
     for number in range(facts.num_batches):
-        stored = stored_lookups(reader.get_batch(number), len(tables))  # type: ignore[attr-defined]
+        stored = stored_lookups(reader.get_batch(number), len(tables))
         batch = lookups_of_batch(packed.get_batch(number), tables, num_rows)
         try:
             placed = place_lookups(stored, np.arange(len(tables)), batch)

@@ -180,7 +180,7 @@ def load_data_utils(dlrm: Path) -> types.ModuleType:
     older = types.ModuleType("numpy")
     vars(older).update(vars(np))
     vars(older)["array"] = _wrapping_array
-    module.np = older  # type: ignore[attr-defined]
+    vars(module)["np"] = older
     return module
 
 
