@@ -6,8 +6,9 @@ import logging
 import math
 import shlex
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -126,6 +127,8 @@ class TrainSummary(RunQuality):
     kept; None where nothing was decided by it."""
     stopped: str | None
     """Why training stopped before its last step; None where it did not."""
+    provenance: Mapping[str, Any] | None = None
+    """The command, the machine and the commit that made the run; None where a program does not say."""
     test_losses: list[float]
     """Test loss after each switch of ``fae``, nats per sample."""
 
@@ -143,6 +146,7 @@ def train(
     slow_dir: Path | None = None,
     model_source: ModelSource | None = None,
     checkpoints: CheckpointSettings | None = None,
+    provenance: Mapping[str, Any] | None = None,
     init_from: Path | None = None,
     id_map: Path | None = None,
     progress: TrainProgress = _silent,
@@ -160,6 +164,7 @@ def train(
         init_from: a run whose weights and states this one starts with; a finished one, or the last checkpoint
             of another.
         id_map: where the ids of that run have become others: what `map-ids` wrote.
+        provenance: what made the run, as plain data for its summary; decides nothing.
         progress: called after every step with the samples so far, the mean loss of the last logged steps and
             the last AUC.
 
@@ -214,7 +219,7 @@ def train(
             restore_dense(trainer.model, trainer.dense_optimizers, source.dense, source.where)
         if config.recipe.keeps_best:
             trainer.resumables["best_weights"] = BestWeights(out, settings.keep_checkpoints)
-        return _run(trainer, out, description, checkpoint, settings, threads, progress)
+        return _run(trainer, out, description, checkpoint, settings, threads, provenance, progress)
 
 
 def _run(
@@ -224,6 +229,7 @@ def _run(
     checkpoint: Checkpoint | None,
     settings: CheckpointSettings,
     threads: int,
+    provenance: Mapping[str, Any] | None,
     progress: TrainProgress,
 ) -> TrainSummary:
     """Train what is left of a run, and write its results."""
@@ -269,7 +275,7 @@ def _run(
             saved.close()
     _warn_of_passes(trainer)
 
-    summary = summarize(trainer, threads, out, quality)
+    summary = replace(summarize(trainer, threads, out, quality), provenance=provenance)
     if quality.validation is not None:
         folder.log({"step": trainer.step, "validation": quality.validation.to_dict()})
     folder.log({"step": trainer.step, "evaluation": quality.of_test()})

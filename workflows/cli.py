@@ -33,6 +33,7 @@ _AFTER_INTERRUPTION = {
     "generate": "nothing was written",
     "bench": "nothing was written",
     "recipe": "nothing was written",
+    "runs": "nothing was written",
 }
 """Hint after an interruption of a command that is no stage; stages keep finished work."""
 

@@ -32,7 +32,7 @@ FLOORS = {
         "recipes options completion",
         "option_errors",
         "option_list",
-        "console option_help",
+        "console option_help machine_facts",
         "progress_columns command_list bus_errors",
     ),
     "train": (

@@ -28,8 +28,8 @@ from ...pipeline.stages.pack import PackConfig
 from ...pipeline.stages.preprocess import preprocess
 from ...train.config import DenseOptimizer, EmbeddingOptimizer, TrainConfig
 from ...train.run import train
+from ..machine_facts import commit, describe_machine
 from ..recipes import criteo_kaggle
-from .measuring.machine_facts import commit, describe_machine
 
 _EVAL_FRACTION = 0.2
 

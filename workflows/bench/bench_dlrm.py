@@ -32,10 +32,10 @@ from ...pipeline.generate.generate_log import GenerateConfig, generate
 from ...pipeline.runtime.tasks import num_workers
 from ...pipeline.sizes import format_byte_size
 from ..console import progress_bars
+from ..machine_facts import describe_machine
 from ..recipes import criteo_kaggle
 from .hotset_candidates import hotset_preprocess
 from .measuring.fresh_process import Candidate, Measurement, run_rounds, summarize
-from .measuring.machine_facts import describe_machine
 from .measuring.rounds import median_ratio
 
 _PROFILE = "criteo-kaggle"

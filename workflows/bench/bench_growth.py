@@ -34,6 +34,7 @@ from ...pipeline.runtime.tasks import num_workers
 from ...pipeline.sizes import GIB, MIB, ByteSize, format_byte_size
 from ...pipeline.stages.preprocess import PreprocessConfig, StageReport, preprocess
 from ..console import plain_table
+from ..machine_facts import describe_machine
 from ..recipes import criteo_kaggle
 from .measuring.fresh_process import (
     AnonymousMemory,
@@ -42,7 +43,6 @@ from .measuring.fresh_process import (
     measure_in_fresh_process,
     memory_bytes,
 )
-from .measuring.machine_facts import describe_machine
 from .polars_baseline import polars_program
 
 _PROFILE = "criteo-kaggle"

@@ -29,7 +29,7 @@ from ...pipeline.generate.generate_log import GenerateConfig, generate
 from ...pipeline.runtime.resources import ProgressCallback, silent
 from ...pipeline.sizes import MIB, ByteSize
 from ...pipeline.stages.stage_order import FOLDERS
-from .measuring.machine_facts import describe_machine
+from ..machine_facts import describe_machine
 
 _HOT_BYTES = ByteSize(4 * MIB)
 _MOST_KILLS_PER_FOLDER = 4

@@ -33,8 +33,8 @@ from ...pipeline.stages.encode import EncodeConfig, encode
 from ...pipeline.stages.preprocess import PreprocessConfig, preprocess
 from ...pipeline.stages.rank import rank
 from ...stats.ranking.row_bytes import row_bytes
+from ..machine_facts import commit, describe_machine
 from ..recipes import recipe_for
-from .measuring.machine_facts import commit, describe_machine
 
 BUDGETS = tuple(int(size) for size in (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB))
 PUBLISHED = {4_000_000: 0.51, 20_000_000: 0.65, 140_000_000: 0.76}

@@ -33,8 +33,8 @@ from ...train.data.shards import Shards
 from ...train.placements.simulate import simulate_epoch
 from ...train.trainer import build_trainer, run_steps, set_threads
 from ..console import say
+from ..machine_facts import commit, describe_machine
 from ..recipes import criteo_kaggle
-from .measuring.machine_facts import commit, describe_machine
 from .measuring.rounds import median_ratio, take_turns
 
 _BELADY = "belady, P = 0"

@@ -27,10 +27,10 @@ from ...pipeline.runtime.tasks import num_workers
 from ...pipeline.sizes import MIB, ByteSize, format_byte_size
 from ...pipeline.stages.preprocess import PreprocessConfig
 from ..console import plain_table
+from ..machine_facts import describe_machine
 from ..recipes import criteo_kaggle
 from .hotset_candidates import hotset_ingest, hotset_parse, hotset_parse_kept, hotset_preprocess
 from .measuring.fresh_process import Candidate, Measurement, median_stages, run_rounds, summarize
-from .measuring.machine_facts import describe_machine
 from .measuring.rounds import median_ratio
 from .polars_baseline import polars_program, polars_read_csv, polars_scan_csv, pyarrow_read_csv
 from .roofline import against_roofline, measure_rates

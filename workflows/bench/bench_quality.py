@@ -22,8 +22,8 @@ from ...pipeline.stages.preprocess import preprocess
 from ...train.config import PlacementName
 from ...train.options.model_config import refuse_unknown_model
 from ...train.run import train
+from ..machine_facts import commit, describe_machine
 from ..recipes import small_real_sample, small_real_sample_training
-from .measuring.machine_facts import commit, describe_machine
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from ...stats.counting.packed_counts import add_short_counts
 from ...stats.staging.next_uses import next_uses
 from ...stats.staging.staging_planner import StagingPlanner, cache_planner, lookahead_planner
 from ...stats.staging.step_plans import RowStream
-from .measuring.machine_facts import describe_machine
+from ..machine_facts import describe_machine
 from .measuring.rounds import take_turns
 from .reference_peel import Incidence, peel_with_a_heap, peel_with_kernels
 from .reference_policies import REFERENCE_POLICIES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,9 @@ def _train(arguments: Sequence[str]) -> int:
     options = parse_train(arguments)
     # torch takes a second and more to import: not before the options are known to be right.
     from ...train.run import train
+    from ..machine_facts import describe_machine
 
+    machine = describe_machine()
     with progress_bars() as progress:
         config = config_of(TrainConfig, options)
         summary = train(
@@ -64,6 +67,11 @@ def _train(arguments: Sequence[str]) -> int:
             checkpoints=config_of(CheckpointSettings, options),
             init_from=options.init_from,
             id_map=options.id_map,
+            provenance={
+                "command": shlex.join(["hotset", "train", *arguments]),
+                "commit": machine["commit"],
+                "machine": machine,
+            },
             progress=progress,
         ).to_dict()
     if options.json:

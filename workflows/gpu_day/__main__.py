@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..bench.measuring.machine_facts import commit
+from ..machine_facts import commit
 from .day import DaySettings, Part, run_day
 
 PARTS = (

@@ -112,3 +112,10 @@ def test_damaged_best_weights_are_left_out(shell: Shell) -> None:
     assert hint == "remove it and give the same command again: it keeps the weights of the last step"
     Path("best-000000003.safetensors").unlink()
     assert not best.load(trainer)
+
+
+@follows("workflows/printing/read_runs.py::read_runs")
+def test_runs_are_listed_of_the_folder_that_holds_them(shell: Shell) -> None:
+    Path("empty").mkdir()
+    assert shell.refused("runs", "empty") == "give the folder that runs were written to"
+    assert "run" in shell.works("runs", ".")

@@ -22,7 +22,7 @@ from rich.table import Table
 from ....pipeline.errors import ConfigError, require_at_least
 from ....pipeline.runtime.resources import ProgressCallback, silent
 from ....pipeline.runtime.tasks import num_workers
-from ..measuring.machine_facts import describe_machine
+from ...machine_facts import describe_machine
 
 _MODULES = "hotset.tests.fuzz"
 _MOST_SHOWN = 20

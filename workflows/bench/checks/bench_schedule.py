@@ -33,9 +33,9 @@ from ....train.data import shard_file, shards
 from ....train.data.shards import Shards
 from ....train.placements import schedule_file
 from ....train.run import train
+from ...machine_facts import describe_machine
 from ...recipes import criteo_kaggle
 from ..measuring.fresh_process import Candidate, Measurement, measure_in_fresh_process
-from ..measuring.machine_facts import describe_machine
 from .call_times import CallTimes
 
 _OPTIMIZER: Literal["sgd"] = "sgd"

@@ -28,8 +28,8 @@ from ....pipeline.folders.checksum import hash_file
 from ....pipeline.generate.generate_log import GenerateConfig, generate
 from ....pipeline.runtime.resources import ProgressCallback, silent
 from ....train.checkpoints.checkpoint_files import CHECKPOINTS, read_record, record_paths
+from ...machine_facts import describe_machine
 from ..bench_kills import kill_after, last_line, start_command
-from ..measuring.machine_facts import describe_machine
 from .checkpoint_stall import measure_stall
 
 _PLACEMENTS: tuple[tuple[str, ...], ...] = (

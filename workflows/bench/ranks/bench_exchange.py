@@ -30,8 +30,8 @@ from ....stats.ranking.row_bytes import OPTIMIZERS, state_width
 from ....train.data.shards import Shards
 from ....train.exchange.count_exchange import ExchangeCounts, count_exchange
 from ....train.exchange.ranked_epoch import RankedEpoch, RankReader, read_epoch
+from ...machine_facts import commit, describe_machine
 from ...recipes import recipe_for
-from ..measuring.machine_facts import commit, describe_machine
 
 _FLOAT_BYTES = 4
 

@@ -35,8 +35,8 @@ from ....train.model.dlrm_shape import DlrmShape, dlrm_shape
 from ....train.model_building.choose_model import choose_model
 from ....train.trainer import Trainer, build_trainer, inputs_of, run_steps, set_threads
 from ...console import say
+from ...machine_facts import describe_machine
 from ...recipes import criteo_kaggle
-from ..measuring.machine_facts import describe_machine
 from ..measuring.rounds import median_ratio, take_turns
 from .dcn_reference import ReferenceDcn
 from .dlrm_reference import LEARNING_RATE, ReferenceBatch, ReferenceDlrm, ReferenceTraining, has_fbgemm

@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .... import __version__
-from ....pipeline.runtime.tasks import num_workers
+from .. import __version__
+from ..pipeline.runtime.tasks import num_workers
 
 _LIBRARIES = ("numba", "numpy", "polars", "pyarrow")
 
@@ -47,7 +47,7 @@ def _version(library: str) -> str | None:
 
 def commit() -> str | None:
     """Return the commit of the checkout that this file is in; None where it is in none."""
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return None
     command = ["git", "-C", str(root), "rev-parse", "HEAD"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 
-from hotset.workflows.bench.measuring.machine_facts import describe_machine
+from hotset.workflows.machine_facts import describe_machine
 
 
 def test_the_machine_is_described_without_its_name() -> None:

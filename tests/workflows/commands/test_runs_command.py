@@ -1,0 +1,98 @@
+"""``hotset runs``: what runs reached, what differs, and their curves.
+
+Tests `read_runs` and `show_run_list`, too.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hotset.workflows.cli import main
+from hotset.workflows.printing.read_runs import read_runs
+from hotset.workflows.printing.show_run_list import show_run_list
+
+
+@pytest.fixture(scope="module")
+def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two finished runs, the second in a folder of its own, and what is none."""
+    folder = tmp_path_factory.mktemp("runs")
+    common = ["--threads", "1", "--log-every", "1", "-q"]
+    assert main(["train", str(data), "--out", str(folder / "plain"), *common]) == 0
+    warm = ["--warmup-steps", "3", "--dense-lr", "0.01", "--evaluate-every", "2"]
+    assert main(["train", str(data), "--out", str(folder / "day 2/warm"), *common, *warm]) == 0
+    (folder / "notes").mkdir()
+    (folder / "notes/summary.json").write_text("{")
+    return folder
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    capsys.readouterr()
+    assert main(["runs", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_runs_are_listed_with_what_differs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(printed(capsys, runs, "--json"))["runs"]
+    assert {run["run"] for run in found} == {"plain", "day 2/warm"}
+    assert found[0]["summary"]["auc"] >= found[1]["summary"]["auc"]
+    by_name = {run["run"]: run for run in found}
+    assert by_name["day 2/warm"]["differs"] == {"dense_lr": 0.01, "evaluate_every": 2, "warmup_steps": 3}
+    console = Console(file=io.StringIO(), width=80)
+    show_run_list(read_runs(runs), console)
+    assert isinstance(console.file, io.StringIO)
+    assert max(map(len, console.file.getvalue().splitlines())) <= 80
+    shown = printed(capsys, runs)
+    assert f"{found[0]['summary']['auc']:.4f}" in shown and "warmup_steps" in shown.replace("\n", "")
+
+
+def test_a_run_says_what_made_it(runs: Path) -> None:
+    found = json.loads((runs / "plain/summary.json").read_text())["provenance"]
+    assert "train" in found["command"] and found["machine"]["cores"] >= 1 and "commit" in found
+
+
+def test_a_page_has_the_table_and_the_curves(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed(capsys, runs, "--html", tmp_path / "runs.html")
+    page = (tmp_path / "runs.html").read_text()
+    assert page.count("<tr>") == 3 and page.count("<svg") == 2
+    assert len(re.findall("<polyline", page)) >= 2 and "http" not in page.replace("https://", "http://")
+
+
+def test_a_run_that_is_unfinished_or_damaged_is_listed_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("begun", "damaged", "<b>"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / "damaged/metrics.jsonl").write_text("{")
+    lines = [
+        {"step": 1, "loss": 0.5},
+        {"step": True, "loss": 1.0},
+        {"step": 2, "validation": 3},
+        {"step": 3, "validation": {"auc": None}},
+        {"step": 4, "evaluation": {"auc": 0.7}},
+        ["x"],
+    ]
+    (tmp_path / "begun/metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    found: list[dict[str, Any]] = json.loads(printed(capsys, tmp_path, "--json"))["runs"]
+    wanted = {"begun": True, "damaged": False, "<b>": True}
+    assert {run["run"]: run["fault"] is None for run in found} == wanted
+    shown = printed(capsys, tmp_path, "--html", tmp_path / "page.html")
+    assert "unfinished" in shown and "damaged" in shown
+    page = (tmp_path / "page.html").read_text()
+    assert "<b>" not in page and "&lt;b&gt;" in page and page.count("<circle") == 2
+
+
+def test_a_folder_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(tmp_path)]) == 1
+    assert "holds no training run" in capsys.readouterr().err
+    assert main(["runs", str(tmp_path / "none")]) == 1
+    assert "cannot be read" in capsys.readouterr().err

@@ -1,0 +1,59 @@
+"""``hotset runs``: compare the runs of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from ...pipeline.errors import HotsetError
+from ..console import print_json, say, stdout_console
+from ..options import parse_options
+from ..printing.read_runs import differing_settings, read_runs
+from ..printing.show_run_list import best_first, page_of_runs, show_run_list
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsCommand:
+    """Options of ``hotset runs``."""
+
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
+    """Folder with runs that `train --out` created, in folders of their own."""
+
+    html: Path | None = None
+    """File for a page with the table and the curves of the runs."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+
+def run(command: str, arguments: Sequence[str]) -> int:
+    """Run ``hotset runs``."""
+    options = parse_options(
+        RunsCommand, arguments, command=command, description="List runs, best AUC first, and what differs."
+    )
+    runs = best_first(read_runs(options.folder))
+    if options.html is not None:
+        try:
+            options.html.write_text(page_of_runs(runs), encoding="utf-8")
+        except OSError as error:
+            raise HotsetError(f"{options.html} cannot be written: {error.strerror}") from error
+        say(f"wrote {options.html}")
+    if options.json:
+        names = differing_settings(runs)
+        found = [
+            {
+                "run": each.name,
+                "differs": {name: each.settings.get(name) for name in names},
+                "summary": each.summary,
+                "fault": each.fault,
+            }
+            for each in runs
+        ]
+        print_json({"runs": found})
+    else:
+        show_run_list(runs, stdout_console())
+    return 0

@@ -1,0 +1,132 @@
+"""Runs beside each other: a table for the terminal, and a page with their curves."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ...pipeline.sizes import format_byte_size
+from .read_runs import Run, differing_settings
+
+_MOST_SHOWN = 12
+"""Settings that differ, at most: more of them say that the runs are of different experiments."""
+_WIDTH, _HEIGHT, _MARGIN = 640, 280, 48
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Okabe and Ito's palette."""
+
+
+def show_run_list(runs: Sequence[Run], console: Console) -> None:
+    """Print runs, the best AUC first, each with the settings that not all have alike."""
+    names = differing_settings(runs)
+    table = Table(box=None, pad_edge=False)
+    for title in ("run", "AUC", "log loss", "samples/s", "moved"):
+        table.add_column(title, justify="left" if title == "run" else "right", overflow="fold")
+    table.add_column("what differs", overflow="fold")
+    for run in best_first(runs):
+        table.add_row(escape(run.name), *_figures(run), escape(_differences(run, names)))
+    console.print(table)
+
+
+def best_first(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs by falling AUC, those without one behind the others."""
+    return sorted(runs, key=lambda run: -(_number(run, "auc") or 0.0))
+
+
+def page_of_runs(runs: Sequence[Run]) -> str:
+    """Return a page of HTML with the table and the curves of runs; it needs nothing else."""
+    names = differing_settings(runs)
+    ordered = best_first(runs)
+    rows = []
+    for number, run in enumerate(ordered):
+        cells = [run.name, *_figures(run), _differences(run, names), _provenance(run)]
+        swatch = f'<td style="background:{_COLORS[number % len(_COLORS)]}">&nbsp;</td>'
+        rows.append(f"<tr>{swatch}{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>")
+    titles = ("", "run", "AUC", "log loss", "samples/s", "bytes moved", "what differs", "made by")
+    charts = [
+        f"<h2>{title}</h2>{_chart([run.curves.get(name, []) for run in ordered])}"
+        for name, title in (
+            ("validation", "AUC of the validation part by step"),
+            ("evaluation", "AUC of the test part by step"),
+            ("loss", "Training loss by step, nats per sample"),
+        )
+        if any(run.curves.get(name) for run in ordered)
+    ]
+    return (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>hotset runs</title><style>'
+        "body{font:15px/1.5 system-ui,sans-serif;margin:2em;max-width:75em}td,th{padding:.2em .7em;"
+        "text-align:left;vertical-align:top}svg{max-width:100%}</style></head><body><h1>Runs</h1><table><tr>"
+        + "".join(f"<th>{title}</th>" for title in titles)
+        + f"</tr>{''.join(rows)}</table>{''.join(charts)}</body></html>\n"
+    )
+
+
+def _figures(run: Run) -> list[str]:
+    if run.summary is None:
+        return ["damaged" if run.fault else "unfinished", "", "", ""]
+    auc, log_loss, speed = (_number(run, name) for name in ("auc", "log_loss", "samples_per_second"))
+    moved = [_number(run, name) for name in ("bytes_to_fast", "bytes_to_slow")]
+    return [
+        "-" if auc is None else f"{auc:.4f}",
+        "-" if log_loss is None else f"{log_loss:.4f}",
+        "-" if speed is None else f"{speed:,.0f}",
+        "-" if None in moved else format_byte_size(int(sum(each or 0 for each in moved))),
+    ]
+
+
+def _number(run: Run, name: str) -> float | None:
+    value: Any = (run.summary or {}).get(name)
+    return float(value) if type(value) in (int, float) else None
+
+
+def _differences(run: Run, names: Sequence[str]) -> str:
+    if run.fault:
+        return run.fault
+    shown = [f"{name} {run.settings[name]}" for name in names if run.settings.get(name) is not None]
+    more = len(shown) - _MOST_SHOWN
+    return ", ".join(shown[:_MOST_SHOWN]) + (f", and {more} more" if more > 0 else "")
+
+
+def _provenance(run: Run) -> str:
+    """The command, commit and processor that made a run, as far as it says so."""
+    found = (run.summary or {}).get("provenance")
+    if not isinstance(found, dict):
+        return ""
+    machine = found.get("machine")
+    cpu = machine.get("cpu") if isinstance(machine, dict) else None
+    return "; ".join(str(each) for each in (found.get("command"), found.get("commit"), cpu) if each)
+
+
+def _chart(curves: Sequence[Sequence[tuple[int, float]]]) -> str:
+    """Draw curves over the same axes as SVG, in the colors of the table."""
+    points = [point for curve in curves for point in curve]
+    last = max(max(step for step, _ in points), 1)
+    low, high = min(value for _, value in points), max(value for _, value in points)
+    span = (high - low) or 1.0
+
+    def place(step: int, value: float) -> str:
+        x = _MARGIN + step / last * (_WIDTH - 2 * _MARGIN)
+        y = _HEIGHT - _MARGIN - (value - low) / span * (_HEIGHT - 2 * _MARGIN)
+        return f"{x:.1f},{y:.1f}"
+
+    lines = []
+    for number, curve in enumerate(curves):
+        color = _COLORS[number % len(_COLORS)]
+        if len(curve) > 1:
+            path = " ".join(place(*point) for point in curve)
+            lines.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>')
+        for point in curve[:1] if len(curve) == 1 else []:
+            x, y = place(*point).split(",")
+            lines.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{color}"/>')
+    bottom, right = _HEIGHT - _MARGIN, _WIDTH - _MARGIN
+    axes = (
+        f'<path d="M{_MARGIN},{_MARGIN}V{bottom}H{right}" fill="none" stroke="#888"/>'
+        f'<text x="{_MARGIN - 6}" y="{bottom}" text-anchor="end" font-size="11">{low:.4g}</text>'
+        f'<text x="{_MARGIN - 6}" y="{_MARGIN + 4}" text-anchor="end" font-size="11">{high:.4g}</text>'
+        f'<text x="{right}" y="{bottom + 16}" text-anchor="end" font-size="11">step {last:,}</text>'
+    )
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}">{axes}{"".join(lines)}</svg>'
