@@ -1,7 +1,4 @@
-"""Asking the cache for what a kernel will read soon: a lookup into a large table then does not wait.
-
-This file must not change what it computes (the compile caches of its callers do not watch it): nothing.
-"""
+"""Asking the cache for what a kernel will read soon: a lookup into a large table then does not wait."""
 
 from __future__ import annotations
 

@@ -6,8 +6,9 @@ by a power cut, or names a class that an upgrade of this package renamed. A cach
 a kernel whose code cannot be kept is compiled at each start, and code that cannot be trusted is compiled
 again and replaced. The digest of each entry keeps a flipped byte from becoming a wrong instruction.
 
-Numba compiles a kernel again once its file changed. But its code also contains the kernels that it calls and
-the constants that it names: here those of other files count, too, so kernels are laid out like any functions.
+Numba compiles a kernel again once its file changed. But its code also contains the kernels that it calls,
+the operations that it uses (`simd`) and the constants that it names: here those of other files count, too, so
+kernels are laid out like any functions.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import pickle
+import sys
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, TypeVar
@@ -186,6 +188,10 @@ def _stamps_of(function: Callable[..., Any]) -> list[tuple[str, Any]]:
         for name, value in {**named.globals, **named.nonlocals}.items():
             if isinstance(value, _CONSTANTS):
                 stamps.add((name, repr(value)))
+            # A function that has a compiled form of its own, such as those of `simd`.
+            if inspect.isfunction(value):
+                source = inspect.getsource(sys.modules[value.__module__])
+                stamps.add((value.__module__, hashlib.sha256(source.encode()).hexdigest()))
             called = getattr(value, "py_func", None)
             if called is None or called in seen:
                 continue

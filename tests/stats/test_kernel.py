@@ -120,6 +120,35 @@ def test_code_is_compiled_again_once_what_it_takes_from_other_files_changed(
         del sys.modules[name]
 
 
+def _result_of_overload(folder: Path, scale: int) -> int:
+    """Run a kernel as a new process would that calls a function whose compiled form another file gives."""
+    texts = {
+        "operations": (
+            "from numba.extending import overload\ndef grown(x):\n    return x\n"
+            f"@overload(grown)\ndef _grown(x):\n    return lambda x: {scale} * x\n"
+        ),
+        "grower": (
+            "from hotset.stats.kernel import kernel\nfrom operations import grown\n"
+            "@kernel\ndef run(x):\n    return grown(x)\n"
+        ),
+    }
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text)
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    return int(importlib.import_module("grower").run(7))
+
+
+def test_code_is_compiled_again_once_an_operation_that_it_takes_from_another_file_changed(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert [_result_of_overload(tmp_path, scale) for scale in (2, 3)] == [14, 21]
+    for name in ("operations", "grower"):
+        del sys.modules[name]
+
+
 def test_code_of_another_signature_is_not_run(cache: Path) -> None:
     compiled = _run()
     assert compiled(Pair(2.5, 3.5)) == 6  # type: ignore[arg-type]
