@@ -91,7 +91,7 @@ def test_the_input_that_differs_is_named(changed: dict[str, object], message: st
 def test_a_setting_that_an_older_version_did_not_have_counts_as_none() -> None:
     found = run_of()
     del found["config"]["is_strict"]
-    assert "is_strict = None, now True" in str(describe_difference(FOLDER, found, run_of()))
+    assert "is_strict = none, now True" in str(describe_difference(FOLDER, found, run_of()))
 
 
 @pytest.mark.parametrize(
