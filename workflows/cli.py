@@ -10,6 +10,7 @@ import errno
 import importlib
 import logging
 import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -25,7 +26,7 @@ from .console import say_error, set_verbosity, with_help
 
 _STAGE_INTERRUPTED = "finished work is kept; run the same command to resume"
 _AFTER_INTERRUPTION = {
-    "train": "the steps so far are kept where --out has a checkpoint; run the same command to resume",
+    "train": "the steps so far are kept in the checkpoint of --out, unless those are off",
     "evaluate": "nothing was written",
     "stats": "nothing was written",
     "advise": "nothing was written",
@@ -73,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say_error(str(error), error.hint)
         return 1
     except KeyboardInterrupt:
-        say_error(_AFTER_INTERRUPTION.get(command, _STAGE_INTERRUPTED), kind="interrupted")
+        resumes = f"`hotset {shlex.join(arguments)}` resumes the run" if command == "train" else None
+        say_error(_AFTER_INTERRUPTION.get(command, _STAGE_INTERRUPTED), resumes, kind="interrupted")
         return 130
     except BrokenPipeError:  # the reader of stdout has gone: nothing may be flushed to it at exit
         _drop_stdout()

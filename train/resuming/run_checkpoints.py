@@ -104,7 +104,8 @@ class Checkpoint:
         losses = self.tensors.get(_LOSSES)
         if numbers is None or numbers.dtype != torch.int32 or tuple(numbers.shape) != (state.step,):
             raise HotsetError(f"{self.where} is damaged: it lacks the batches of its steps")
-        if losses is None or losses.dim() != 1 or not losses.is_floating_point():
+        # Each step since the last line has a sample at least, by whose number the sum is divided.
+        if losses is None or losses.dim() != 1 or losses.numel() > state.unlogged_samples:
             raise HotsetError(f"{self.where} is damaged: it lacks its losses")
 
 

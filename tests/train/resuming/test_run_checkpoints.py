@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hotset.pipeline.errors import HotsetError
+from hotset.pipeline.folders.manifest import checksum_of
 from hotset.pipeline.sizes import KIB, ByteSize
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.checkpoints import checkpoint_writer
@@ -34,7 +35,9 @@ from hotset.train.checkpoints.interrupts import Interrupted
 from hotset.train.checkpoints.tensor_file import write_part
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
+from hotset.train.model_building.model_inputs import ModelInputs
 from hotset.train.options.interval import Interval
+from hotset.train.options.recipe_options import RecipeOptions
 from hotset.train.resuming import run_checkpoints
 from hotset.train.resuming.run_checkpoints import Checkpoint, restore, table_sizes
 from hotset.train.run import train
@@ -257,6 +260,23 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(data: Path, tmp_path
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"unlogged_samples": 1}, "it lacks its losses"), ({"step": 6}, "is of step 6")],
+)
+def test_a_record_that_was_sealed_again_is_not_trusted(
+    data: Path, tmp_path: Path, change: dict[str, int], message: str
+) -> None:
+    run_until(data, tmp_path / "run", 6, every(5, keep=1))
+    (path,) = record_paths(tmp_path / "run" / CHECKPOINTS)
+    parts = json.loads(path.read_bytes())
+    del parts["checksum"]
+    parts["state"] |= change
+    path.write_text(json.dumps(parts | {"checksum": checksum_of(parts)}))
+    with pytest.raises(HotsetError, match=message):
+        train(data, TrainConfig(**FIELDS), tmp_path / "run")
+
+
 def test_a_link_in_place_of_a_file_is_refused(data: Path, tmp_path: Path) -> None:
     run_until(data, tmp_path / "run", 6, every(5))
     dense = tmp_path / "run" / CHECKPOINTS / "dense-000000005.safetensors"
@@ -419,3 +439,42 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_again(data: Path, tmp_
     run_until(data, tmp_path / "run", 3, every(5))
     run_until(data, tmp_path / "run", None, every(5))
     assert results(tmp_path / "run") == results(tmp_path / "unbroken")
+
+
+class Net(torch.nn.Module):
+    """A module of a user, which drops other inputs in every step."""
+
+    def __init__(self, inputs: ModelInputs) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(inputs.num_dense + inputs.total_dim, 1)
+        self.drop = torch.nn.Dropout(0.3)
+
+    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        logits: torch.Tensor = self.layer(self.drop(torch.cat([dense, *embeddings.values()], dim=1)))
+        return logits.squeeze(1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "source"),
+    [
+        ({"model": "dcnv2"}, None),
+        ({"model": "nets:Net"}, Net),
+        ({"recipe": RecipeOptions(warmup_steps=5, lr_schedule="cosine", clip_gradient=0.1)}, None),
+    ],
+)
+def test_other_models_and_recipes_are_resumed_too(
+    data: Path, tmp_path: Path, fields: dict[str, Any], source: Any
+) -> None:
+    def run(out: Path, stop: int | None) -> None:
+        def progress(stage: str, done: int, *_: object) -> None:
+            if stage == "train" and stop is not None and done >= 20 * stop:
+                raise Killed
+
+        config = TrainConfig(**FIELDS | fields)
+        train(data, config, out, model_source=source, checkpoints=every(4), progress=progress)
+
+    run(tmp_path / "unbroken", None)
+    with pytest.raises(Killed):
+        run(tmp_path / "stopped", 22)
+    run(tmp_path / "stopped", None)
+    assert results(tmp_path / "stopped") == results(tmp_path / "unbroken")
