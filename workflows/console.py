@@ -150,10 +150,11 @@ def say_error(message: str, hint: str | None = None, *, kind: str = "error") -> 
     """
     _print(Text.assemble((f"{kind}:", "bold yellow" if kind == "warning" else "bold red"), f" {message}"))
     if hint:
-        # Not wrapped: a command that is broken into lines could not be copied. Nor would one be found that
-        # is not on the PATH of the shell.
+        # A command that is broken into lines could not be copied, so a hint that has one is not wrapped. Nor
+        # would a command be found that is not on the PATH of the shell.
         typed = hint.replace("`hotset ", f"`{command_prefix()} ") if _is_called_by_path() else hint
-        _print(Text.assemble(("hint:", "bold cyan"), f" {typed}"), soft_wrap=True)
+        has_command = "`" in typed or typed.startswith("hotset ")
+        _print(Text.assemble(("hint:", "bold cyan"), f" {typed}"), soft_wrap=has_command)
 
 
 def _print(text: Text, *, soft_wrap: bool = False) -> None:

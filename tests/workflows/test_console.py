@@ -147,6 +147,14 @@ def test_a_line_of_data_wraps_between_words_on_a_terminal_alone() -> None:
     assert len(piped.stdout.splitlines()) == 1
 
 
+def test_a_hint_without_a_command_wraps_between_words() -> None:
+    program = "from hotset.workflows.console import *; say_error('wrong', 'nine letters ' * 9)"
+    _, screen = run_in_terminal(["-c", program], 60)
+    shown = [line for line in screen.lines if line]
+    words = {word for line in shown for word in line.split()}
+    assert len(shown) == 4 and words == {"error:", "wrong", "hint:", "nine", "letters"}
+
+
 def test_a_number_and_its_unit_stay_on_one_line() -> None:
     program = "from hotset.workflows.console import *; "
     program += "print_line(stdout_console(), 'written back: ' + '1,024 MiB in 2.5 s, 0.41 M samples/s, ' * 6)"

@@ -268,7 +268,7 @@ def show_stats(result: dict[str, Any], console: Console) -> None:
     table.add_column("reference implementation", no_wrap=True)
     for name, found in result["kernels"].items():
         speeds = (f"{found[key] / 1e6:.2f}" for key in ("lookups_per_second", "plain_lookups_per_second"))
-        table.add_row(name, *speeds, f"{found['ratio']:.0f} x", found["plain"])
+        table.add_row(name, *speeds, f"{found['ratio']:.2f}x", found["plain"])
     console.print(table)
     config = result["config"]
     console.print(
