@@ -19,7 +19,14 @@ def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
 def test_seconds_go_to_the_kind_of_work(meter: Meter) -> None:
     for kind in ("hot_only", "mixed", "mixed", "hot_only", None):
         meter.enter(kind)
-    assert meter.seconds == {"hot_only": 2.0, "mixed": 1.0, "switch": 0.0, "flush": 0.0, "evaluation": 0.0}
+    assert meter.seconds == {
+        "hot_only": 2.0,
+        "mixed": 1.0,
+        "switch": 0.0,
+        "flush": 0.0,
+        "evaluation": 0.0,
+        "checkpoint": 0.0,
+    }
 
 
 def test_work_inside_other_work_is_not_counted_twice(meter: Meter) -> None:

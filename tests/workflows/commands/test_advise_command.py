@@ -89,7 +89,7 @@ def test_the_columns_of_a_row_are_those_of_its_prediction(advice: dict[str, Any]
     assert ["1", "MiB", "lookahead", *step, *rounded(64_000).split(), *sent, "7", "1", "MiB"] in rows
     step = predicted_seconds(4e-3).split()
     assert ["hybrid", *step, *rounded(32_000).split(), *sent, "1", "MiB"] in rows
-    assert ["all-fast", *step, *rounded(32_000).split(), *sent, "9", "MiB", "does", "not", "fit"] in rows
+    assert ["all-fast", *step, *rounded(32_000).split(), *sent, "9", "MiB,", "does", "not", "fit"] in rows
     # The use of memory is that of the fastest placement.
     by_use = rows[[" ".join(row) for row in rows].index("Fast memory of the fastest placement, by use") + 2]
     assert by_use[:3] == ["1", "MiB", "lookahead"]
