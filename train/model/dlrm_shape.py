@@ -102,7 +102,7 @@ def preset_widths(model: str, embedding_dim: int) -> tuple[tuple[int, ...], tupl
     if preset.embedding_dim not in (None, embedding_dim):
         raise ConfigError(
             f"model {name} has embedding_dim {preset.embedding_dim}, the shards have {embedding_dim}",
-            hint="use --model auto, or pack with that --embedding-dim",
+            hint=f"use --model auto, or preprocess with --embedding-dim {preset.embedding_dim}",
         )
     return preset.bottom_widths, preset.top_widths
 

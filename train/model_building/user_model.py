@@ -142,7 +142,7 @@ def _refuse_other_numbers(model: UserModel) -> None:
         if parameter.dtype != torch.float32:
             raise ConfigError(
                 f"the parameter {name} of the model {model.name} is {parameter.dtype}, want torch.float32",
-                hint="--dense-dtype bf16 computes in bfloat16 with float32 parameters",
+                hint="keep it in float32: --dense-dtype bf16 computes in bfloat16 with such parameters",
             )
 
 

@@ -65,7 +65,6 @@ def test_damaged_shards_are_packed_again(shell: Shell) -> None:
     retrained(shell)
 
 
-@follows("pipeline/formats/arrow_files.py::damage_named")
 def test_shards_that_cannot_be_read_are_packed_again(shell: Shell) -> None:
     damage(first_file("mixed"))
     shell.obey(shell.refused(*TRAIN, "other"))
@@ -184,13 +183,6 @@ def test_a_run_on_other_shards(shell: Shell) -> None:
         others.__dict__.update(change)
         assert "shards of the same vocabulary" in hint_of(partial(refuse_other_tables, config, others))
     shell.works("evaluate", "run", "data")
-
-
-@follows("train/model/dlrm_shape.py::dlrm_shape")
-def test_a_model_of_another_width(shell: Shell) -> None:
-    hint = shell.refused(*TRAIN, "other", "--model", "terabyte")
-    assert hint == "use --model auto, or pack with that --embedding-dim"
-    shell.works(*TRAIN, "other", "--model", "auto")
 
 
 @follows("train/placements/schedule_file.py::_damaged", "train/placements/schedule_file.py::_difference")
