@@ -113,7 +113,7 @@ def _refuse_little_memory(inspected: Inspected) -> None:
         raise SystemFaultError(
             f"{inspected.folder}: statistics of {num_rows:,} rows and {num_lookups:,} lookups take at least "
             f"{format_byte_size(needed)} of memory, {format_byte_size(free)} are free",
-            hint=f"free memory, raise the limit `ulimit -v`, or ask for less: `--series {','.join(QUICK)}`",
+            hint=f"free memory, raise the limit `ulimit -v`, or ask for less: `--series {' '.join(QUICK)}`",
         )
 
 

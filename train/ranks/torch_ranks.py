@@ -81,7 +81,7 @@ def join_ranks(backend: str = "gloo", timeout_seconds: float = 60.0) -> Ranks:
     if missing:
         raise ConfigError(
             f"this process was not launched as a rank: {', '.join(missing)} not set",
-            hint="torchrun --nproc-per-node 2 -m hotset train DIR --out RUN",
+            hint="start it with `torchrun --nproc-per-node 2`, or set them as torchrun does",
         )
     timeout = datetime.timedelta(seconds=timeout_seconds)
     with _lost_ranks(int(os.environ["RANK"])):

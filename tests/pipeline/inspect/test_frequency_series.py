@@ -53,7 +53,7 @@ def test_too_little_memory_is_refused_with_the_sum_before_the_work(
     monkeypatch.setattr("hotset.pipeline.inspect.frequency_series.available_bytes", lambda: needed - 1)
     with pytest.raises(SystemFaultError, match=r"3,900 lookups take at least 66\.2 KiB of") as caught:
         frequency_statistics(folder, Resources(workers=1))
-    assert str(caught.value.hint).endswith("`--series features,budgets`")
+    assert str(caught.value.hint).endswith("`--series features budgets`")
     # What the hint names takes less.
     assert frequency_statistics(folder, Resources(workers=1), series=QUICK) == found
     monkeypatch.setattr("hotset.pipeline.inspect.frequency_series.available_bytes", lambda: needed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -52,6 +53,17 @@ def test_a_series_is_named_and_damage_is_looked_for(shell: Shell, monkeypatch: p
     )
 
 
+@follows("pipeline/inspect/frequency_series.py::_refuse_little_memory")
+def test_statistics_that_take_less_memory(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["stats", "data", "--series"]
+    with monkeypatch.context() as patched:
+        patched.setattr(frequency_series, "available_bytes", lambda: 1000)
+        hint = shell.refused(*arguments, "unique_rows")
+        assert hint.startswith("free memory, raise the limit `ulimit -v`, or ask for less: `--series ")
+        shell.works(*arguments, *hint.split("--series ")[1].rstrip("`").split())
+    shell.works(*arguments, "unique_rows")
+
+
 @follows(
     "pipeline/inspect/table_rows.py::open_table",
     "pipeline/inspect/table_rows.py::TableRows.by_id",
@@ -92,6 +104,7 @@ def test_the_vocabulary_of_the_model_is_given(shell: Shell) -> None:
 @follows(
     "workflows/report/write_report.py::check_html",
     "workflows/report/write_report.py::check_html#2",
+    "workflows/report/write_report.py::check_html#3",
     "workflows/report/write_report.py::_not_written",
     "workflows/report/write_report.py::write_html",
 )
@@ -104,6 +117,11 @@ def test_where_a_report_goes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> N
     assert hint == "report on the folder its ids come from"  # test_report writes such a one
     monkeypatch.setitem(sys.modules, "altair", None)
     assert shell.refused("stats", "data", "--html", "other.html") == install_hint("report")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (6 << 30, 6 << 30))
+    hint = shell.refused("stats", "data", "--html", "other.html")
+    assert hint == "`ulimit -v unlimited`, or --json or --parquet, which draw nothing"
+    shell.works("stats", "data", "--json")
+    shell.works("stats", "data", "--parquet", "other")
 
 
 @follows(
@@ -192,8 +210,8 @@ def test_more_memory_for_runs_that_are_killed(shell: Shell, monkeypatch: pytest.
     def start_command(arguments: list[str], scratch: Path) -> AbstractContextManager[Any]:
         return nullcontext(SimpleNamespace(wait=lambda: 1, returncode=1))
 
-    monkeypatch.setattr(bench_kills, "_start_command", start_command)
-    monkeypatch.setattr(bench_kills, "_last_line", lambda scratch: "error")
+    monkeypatch.setattr(bench_kills, "start_command", start_command)
+    monkeypatch.setattr(bench_kills, "last_line", lambda scratch: "error")
     config = bench_kills.BenchKillsConfig(memory=ByteSize(1))
     hint = hint_of(lambda: bench_kills._refuse_cap(config, Path(), {}))
     assert hint == "raise --memory, or lower --most-workers"
