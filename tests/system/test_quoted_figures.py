@@ -39,17 +39,34 @@ def dlrm(result: Result) -> list[str]:
 
 
 def growth(result: Result) -> list[str]:
-    found = [f"{result['settings']['memory_bytes'] / GIB:.0f}GiB"]
+    found = [
+        f"{result['settings']['memory_bytes'] / GIB:.0f}GiB",
+        f"{result['disk_write_bytes_per_second'] / MIB:.0f} MiB/s",
+    ]
     for run in result["runs"]:
         found += [
             f"{run['num_samples'] / 1e6:.0f} M",
             f"{run['samples_per_second']:,.0f}",
             f"{1e6 * run['cpu_seconds'] / run['num_samples']:.2f} µs",
+            f"{1e6 * run['user_seconds'] / run['num_samples']:.2f} µs",
+            f"{1e6 * run['stages']['pack']['user_seconds'] / run['num_samples']:.2f} µs",
             f"{run['peak_anonymous_bytes'] / MIB:,.0f} MiB",
             f"{run['polars']['samples_per_second']:,.0f}",
             f"{run['polars']['peak_anonymous_bytes'] / MIB:,.0f} MiB",
         ]
     return found
+
+
+def exchange(result: Result) -> list[str]:
+    (four,) = (found for found in result["ranks"] if found["ranks"] == 4)
+    adagrad = four["moving"]["adagrad"]
+    settings = result["settings"]
+    figures = [*four["rows_per_sample"].values(), adagrad["rows_per_sample"], adagrad["moves_per_sample"]]
+    return [
+        f"{settings['samples'] / 1e6:.0f} M",
+        f"{settings['rank_batch_size']:,}",
+        *(f"{figure:.{digits}f}" for figure in figures for digits in (1, 2)),
+    ]
 
 
 def full_kaggle(result: Result) -> list[str]:
@@ -142,6 +159,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "preprocess-4m": preprocess,
     "dlrm-preprocess": dlrm,
     "growth": growth,
+    "exchange": exchange,
     "full-kaggle": full_kaggle,
     "stats-kernels": stats_kernels,
     "defaults-real-110k": defaults,
