@@ -106,8 +106,12 @@ class Shards:
             self._training, self._evaluation = self._positions_by_kind()
             self.num_validation_samples = totals.num_valid_samples
             self._evaluation_starts = self._starts_of(self._evaluation)
-            if totals.num_valid_samples > self._evaluation_starts[-1]:
-                raise ValueError(f"num_valid_samples {totals.num_valid_samples} of fewer samples")
+            # Scores are of all samples of a part, so a number that the files do not have is never reached.
+            if totals.samples.evaluation != self._evaluation_starts[-1]:
+                raise ValueError(
+                    f"{totals.samples.evaluation} evaluation samples, want {self._evaluation_starts[-1]}, "
+                    f"those of its files"
+                )
         except HotsetError:
             raise
         except DAMAGE as error:

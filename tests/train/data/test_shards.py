@@ -113,6 +113,15 @@ def test_a_validation_part_larger_than_all_is_refused(tmp_path: Path) -> None:
         Shards.open(write_shards(tmp_path / "shards", num_validation=91))
 
 
+def test_evaluation_samples_that_no_file_has_are_refused(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards")
+    totals = json.loads((folder / "manifest.json").read_text())["totals"]
+    totals["samples"]["evaluation"] += 5
+    change_manifest(folder, totals=totals)
+    with pytest.raises(ShardError, match="95 evaluation samples, want 90, those of its files"):
+        Shards.open(folder)
+
+
 def test_the_folder_around_the_shards_will_do(tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", SPEC)
     assert Shards.open(tmp_path).num_training_batches == Shards.open(tmp_path / "shards").num_training_batches
@@ -234,9 +243,9 @@ def test_another_number_of_samples_is_refused(tmp_path: Path) -> None:
     files = json.loads((folder / "manifest.json").read_text())["files"]
     files[0]["samples"] -= 1
     change_manifest(folder, files=files)
-    shards = Shards.open(folder)
-    numbers = range(shards.num_evaluation_batches)
     with pytest.raises(ShardError, match="samples, want"):
+        shards = Shards.open(folder)
+        numbers = range(shards.num_evaluation_batches)
         assert [shards.evaluation_batch(number) for number in numbers]
         assert [shards.training_batch(number) for number in range(shards.num_training_batches)]
 

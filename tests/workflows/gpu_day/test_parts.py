@@ -20,7 +20,7 @@ import sys
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"polars", "tyro", "rich", "altair", "vl_convert", "ray", "hypothesis"}:
+        if name.partition(".")[0] in {"polars", "tyro", "rich", "altair", "vl_convert", "ray"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Blocked())
