@@ -98,7 +98,10 @@ def test_placements_end_with_equal_bits(
         assert_equal_bits(trained(shards, all_fast.numbers, placement="fae", **fields), all_fast)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer",
+    [name if name in ("sgd", "adam") else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS],
+)
 def test_placements_end_with_equal_bits_under_a_recipe(optimizer: Any, tmp_path: Path) -> None:
     """The rate of each step is another, and rows decay where they are updated."""
     shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))

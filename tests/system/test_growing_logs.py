@@ -79,7 +79,14 @@ def made(days: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[int
     return {number: folder / str(number) for number in (2, 3)}
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    "setting",
+    # The setting with most in it stands for the others in quick runs.
+    [
+        name if name == "a window and a fraction" else pytest.param(name, marks=pytest.mark.slow)
+        for name in SETTINGS
+    ],
+)
 def test_days_added_one_by_one_end_in_the_bytes_of_a_run_from_scratch(
     tmp_path: Path, days: list[Path], setting: str
 ) -> None:
@@ -334,6 +341,7 @@ def test_days_with_lists_and_texts_are_added(
     assert verify(tmp_path / "dir", raw=raw) == []
 
 
+@pytest.mark.slow
 def test_a_day_is_added_by_processes(tmp_path: Path, days: list[Path], made: dict[int, Path]) -> None:
     folders = {tmp_path / f"dir{config.count.count_last}": config for config in (CONFIG, WINDOW)}
     for out, config in folders.items():

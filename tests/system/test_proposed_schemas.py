@@ -188,6 +188,7 @@ def test_times_become_hour_and_weekday_as_the_docs_say(
 SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(parquet_logs())
 def test_the_schema_proposed_for_a_parquet_log_preprocesses_it(log: pa.Table) -> None:

@@ -186,6 +186,7 @@ def test_predicted_rows_are_those_of_step_plans(staging_bytes: int, packed: Path
         )
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_predicted_rows_are_those_of_step_plans_of_a_real_log(real_data: Path, tmp_path: Path) -> None:
     config = PreprocessConfig()

@@ -363,7 +363,10 @@ def test_ids_are_those_of_the_naive_count(
     assert verify(tmp_path, raw=[raw]) == []
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(name, marks=pytest.mark.slow) if name == "300 features" else name for name in SHAPES],
+)
 def test_logs_of_any_shape_become_shards(tmp_path: Path, shape: str, rng: np.random.Generator) -> None:
     num_rows, kinds = SHAPES[shape]
     log = draw_log(num_rows, kinds, rng)

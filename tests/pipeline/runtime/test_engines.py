@@ -46,6 +46,7 @@ def unbroken(log: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
     return tree_of(out)
 
 
+@pytest.mark.slow
 def test_tasks_in_processes_end_as_in_threads_whatever_happens_to_a_worker(
     tmp_path: Path, log: Path, unbroken: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +115,7 @@ def check_preprocess(log: Path, out: Path, unbroken: dict[str, bytes], *, kill_a
     assert {"ingest", "count", "rank", "encode", "split", "pack"} <= set(stages)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_leaves_no_worker_and_goes_on(
     tmp_path: Path, log: Path, unbroken: dict[str, bytes]
 ) -> None:

@@ -144,7 +144,9 @@ def test_evaluations_come_by_time_too(data: Path, tmp_path: Path) -> None:
     assert list(validations(tmp_path / "run"))[:3] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("stop", [5, 12, 30, 50, 70])
+@pytest.mark.parametrize(
+    "stop", [12, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (5, 30, 50, 70))]
+)
 @pytest.mark.parametrize("placement", ["lookahead", "fae"])
 def test_a_killed_run_ends_with_the_best_weights_of_the_unbroken_one(
     data: Path, tmp_path: Path, stop: int, placement: str

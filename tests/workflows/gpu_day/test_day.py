@@ -52,6 +52,7 @@ def parts_that_misbehave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sys, "executable", str(launcher))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("parts_that_misbehave")
 def test_a_part_that_ends_badly_is_named_and_the_next_one_begins(tmp_path: Path) -> None:
     names = ("crashes", "hangs", "fails", "rubbish", "ends well")

@@ -31,6 +31,7 @@ def words_of(what: dict[str, Any]) -> str:
     return " ".join(printed(show_statistics, what).split())
 
 
+@pytest.mark.slow
 def test_every_series_has_a_title_and_those_left_out_have_none(found: dict[str, Any]) -> None:
     titles = {
         "features": "Lookups of 1,286 training samples",

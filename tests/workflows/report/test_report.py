@@ -182,6 +182,7 @@ def test_every_series_becomes_a_parquet_file(
     ]
 
 
+@pytest.mark.slow
 def test_names_that_are_not_utf_8_are_written(
     folder: Path, statistics: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -197,6 +198,7 @@ def test_names_that_are_not_utf_8_are_written(
     assert len(written) == len(list(out.iterdir()))
 
 
+@pytest.mark.slow
 def test_a_log_that_no_model_fits_and_that_has_no_whole_batch(tmp_path: Path, rng: Any) -> None:
     log = draw_log(60, {"label": "label", "n": "integer"}, rng)
     path = write_csv(tmp_path / "log.csv", log)
