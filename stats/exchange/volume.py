@@ -15,6 +15,7 @@ Shapes: U rows of a step.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +40,8 @@ class StepRows(NamedTuple):
     """The rank that takes the optimizer step, where it lives from then on."""
 
 
-class Crossings(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Crossings:
     """Messages between ranks, each of one row."""
 
     vectors: int
@@ -60,8 +62,13 @@ class Crossings(NamedTuple):
         """Return the numbers of 4 bytes of all, for rows of ``vector`` numbers and ``state`` of state."""
         return self.rows * vector + self.moves * state
 
-    def __add__(self, other: tuple[int, ...]) -> Crossings:  # type: ignore[override]
-        return Crossings(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+    def __add__(self, other: Crossings) -> Crossings:
+        return Crossings(
+            self.vectors + other.vectors,
+            self.gradients + other.gradients,
+            self.moves + other.moves,
+            self.early + other.early,
+        )
 
 
 NOTHING = Crossings(0, 0, 0, 0)

@@ -6,7 +6,6 @@ import hashlib
 import importlib.util
 import subprocess
 import sys
-import traceback
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -34,12 +33,10 @@ def take_first_steps(settings: PartSettings, records: Records) -> None:
     shards = _small_shards(settings, "first-steps", "adagrad")
     for name in get_args(PlacementName):
         config = TrainConfig(placement=name, device=settings.device, evaluate_every=None)
-        try:
+        with records.catching(f"first steps of {name}"):
             trainer = build_trainer(shards, config)
             run_steps(trainer, lambda *_: None)
             records.check(f"first steps of {name}", True, f"{trainer.step} steps")
-        except Exception:  # whatever a first run on a device raises is a finding, and not the last one
-            records.check(f"first steps of {name}", False, traceback.format_exc()[-2000:])
 
 
 def run_tests(settings: PartSettings, records: Records) -> None:
@@ -86,12 +83,9 @@ def compare_bits(settings: PartSettings, records: Records) -> None:
         wanted = _weights(shards, base, settings.scratch / f"bits-{optimizer}-all-fast")
         for name in _EXACT:
             out = settings.scratch / f"bits-{optimizer}-{name}"
-            try:
-                found = _weights(shards, replace(base, placement=name), out)
-                records.check(f"{name} has the bits of all-fast with {optimizer}", found == wanted)
-            except Exception:  # see above
-                fault = traceback.format_exc()[-2000:]
-                records.check(f"{name} has the bits of all-fast with {optimizer}", False, fault)
+            check = f"{name} has the bits of all-fast with {optimizer}"
+            with records.catching(check):
+                records.check(check, _weights(shards, replace(base, placement=name), out) == wanted)
 
 
 def _small_shards(settings: PartSettings, name: str, optimizer: str) -> Shards:

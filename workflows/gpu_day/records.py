@@ -5,8 +5,14 @@ from __future__ import annotations
 import json
 import math
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+_TRACE_CHARACTERS = 2000
+"""Of a traceback, the end is kept."""
 
 
 class Records:
@@ -33,6 +39,14 @@ class Records:
     def check(self, name: str, is_right: bool, detail: str = "") -> None:
         """Note whether something holds."""
         self._write({"check": {"name": name, "is_right": is_right, "detail": detail}})
+
+    @contextmanager
+    def catching(self, name: str) -> Iterator[None]:
+        """Note a check that failed where the block raises, and go on behind it."""
+        try:
+            yield
+        except Exception:  # whatever a first run on a device raises is a finding, and not the last one
+            self.check(name, False, traceback.format_exc()[-_TRACE_CHARACTERS:])
 
     def row(self, **content: Any) -> None:
         """Note a measurement."""

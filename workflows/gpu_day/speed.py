@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -54,10 +53,8 @@ def measure_speed(settings: PartSettings, records: Records, embedding_dim: int) 
                 "batch_size": batch_size,
                 "num_rows": num_rows,
             }
-            try:
+            with records.catching(f"speed of {name} at {batch_size}"):
                 records.row(**facts, **_measure(shards, config, is_hot_only=is_hot_only))
-            except Exception:  # a placement that fails is a finding; the next one is measured all the same
-                records.check(f"speed of {name} at {batch_size}", False, traceback.format_exc()[-2000:])
             # What took long once takes long again.
             if records.seconds_left < 1.2 * (time.monotonic() - begin):
                 return

@@ -67,4 +67,4 @@ def test_sender_and_receiver_list_the_same_rows(drawn: tuple[StepRows, int]) -> 
             num_gradients += len(gradients)
             num_moves += sum(is_move for _, is_move in vectors)
     counted = count_crossings(step, 0, np.full(len(rows), -9, np.int32))
-    assert counted[:3] == (num_vectors, num_gradients, num_moves)
+    assert (counted.vectors, counted.gradients, counted.moves) == (num_vectors, num_gradients, num_moves)

@@ -81,6 +81,17 @@ def test_without_time_a_part_is_not_begun(tmp_path: Path) -> None:
     assert [part["status"] for part in result["parts"]] == ["not begun"] and result["checks"] == []
 
 
+def test_an_error_is_a_check_that_failed_and_what_is_behind_it_runs(tmp_path: Path) -> None:
+    records = Records(tmp_path / "records", 5.0)
+    with records.catching("steps"):
+        raise ZeroDivisionError("a kernel")
+    records.check("bits", True)
+    first, second = map(json.loads, (tmp_path / "records").read_text().splitlines())
+    assert first["check"]["name"] == "steps" and not first["check"]["is_right"]
+    assert first["check"]["detail"].endswith("ZeroDivisionError: a kernel\n")
+    assert second["check"] == {"name": "bits", "is_right": True, "detail": ""}
+
+
 def test_records_hold_no_number_that_json_does_not_know(tmp_path: Path) -> None:
     records = Records(tmp_path / "records", 5.0)
     records.row(speed=math.inf, name="x")
