@@ -24,9 +24,8 @@ from .placements.placements import AllFast, Hybrid
 from .predict import Predictor
 from .rows.row_optimizers import RowOptimizer
 from .run_config import RunConfig
-from .run_folder import (
-    CONFIG,
-    WEIGHTS,
+from .run_folder.run_files import CONFIG, WEIGHTS
+from .run_folder.run_reader import (
     read_config,
     read_finite,
     read_manifest,
@@ -35,9 +34,9 @@ from .run_folder import (
     refuse_not_finite,
     refuse_other_weights,
 )
-from .saved_rows import SavedTier
+from .run_folder.saved_rows import SavedTier
+from .run_folder.weights_file import Weights
 from .trainer import inputs_of, set_threads
-from .weights_file import Weights
 from .work_threads import WorkThreads
 
 _log = logging.getLogger(__name__)

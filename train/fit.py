@@ -30,7 +30,7 @@ from .model_building.user_model import UserModel
 from .options.interval import parse_interval
 from .options.recipe_options import RecipeOptions
 from .run import TrainProgress, TrainSummary
-from .run_folder import read_config, read_finite, read_weights, refuse_other_weights
+from .run_folder.run_reader import read_config, read_finite, read_weights, refuse_other_weights
 
 Folder = str | Path
 

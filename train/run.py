@@ -30,7 +30,7 @@ from .execution.traffic import Way
 from .meter import Kind
 from .metrics.scores import RunQuality
 from .model.dense_dtype import cpu_features, warn_of_slow_bf16
-from .model_building.choose_model import choose_model, recorded_name
+from .model_building.choose_model import choose_model
 from .model_building.user_code import ModelSource
 from .options.interval import parse_interval
 from .resuming.best_weights import BestWeights
@@ -42,20 +42,12 @@ from .resuming.run_checkpoints import (
     restore,
     table_sizes,
 )
-from .resuming.source_run import open_source, vocabulary_of
-from .run_folder import (
-    RunFolder,
-    is_unfinished,
-    locked,
-    make_folder,
-    read_manifest,
-    refuse_changed_files,
-    refuse_missing_folder,
-    refuse_occupied,
-    refuse_other_settings,
-    remove_begun,
-    settings_of,
-)
+from .resuming.source_run import open_source
+from .run_folder.run_description import describe, refuse_other_settings, settings_of
+from .run_folder.run_files import make_folder, refuse_missing_folder
+from .run_folder.run_reader import read_manifest, refuse_changed_files
+from .run_folder.run_writer import RunFolder
+from .run_folder.unfinished_run import is_unfinished, locked, refuse_occupied, remove_begun
 from .trainer import RunStart, Trainer, build_trainer, divergence, resolve, run_steps, set_threads
 
 _log = logging.getLogger(__name__)
@@ -307,40 +299,6 @@ def _chosen(trainer: Trainer) -> dict[str, Any]:
     """The settings that the shards decided where the user did not."""
     return asdict(trainer.optimizers) | {
         name: getattr(trainer.config, name) for name in ("staging_bytes", "prefetch", "plan")
-    }
-
-
-def describe(shards: Shards, config: TrainConfig, threads: int, *, is_replay: bool) -> dict[str, Any]:
-    """The contents of ``config.json``: settings, model and tables of a run.
-
-    An unfinished run is resumed by the same settings alone, so nothing stands here that may differ between
-    two processes of a run.
-
-    Args:
-        config: with nothing left open, see `resolve`.
-    """
-    return {
-        # Defaults that the shards decided are written out, so that the run can be repeated elsewhere.
-        "config": asdict(config) | asdict(config.optimizers(shards.embedding_optimizer)),
-        "threads": threads,
-        "dense_dtype": config.dense_dtype,
-        "is_replay": is_replay,
-        "shards": shards.manifest.fingerprint,
-        "vocabulary": vocabulary_of(shards),
-        "batch_size": shards.batch_size,
-        "model": recorded_name(config, shards.embedding_dim),
-        "dense_model": choose_model(config, shards.embedding_dim).to_json(),
-        "embedding_dim": shards.embedding_dim,
-        "num_dense": shards.num_dense,
-        "tables": [
-            {
-                "name": table.name,
-                "num_rows": table.num_rows,
-                "embedding_dim": table.embedding_dim,
-                "num_hot": table.num_hot,
-            }
-            for table in shards.tables
-        ],
     }
 
 

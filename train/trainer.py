@@ -50,7 +50,7 @@ from .recipe.learning_rates import LearningRates
 from .recipe.stopping import Stopping
 from .rows.mapped_rows import HostMemory
 from .rows.row_optimizers import RowOptimizer
-from .weights_file import Weights, dtypes_of
+from .run_folder.weights_file import Weights, dtypes_of
 from .work_threads import WorkThreads
 
 _log = logging.getLogger(__name__)

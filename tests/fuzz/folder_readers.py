@@ -35,7 +35,7 @@ from hotset.train.advice import AdviceConfig, advise
 from hotset.train.config import TrainConfig
 from hotset.train.evaluate import evaluate
 from hotset.train.run import train
-from hotset.train.verify_run import verify_run
+from hotset.train.run_folder.verify_run import verify_run
 
 ONE = Resources(workers=1, memory_bytes=None)
 SCHEDULE = ScheduleConfig(staging_bytes=ByteSize(3_000), prefetch=1, epochs=2, split_batches=True)

@@ -28,7 +28,7 @@ from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
 from hotset.train.run import train
-from hotset.train.run_folder import RunFolder
+from hotset.train.run_folder.run_writer import RunFolder
 from hotset.train.trainer import build_trainer
 
 

@@ -22,9 +22,9 @@ from ...pipeline.errors import HotsetError
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.schema.schema_names import DENSE_PREFIX
 from ..execution.embeddings import RowWidth
-from ..run_folder import BEST_PREFIX, explained
+from ..run_folder.run_files import BEST_PREFIX, explained
+from ..run_folder.weights_file import Weights, open_weights, write_weights
 from ..trainer import Trainer
-from ..weights_file import Weights, open_weights, write_weights
 
 _log = logging.getLogger(__name__)
 

@@ -32,8 +32,8 @@ from ..config import TrainConfig
 from ..data.shards import Shards
 from ..execution.row_parts import RowsPart, changed_parts, settle
 from ..rows.row_optimizers import RowOptimizer
+from ..run_folder.weights_file import Weights
 from ..trainer import RunStart, Trainer
-from ..weights_file import Weights
 
 _log = logging.getLogger(__name__)
 

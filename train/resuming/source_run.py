@@ -31,17 +31,16 @@ from ..options.model_config import ModelConfig
 from ..rows.initial_values import InitialValues
 from ..rows.row_optimizers import RowOptimizer
 from ..run_config import RunConfig, RunTable
-from ..run_folder import (
-    CONFIG,
-    STATES,
-    WEIGHTS,
+from ..run_folder.run_description import vocabulary_of
+from ..run_folder.run_files import CONFIG, STATES, WEIGHTS
+from ..run_folder.run_reader import (
     read_config,
     read_manifest,
     read_states,
     read_weights,
     refuse_changed_files,
 )
-from ..weights_file import Weights
+from ..run_folder.weights_file import Weights
 from .run_checkpoints import Checkpoint
 
 _log = logging.getLogger(__name__)
@@ -99,20 +98,6 @@ def open_source(
     else:
         rows, dense, fingerprint = _of_unfinished(run, config, shards, maps, chosen)
     return SourceRun({"run": fingerprint, "id_map": map_fingerprint}, rows, dense, str(run))
-
-
-def vocabulary_of(shards: Shards) -> str | None:
-    """The fingerprint of the vocabulary that the ids of shards are of; None where its folder is gone."""
-    by_name = {source.get("name"): source.get("fingerprint") for source in shards.manifest.inputs}
-    folder = shards.manifest.folder.parent / "plan"
-    if not (folder / MANIFEST).exists():
-        return None
-    plan = Manifest.read(folder)
-    # A plan that was written since has perhaps other ids.
-    if plan.fingerprint != by_name.get("plan"):
-        return None
-    found = [source.get("fingerprint") for source in plan.inputs if source["name"] == "vocabulary"]
-    return str(found[0]) if found else None
 
 
 def _refuse_other_sizes(run: Path, config: RunConfig, shards: Shards) -> None:

@@ -78,7 +78,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
 def _verify_run(options: VerifyCommand) -> int:
     """Check the folder of a training run."""
     # Imports torch, which checks of other folders do without.
-    from ...train.verify_run import verify_run
+    from ...train.run_folder.verify_run import verify_run
 
     faults = verify_run(options.dir)
     if options.json:

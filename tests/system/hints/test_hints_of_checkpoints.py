@@ -26,7 +26,8 @@ from hotset.train.resuming import source_run
 from hotset.train.resuming.run_checkpoints import RunCheckpoints
 from hotset.train.resuming.source_run import _open_maps, _read_map, _refuse_not_finite, _refuse_other_sizes
 from hotset.train.run import train
-from hotset.train.run_folder import locked, read_config
+from hotset.train.run_folder.run_reader import read_config
+from hotset.train.run_folder.unfinished_run import locked
 
 TRAIN = ("train", "data", "--threads", "1", "--out")
 
@@ -56,7 +57,7 @@ def test_a_run_whose_checkpoints_are_damaged_begins_again(shell: Shell) -> None:
     shell.works(*TRAIN, "other")
 
 
-@follows("train/run_folder.py::refuse_other_settings#2")
+@follows("train/run_folder/run_description.py::refuse_other_settings#2")
 def test_an_unfinished_run_is_resumed_with_its_settings(shell: Shell) -> None:
     interrupt("other")
     hint = shell.refused(*TRAIN, "other", "--seed", "5")
@@ -65,7 +66,7 @@ def test_an_unfinished_run_is_resumed_with_its_settings(shell: Shell) -> None:
     shell.works(*TRAIN, "another", "--seed", "5")
 
 
-@follows("train/run_folder.py::refuse_other_settings")
+@follows("train/run_folder/run_description.py::refuse_other_settings")
 def test_an_unfinished_run_without_readable_settings_is_removed(shell: Shell) -> None:
     interrupt("other")
     Path("other/config.json").write_text("not JSON")
@@ -74,7 +75,7 @@ def test_an_unfinished_run_without_readable_settings_is_removed(shell: Shell) ->
     shell.works(*TRAIN, "other")
 
 
-@follows("train/run_folder.py::locked")
+@follows("train/run_folder/unfinished_run.py::locked")
 def test_a_run_in_use_is_waited_for(shell: Shell) -> None:
     interrupt("other")
     with locked(Path("other")):

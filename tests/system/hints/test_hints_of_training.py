@@ -18,7 +18,6 @@ import torch
 from hotset.tests.support.hints import Shell, follows, hint_of
 from hotset.tests.support.resealed import reseal, write_manifest
 from hotset.tests.support.shard_factory import write_shards
-from hotset.train import run_folder
 from hotset.train.data.batch_order import RecordedOrder
 from hotset.train.data.shards import Shards, with_hot_bytes
 from hotset.train.evaluate import refuse_other_tables
@@ -26,6 +25,7 @@ from hotset.train.model.dense_dtype import choose_dense_dtype
 from hotset.train.placements import schedule_file
 from hotset.train.rows import mapped_rows
 from hotset.train.run_config import RunConfig
+from hotset.train.run_folder import run_files, run_reader, run_writer
 from hotset.train.spill.block_file import BlockFile
 from hotset.train.spill.mapped_arrays import mapped_zeros
 from hotset.train.trainer import open_device
@@ -171,7 +171,7 @@ def test_an_order_to_replay(shell: Shell) -> None:
 def test_a_run_on_other_shards(shell: Shell) -> None:
     shell.works("preprocess", "log.tsv", "--min-count", "3", "--out", "fewer")
     assert "shards of the same vocabulary" in shell.refused("evaluate", "run", "fewer")
-    config = run_folder.read_config(Path("run"))
+    config = run_reader.read_config(Path("run"))
     shards: Any = Shards.open(Path("data"))
     for change in ({"tables": shards.tables[:-1]}, {"num_dense": 1}):
         others: Any = SimpleNamespace(
@@ -211,7 +211,7 @@ def test_a_schedule_for_another_order(shell: Shell, monkeypatch: pytest.MonkeyPa
     shell.works(*TRAIN, "other", "--plan", "epoch")
 
 
-@follows("train/run_folder.py::refuse_occupied")
+@follows("train/run_folder/unfinished_run.py::refuse_occupied")
 def test_a_run_is_in_the_way(shell: Shell) -> None:
     assert shell.refused(*TRAIN, "run") == "give another --out, or remove the folder"
     retrained(shell)
@@ -219,7 +219,7 @@ def test_a_run_is_in_the_way(shell: Shell) -> None:
     retrained(shell, "run")
 
 
-@follows("train/run_folder.py::read_config", "train/run_folder.py::read_config#2")
+@follows("train/run_folder/run_reader.py::read_config", "train/run_folder/run_reader.py::read_config#2")
 def test_a_run_is_given(shell: Shell) -> None:
     wanted = "give the folder that a finished training run wrote (its --out)"
     assert shell.refused("evaluate", "data", "data") == wanted
@@ -230,15 +230,15 @@ def test_a_run_is_given(shell: Shell) -> None:
 
 
 @follows(
-    "train/run_folder.py::_plain_file",
-    "train/run_folder.py::_plain_file#2",
-    "train/run_folder.py::read_manifest",
+    "train/run_folder/run_files.py::plain_file",
+    "train/run_folder/run_files.py::plain_file#2",
+    "train/run_folder/run_reader.py::read_manifest",
     "train/run_config.py::RunConfig.read",
 )
 def test_files_of_a_run(shell: Shell) -> None:
     wanted = "give the folder that a finished training run wrote (its --out)"
-    assert hint_of(lambda: run_folder._plain_file(Path("run/nothing"))) == wanted
-    assert hint_of(lambda: run_folder._plain_file(Path("run"))) == wanted
+    assert hint_of(lambda: run_files.plain_file(Path("run/nothing"))) == wanted
+    assert hint_of(lambda: run_files.plain_file(Path("run"))) == wanted
     assert hint_of(lambda: RunConfig.read({}, "config.json")) == wanted
     change_manifest("run", lambda parts: parts.update(stage="pack"))
     assert shell.refused("evaluate", "run", "data") == wanted
@@ -247,19 +247,19 @@ def test_files_of_a_run(shell: Shell) -> None:
 
 
 @follows(
-    "train/run_folder.py::refuse_changed_files",
-    "train/run_folder.py::refuse_other_weights",
-    "train/run_folder.py::_not_finite",
+    "train/run_folder/run_reader.py::refuse_changed_files",
+    "train/run_folder/run_reader.py::refuse_other_weights",
+    "train/run_folder/run_reader.py::_not_finite",
 )
 def test_damaged_weights_are_trained_again(shell: Shell) -> None:
-    config = run_folder.read_config(Path("run"))
-    weights = run_folder.read_weights(Path("run"))
+    config = run_reader.read_config(Path("run"))
+    weights = run_reader.read_weights(Path("run"))
     other = torch.nn.Linear(2, 2)
     assert "train again" in hint_of(
-        lambda: run_folder.refuse_other_weights(Path("run"), weights, config, other)
+        lambda: run_reader.refuse_other_weights(Path("run"), weights, config, other)
     )
     nan: Any = {"C1": torch.tensor([float("nan")])}
-    assert "lower learning rates" in hint_of(lambda: run_folder.read_finite(Path("run"), nan, "C1"))
+    assert "lower learning rates" in hint_of(lambda: run_reader.read_finite(Path("run"), nan, "C1"))
     path = Path("run/weights.safetensors")
     whole = path.read_bytes()
     path.write_bytes(whole[:-4] + bytes(4))
@@ -268,14 +268,14 @@ def test_damaged_weights_are_trained_again(shell: Shell) -> None:
     shell.works("evaluate", "run", "data")
 
 
-@follows("train/run_folder.py::_reserve", "train/run_folder.py::explained")
+@follows("train/run_folder/run_writer.py::_reserve", "train/run_folder/run_files.py::explained")
 def test_a_disk_without_room_for_a_run(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("os.posix_fallocate", full_disk)
-        assert "larger disk" in hint_of(lambda: run_folder._reserve(Path("run"), 100))
+        assert "larger disk" in hint_of(lambda: run_writer._reserve(Path("run"), 100))
 
     def write() -> None:
-        with run_folder.explained(Path("run/metrics.jsonl")):
+        with run_files.explained(Path("run/metrics.jsonl")):
             full_disk()
 
     assert hint_of(write).startswith("free disk space, and run the same command")
@@ -306,10 +306,10 @@ def test_rates_that_are_too_high(shell: Shell) -> None:
     shell.works(*TRAIN, "other", "--dense-lr", "0.001", "--embedding-lr", "0.01")
 
 
-@follows("train/run_folder.py::refuse_missing_folder")
+@follows("train/run_folder/run_files.py::refuse_missing_folder")
 def test_a_missing_folder_is_created(shell: Shell) -> None:
-    shell.obey(hint_of(lambda: run_folder.refuse_missing_folder(Path("my disk/x"))))
-    run_folder.refuse_missing_folder(Path("my disk/x"))
+    shell.obey(hint_of(lambda: run_files.refuse_missing_folder(Path("my disk/x"))))
+    run_files.refuse_missing_folder(Path("my disk/x"))
 
 
 def full_disk(*_: object) -> None:

@@ -18,7 +18,7 @@ from hotset.train.config import TrainConfig
 from hotset.train.evaluate import evaluate
 from hotset.train.model_building.model_inputs import ModelInputs
 from hotset.train.run import train
-from hotset.train.verify_run import verify_run
+from hotset.train.run_folder.verify_run import verify_run
 
 SPEC = ShardSpec(
     num_rows=(5, 40, 300, 60),

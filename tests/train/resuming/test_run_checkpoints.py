@@ -41,10 +41,10 @@ from hotset.train.options.recipe_options import RecipeOptions
 from hotset.train.resuming import run_checkpoints
 from hotset.train.resuming.run_checkpoints import Checkpoint, restore, table_sizes
 from hotset.train.run import train
-from hotset.train.run_folder import locked
+from hotset.train.run_folder.unfinished_run import locked
+from hotset.train.run_folder.verify_run import verify_run
+from hotset.train.run_folder.weights_file import write_weights
 from hotset.train.trainer import build_trainer, run_steps
-from hotset.train.verify_run import verify_run
-from hotset.train.weights_file import write_weights
 
 SPEC = ShardSpec(
     num_rows=(300, 400, 7),

@@ -21,9 +21,10 @@ from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.model_building.choose_model import choose_model
 from hotset.train.options.interval import Interval
-from hotset.train.resuming.source_run import open_source, vocabulary_of
+from hotset.train.resuming.source_run import open_source
 from hotset.train.run import train
-from hotset.train.verify_run import verify_run
+from hotset.train.run_folder.run_description import vocabulary_of
+from hotset.train.run_folder.verify_run import verify_run
 from hotset.workflows.cli import main
 
 SPEC = ShardSpec(num_rows=(5, 40, 300), num_hot=(5, 10, 20), table_dims=(4, 2, 4))

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..pipeline.sizes import MIB
-from .data.batch import EmbeddingTable
-from .rows.tiers import FileTier, Layout
+from ...pipeline.sizes import MIB
+from ..data.batch import EmbeddingTable
+from ..rows.tiers import FileTier, Layout
 from .weights_file import Weights
 
 _MOST_PART_BYTES = 8 * MIB

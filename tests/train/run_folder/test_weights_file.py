@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from hotset.pipeline.errors import HotsetError
-from hotset.train.weights_file import Weights, open_weights, write_weights
+from hotset.train.run_folder.weights_file import Weights, open_weights, write_weights
 
 _TENSORS = {"C1": torch.arange(12.0).reshape(4, 3), "dense.a": torch.arange(5.0), "empty": torch.zeros(0, 4)}
 

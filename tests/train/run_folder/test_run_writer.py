@@ -1,4 +1,7 @@
-"""The folder of a run: written aside, finished by its summary."""
+"""The folder of a run: written aside, finished by its summary.
+
+Tests `run_files`, `run_reader` and `unfinished_run`, too; resumed runs test `run_description`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from hotset.tests.support.shard_factory import write_shards
 from hotset.train.config import TrainConfig
 from hotset.train.run import train
 from hotset.train.run_config import RunConfig
-from hotset.train.run_folder import RunFolder, read_config, read_weights
+from hotset.train.run_folder.run_reader import read_config, read_weights
+from hotset.train.run_folder.run_writer import RunFolder
 
 CONFIG: dict[str, Any] = {
     "shards": "0" * 32,

@@ -8,21 +8,17 @@ from pathlib import Path
 
 import torch
 
-from ..pipeline.errors import HotsetError, first_line
-from ..pipeline.folders.disk import paths_in
-from ..pipeline.folders.manifest import MANIFEST, Manifest
-from .checkpoints.checkpoint_files import CHECKPOINTS, read_record, record_paths, refuse_damaged_files
-from .checkpoints.tensor_file import read_tensors
-from .data.batch_order import BATCH_ORDER, read_batch_order
-from .model_building.build_model import build_model
-from .model_building.choose_model import recorded_model
-from .model_building.model_inputs import ModelInputs
-from .run_folder import (
-    METRICS,
-    RUN_FILES,
-    STATES,
-    SUMMARY,
-    is_unfinished,
+from ...pipeline.errors import HotsetError, first_line
+from ...pipeline.folders.disk import paths_in
+from ...pipeline.folders.manifest import MANIFEST, Manifest
+from ..checkpoints.checkpoint_files import CHECKPOINTS, read_record, record_paths, refuse_damaged_files
+from ..checkpoints.tensor_file import read_tensors
+from ..data.batch_order import BATCH_ORDER, read_batch_order
+from ..model_building.build_model import build_model
+from ..model_building.choose_model import recorded_model
+from ..model_building.model_inputs import ModelInputs
+from .run_files import METRICS, RUN_FILES, STATES, SUMMARY
+from .run_reader import (
     read_config,
     read_finite,
     read_manifest,
@@ -31,6 +27,7 @@ from .run_folder import (
     refuse_changed_files,
     refuse_other_weights,
 )
+from .unfinished_run import is_unfinished
 
 
 def verify_run(run: Path) -> list[str]:

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..pipeline.errors import HotsetError, first_line
-from ..pipeline.schema.schema_names import DENSE_PREFIX
+from ...pipeline.errors import HotsetError, first_line
+from ...pipeline.schema.schema_names import DENSE_PREFIX
 
 _ALIGNMENT = 8
 _DTYPE = "F32"

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.config import TrainConfig
 from hotset.train.run import train
-from hotset.train.run_folder import RUN_FILES, RunFolder
-from hotset.train.verify_run import verify_run
+from hotset.train.run_folder.run_files import RUN_FILES
+from hotset.train.run_folder.run_writer import RunFolder
+from hotset.train.run_folder.verify_run import verify_run
 from hotset.workflows.cli import main
 
 

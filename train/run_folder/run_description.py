@@ -1,0 +1,106 @@
+"""The contents of ``config.json``: describes a run, and compares an unfinished one with its command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ...pipeline.errors import HotsetError, first_line
+from ...pipeline.folders.manifest import MANIFEST, Manifest
+from ..config import TrainConfig
+from ..data.shards import Shards
+from ..model_building.choose_model import choose_model, recorded_name
+from .run_files import (
+    CONFIG,
+    plain_file,
+)
+
+
+def describe(shards: Shards, config: TrainConfig, threads: int, *, is_replay: bool) -> dict[str, Any]:
+    """The contents of ``config.json``: settings, model and tables of a run.
+
+    An unfinished run is resumed by the same settings alone, so nothing stands here that may differ between
+    two processes of a run.
+
+    Args:
+        config: with nothing left open, see `resolve`.
+    """
+    return {
+        # Defaults that the shards decided are written out, so that the run can be repeated elsewhere.
+        "config": asdict(config) | asdict(config.optimizers(shards.embedding_optimizer)),
+        "threads": threads,
+        "dense_dtype": config.dense_dtype,
+        "is_replay": is_replay,
+        "shards": shards.manifest.fingerprint,
+        "vocabulary": vocabulary_of(shards),
+        "batch_size": shards.batch_size,
+        "model": recorded_name(config, shards.embedding_dim),
+        "dense_model": choose_model(config, shards.embedding_dim).to_json(),
+        "embedding_dim": shards.embedding_dim,
+        "num_dense": shards.num_dense,
+        "tables": [
+            {
+                "name": table.name,
+                "num_rows": table.num_rows,
+                "embedding_dim": table.embedding_dim,
+                "num_hot": table.num_hot,
+            }
+            for table in shards.tables
+        ],
+    }
+
+
+def vocabulary_of(shards: Shards) -> str | None:
+    """The fingerprint of the vocabulary that the ids of shards are of; None where its folder is gone."""
+    by_name = {source.get("name"): source.get("fingerprint") for source in shards.manifest.inputs}
+    folder = shards.manifest.folder.parent / "plan"
+    if not (folder / MANIFEST).exists():
+        return None
+    plan = Manifest.read(folder)
+    # A plan that was written since has perhaps other ids.
+    if plan.fingerprint != by_name.get("plan"):
+        return None
+    found = [source.get("fingerprint") for source in plan.inputs if source["name"] == "vocabulary"]
+    return str(found[0]) if found else None
+
+
+def settings_of(description: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a description decides the bits of a run."""
+    found = {name: value for name, value in description.items() if name != "threads"}
+    if isinstance(found.get("config"), dict):
+        found["config"] = {name: value for name, value in found["config"].items() if name != "threads"}
+    return found
+
+
+def refuse_other_settings(path: Path, description: Mapping[str, Any]) -> None:
+    """Raise HotsetError unless an unfinished run has these settings; the number of threads may differ."""
+    try:
+        found = json.loads(plain_file(path / CONFIG).read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("it is no object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise HotsetError(
+            f"{path / CONFIG} cannot be read: {first_line(error)}",
+            hint="give another --out, or remove the folder",
+        ) from error
+    wanted = settings_of(json.loads(json.dumps(description)))
+    for name, value in _differences(settings_of(found), wanted):
+        raise HotsetError(
+            f"{path} holds an unfinished run with other settings: {name} is {value[0]!r}, here {value[1]!r}",
+            hint="give the settings of that run to resume it, or another --out, or remove the folder",
+        )
+
+
+def _differences(
+    found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield the settings that differ, with both values."""
+    for name in (*wanted, *(name for name in found if name not in wanted)):
+        pair = (found.get(name), wanted.get(name))
+        if isinstance(pair[0], dict) and isinstance(pair[1], dict):
+            yield from _differences(pair[0], pair[1], f"{prefix}{name}.")
+        elif pair[0] != pair[1]:
+            yield f"{prefix}{name}", pair
