@@ -48,7 +48,7 @@ FLOORS = {
         "exchange",
         "rows model",
         "recipe",
-        "data device_streams meter metrics ranks run_config work_threads",
+        "data device device_streams meter metrics ranks run_config work_threads",
         "config",
         "options",
     ),
