@@ -85,6 +85,29 @@ def peel_order(
         ManifestError: the counts were not made from these columns.
     """
     num_samples = len(counted)
+    floor = min(floor, sum(table.num_rows for table in tables))
+    starts = refuse_peel_order(tables, floor, num_samples, resources)
+    # Fill the lists, order rows for entry into the peeling, and peel under every budget's bound.
+    num_rows = len(starts) - 1
+    found = _incidence(tables, starts, floor, columns, counted, resources)
+    width_of_row, widths = _widths(tables, row_bytes, floor, num_rows)
+    entries = np.empty(num_rows, np.int32)
+    kernels.entry_order(found.row_starts, found.row_ends, found.row_samples, num_samples, entries)
+    budgets = _budgets(tables, row_bytes, floor)
+    places, cuts = _never_worse(found, width_of_row, widths, entries, budgets)
+    new_places = np.arange(floor + num_rows, dtype=np.int32)
+    new_places[floor:] = places + np.int32(floor)
+    return PeeledOrder(new_places, floor, [floor + cut for cut in cuts])
+
+
+def refuse_peel_order(
+    tables: Sequence[RankedTable], floor: int, num_samples: int, resources: Resources
+) -> NDArray[np.int64]:
+    """Raise ConfigError where `peel_order` would refuse, before the log is read.
+
+    Returns:
+        Where the samples of each row above the floor begin, (num_rows + 1,).
+    """
     total = sum(table.num_rows for table in tables)
     floor = min(floor, total)
     if num_samples > _MAX_SAMPLES or total > _MAX_ROWS:
@@ -106,16 +129,7 @@ def peel_order(
         room_for("rank --rank-by peel", replace(resources, workers=1), needed)
     except ConfigError as error:
         raise ConfigError(str(error), hint=f"{error.hint}, and so does a larger --peel-floor") from None
-    # Fill the lists, order rows for entry into the peeling, and peel under every budget's bound.
-    found = _incidence(tables, starts, floor, columns, counted, resources)
-    width_of_row, widths = _widths(tables, row_bytes, floor, num_rows)
-    entries = np.empty(num_rows, np.int32)
-    kernels.entry_order(found.row_starts, found.row_ends, found.row_samples, num_samples, entries)
-    budgets = _budgets(tables, row_bytes, floor)
-    places, cuts = _never_worse(found, width_of_row, widths, entries, budgets)
-    new_places = np.arange(floor + num_rows, dtype=np.int32)
-    new_places[floor:] = places + np.int32(floor)
-    return PeeledOrder(new_places, floor, [floor + cut for cut in cuts])
+    return starts
 
 
 def _starts(tables: Sequence[RankedTable], floor: int) -> NDArray[np.int64]:

@@ -85,14 +85,7 @@ def sampled_order(
     Raises:
         ConfigError: the cap cannot be kept.
     """
-    sizes = sorted((table.num_rows for table in tables), reverse=True)[: num_workers(resources.workers)]
-    lookups = sorted((table.lookup_bytes() for table in tables), reverse=True)[
-        : num_workers(resources.workers)
-    ]
-    # All that this order holds at once: the draw, every table's result, and the work of the largest tables.
-    needed = len(counted) + sum(table.num_rows for table in tables) * _BYTES_PER_ROW + sum(lookups)
-    needed += sum(sizes) * _BYTES_PER_ROW_AT_WORK + num_workers(resources.workers) * _SCRATCH_BYTES
-    room_for("rank --rank-by sampled", replace(resources, workers=1), needed)
+    refuse_sampled_order(tables, len(counted), resources)
     # Draw samples first, then count every table's lookups in those drawn.
     times = np.zeros(len(counted), np.uint8)
     num_drawn = draw_samples(len(counted), rate, seed, with_replacement, times)
@@ -109,6 +102,18 @@ def sampled_order(
     runs = [runs_of(found[table.name].counts) for table in tables]
     firsts = first_places(runs, [1] * len(tables))
     return SampledOrder(num_drawn, found, dict(zip(found, firsts, strict=True)))
+
+
+def refuse_sampled_order(tables: Sequence[RankedTable], num_samples: int, resources: Resources) -> None:
+    """Raise ConfigError where `sampled_order` would refuse, before the log is read."""
+    sizes = sorted((table.num_rows for table in tables), reverse=True)[: num_workers(resources.workers)]
+    lookups = sorted((table.lookup_bytes() for table in tables), reverse=True)[
+        : num_workers(resources.workers)
+    ]
+    # All that this order holds at once: the draw, every table's result, and the work of the largest tables.
+    needed = num_samples + sum(table.num_rows for table in tables) * _BYTES_PER_ROW + sum(lookups)
+    needed += sum(sizes) * _BYTES_PER_ROW_AT_WORK + num_workers(resources.workers) * _SCRATCH_BYTES
+    room_for("rank --rank-by sampled", replace(resources, workers=1), needed)
 
 
 def _order_table(

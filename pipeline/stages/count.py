@@ -23,7 +23,7 @@ from ..counting.merged_counts import counts_in, counts_written, merged_counts, s
 from ..counting.spilled_counts import SpilledCounts
 from ..errors import ConfigError, require_at_least
 from ..folders.file_facts import CountsFacts
-from ..folders.manifest import FileEntry, Manifest
+from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.output import Output, input_of
 from ..folders.reopening import Continuation
 from ..folders.run_identity import unless_none
@@ -32,7 +32,7 @@ from ..folders.table_info import CountedTable
 from ..formats.arrow_files import read_batch, validity_of, values_of, write_batch
 from ..formats.category_texts import text_features, top_categories, write_top_texts
 from ..formats.tables import lookups_of
-from ..runtime.memory import room_for
+from ..runtime.memory import refuse_small_cap, room_for
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..runtime.tasks import Advance, num_workers, run_tasks
 from ..sizes import MIB
@@ -100,6 +100,8 @@ def count(
 
     Existing counts are continued if the log has only grown since.
     """
+    if not is_sealed(out):
+        refuse_count(config, columns, resources)
     output = Output.begin(
         "count", VERSION, config, [input_of(columns)], out, continuation=grown_counts(columns, out)
     )
@@ -142,6 +144,13 @@ def count(
         spans=describe_spans(spans, columns),
     )
     return output.seal(totals)
+
+
+def refuse_count(config: CountConfig, columns: Manifest, resources: Resources) -> None:
+    """Raise ConfigError where `count` would refuse, before it writes anything."""
+    num_training_samples(config, columns)
+    num_features = len(ColumnsTotals.of(columns).sparse)
+    refuse_small_cap("count", resources, needed_bytes(num_features, resources.workers))
 
 
 def grown_counts(columns: Manifest, counts: Path) -> Continuation:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..encoding.id_lookup import LEAST_TABLE_BYTES, LookupPass, load_piece, plan_passes
 from ..errors import ManifestError
 from ..folders.file_facts import SamplesFacts
-from ..folders.manifest import FileEntry, Manifest
+from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.output import Output, input_of
 from ..folders.stage_totals import SamplesTotals, VocabularyTotals
 from ..folders.table_info import SampleTable, VocabularyTable
@@ -25,7 +25,7 @@ from ..folders.temporary_files import remove_shared, write_shared_arrays
 from ..formats.arrow_files import read_batch, write_batch
 from ..formats.part_ids import PartIds, PartSize, largest_part
 from ..formats.tables import lookups_of, one_hot
-from ..runtime.memory import room_for
+from ..runtime.memory import refuse_small_cap, room_for
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..runtime.tasks import num_processes, num_workers, run_tasks
 from ..runtime.thread_buffers import thread_buffer
@@ -52,6 +52,8 @@ def encode(
     Writes:  the same files: ids, fixed-size list<int32>[one-hot features], and for each multi-hot feature
              a list<int32> called like it; unknown categories are oov
     """
+    if not is_sealed(out):
+        refuse_encode(config, columns, vocabulary, resources)
     output = Output.begin("encode", VERSION, config, [input_of(columns), input_of(vocabulary)], out)
     if output.sealed is not None:
         return output.sealed
@@ -81,6 +83,15 @@ def encode(
             table.remove()
         del tables, lookup, tasks  # the next pass needs their memory
     return output.seal(_totals(vocabulary, output))
+
+
+def refuse_encode(
+    config: EncodeConfig, columns: Manifest, vocabulary: Manifest, resources: Resources
+) -> None:
+    """Raise ConfigError where `encode` would refuse, before it writes anything."""
+    num_one_hot = len(one_hot(VocabularyTotals.of(vocabulary).tables))
+    largest = largest_part(columns, [entry for _, entry in columns.parts()])
+    refuse_small_cap("encode", resources, needed_bytes(largest, num_one_hot, resources.workers))
 
 
 def needed_bytes(part: PartSize, num_one_hot: int, workers: int) -> int:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ...stats.batches.sample_shuffle import EVALUATION, HOT_ONLY, MIXED
 from ..errors import ConfigError, require_at_least
 from ..folders.file_facts import ShardFacts, ShardKind
-from ..folders.manifest import Manifest
+from ..folders.manifest import Manifest, is_sealed
 from ..folders.output import Output, input_of
 from ..folders.stage_totals import KindCounts, PlanTotals, ShardsTotals
 from ..formats.arrow_files import open_writer
@@ -76,6 +76,8 @@ def pack(
              dense fixed-size list<float32>[K], ids fixed-size list<int32>[one-hot features], a list<int32>
              for each multi-hot feature, called like it; is_hot uint8 in evaluation
     """
+    if not is_sealed(out):
+        refuse_pack(config, columns, samples, plan, resources)
     folders = [input_of(columns), input_of(samples), input_of(plan)]
     output = Output.begin("pack", VERSION, config, folders, out)
     if output.sealed is not None:
@@ -107,6 +109,20 @@ def pack(
             done += num_samples
             resources.progress("pack", done, columns.num_samples)
     return output.seal(_totals(config, inputs, output))
+
+
+def refuse_pack(
+    config: PackConfig, columns: Manifest, samples: Manifest, plan: Manifest, resources: Resources
+) -> None:
+    """Raise HotsetError where `pack` would refuse, before it writes anything.
+
+    How long the lists of a file are is known only when all have been read.
+    """
+    inputs = PackInputs(columns, samples, plan)
+    inputs.refuse_other_parts()
+    largest = max((entry.num_samples for entry in columns.files), default=0)
+    needed = needed_bytes(config, inputs.words_per_sample, largest, resources.workers)
+    refuse_small_cap("pack", resources, needed)
 
 
 def samples_per_file(config: PackConfig, width: int) -> int:

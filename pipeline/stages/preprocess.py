@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..errors import ConfigError
-from ..folders.discard import discard_files, is_discarded, refuse_discarded
+from ..folders.discard import discard_files
 from ..folders.disk import folder_exists, remove_folders
 from ..folders.manifest import Manifest, is_sealed
 from ..formats.part_ids import PartSize
@@ -30,11 +30,13 @@ from .map_ids import ID_MAP, map_ids
 from .pack import PackConfig, pack
 from .preflight import disk_needed, refuse_full_disk, samples_of_block
 from .rank import RankConfig, rank
+from .refusals import refuse_stage, refuse_without_inputs
 from .split import SplitConfig, row_widths, split
 from .stage_order import (
     ALL_FOLDERS,
     ALL_INPUTS,
     FOLDERS,
+    INPUTS,
     OLD_VOCABULARY,
     folders_beside,
     inputs_of,
@@ -191,6 +193,10 @@ def check_resources(
 
     ``redo``: the stage whose folder, and those that follow, are to be removed before the run.
     """
+    config = settled(config)
+    # What the stage to redo reads is there already, so its own settings can be tried before it is removed.
+    if redo in INPUTS and all(is_sealed(out / name) for name in inputs_of(redo, getattr(config, redo))):
+        refuse_stage(redo, getattr(config, redo), out, resources)
     schema = schema_of(config.ingest.schema)
     numbers_of("feature_min_counts", config.rank.feature_min_counts, schema.sparse, config.rank.min_count)
     numbers_of("feature_dims", config.split.feature_dims, schema.sparse, config.split.embedding_dim)
@@ -219,7 +225,7 @@ def run_stage(stage: str, config: object, folder: Path, resources: Resources = D
     """Run one stage after `ingest` inside ``folder``, from the folders of the stages before it."""
     # A finished stage reads only manifests, which a discarded folder still has.
     if not is_sealed(folder / ALL_FOLDERS[stage]):
-        _refuse_without_inputs(stage, folder, inputs_of(stage, config))
+        refuse_without_inputs(stage, folder, inputs_of(stage, config))
     inputs = [Manifest.read(folder / name) for name in inputs_of(stage, config)]
     return build_stage(stage, config, inputs, folder / ALL_FOLDERS[stage], resources)
 
@@ -267,13 +273,6 @@ def settled(config: PreprocessConfig) -> PreprocessConfig:
     return replace(config, rank=rank)
 
 
-def _refuse_without_inputs(stage: str, folder: Path, names: Sequence[str]) -> None:
-    """Raise ManifestError if a folder that ``stage`` would read was discarded."""
-    redo = "ingest" if is_discarded(folder / "columns") else "encode"
-    for name in names:
-        refuse_discarded(folder / name, stage, redo)
-
-
 def remove_from(stage: str, folder: Path) -> list[Path]:
     """Remove the folders of a stage and of all that follow; return those removed.
 
@@ -288,7 +287,7 @@ def remove_from(stage: str, folder: Path) -> list[Path]:
     for name in rebuilt_stages:
         # Folders that are rebuilt in this run may be discarded; those that stay must have their files.
         kept = [source for source in ALL_INPUTS.get(name, ()) if source not in rebuilt]
-        _refuse_without_inputs(name, folder, kept)
+        refuse_without_inputs(name, folder, kept)
     # The last stage first, so that an interruption leaves no folder without those it was made from.
     doomed = [folder / ALL_FOLDERS[name] for name in rebuilt_stages] + folders_beside(folder, rebuilt)
     removed = [path for path in reversed(doomed) if folder_exists(path)]

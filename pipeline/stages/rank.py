@@ -9,7 +9,7 @@ frequency need more.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,17 +18,17 @@ import numpy as np
 from ...stats.ranking.frequency_ranking import RankedRuns, first_places, rank_by_frequency
 from ..errors import ConfigError, require_at_least
 from ..folders.file_facts import CountsFacts
-from ..folders.manifest import FileEntry, Manifest
+from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.output import Output, input_of
 from ..folders.stage_totals import CountsTotals, PeelInfo, SamplingInfo, VocabularyTotals
 from ..folders.table_info import VocabularyTable
 from ..formats.arrow_files import VOCABULARY_COLUMNS, read_batch, read_file, values_of
 from ..formats.category_texts import write_id_texts
-from ..ranking.peel_order import peel_order
+from ..ranking.peel_order import peel_order, refuse_peel_order
 from ..ranking.ranked_tables import Arrangement, RankedTable, write_table
-from ..ranking.sampled_order import sampled_order
-from ..runtime.memory import room_for
-from ..runtime.resources import DEFAULT_RESOURCES, Resources
+from ..ranking.sampled_order import refuse_sampled_order, sampled_order
+from ..runtime.memory import refuse_small_cap, room_for
+from ..runtime.resources import DEFAULT_RESOURCES, Resources, silent
 from ..runtime.tasks import num_workers, run_tasks
 from ..schema.feature_settings import NO_SETTINGS, FeatureSettings, check_settings, numbers_of
 from ..sizes import MIB
@@ -123,6 +123,8 @@ def rank(
         if columns is None:
             raise ConfigError(f"rank_by {config.rank_by} needs the columns that were counted")
         inputs.append(input_of(columns))
+    if not is_sealed(out):
+        refuse_small_cap("rank", resources, needed_bytes(resources.workers))
     output = Output.begin("rank", version_of(config), config, inputs, out)
     if output.sealed is not None:
         return output.sealed
@@ -167,6 +169,23 @@ def rank(
         sampling=sampling,
     )
     return output.seal(totals)
+
+
+def refuse_rank(
+    config: RankConfig, counts: Manifest, resources: Resources, *, columns: Manifest | None = None
+) -> None:
+    """Raise ConfigError where `rank` would refuse, before it writes anything."""
+    names = [table.name for table in CountsTotals.of(counts).tables]
+    numbers_of("feature_min_counts", config.feature_min_counts, names, 1)
+    _row_bytes(config, names)
+    refuse_small_cap("rank", resources, needed_bytes(resources.workers))
+    # Every table by frequency is in memory in any case: what the other orders need follows from it.
+    tables = rank_tables(config, counts, replace(resources, progress=silent))
+    num_samples = len(counted_samples(counts))
+    if config.rank_by == "peel":
+        refuse_peel_order(tables, config.peel_floor, num_samples, resources)
+    if config.rank_by == "sampled":
+        refuse_sampled_order(tables, num_samples, resources)
 
 
 def version_of(config: RankConfig) -> int:

@@ -27,15 +27,15 @@ from ..errors import ConfigError, HotsetError, require_at_least
 from ..folders.manifest import Manifest
 from ..folders.output import Output, input_of
 from ..folders.stage_totals import ScheduledWidth, ScheduleTotals, ShardsTotals
-from ..runtime.memory import room_for
+from ..runtime.memory import refuse_small_cap, room_for
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..runtime.tasks import num_workers
 from ..scheduling.cold_batches import (
-    ColdBatches,
     ColdWidth,
     cold_widths,
     largest_batches,
     mixed_files,
+    read_batches,
     read_cold_batches,
     refuse_other_shards,
 )
@@ -103,8 +103,7 @@ def schedule(
         room = room_for("schedule", resources, needed) - needed
         every = [area.width for area in areas]
         cold = read_cold_batches(shards, every, output, resources)
-        for number, batches in enumerate(cold):
-            _refuse_large_batch(areas, number, batches)
+        _refuse_large_batches(areas, [int(np.diff(batches.offsets).max(initial=0)) for batches in cold])
     except HotsetError:
         output.withdraw()
         raise
@@ -116,6 +115,21 @@ def schedule(
         widths.append(area.describe(epochs))
         resources.progress("schedule", num_mixed + num_mixed * len(widths) // len(areas), 2 * num_mixed)
     return output.seal(_totals(widths))
+
+
+def refuse_schedule(config: ScheduleConfig, shards: Manifest, resources: Resources) -> None:
+    """Raise HotsetError where `schedule` would refuse, before it writes anything."""
+    areas = staging_areas(config, shards)
+    refuse_small_cap("schedule", resources, needed_bytes(areas, shards, resources.workers))
+    if config.split_batches:
+        return
+    largest = [0] * len(areas)
+    for entry, batches in mixed_files(shards):
+        _, found = read_batches(entry, batches, shards, [area.width for area in areas])
+        largest = [
+            max(most, int(rows.sizes.max(initial=0))) for most, rows in zip(largest, found, strict=True)
+        ]
+    _refuse_large_batches(areas, largest)
 
 
 def staging_areas(config: ScheduleConfig, shards: Manifest) -> list[StagingArea]:
@@ -151,21 +165,25 @@ def needed_bytes(areas: Sequence[StagingArea], shards: Manifest, workers: int) -
     return planner + max(planning, num_workers(workers) * largest)
 
 
-def _refuse_large_batch(areas: Sequence[StagingArea], number: int, batches: ColdBatches) -> None:
-    """Raise ConfigError where a batch needs more slots than there are and may not be split."""
-    sizes = np.diff(batches.offsets)
-    area = areas[number]
-    if area.splits or not sizes.size or sizes.max() <= area.num_slots:
-        return
-    # The staging bytes are shared in proportion to cold bytes: scale what this width needs to all widths.
-    all_bytes = sum(other.width.num_rows * other.row_bytes for other in areas)
-    share = area.width.num_rows * area.row_bytes / all_bytes
-    enough = int((int(sizes.max()) + 1) * area.row_bytes / share) + 1
-    raise ConfigError(
-        f"a batch looks up {sizes.max()} distinct cold rows of width {area.width.embedding_dim}, "
-        f"staging holds {area.num_slots}",
-        hint=f"--staging-bytes {-(-enough // KIB)}KiB would do, or --split-batches, or smaller batches",
-    )
+def _refuse_large_batches(areas: Sequence[StagingArea], largest: Sequence[int]) -> None:
+    """Raise ConfigError where a batch needs more slots than there are and may not be split.
+
+    Args:
+        areas: one for each row width.
+        largest: the most distinct cold rows of a batch, of each width.
+    """
+    for area, num_rows in zip(areas, largest, strict=True):
+        if area.splits or num_rows <= area.num_slots:
+            continue
+        # The staging bytes are shared in proportion to cold bytes: scale what this width needs to all widths.
+        all_bytes = sum(other.width.num_rows * other.row_bytes for other in areas)
+        share = area.width.num_rows * area.row_bytes / all_bytes
+        enough = int((num_rows + 1) * area.row_bytes / share) + 1
+        raise ConfigError(
+            f"a batch looks up {num_rows} distinct cold rows of width {area.width.embedding_dim}, "
+            f"staging holds {area.num_slots}",
+            hint=f"--staging-bytes {-(-enough // KIB)}KiB would do, or --split-batches, or smaller batches",
+        )
 
 
 def _totals(widths: list[ScheduledWidth]) -> ScheduleTotals:

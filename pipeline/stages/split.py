@@ -25,7 +25,7 @@ from ..folders.stage_totals import PlanTotals, SamplesTotals, TaggedSamples, Voc
 from ..folders.table_info import PlannedTable
 from ..formats.arrow_files import read_batch, write_batch
 from ..formats.part_ids import PartIds
-from ..hot_rows.fae_hot_rows import CALIBRATION_ROW_BYTES, MODES, calibrate, with_exact_counts
+from ..hot_rows.fae_hot_rows import CALIBRATION_ROW_BYTES, MODES, Calibrated, calibrate, with_exact_counts
 from ..hot_rows.hot_order import HotOrder
 from ..runtime.memory import refuse_small_cap
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
@@ -102,12 +102,7 @@ def split(
     widths = row_widths(config, [table.name for table in ranked.tables])
     bytes_of_rows = [width.row_bytes for width in widths]
     # What may be refused is tried before the folder is begun: the cap, and the budget by FAE's modes.
-    calibrated = None
-    if not is_sealed(out):
-        needed = needed_bytes(config, ranked.num_rows, samples, resources.workers)
-        refuse_small_cap("split", resources, needed)
-        if config.mode != "budget":
-            calibrated = calibrate(config.mode, vocabulary, bytes_of_rows, config.hot_bytes)
+    calibrated = None if is_sealed(out) else refuse_split(config, vocabulary, samples, resources)
     output = Output.begin("split", VERSION, config, [input_of(vocabulary), input_of(samples)], out)
     if output.sealed is not None:
         return output.sealed
@@ -153,6 +148,23 @@ def split(
         calibration=calibration,
     )
     return output.seal(totals)
+
+
+def refuse_split(
+    config: SplitConfig, vocabulary: Manifest, samples: Manifest, resources: Resources
+) -> Calibrated | None:
+    """Raise ConfigError where `split` would refuse, before it writes anything.
+
+    Returns:
+        The hot rows of FAE's modes, which are tried on the way.
+    """
+    ranked = VocabularyTotals.of(vocabulary)
+    needed = needed_bytes(config, ranked.num_rows, samples, resources.workers)
+    refuse_small_cap("split", resources, needed)
+    widths = row_widths(config, [table.name for table in ranked.tables])
+    if config.mode == "budget":
+        return None
+    return calibrate(config.mode, vocabulary, [width.row_bytes for width in widths], config.hot_bytes)
 
 
 def needed_bytes(config: SplitConfig, num_rows: int, samples: Manifest, workers: int) -> int:

@@ -21,7 +21,7 @@ from ...stats.batches.lookups_by_row import LookupsByRow, group_lookups
 from ...stats.batches.stored_lookups import LONG_LOOKUPS
 from ..errors import ShardError
 from ..folders.file_facts import LookupsFacts, ShardFacts
-from ..folders.manifest import FileEntry, Manifest
+from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.output import Output, input_of
 from ..folders.stage_totals import LookupsTotals, ShardsTotals
 from ..folders.table_info import PlannedTable
@@ -57,12 +57,12 @@ def transpose(
              ``rows`` int32, distinct ids, ascending; ``starts`` as ``order``, where the lookups of each row
              begin; ``long_rows`` int32, positions of rows with more than LONG_LOOKUPS lookups
     """
-    refuse_other_shards(shards)
+    if not is_sealed(out):
+        refuse_transpose(config, shards, resources)
     output = Output.begin("transpose", VERSION, config, [input_of(shards)], out)
     if output.sealed is not None:
         return output.sealed
     entries = list(training_files(shards))
-    refuse_small_cap("transpose", resources, needed_bytes(shards, resources.workers))
     total = sum(entry.num_samples for entry in entries)
     done = 0
     tasks = ((entry, shards, output) for entry in entries)
@@ -79,6 +79,12 @@ def transpose(
             long_rows=sum(found.num_long_rows for found in facts),
         )
     )
+
+
+def refuse_transpose(config: TransposeConfig, shards: Manifest, resources: Resources) -> None:
+    """Raise HotsetError where `transpose` would refuse, before it writes anything."""
+    refuse_other_shards(shards)
+    refuse_small_cap("transpose", resources, needed_bytes(shards, resources.workers))
 
 
 def training_files(shards: Manifest) -> Iterator[FileEntry]:

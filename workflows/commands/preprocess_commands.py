@@ -22,7 +22,14 @@ from ...pipeline.runtime.tasks import num_workers
 from ...pipeline.sizes import format_byte_size
 from ...pipeline.stages.ingest import IngestConfig, ingest, ingest_identity, workers_for
 from ...pipeline.stages.map_ids import ID_MAP
-from ...pipeline.stages.preprocess import StageReport, check_resources, preprocess, remove_from, run_stage
+from ...pipeline.stages.preprocess import (
+    StageReport,
+    check_resources,
+    preprocess,
+    remove_from,
+    run_stage,
+)
+from ...pipeline.stages.refusals import refuse_stage
 from ...pipeline.stages.stage_order import FOLDERS, refuse_extension, remove_stale
 from ..console import print_json, print_line, progress_bars, say, stdout_console
 from ..options import config_of
@@ -167,17 +174,14 @@ def _ingest(arguments: Sequence[str]) -> int:
 
 def _stage(stage: str, arguments: Sequence[str]) -> int:
     options, config_type = parse_stage(stage, arguments)
-    # The stage and what follows it go first; then it runs as if it had never been there.
-    if options.redo:
-        _report_removed(remove_from(stage, options.dir))
+    config = config_of(config_type, options)
     with _running(options.run) as resources:
+        # The stage and what follows it go first; then it runs as if it had never been there.
+        if options.redo:
+            refuse_stage(stage, config, options.dir, resources)
+            _report_removed(remove_from(stage, options.dir))
         started = time.perf_counter()
-        folder = run_stage(
-            stage,
-            config_of(config_type, options),
-            options.dir,
-            resources,
-        )
+        folder = run_stage(stage, config, options.dir, resources)
     return _finish(stage, folder, time.perf_counter() - started, options.run.json)
 
 

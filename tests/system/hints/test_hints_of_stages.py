@@ -88,14 +88,14 @@ def test_widths_of_rows_are_given_for_all_or_none(shell: Shell) -> None:
     shell.works(*arguments, "--peel-row-bytes", every)
 
 
-@follows("pipeline/ranking/peel_order.py::peel_order")
+@follows("pipeline/ranking/peel_order.py::refuse_peel_order")
 def test_a_log_too_long_to_peel(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotset.pipeline.ranking.peel_order._MAX_SAMPLES", 10)
     assert shell.refused("rank", "data", "--rank-by", "peel", "--redo") == "use --rank-by frequency"
     shell.works("rank", "data", "--rank-by", "frequency", "--redo")
 
 
-@follows("pipeline/ranking/peel_order.py::peel_order#2")
+@follows("pipeline/ranking/peel_order.py::refuse_peel_order#2")
 def test_peeling_in_little_memory(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotset.pipeline.ranking.peel_order._SCRATCH_BYTES", 10 << 30)
     arguments = ["rank", "data", "--rank-by", "peel", "--redo", "--workers", "1", "--memory"]
@@ -121,7 +121,7 @@ def test_a_batch_with_too_many_lookups(shell: Shell) -> None:
     shell.works("pack", "data", "--redo", "--batch-size", "64")
 
 
-@follows("pipeline/stages/schedule.py::_refuse_large_batch")
+@follows("pipeline/stages/schedule.py::_refuse_large_batches")
 def test_staging_too_small_for_a_batch(shell: Shell) -> None:
     arguments = ["schedule", "data", "--redo", "--staging-bytes"]
     hint = shell.refused(*arguments, "1KiB")

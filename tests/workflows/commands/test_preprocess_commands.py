@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,16 @@ import pytest
 from hotset.workflows.cli import main
 from hotset.workflows.commands.preprocess_options import parse_preprocess, parse_stage
 from hotset.workflows.options import config_of
+
+
+@pytest.fixture(scope="module")
+def every_folder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the output of every stage, for reading only."""
+    out = tmp_path_factory.mktemp("every") / "dir"
+    shutil.copytree(data, out)
+    assert main(["schedule", str(out), "--staging-bytes", "1MiB"]) == 0
+    assert main(["transpose", str(out)]) == 0
+    return out
 
 
 def test_other_settings_are_refused_and_redo_rebuilds_the_stage(
@@ -39,6 +50,34 @@ def test_nothing_is_removed_for_a_memory_cap_that_cannot_be_kept(
         error, hint = capsys.readouterr().err.splitlines()
         assert "cannot stay within 1 KiB of memory" in error and hint.startswith("hint: --memory ")
         assert sorted(data.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([stage, "--memory", "1KiB"] for stage in ("count", "rank", "encode", "split", "pack")),
+        ["schedule", "--memory", "1KiB"],
+        ["transpose", "--memory", "1KiB"],
+        ["count", "--eval-files", "1"],
+        ["rank", "--rank-by", "peel", "--peel-row-bytes", "C1=8"],
+        ["rank", "--rank-by", "peel", "--memory", "180MiB", "--workers", "1"],
+        ["rank", "--rank-by", "sampled", "--memory", "180MiB", "--workers", "1"],
+        ["split", "--mode", "fae-code"],
+        ["schedule", "--staging-bytes", "1KiB"],
+    ],
+    ids=" ".join,
+)
+def test_a_refused_stage_removes_nothing(words: list[str], every_folder: Path) -> None:
+    before = sorted(every_folder.rglob("*"))
+    assert main([words[0], str(every_folder), "--redo", *words[1:]]) == 1
+    assert sorted(every_folder.rglob("*")) == before
+
+
+def test_settings_that_preprocess_refuses_remove_nothing(log: Path, data: Path) -> None:
+    before = sorted(data.rglob("*"))
+    arguments = ["preprocess", str(log), "--out", str(data), "--eval-files", "1", "--redo", "count"]
+    assert main(arguments) == 1
+    assert sorted(data.rglob("*")) == before
 
 
 def test_stages_one_by_one_give_what_preprocess_gives(log: Path, data: Path, tmp_path: Path) -> None:
