@@ -19,6 +19,7 @@ from .metrics.scores import RunQuality
 from .model.dlrm_shape import tables_by_width
 from .model_building.build_model import build_model, build_step
 from .model_building.choose_model import recorded_model
+from .model_building.model_inputs import ModelInputs
 from .model_building.user_code import ModelSource
 from .placements.placements import AllFast, Hybrid
 from .predict import Predictor
@@ -36,7 +37,7 @@ from .run_folder.run_reader import (
 )
 from .run_folder.saved_rows import SavedTier
 from .run_folder.weights_file import Weights
-from .trainer import inputs_of, set_threads
+from .trainer_building.devices import set_threads
 from .work_threads import WorkThreads
 
 _log = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ def _predictor(
     meter = Meter(_HOST)
     # Seeds and optimizer do not matter: every weight is overwritten, and none is trained.
     chosen = recorded_model(config)
-    model = build_model(chosen, inputs_of(shards), 0, model_source)
+    model = build_model(chosen, ModelInputs.of(shards), 0, model_source)
     refuse_other_weights(run, weights, config, model)
     threads = WorkThreads(config.threads)
     dense = build_step(model, chosen, shards.tables, shards.batch_size, threads, config.dense_dtype)

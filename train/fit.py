@@ -29,8 +29,9 @@ from .model_building.user_code import ModelSource, name_of
 from .model_building.user_model import UserModel
 from .options.interval import parse_interval
 from .options.recipe_options import RecipeOptions
-from .run import TrainProgress, TrainSummary
 from .run_folder.run_reader import read_config, read_finite, read_weights, refuse_other_weights
+from .run_results.run_log import TrainProgress
+from .run_results.run_summary import TrainSummary
 
 Folder = str | Path
 
@@ -169,7 +170,7 @@ def load_model(run: Folder, *, model: ModelSource | None = None) -> nn.Module:
     folder = Path(run)
     config = read_config(folder)
     weights = read_weights(folder)
-    inputs = ModelInputs.of(config.num_dense, config.tables, config.embedding_dim)
+    inputs = ModelInputs.of(config)
     built = build_model(recorded_model(config), inputs, 0, model)
     refuse_other_weights(folder, weights, config, built)
     built.load_state_dict(

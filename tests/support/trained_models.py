@@ -13,7 +13,8 @@ from hotset.train.config import TrainConfig
 from hotset.train.data.batch import Batch
 from hotset.train.data.batch_order import RecordedOrder
 from hotset.train.data.shards import Shards
-from hotset.train.trainer import Trainer, build_trainer, run_steps
+from hotset.train.trainer import Trainer, run_steps
+from hotset.train.trainer_building.build_trainer import build_trainer
 
 STATELESS: tuple[dict[str, Any], ...] = ({"placement": "hybrid"}, {"placement": "hybrid-dedup"})
 

@@ -38,8 +38,10 @@ FLOORS = {
     "train": (
         "fit",
         "run",
+        "run_results",
         "evaluate resuming",
-        "trainer advice",
+        "trainer_building advice",
+        "trainer",
         "run_folder",
         "predict checkpoints",
         "execution model_building",

@@ -149,7 +149,9 @@ def test_bits_do_not_depend_on_the_number_of_threads(
 
 
 def test_placements_end_with_equal_bits_in_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotset.train.trainer.cpu_features", lambda: frozenset({"amx_bf16"}))
+    monkeypatch.setattr(
+        "hotset.train.trainer_building.resolve_config.cpu_features", lambda: frozenset({"amx_bf16"})
+    )
     shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
     all_fast = trained(shards, placement="all-fast", dense_dtype="bf16", **FIELDS)
     for placement in (*STATELESS, *STAGING):

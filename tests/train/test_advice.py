@@ -34,7 +34,7 @@ from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.dlrm_shape import dlrm_shape
 from hotset.train.placements.shuffle_scheduler import ShuffleScheduler
 from hotset.train.placements.simulate import simulate_epoch
-from hotset.train.trainer import build_dense_optimizers
+from hotset.train.trainer_building.dense_optimizers import build_dense_optimizers
 from hotset.workflows.cli import main
 
 

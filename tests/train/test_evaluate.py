@@ -23,13 +23,13 @@ from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.shard_factory import write_shards
-from hotset.train import trainer
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
 from hotset.train.run import train
 from hotset.train.run_folder.run_writer import RunFolder
-from hotset.train.trainer import build_trainer
+from hotset.train.trainer_building import resolve_config
+from hotset.train.trainer_building.build_trainer import build_trainer
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_value_that_is_no_number_is_found_in_rows_that_are_not_loaded(data: Pa
 def test_a_run_in_bf16_is_evaluated_in_bf16(
     wanted: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "cpu_features", lambda: frozenset({"amx_bf16"}))
+    monkeypatch.setattr(resolve_config, "cpu_features", lambda: frozenset({"amx_bf16"}))
     train(data, TrainConfig(placement="all-fast", threads=1, dense_dtype=wanted), tmp_path / "run")
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert config["dense_dtype"] == config["config"]["dense_dtype"] == "bf16"

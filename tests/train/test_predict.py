@@ -12,7 +12,8 @@ from hotset.tests.support.shard_factory import write_shards
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.metrics.scores import Quality, Scores
-from hotset.train.trainer import Trainer, build_trainer
+from hotset.train.trainer import Trainer
+from hotset.train.trainer_building.build_trainer import build_trainer
 
 
 @pytest.fixture

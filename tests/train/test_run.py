@@ -1,4 +1,4 @@
-"""Training from shards to a run folder."""
+"""Training from shards to a run folder, with its `run_log` and its `run_summary`."""
 
 from __future__ import annotations
 

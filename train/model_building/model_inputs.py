@@ -16,6 +16,15 @@ class _Table(Protocol):
     def embedding_dim(self) -> int: ...
 
 
+class _Sizes(Protocol):
+    @property
+    def num_dense(self) -> int: ...
+    @property
+    def tables(self) -> Sequence[_Table]: ...
+    @property
+    def embedding_dim(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class TableInput:
     """An embedding table, as the constructor of a model sees it."""
@@ -40,10 +49,10 @@ class ModelInputs:
     """Width of the embeddings that the log was preprocessed for; single tables may have others."""
 
     @classmethod
-    def of(cls, num_dense: int, tables: Sequence[_Table], embedding_dim: int) -> Self:
-        """Describe these tables, those of shards or of a run."""
-        described = (TableInput(table.name, table.num_rows, table.embedding_dim) for table in tables)
-        return cls(num_dense, tuple(described), embedding_dim)
+    def of(cls, sizes: _Sizes) -> Self:
+        """Describe the features and tables of shards, or of the config of a run."""
+        tables = (TableInput(table.name, table.num_rows, table.embedding_dim) for table in sizes.tables)
+        return cls(sizes.num_dense, tuple(tables), sizes.embedding_dim)
 
     @property
     def table_dims(self) -> tuple[int, ...]:

@@ -33,7 +33,8 @@ from ..data.shards import Shards
 from ..execution.row_parts import RowsPart, changed_parts, settle
 from ..rows.row_optimizers import RowOptimizer
 from ..run_folder.weights_file import Weights
-from ..trainer import RunStart, Trainer
+from ..trainer import Trainer
+from ..trainer_building.build_trainer import RunStart
 
 _log = logging.getLogger(__name__)
 

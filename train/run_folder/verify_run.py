@@ -101,7 +101,7 @@ def _check_weights(run: Path) -> None:
     # A user's class is not imported to verify bytes: its parameters are those that were written.
     model = None
     if chosen.kind != "module":
-        model = build_model(chosen, ModelInputs.of(config.num_dense, config.tables, config.embedding_dim), 0)
+        model = build_model(chosen, ModelInputs.of(config), 0)
     refuse_other_weights(run, weights, config, model)
     for name in weights:
         read_finite(run, weights, name)

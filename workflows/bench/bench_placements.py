@@ -31,7 +31,9 @@ from ...train.config import TrainConfig
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
 from ...train.placements.simulate import simulate_epoch
-from ...train.trainer import build_trainer, run_steps, set_threads
+from ...train.trainer import run_steps
+from ...train.trainer_building.build_trainer import build_trainer
+from ...train.trainer_building.devices import set_threads
 from ..console import say
 from ..machine_facts import commit, describe_machine
 from ..recipes import criteo_kaggle

@@ -16,7 +16,8 @@ from ...stats.ranking.row_bytes import row_bytes
 from ...train.config import TrainConfig
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
-from ...train.trainer import build_trainer, run_steps
+from ...train.trainer import run_steps
+from ...train.trainer_building.build_trainer import build_trainer
 from .kaggle_shards import KaggleSamples, draw_kaggle, write_kaggle_shards
 from .machine import synchronize
 from .part_settings import PartSettings

@@ -211,7 +211,7 @@ def test_a_run_that_does_not_fit_is_not_started_from(shell: Shell) -> None:
     shell.works(*TRAIN, "next", "--init-from", "begun")
 
 
-@follows("train/run.py::_Log._refuse")
+@follows("train/run_results/run_log.py::RunLog._refuse")
 def test_a_run_that_diverged_goes_on_from_its_checkpoint(shell: Shell) -> None:
     rates = ("--dense-lr", "1e30", "--embedding-lr", "1e-9", "--checkpoint-every", "1")
     with pytest.MonkeyPatch.context() as patch:

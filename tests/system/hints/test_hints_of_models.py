@@ -209,7 +209,9 @@ def test_parameters_are_float32(shell: Shell, edit: Editor, monkeypatch: pytest.
     edit(NET, half.replace("self.last(hidden)", "self.last(hidden.bfloat16())"))
     hint = shell.refused(*OWN)
     assert hint == "keep it in float32: --dense-dtype bf16 computes in bfloat16 with such parameters"
-    monkeypatch.setattr("hotset.train.trainer.cpu_features", lambda: frozenset({"amx_bf16"}))
+    monkeypatch.setattr(
+        "hotset.train.trainer_building.resolve_config.cpu_features", lambda: frozenset({"amx_bf16"})
+    )
     repaired(shell, edit, *hint.split()[4:6])
 
 

@@ -89,7 +89,10 @@ def test_what_a_recipe_can_be_printed_of_is_named(shell: Shell) -> None:
     shell.works("recipe", "data", "run")
 
 
-@follows("train/trainer.py::_refuse_no_validation", "train/trainer.py::_refuse_no_validation#2")
+@follows(
+    "train/trainer_building/resolve_config.py::_refuse_no_validation",
+    "train/trainer_building/resolve_config.py::_refuse_no_validation#2",
+)
 def test_early_stop_wants_a_validation_part_and_all_rows(shell: Shell) -> None:
     hint = shell.refused(*TRAIN, "other", "--patience", "2")
     assert hint.startswith("give preprocess --valid-fraction 0.1 or --valid-files 1, with --redo count")

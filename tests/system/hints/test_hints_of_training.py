@@ -28,7 +28,7 @@ from hotset.train.run_config import RunConfig
 from hotset.train.run_folder import run_files, run_reader, run_writer
 from hotset.train.spill.block_file import BlockFile
 from hotset.train.spill.mapped_arrays import mapped_zeros
-from hotset.train.trainer import open_device
+from hotset.train.trainer_building.devices import open_device
 
 TRAIN = ("train", "data", "--threads", "1", "--out")
 
@@ -283,7 +283,9 @@ def test_a_disk_without_room_for_a_run(shell: Shell, monkeypatch: pytest.MonkeyP
 
 
 @follows(
-    "train/trainer.py::open_device", "train/trainer.py::open_device#2", "train/trainer.py::open_device#3"
+    "train/trainer_building/devices.py::open_device",
+    "train/trainer_building/devices.py::open_device#2",
+    "train/trainer_building/devices.py::open_device#3",
 )
 def test_a_device_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -298,7 +300,7 @@ def test_a_device_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Non
         assert open_device("cuda:0").index == 0
 
 
-@follows("train/trainer.py::divergence")
+@follows("train/run_results/run_log.py::divergence")
 def test_rates_that_are_too_high(shell: Shell) -> None:
     hint = shell.refused(*TRAIN, "other", "--dense-lr", "1e30", "--embedding-lr", "1e30")
     assert "lower --embedding-lr or --dense-lr, and give another --out or remove the folder" in hint

@@ -17,7 +17,8 @@ from hotset.train.evaluate import evaluate
 from hotset.train.options.interval import Interval
 from hotset.train.options.recipe_options import RecipeOptions
 from hotset.train.resuming import best_weights
-from hotset.train.run import TrainSummary, train
+from hotset.train.run import train
+from hotset.train.run_results.run_summary import TrainSummary
 
 SPEC = ShardSpec(
     num_rows=(5, 40, 300),

@@ -44,7 +44,8 @@ from hotset.train.run import train
 from hotset.train.run_folder.unfinished_run import locked
 from hotset.train.run_folder.verify_run import verify_run
 from hotset.train.run_folder.weights_file import write_weights
-from hotset.train.trainer import build_trainer, run_steps
+from hotset.train.trainer import run_steps
+from hotset.train.trainer_building.build_trainer import build_trainer
 
 SPEC = ShardSpec(
     num_rows=(300, 400, 7),

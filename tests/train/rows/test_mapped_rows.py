@@ -16,7 +16,8 @@ from hotset.tests.support.trained_models import assert_equal_bits, no_log, train
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.rows.mapped_rows import HostMemory, mapped_rows, refuse_more_rows_than_memory
-from hotset.train.trainer import build_trainer, run_steps
+from hotset.train.trainer import run_steps
+from hotset.train.trainer_building.build_trainer import build_trainer
 
 
 def test_mapped_rows_are_zeros_in_a_nameless_file(tmp_path: Path) -> None:

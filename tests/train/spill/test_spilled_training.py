@@ -30,7 +30,8 @@ from hotset.train.spill import run_plan
 from hotset.train.spill.block_file import BlockFile
 from hotset.train.spill.row_store import RowStore
 from hotset.train.spill.spilled_tier import SpilledTier
-from hotset.train.trainer import Trainer, build_trainer, run_steps
+from hotset.train.trainer import Trainer, run_steps
+from hotset.train.trainer_building.build_trainer import build_trainer
 
 SPEC = ShardSpec(
     num_rows=(5, 2500, 4000),

@@ -13,7 +13,8 @@ from ....train.config import TrainConfig
 from ....train.data.shards import Shards
 from ....train.options.interval import Interval
 from ....train.resuming.run_checkpoints import RunCheckpoints
-from ....train.trainer import Trainer, build_trainer
+from ....train.trainer import Trainer
+from ....train.trainer_building.build_trainer import build_trainer
 from ..limited.drawn_shards import DrawnShards
 
 _TABLES = 26

@@ -26,7 +26,9 @@ from ....train.config import TrainConfig
 from ....train.data.batch import Batch
 from ....train.data.shards import Shards
 from ....train.execution.step_source import StepSource
-from ....train.trainer import Trainer, build_trainer, run_steps, set_threads
+from ....train.trainer import Trainer, run_steps
+from ....train.trainer_building.build_trainer import build_trainer
+from ....train.trainer_building.devices import set_threads
 from .memory_limit import MemoryLimit
 
 IN_MEMORY = "in memory, no limit"

@@ -33,7 +33,10 @@ from ....train.model.dcn_shape import DcnShape
 from ....train.model.dense_dtype import cpu_features, has_bf16
 from ....train.model.dlrm_shape import DlrmShape, dlrm_shape
 from ....train.model_building.choose_model import choose_model
-from ....train.trainer import Trainer, build_trainer, inputs_of, run_steps, set_threads
+from ....train.model_building.model_inputs import ModelInputs
+from ....train.trainer import Trainer, run_steps
+from ....train.trainer_building.build_trainer import build_trainer
+from ....train.trainer_building.devices import set_threads
 from ...console import say
 from ...machine_facts import describe_machine
 from ...recipes import criteo_kaggle
@@ -247,7 +250,7 @@ def _reference(shards: Shards, config: BenchTrainConfig) -> torch.nn.Module:
     """Build the model in plain torch."""
     if config.model == "dlrm":
         return ReferenceDlrm(_shape(shards), _num_rows(shards))
-    inputs = inputs_of(shards)
+    inputs = ModelInputs.of(shards)
     chosen = choose_model(_training(config), shards.embedding_dim)
     return ReferenceDcn(DcnShape(inputs.num_dense, inputs.table_dims, chosen), _num_rows(shards))
 

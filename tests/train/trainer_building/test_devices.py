@@ -1,0 +1,31 @@
+"""Devices that this machine does not have are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hotset.pipeline.errors import ConfigError
+from hotset.train.trainer_building.devices import open_device
+
+
+@pytest.mark.parametrize("name", ["tpu9", "meta"])
+def test_an_unknown_device_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        open_device(name)
+
+
+def test_a_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        open_device("cuda")
+
+
+def test_the_gpu_that_is_named_is_the_one_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    assert open_device("cuda:1") == torch.device("cuda:1") and used == [torch.device("cuda:1")]
+    with pytest.raises(ConfigError, match="has 2 CUDA devices, and 'cuda:2' is none of them"):
+        open_device("cuda:2")

@@ -1,0 +1,212 @@
+"""Writes the losses, evaluations and checkpoints of a run while it trains, and shows its progress."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shlex
+import time
+from contextlib import suppress
+from typing import NoReturn, Protocol
+
+import torch
+
+from ...pipeline.errors import HotsetError
+from ..checkpoints.checkpoint_writer import NotFiniteError
+from ..checkpoints.interrupts import Interrupted, Interrupts
+from ..data.batch import Batch
+from ..options.interval import parse_interval
+from ..resuming.best_weights import BestWeights
+from ..resuming.run_checkpoints import (
+    RunCheckpoints,
+)
+from ..run_folder.run_writer import RunFolder
+from ..trainer import Trainer
+
+_log = logging.getLogger(__name__)
+
+
+class TrainProgress(Protocol):
+    """Called as ``progress("train" or "evaluate", done, total, note)``, in samples."""
+
+    def __call__(self, stage: str, done: int, total: int, note: str = "", /) -> None: ...
+
+
+def no_progress(stage: str, done: int, total: int, note: str = "", /) -> None:
+    """Show no progress."""
+
+
+class RunLog:
+    """Writes the losses, evaluations and checkpoints of a run during training, and shows its progress."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        progress: TrainProgress,
+        saved: RunCheckpoints | None,
+        interrupts: Interrupts,
+        best: BestWeights | None,
+    ) -> None:
+        self._best = best
+        self._last_evaluation = (-1, time.monotonic())
+        """Step and time of the last evaluation."""
+        self._folder = folder
+        self._progress = progress
+        self._saved = saved
+        self._interrupts = interrupts
+        self._is_logged = True
+        """Whether the evaluation that is due after the last step was made."""
+        self._loss: float | None = None
+        """Mean loss of the last line, nats per sample."""
+        self._auc: float | None = None
+        """AUC of the last evaluation."""
+
+    def __call__(self, trainer: Trainer, batch: Batch, loss_sum: torch.Tensor) -> None:
+        trainer.losses.append(loss_sum)
+        trainer.unlogged_samples += batch.num_samples
+        # A loss on the host can be looked at without waiting for a device.
+        if loss_sum.device.type == "cpu" and not math.isfinite(float(loss_sum)):
+            self._refuse_divergence(trainer, float(loss_sum), trainer.step)
+        if trainer.step % trainer.config.log_every == 0:
+            self.log_loss(trainer)
+        if self._is_evaluation_due(trainer):
+            self.evaluate(trainer)
+        if trainer.stopping is not None:
+            trainer.stopping.note_step(trainer.step)
+        if self._saved is not None:
+            self._settle(trainer, self._saved)
+            if self._saved.is_due(trainer.step):
+                self._refuse_bad_losses(trainer)
+                self._saved.take(trainer, self._folder.metrics)
+        total = trainer.shards.num_training_samples * trainer.config.epochs
+        self._progress("train", trainer.num_samples, total, self._note())
+        self._stop_if_interrupted()
+
+    def evaluate(self, trainer: Trainer) -> None:
+        """Evaluate the run after its last step, and log it."""
+        self._is_logged = False
+        part = trainer.predictor.steering_part
+        quality = trainer.predictor.score(part=part, progress=self.evaluating)
+        name = "validation" if part == "validation" else "evaluation"
+        self._folder.log({"step": trainer.step, name: quality.to_dict()})
+        # The best weights are saved before the evaluation counts as made: a resumed run makes it again.
+        if part == "validation" and trainer.stopping is not None:
+            is_best = trainer.stopping.note_evaluation(trainer.step, quality)
+            if is_best and self._best is not None:
+                with trainer.meter.during("checkpoint"):
+                    self._best.save(trainer)
+        self._is_logged = True
+        self._last_evaluation = trainer.step, time.monotonic()
+        self._auc = quality.auc
+        _log.info("step %s: %s", trainer.step, quality)
+
+    def choose_weights(self, trainer: Trainer) -> bool:
+        """Set the run to the weights that it ends with; return whether they are those of its last step."""
+        stopping = trainer.stopping
+        if stopping is not None and stopping.reason is not None:
+            _log.info("stopped at step %s of %s: %s", trainer.step, trainer.num_steps, stopping.reason)
+        if self._best is None:
+            return True
+        if self._last_evaluation[0] != trainer.step:
+            self.evaluate(trainer)
+        if not self._best.load(trainer) or stopping is None:
+            return True
+        _log.info("the weights are those of step %s", stopping.best_step)
+        return stopping.best_step == trainer.step
+
+    def _is_evaluation_due(self, trainer: Trainer) -> bool:
+        """Whether the run is to be evaluated after this step."""
+        every = trainer.config.evaluate_every
+        recipe = trainer.config.recipe
+        if recipe.evaluate_time is not None:
+            seconds = parse_interval(recipe.evaluate_time).seconds
+            assert seconds is not None, "the options refuse steps"
+            return time.monotonic() - self._last_evaluation[1] >= seconds
+        if every is None and recipe.needs_validation is not None:
+            every = trainer.shards.num_training_batches
+        return every is not None and trainer.step % every == 0
+
+    def evaluating(self, done: int, total: int) -> None:
+        """Show how far an evaluation is."""
+        self._progress("evaluate", done, total, self._note())
+        self._stop_if_interrupted()
+
+    def save_last(self, trainer: Trainer) -> None:
+        """Save the run as it is after its last step, where it is saved at all."""
+        if self._saved is not None:
+            self._refuse_bad_losses(trainer)
+            self._saved.save_last(trainer, self._folder.metrics, is_logged=self._is_logged)
+
+    def log_loss(self, trainer: Trainer) -> None:
+        """Write the mean loss since the last line, where there were steps since."""
+        if not trainer.losses:
+            return
+        # The only copy of losses from the device, so that steps in between do not wait for it.
+        mean_loss = float(torch.stack(trainer.losses).sum()) / trainer.unlogged_samples
+        if not math.isfinite(mean_loss):
+            self._refuse_bad_losses(trainer)
+        self._folder.log({"step": trainer.step, "samples": trainer.num_samples, "loss": mean_loss})
+        self._loss = mean_loss
+        trainer.losses.clear()
+        trainer.unlogged_samples = 0
+
+    def _refuse_bad_losses(self, trainer: Trainer) -> None:
+        """Raise HotsetError where a loss since the last line is no finite number."""
+        if not trainer.losses:
+            return
+        losses = torch.stack(trainer.losses).tolist()
+        for step, loss in enumerate(losses, trainer.step - len(losses) + 1):
+            if not math.isfinite(loss):
+                self._refuse_divergence(trainer, loss, step)
+
+    def _refuse_divergence(self, trainer: Trainer, loss: float, step: int) -> NoReturn:
+        trainer.shards.refuse_damage()  # which explains such a loss better than a learning rate does
+        last = None
+        if self._saved is not None:
+            # The one under way may be good, or hold what led to this loss.
+            with suppress(NotFiniteError):
+                self._saved.settle(trainer, wait=True)
+            last = self._saved.last_written
+        self._refuse(trainer, f"the training loss is {loss} at step {step}", last)
+
+    def _settle(self, trainer: Trainer, saved: RunCheckpoints) -> None:
+        """Note how the last checkpoint ended; raises HotsetError where weights are not finite."""
+        try:
+            saved.settle(trainer)
+        except NotFiniteError as error:
+            self._refuse(trainer, str(error), saved.last_written)
+
+    def _refuse(self, trainer: Trainer, fault: str, last: int | None) -> NoReturn:
+        """Raise HotsetError with the command that goes on with lower rates, from the checkpoint if there is
+        one."""
+        if last is None:
+            raise divergence(fault)
+        run = self._folder.path
+        shards = trainer.shards.manifest.folder
+        rates = trainer.optimizers
+        command = (
+            f"hotset train {shlex.quote(str(shards))} --init-from {shlex.quote(str(run))} "
+            f"--out {shlex.quote(f'{run}-lower')} "
+            f"--embedding-lr {rates.embedding_lr / 10:g} --dense-lr {rates.dense_lr / 10:g}"
+        )
+        raise HotsetError(
+            f"{fault}; the checkpoint of step {last} is kept",
+            hint=f"`{command}` goes on from it with lower rates",
+        )
+
+    def _stop_if_interrupted(self) -> None:
+        if self._interrupts.number is not None:
+            raise Interrupted(self._interrupts.number)
+
+    def _note(self) -> str:
+        """The last loss and AUC, as far as there are any."""
+        known = (("loss", self._loss), ("AUC", self._auc))
+        return ", ".join(f"{name} {figure:.4f}" for name, figure in known if figure is not None)
+
+
+def divergence(fault: str) -> HotsetError:
+    """Return the error of a run whose loss or weights are no finite numbers."""
+    return HotsetError(
+        fault,
+        hint="lower --embedding-lr or --dense-lr, and give another --out or remove the folder",
+    )

@@ -1,0 +1,255 @@
+"""Builds a trainer from shards and settings: model, tiers with their rows, order of batches, step source."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...pipeline.runtime.tasks import num_workers
+from ...pipeline.sizes import format_byte_size
+from ...stats.ranking.row_bytes import row_bytes
+from ..config import TrainConfig
+from ..data.batch_order import BatchOrder, ResumedOrder, SeededOrder
+from ..data.shards import Shards
+from ..data.stored_batches import StoredBatches
+from ..execution.embeddings import Embeddings
+from ..execution.row_parts import RowsSource, refill_stores, restore_rows
+from ..execution.spilled_run import SpillLimits
+from ..execution.step_source import StepSource
+from ..meter import Meter
+from ..model.dense_model import DenseModel
+from ..model.dense_step import DenseStep
+from ..model_building.build_model import build_model, build_step
+from ..model_building.choose_model import choose_model
+from ..model_building.model_inputs import ModelInputs
+from ..model_building.user_code import ModelSource
+from ..placements.choose_placement import build_placements, spills
+from ..placements.fae import FaeOrder
+from ..placements.schedule_file import Schedule
+from ..placements.shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
+from ..predict import Predictor
+from ..recipe.dense_update import DenseUpdate
+from ..recipe.learning_rates import LearningRates
+from ..recipe.stopping import Stopping
+from ..rows.mapped_rows import HostMemory
+from ..rows.row_optimizers import RowOptimizer
+from ..trainer import Trainer
+from ..work_threads import WorkThreads
+from .dense_optimizers import build_dense_optimizers
+from .devices import open_device
+from .resolve_config import resolve
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """Rows that a run starts with instead of its initial ones, and how far an interrupted run has come."""
+
+    rows: RowsSource
+    done: NDArray[np.int32] | None = None
+    """(num_steps,); training batch of each step so far; None: a new run."""
+    test_losses: tuple[float, ...] = ()
+    """What the scheduler of fae has seen."""
+
+
+def build_trainer(
+    shards: Shards,
+    config: TrainConfig,
+    order: BatchOrder | None = None,
+    spill_folder: Path | None = None,
+    model_source: ModelSource | None = None,
+    *,
+    start: RunStart | None = None,
+    tracks_changes: bool = False,
+) -> Trainer:
+    """Build the model, the tiers with their initial rows, and the order of batches.
+
+    Args:
+        order: order of batches to use instead of the placement's own.
+        spill_folder: folder for rows beyond ``slow_bytes``; None: that of temporary files.
+        model_source: makes the module of a user; None imports the class that ``config.model`` names.
+        start: rows to start with, and the steps that are done; what else the run has is restored by
+            `resuming.run_checkpoints`.
+        tracks_changes: whether rows that steps change are marked, for checkpoints.
+
+    Raises:
+        HotsetError: no disk space for such rows.
+        ConfigError: no such device, or a model that does not fit the shards.
+        ShardError: shards that cannot be trained on.
+    """
+    # From here on nothing is left open: a schedule on disk is compared with it, and the run records it.
+    config = resolve(shards, config)
+    device = open_device(config.device)
+    meter = Meter(device)
+    # Rows on the host are the work of all threads; a GPU takes its work from one.
+    row_threads = WorkThreads(config.threads or num_workers(0))
+    threads = WorkThreads(1) if device.type == "cuda" else row_threads
+    model, dense = _build_dense_layers(shards, config, model_source, device, threads)
+
+    folder = spill_folder or Path(tempfile.gettempdir())
+    host = HostMemory(config.slow_bytes, folder, is_planned=spills(config, shards))
+    marks_rows = tracks_changes or start is not None
+    embeddings = _build_embeddings(shards, config, device, meter, row_threads, host, marks_rows=marks_rows)
+    if start is not None:
+        restore_rows(embeddings, start.rows, are_saved=start.done is not None)
+
+    # The order of batches follows the predictor, which that of fae needs for its test loss.
+    predictor = Predictor(shards, dense, embeddings, meter, folder)
+    scheduler = ShuffleScheduler.variant(config.fae_variant) if config.placement == "fae" else None
+    order = order or _own_order(shards, config, scheduler, predictor, start.test_losses if start else ())
+    if start is not None and start.done is not None:
+        order = ResumedOrder(order, start.done)
+    source = build_step_source(shards, config, embeddings, is_resumed=start is not None)
+    # A spill file holds rows by their next use, so it is written once the whole order is known.
+    if host.is_planned:
+        assert config.slow_bytes is not None
+        source.plan_run(order.epochs(), SpillLimits(config.slow_bytes, folder))
+        if start is not None:
+            refill_stores(embeddings, start.rows)
+
+    chosen = config.optimizers(shards.embedding_optimizer)
+    optimizers = build_dense_optimizers(model, chosen, threads.num_threads, config.recipe.dense_decay)
+    num_steps = config.epochs * shards.num_training_batches
+    if config.recipe.max_steps is not None:
+        num_steps = min(num_steps, config.recipe.max_steps)
+    stopping = Stopping(config.recipe)
+    return Trainer(
+        config,
+        shards,
+        model,
+        dense,
+        optimizers,
+        embeddings,
+        order,
+        source,
+        predictor,
+        meter,
+        scheduler,
+        device,
+        threads,
+        LearningRates(config.recipe, chosen, num_steps),
+        DenseUpdate(model.parameters(), optimizers, config.recipe.clip_gradient),
+        stopping=stopping,
+        resumables={"stopping": stopping},
+    )
+
+
+def _build_dense_layers(
+    shards: Shards,
+    config: TrainConfig,
+    model_source: ModelSource | None,
+    device: torch.device,
+    threads: WorkThreads,
+) -> tuple[DenseModel, DenseStep]:
+    """Build the model with its initial parameters, and what passes it forward and backward."""
+    chosen = choose_model(config, shards.embedding_dim)
+    inputs = ModelInputs.of(shards)
+    model = build_model(chosen, inputs, config.seed, model_source, shards.least_batch_samples).to(device)
+    dtype = config.dense_dtype
+    assert dtype != "auto", "resolve chooses it"
+    return model, build_step(model, chosen, shards.tables, shards.batch_size, threads, dtype, config.seed)
+
+
+def _build_embeddings(
+    shards: Shards,
+    config: TrainConfig,
+    device: torch.device,
+    meter: Meter,
+    threads: WorkThreads,
+    host: HostMemory,
+    *,
+    marks_rows: bool,
+) -> Embeddings:
+    """Build the tiers of the placement, with the initial value of every row."""
+    chosen = config.optimizers(shards.embedding_optimizer)
+    optimizer = RowOptimizer(chosen.embedding_optimizer, chosen.embedding_lr, config.recipe.embedding_decay)
+    # The two placements that keep hot rows on the fast tier permanently.
+    if config.placement in ("fae", "lookahead"):
+        _warn_of_row_bytes(shards, optimizer)
+    placements = build_placements(config, shards)
+    embeddings = Embeddings.build(
+        shards.tables,
+        placements,
+        optimizer,
+        config.seed,
+        device,
+        meter,
+        threads,
+        host,
+        tracks_changes=marks_rows,
+    )
+    embeddings.initialize()
+    return embeddings
+
+
+def build_step_source(
+    shards: Shards, config: TrainConfig, embeddings: Embeddings, *, is_resumed: bool = False
+) -> StepSource:
+    """Build the source of a run's steps, from a schedule on disk where there is one for this run.
+
+    Args:
+        is_resumed: whether rows were restored; a schedule, which is for a run from its first step and rows
+            with their initial values, is then left alone.
+    """
+    # A plan asked for by name is made here, whatever lies on disk.
+    schedule = None
+    if config.placement == "lookahead" and config.plan == "auto" and not is_resumed:
+        schedule = Schedule.find(shards, config)
+
+    def looks_up_hot_rows_alone(number: int) -> bool:
+        return bool(shards.is_hot_only[number])
+
+    stored = StoredBatches.find(shards)
+    return StepSource(
+        embeddings,
+        shards.training_batch,
+        looks_up_hot_rows_alone,
+        is_resumed=is_resumed,
+        schedule=schedule,
+        stored=stored,
+    )
+
+
+def _own_order(
+    shards: Shards,
+    config: TrainConfig,
+    scheduler: ShuffleScheduler | None,
+    predictor: Predictor,
+    test_losses: tuple[float, ...],
+) -> BatchOrder:
+    kinds = shards.is_hot_only
+    if scheduler is None:
+        return SeededOrder(kinds, config.seed, config.epochs, is_grouped=shards.is_grouped)
+    # A resumed run makes the decisions of its scheduler once more, by the losses that it had then.
+    earlier = iter(test_losses)
+
+    def test_loss() -> float | None:
+        found = next(earlier, None)
+        return predictor.mean_loss(TEST_SAMPLES) if found is None else found
+
+    return FaeOrder(kinds, config.seed, config.epochs, scheduler, test_loss)
+
+
+def _warn_of_row_bytes(shards: Shards, optimizer: RowOptimizer) -> None:
+    """Warn where the hot rows take more bytes with this optimizer than with the one they were chosen for."""
+
+    def hot_bytes(name: str) -> int:
+        return sum(table.num_hot * row_bytes(table.embedding_dim, name) for table in shards.tables)
+
+    needed = hot_bytes(optimizer.name)
+    counted = hot_bytes(shards.embedding_optimizer)
+    if needed > counted:
+        _log.warning(
+            "the hot rows take %s with %s; the shards were packed for %s with %s",
+            format_byte_size(needed),
+            optimizer.name,
+            format_byte_size(counted),
+            shards.embedding_optimizer,
+        )
