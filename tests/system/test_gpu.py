@@ -21,13 +21,14 @@ from hotset.train.work_threads import WorkThreads
 pytestmark = pytest.mark.gpu
 
 
+@pytest.mark.parametrize("dim", [10, 16, 24, 40])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_gpu_gives_the_bits_of_the_host(name: str, rng: np.random.Generator) -> None:
+def test_the_gpu_gives_the_bits_of_the_host(name: str, dim: int, rng: np.random.Generator) -> None:
     optimizer = RowOptimizer(name, 0.03)
-    host, device = make_tier(optimizer, 3, 50, 16), make_tier(optimizer, 3, 50, 16, "cuda")
+    host, device = make_tier(optimizer, 3, 50, dim), make_tier(optimizer, 3, 50, dim, "cuda")
     for _ in range(3):
         lookups = draw_lookups(host, 500, rng)
-        grad_PD = torch.from_numpy(rng.normal(size=(1500, 16)).astype(np.float32))
+        grad_PD = torch.from_numpy(rng.normal(size=(1500, dim)).astype(np.float32))
         step(NumbaRows(optimizer, WorkThreads(1)), host, lookups, grad_PD)
         step(TorchRows(optimizer, device.device), device, lookups, grad_PD.cuda())
     assert torch.equal(host.weights_SD, device.weights_SD.cpu())

@@ -53,7 +53,8 @@ class GraphStep:
             set_mode(self._model, is_training=True)
             logit_B = _logits(self._model, batch.dense_BK.to(device), embeddings, self.dtype)
             loss_sum = binary_cross_entropy_with_logits(logit_B, batch.label_B.to(device), reduction="sum")
-            (loss_sum / self._batch_size).backward()  # type: ignore[no-untyped-call]
+            # A tensor, because torch on a GPU multiplies by the reciprocal of a number.
+            (loss_sum / torch.full_like(loss_sum, self._batch_size)).backward()  # type: ignore[no-untyped-call]
         for emb_BFd in embeddings:
             # A table that the model does not use has a gradient of zero.
             if emb_BFd.grad is None:

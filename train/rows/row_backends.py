@@ -201,7 +201,7 @@ class TorchRows:
         num_features: int,
     ) -> torch.Tensor:
         rows, bags = self._on(grad_PD.device, rows_N, bags_N)
-        sums_ND = _segment_sums(rows, bags, grad_PD, BLOCK_SAMPLES * num_features)
+        sums_ND = segment_sums(rows, bags, grad_PD, BLOCK_SAMPLES * num_features)
         return sums_ND[:num_rows]
 
     @staticmethod
@@ -223,7 +223,7 @@ def _served(lookups: LookupsByRow, slots_U: NDArray[np.int64]) -> tuple[NDArray[
     return slots_N[is_served], lookups.order_N[is_served].astype(np.int64)
 
 
-def _segment_sums(
+def segment_sums(
     rows_N: torch.Tensor, positions_N: torch.Tensor, grad_PD: torch.Tensor, block_positions: int
 ) -> torch.Tensor:
     """Sum gradients within (row, block) and then within rows, each serially in sample order.

@@ -66,6 +66,15 @@ class RowOptimizer:
         """``sqrt(1 - b2**t)`` for t = 0, 1, ... until float32 sees no change; entry 0 is unused."""
         return np.concatenate([np.ones(1), np.sqrt(1 - self._adam_powers[1])]).astype(np.float32)
 
+    def step_rates(self, lr: float) -> NDArray[np.float32]:
+        """The numbers of a step with this learning rate, as many for any: those of Adam, else the rate."""
+        return self.adam_step_sizes(lr) if self.name == "adam" else np.array([lr], np.float32)
+
+    @property
+    def root_scales(self) -> NDArray[np.float32]:
+        """Those of Adam, none for others."""
+        return self.adam_root_scales if self.name == "adam" else np.empty(0, np.float32)
+
     @cached_property
     def _adam_powers(self) -> list[NDArray[np.float64]]:
         """Powers of both betas, by repeated products in float64, as powers differ between machines."""

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from . import row_updates
 from .row_optimizers import ADAM_BETAS, MOMENTUM, RowOptimizer
 
-_ADAM_KEEP = np.array(ADAM_BETAS, np.float32)
-_ADAM_TAKE = (1 - np.array(ADAM_BETAS)).astype(np.float32)
+ADAM_KEEP = np.array(ADAM_BETAS, np.float32)
+"""Shares of Adam's two averages that stay."""
+ADAM_TAKE = (1 - np.array(ADAM_BETAS)).astype(np.float32)
+"""Shares of the gradient and of its square that are added to them."""
 
 
 def step_with_numba(
@@ -47,23 +49,22 @@ def step_with_numba(
     elif optimizer.name == "adam":
         step_sizes, root_scales = optimizer.adam_step_sizes(rate), optimizer.adam_root_scales
         row_updates.apply_adam(
-            weights_SD, state_SW, slots_U, sums_UD, _ADAM_KEEP, _ADAM_TAKE, step_sizes, root_scales, eps
+            weights_SD, state_SW, slots_U, sums_UD, ADAM_KEEP, ADAM_TAKE, step_sizes, root_scales, eps
         )
     else:
-        squares = np.empty(_fold_width(weights_SD.shape[1]), np.float32)
+        squares = np.empty(fold_width(weights_SD.shape[1]), np.float32)
         row_updates.apply_rowwise_adagrad(weights_SD, state_SW, slots_U, sums_UD, lr, eps, squares)
 
 
 class TorchStep:
-    """The same step on any device; its tables are copied there when the learning rate changes."""
+    """The same step on any device; its numbers are copied there when the learning rate changes."""
 
     def __init__(self, optimizer: RowOptimizer, device: torch.device) -> None:
         self._optimizer = optimizer
         self._device = device
-        self._lr = math.nan
+        self._rate = math.nan
         """Learning rate of the last step."""
-        if optimizer.name == "adam":
-            self._root_scales_T = torch.from_numpy(optimizer.adam_root_scales).to(device)
+        self._root_scales_T = torch.from_numpy(optimizer.root_scales).to(device)
 
     def __call__(
         self,
@@ -73,71 +74,96 @@ class TorchStep:
         grad_UD: torch.Tensor,
         rate: float | None = None,
     ) -> None:
-        """Update rows ``slots_U``; a slot may occur twice with equal gradients.
+        """Update rows ``slots_U``, none twice.
 
         Args:
             rate: learning rate of this step, a float32; None: that of the optimizer.
         """
-        optimizer = self._optimizer
-        self._set_rate(optimizer.lr if rate is None else rate)
-        weights_UD = weights_SD.index_select(0, slots_U)
-        if optimizer.decay:
-            grad_UD = grad_UD + weights_UD * optimizer.decay
-        if optimizer.name == "sgd":
-            weights_SD.index_copy_(0, slots_U, weights_UD - grad_UD * self._lr)
-            return
-        # Read, compute, write: a slot that occurs twice is written twice with the same values.
-        state_UW = state_SW.index_select(0, slots_U)
-        state_UW, change_UD = (
-            self._adam(state_UW, grad_UD) if optimizer.name == "adam" else self._others(state_UW, grad_UD)
+        rate = self._optimizer.lr if rate is None else rate
+        if rate != self._rate:
+            self._rate = rate
+            self._rates_T = torch.from_numpy(self._optimizer.step_rates(rate)).to(self._device)
+        step_with_torch(
+            self._optimizer, weights_SD, state_SW, slots_U, grad_UD, self._rates_T, self._root_scales_T
         )
-        state_SW.index_copy_(0, slots_U, state_UW)
-        weights_SD.index_copy_(0, slots_U, weights_UD - change_UD)
 
-    def _set_rate(self, rate: float) -> None:
-        if rate != self._lr and self._optimizer.name == "adam":
-            self._step_sizes_T = torch.from_numpy(self._optimizer.adam_step_sizes(rate)).to(self._device)
-        self._lr = rate
 
-    def _others(self, state_UW: torch.Tensor, grad_UD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._optimizer.name == "momentum":
-            state_UW = state_UW * MOMENTUM + grad_UD
-            return state_UW, state_UW * self._lr
+def step_with_torch(
+    optimizer: RowOptimizer,
+    weights_SD: torch.Tensor,
+    state_SW: torch.Tensor,
+    slots_U: torch.Tensor,
+    grad_UD: torch.Tensor,
+    rates_T: torch.Tensor,
+    root_scales_T: torch.Tensor,
+) -> None:
+    """Update rows ``slots_U``, none twice, without waiting for the device.
+
+    Args:
+        optimizer: that of the rows.
+        weights_SD: updated.
+        state_SW: updated.
+        slots_U: int64.
+        grad_UD: gradient of each row.
+        rates_T: `RowOptimizer.step_rates` of the step.
+        root_scales_T: `RowOptimizer.root_scales`.
+    """
+    weights_UD = weights_SD.index_select(0, slots_U)
+    if optimizer.decay:
+        grad_UD = grad_UD + weights_UD * optimizer.decay
+    if optimizer.name == "sgd":
+        weights_SD.index_copy_(0, slots_U, weights_UD - grad_UD * rates_T[0])
+        return
+    state_UW = state_SW.index_select(0, slots_U)
+    if optimizer.name == "adam":
+        state_UW, change_UD = _adam(state_UW, grad_UD, rates_T, root_scales_T, optimizer.eps)
+    elif optimizer.name == "momentum":
+        state_UW = state_UW * MOMENTUM + grad_UD
+        change_UD = state_UW * rates_T[0]
+    else:
         squares = grad_UD * grad_UD
-        if self._optimizer.name == "rowwise-adagrad":
-            squares = _folded_mean(squares)
-        state_UW = state_UW + squares
-        return state_UW, grad_UD * self._lr / (_exact_sqrt(state_UW) + self._optimizer.eps)
+        state_UW = state_UW + (_folded_mean(squares) if optimizer.name == "rowwise-adagrad" else squares)
+        change_UD = grad_UD * rates_T[0] / (exact_sqrt(state_UW) + optimizer.eps)
+    state_SW.index_copy_(0, slots_U, state_UW)
+    weights_SD.index_copy_(0, slots_U, weights_UD - change_UD)
 
-    def _adam(self, state_UW: torch.Tensor, grad_UD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        dim = grad_UD.shape[1]
-        steps_U1 = state_UW[:, 2 * dim :] + 1
-        steps_U = steps_U1.squeeze(1).long()
-        step_sizes_U, root_scales_U = (
-            table_T[steps_U.clamp(max=table_T.numel() - 1)]
-            for table_T in (self._step_sizes_T, self._root_scales_T)
-        )
-        # Python floats that hold the float32 values: torch rounds a product with one as with a float32.
-        keep = _ADAM_KEEP.tolist()
-        take = _ADAM_TAKE.tolist()
-        mean_UD = state_UW[:, :dim] * keep[0] + grad_UD * take[0]
-        square_UD = state_UW[:, dim : 2 * dim] * keep[1] + grad_UD * grad_UD * take[1]
-        root_UD = _exact_sqrt(square_UD) / root_scales_U.unsqueeze(1) + self._optimizer.eps
-        change_UD = mean_UD * step_sizes_U.unsqueeze(1) / root_UD
-        return torch.cat([mean_UD, square_UD, steps_U1], dim=1), change_UD
+
+def _adam(
+    state_UW: torch.Tensor,
+    grad_UD: torch.Tensor,
+    step_sizes_T: torch.Tensor,
+    root_scales_T: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The state after a step, and what is subtracted from the weights."""
+    dim = grad_UD.shape[1]
+    steps_U1 = state_UW[:, 2 * dim :] + 1
+    steps_U = steps_U1.squeeze(1).long()
+    step_sizes_U, root_scales_U = (
+        table_T[steps_U.clamp(max=table_T.numel() - 1)] for table_T in (step_sizes_T, root_scales_T)
+    )
+    # Python floats that hold the float32 values: torch rounds a product with one as with a float32.
+    keep = ADAM_KEEP.tolist()
+    take = ADAM_TAKE.tolist()
+    mean_UD = state_UW[:, :dim] * keep[0] + grad_UD * take[0]
+    square_UD = state_UW[:, dim : 2 * dim] * keep[1] + grad_UD * grad_UD * take[1]
+    root_UD = exact_sqrt(square_UD) / root_scales_U.unsqueeze(1) + eps
+    change_UD = mean_UD * step_sizes_U.unsqueeze(1) / root_UD
+    return torch.cat([mean_UD, square_UD, steps_U1], dim=1), change_UD
 
 
 def _folded_mean(squares_UD: torch.Tensor) -> torch.Tensor:
     """(U, D) -> (U, 1): mean over the columns, added in halves as ``apply_rowwise_adagrad`` does."""
     dim = squares_UD.shape[1]
-    folded = torch.nn.functional.pad(squares_UD, (0, _fold_width(dim) - dim))
+    folded = torch.nn.functional.pad(squares_UD, (0, fold_width(dim) - dim))
     while folded.shape[1] > 1:
         half = folded.shape[1] // 2
         folded = folded[:, :half] + folded[:, half:]
-    return folded / dim
+    # On a GPU torch multiplies by the reciprocal of a number, which is off by a bit where it is inexact.
+    return folded / torch.full_like(folded, dim)
 
 
-def _exact_sqrt(values: torch.Tensor) -> torch.Tensor:
+def exact_sqrt(values: torch.Tensor) -> torch.Tensor:
     """Float32 square roots, correctly rounded: torch's own on the CPU is off by a bit in one of six.
 
     Through float64, whose error is too small to cross a rounding boundary of float32 here.
@@ -145,5 +171,6 @@ def _exact_sqrt(values: torch.Tensor) -> torch.Tensor:
     return values.double().sqrt().float()
 
 
-def _fold_width(dim: int) -> int:
+def fold_width(dim: int) -> int:
+    """The power of two from ``dim`` up."""
     return 1 << (dim - 1).bit_length()
