@@ -45,6 +45,7 @@ FLOORS = {
         "run_folder",
         "predict checkpoints",
         "execution model_building",
+        "gpu_kernels",
         "placements",
         "spill",
         "exchange",

@@ -1,0 +1,144 @@
+"""Batches for kernels of a GPU: lists as they are stored, poison behind their ends, and what is in them."""
+
+# ruff: noqa: N815  (arrays carry shape suffixes)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hotset.pipeline.formats.lookup_files import lookup_batch, lookup_schema, stored_lookups
+from hotset.stats.batches.batch_lookups import of_matrix
+from hotset.stats.batches.lookups_by_row import LookupsByRow, group_lookups
+from hotset.train.gpu_kernels.batch_lists import (
+    BatchLists,
+    BatchRoom,
+    DecodedBatch,
+    RowTensors,
+    SlotLayout,
+    StepNumbers,
+)
+from hotset.train.rows.row_optimizers import RowOptimizer
+from hotset.train.rows.tiers import Layout
+
+POISON = 0x7F7F7F7F
+"""An integer that lies outside of everything, and of whose bits a float32 of 3e38 is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnBatch:
+    """A batch for kernels, and the same for the kernels of the host."""
+
+    lists: BatchLists
+    decoded: DecodedBatch
+    layout: SlotLayout
+    ids_BF: NDArray[np.int32]
+    slots_BF: NDArray[np.int32]
+    """Wanted slot of each lookup, without padding."""
+    by_row: LookupsByRow
+    """Lookups by position."""
+    slots_U: NDArray[np.int64]
+    """Wanted slot of each distinct row."""
+    num_slots: int
+    room: BatchRoom
+
+
+def draw_batch(
+    ids_BF: NDArray[np.int32],
+    num_hot: NDArray[np.int64],
+    rng: np.random.Generator,
+    *,
+    num_padding: int = 0,
+    device: torch.device | None = None,
+) -> DrawnBatch:
+    """Make the batch of these ids: rows below ``num_hot`` live on the fast tier, the others are staged.
+
+    One in ten of the staged rows has no slot.
+    """
+    device = device or torch.device("cpu")
+    num_samples, num_tables = ids_BF.shape
+    num_rows = np.maximum(ids_BF.max(axis=0, initial=0).astype(np.int64) + 1, num_hot)
+    layout = Layout.of([0] * num_tables, num_hot.tolist())
+    by_row = group_lookups(of_matrix(ids_BF.reshape(-1), num_rows))
+    slots_U, num_staged = layout.slots_of(by_row)
+    is_staged = slots_U < 0
+    staged = rng.permutation(num_staged).astype(np.int32) + np.int32(layout.num_own_slots)
+    staged[rng.random(num_staged) < 0.1] = -1
+    slots_U[is_staged] = staged
+    tables_U = np.repeat(np.arange(num_tables), np.diff(by_row.first_F1))
+    staged_of_table = np.bincount(tables_U[is_staged], minlength=num_tables)
+
+    room = BatchRoom(num_samples + num_padding, num_tables, by_row.num_rows + 5, 40, num_staged + 3)
+    lists = _stored_lists(ids_BF, num_rows, room, device)
+    _fill(lists.staged_C, staged)
+    _fill(lists.staged_offsets_F1, np.concatenate([[0], np.cumsum(staged_of_table)]))
+    decoded = DecodedBatch(*map(poisoned, room.new_decoded(device)))
+    slots_N = np.empty(by_row.order_N.size, np.int32)
+    slots_N[by_row.order_N] = np.repeat(slots_U, by_row.counts_U)
+    return DrawnBatch(
+        lists,
+        decoded,
+        SlotLayout.of(layout, device),
+        ids_BF,
+        slots_N.reshape(num_samples, num_tables),
+        by_row,
+        slots_U,
+        layout.num_own_slots + num_staged,
+        room,
+    )
+
+
+def draw_ids(num_samples: int, num_tables: int, num_rows: int, rng: np.random.Generator) -> NDArray[np.int32]:
+    """Draw (B, F) ids, few of them often."""
+    ids = np.minimum(rng.zipf(1.3, (num_samples, num_tables)) - 1, num_rows - 1)
+    return ids.astype(np.int32)
+
+
+def draw_rows(
+    optimizer: RowOptimizer, num_slots: int, dim: int, rng: np.random.Generator, device: torch.device
+) -> RowTensors:
+    """Draw rows and a state such as their optimizer leaves."""
+    weights = rng.normal(size=(num_slots, dim)).astype(np.float32)
+    state = np.square(rng.normal(size=(num_slots, optimizer.state_width(dim)))).astype(np.float32)
+    if optimizer.name == "adam":
+        state[:, -1] = rng.integers(0, 400, num_slots)
+    return RowTensors(torch.from_numpy(weights).to(device), torch.from_numpy(state).to(device))
+
+
+def numbers_of(optimizer: RowOptimizer, device: torch.device) -> StepNumbers:
+    """The numbers of a step at the optimizer's own rate."""
+    rates = torch.from_numpy(optimizer.step_rates(optimizer.lr)).to(device)
+    return StepNumbers(rates, torch.from_numpy(optimizer.root_scales).to(device))
+
+
+def poisoned(tensor: torch.Tensor) -> torch.Tensor:
+    """Fill a tensor with what no kernel may use, and return it."""
+    return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor.fill_(POISON & 0x7F7F)
+
+
+def _stored_lists(
+    ids_BF: NDArray[np.int32], num_rows: NDArray[np.int64], room: BatchRoom, device: torch.device
+) -> BatchLists:
+    num_samples, num_tables = ids_BF.shape
+    lookups = of_matrix(ids_BF.reshape(-1), num_rows)
+    record = lookup_batch(
+        lookup_schema(room.num_samples), group_lookups(lookups, is_local=True), lookups.offsets_F1
+    )
+    stored = stored_lookups(record, num_tables)
+    lists = BatchLists(*map(poisoned, room.new_lists(device)))
+    _fill(lists.num_samples_1, np.array([num_samples]))
+    _fill(lists.order_N, stored.order)
+    _fill(lists.order_offsets_F1, stored.order_offsets)
+    _fill(lists.rows_U, stored.rows)
+    _fill(lists.row_offsets_F1, stored.row_offsets)
+    _fill(lists.starts_U, stored.starts)
+    _fill(lists.long_rows_L, stored.long_rows)
+    _fill(lists.long_offsets_F1, stored.long_offsets)
+    return lists
+
+
+def _fill(tensor: torch.Tensor, values: NDArray[np.generic]) -> None:
+    tensor[: values.size] = torch.from_numpy(values.astype(np.int64)).to(tensor.dtype).to(tensor.device)

@@ -1,0 +1,183 @@
+"""Kernels around the dense layers compute what the host does, with torch and in Triton; `dense_rule`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from hotset.tests.support.device_batches import poisoned
+from hotset.train.gpu_kernels.dense_rule import DenseOptimizerName, DenseRule
+from hotset.train.gpu_kernels.dense_twins import BIAS_BLOCK, LOSS_BLOCK
+from hotset.train.gpu_kernels.kernel_table import kernel_of
+from hotset.train.model import dense_kernels
+
+F32 = np.float32
+TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3}
+"""Of the norm; Triton's interpreter multiplies bfloat16 wrongly."""
+
+
+def draw(
+    shape: tuple[int, ...], rng: np.random.Generator, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    return torch.from_numpy(rng.normal(size=shape).astype(F32)).to(device).to(dtype)
+
+
+def assert_near(found: torch.Tensor, wanted: NDArray[np.float64], tolerance: float) -> None:
+    difference = np.linalg.norm(found.cpu().double().numpy() - wanted)
+    assert difference <= tolerance * np.linalg.norm(wanted)
+
+
+def naive_vectors(
+    weights: torch.Tensor, slots_BF: torch.Tensor, bottom: torch.Tensor | None, dtype: torch.dtype
+) -> NDArray[np.float64]:
+    """(B, V, D) vectors, rounded to a type."""
+    rows = weights.cpu()[slots_BF.cpu().long().clamp(min=0)].clone()
+    rows[slots_BF.cpu() < 0] = 0
+    vectors = rows.to(dtype).double()
+    if bottom is not None:
+        vectors = torch.cat([bottom.cpu().double().unsqueeze(1), vectors], 1)
+    return vectors.numpy()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    ("num_samples", "num_padding", "num_tables", "dim", "has_bottom"),
+    [(5, 2, 26, 16, True), (3, 0, 4, 10, True), (2, 1, 17, 64, False), (1, 0, 26, 128, True)],
+)
+def test_dots_of_all_pairs_and_their_gradients(
+    num_samples: int,
+    num_padding: int,
+    num_tables: int,
+    dim: int,
+    has_bottom: bool,
+    dtype: torch.dtype,
+    engine: str,
+    device: torch.device,
+    rng: np.random.Generator,
+) -> None:
+    room = num_samples + num_padding
+    weights = draw((50, dim), rng, torch.float32, device)
+    slots_BF = torch.from_numpy(rng.integers(-1, 50, (room, num_tables)).astype(np.int32)).to(device)
+    bottom = draw((room, dim), rng, dtype, device) if has_bottom else None
+    num_samples_1 = torch.tensor([num_samples], dtype=torch.int32, device=device)
+    num_passed = dim if has_bottom else 0
+    num_vectors = num_tables + has_bottom
+    num_inputs = num_passed + num_vectors * (num_vectors - 1) // 2
+    padded = -(-num_inputs // 16) * 16
+    inputs = poisoned(torch.empty(room, padded, dtype=dtype, device=device))
+    kernel_of("gather_dots", engine)(weights, slots_BF, num_samples_1, bottom, inputs)
+
+    vectors = naive_vectors(weights, slots_BF, bottom, dtype)[:num_samples]
+    rows, columns = np.tril_indices(num_vectors, -1)
+    dots = np.einsum("bvd,bwd->bvw", vectors, vectors)[:, rows, columns]
+    assert_near(inputs[:num_samples, num_passed:num_inputs], dots, TOLERANCE[dtype])
+    if bottom is not None:
+        assert torch.equal(inputs[:num_samples, :dim], bottom[:num_samples])
+    assert not inputs[num_samples:].any() and not inputs[:, num_inputs:].any()
+
+    grad_BP = draw((room, padded), rng, dtype, device)
+    grad_BFD = poisoned(torch.empty(room, num_tables, dim, device=device))
+    bottom_grad = None if bottom is None else poisoned(torch.empty_like(bottom))
+    kernel_of("gather_dots_backward", engine)(
+        weights, slots_BF, num_samples_1, bottom, grad_BP, grad_BFD, bottom_grad
+    )
+    grads = grad_BP[:num_samples].cpu().double().numpy()
+    symmetric = np.zeros((num_samples, num_vectors, num_vectors))
+    symmetric[:, rows, columns] = grads[:, num_passed:num_inputs]
+    wanted = (symmetric + symmetric.transpose(0, 2, 1)) @ vectors
+    assert_near(grad_BFD[:num_samples], wanted[:, num_vectors - num_tables :], TOLERANCE[dtype])
+    if bottom_grad is not None:
+        assert_near(bottom_grad[:num_samples], wanted[:, 0] + grads[:, :dim], TOLERANCE[dtype])
+        assert not bottom_grad[num_samples:].any()
+
+
+@pytest.mark.parametrize(("num_samples", "num_padding"), [(1, 0), (700, 3), (1500, 0)])
+def test_the_loss_and_its_gradient_are_those_of_the_host(
+    num_samples: int, num_padding: int, engine: str, device: torch.device, rng: np.random.Generator
+) -> None:
+    room = num_samples + num_padding
+    logits = draw((room,), rng, torch.float32, device) * 30
+    labels = torch.from_numpy((rng.random(room) < 0.3).astype(F32)).to(device)
+    logits[num_samples:], labels[num_samples:] = float("nan"), float("nan")
+    grad_B = poisoned(torch.empty(room, device=device))
+    loss_1 = poisoned(torch.empty(1, dtype=torch.float64, device=device))
+    partials = poisoned(torch.empty(-(-room // LOSS_BLOCK), dtype=torch.float64, device=device))
+    count_1 = torch.tensor([num_samples], dtype=torch.int32, device=device)
+    kernel_of("logistic_loss", engine)(logits, labels, count_1, 1 / 2048, grad_B, partials, loss_1)
+    wanted = np.empty(num_samples, F32)
+    loss = dense_kernels.logistic_loss(
+        logits[:num_samples].cpu().numpy(), labels[:num_samples].cpu().numpy(), F32(1 / 2048), wanted
+    )
+    np.testing.assert_allclose(loss_1.cpu().numpy(), [loss], rtol=1e-6)
+    np.testing.assert_allclose(grad_B[:num_samples].cpu().numpy(), wanted, rtol=1e-6, atol=1e-30)
+    assert not grad_B[num_samples:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(("num_samples", "num_outputs"), [(1, 1), (300, 70), (513, 64)])
+def test_gradients_pass_where_relu_did(
+    num_samples: int,
+    num_outputs: int,
+    dtype: torch.dtype,
+    engine: str,
+    device: torch.device,
+    rng: np.random.Generator,
+) -> None:
+    outputs = draw((num_samples, num_outputs), rng, dtype, device).clamp(min=0)
+    grad = draw((num_samples, num_outputs), rng, dtype, device)
+    wanted = torch.where(outputs > 0, grad, 0.0)
+    bias_grad = poisoned(torch.empty(num_outputs, device=device))
+    partials = poisoned(torch.empty(-(-num_samples // BIAS_BLOCK), num_outputs, device=device))
+    kernel_of("relu_backward", engine)(grad, outputs, partials, bias_grad)
+    assert torch.equal(grad, wanted)
+    assert_near(bias_grad, wanted.cpu().double().numpy().sum(0), 1e-6)
+
+
+def naive_step(
+    rule: DenseRule, rates: NDArray[F32], weights: NDArray[F32], grad: NDArray[F32], states: NDArray[F32]
+) -> NDArray[F32]:
+    """The new weights; states are updated."""
+    new: NDArray[F32]
+    if rule.decay:
+        grad = grad + weights * F32(rule.decay)
+    if rule.name == "sgd":
+        new = weights - grad * rates[0]
+        return new
+    if rule.name == "adagrad":
+        states[0] += grad * grad
+        new = weights - grad * rates[0] / (np.sqrt(states[0]) + F32(rule.eps))
+        return new
+    for state, keep, take, value in zip(states, rule.keep, rule.take, (grad, grad * grad), strict=True):
+        state[:] = state * F32(keep) + value * F32(take)
+    new = weights - states[0] * rates[0] / (np.sqrt(states[1]) / rates[1] + F32(rule.eps))
+    return new
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_a_step_of_all_dense_parameters_rounds_every_operation(
+    name: DenseOptimizerName, decay: float, engine: str, device: torch.device, rng: np.random.Generator
+) -> None:
+    rule = DenseRule(name, decay)
+    weights = draw((2500,), rng, torch.float32, device)
+    states = torch.zeros(rule.num_states, 2500, device=device)
+    rounded = poisoned(torch.empty(2500, dtype=torch.bfloat16, device=device))
+    wanted, wanted_states = weights.cpu().numpy().copy(), states.cpu().numpy().copy()
+    module = torch.nn.Parameter(weights.cpu().clone())
+    kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
+    peer = kinds[name]([module], lr=0.02, weight_decay=decay)
+    for step in (1, 2, 3):
+        grad = draw((2500,), rng, torch.float32, device)
+        rates = rule.rates(0.02, step)
+        numbers = torch.from_numpy(rates).to(device)
+        kernel_of("step_dense", engine)(rule, numbers, weights, grad, states, rounded)
+        wanted = naive_step(rule, rates, wanted, grad.cpu().numpy(), wanted_states)
+        module.grad = grad.cpu()
+        peer.step()
+    np.testing.assert_array_equal(weights.cpu().numpy(), wanted)
+    np.testing.assert_array_equal(states.cpu().numpy(), wanted_states)
+    assert torch.equal(rounded, weights.bfloat16())
+    # Torch's own optimizer is the same formula in another order of operations.
+    np.testing.assert_allclose(wanted, module.detach().numpy(), rtol=1e-4, atol=1e-6)

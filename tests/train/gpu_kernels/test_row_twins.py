@@ -1,0 +1,222 @@
+"""Kernels over rows give the bits of the host's, with torch and in Triton: `row_twins`, `batch_lists`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from hotset.stats.ranking.row_bytes import OPTIMIZERS
+from hotset.tests.support.device_batches import (
+    DrawnBatch,
+    draw_batch,
+    draw_ids,
+    draw_rows,
+    numbers_of,
+    poisoned,
+)
+from hotset.train.gpu_kernels.batch_lists import BatchRoom, RowMoves, RowTensors, SeedTables, SlotLayout
+from hotset.train.gpu_kernels.kernel_table import kernel_of
+from hotset.train.rows import row_kernels
+from hotset.train.rows.initial_values import InitialValues
+from hotset.train.rows.row_kernels import BLOCK_SAMPLES
+from hotset.train.rows.row_optimizers import RowOptimizer
+from hotset.train.rows.row_steps import step_with_numba
+from hotset.train.rows.tiers import Layout
+
+SHAPES = [(37, 3, 5), (1, 1, 0), (130, 2, 6)]
+"""Samples, tables and samples of padding."""
+
+
+def drawn(
+    shape: tuple[int, int, int], rng: np.random.Generator, device: torch.device, engine: str
+) -> DrawnBatch:
+    num_samples, num_tables, num_padding = shape
+    ids_BF = draw_ids(num_samples, num_tables, 50, rng)
+    num_hot = np.full(num_tables, 8)
+    return decoded(draw_batch(ids_BF, num_hot, rng, num_padding=num_padding, device=device), engine)
+
+
+def decoded(batch: DrawnBatch, engine: str) -> DrawnBatch:
+    kernel_of("decode_batch", engine)(batch.lists, batch.layout, batch.decoded)
+    return batch
+
+
+def draw_gradients(batch: DrawnBatch, dim: int, rng: np.random.Generator) -> torch.Tensor:
+    """Gradients of the batch, and poison behind it."""
+    room = batch.room
+    grad_BFD = poisoned(torch.empty(room.num_samples, room.num_tables, dim))
+    values = rng.normal(size=(*batch.ids_BF.shape, dim)).astype(np.float32)
+    grad_BFD[: batch.ids_BF.shape[0]] = torch.from_numpy(values)
+    return grad_BFD.to(batch.lists.order_N.device)
+
+
+def numba_sums(
+    batch: DrawnBatch, grad_BFD: torch.Tensor, slots_U: NDArray[np.int64]
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Sums of the rows that have a slot, and their slots."""
+    num_samples, num_tables = batch.ids_BF.shape
+    grad_PD = grad_BFD.cpu().numpy()[:num_samples].reshape(num_samples * num_tables, -1)
+    sums = np.empty((slots_U.size + 1, grad_PD.shape[1]), np.float32)
+    slots = np.empty(slots_U.size, np.int64)
+    block = BLOCK_SAMPLES * num_tables
+    count = row_kernels.sum_gradients(grad_PD, batch.by_row, slots_U, block, 0, slots_U.size, sums, slots)
+    return sums[:count], slots[:count]
+
+
+def assert_steps_as_numba(
+    batch: DrawnBatch, dim: int, optimizer: RowOptimizer, engine: str, rng: np.random.Generator
+) -> None:
+    device = batch.lists.order_N.device
+    rows = draw_rows(optimizer, batch.num_slots, dim, rng, device)
+    weights, state = (each.cpu().numpy().copy() for each in rows)
+    grad_BFD = draw_gradients(batch, dim, rng)
+    partials = poisoned(batch.room.new_partials(dim, device))
+    numbers = numbers_of(optimizer, device)
+    kernel_of("sum_and_step", engine)(
+        batch.lists, batch.decoded, grad_BFD, partials, optimizer, numbers, rows
+    )
+    sums, slots = numba_sums(batch, grad_BFD, batch.slots_U)
+    step_with_numba(optimizer, weights, state, slots, sums)
+    np.testing.assert_array_equal(rows.weights_SD.cpu().numpy(), weights)
+    np.testing.assert_array_equal(rows.state_SW.cpu().numpy(), state)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_decoding_finds_the_slot_of_every_lookup(
+    shape: tuple[int, int, int], engine: str, device: torch.device, rng: np.random.Generator
+) -> None:
+    batch = drawn(shape, rng, device, engine)
+    num_samples, num_rows = shape[0], batch.by_row.num_rows
+    starts = np.concatenate([[0], np.cumsum(batch.by_row.counts_U)])
+    np.testing.assert_array_equal(batch.decoded.slots_BF[:num_samples].cpu(), batch.slots_BF)
+    assert bool((batch.decoded.slots_BF[num_samples:] == -1).all())
+    np.testing.assert_array_equal(batch.decoded.slots_U[:num_rows].cpu(), batch.slots_U)
+    np.testing.assert_array_equal(batch.decoded.starts_U1[: num_rows + 1].cpu(), starts)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_are_gathered_by_their_slots(
+    shape: tuple[int, int, int], engine: str, device: torch.device, rng: np.random.Generator
+) -> None:
+    batch = drawn(shape, rng, device, engine)
+    weights = draw_rows(RowOptimizer("sgd", 0.1), batch.num_slots, 10, rng, device).weights_SD
+    vectors_BFD = poisoned(torch.empty(batch.room.num_samples, shape[1], 10, device=device))
+    kernel_of("gather_rows", engine)(weights, batch.decoded.slots_BF, batch.lists.num_samples_1, vectors_BFD)
+    wanted = np.zeros(vectors_BFD.shape, np.float32)
+    is_here = batch.slots_BF >= 0
+    wanted[: shape[0]][is_here] = weights.cpu().numpy()[batch.slots_BF[is_here]]
+    np.testing.assert_array_equal(vectors_BFD.cpu(), wanted)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_gives_the_bits_of_numba(
+    name: str, shape: tuple[int, int, int], engine: str, device: torch.device, rng: np.random.Generator
+) -> None:
+    optimizer = RowOptimizer(name, 0.03, 0.1 if shape[1] == 2 else 0.0)
+    dim = {1: 3, 2: 10, 3: 16}[shape[1]]
+    assert_steps_as_numba(drawn(shape, rng, device, engine), dim, optimizer, engine, rng)
+
+
+@pytest.mark.parametrize("name", ["sgd", "rowwise-adagrad"])
+def test_rows_with_long_lists_take_the_same_steps(
+    name: str, engine: str, device: torch.device, rng: np.random.Generator
+) -> None:
+    ids_BF = np.minimum(draw_ids(600, 2, 50, rng), 3)
+    batch = decoded(draw_batch(ids_BF, np.array([2, 4]), rng, num_padding=50, device=device), engine)
+    assert int(batch.lists.long_offsets_F1[-1]) == 2
+    assert_steps_as_numba(batch, 16, RowOptimizer(name, 0.03), engine, rng)
+
+
+def test_sums_and_steps_apart_are_those_at_once(
+    engine: str, device: torch.device, rng: np.random.Generator
+) -> None:
+    ids_BF = np.minimum(draw_ids(400, 2, 50, rng), 9)
+    batch = decoded(draw_batch(ids_BF, np.array([2, 5]), rng, num_padding=5, device=device), engine)
+    grad_BFD = draw_gradients(batch, 16, rng)
+    sums_UD = poisoned(torch.empty(batch.room.num_rows, 16, device=device))
+    partials = poisoned(batch.room.new_partials(16, device))
+    kernel_of("sum_gradients", engine)(batch.lists, batch.decoded, grad_BFD, partials, sums_UD)
+    num_rows = batch.by_row.num_rows
+    wanted, _ = numba_sums(batch, grad_BFD, np.arange(num_rows))
+    np.testing.assert_array_equal(sums_UD[:num_rows].cpu(), wanted)
+
+    optimizer = RowOptimizer("adam", 0.03)
+    at_once = draw_rows(optimizer, batch.num_slots, 16, rng, device)
+    apart = RowTensors(*(each.clone() for each in at_once))
+    numbers = numbers_of(optimizer, device)
+    kernel_of("sum_and_step", engine)(
+        batch.lists, batch.decoded, grad_BFD, partials, optimizer, numbers, at_once
+    )
+    count_1 = batch.lists.row_offsets_F1[-1:]
+    kernel_of("step_rows", engine)(count_1, batch.decoded.slots_U, sums_UD, optimizer, numbers, apart)
+    assert torch.equal(apart.weights_SD, at_once.weights_SD) and torch.equal(apart.state_SW, at_once.state_SW)
+
+
+@pytest.mark.slow
+def test_a_row_with_sixty_thousand_lookups_takes_the_step_of_numba(
+    engine: str, device: torch.device, rng: np.random.Generator
+) -> None:
+    ids_BF = (rng.random((65_536, 1)) < 0.08).astype(np.int32)
+    batch = decoded(draw_batch(ids_BF, np.array([2]), rng, device=device), engine)
+    assert batch.by_row.counts_U.max() > 60_000
+    assert_steps_as_numba(batch, 16, RowOptimizer("sgd", 0.03), engine, rng)
+
+
+def draw_moves(
+    num_moves: int, num_sources: int, num_targets: int, rng: np.random.Generator, device: torch.device
+) -> RowMoves:
+    """Moves with poison behind them."""
+    moves = RowMoves(
+        torch.tensor([num_moves], dtype=torch.int32),
+        *(poisoned(torch.empty(num_moves + 4, dtype=torch.int32)) for _ in range(2)),
+    )
+    for each, most in ((moves.sources_N, num_sources), (moves.targets_N, num_targets)):
+        each[:num_moves] = torch.from_numpy(rng.permutation(most)[:num_moves].astype(np.int32))
+    return RowMoves(*(each.to(device) for each in moves))
+
+
+@pytest.mark.parametrize(("num_moves", "dim", "name"), [(0, 16, "sgd"), (1, 3, "adam"), (70, 16, "adagrad")])
+def test_moved_rows_keep_their_bits(
+    num_moves: int, dim: int, name: str, engine: str, device: torch.device, rng: np.random.Generator
+) -> None:
+    optimizer = RowOptimizer(name, 0.1)
+    source, target = (draw_rows(optimizer, size, dim, rng, device) for size in (90, 80))
+    wanted = [each.clone() for each in target]
+    moves = draw_moves(num_moves, 90, 80, rng, device)
+    kernel_of("move_rows", engine)(moves, source, target)
+    for found, want, origin in zip(target, wanted, source, strict=True):
+        want[moves.targets_N[:num_moves].long()] = origin[moves.sources_N[:num_moves].long()]
+        assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize(("num_moves", "dim"), [(0, 16), (1, 16), (70, 10)])
+def test_made_rows_have_the_bits_of_the_host(
+    num_moves: int, dim: int, engine: str, device: torch.device, rng: np.random.Generator
+) -> None:
+    # A table without a row on the tier lies between two that have some.
+    layout = Layout.of([3, 40, 0], [60, 40, 70])
+    initial = InitialValues.of(11, range(3), [60, 40, 70])
+    optimizer = RowOptimizer("adagrad", 0.1)
+    rows = draw_rows(optimizer, 90, dim, rng, device)
+    weights, state = (each.cpu().clone() for each in rows)
+    moves = draw_moves(num_moves, layout.num_own_slots, 90, rng, device)
+    kernel_of("make_rows", engine)(moves, SeedTables.of(layout, initial, device), rows)
+    tables_N, ids_N = layout.rows_at(moves.sources_N[:num_moves].cpu().numpy().astype(np.int64))
+    targets = moves.targets_N[:num_moves].cpu().long()
+    initial.write(tables_N, ids_N, weights, targets.numpy())
+    state[targets] = 0
+    assert torch.equal(rows.weights_SD.cpu(), weights) and torch.equal(rows.state_SW.cpu(), state)
+
+
+def test_slots_beyond_32_bits_are_refused() -> None:
+    with pytest.raises(ValueError, match="2147483648 slots"):
+        SlotLayout.of(Layout.of([0], [1 << 31]), torch.device("cpu"))
+
+
+def test_the_room_for_any_batch_holds_one_of_distinct_rows() -> None:
+    room = BatchRoom.of_any_batch(700, 2)
+    assert (room.num_lookups, room.num_rows, room.num_long) == (1400, 1400, 5)
+    assert BatchRoom.of_any_batch(65_537, 1).number_dtype == torch.int32
