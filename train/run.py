@@ -32,10 +32,10 @@ from .resuming.run_checkpoints import (
 )
 from .resuming.source_run import open_source
 from .run_folder.run_description import describe, refuse_other_settings, settings_of
-from .run_folder.run_files import make_folder, refuse_missing_folder
+from .run_folder.run_files import refuse_missing_folder
 from .run_folder.run_reader import read_manifest, refuse_changed_files
 from .run_folder.run_writer import RunFolder
-from .run_folder.unfinished_run import is_unfinished, locked, refuse_occupied, remove_begun
+from .run_folder.unfinished_run import claimed, is_unfinished, refuse_occupied, remove_begun
 from .run_results.run_log import RunLog, TrainProgress, no_progress
 from .run_results.run_summary import TrainSummary, summarize
 from .trainer import Trainer, run_steps
@@ -108,8 +108,7 @@ def train(
     if is_resumed:
         refuse_other_settings(out, description)
 
-    make_folder(out)
-    with locked(out):
+    with claimed(out):
         if is_unfinished(out) != is_resumed:
             refuse_occupied(out)  # by a run that has begun or ended since
         checkpoint = _last_checkpoint(out, opened, config, description) if is_resumed else None
@@ -225,8 +224,13 @@ def _warn_of_passes(trainer: Trainer) -> None:
     source = trainer.step_source
     if not source.num_split:
         return
+    # The bytes of the slots there are: each width has one slot at least, even with fewer staging bytes.
+    staged = sum(
+        width.placement.num_staging_slots * width.executor.fast.row_bytes
+        for width in trainer.embeddings.widths
+    )
     assert trainer.config.staging_bytes is not None, "build_trainer chooses it"
-    enough = math.ceil(trainer.config.staging_bytes * source.slots_wanted / KIB) + 1
+    enough = math.ceil(max(staged, trainer.config.staging_bytes) * source.slots_wanted / KIB) + 1
     _log.warning(
         "%s of %s batches had more cold rows than staging slots and ran in passes: "
         "--staging-bytes %sKiB would be enough",

@@ -68,7 +68,9 @@ def _explain(kind: str, event: Any, command: str, options: Sequence[Option]) -> 
         return UsageError(f"{missing} {verb} missing", f"{synopsis(command, options)} ({_help(command)})")
     if kind == "InvalidChoice":
         name = _name_of(event.argument)
-        message = f"{name} must be one of {', '.join(event.choices)}, got {event.value!r}"
+        # An option that may be left out has None among its choices, which is no word for a command line.
+        choices = ", ".join(choice for choice in event.choices if choice != "None")
+        message = f"{name} must be one of {choices}, got {event.value!r}"
         near = difflib.get_close_matches(event.value, event.choices, n=1, cutoff=0.5)
         typed = f"hotset {command}" if event.argument.is_positional() else name
         return UsageError(message, f"{typed} {near[0]}" if near else _help(command))

@@ -154,11 +154,12 @@ def test_a_flipped_bit_in_any_shard_is_refused_by_name(tmp_path: Path) -> None:
         path.write_bytes(whole)
 
 
+@pytest.mark.parametrize("staging_bytes", [1, 64])
 def test_batches_in_passes_are_told_with_the_size_that_would_do(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    staging_bytes: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shards = write_shards(tmp_path / "shards", skew=1.1, batch_size=64)
-    few = TrainConfig(staging_bytes=ByteSize(64), **FIELDS)
+    shards = write_shards(tmp_path / "shards", skew=1.1, batch_size=64, embedding_dim=64)
+    few = TrainConfig(staging_bytes=ByteSize(staging_bytes), **FIELDS)
     assert train(shards, few, tmp_path / "few").transfers.split > 0
     (enough,) = re.findall(r"--staging-bytes (\d+)KiB would be enough", caplog.text)
     more = TrainConfig(staging_bytes=ByteSize(int(enough) * 1024), **FIELDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ...pipeline.errors import ConfigError
@@ -55,3 +56,10 @@ def parse_interval(text: str) -> Interval:
     if match[2]:
         return Interval(seconds=float(match[1]) * _SECONDS[match[2]])
     return Interval(steps=int(match[1]))
+
+
+def is_time(text: str) -> bool:
+    """Return whether ``text`` is a time above 0, and not a number of steps."""
+    with suppress(ConfigError):
+        return parse_interval(text).seconds is not None
+    return False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...pipeline.errors import ConfigError, require_at_least
-from .interval import parse_interval
+from .interval import is_time
 
 Schedule = Literal["constant", "linear", "cosine", "polynomial"]
 
@@ -89,7 +89,7 @@ class RecipeOptions:
             raise ConfigError(f"stop_at_auc must be above 0 and at most 1, got {self.stop_at_auc}")
         for name in ("max_time", "evaluate_time"):
             text = getattr(self, name)
-            if text is not None and parse_interval(text).seconds is None:
+            if text is not None and not is_time(text):
                 raise ConfigError(f"{name} must be a time such as 30min or 2h, got {text!r}")
         for name in ("decay_power", "clip_gradient"):
             value = getattr(self, name)

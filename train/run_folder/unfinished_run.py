@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...pipeline.errors import HotsetError
@@ -23,6 +23,7 @@ from .run_files import (
     SUMMARY,
     WEIGHTS,
     explained,
+    make_folder,
 )
 
 _log = logging.getLogger(__name__)
@@ -70,6 +71,25 @@ def remove_begun(path: Path) -> None:
                 child.unlink()
         if (path / CHECKPOINTS).is_dir():
             shutil.rmtree(path / CHECKPOINTS)
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Make the folder of a run, and lock it; one that a refused run leaves empty is removed again.
+
+    Raises:
+        HotsetError: it cannot be made, or another process trains there.
+    """
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    make_folder(path)
+    try:
+        with locked(path):
+            yield
+    except BaseException:
+        for folder in made:
+            with suppress(OSError):  # it holds what the run wrote
+                folder.rmdir()
+        raise
 
 
 @contextmanager

@@ -107,3 +107,31 @@ def test_a_newcomer_without_options_gets_the_good_recipe(
         run = str(tmp_path / f"run-{seed}")
         aucs.append(run_json(capsys, "train", data, "--seed", str(seed), "--out", run)["auc"])
     assert sum(aucs) / 3 >= 0.762
+
+
+REFUSED = """
+    --epochs 0 | --placement nowhere | --hot-bytes many | --max-time forever | --embedding-optimizer newton
+    --device cuda:99 | --device tpu | --slow-bytes 1KiB | --slow-dir missing | --recipe missing.toml
+    --model nets:Nope | --model nets:Net | --model missing.module:Net | --model os:getcwd
+    --cross-rank 4 --model dlrm | --model-args {"a":1} | --patience 3 | --keep-best
+    --init-from missing | --id-map missing
+"""
+
+
+def test_no_refused_option_leaves_a_folder(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets.py").write_text("import torch\n\nclass Net(torch.nn.Module):\n    pass\n")
+    wanted = sorted(tmp_path.iterdir())
+    cases = [case.split() for line in REFUSED.splitlines() for case in line.split(" | ") if case.strip()]
+    for words in cases:
+        try:
+            status = main(["train", str(data), "--out", "runs/new", *words])
+        except SystemExit as stopped:
+            assert isinstance(stopped.code, int)
+            status = stopped.code
+        assert status in (1, 2), words
+        said = capsys.readouterr().err
+        assert said.startswith("error: ") and "None" not in said, words
+        assert sorted(path for path in tmp_path.iterdir() if path.name != "__pycache__") == wanted, words
