@@ -172,6 +172,8 @@ def _run(
                 log.evaluate(trainer)
             if trainer.stopping is None or trainer.stopping.reason is None:
                 run_steps(trainer, log)
+            if saved is not None:
+                saved.go_on(trainer, to_end=True)
             log.log_loss(trainer)
             is_last = log.choose_weights(trainer)
             quality = trainer.predictor.score_run(progress=log.evaluating)

@@ -68,6 +68,8 @@ class Trainer:
     """Other parts of the run whose state checkpoints keep, by name."""
     stopping: Stopping | None = None
     """Decides when the run stops before its last step; None: never."""
+    before_update: Callable[[PlannedStep], None] | None = None
+    """Copies the rows of a checkpoint under way that a step is about to change; None: there are none."""
     earlier_file_bytes: tuple[int, int] = (0, 0)
     """Bytes that processes of the run before this one read from their spill files, and wrote."""
 
@@ -130,6 +132,8 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
             loss_sum = trainer.dense.train(batch, embeddings, trainer.step)  # nats; leaves the gradients
             rates = trainer.rates.of_step(trainer.step)
             trainer.dense_update.prepare(rates.dense)
+            if trainer.before_update is not None:
+                trainer.before_update(step)
             # Embedding rows by our optimizer, dense layers by torch's, at the same time.
             trainer.threads.run_all(
                 partial(trainer.embeddings.update, step, embeddings, rates.rows),

@@ -99,3 +99,58 @@ def first_stray_lookup(ids_BF: NDArray[np.int32], limit_F: NDArray[np.int64]) ->
             if row < 0 or row >= limit_F[feature]:
                 return int(sample * num_features + feature)
     return -1
+
+
+@kernel
+def name_rows(
+    rows_N: NDArray[np.int64],
+    base_F: NDArray[np.int64],
+    tables_N: NDArray[np.int32],
+    ids_N: NDArray[np.int32],
+) -> None:
+    """Write table and id of rows that are numbered through all tables, exactly.
+
+    Args:
+        rows_N: (num_rows,), ascending.
+        base_F: (num_tables,); number of the first row of each table.
+        tables_N: (num_rows,), written.
+        ids_N: (num_rows,), written.
+    """
+    table = 0
+    for i in range(rows_N.size):
+        # Of several tables with one base all but the last are empty.
+        while table + 1 < base_F.size and rows_N[i] >= base_F[table + 1]:
+            table += 1
+        tables_N[i] = table
+        ids_N[i] = rows_N[i] - base_F[table]
+
+
+@kernel
+def locate_named_rows(
+    tables_N: NDArray[np.int32],
+    ids_N: NDArray[np.int32],
+    first_F: NDArray[np.int64],
+    last_F: NDArray[np.int64],
+    base_F: NDArray[np.int64],
+    slots_N: NDArray[np.int64],
+) -> int:
+    """Do as `locate_rows`, for rows named by table and id.
+
+    Args:
+        tables_N: (num_rows,).
+        ids_N: (num_rows,).
+        first_F: (num_tables,); first id of each table the tier holds.
+        last_F: (num_tables,); one past its last.
+        base_F: (num_tables,); slot of the row ``first``.
+        slots_N: (num_rows,), written; -1 where the row is not on this tier.
+
+    Returns:
+        How many rows are not on this tier. Exact.
+    """
+    num_absent = 0
+    for i in range(tables_N.size):
+        table = tables_N[i]
+        slot = slot_of(np.int64(ids_N[i]), first_F[table], last_F[table], base_F[table])
+        num_absent += slot < 0
+        slots_N[i] = slot
+    return num_absent

@@ -1,9 +1,9 @@
 """Writes checkpoints in a thread beside training.
 
-Training hands over copies of the rows that changed, part by part, and goes on; it waits only where more of
-them are waiting to be written than there is memory for. A checkpoint counts once its record is written, which
-comes last, so a kill at any moment leaves the one before. What goes wrong is kept for the next call of
-`result`: training may well go on without this checkpoint.
+Training hands over copies of the rows that changed, part by part, as fast as they are written; it waits only
+where steps change more of them meanwhile than there is memory for. A checkpoint counts once its record is
+written, which comes last, so a kill at any moment leaves the one before. What goes wrong is kept for the next
+call of `result`: training may well go on without this checkpoint.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,6 +55,10 @@ class TableSizes:
     """Floats of a row, and of its state."""
 
 
+_Part = tuple[RowsPart, Callable[[], None]]
+"""Rows, and what to call once they are written."""
+
+
 class CheckpointWriter:
     """Writes one checkpoint at a time.
 
@@ -90,7 +94,7 @@ class CheckpointWriter:
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         # One condition guards the parts that wait; every change of it notifies both threads.
         self._state = threading.Condition()
-        self._waiting: deque[RowsPart | None] = deque()
+        self._waiting: deque[_Part | None] = deque()
         self._num_waiting_bytes = 0
         self._is_lost = False
         """Whether the thread has given the present checkpoint up, so that parts are dropped."""
@@ -116,15 +120,25 @@ class CheckpointWriter:
         self._waiting.clear()
         self._parts = self._pool.submit(self._write_parts)
 
-    def put(self, part: RowsPart) -> None:
-        """Add rows; waits where too many are waiting already."""
+    @property
+    def is_ready(self) -> bool:
+        """Whether no part is waiting to be written, so that the next one is wanted."""
+        return not self._waiting
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the present checkpoint was given up; parts are dropped."""
+        return self._is_lost
+
+    def put(self, part: RowsPart, release: Callable[[], None]) -> None:
+        """Add rows; waits where too many are waiting already. ``release`` is called once they are written."""
         with self._state:
             most = self._most_waiting - part.num_bytes
             self._state.wait_for(
                 lambda: self._is_lost or not self._waiting or self._num_waiting_bytes <= most
             )
             if not self._is_lost:
-                self._waiting.append(part)
+                self._waiting.append((part, release))
                 self._num_waiting_bytes += part.num_bytes
                 self._state.notify_all()
 
@@ -161,9 +175,11 @@ class CheckpointWriter:
     def _write_parts(self) -> None:
         """Write parts until there is no further one; after an error they are dropped."""
         try:
-            while (part := self._take()) is not None:
+            while (taken := self._take()) is not None:
+                part, release = taken
                 self._refuse_not_finite(part)
                 self._new.append(self._write_part(part, len(self._new)))
+                release()
         except BaseException:
             with self._state:
                 self._is_lost = True
@@ -172,14 +188,14 @@ class CheckpointWriter:
                 self._state.notify_all()
             raise
 
-    def _take(self) -> RowsPart | None:
+    def _take(self) -> _Part | None:
         with self._state:
             self._state.wait_for(lambda: self._waiting)
-            part = self._waiting.popleft()
-            if part is not None:
-                self._num_waiting_bytes -= part.num_bytes
+            taken = self._waiting.popleft()
+            if taken is not None:
+                self._num_waiting_bytes -= taken[0].num_bytes
             self._state.notify_all()
-            return part
+            return taken
 
     def _write_part(self, part: RowsPart, number: int) -> FileRecord:
         name = f"rows-{self._step:09}-{number:05}.safetensors"

@@ -1,4 +1,6 @@
-"""Parts of all rows, named by table and id: how a checkpoint takes rows out of the tiers and puts them back.
+"""Parts of all rows, named by table and id: how a checkpoint puts rows back into the tiers.
+
+How it takes them out is in `rows_copy`.
 
 Nothing in a part tells where its rows lived, so that it can be restored under another placement, budget or
 number of processes. Shapes: N rows of one width in a part, D floats of a row, W floats of its state.
@@ -11,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ..rows.changed_rows import ChangedRows
@@ -47,52 +48,10 @@ RowsSource = Callable[[], Iterable[RowsPart]]
 """Yields parts each time it is called; of a row that is in several, the first has its value."""
 
 
-def changed_parts(embeddings: Embeddings, part_bytes: int) -> Iterator[RowsPart]:
-    """Yield the rows that changed since they were last taken, with their newest values.
-
-    Valid while no transfer runs. The marks of all widths are settled by the caller.
-    """
-    for width in embeddings.widths:
-        changed = _changed_of(width)
-        num_expected = changed.num_changed
-        num_found = 0
-        for part in _parts_of_width(width, changed, part_bytes):
-            num_found += part.ids_N.size
-            yield part
-        assert num_found == num_expected, "a changed row is nowhere"
-
-
-def _parts_of_width(width: RowWidth, changed: ChangedRows, part_bytes: int) -> Iterator[RowsPart]:
-    executor = width.executor
-    dim = width.embedding_dim
-    state_width = executor.fast.state_SW.shape[1]
-    most = max(part_bytes // (8 + 4 * (dim + state_width)), 1)
-    tables_T = np.array(width.tables, np.int32)
-    residents = executor.residents()
-    for rows_N in changed.take(most):
-        tables_N, ids_N = changed.layout.rows_at(rows_N)
-        weights_ND = np.empty((rows_N.size, dim), np.float32)
-        state_NW = np.empty((rows_N.size, state_width), np.float32)
-        arrays = (torch.from_numpy(weights_ND), torch.from_numpy(state_NW))
-        is_copied_N = executor.copy_newest(tables_N, ids_N, residents, *arrays)
-        part = RowsPart(tables_T[tables_N], ids_N.astype(np.int32), weights_ND, state_NW)
-        if is_copied_N.any():
-            yield part if is_copied_N.all() else part.chosen(is_copied_N)
-    if not isinstance(executor.slow, SpilledTier) or not executor.slow.is_open:
-        return
-    # The others are in the store, which is read once from its start to its end.
-    for stored_N, weights_ND, state_NW in executor.slow.store.newest():
-        tables_N, ids_N = executor.slow.layout.rows_at(stored_N)
-        is_wanted_N = changed.is_being_saved(changed.layout.slots_of_rows(tables_N, ids_N))
-        if is_wanted_N.any():
-            part = RowsPart(tables_T[tables_N], ids_N.astype(np.int32), weights_ND, state_NW)
-            yield part.chosen(is_wanted_N)
-
-
 def settle(embeddings: Embeddings, *, is_lost: bool) -> None:
-    """End the saving of the rows that `changed_parts` yielded: they are saved, or changed as before."""
+    """End the saving of rows: they are saved, or changed as before."""
     for width in embeddings.widths:
-        _changed_of(width).settle(is_lost=is_lost)
+        changed_of(width).settle(is_lost=is_lost)
 
 
 def restore_rows(embeddings: Embeddings, source: RowsSource, *, are_saved: bool) -> None:
@@ -104,7 +63,7 @@ def restore_rows(embeddings: Embeddings, source: RowsSource, *, are_saved: bool)
         are_saved: whether the rows are in a checkpoint of this run already.
     """
     for width, part in _newest(embeddings, source):
-        changed = _changed_of(width)
+        changed = changed_of(width)
         tables_N, ids_N = _positions_in(width, part), part.ids_N.astype(np.int64)
         width.executor.restore(tables_N, ids_N, part.weights_ND, part.state_NW)
         changed.mark_rows(changed.layout.slots_of_rows(tables_N, ids_N), is_saved=are_saved)
@@ -125,7 +84,7 @@ def refill_stores(embeddings: Embeddings, source: RowsSource) -> None:
 
 def used_slow_rows(width: RowWidth) -> Iterator[NDArray[np.int64]]:
     """Yield the rows of a width that were ever changed and live on the slow tier, ascending, in parts."""
-    changed = _changed_of(width)
+    changed = changed_of(width)
     for rows_N in changed.used():
         slots_N = width.executor.slow.layout.slots_of_rows(*changed.layout.rows_at(rows_N))
         yield slots_N[slots_N >= 0]
@@ -141,7 +100,7 @@ def _newest(embeddings: Embeddings, source: RowsSource) -> Iterator[tuple[RowWid
         if part.ids_N.size == 0:
             continue
         width = width_of[int(part.tables_N[0])]
-        layout = _changed_of(width).layout
+        layout = changed_of(width).layout
         rows_N = layout.slots_of_rows(_positions_in(width, part), part.ids_N.astype(np.int64))
         is_new_N = ~seen[width.embedding_dim][rows_N]
         seen[width.embedding_dim][rows_N] = True
@@ -153,6 +112,7 @@ def _positions_in(width: RowWidth, part: RowsPart) -> NDArray[np.int64]:
     return np.searchsorted(np.array(width.tables), part.tables_N).astype(np.int64)
 
 
-def _changed_of(width: RowWidth) -> ChangedRows:
+def changed_of(width: RowWidth) -> ChangedRows:
+    """The marks of the rows of a width."""
     assert width.changed is not None, "rows are tracked where there are checkpoints"
     return width.changed

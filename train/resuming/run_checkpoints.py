@@ -1,10 +1,10 @@
 """Saves a run to checkpoints while it trains, and builds it again from one.
 
-Training stands still while the rows that changed are copied, and goes on while the copies are written (see
-`checkpoints.checkpoint_writer`). A run that goes on from a checkpoint repeats the unbroken one bit for bit:
-rows and their state, dense layers and their optimizers, the batches so far, losses that are not logged yet
-and what the scheduler of fae has seen are all there; where rows lie and what is staged changes no bit, so
-that is planned anew.
+The rows that changed are copied part by part between steps (see `execution.rows_copy`), and written by a
+thread (`checkpoints.checkpoint_writer`). A run that goes on from a checkpoint repeats the unbroken one bit
+for bit: rows and their state, dense layers and their optimizers, the batches so far, losses that are not
+logged yet and what the scheduler of fae has seen are all there; where rows lie and what is staged changes no
+bit, so that is planned anew.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,9 @@ from ..checkpoints.run_state import RunState, split_state
 from ..checkpoints.tensor_file import read_part, read_tensors
 from ..config import TrainConfig
 from ..data.shards import Shards
-from ..execution.row_parts import RowsPart, changed_parts, settle
+from ..execution.embeddings import PlannedStep
+from ..execution.row_parts import RowsPart, settle
+from ..execution.rows_copy import RowsCopy
 from ..rows.row_optimizers import RowOptimizer
 from ..run_folder.weights_file import Weights
 from ..trainer import Trainer
@@ -288,8 +292,14 @@ class RunCheckpoints:
         self._last_time = time.monotonic()
         self.last_written = last.state.step if last else None
         """Step of the newest checkpoint that is whole."""
+        self._copy = RowsCopy(trainer.embeddings, self._part_bytes, trainer.threads, self._writer.put)
+        trainer.before_update = partial(self.before_update, trainer)
+        self._captured: tuple[RunState, dict[str, torch.Tensor], int] | None = None
+        """What the present checkpoint has beside its rows, until these are copied."""
         self.stall_seconds: list[float] = []
-        """How long training stood still for each checkpoint."""
+        """How long training stood still for each checkpoint, altogether."""
+        self.longest_stall_seconds: list[float] = []
+        """How long it did so at a time, at most."""
 
     def is_due(self, step: int) -> bool:
         """Whether the next checkpoint is to be taken now; not while one is being written."""
@@ -299,17 +309,56 @@ class RunCheckpoints:
         return self._settings.checkpoint_every.is_due(step - self._last_step, seconds)
 
     def take(self, trainer: Trainer, metrics: Iterable[str], *, is_logged: bool = True) -> None:
-        """Copy what has changed since the last checkpoint, and let it be written."""
-        start = time.perf_counter()
-        self._writer.begin(trainer.step)
-        with trainer.meter.during("checkpoint"), trainer.embeddings.transfers_paused():
-            for part in changed_parts(trainer.embeddings, self._part_bytes):
-                self._writer.put(part)
-        num_used = sum(width.changed.num_used for width in trainer.embeddings.widths if width.changed)
-        self._writer.finish(*capture(trainer, metrics, is_logged=is_logged), num_used)
+        """Begin a checkpoint of the run as it is now; `before_update` and `go_on` copy its rows."""
+        self.stall_seconds.append(0.0)
+        self.longest_stall_seconds.append(0.0)
+        with self._standing_still(trainer):
+            self._writer.begin(trainer.step)
+            self._copy.begin()
+            num_used = sum(width.changed.num_used for width in trainer.embeddings.widths if width.changed)
+            self._captured = (*capture(trainer, metrics, is_logged=is_logged), num_used)
+            self._copy_part()
         self._last_step = trainer.step
         self._last_time = time.monotonic()
-        self.stall_seconds.append(time.perf_counter() - start)
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether rows of a checkpoint are still to be copied."""
+        return self._captured is not None
+
+    def before_update(self, trainer: Trainer, step: PlannedStep) -> None:
+        """Copy the rows of the checkpoint under way that a step is about to change."""
+        if self._captured is not None:
+            with self._standing_still(trainer):
+                self._copy.before_update(step)
+
+    def go_on(self, trainer: Trainer, *, to_end: bool = False) -> None:
+        """Copy the next part of the checkpoint under way, if none waits to be written; or all parts."""
+        while self._captured is not None and (to_end or self._writer.is_ready):
+            with self._standing_still(trainer):
+                self._copy_part()
+            if not to_end:
+                return
+
+    def _copy_part(self) -> None:
+        """Copy a part, and let the checkpoint be sealed after the last one."""
+        assert self._captured is not None
+        if self._writer.is_lost:
+            self._copy.give_up()
+        self._copy.copy_part()
+        if not self._copy.is_under_way:
+            self._writer.finish(*self._captured)
+            self._captured = None
+
+    @contextmanager
+    def _standing_still(self, trainer: Trainer) -> Iterator[None]:
+        """Add the time of the block to that of the checkpoint under way."""
+        start = time.perf_counter()
+        with trainer.meter.during("checkpoint"):
+            yield
+        seconds = time.perf_counter() - start
+        self.stall_seconds[-1] += seconds
+        self.longest_stall_seconds[-1] = max(self.longest_stall_seconds[-1], seconds)
 
     def settle(self, trainer: Trainer, *, wait: bool = False) -> Written | None:
         """Note how the last checkpoint ended, if it has; one that could not be written is a warning.
@@ -317,6 +366,8 @@ class RunCheckpoints:
         Raises:
             NotFiniteError: weights are not finite.
         """
+        if wait:
+            self.go_on(trainer, to_end=True)
         written = self._writer.result(wait=wait)
         if written is None:
             return None
@@ -339,11 +390,12 @@ class RunCheckpoints:
         else:
             self.last_written = written.step
             _log.info(
-                "checkpoint of step %s: %s bytes in %.1f s, training stood still for %.0f ms",
+                "checkpoint of step %s: %s bytes in %.1f s, training stood still for %.0f ms, %.0f at a time",
                 written.step,
                 written.num_bytes,
                 written.seconds,
                 1000 * self.stall_seconds[-1],
+                1000 * self.longest_stall_seconds[-1],
             )
         return written
 

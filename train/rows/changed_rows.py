@@ -1,9 +1,10 @@
 """Which rows of a width training has changed since they were last saved, one byte a row.
 
-A checkpoint saves only these. A row goes through three marks: it is changed by a step, it is being saved
-while the checkpoint that has it is written, and then it is neither; if that checkpoint could not be written,
-it counts as changed again. That a row was ever changed is remembered too: the others still have their
-initial values, which are a function of (seed, table, id) and need no room in a file.
+A checkpoint saves only these. A row that a step has changed is being saved from the moment when a checkpoint
+begins until that is written, and pending until it is copied, which is before the next step changes it. If the
+checkpoint could not be written, the row counts as changed again. That a row was ever changed is remembered
+too: the others still have their initial values, which are a function of (seed, table, id) and need no room in
+a file.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .tiers import Layout
 _CHANGED = np.uint8(1)
 _SAVING = np.uint8(2)
 _USED = np.uint8(4)
+_PENDING = np.uint8(8)
 _PART_ROWS = 1 << 20
 """Rows that are looked through at a time."""
 
@@ -45,8 +47,24 @@ def _mark(
 
 
 @kernel
-def _take(marks_R: NDArray[np.uint8], first: int, rows_N: NDArray[np.int64]) -> tuple[int, int]:
-    """List changed rows in ascending order and mark them as being saved.
+def _begin(marks_R: NDArray[np.uint8]) -> int:
+    """Let changed rows be saved and pending instead; return how many there are, exactly.
+
+    Args:
+        marks_R: (num_rows,), updated.
+    """
+    count = 0
+    for row in range(marks_R.size):
+        mark = marks_R[row]
+        is_changed = mark & 1
+        count += is_changed
+        marks_R[row] = (mark & 0xFE) | (is_changed * 10)
+    return count
+
+
+@kernel
+def _take_pending(marks_R: NDArray[np.uint8], first: int, rows_N: NDArray[np.int64]) -> tuple[int, int]:
+    """List pending rows in ascending order, which are pending no more.
 
     Args:
         marks_R: (num_rows,), updated.
@@ -59,12 +77,43 @@ def _take(marks_R: NDArray[np.uint8], first: int, rows_N: NDArray[np.int64]) -> 
     count = 0
     row = first
     while row < marks_R.size and count < rows_N.size:
-        if marks_R[row] & 1:
+        if marks_R[row] & 8:
             rows_N[count] = row
             count += 1
-            marks_R[row] = (marks_R[row] & 0xFE) | 2
+            marks_R[row] &= 0xF7
         row += 1
     return count, row
+
+
+@kernel
+def _take_pending_of(
+    rows_U: NDArray[np.int32],
+    first_F1: NDArray[np.int64],
+    base_F: NDArray[np.int64],
+    marks_R: NDArray[np.uint8],
+    rows_N: NDArray[np.int64],
+) -> int:
+    """List which of the distinct rows of a batch are pending, ascending; they are pending no more.
+
+    Args:
+        rows_U: (num_distinct,); their ids, table after table.
+        first_F1: (num_tables + 1,); where those of each table begin.
+        base_F: (num_tables,); number of the first row of each table.
+        marks_R: (num_rows,), updated.
+        rows_N: (num_distinct,), written from the start.
+
+    Returns:
+        How many were listed.
+    """
+    count = 0
+    for table in range(base_F.size):
+        for i in range(first_F1[table], first_F1[table + 1]):
+            row = base_F[table] + rows_U[i]
+            if marks_R[row] & 8:
+                rows_N[count] = row
+                count += 1
+                marks_R[row] &= 0xF7
+    return count
 
 
 @kernel
@@ -77,7 +126,7 @@ def _settle(marks_R: NDArray[np.uint8], is_lost: bool) -> None:
     """
     for row in range(marks_R.size):
         if marks_R[row] & 2:
-            marks_R[row] = (marks_R[row] & 0xFD) | (1 if is_lost else 0)
+            marks_R[row] = (marks_R[row] & 0xF5) | (1 if is_lost else 0)
 
 
 @kernel
@@ -86,7 +135,7 @@ def _count(marks_R: NDArray[np.uint8], mark: int) -> int:
 
     Args:
         marks_R: (num_rows,).
-        mark: one of the three bits.
+        mark: one of the bits.
     """
     count = 0
     for row in range(marks_R.size):
@@ -106,6 +155,8 @@ class ChangedRows:
         self.layout = Layout.of([0] * len(num_rows), num_rows)
         """Numbers the rows of the width from 0, table after table."""
         self._marks_R = np.zeros(self.layout.num_own_slots, np.uint8) if marks_R is None else marks_R
+        self._first_pending = 0
+        """Where `take_pending` goes on."""
 
     def mark(self, lookups: LookupsByRow) -> None:
         """Mark the rows that a step has changed."""
@@ -115,21 +166,36 @@ class ChangedRows:
         """Mark rows, by number, as used; and as changed unless they are saved already."""
         self._marks_R[rows_N] |= _USED if is_saved else _USED | _CHANGED
 
-    def take(self, most: int) -> Iterator[NDArray[np.int64]]:
-        """Yield the changed rows, ascending, ``most`` at a time; from then on they are being saved."""
-        row = 0
-        while row < self._marks_R.size:
-            rows_N = np.empty(most, np.int64)
-            count, row = _take(self._marks_R, row, rows_N)
-            if count:
-                yield rows_N[:count]
+    def begin_saving(self) -> int:
+        """Begin to save the rows that are changed, and return how many these are; all are pending."""
+        self._first_pending = 0
+        return int(_begin(self._marks_R))
+
+    def take_pending(self, most: int) -> NDArray[np.int64]:
+        """Return pending rows, ascending and behind those of the last call, at most so many: none where there
+        are none left. From then on they are not pending."""
+        rows_N = np.empty(most, np.int64)
+        count, self._first_pending = _take_pending(self._marks_R, self._first_pending, rows_N)
+        return rows_N[:count]
+
+    def take_pending_of(self, lookups: LookupsByRow) -> NDArray[np.int64]:
+        """Return the pending rows that a step is about to change, ascending; they are pending no more."""
+        rows_N = np.empty(lookups.num_rows, np.int64)
+        args = (lookups.rows_U, lookups.first_F1, self.layout.base_F, self._marks_R)
+        return rows_N[: _take_pending_of(*args, rows_N)]
+
+    def take_pending_among(self, rows_N: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(num_rows,): whether each of these distinct rows was pending; they are pending no more."""
+        was_pending_N: NDArray[np.bool_] = (self._marks_R[rows_N] & _PENDING) != 0
+        self._marks_R[rows_N] &= ~_PENDING
+        return was_pending_N
 
     def settle(self, *, is_lost: bool) -> None:
         """End the saving of all rows that were taken: they are saved, or changed as before."""
         _settle(self._marks_R, is_lost)
 
     def is_being_saved(self, rows_N: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(num_rows,): whether each of these rows was taken for the present checkpoint."""
+        """(num_rows,): whether the present checkpoint saves each of these rows."""
         is_saved_N: NDArray[np.bool_] = (self._marks_R[rows_N] & _SAVING) != 0
         return is_saved_N
 

@@ -214,6 +214,24 @@ def copy_rows(
 
 
 @kernel
+def copy_found_rows(
+    source_SD: NDArray[np.float32], slots_N: NDArray[np.int64], target_ND: NDArray[np.float32]
+) -> None:
+    """Copy the rows in some slots to the same places of a list, exactly.
+
+    Args:
+        source_SD: (num_slots, width).
+        slots_N: (num_rows,), each below num_slots; rows with -1 are left out.
+        target_ND: (num_rows, width), written.
+    """
+    for i in range(slots_N.size):
+        slot = slots_N[i]
+        if slot >= 0:
+            for column in range(source_SD.shape[1]):
+                target_ND[i, column] = source_SD[slot, column]
+
+
+@kernel
 def fill_initial_rows(
     streams_N: NDArray[np.uint64],
     ids_N: NDArray[np.int64],

@@ -74,6 +74,7 @@ class RunLog:
         if trainer.stopping is not None:
             trainer.stopping.note_step(trainer.step)
         if self._saved is not None:
+            self._saved.go_on(trainer)
             self._settle(trainer, self._saved)
             if self._saved.is_due(trainer.step):
                 self._refuse_bad_losses(trainer)

@@ -27,7 +27,7 @@ def lookups_of(rows: set[int]) -> LookupsByRow:
 
 rows = st.sets(st.integers(0, sum(SIZES) - 1))
 ACTIONS = st.one_of(
-    st.tuples(st.just("step"), rows), st.tuples(st.sampled_from(["saved", "lost"]), st.just(set[int]()))
+    st.tuples(st.just("step"), rows), st.tuples(st.sampled_from(["saved", "lost"]), rows)
 )
 
 
@@ -44,14 +44,21 @@ def test_a_row_is_taken_once_after_each_change_and_again_when_that_was_lost(
             changed |= stepped
             used |= stepped
             continue
-        assert marks.num_changed == len(changed)
-        parts = list(marks.take(most))
-        assert all(0 < part.size <= most for part in parts)
-        taken = np.concatenate([np.empty(0, np.int64), *parts])
-        assert taken.tolist() == sorted(changed)
+        assert marks.num_changed == len(changed) == marks.begin_saving()
+        # Some are copied before the others, because a step is about to change them or they are in staging.
+        early = marks.take_pending_of(lookups_of(stepped | {1, 5}))
+        assert early.tolist() == sorted(changed & (stepped | {1, 5}))
+        staged = np.array([7, 2, 9])
+        was_pending = marks.take_pending_among(staged)
+        assert set(staged[was_pending].tolist()) == (changed & {2, 7, 9}) - {*early.tolist()}
+        parts = [early, staged[was_pending]]
+        while (part := marks.take_pending(most)).size:
+            assert part.size <= most and (np.diff(part) > 0).all()
+            parts.append(part)
+        assert sorted(np.concatenate(parts).tolist()) == sorted(changed)
+        assert not marks.take_pending_of(lookups_of(changed)).size
         everything = np.arange(sum(SIZES))
         assert set(everything[marks.is_being_saved(everything)].tolist()) == changed
-        assert list(marks.take(most)) == []
         # Rows that change while they are being saved are changed in either case.
         marks.mark(lookups_of({1, 5}))
         used |= {1, 5}
@@ -60,6 +67,15 @@ def test_a_row_is_taken_once_after_each_change_and_again_when_that_was_lost(
         assert not marks.is_being_saved(everything).any()
     assert marks.num_changed == len(changed) and marks.num_used == len(used)
     assert np.concatenate([np.empty(0, np.int64), *marks.used()]).tolist() == sorted(used)
+
+
+def test_a_checkpoint_that_was_given_up_half_way_leaves_nothing_pending() -> None:
+    marks = ChangedRows(SIZES)
+    marks.mark_rows(np.array([2, 4, 9]), is_saved=False)
+    marks.begin_saving()
+    assert marks.take_pending(1).tolist() == [2]
+    marks.settle(is_lost=True)
+    assert marks.take_pending(9).size == 0 and marks.begin_saving() == 3
 
 
 def test_restored_rows_are_used_and_changed_only_where_they_are_not_saved() -> None:

@@ -291,7 +291,8 @@ def print_bench_train_kills(result: dict[str, Any], console: Console) -> None:
     if stall := result["stall"]:
         console.print(
             f"Training stands still for {median(stall['all_changed_ms']):,.0f} ms where all of "
-            f"{stall['rows']:,} rows have changed, for {median(stall['few_changed_ms']):,.0f} ms where "
+            f"{stall['rows']:,} rows have changed, {median(stall['all_changed_longest_ms']):,.0f} ms at a "
+            f"time, and for {median(stall['few_changed_ms']):,.0f} ms where "
             f"{stall['few_changed_rows']:,} have; a copy of all takes {median(stall['copy_ms']):,.0f} ms.",
             soft_wrap=True,
         )

@@ -22,9 +22,12 @@ _REPEATS = 5
 _FEW = 100
 """One row in so many has changed where few have."""
 
+_STEP_SECONDS = 0.005
+"""Between two looks at whether the writer is ready; a step of training takes longer."""
+
 
 def measure_stall(num_rows: int, scratch: Path) -> dict[str, Any]:
-    """Return the times of checkpoints of a model with ``num_rows`` rows of width 16, optimizer Adagrad.
+    """Return how long training stands still for checkpoints of a model of width 16 with Adagrad.
 
     Args:
         num_rows: of all tables together.
@@ -40,6 +43,7 @@ def measure_stall(num_rows: int, scratch: Path) -> dict[str, Any]:
     saved = RunCheckpoints(scratch / "checkpoints", "", settings, trainer)
     all_changed: list[float] = []
     few_changed: list[float] = []
+    longest: list[float] = []
     copies: list[float] = []
     written_seconds: list[float] = []
     num_bytes = 0
@@ -51,10 +55,15 @@ def measure_stall(num_rows: int, scratch: Path) -> dict[str, Any]:
             trainer.step += 1
             trainer.numbers.append(0)
             saved.take(trainer, [])
+            # As between steps, but that none is taken: each part as soon as the one before is being written.
+            while saved.is_copying:
+                saved.go_on(trainer)
+                time.sleep(_STEP_SECONDS)
             times.append(1000 * saved.stall_seconds[-1])
             written = saved.settle(trainer, wait=True)
             assert written is not None and written.error is None
             num_bytes, seconds = written.num_bytes, written.seconds
+        longest.append(1000 * saved.longest_stall_seconds[-1])
         written_seconds.append(seconds)
         copies.append(_copy_all(trainer))
     saved.close()
@@ -62,6 +71,7 @@ def measure_stall(num_rows: int, scratch: Path) -> dict[str, Any]:
     return {
         "rows": sum(table.num_rows for table in trainer.shards.tables),
         "all_changed_ms": all_changed,
+        "all_changed_longest_ms": longest,
         "few_changed_ms": few_changed,
         "few_changed_rows": few,
         "copy_ms": copies,
