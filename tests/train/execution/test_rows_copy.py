@@ -23,8 +23,8 @@ from hotset.train.trainer_building.build_trainer import build_trainer
 SPEC = ShardSpec(
     num_rows=(300, 400, 7),
     num_hot=(3, 5, 2),
-    num_hot_only=60,
-    num_mixed=300,
+    num_hot_only=200,
+    num_mixed=200,
     skew=1.2,
     batch_size=20,
     multi_hot=(1,),
@@ -52,19 +52,23 @@ def rows_of(parts: list[RowsPart]) -> Rows:
 
 
 def changed_rows(trainer: Trainer) -> Rows:
-    """The slow and obvious way: write everything back, and read the tables."""
+    """All changed rows at once."""
     found: Rows = {}
-    with trainer.embeddings.rows_written_back():
+    with trainer.embeddings.transfers_paused():
         for width in trainer.embeddings.widths:
-            layout = changed_of(width).layout
-            for position, table in enumerate(width.tables):
-                if width.executor.is_replica_current:
-                    width.executor._replicator.copy("to_slow")
-                weights = trainer.embeddings.table(table)
-                state = trainer.embeddings.table(table, state=True)
-                marks = changed_of(width)._marks_R[layout.slots_of_table(position)]
-                for row in np.flatnonzero(marks & 1).tolist():
-                    found[table, row] = weights[row].numpy().tobytes() + state[row].numpy().tobytes()
+            changed = changed_of(width)
+            rows_N = np.flatnonzero(changed._marks_R & 1)
+            tables_N, ids_N = changed.layout.rows_at(rows_N)
+            weights = torch.empty(rows_N.size, width.embedding_dim)
+            state = torch.empty(rows_N.size, width.executor.fast.state_SW.shape[1])
+            width.executor.copy_newest(tables_N, ids_N, width.executor.residents(), weights, state)
+            part = RowsPart(
+                np.array(width.tables, np.int32)[tables_N],
+                ids_N.astype(np.int32),
+                weights.numpy(),
+                state.numpy(),
+            )
+            found |= rows_of([part])
     return found
 
 

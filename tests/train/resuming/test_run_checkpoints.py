@@ -87,13 +87,15 @@ class Killed(BaseException):
     """Stands for a SIGKILL: nothing catches it."""
 
 
+TAKE = run_checkpoints.RunCheckpoints.take
+
+
 @pytest.fixture(autouse=True)
 def _checkpoints_are_written_before_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let training wait, so that the steps of checkpoints do not depend on the speed of the disk."""
-    take = run_checkpoints.RunCheckpoints.take
 
     def take_and_wait(self: Any, trainer: Any, metrics: Any, *, is_logged: bool = True) -> None:
-        take(self, trainer, metrics, is_logged=is_logged)
+        TAKE(self, trainer, metrics, is_logged=is_logged)
         self.go_on(trainer, to_end=True)
         self._writer._end.exception()
 
@@ -167,6 +169,22 @@ def test_every_placement_goes_on_in_the_middle_of_the_second_epoch(
     run_until(data, tmp_path / "unbroken", None, OFF, **fields)
     run_until(data, tmp_path / "stopped", 25, every(4), **fields)
     assert [path.name for path in record_paths(tmp_path / "stopped" / CHECKPOINTS)] != []
+    run_until(data, tmp_path / "stopped", None, every(4), **fields)
+    assert results(tmp_path / "stopped") == results(tmp_path / "unbroken")
+
+
+@pytest.mark.parametrize("fields", [PLACEMENTS[number] for number in (0, 3, 4, 6)])
+def test_a_checkpoint_whose_rows_are_copied_between_later_steps_is_one_of_its_own_step(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    # One part of 4 rows after each step, however slow the disk.
+    monkeypatch.setattr(run_checkpoints.RunCheckpoints, "take", TAKE)
+    monkeypatch.setattr(run_checkpoints, "_PART_BYTES", 160)
+    monkeypatch.setattr(checkpoint_writer.CheckpointWriter, "is_ready", True)
+    run_until(data, tmp_path / "unbroken", None, OFF, **fields)
+    run_until(data, tmp_path / "stopped", 30, every(4), **fields)
+    record = newest_whole(tmp_path / "stopped" / CHECKPOINTS)
+    assert record is not None and record.state.step < 28, "parts were copied over several steps"
     run_until(data, tmp_path / "stopped", None, every(4), **fields)
     assert results(tmp_path / "stopped") == results(tmp_path / "unbroken")
 

@@ -26,9 +26,7 @@ def lookups_of(rows: set[int]) -> LookupsByRow:
 
 
 rows = st.sets(st.integers(0, sum(SIZES) - 1))
-ACTIONS = st.one_of(
-    st.tuples(st.just("step"), rows), st.tuples(st.sampled_from(["saved", "lost"]), rows)
-)
+ACTIONS = st.one_of(st.tuples(st.just("step"), rows), st.tuples(st.sampled_from(["saved", "lost"]), rows))
 
 
 @given(actions=st.lists(ACTIONS, max_size=12), most=st.integers(1, 80))

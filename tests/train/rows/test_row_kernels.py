@@ -11,6 +11,7 @@ from hotset.stats.batches.lookups_by_row import LookupsByRow, group_lookups
 from hotset.stats.hashing import mix64_pair
 from hotset.train.rows.row_kernels import (
     BLOCK_SAMPLES,
+    copy_found_rows,
     copy_rows,
     fill_initial,
     fill_initial_rows,
@@ -182,3 +183,10 @@ def test_the_error_of_a_long_sum_is_within_its_bound(rng: np.random.Generator) -
     exact = grad.astype(np.float64).sum(axis=0)
     bound = (128 + 20_000 / 128) * 2.0**-24
     assert np.all(np.abs(sums[0] - exact) <= bound * exact)
+
+
+def test_rows_that_are_found_are_copied_to_their_places() -> None:
+    source = initial(3, 0, 6)
+    target = np.zeros((4, 4), F32)
+    copy_found_rows(source, np.array([5, -1, 0, 5]), target)
+    np.testing.assert_array_equal(target, [source[5], np.zeros(4), source[0], source[5]])
