@@ -18,6 +18,7 @@ from .checkpoints.dense_state import restore_dense
 from .checkpoints.interrupts import Interrupted, Interrupts
 from .config import TrainConfig
 from .data.batch_order import BATCH_ORDER, RecordedOrder
+from .data.shard_origin import ShardOrigin
 from .data.shards import Shards, with_hot_bytes
 from .model.dense_dtype import cpu_features, warn_of_slow_bf16
 from .model_building.choose_model import choose_model
@@ -157,6 +158,9 @@ def _run(
     else:
         restore(trainer, checkpoint)
         folder = RunFolder.resume(out, checkpoint.record.state.metrics, weight_bytes=weight_bytes)
+    origin = ShardOrigin.of(trainer.shards)
+    if origin is not None:
+        folder.keep_vocabulary(origin.vocabulary)
     saved = None
     if not settings.checkpoint_every.is_off:
         run = checksum_of(settings_of(description))

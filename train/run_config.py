@@ -63,6 +63,10 @@ class RunConfig(JsonRecord):
     """Other settings; None in runs of earlier versions."""
     vocabulary: str | None = None
     """Fingerprint of the vocabulary of the ids; None where its folder was not beside the shards."""
+    schema: str | None = None
+    """Schema of the log, as a setting; None where the vocabulary was not beside the shards."""
+    batch_size: int | None = None
+    """Nominal samples of a training batch; None in runs of earlier versions."""
     dense_model: ModelConfig | None = None
     """The layers of the model; None in runs of earlier versions, whose ``model`` is always a preset."""
 
@@ -94,6 +98,8 @@ class RunConfig(JsonRecord):
         _require("threads", self.threads, 1, MOST_THREADS)
         _require("embedding_dim", self.embedding_dim, 1, _MOST_FLOATS)
         _require("num_dense", self.num_dense, 0, _MOST_FLOATS)
+        if self.batch_size is not None:
+            _require("batch_size", self.batch_size, 1, _MOST_ROWS)
         names: tuple[str, ...] = _PRESETS
         if self.dense_model is not None and self.dense_model.kind != "dlrm":
             names = (self.dense_model.name,)

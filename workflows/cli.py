@@ -28,6 +28,7 @@ _STAGE_INTERRUPTED = "finished work is kept; run the same command to resume"
 _AFTER_INTERRUPTION = {
     "train": "the steps so far are kept in the checkpoint of --out, unless those are off",
     "evaluate": "nothing was written",
+    "predict": "nothing was written",
     "stats": "nothing was written",
     "advise": "nothing was written",
     "verify": "nothing was written",

@@ -25,6 +25,7 @@ COMMANDS = {
     "verify": ("verify_command", "check every manifest, checksum and invariant"),
     "train": ("train_commands", "train a model on shards"),
     "evaluate": ("train_commands", "evaluate a trained run"),
+    "predict": ("predict_command", "predict the probability of a click for every line of a raw log"),
     "runs": ("runs_command", "compare the runs of a folder"),
     "completion": ("completion_command", "print a script that completes commands and options in a shell"),
     "bench": ("bench_command", "run benchmarks against named baselines"),

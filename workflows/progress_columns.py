@@ -39,6 +39,7 @@ _UNITS = {
     "pack": "samples",
     "train": "samples",
     "evaluate": "samples",
+    "predict": "samples",
 }
 """In what a stage reports how far it is; the rate of other stages means nothing to a user."""
 

@@ -104,12 +104,17 @@ def plan_passes(vocabulary: Manifest, room_bytes: int) -> Iterator[list[TablePie
     return groups_within(room_bytes, _pieces(vocabulary, room_bytes), lambda piece: piece.num_bytes)
 
 
-def _pieces(vocabulary: Manifest, room_bytes: int) -> Iterator[TablePiece]:
-    """Each table, cut where it does not fit in ``room_bytes`` alone."""
+def whole_tables(vocabulary: Manifest) -> Iterator[TablePiece]:
+    """Yield a piece for each table, whatever memory they take together."""
+    return _pieces(vocabulary, None)
+
+
+def _pieces(vocabulary: Manifest, room_bytes: int | None) -> Iterator[TablePiece]:
+    """Each table, cut where it does not fit in ``room_bytes`` alone; None never cuts."""
     for feature, table in enumerate(VocabularyTotals.of(vocabulary).tables):
         array = read_batch(vocabulary, vocabulary.entry(f"{table.name}.arrow")).column("category")
         category_bytes = array.type.bit_width // 8
-        num_rows = most_rows_within(room_bytes, category_bytes)
+        num_rows = table.num_rows if room_bytes is None else most_rows_within(room_bytes, category_bytes)
         for first in range(0, table.num_rows, num_rows):
             yield TablePiece(feature, table, first, min(first + num_rows, table.num_rows), category_bytes)
 

@@ -9,18 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.dense_values import log1p_table, transform_dense, transform_values
 from ..errors import ManifestError
 from ..folders.manifest import Manifest
 from ..folders.stage_totals import ColumnsTotals, PlanTotals, SamplesTotals
 from ..folders.table_info import PlannedTable
-from ..formats.arrow_files import read_batch, validity_of, values_of
+from ..formats.arrow_files import read_batch
+from ..formats.dense_columns import transform_column
 from ..formats.part_ids import PartIds
 from ..formats.tables import multi_hot
 from ..stage_commands import hint_to_verify
 from .row_layout import RowLayout
-
-_LOG1P = log1p_table(1 << 16)
 
 
 @dataclass(frozen=True)
@@ -101,11 +99,5 @@ class PackInputs:
     def transform(self, name: str, array: Any, chosen: NDArray[np.int32], out: NDArray[np.float32]) -> None:
         """Write the ``chosen`` values of a dense column to ``out`` as shards have them."""
         totals = ColumnsTotals.of(self.columns)
-        is_integer = name not in totals.floats
         is_log = name not in totals.untransformed
-        # Small whole numbers have their logarithm in a table.
-        if is_log and is_integer:
-            transform_dense(values_of(array, np.int32), validity_of(array), chosen, _LOG1P, out)
-        else:
-            values = values_of(array, np.int32 if is_integer else np.float64)
-            transform_values(values, validity_of(array), chosen, is_log, out)
+        transform_column(array, chosen, out, is_float=name in totals.floats, is_log=is_log)

@@ -40,6 +40,7 @@ FLOORS = {
         "run",
         "run_results",
         "evaluate resuming",
+        "scoring",
         "trainer_building advice",
         "trainer",
         "run_folder",

@@ -25,13 +25,13 @@ from ...pipeline.formats.arrow_files import read_batch, values_of
 from ..checkpoints.checkpoint_files import CHECKPOINTS, newest_whole
 from ..checkpoints.checkpoint_writer import TableSizes
 from ..config import Optimizers
+from ..data.shard_origin import vocabulary_of
 from ..data.shards import Shards
 from ..execution.row_parts import RowsPart, RowsSource
 from ..options.model_config import ModelConfig
 from ..rows.initial_values import InitialValues
 from ..rows.row_optimizers import RowOptimizer
 from ..run_config import RunConfig, RunTable
-from ..run_folder.run_description import vocabulary_of
 from ..run_folder.run_files import CONFIG, STATES, WEIGHTS
 from ..run_folder.run_reader import (
     read_config,

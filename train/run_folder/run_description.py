@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...pipeline.errors import HotsetError, first_line
-from ...pipeline.folders.manifest import MANIFEST, Manifest
 from ..config import TrainConfig
+from ..data.shard_origin import ShardOrigin, vocabulary_of
 from ..data.shards import Shards
 from ..model_building.choose_model import choose_model, recorded_name
 from .run_files import (
@@ -28,6 +28,7 @@ def describe(shards: Shards, config: TrainConfig, threads: int, *, is_replay: bo
     Args:
         config: with nothing left open, see `resolve`.
     """
+    origin = ShardOrigin.of(shards)
     return {
         # Defaults that the shards decided are written out, so that the run can be repeated elsewhere.
         "config": asdict(config) | asdict(config.optimizers(shards.embedding_optimizer)),
@@ -36,6 +37,7 @@ def describe(shards: Shards, config: TrainConfig, threads: int, *, is_replay: bo
         "is_replay": is_replay,
         "shards": shards.manifest.fingerprint,
         "vocabulary": vocabulary_of(shards),
+        "schema": origin.schema if origin is not None else None,
         "batch_size": shards.batch_size,
         "model": recorded_name(config, shards.embedding_dim),
         "dense_model": choose_model(config, shards.embedding_dim).to_json(),
@@ -53,23 +55,9 @@ def describe(shards: Shards, config: TrainConfig, threads: int, *, is_replay: bo
     }
 
 
-def vocabulary_of(shards: Shards) -> str | None:
-    """The fingerprint of the vocabulary that the ids of shards are of; None where its folder is gone."""
-    by_name = {source.get("name"): source.get("fingerprint") for source in shards.manifest.inputs}
-    folder = shards.manifest.folder.parent / "plan"
-    if not (folder / MANIFEST).exists():
-        return None
-    plan = Manifest.read(folder)
-    # A plan that was written since has perhaps other ids.
-    if plan.fingerprint != by_name.get("plan"):
-        return None
-    found = [source.get("fingerprint") for source in plan.inputs if source["name"] == "vocabulary"]
-    return str(found[0]) if found else None
-
-
 def settings_of(description: Mapping[str, Any]) -> dict[str, Any]:
     """What of a description decides the bits of a run."""
-    found = {name: value for name, value in description.items() if name != "threads"}
+    found = {name: value for name, value in description.items() if name not in ("threads", "schema")}
     if isinstance(found.get("config"), dict):
         found["config"] = {name: value for name, value in found["config"].items() if name != "threads"}
     return found

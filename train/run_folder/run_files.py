@@ -6,6 +6,7 @@
     states.safetensors    states of the optimizers of rows and dense layers, for runs that start from this one
     batch_order.npy       (num_steps,) int32, the training batch of each step
     summary.json          quality and cost; a folder without it is unfinished
+    vocabulary/           the sealed vocabulary of the ids, where it was beside the shards: `predict` needs it
     manifest.json         written last: bytes and checksums of the files above, as in a stage's folder
     checkpoints/          of an unfinished run: what the same command goes on from
 
@@ -30,6 +31,8 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 WEIGHTS = "weights.safetensors"
 SUMMARY = "summary.json"
+VOCABULARY = "vocabulary"
+"""The vocabulary that the run keeps."""
 STATES = "states.safetensors"
 """Optimizer states of rows, by table, and of dense layers; a run whose optimizers have none lacks it."""
 RUN_FILES = (CONFIG, METRICS, WEIGHTS, BATCH_ORDER, SUMMARY)

@@ -16,7 +16,8 @@ import torch
 
 from ...pipeline.errors import HotsetError
 from ...pipeline.folders.checksum import hash_file
-from ...pipeline.folders.manifest import MANIFEST, FileEntry, checksum_of
+from ...pipeline.folders.manifest import MANIFEST, FileEntry, Manifest, checksum_of
+from ...pipeline.formats.linked_folder import link_folder
 from ...pipeline.sizes import format_byte_size
 from ..checkpoints.checkpoint_files import CHECKPOINTS
 from ..data.batch_order import BATCH_ORDER
@@ -28,6 +29,7 @@ from .run_files import (
     RUN_VERSION,
     STATES,
     SUMMARY,
+    VOCABULARY,
     WEIGHTS,
     explained,
     make_folder,
@@ -83,6 +85,10 @@ class RunFolder:
             file.write(f"{line}\n")
         self.metrics.append(line)
 
+    def keep_vocabulary(self, vocabulary: Manifest) -> None:
+        """Keep the vocabulary of the ids, as links where the disk allows it."""
+        link_folder(vocabulary, self.path / VOCABULARY)
+
     def save_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Write all weights, float32 tensors on the host."""
         whole = weights if isinstance(weights, Weights) else Weights.of(weights)
@@ -120,12 +126,16 @@ class RunFolder:
         there = [name for name in (*RUN_FILES, STATES) if (self.path / name).exists()]
         entries = [FileEntry(name, 0, *hash_file(self.path / name)) for name in there]
         shards = json.loads((self.path / CONFIG).read_bytes()).get("shards")
+        inputs = [{"name": "shards", "fingerprint": shards}]
+        if (self.path / VOCABULARY).is_dir():
+            kept = Manifest.read(self.path / VOCABULARY)
+            inputs.append({"name": VOCABULARY, "fingerprint": kept.fingerprint})
         # The keys of a stage's manifest; settings and results stand in the files it lists.
         parts = {
             "stage": RUN_STAGE,
             "version": RUN_VERSION,
             "config": {},
-            "inputs": [{"name": "shards", "fingerprint": shards}],
+            "inputs": inputs,
             "files": [entry.to_json() for entry in entries],
             "totals": {},
         }

@@ -21,6 +21,7 @@ from .run_files import (
     RUN_FILES,
     STATES,
     SUMMARY,
+    VOCABULARY,
     WEIGHTS,
     explained,
     make_folder,
@@ -69,8 +70,9 @@ def remove_begun(path: Path) -> None:
             is_aside = child.name in {f".{name}.tmp" for name in (*RUN_FILES, STATES, MANIFEST)}
             if is_aside or child.name.startswith(BEST_PREFIX):
                 child.unlink()
-        if (path / CHECKPOINTS).is_dir():
-            shutil.rmtree(path / CHECKPOINTS)
+        for name in (CHECKPOINTS, VOCABULARY):
+            if (path / name).is_dir():
+                shutil.rmtree(path / name)
 
 
 @contextmanager

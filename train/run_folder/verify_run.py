@@ -17,7 +17,7 @@ from ..data.batch_order import BATCH_ORDER, read_batch_order
 from ..model_building.build_model import build_model
 from ..model_building.choose_model import recorded_model
 from ..model_building.model_inputs import ModelInputs
-from .run_files import METRICS, RUN_FILES, STATES, SUMMARY
+from .run_files import METRICS, RUN_FILES, STATES, SUMMARY, VOCABULARY
 from .run_reader import (
     read_config,
     read_finite,
@@ -74,8 +74,28 @@ def _faults_of_bytes(run: Path, manifest: Manifest) -> Iterator[str]:
             yield str(error)
     for path in paths_in(run):
         # A kill at the very end leaves the checkpoints, which nothing reads any more.
-        if path.name not in {*manifest.entries, MANIFEST, CHECKPOINTS}:
+        if path.name not in {*manifest.entries, MANIFEST, CHECKPOINTS, *_kept(manifest)}:
             yield f"{path} is no part of the run: its manifest does not list it"
+    for name, fingerprint in _kept(manifest).items():
+        yield from _faults_of_kept(run / name, fingerprint)
+
+
+def _kept(manifest: Manifest) -> dict[str, str]:
+    """The folders that a run keeps beside its files: their names and fingerprints."""
+    fingerprints = {source["name"]: source["fingerprint"] for source in manifest.inputs}
+    return {name: fingerprints[name] for name in (VOCABULARY,) if name in fingerprints}
+
+
+def _faults_of_kept(folder: Path, fingerprint: str) -> Iterator[str]:
+    """The folder is the one that the run was trained with, and whole."""
+    try:
+        kept = Manifest.read(folder)
+        if kept.fingerprint != fingerprint:
+            yield f"{folder} is another folder: its fingerprint is {kept.fingerprint}, want {fingerprint}"
+        for entry in kept.files:
+            kept.hashed_path(entry)
+    except HotsetError as error:
+        yield str(error)
 
 
 def _faults_of_meaning(run: Path) -> Iterator[str]:

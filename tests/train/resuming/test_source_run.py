@@ -18,12 +18,12 @@ from hotset.pipeline.sizes import KIB, ByteSize
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
 from hotset.train.config import TrainConfig
+from hotset.train.data.shard_origin import vocabulary_of
 from hotset.train.data.shards import Shards
 from hotset.train.model_building.choose_model import choose_model
 from hotset.train.options.interval import Interval
 from hotset.train.resuming.source_run import open_source
 from hotset.train.run import train
-from hotset.train.run_folder.run_description import vocabulary_of
 from hotset.train.run_folder.verify_run import verify_run
 from hotset.workflows.cli import main
 

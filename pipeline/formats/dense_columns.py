@@ -1,0 +1,33 @@
+"""Dense columns of a log as a model takes them: float32, under their transform, 0 where missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...stats.batches.dense_values import log1p_table, transform_dense, transform_values
+from .arrow_files import validity_of, values_of
+
+_LOG1P = log1p_table(1 << 16)
+
+
+def transform_column(
+    array: Any, chosen: NDArray[np.int32], out: NDArray[np.float32], *, is_float: bool, is_log: bool
+) -> None:
+    """Write the transformed values of some samples.
+
+    Args:
+        array: Arrow column of int32, or of float64 where ``is_float``, that starts at offset 0.
+        chosen: (num_chosen,), positions of the samples.
+        out: (num_chosen,) out; may be strided.
+        is_float: whether the feature is a float instead of a whole number.
+        is_log: whether its transform is log1p(max(x, 0)) and not the value itself.
+    """
+    # Small whole numbers have their logarithm in a table.
+    if is_log and not is_float:
+        transform_dense(values_of(array, np.int32), validity_of(array), chosen, _LOG1P, out)
+    else:
+        values = values_of(array, np.float64 if is_float else np.int32)
+        transform_values(values, validity_of(array), chosen, is_log, out)

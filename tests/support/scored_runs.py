@@ -1,0 +1,117 @@
+"""Small runs with the raw lines that they are evaluated on, for tests of predictions and exports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.schema.feature_settings import FeatureSettings
+from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.stages.count import CountConfig
+from hotset.pipeline.stages.ingest import IngestConfig
+from hotset.pipeline.stages.pack import PackConfig
+from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.stages.rank import RankConfig
+from hotset.pipeline.stages.split import SplitConfig
+from hotset.tests.support.logs.list_logs import KINDS
+from hotset.tests.support.logs.other_logs import Log, draw_log, schema_text, write_csv, write_parquet
+from hotset.train.config import TrainConfig
+from hotset.train.data.shards import Shards
+from hotset.train.model_building.user_code import ModelSource
+from hotset.train.predict import Predictor
+from hotset.train.run import train
+from hotset.train.run_folder.run_reader import read_config, read_weights
+from hotset.train.scoring.loaded_model import LoadedModel
+
+NUM_EVALUATION = 90
+_BATCH_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRun:
+    """A run, its data, and a raw log of the evaluation part alone."""
+
+    run: Path
+    data: Path
+    log: Path
+    lines: Log | None = None
+    """The log as values; None for Criteo's format."""
+
+    def evaluated(self, model_source: ModelSource | None = None) -> NDArray[np.float32]:
+        """The logits of the evaluation part, as `evaluate` computes them."""
+        shards = Shards.open(self.data)
+        config, weights = read_config(self.run), read_weights(self.run)
+        model = LoadedModel.load(
+            self.run, config, weights, shards.tables, shards.batch_size, model_source=model_source
+        )
+        batches = Predictor(shards, model.dense, model.embeddings, model.meter).logits()
+        return np.concatenate([logit_B for _, logit_B in batches])
+
+
+def run_on_lists(folder: Path, *, format: str = "csv", seed: int = 0, **settings: Any) -> ScoredRun:
+    """A run on the log of `prepared_lists`."""
+    return _trained(prepared_lists(folder, format=format, seed=seed), **settings)
+
+
+def prepared_lists(folder: Path, *, format: str = "csv", seed: int = 0) -> ScoredRun:
+    """A log of texts, numbers and lists whose tables have two widths, preprocessed; lists may be missing."""
+    rng = np.random.default_rng(seed)
+    write = write_csv if format == "csv" else write_parquet
+    sizes = {"train": 150, "test": NUM_EVALUATION}
+    logs = {name: _tamed(draw_log(size, KINDS, rng)) for name, size in sizes.items()}
+    paths = [write(folder / f"{name}.{format}", log) for name, log in logs.items()]
+    schema = schema_text(logs["test"], format=format)
+    config = PreprocessConfig(
+        ingest=IngestConfig(schema=schema),
+        count=CountConfig(eval_files=1),
+        rank=RankConfig(min_count=2),
+        split=SplitConfig(
+            embedding_optimizer="adagrad",
+            embedding_dim=4,
+            feature_dims=FeatureSettings([("site", 8)]),
+            hot_bytes=ByteSize(2000),
+        ),
+        pack=PackConfig(batch_size=_BATCH_SIZE),
+    )
+    preprocess(paths, config, folder / "data", Resources(workers=1))
+    return ScoredRun(folder / "run", folder / "data", paths[1], logs["test"])
+
+
+def run_on_criteo(folder: Path, **settings: Any) -> ScoredRun:
+    """A run on a log of Criteo's format."""
+    paths = [folder / "train.tsv", folder / "test.tsv"]
+    for number, (path, size) in enumerate(zip(paths, (300, NUM_EVALUATION), strict=True)):
+        generate(GenerateConfig(samples=size, seed=number, scale=1000), path, workers=1)
+    config = PreprocessConfig(
+        count=CountConfig(eval_files=1),
+        split=SplitConfig(embedding_dim=4, hot_bytes=ByteSize(2000)),
+        pack=PackConfig(batch_size=_BATCH_SIZE),
+    )
+    preprocess(paths, config, folder / "data", Resources(workers=1))
+    return _trained(ScoredRun(folder / "run", folder / "data", paths[1]), **settings)
+
+
+def _tamed(log: Log) -> Log:
+    """The log with dense values under no transform cut to [-2, 2]: others make logits of any size."""
+    cut = [kind in ("raw", "whole") for kind in log.kinds.values()]
+    rows = [
+        tuple(
+            max(-2, min(2, value)) if is_cut and value is not None else value
+            for value, is_cut in zip(row, cut, strict=True)
+        )
+        for row in log.rows
+    ]
+    return Log(log.kinds, rows)
+
+
+def _trained(scored: ScoredRun, **settings: Any) -> ScoredRun:
+    source = settings.pop("model_source", None)
+    config = replace(TrainConfig(placement="hybrid", threads=1), **settings)
+    train(scored.data, config, scored.run, model_source=source)
+    return scored

@@ -1,0 +1,44 @@
+"""Hints of `predict`: lines that do not fit, and the vocabulary of a run that was trained on shards alone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from hotset.tests.support.hints import Shell, follows
+
+PREDICT = ("predict", "run", "log.tsv", "--out", "scores.parquet")
+
+
+@follows("pipeline/encoding/raw_samples.py::encode_parts")
+def test_a_line_that_does_not_fit_is_fixed(shell: Shell) -> None:
+    log = Path("log.tsv").read_text()
+    Path("log.tsv").write_text(log + "1\tbroken\n")
+    assert shell.refused(*PREDICT) == "fix the line: every line gets a prediction, so none is skipped"
+    Path("log.tsv").write_text(log)
+    shell.works(*PREDICT)
+    hint = shell.refused(*PREDICT, "--overwrite", "--no-label")
+    assert hint == "a log without labels is read with --no-label, one that has them without"
+    shell.works(*PREDICT, "--overwrite")
+
+
+@follows("train/scoring/run_vocabulary.py::RunVocabulary.open")
+def test_the_vocabulary_is_given_to_a_run_on_shards_alone(shell: Shell) -> None:
+    shutil.copytree("data/shards", "alone/shards")
+    shell.works("train", "alone", "--threads", "1", "--out", "bare")
+    hint = shell.refused("predict", "bare", "log.tsv", "--out", "scores.parquet")
+    shell.obey(hint, LOG="log.tsv", FILE="scores.parquet", DIR="data")
+    assert Path("scores.parquet").exists()
+
+
+@follows("train/scoring/run_vocabulary.py::RunVocabulary.open#2", "train/scoring/run_vocabulary.py::_tables")
+def test_the_vocabulary_of_another_log_is_not_taken(shell: Shell) -> None:
+    text = Path("log.tsv").read_text().splitlines(keepends=True)
+    Path("half.tsv").write_text("".join(text[:300]))
+    shell.works("preprocess", "half.tsv", "--out", "other", "--workers", "1")
+    shutil.copytree("data/shards", "alone/shards")
+    shell.works("train", "alone", "--threads", "1", "--out", "bare")
+    for run in ("run", "bare"):
+        command = ("predict", run, "log.tsv", "--out", f"{run}.parquet", "--vocabulary")
+        assert shell.refused(*command, "other") == "name the folder whose shards the run was trained on"
+        shell.works(*command, "data")

@@ -1,0 +1,1 @@
+"""Predictions of finished runs: loading a run, and scoring the lines of a log with it."""

@@ -1,0 +1,182 @@
+"""Predict the lines of a raw log, or the rows of a table in memory, with a finished run.
+
+Threads parse and encode ahead while batches are scored in order, so memory holds some parts of the log
+whatever its length. At the batch size and type of an evaluation, the logits have its bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...pipeline.encoding.raw_samples import EncodedSamples, SampleEncoder, encode_parts
+from ...pipeline.errors import HotsetError
+from ...pipeline.formats.score_files import score_writer
+from ...pipeline.raw.log_parts import open_parts
+from ...pipeline.raw.part import RawParts
+from ...pipeline.raw.raw_file import RawFile
+from ...pipeline.raw.table_parts import TableParts
+from ...pipeline.schema.schema import Schema
+from ...pipeline.sizes import MIB
+from ...stats.analysis.metrics import probabilities
+from ..data.background import BackgroundIterator
+from ..data.batch import Batch
+from ..model_building.user_code import ModelSource
+from ..options.predict_config import PredictConfig
+from ..run_folder.run_files import CONFIG, WEIGHTS
+from ..run_folder.run_reader import read_config, read_manifest, read_weights, refuse_changed_files
+from ..trainer_building.devices import set_threads
+from .loaded_model import LoadedModel
+from .raw_batches import batches_of
+from .run_vocabulary import RunVocabulary
+
+_BLOCK_BYTES = 4 * MIB
+_ROWS_OF_PART = 1 << 15
+_BATCHES_AHEAD = 4
+_BATCH_SIZE = 2048
+"""Samples of a batch for runs of versions that did not record theirs."""
+Progress = Callable[[int], None]
+
+
+class RunPredictor:
+    """Predicts with a finished run.
+
+    Args:
+        run: its folder.
+        config: how samples are predicted.
+        vocabulary: folder that `preprocess` wrote, for a run that keeps no vocabulary.
+        model_source: makes the user's module of the run; None imports the class that the run records.
+
+    Raises:
+        HotsetError: ``run`` is not a finished run, or damaged.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        config: PredictConfig | None = None,
+        *,
+        vocabulary: Path | None = None,
+        model_source: ModelSource | None = None,
+    ) -> None:
+        config = config or PredictConfig()
+        # Cheap checks before anything is hashed.
+        recorded = read_config(run)
+        weights = read_weights(run)
+        origin = RunVocabulary.open(run, recorded, vocabulary)
+        if (manifest := read_manifest(run)) is not None:
+            refuse_changed_files(manifest, (CONFIG, WEIGHTS))
+        self._threads = set_threads(config.threads or recorded.threads)
+        self._batch_size = config.batch_size or recorded.batch_size or _BATCH_SIZE
+        self.schema: Schema = origin.schema
+        self._encoder = SampleEncoder(origin.schema, origin.folder, self._threads)
+        self._model = LoadedModel.load(
+            run,
+            recorded,
+            weights,
+            origin.tables,
+            self._batch_size,
+            threads=self._threads,
+            slow_bytes=config.slow_bytes,
+            model_source=model_source,
+        )
+
+    def logits(self, parts: RawParts, source: str) -> Generator[NDArray[np.float32]]:
+        """Yield the logits of each batch, (B,), in order; ``source`` names the log in messages.
+
+        Raises:
+            InputError: a line does not match the schema.
+        """
+        encoded = encode_parts(parts, source, self._encoder, self._threads)
+        ahead = BackgroundIterator(_batches(encoded, self._batch_size), _BATCHES_AHEAD, "samples")
+        held: dict[int, Batch] = {}
+        embeddings = self._model.embeddings
+        try:
+            with embeddings.rows_written_back(), torch.no_grad():
+                for step in embeddings.evaluation_steps(_numbered(ahead, held), held.__getitem__):
+                    logit_B = self._model.dense.predict(step.batch, embeddings.look_up(step)).numpy()
+                    del held[step.number]
+                    if np.isnan(logit_B).any():
+                        raise HotsetError(
+                            f"a prediction for {source} is no number: the weights have diverged"
+                        )
+                    yield logit_B
+        finally:
+            ahead.close()
+
+    def probabilities(self, parts: RawParts, source: str) -> Generator[NDArray[np.float32]]:
+        """Yield the probabilities of each batch, (B,), as `logits` yields them."""
+        with closing(self.logits(parts, source)) as batches:
+            for logit_B in batches:
+                yield probabilities(logit_B).astype(np.float32)
+
+    def parts_of_file(self, log: Path, *, has_label: bool = True) -> RawParts:
+        """Open a raw log; a label that stands in a column of its own name is not read.
+
+        Raises:
+            InputError: the log cannot be read, is of another format, or lacks a column of the schema.
+        """
+        # Where a line begins with the label, or its fields have no names, the label counts as a field.
+        needs_label = self.schema.format == "criteo" or bool(self.schema.fields)
+        return open_parts(
+            RawFile.inspect(log),
+            0,
+            self.schema,
+            block_bytes=_BLOCK_BYTES,
+            has_label=has_label and needs_label,
+            strict=True,
+        )
+
+    def parts_of_table(self, table: Any) -> RawParts:
+        """Take the rows of an Arrow table as samples.
+
+        Raises:
+            InputError: it lacks a column of the schema, or has one of another type.
+        """
+        return TableParts(table, self.schema, rows_of_part=_ROWS_OF_PART)
+
+
+def predict_file(
+    predictor: RunPredictor,
+    log: Path,
+    out: Path,
+    *,
+    has_label: bool = True,
+    overwrite: bool = False,
+    progress: Progress = lambda done: None,
+) -> int:
+    """Write the probability of each line of ``log`` to a Parquet file; return how many there are.
+
+    Args:
+        out: file that appears when it is whole.
+        has_label: whether the lines of a log without column names have labels.
+        progress: called after each batch with the samples so far.
+
+    Raises:
+        HotsetError: the log cannot be read, or the file cannot be written.
+    """
+    parts = predictor.parts_of_file(log, has_label=has_label)
+    with score_writer(out, overwrite=overwrite) as writer:
+        with closing(predictor.probabilities(parts, str(log))) as batches:
+            for probability_B in batches:
+                writer.add(probability_B)
+                progress(writer.num_samples)
+        return writer.num_samples
+
+
+def _batches(encoded: Generator[EncodedSamples], batch_size: int) -> Generator[Batch]:
+    with closing(encoded):
+        yield from batches_of(encoded, batch_size)
+
+
+def _numbered(batches: Iterable[Batch], held: dict[int, Batch]) -> Iterator[int]:
+    """Yield the number of each batch, which is held until it is predicted: a stream is read once."""
+    for number, batch in enumerate(batches):
+        held[number] = batch
+        yield number
