@@ -248,8 +248,10 @@ def cache_planner(
         raise ValueError(f"batches_per_item must be 1 or more, got {batches_per_item}")
     if policy == "dataset" and rank_of_row.size != num_rows:
         raise ValueError(f"dataset needs the rank of {num_rows} rows, got {rank_of_row.size}")
+    # As many warm rows as the ratio grants of the slots, the most important first.
     rows = warm_rows[: math.ceil(num_slots * warmup_ratio)]
     counts = np.zeros(rows.size, np.int64) if warm_counts is None else warm_counts[: rows.size]
     rule = Rule(CACHE_POLICIES[policy], prefetch, batches_per_item, -1, splits and policy != "static")
-    ranks = np.minimum(rank_of_row, _LAST_RANK).astype(np.int32)
+    # Only ``dataset`` reads ranks; those beyond 32 bits are all as unimportant as the last one.
+    ranks = np.minimum(rank_of_row, _LAST_RANK).astype(np.int32) if policy == "dataset" else _NO_RANKS
     return StagingPlanner(rule, num_rows, num_slots, WarmRows(rows, counts), ranks)

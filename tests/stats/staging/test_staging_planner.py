@@ -1,7 +1,7 @@
 """Planners against their slow twin, and their plans on a machine that runs them in any order allowed.
 
 Tests what planners are made of, too: `eviction_heap`, `next_use_buckets`, `next_uses`, `row_locations`,
-`staging_area`, `staging_kernel`, `staging_moves`, `staging_state`, `step_plans` and `victims`.
+`staging_kernel`, `staging_moves`, `staging_state`, `step_plans` and `victims`.
 """
 
 from __future__ import annotations
