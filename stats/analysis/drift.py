@@ -128,6 +128,7 @@ def _tied_rows(
     """Return the rows of exactly this worth that still fit, by the hash of their numbers."""
     if worth < 1:
         return np.zeros(0, np.int64)
+    # All rows of that worth, of every table, although their widths differ.
     rows_of_tables = [
         first + np.flatnonzero(counts_R[first:stop] * scale == worth)
         for first, stop, scale in zip(first_row_T[:-1], first_row_T[1:], scale_F, strict=True)
@@ -135,6 +136,7 @@ def _tied_rows(
     rows = np.concatenate(rows_of_tables)
     widths = np.repeat(row_bytes_F, [found.shape[0] for found in rows_of_tables])
     hashes = np.empty(rows.shape[0], np.uint64)
+    # In the order of a hash, which prefers no table: by number the first tables would take all the room.
     hash_rows(rows, 0, hashes)
     order = np.argsort(hashes)
     return rows[order[np.cumsum(widths[order]) <= room]]

@@ -130,6 +130,7 @@ def close_tie(counts: RankCounts) -> None:
     for group in range(counts.counts_G3.shape[0]):
         clicks = 0
         samples = 0
+        # The tie holds samples by their flags; each flag says for some groups whether the sample is in them.
         for flags in range(_NUM_FLAGS):
             is_hot = flags & _HOT != 0
             is_in_group = group == 0 or (group == 1 and is_hot) or (group == 2 and not is_hot)
@@ -143,6 +144,7 @@ def close_tie(counts: RankCounts) -> None:
         counts.counts_G3[group, _TWICE_LOST] += clicks * (2 * others_above + samples - clicks)
         counts.counts_G3[group, _CLICKS] += clicks
         counts.counts_G3[group, _SAMPLES] += samples
+        # The precision at this threshold, once for each click in the tie.
         precision = counts.counts_G3[group, _CLICKS] / counts.counts_G3[group, _SAMPLES]
         counts.precision_G[group] += clicks * precision
     counts.tie_8[:] = 0

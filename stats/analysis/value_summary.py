@@ -55,6 +55,7 @@ def add_to_summary(
         numbers[0] += value
         numbers[1] = min(numbers[1], value)
         numbers[2] = max(numbers[2], value)
+        # The upper half of a float32 is its sign, exponent and seven bits: bins of equal relative width.
         bits = np.int64(np.float32(min(abs(value), _LARGEST)).view(np.uint32)) >> 16
         histogram[_ZERO_BIN - 1 - bits if value < 0 else _ZERO_BIN + bits] += 1
 
@@ -135,6 +136,7 @@ class ValueSummary:
     def __add__(self, other: ValueSummary) -> ValueSummary:
         """Return the summary of the values of both."""
         bins, slots = np.unique(np.concatenate([self.bins, other.bins]), return_inverse=True)
+        # Bins that only one of the two has keep their counts.
         bin_counts = np.zeros(bins.shape[0], np.int64)
         np.add.at(bin_counts, slots, np.concatenate([self.bin_counts, other.bin_counts]))
         numbers = np.array(

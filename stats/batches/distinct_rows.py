@@ -37,6 +37,7 @@ def distinct_rows(
     workspace[:] = -1
     num_distinct = 0
     for lookup in range(rows_N.size):
+        # The low bits of a hash choose a cell, since neighboring rows must not fill neighboring cells.
         row = rows_N[lookup]
         cell = mix64(np.uint64(row)) & mask
         # Probe until the row or a free cell is found; a cell holds a position in ``distinct_N``.

@@ -43,6 +43,7 @@ def _pack_levels(
     packed_NC: NDArray[np.uint8],
 ) -> None:
     """Write the range of each table and the codes of its rows, the first number in the lowest bits."""
+    # Each table by itself: first the range of its numbers, then the codes of its rows.
     for table in range(starts_T1.shape[0] - 1):
         first = starts_T1[table]
         last = starts_T1[table + 1]
@@ -61,6 +62,7 @@ def _pack_levels(
         per_level = (np.float64(high) - np.float64(low)) / (num_levels - 1)
         if per_level == 0:
             per_level = np.float64(1)
+        # A row begins at a whole byte, so that rows can be read one by one.
         for row in range(first, last):
             bits = np.uint64(0)
             num_waiting = 0
@@ -69,6 +71,7 @@ def _pack_levels(
                 level = np.rint((np.float64(rows_ND[row, column]) - np.float64(low)) / per_level)
                 bits |= np.uint64(level) << np.uint64(num_waiting)
                 num_waiting += num_bits
+                # Whole bytes leave as soon as they are full; what is left of a row fills its last one.
                 while num_waiting >= 8:
                     packed_NC[row, end] = bits & np.uint64(255)
                     bits >>= np.uint64(8)
@@ -92,10 +95,12 @@ def _unpack_levels(
         low = np.float64(ranges_T2[table, 0])
         per_level = (np.float64(ranges_T2[table, 1]) - low) / (num_levels - 1)
         for row in range(starts_T1[table], starts_T1[table + 1]):
+            # Each row begins at a whole byte: nothing is left over from the row before.
             bits = np.uint64(0)
             num_waiting = 0
             begin = 0
             for column in range(rows_ND.shape[1]):
+                # As many bytes as the next number needs.
                 while num_waiting < num_bits:
                     bits |= np.uint64(packed_NC[row, begin]) << np.uint64(num_waiting)
                     begin += 1

@@ -97,12 +97,15 @@ def _round_stochastically(
     codes_ND: NDArray[np.int8],
 ) -> None:
     for row in range(rows_ND.shape[0]):
+        # A row of zeros has no scale; any does for it.
         scale = scales_N[row]
         if scale == 0:
             scale = np.float32(1)
+        # The random numbers follow from the row's key, so every rank rounds alike.
         seed = mix64_pair(stream, np.uint64(keys_N[row]))
         word = np.uint64(0)
         for column in range(rows_ND.shape[1]):
+            # One word of random bits serves four columns, sixteen bits each.
             if column % _COLUMNS_OF_WORD == 0:
                 word = mix64(seed ^ np.uint64(column))
             random = (np.float32(word & np.uint64(0xFFFF)) + np.float32(0.5)) * _UNIT

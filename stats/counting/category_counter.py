@@ -60,6 +60,7 @@ class CategoryCounter:
         """
         done = 0
         while True:
+            # Wide categories fit in no short entry.
             if self._is_short and categories.dtype != np.uint32:
                 self._table = widened(self._table)
             # Count until the chunk ends, the table is full or a count needs more bits.

@@ -76,6 +76,7 @@ def _merge_windows(
     sources: Sequence[Counts], heads: list[int], lengths: list[int]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     # Copy the windows one behind the other: sources may be mapped, strided or of another width.
+    # Windows are laid end to end, since the kernel merges runs of one array.
     stops = np.cumsum(np.array(lengths, np.int64))
     total = int(stops[-1])
     categories = np.empty(total, np.uint64)
@@ -94,6 +95,7 @@ def _sift_down(heap: NDArray[np.int64], num_runs: int, keys: NDArray[np.uint64])
     """Restore the order of a heap whose first run has another key now; ``keys`` by run."""
     place = 0
     run = heap[0]
+    # The run sinks below every child with a smaller key; those move up.
     while 2 * place + 1 < num_runs:
         child = 2 * place + 1
         if child + 1 < num_runs and keys[heap[child + 1]] < keys[heap[child]]:

@@ -51,6 +51,8 @@ def add_counts(
         category = np.uint64(categories[i])
         entry = entry_of(category, table, shift)
         if table[entry, 1] == 0:  # a new category
+            # A full table is handed back with the place in the chunk, where the caller goes on after growing
+            # it.
             if num_used == max_used:
                 return int(i), num_used, num_missing
             table[entry, 0] = category

@@ -25,12 +25,14 @@ def distinct_at(num_lookups: float, distinct: Sequence[int], num_sampled: int) -
     Source:
         Heaps' law, D(n) = K n**b, with b falling geometrically in log n.
     """
+    # Growth is measured twice, over the two last doublings of the sample.
     quarter, half, whole = (max(1, count) for count in distinct)
     if num_lookups <= num_sampled or num_sampled == 0:
         return min(whole, whole * num_lookups / max(1, num_sampled) + 1)
     early, late = math.log2(half / quarter), math.log2(whole / half)
     ratio = min(1.0, max(_LEAST_RATIO, late / early if early > 0 else 1.0))
     doublings = math.log2(num_lookups / num_sampled)
+    # Each further doubling grows by the same factor less: Heaps' law, with an exponent that falls.
     power = late * ratio
     log2_growth = 0.0
     while doublings > 0:

@@ -107,12 +107,15 @@ def insert_long_ids(
     num_rows = categories.shape[0]
     ahead = np.int64(AHEAD)
     for i in range(num_rows):
+        # Ask for the line of a later row now, because the table does not fit in a cache.
         if i + ahead < num_rows:
             prefetch(table, ((np.uint64(categories[i + ahead]) * MULTIPLIER) >> shift) << ENTRY_BITS)
+        # These two rows stand for no category.
         if first_id + i != missing_id and first_id + i != oov_id:
             category = np.uint64(categories[i])
             entry = entry_of(category, table, shift)
             table[entry, 0] = category
+            # One more than the id, since 0 marks a free entry.
             table[entry, 1] = np.uint64(first_id + i + 1)
 
 
@@ -135,6 +138,7 @@ def insert_short_ids(
         if first_id + i != missing_id and first_id + i != oov_id:
             category = np.uint64(categories[i])
             entry, _ = probe_short(category, table, shift, mask)
+            # Category and id share a word; one more than the id, since 0 marks a free entry.
             table[entry] = (category << HALF) | np.uint64(first_id + i + 1)
 
 

@@ -71,6 +71,8 @@ def _add(
         category = np.uint64(categories[i])
         entry, found = probe_short(category, table, shift, mask)
         if found == 0:
+            # A full table is handed back with the place in the chunk, where the caller goes on after growing
+            # it.
             if num_used == max_used:
                 return int(i), num_used, num_missing
             found = category << HALF

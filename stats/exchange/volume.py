@@ -122,12 +122,15 @@ def count_crossings(step: StepRows, number: int, last_steps: NDArray[np.int32]) 
 def _least_crossings(rows_U: NDArray[np.int32], masks_U: Masks, users_N: Masks) -> int:
     total = 0
     for i in range(rows_U.shape[0]):
+        # The ranks that use the row in this step, and those of the last step that used it.
         mask = np.uint64(masks_U[i])
         last = np.uint64(users_N[rows_U[i]])
         num_users = int(_count_bits(mask))
+        # The best home is one of the users: the others send it their gradients, and get the vector from it.
         total += num_users - 1
         if last:
             total += num_users - 1
+            # Where none of them used it last, it must come from another rank first.
             if not last & mask:
                 total += 1
         users_N[rows_U[i]] = masks_U[i]

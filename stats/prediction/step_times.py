@@ -112,10 +112,12 @@ def _hybrid_dedup(workload: Workload, machine: Machine, budget: Budget) -> Predi
 def _fae(workload: Workload, machine: Machine, budget: Budget) -> Prediction:
     """Hot-only batches as all-fast, mixed ones as hybrid, four copies of the hot rows an epoch (R = 50%)."""
     compute = compute_seconds(workload, machine)
+    # The rows of mixed batches stay on the host: their vectors and gradients cross the link.
     hot_share = budget.hot_sample_share
     vectors = workload.batch_size * workload.rates.lookups_per_sample
     seconds, moved = _in_place(workload, machine, vectors, _unique(workload))
     hot_bytes = budget.num_hot_rows * workload.row_bytes
+    # Every switch copies all hot rows; as many switches as R = 50% makes, spread over the steps.
     copied = 2 * hot_bytes / max(1.0, workload.steps_per_epoch)
     mean_moved = (1 - hot_share) * moved + copied
     switch = 2 * copied / machine.link_bytes_per_second
@@ -128,6 +130,7 @@ def _fae(workload: Workload, machine: Machine, budget: Budget) -> Prediction:
 def _cache(workload: Workload, machine: Machine, budget: Budget) -> Prediction:
     """A cache of all slots that keeps the most frequent rows; a batch waits for its misses."""
     compute = compute_seconds(workload, machine)
+    # The cache has hot rows and staging in one area, and refetches what falls out of it.
     slots = (budget.hot_bytes + budget.staging_bytes) // workload.row_bytes
     uses = _uses(workload)
     moved = _moved(uses, uses.cache_loads(slots), uses.num_passes(slots), workload.row_bytes)

@@ -88,6 +88,7 @@ def operate(batch_size: int, rows: Rows, limits: Limits) -> Operation | None:
     num_fast = _rows_that_fit(step, rows, limits)
     if num_fast is None:
         return None
+    # One device has the host behind it, several exchange rows among themselves.
     if rows.num_devices == 1:
         traffic = host_cache(rows.rates, num_fast, step)
     else:
@@ -95,6 +96,7 @@ def operate(batch_size: int, rows: Rows, limits: Limits) -> Operation | None:
         traffic = hybrid(rows.rates, num_fast, step, rows.sync_every)
     compute = limits.step_seconds + batch_size * limits.sample_seconds
     num_bytes = traffic.num_bytes(rows.vector_bytes)
+    # Transfers hide behind the computation where the limits say that they overlap.
     link = num_bytes / limits.link_bytes_per_second
     seconds = max(compute, link) if limits.is_overlapped else compute + link
     return Operation(batch_size, num_fast, seconds, compute, num_bytes)

@@ -151,12 +151,14 @@ def stored_cold_rows(
     Raises:
         ValueError: rows outside their table or out of order; the number of the table is the only argument.
     """
+    # One type for each array, whatever was stored: other types would compile the kernel again.
     plain = stored._replace(
         order=np.empty(0, np.int32),
         starts=stored.starts.astype(np.int32),
         rows=np.require(stored.rows, requirements="W"),
         long_rows=np.empty(0, np.int32),
     )
+    # No batch has more cold rows than these tables have rows.
     most = int((stored.row_offsets[tables + 1] - stored.row_offsets[tables]).sum())
     rows = np.empty(most, np.int32)
     lookups = np.empty(most, np.int32)

@@ -119,6 +119,7 @@ class PlanChecker:
         """Run all steps of ``plans``, which follow those checked before; raises PlanFaultError."""
         self._check_numbering(plans)
         steps = plans.num_steps
+        # Offsets and the arrays they cut; none may end before its last offset.
         lists: tuple[tuple[NDArray[np.int64], tuple[NDArray[Any], ...]], ...] = (
             (plans.offsets, (plans.slots,)),
             (plans.fetch_offsets, (plans.fetch_rows, plans.fetch_slots, plans.fetch_is_first)),
@@ -274,11 +275,13 @@ def _fetch(plans: _Plans, begin: int, end: int, area: _Area) -> int:
     for entry in range(begin, end):
         slot = plans.fetch_slots[entry]
         row = plans.fetch_rows[entry]
+        # Numbers first: a row or slot outside its array would be read where no array is.
         fault = _fault_of_numbers(slot, row, area.row_of_slot.size, area.location_of_row.size)
         if not fault:
             fault = _fault_of_fetch(area.location_of_row[row], plans.fetch_is_first[entry])
         if fault:
             return fault
+        # A slot must be empty, and the batches that used its last row must have run.
         if area.row_of_slot[slot] >= 0:
             return _TAKEN
         if area.last_use[slot] > area.progress[0]:
@@ -307,13 +310,16 @@ def _run_passes(
         if fault:
             return fault
         position = entry - fetch_begin
+        # Each entry of the step has the slot of its pass, counted round and round.
         if begin + position >= end or plans.slots[begin + position] != slot:
             return _PASSES
         if slot != position % area.row_of_slot.size or (compares and rows[position] != row):
             return _PASSES
+        # Written back by the same step, so at home again.
         area.location_of_row[row] = _HOME
     if fetch_end - fetch_begin != end - begin:
         return _PASSES
+    # Nothing may be staged beside it: its passes use every slot.
     for slot in range(area.row_of_slot.size):
         if area.row_of_slot[slot] >= 0:
             return _PASSES

@@ -104,6 +104,7 @@ def evict_victims(state: AreaState, num_victims: int, plans: PlanArrays) -> None
     """Free the slots listed in ``victims``, and list the rows that were updated there for writing back."""
     area = state.area[0]
     step = area.step
+    # The location says which item writes the row back, so that a later load knows what to wait for.
     location = written_back_by(area.epoch_base + area.step)
     end = plans.ends[1]
     for i in range(num_victims):
@@ -120,6 +121,7 @@ def evict_victims(state: AreaState, num_victims: int, plans: PlanArrays) -> None
             plans.write_back_rows[end] = row
             plans.write_back_slots[end] = slot
             end += 1
+        # The slot is free now; who loads into it waits for the item that vacated it.
         record.row = -1
         state.free[area.num_free + i] = slot
     area.num_free += num_victims
@@ -141,6 +143,7 @@ def load_rows(
     waits = np.int64(-1)
     for i in range(num_rows):
         row = rows[i]
+        # Free slots are a stack: the one vacated last is used first.
         location = np.int64(locations[i])
         area.num_free -= 1
         slot = state.free[area.num_free]
@@ -150,6 +153,7 @@ def load_rows(
             waits = max(waits, item_of(location) - area.epoch_base)
         if record.vacated_by < step:
             waits = max(waits, record.vacated_by)
+        # Keys are set by the policy when the batch is served.
         state.location_of_row[row] = slot
         record.row = row
         record.last_use = step
@@ -171,6 +175,7 @@ def load_warm_rows(state: AreaState, rule: Rule, warm: WarmRows, plans: PlanArra
     waits = np.int64(-1)
     first = area.tail
     before = np.empty(1, np.int32)  # location of the row before, as `load_rows` takes it
+    # From the most important on, until there is no free slot; rows that are in a slot keep it.
     for i in range(warm.rows.size):
         row = warm.rows[i]
         before[0] = state.location_of_row[row]
@@ -192,6 +197,7 @@ def load_warm_rows(state: AreaState, rule: Rule, warm: WarmRows, plans: PlanArra
             queue[area.tail, 0] = state.location_of_row[row]
             queue[area.tail, 1] = LONG_AGO
             area.tail += 1
+        # A key orders the heap of these two policies; ties go to the more important row.
         if rule.policy == DATASET:
             record.key = -np.int64(state.rank_of_row[row])
         elif rule.policy == LFU:

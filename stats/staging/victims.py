@@ -25,8 +25,10 @@ def compact_queue(state: AreaState) -> None:
     area = state.area[0]
     queue = state.queue
     boundary = area.boundary
+    # Entries move to the front of the array in place: ``left`` never overtakes the entry that is read.
     left = 0
     for i in range(area.front, area.tail):
+        # The boundary between used up and evictable moves with the entries around it.
         if i == boundary:
             area.boundary = left
         if state.records[queue[i, 0]].last_use == queue[i, 1]:
@@ -51,6 +53,7 @@ def make_evictable(state: AreaState, policy: int, after: int, boundary: int) -> 
     num_rows = 0
     while boundary < area.tail and queue[boundary, 1] <= after:
         slot = queue[boundary, 0]
+        # An entry is stale where its row was used again later, and has another entry behind.
         if state.records[slot].last_use == queue[boundary, 1]:
             num_rows += 1
             if policy == LOOKAHEAD:
@@ -124,6 +127,7 @@ def _choose_least(state: AreaState, need: int, after: int) -> None:
     keys = state.heap_keys
     slots = state.heap_slots
     num_victims = 0
+    # The least key leaves the heap, whether it is still true or not.
     while num_victims < need:
         key = keys[0]
         slot = slots[0]
