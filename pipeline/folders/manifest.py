@@ -107,6 +107,7 @@ class Manifest:
             if not stat.S_ISREG(path.lstat().st_mode):
                 raise ManifestError(f"{path} is not a plain file", hint=_NOT_PLAIN)
             text = path.read_bytes()
+        # The hint names the command that would write the folder, by whether it stands in a preprocessed one.
         except FileNotFoundError:
             state = "is unfinished" if folder.is_dir() else "does not exist"
             is_alone = not any((folder.parent / name).exists() for name in STAGE_OF)
@@ -114,6 +115,7 @@ class Manifest:
             raise ManifestError(f"{folder} {state}: it has no {MANIFEST}", hint=hint) from None
         except OSError as error:
             raise ManifestError(f"{path} cannot be read: {error.strerror}") from error
+        # The bytes may be anything: whatever the parser stumbles over is damage.
         try:
             return cls._parse(folder, text)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

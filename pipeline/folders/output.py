@@ -71,6 +71,8 @@ class Output(RemoteObject):
         self.folder = folder
         self._partial = folder / PARTIAL
         self._identity = identity
+        # `begin` fills these: the lock that it took, and how files of this writer are named while they are
+        # written.
         self._unlock: Callable[[], object] = lambda: None
         self._generation = ""
         """Token of this run, which its workers show; see `worker_fence`."""

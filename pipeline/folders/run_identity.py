@@ -92,8 +92,10 @@ def describe_difference(folder: Path, found: RunIdentity, wanted: RunIdentity) -
         return other_config
     stage = wanted["stage"]
     hint = _hint(stage)
+    # Equal settings and inputs leave the version of the stage.
     if found["inputs"] == wanted["inputs"]:
         return ManifestError(f"{folder} was written by another version of hotset", hint=hint)
+    # Logs may grow at their end: that is no other input, but an extension.
     if stage == "ingest" and starts_with(found["inputs"], wanted["inputs"]):
         num_new = len(wanted["inputs"]) - len(found["inputs"])
         return ManifestError(

@@ -294,6 +294,7 @@ class ShardsTotals(StageTotals):
         require_range(f"{where}num_valid_samples", self.num_valid_samples, 0, self.samples.evaluation)
         if not self.tables:
             raise RecordError(f"{where}tables is empty, want one table or more")
+        # Sizes a trainer allocates by: each is bounded here, because a manifest may come from anywhere.
         require_range(f"{where}embedding_dim", self.embedding_dim, 1, MOST_FLOATS)
         if self.embedding_optimizer not in OPTIMIZERS:
             known = ", ".join(OPTIMIZERS)

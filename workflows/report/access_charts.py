@@ -37,10 +37,12 @@ def coverage_chart(rows: Rows, named: Sequence[str], all_tables: Rows, *, width:
         named: tables drawn in color and with their names, at most four; the others are thin and grey.
         all_tables: rows of the series ``hot_samples``, for the line of all tables together.
     """
+    # Named tables get colors, as far as there are any; all others are grey.
     palette = dict(zip(named, (BLUE, ORANGE, GREEN, PURPLE), strict=False))
     others = [name for name in dict.fromkeys(row["table"] for row in rows) if name not in palette]
     # Later lines cover earlier ones, so the grey ones come first.
     colors = {name: GREY for name in others} | palette | {_ALL_TABLES: INK}
+    # One line for each table, and one for the hot rows of all tables together.
     shares = [(row["num_rows"], row["lookup_share"], row["table"]) for row in rows]
     shares += [
         (row["num_hot_rows"], row["hot_lookup_share"], _ALL_TABLES)
@@ -51,6 +53,7 @@ def coverage_chart(rows: Rows, named: Sequence[str], all_tables: Rows, *, width:
         {"x": x, "y": y, "name": name, "table": name, "rows": f"{x:,}", "lookups": percent(y)}
         for x, y, name in shares
     ]
+    # Powers of ten within the data: ticks beyond the longest line would only widen the chart.
     most = max(point["x"] for point in points)
     axis = alt.Axis(format="~s", values=[10**k for k in range(10) if 10**k <= most], grid=False)
     scale = alt.Scale(type="log", domain=[1, most], nice=False)
@@ -72,6 +75,7 @@ def unique_rows_chart(rows: Rows, *, width: float = WIDE) -> ChartSpec:
     """Return the distinct rows per batch, expected and measured, by batch size."""
     lines = {"lookups": "num_lookups", "distinct rows, expected": "expected"}
     colors = {"lookups": INK, "distinct rows, expected": BLUE}
+    # What is computed is drawn as lines, what was counted as points on them.
     points = [_batch_point(row, name, key) for row in rows for name, key in lines.items()]
     measured = [_batch_point(row, "distinct rows, measured", "measured") for row in rows]
     # The y axis ends at powers of ten just beyond the data.
@@ -80,6 +84,7 @@ def unique_rows_chart(rows: Rows, *, width: float = WIDE) -> ChartSpec:
     least = min(point["y"] for point in [*points, *measured])
     ticks = [10**k for k in range(12) if least / 10 < 10**k < most * 10]
     ends = (float(ticks[0]), float(ticks[-1]))
+    # Both axes are logarithmic: equal factors of rows then have equal lengths.
     x = alt.X(
         "x:Q",
         title="batch size (samples)",
@@ -131,6 +136,7 @@ def drift_chart(by_age: Rows, *, width: float = WIDE) -> ChartSpec:
         for row in by_age
         for name, key in lines.items()
     ]
+    # The age of a part is its distance from the part that chose the hot rows.
     ends = (0, by_age[-1]["age"])
     axis = alt.Axis(values=[row["age"] for row in by_age], format="d", grid=False)
     title = "age of the hot rows (parts of the log)"

@@ -58,7 +58,9 @@ def bar_chart(bars: Sequence[Bar], title: str, description: str, *, width: float
         }
         for bar in bars
     ]
+    # Never 0, so that a chart of empty bars still has a scale.
     most = max([1e-12, *(bar.value for bar in bars), *(bar.mark or 0 for bar in bars)])
+    # Room behind the longest bar for its value, and twice that factor where a mark has one too.
     room = _VALUE_ROOM if width >= WIDE else _NARROW_VALUE_ROOM
     if any(bar.mark is not None for bar in bars):
         room *= room
@@ -75,6 +77,7 @@ def bar_chart(bars: Sequence[Bar], title: str, description: str, *, width: float
     tooltip = [alt.Tooltip(f"{key}:N") for key in keys]
     base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, tooltip=tooltip)
     drawn = base.mark_bar(height=_ROW_HEIGHT * 0.62).encode(color=alt.Color("color:N", scale=None))
+    # Without marks each value stands right behind its bar.
     if all(bar.mark is None for bar in bars):
         texts = base.mark_text(align="left", dx=5, fontSize=12, color="var(--ink)").encode(text="text:N")
         return chart_spec([drawn, texts], description, _ROW_HEIGHT * max(1, len(bars)))
@@ -101,6 +104,7 @@ def dense_chart(dense: Rows, *, width: float = WIDE) -> ChartSpec:
     high = max((row["high"] for row in rows), default=1)
     ticks = _powers(low, high, most=9 if width >= WIDE else 5)
     # Logarithmic on both sides of 0, linear around it.
+    # A symmetric logarithm, since counts span decades and dense values may be 0 or negative.
     scale = alt.Scale(
         type="symlog",
         constant=_constant(rows),
@@ -113,6 +117,7 @@ def dense_chart(dense: Rows, *, width: float = WIDE) -> ChartSpec:
     base = alt.Chart(alt.Data(values=rows)).encode(
         x=x, y=_names([row["name"] for row in rows], width), tooltip=tooltips
     )
+    # A rule from the 1st to the 99th percentile, a bar over the middle half, a point at the median.
     layers = [
         base.mark_rule(color=BLUE, strokeWidth=1.5).encode(x2="high:Q"),
         base.mark_bar(color=BLUE, height=_ROW_HEIGHT * 0.5).encode(x=alt.X("from:Q"), x2="to:Q"),
@@ -159,6 +164,7 @@ def _powers_up_to(end: float) -> list[float]:
 
 def _names(names: Sequence[str], width: float) -> alt.Y:
     most = _MOST_LETTERS if width >= WIDE else _NARROW_MOST_LETTERS
+    # Names that are too long are cut by the chart itself, so that the whole name remains in the tooltip.
     axis = alt.Axis(
         title=None,
         ticks=False,

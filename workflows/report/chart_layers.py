@@ -74,6 +74,7 @@ def chart_spec(layers: Sequence[alt.Chart], description: str, height: float = HE
 
 def _config() -> dict[str, Any]:
     """Return the settings that all charts share."""
+    # Colors are variables of the page, so that a chart follows its light or dark theme.
     axis = {
         "labelColor": "var(--muted)",
         "titleColor": "var(--muted)",

@@ -26,6 +26,7 @@ def provenance_section(provenance: Mapping[str, Any]) -> Section:
         for log in provenance["logs"]
     ]
     schema = provenance["schema"]
+    # The command is complete: it holds every setting that differs from the default of its schema.
     text = (
         f"hotset {provenance['hotset']}, schema {schema}, {len(logs)} "
         f"log file{'s' if len(logs) > 1 else ''}. "
@@ -49,6 +50,7 @@ def default_runs_sections(found: Mapping[str, Any]) -> Iterator[Section]:
         return
     bars = []
     for row in found["placements"]:
+        # Both ways together decide the order; each way is in the tooltip.
         to_fast, to_slow = (row[f"bytes_to_{tier}_per_sample"] for tier in ("fast", "slow"))
         text = f"{to_fast + to_slow:,.0f} B"
         tooltip = {
@@ -89,6 +91,7 @@ def hot_tables_section(rows: Rows) -> Section:
         title = "share of the hot bytes (bar) and of all cold lookups (mark)"
         return bar_chart(bars, title, "Share of the hot bytes by table", width=width)
 
+    # The reading is explained in words, because the chart holds two shares of different wholes.
     text = (
         "Bars show each table's share of the plan's hot bytes, marks its share of the lookups that still hit "
         "cold rows. A table with a long bar and a mark far out would use more; one with a short bar and a "
@@ -137,6 +140,7 @@ def _labels(log: Mapping[str, Rows]) -> Iterator[Section]:
 
 def _missing(log: Mapping[str, Rows]) -> Section:
     rows = log["missing"]
+    # A table with all features is below; the chart shows those that lack most.
     lacking = [row for row in rows if row["missing_share"]]
     most_first = sorted(lacking, key=lambda row: -row["missing_share"])[:_MOST_BARS]
     bars = [
@@ -176,6 +180,7 @@ def _dense(log: Mapping[str, Rows]) -> Section:
     def chart(width: float) -> ChartSpec:
         return dense_chart(rows[:_MOST_BARS], width=width)
 
+    # The transform loses values without a word, so its losses are named here.
     clamped = [row["feature"] for row in rows if (row["clamped_share"] or 0) > 0]
     text = (
         "Values of the training part before their transform: lines from the 1% to the 99% quantile, bars "

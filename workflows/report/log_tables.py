@@ -117,6 +117,7 @@ def by_hot_bytes(rows: Rows) -> list[Mapping[str, Any]]:
 def categories(rows: Rows) -> TextTable:
     """Return the top categories of each table."""
     cells = []
+    # A table has a name in its first line alone, and only its most frequent categories are printed.
     places: dict[str, int] = {}
     for row in rows:
         place = places[row["table"]] = places.get(row["table"], 0) + 1
@@ -160,6 +161,7 @@ def default_runs(found: Mapping[str, Any]) -> TextTable:
 def describe_default_runs(found: Mapping[str, Any]) -> str:
     """Return the settings that `default_runs` were simulated with."""
     settings = found["settings"]
+    # Where only the first batches of an epoch were simulated, that is said.
     batches = f"{settings['num_batches']:,}"
     if settings["num_batches"] < settings["num_epoch_batches"]:
         batches = f"the first {batches} of {settings['num_epoch_batches']:,}"

@@ -69,6 +69,7 @@ def hot_samples_chart(
     orders = list(dict.fromkeys(row["order"] for row in rows))
     names = {order: f"fully hot, {_ORDER_NAMES.get(order, order)}" for order in orders}
     lookups = "hot lookups"
+    # One line for each order of rows, and the hot lookups of the first order beside it.
     points = []
     for row in rows:
         point = {
@@ -86,7 +87,9 @@ def hot_samples_chart(
     colors = {lookups: INK} | {name: _ORDER_COLORS.get(order, PURPLE) for order, name in names.items()}
     sizes = [row["bytes"] for row in rows]
     axes = make_axes(byte_axis("fast memory for hot rows", sizes), percent_axis("share"), width)
+    # Published figures are shown where the axis reaches anyway, and never stretch it.
     published = [point for point in published_points(published_row_bytes) if point[0] <= max(sizes)]
+    # Labels of lines keep clear of these points.
     plan_line = [(plan_bytes, height / 50) for height in range(51)]
     layers = [
         *budget_line(plan_bytes, "the plan", axes),
@@ -123,6 +126,7 @@ def _published_layer(points: Sequence[tuple[float, float]], axes: Axes) -> alt.C
 
 def miss_ratios_chart(found: Mapping[str, Any], *, width: float = WIDE) -> ChartSpec:
     """Return the share of rows that each policy fetches again, by slots; ``found`` is `miss_ratios`."""
+    # Bytes on the axis, not slots: tables of several widths share them.
     points = [
         {
             "x": row["bytes"],
@@ -156,6 +160,7 @@ def placements_chart(options: Rows, batch_size: int, *, width: float = WIDE) -> 
         for option in options
         for one in option["placements"]
     ]
+    # The legend names the placements that are there, in their usual colors.
     present = {point["name"] for point in points}
     colors = {name: color for name, color in _PLACEMENT_COLORS.items() if name in present}
     top = 1.12 * max(point["y"] for point in points)  # room above the fastest line for its name

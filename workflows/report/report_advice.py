@@ -34,6 +34,7 @@ def advise_reader(
         statistics: every series.
         advice: result of `advise`; None where no model fits the log.
     """
+    # In the order in which a reader decides: how much memory, for which placement, under which policy.
     found = [
         Advice("Memory", budget_sentences(statistics), _budget_commands(folder, statistics)),
         Advice(
@@ -55,14 +56,17 @@ def _can_rebuild(statistics: Mapping[str, Any]) -> bool:
 def _budget_commands(folder: Path, statistics: Mapping[str, Any]) -> list[str]:
     """Return how to get the budget from which more stops paying, and peeled rows where they are better."""
     if not _can_rebuild(statistics) or statistics["mode"] != "budget":
+        # Commands are offered only where this folder can be rebuilt by them.
         return []
     provenance = statistics["provenance"]
     curve = order_of(statistics)
     sizes = [row["bytes"] for row in curve]
+    # Three budgets: what the plan has, from where more stops paying, and the largest that was simulated.
     chosen = next(row["bytes"] for row in statistics["budgets"] if row["is_chosen"])
     stop = where_doubling_stops_paying(sizes, [row["hot_sample_share"] for row in curve], LEAST_GAIN)
     wanted = sizes[-1] if stop is None else stop
     lines = []
+    # A budget that is nearly the wanted one is left as it is.
     if chosen < sizes[-1] and not wanted / _NEARLY_EQUAL <= chosen <= wanted * _NEARLY_EQUAL:
         size = size_option(wanted)
         lines += [f"# Hot rows of {size}", *rebuild_commands(provenance, folder, hot_bytes=size)]
@@ -81,6 +85,7 @@ def _training_commands(folder: Path, statistics: Mapping[str, Any], advice: Mapp
     option = next(option for option in advice["options"] if option["fast_bytes"] == enough["fast_bytes"])
     best = option["placements"][0]
     train = ["hotset", "train", str(folder), "--placement", best["placement"]]
+    # Hot rows and staging are given in full, so that the run is the one that was predicted.
     lines = []
     if best["placement"] in ("lookahead", "cache", "fae"):
         if not _can_rebuild(statistics) or statistics["mode"] != "budget":

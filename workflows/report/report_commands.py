@@ -59,6 +59,7 @@ def stage_options(provenance: Mapping[str, Any], stage: str, **other: str | None
     """
     default = getattr(recipe_for(provenance["schema"]), stage)
     found = provenance["settings"].get(stage, {})
+    # Settings that equal the defaults of the schema are left out, so that the command stays readable.
     options: dict[str, list[str]] = {}
     for field in fields(default):
         name = field.name
@@ -66,6 +67,7 @@ def stage_options(provenance: Mapping[str, Any], stage: str, **other: str | None
         if name == "schema" or name not in found or _plain(usual) == found[name]:
             continue
         options[name] = _option(name, found[name], usual)
+    # What the caller asks for replaces a setting, or removes it.
     for name, text in other.items():
         options[name] = [] if text is None else [f"--{name.replace('_', '-')}", text]
     return [word for option in options.values() for word in option]

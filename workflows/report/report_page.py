@@ -88,6 +88,7 @@ def _prose(text: str) -> str:
 
 
 def _head(page: Page) -> str:
+    # Every text is escaped: names of features and files are the user's.
     facts = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{_prose(v)}</dd></div>" for k, v in page.facts)
     advice = "".join(
         f"<dt>{html.escape(one.heading)}</dt><dd>{_list(one.sentences)}{_commands(one.commands)}</dd>"
@@ -112,6 +113,7 @@ def _list(sentences: Sequence[str]) -> str:
 
 def _commands(commands: Sequence[str]) -> str:
     """Return commands to paste; a line that begins with ``#`` names the alternative that follows it."""
+    # Lines collect under the name before them, each group a block that is copied as a whole.
     blocks: list[tuple[str, list[str]]] = []
     for line in commands:
         if line.startswith("#") or not blocks:

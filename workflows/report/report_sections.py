@@ -45,6 +45,7 @@ def build_page(folder: Path, statistics: Mapping[str, Any], advice: Mapping[str,
         statistics: every series, as `frequency_statistics` returns them, and the command in ``provenance``.
         advice: result of `advise`; None where no model fits the log.
     """
+    # From the question with the largest effect to the smallest; provenance last, for whoever repeats it.
     sections = [
         _hot_samples(statistics),
         *([_placements(advice, folder), _memory(advice)] if advice else []),
@@ -158,6 +159,7 @@ def _coverage(statistics: Mapping[str, Any]) -> Section:
 
 
 def _policies(statistics: Mapping[str, Any]) -> Iterator[Section]:
+    # Without batches nothing was simulated.
     found = statistics["miss_ratios"]
     if not found["curve"]:
         return

@@ -134,6 +134,7 @@ def placement_sentence(advice: Mapping[str, Any]) -> str:
             f"Everything fits in {size} of fast memory, so no other placement than all-fast is needed. "
             f"Predicted speed on a GPU with the bandwidths below: about {speed} samples per second."
         )
+    # How far the best placement is from having all rows in fast memory.
     share = percent(advice["compute_seconds"] / enough["step_seconds"], 0)
     return (
         f"On a GPU with the bandwidths below, {enough['placement']} with {size} of fast memory in total is "
@@ -149,12 +150,14 @@ def policy_sentences(found: Mapping[str, Any]) -> list[str]:
     sizes = sorted({row["num_slots"] for row in curve})
     if not sizes:
         return []
+    # The smallest caches refetch too much to tell policies apart, and the largest refetch nothing.
     size = next((size for size in sizes[1:] if shares["lookahead", size] < _FEW_REFETCHED), sizes[-1])
     others = {policy: shares[policy, size] for policy in ("dataset", "static", "lfu", "lru")}
     best = min(others, key=lambda policy: others[policy])
     num_bytes = next(row["bytes"] for row in curve if row["num_slots"] == size)
     beside = "" if best == "lru" else f", and lru refetches {percent(others['lru'])}"
     return [
+        # The comparison that matters: knowing the order of batches against the best guess without it.
         f"With {format_byte_size(num_bytes)} of slots and no pinned rows, lookahead refetches "
         f"{percent(shares['lookahead', size])} of the rows a batch needs; the best policy that does not know "
         f"the batch order ({best}) refetches {percent(others[best])}{beside}."
@@ -165,6 +168,7 @@ def drift_sentences(drift: Mapping[str, Any]) -> list[str]:
     """Return how fast hot rows age, and how many evaluation lookups have no row."""
     by_age = drift["by_age"]
     sentences = []
+    # With two parts there is no trend to speak of.
     if len(by_age) > 2:
         first = by_age[1]["hot_lookup_share"]
         last = by_age[-1]["hot_lookup_share"]
@@ -173,6 +177,7 @@ def drift_sentences(drift: Mapping[str, Any]) -> list[str]:
             f"and {percent(last)} of the lookups {by_age[-1]['age']} parts later: "
             f"{_aging_verdict(100 * (first - last))}."
         )
+    # Out-of-vocabulary lookups of later parts say whether the vocabulary ages, too.
     evaluation = [part for part in drift["parts"] if not part["is_training"]]
     if evaluation:
         share = max(part["no_id_share"] for part in evaluation)
