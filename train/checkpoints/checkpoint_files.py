@@ -109,6 +109,7 @@ def read_record(path: Path) -> CheckpointRecord:
         HotsetError: it is damaged, or of another version.
     """
     try:
+        # Size and checksum before contents, so that nothing damaged is interpreted.
         _refuse_no_file(path)
         if path.stat().st_size > _MOST_RECORD_BYTES:
             raise ValueError(f"it has {path.stat().st_size} bytes")
@@ -121,6 +122,7 @@ def read_record(path: Path) -> CheckpointRecord:
         if parts.get("version") != _VERSION:
             raise ValueError(f"it is of version {parts.get('version')!r}, want {_VERSION}")
         record = CheckpointRecord.from_json(parts)
+        # A record under another name is a copy that someone renamed.
         if record_path(path.parent, record.state.step) != path:
             raise ValueError(f"it is of step {record.state.step}")
     except (OSError, ValueError, RecursionError) as error:
@@ -131,6 +133,7 @@ def read_record(path: Path) -> CheckpointRecord:
 def refuse_damaged_files(folder: Path, record: CheckpointRecord) -> None:
     """Hash every file of a checkpoint; raises HotsetError where one is not as it was written."""
     for entry in record.files:
+        # Hashing reads every byte, which also finds files that the disk no longer gives back.
         path = folder / entry.path
         try:
             _refuse_no_file(path)
@@ -168,6 +171,7 @@ def newest_whole(folder: Path, run: str | None = None) -> CheckpointRecord | Non
     Raises:
         HotsetError: there are checkpoints, and all are damaged.
     """
+    # From the newest on, until one is whole; those passed over are told, with the step that is used instead.
     faults = []
     for path in record_paths(folder):
         try:
@@ -192,6 +196,7 @@ def newest_whole(folder: Path, run: str | None = None) -> CheckpointRecord | Non
 def remove_others(folder: Path, keep: int, newest: int) -> None:
     """Remove all checkpoints but the ``keep`` newest up to step ``newest``, and files that none of them
     lists."""
+    # Records first: a file that no record names any more can go, and not the other way round.
     records: list[CheckpointRecord] = []
     for path in record_paths(folder):
         if int(path.stem.removeprefix("step-")) > newest or len(records) == keep:

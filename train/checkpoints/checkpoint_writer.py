@@ -208,13 +208,16 @@ class CheckpointWriter:
         try:
             assert self._parts is not None
             self._parts.result()
+            # Rows were checked as they came; dense layers are small enough to be checked here.
             for name, tensor in tensors.items():
                 if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                     raise NotFiniteError(f"{name} holds values that are not finite after step {self._step}")
             name = f"dense-{self._step:09}.safetensors"
+            # Every file is on the disk before the record that names it.
             num_bytes, checksum = write_tensors(self._folder / name, tensors)
             dense = FileRecord(path=name, bytes=num_bytes, xxh3_128=checksum)
             rows = (*self._rows, *self._new)
+            # Many small files of changed rows are read at every resumption, so they are merged now and then.
             if is_worth_merging(rows, num_used):
                 rows = self._merged(rows)
             write_record(self._folder, new_record(self._run, state, dense, rows))

@@ -49,11 +49,13 @@ def restore_dense(
     Raises:
         HotsetError: the state is that of another model, or damaged.
     """
+    # The shapes are compared first: torch's own error would name neither the file nor the tensor wanted.
     wanted = model.state_dict()
     own = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
     for name in sorted(wanted.keys() | own.keys()):
         refuse_other_shape(where, name, own.get(name), wanted.get(name))
     model.load_state_dict(own)
+    # The state of an optimizer is stored by the name of its parameter, whichever optimizer steps it today.
     owner = {parameter: optimizer for optimizer in optimizers for parameter in _parameters(optimizer)}
     parameters = dict(model.named_parameters())
     for name, tensor in tensors.items():

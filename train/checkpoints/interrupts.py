@@ -30,6 +30,7 @@ class Interrupts:
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Note signals inside the block instead of obeying them at once."""
+        # Python delivers signals to the main thread alone; a run in another one is not interrupted.
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -37,6 +38,7 @@ class Interrupts:
         # A program that ignores a signal goes on doing so (nohup, a shell's background job).
         handled = [each for each in _SIGNALS if before[each] not in (signal.SIG_IGN, None)]
 
+        # The second signal is obeyed at once: whoever sends it does not want to wait for a checkpoint.
         def note(number: int, frame: FrameType | None) -> None:
             self.number = number
             for each in handled:

@@ -35,8 +35,10 @@ def merge_parts(
     Raises:
         HotsetError: a file is damaged.
     """
+    # A row's number over all tables, so that one bitmap says which rows have their newest value already.
     first_F = np.concatenate([[0], np.cumsum(num_rows)])
     seen = np.zeros(int(first_F[-1]), np.bool_)
+    # From the newest file to the oldest: of each row the first value met is the one to keep.
     held: dict[int, list[RowsPart]] = {}
     for entry in reversed(files):
         part = read_part(folder / entry.path, num_rows, widths)
@@ -45,6 +47,7 @@ def merge_parts(
         seen[rows_N] = True
         if not is_new_N.any():
             continue
+        # Parts of one width collect until they are worth a write.
         of_width = held.setdefault(part.weights_ND.shape[1], [])
         of_width.append(part.chosen(is_new_N))
         if sum(each.num_bytes for each in of_width) >= _PART_BYTES:

@@ -24,6 +24,7 @@ class ReservedRoom:
 
     def __init__(self, folder: Path, num_bytes: int) -> None:
         self._left = num_bytes
+        # The file has no name, so the room is free again however the process ends.
         try:
             with tempfile.TemporaryFile(dir=folder) as file:
                 if num_bytes:

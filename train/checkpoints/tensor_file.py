@@ -45,6 +45,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> tuple[int, s
     Raises:
         OSError: the disk is full or does not work.
     """
+    # The header comes first: offsets follow from the sizes alone.
     header: dict[str, Any] = {}
     end = 0
     for name in sorted(arrays):
@@ -57,6 +58,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> tuple[int, s
         }
         end += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
+    # Blanks after the header align the values, as the format of safetensors allows.
     text += b" " * (-len(text) % _ALIGNMENT)
     with HashedFile(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
@@ -117,6 +119,7 @@ def _refuse_nonsense(
     widths: list[tuple[int, int]],
 ) -> None:
     """Raise ValueError unless these are rows of one width, each once, that the tables have."""
+    # Each array by itself, before arrays are compared.
     count = tables_N.size
     if tables_N.shape != (count,) or ids_N.shape != (count,):
         raise ValueError(f"tables and ids have the shapes {tables_N.shape} and {ids_N.shape}")
@@ -125,12 +128,14 @@ def _refuse_nonsense(
     least, most = int(tables_N.min()), int(tables_N.max())
     if least < 0 or most >= len(num_rows):
         raise ValueError(f"a row of table {least if least < 0 else most}, there are {len(num_rows)}")
+    # A file holds rows of one width, that of its first row's table.
     width = widths[least]
     if len({widths[table] for table in np.unique(tables_N)}) > 1:
         raise ValueError("rows of several widths")
     if weights_ND.shape != (count, width[0]) or state_NW.shape != (count, width[1]):
         shapes = f"{weights_ND.shape} and {state_NW.shape}"
         raise ValueError(f"rows of the shapes {shapes}, want {count} of {width[0]} and {width[1]} floats")
+    # Every row is one of its table, once, and a number: what is read goes to the tiers unchecked.
     is_stray_N = (ids_N < 0) | (ids_N >= np.array(num_rows)[tables_N])
     if is_stray_N.any():
         stray = int(np.flatnonzero(is_stray_N)[0])

@@ -51,12 +51,14 @@ class BackgroundIterator(Generic[Item]):
     def _work(self) -> None:
         try:
             for item in self._items:
+                # One item at a time, and only while the queue has room: a batch is large.
                 with self._state:
                     self._state.wait_for(lambda: len(self._queue) < self._depth or self._is_closed)
                     if self._is_closed:
                         return
                     self._queue.append(item)
                     self._state.notify_all()
+        # Whatever stopped the work, an interruption too, is raised again where the items are taken.
         except BaseException as error:
             with self._state:
                 self._error = error

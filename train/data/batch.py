@@ -68,6 +68,7 @@ class Batch:
 
     def cut(self, first: int, stop: int) -> Batch:
         """Return the samples from ``first`` to before ``stop``."""
+        # The whole batch is itself, without a copy.
         if (first, stop) == (0, self.num_samples):
             return self
         part = slice(first, stop)

@@ -98,6 +98,7 @@ class ResumedOrder:
             HotsetError: the steps so far were of other batches than the order has.
         """
         done = 0
+        # The order is followed again from its beginning, because decisions in it may depend on those before.
         for numbers in self._order.epochs():
             left = iter(numbers)
             for number in islice(left, self._done.size - done):
@@ -112,6 +113,7 @@ class ResumedOrder:
                 yield left
             elif rest := list(left):
                 yield rest
+        # The order ended before all recorded steps were found: these are other shards or other settings.
         if done < self._done.size:
             raise HotsetError(
                 f"the checkpoint has {self._done.size} steps, the run {done}",

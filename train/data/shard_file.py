@@ -47,6 +47,7 @@ class ShardFile:
         self.facts = facts
         self._reading = threading.Lock()
         with damage_named(path, ShardError, _FAULT):
+            # The file is parsed once; several threads read its batches, one at a time.
             self._file = UnchangedFile(path)
             self._reader = pa.ipc.open_file(pa.PythonFile(self._file, "r"))
             num_batches = self._reader.num_record_batches
@@ -60,6 +61,8 @@ class ShardFile:
         """Read batch ``index``; raises ShardError where the columns are not those of a shard."""
         with damage_named(self.path, ShardError, _FAULT):
             batch, chunks = self._get_batch(index)
+            # The file may be anything: its structure is checked before its columns are, and these before
+            # values.
             batch.validate()
             names = set(batch.schema.names)
             label_B = _array(batch, chunks, "label", pa.float32())
@@ -69,6 +72,7 @@ class ShardFile:
             if columns.num_one_hot or "ids" in names:
                 ids_BF = _matrix(batch, chunks, "ids", pa.int32(), columns.num_one_hot)
             bags = tuple(_bags(batch, chunks, name) for name in columns.multi_hot)
+            # Values that would spoil a training without a word are refused here.
             refuse_wild_values(dense_BK, label_B, index)
         return Batch(
             torch.from_numpy(label_B), torch.from_numpy(dense_BK), ids_BF, is_hot_B, is_hot_only, bags

@@ -71,6 +71,7 @@ class Shards:
         self.manifest = manifest
         totals = ShardsTotals.of(manifest)
         try:
+            # Tables first, since all other sizes are checked against them.
             self.tables = tuple(
                 EmbeddingTable(table.name, table.num_rows, table.num_hot, dim, table.is_multi_hot)
                 for table, dim in zip(totals.tables, totals.embedding_dims, strict=True)
@@ -96,6 +97,7 @@ class Shards:
             self._num_rows_F = np.array([table.num_rows for table in self.tables], np.int64)
             self._num_hot_F = np.array([table.num_hot for table in self.tables], np.int64)
             self._oov_F = np.array([table.oov_id for table in totals.tables], np.int32)
+            # Sizes that a damaged manifest could have, and that arrays would be made of.
             widths = [table.embedding_dim for table in self.tables]
             if min(self.embedding_dim, self.batch_size, *widths) < 1:
                 raise ValueError("embedding_dim or batch_size below 1")
@@ -129,6 +131,7 @@ class Shards:
             ManifestError: missing, unfinished or damaged.
             ShardError: another stage or version, or files that do not match the manifest.
         """
+        # The folder that preprocess wrote, or the shards alone.
         inner = folder / "shards"
         manifest = Manifest.read(inner if inner.is_dir() else folder)
         if manifest.stage != _STAGE:

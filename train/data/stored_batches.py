@@ -115,6 +115,7 @@ class _LookupFile:
         try:
             self._file = UnchangedFile(path)
             self._reader = pa.ipc.open_file(pa.PythonFile(self._file, "r"))
+            # The schema is compared whole, because batches are read without another look at their types.
             if not is_lookup_schema(self._reader.schema):
                 raise TypeError("its columns are not those of lookups by row")
             if self._reader.num_record_batches != facts.num_batches:
@@ -153,11 +154,13 @@ def _refuse_other_shards(manifest: Manifest, shards: Shards) -> None:
             f"{_VERSION}",
             hint=hint_to_rewrite(manifest.folder),
         )
+    # Lookups are positions in batches, so they hold for the very shards they were made from.
     if all(source.get("fingerprint") != shards.manifest.fingerprint for source in manifest.inputs):
         raise ManifestError(
             f"{manifest.folder} was written for other shards than {shards.manifest.folder}",
             hint=hint_to_rewrite(manifest.folder),
         )
+    # And these files of them: each training file, with as many batches.
     batches = {
         entry.path: ShardFacts.of(shards.manifest, entry).num_batches for entry in shards.manifest.files
     }

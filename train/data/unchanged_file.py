@@ -136,6 +136,7 @@ class _OpenFiles:
     def descriptor(self, number: int) -> Iterator[int]:
         """Yield a descriptor, which stays open until the block ends."""
         with self._lock:
+            # A limited number of files is open at a time; those in use stay open whatever their number.
             if number not in self._descriptors:
                 self._close_least_recent()
                 self._descriptors[number] = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)

@@ -131,6 +131,7 @@ class Embeddings:
         streams = streams_of(device)
         if slow_tiers is None:
             _refuse_more_rows_than_memory(placements, optimizer, device, host)
+        # Rows of one width share two tiers and a plan; a row of another width would not fit in their slots.
         for dim, chosen in tables_by_width([table.embedding_dim for table in tables]).items():
             placement = placements[dim]
             fast, slow = build_tiers(placement, dim, optimizer, device, host, (slow_tiers or {}).get(dim))
@@ -164,12 +165,14 @@ class Embeddings:
 
         Where cold rows are in a file, those of as many batches as memory has room for are read together.
         """
+        # Where all rows are in memory, batches need no groups.
         filed = [width for width in self.widths if isinstance(width.executor.slow, FileTier)]
         if not filed:
             for number in numbers:
                 yield self.plan_evaluation(number, read(number))
             return
         try:
+            # The rows of a group are read once, before its first batch.
             for group, wanted in groups_within(numbers, read, filed):
                 for width, wanted_U in zip(filed, wanted, strict=True):
                     width.executor.read_rows(wanted_U)
@@ -333,6 +336,7 @@ def groups_within(
     Yields:
         The batches of a group, and of each width their rows on the slow tier, ascending.
     """
+    # A group grows until one of its widths has no room for another batch.
     group: list[int] = []
     wanted = [np.empty(0, np.int64) for _ in widths]
     for number in numbers:

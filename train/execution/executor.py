@@ -69,8 +69,10 @@ class Executor:
             if isinstance(slow, SpilledTier)
             else mover_of(fast, slow, streams or streams_of(fast.device))
         )
+        # The row in each staging slot, which evaluation and checkpoints ask for; -1 where there is none.
         self._resident_S = np.full(fast.num_slots - fast.layout.num_own_slots, -1, np.int64)
         """Row in each staging slot, by its slot on the slow tier; -1 where there is none."""
+        # The tiers may lie on two devices, and each is updated by kernels of its own.
         self._fast_rows = backend_of(fast.device, optimizer, threads)
         self._slow_rows = NumbaRows(optimizer, threads)
         self._in_place = InPlaceWork(fast, slow, self._fast_rows, self._slow_rows, self.traffic)
@@ -175,12 +177,14 @@ class Executor:
         # Rows with a place on both tiers (fae) are read where they are newer.
         if not self.is_replica_current:
             fast_N[slow_N >= 0] = -1
+        # A row that is staged is newer in its slot than at home.
         rows_R, slots_R = residents
         if rows_R.size:
             found_N = np.minimum(np.searchsorted(rows_R, slow_N), rows_R.size - 1)
             is_staged_N = rows_R[found_N] == slow_N
             fast_N[is_staged_N] = slots_R[found_N[is_staged_N]]
         is_fast_N = fast_N >= 0
+        # Each row from the tier that has its newest value; those in a file are left to the caller.
         _copy_out(self.fast, fast_N, np.flatnonzero(is_fast_N), weights_ND, state_NW)
         if isinstance(self.slow, FileTier):
             return is_fast_N

@@ -92,6 +92,7 @@ def used_slow_rows(width: RowWidth) -> Iterator[NDArray[np.int64]]:
 
 def _newest(embeddings: Embeddings, source: RowsSource) -> Iterator[tuple[RowWidth, RowsPart]]:
     """Yield each row once, with its newest value, and its width."""
+    # A bitmap a width: the first part that holds a row has its newest value.
     width_of = {table: width for width in embeddings.widths for table in width.tables}
     seen = {
         width.embedding_dim: np.zeros(sum(width.placement.num_rows), np.bool_) for width in embeddings.widths

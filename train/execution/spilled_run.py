@@ -55,15 +55,18 @@ def open_stores(
         ConfigError: the memory is too little; the hint names what would do.
         HotsetError: the disk is too small.
     """
+    # Widths without cold rows have nothing to spill.
     spilling = [
         (width, [of_widths[number] for of_widths in epochs], rows_U)
         for number, (width, rows_U) in enumerate(zip(widths, restored, strict=True))
         if width.placement.slow.num_own_slots
     ]
+    # The sizes follow from what the plans fetch, so these are read before memory is divided.
     found = [_fetches_of(width, queues, rows_U, limits) for width, queues, rows_U in spilling]
     shapes = [_shape_of(width, fetches) for (width, _, _), fetches in zip(spilling, found, strict=True)]
     num_rows = sum(shape.num_rows for shape in shapes)
     divided = choose_all_sizes(shapes, limits.memory_bytes, reserved_bytes=plan_bytes * num_rows)
+    # Each plan learns where its rows come from and go to, then the store of the width can be opened.
     for (width, queues, rows_U), fetches, shape, sizes in zip(spilling, found, shapes, divided, strict=True):
         before, *of_epochs = fetches.epochs
         for queue, of_epoch in zip(queues, of_epochs, strict=True):

@@ -74,6 +74,7 @@ class StepSource:
         """Slots that the largest batch of any width needs, as a multiple of those there are."""
         self._planned: list[tuple[list[int], list[PlanQueue]]] | None = None
         """Batches and plans of all epochs, where the whole run is planned before its first step."""
+        # Either every width stages rows or none does: the placement is one for all of them.
         self._staged = [w for w in embeddings.widths if isinstance(w.placement, StagingPlacement)]
         assert not self._staged or len(self._staged) == len(embeddings.widths)
 
@@ -111,6 +112,7 @@ class StepSource:
         """
         planned: list[tuple[list[int], list[PlanQueue]]] = []
         planners: list[StagingPlanner] = []
+        # Each epoch either has a schedule on disk or is planned here; planners go on from epoch to epoch.
         for epoch, batches in enumerate(epochs):
             numbers = list(batches)
             queues = self._scheduled(epoch, numbers)
@@ -159,6 +161,7 @@ class StepSource:
     ) -> Iterator[PlannedStep]:
         """Plan each epoch as a whole, while the one before it runs."""
 
+        # Runs in the planning thread, one epoch ahead of the run.
         def plan(epoch: int, numbers: list[int]) -> tuple[list[int], list[PlanQueue]]:
             if scheduled := self._scheduled(epoch, numbers):
                 return numbers, scheduled
@@ -204,11 +207,13 @@ class StepSource:
         """Plan batch by batch; a batch waits until the planner has seen enough of those behind it."""
         first_item = self._embeddings.transfer_thread.num_items
         waiting: deque[int] = deque()
+        # A batch runs as soon as the planner holds it back no longer.
         for number in numbers:
             waiting.append(number)
             self._add(number, queues)
             while waiting and self._is_ready(waiting[0], queues):
                 yield self._take(waiting.popleft(), queues, first_item)
+        # The end of the epoch is known now, so whatever was held back is planned.
         for queue in queues:
             queue.finish()
         while waiting:

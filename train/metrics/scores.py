@@ -87,12 +87,14 @@ class ScoreCounter:
         Raises:
             HotsetError: a prediction is no number, or the disk is full.
         """
+        # A NaN would be sorted to one end and give an AUC that looks like one.
         if np.isnan(logit_N).any():
             raise HotsetError(
                 "a prediction of the evaluation is no number: the weights have diverged",
                 hint="train again with lower --embedding-lr or --dense-lr",
             )
         self._ranks.add(metrics.score_words(logit_N, label_N, is_hot_N, has_oov_N))
+        # What is averaged is summed by group at once; only the ranks must be kept for the whole evaluation.
         figures_N3 = np.stack(
             [
                 metrics.losses(logit_N, label_N),
@@ -117,6 +119,7 @@ class ScoreCounter:
 
     def _scores(self, group: int, ranks: metrics.RankCounts) -> Scores:
         num_clicks, num_samples, _ = (int(count) for count in ranks.counts_G3[group])
+        # A group without samples has no scores, rather than scores of 0.
         if num_samples == 0:
             return Scores()
         loss, predicted, right = (float(figure) / num_samples for figure in self._sums_G3[group])

@@ -75,6 +75,7 @@ class SortedScores:
 
     def _spill(self) -> None:
         """Write the words in memory to the file as one sorted part; a short last one is filled up."""
+        # The counts of pairs are products of two numbers of samples, and must fit in 63 bits.
         if (self._num_parts + 1) * self._part_words > MOST_SAMPLES:
             raise HotsetError(f"an evaluation of more than {MOST_SAMPLES:,} samples cannot be counted")
         part_N = self._words_N[: self._used]
@@ -95,11 +96,13 @@ class SortedScores:
 
     def _merge(self, counts: RankCounts) -> None:
         """Count the words of all parts in order, some of each part in memory at a time."""
+        # Every part but the last is full, so their places in the file follow from their number.
         starts = [part * self._part_words for part in range(self._num_parts)]
         stops = [start + self._part_words for start in starts]
         stops[-1] = starts[-1] + self._last_words
         num_read = max(_FEWEST_MERGED, self._part_words // self._num_parts)
         blocks = [np.empty(0, np.uint64)] * self._num_parts
+        # One block of each part in memory; a block that is used up is followed by the next of its part.
         while True:
             for part in range(self._num_parts):
                 if blocks[part].size == 0 and starts[part] < stops[part]:
@@ -114,6 +117,8 @@ class SortedScores:
                 block.size if limit is None else int(np.searchsorted(block, limit, side="right"))
                 for block in blocks
             ]
+            # What lies below the limit in any block is complete: sorted together, it is counted and
+            # forgotten.
             joined_N = np.concatenate([block[:cut] for block, cut in zip(blocks, cuts, strict=True)])
             joined_N.sort()
             count_sorted(joined_N, counts)

@@ -67,6 +67,7 @@ class Dcn(DenseModel):
             raise ShardError("the shards have neither tables nor dense features")
         self.shape = shape
         config = shape.config
+        # Every layer draws from one generator in a fixed order, so the seed alone decides all initial values.
         num_inputs = shape.num_inputs
         generator = torch.Generator().manual_seed(seed)
         self.bottom = build_mlp(shape.bottom, generator, relu_last=True) if shape.bottom else None
@@ -74,6 +75,7 @@ class Dcn(DenseModel):
             CrossLayer(num_inputs, config.cross_rank, generator) for _ in range(config.cross_layers)
         )
         self.deep = build_mlp(shape.deep, generator, relu_last=True)
+        # Stacked, the deep layers read what the cross layers give; in parallel, both read the inputs.
         self.is_stacked = config.structure == "stacked"
         self.last = build_linear(shape.last_inputs, 1, generator)
 

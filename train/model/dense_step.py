@@ -79,9 +79,11 @@ class TiledStep:
         self._threads = threads
         self._scale = 1 / batch_size
         self._shape = model.shape
+        # All parameters lie in one vector, so that one call adds, rounds or steps them all.
         self._parameters = FlatParameters(model)
         self._weights = self._parameters.views(self._parameters.vector)
 
+        # Products in bf16 read a rounded copy of the vector; the parameters themselves stay float32.
         is_rounded = dtype == "bf16"
         self._rounded_vector = torch.zeros(self._parameters.size if is_rounded else 0, dtype=torch.bfloat16)
         rounded = self._parameters.views(self._rounded_vector) if is_rounded else {}
@@ -92,6 +94,8 @@ class TiledStep:
             return Fp32Mlp(layers, self._weights, MOST_TILE_SAMPLES)
 
         self._build_mlp = build_mlp
+        # A workspace for each worker, and gradients for each tile: tiles run in any order and are added in
+        # one.
         self._tiles: dict[int, DenseTile] = {}
         self._gradients = TileGradients(self._parameters.size, threads)
         self._sum_views = self._parameters.views(self._gradients.sums_N)
@@ -100,10 +104,12 @@ class TiledStep:
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
         self._round_weights()
+        # Tiles depend on the batch size alone, so the bits do not depend on the number of threads.
         bounds = tile_bounds(batch.num_samples)
         self._make_room(len(bounds), embeddings)
         inputs = [emb_BFd.detach() for emb_BFd in embeddings]
         grads = [grad[: batch.num_samples] for grad in self._embedding_grads]
+        # A list of floats, because each tile writes its own element from its own thread.
         losses = [0.0] * len(bounds)
 
         def train_tile(tile: int, worker: int) -> None:

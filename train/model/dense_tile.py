@@ -73,6 +73,7 @@ class DenseTile:
             embeddings: (T, F, d) for each row width.
         """
         num_samples = dense_TK.shape[0]
+        # Tables of other widths are brought to the common one first, so that all can interact.
         emb_TFD = self._project(embeddings)
         inputs_TP = self._inputs[:num_samples]
         bottom_TD = self.bottom.forward(dense_TK) if self.bottom else self._no_bottom
@@ -86,6 +87,7 @@ class DenseTile:
         )
 
         hidden_TN = self.top.forward(inputs_TP) if self.top else inputs_TP
+        # The gradients need what the layers saw: kept until the backward pass of the same tile.
         self._saved = bottom_TD, emb_TFD, hidden_TN
         logit_T = self._logits[:num_samples]
         torch.mv(hidden_TN, self._last_weight_N, out=logit_T)
@@ -113,6 +115,7 @@ class DenseTile:
         bottom_TD, emb_TFD, hidden_TN = self._saved
         grad_T = self._logit_grads[:num_samples].numpy()
         logits = self._logits[:num_samples]
+        # The gradient of the loss is computed with the loss, in one pass over the logits.
         loss: float = logistic_loss(logits.numpy(), label_T.numpy(), np.float32(scale), grad_T)
 
         # The last layer has one output, so its products are those of vectors.
@@ -126,11 +129,13 @@ class DenseTile:
             hidden_grad_TN.numpy(),
         )
         inputs_grad_TP = hidden_grad_TN
+        # Backwards through the MLP above the interaction.
         if self.top:
             found = self.top.backward(hidden_grad_TN, gradients, to_inputs=True)
             assert found is not None
             inputs_grad_TP = found
 
+        # Gradients of embeddings go straight to the caller's memory where no projection stands in between.
         emb_grad_TFD = embedding_grads[0] if not self._widths else self._embeddings[:num_samples]
         bottom_grad_TD = self._bottom_grads[:num_samples]
         interact_backward(
@@ -142,6 +147,7 @@ class DenseTile:
             bottom_grad_TD.numpy(),
             emb_grad_TFD.numpy(),
         )
+        # The dense features are data: nothing flows back to them.
         if self.bottom:
             self.bottom.backward(bottom_grad_TD, gradients, to_inputs=False)
         if self._widths:
@@ -173,8 +179,10 @@ class DenseTile:
         for (dim, tables), emb_TFd, grad_TFd in zip(
             self._widths.items(), embeddings, embedding_grads, strict=True
         ):
+            # The tables of one width form a batch of matrices, so one product serves them all.
             grad_FTD = emb_grad_TFD[:, list(tables)].transpose(0, 1)
             map_FdD = self._map(dim, self._weights)
+            # Tables of the common width have no projection: their gradient is that of the interaction.
             if map_FdD is None:
                 grad_TFd.copy_(grad_FTD.transpose(0, 1))
                 continue

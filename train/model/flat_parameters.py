@@ -56,6 +56,7 @@ class FlatParameters:
     def __init__(self, model: nn.Module) -> None:
         self._parameters = dict(model.named_parameters())
         self._places: dict[str, _Place] = {}
+        # Each parameter gets an aligned place of its own, matrices with room for padded inputs.
         stop = 0
         for name, parameter in self._parameters.items():
             shape = parameter.shape
@@ -64,6 +65,7 @@ class FlatParameters:
             stop += -(-torch.Size(stored).numel() // _ALIGNMENT) * _ALIGNMENT
         self.size = stop
         """Floats of the vector; those that are no parameter's are zero and stay so."""
+        # From here on the model's parameters are views of the vector: whoever steps one steps the other.
         self.vector = torch.zeros(stop)
         views = self.views(self.vector)
         for name, parameter in self._parameters.items():

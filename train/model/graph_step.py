@@ -41,13 +41,16 @@ class GraphStep:
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
         device = embeddings[0].device
+        # The caller reads the gradients of embeddings from these leaves, so each begins without one.
         for emb_BFd in embeddings:
             emb_BFd.requires_grad_()
             emb_BFd.grad = None
         self._model.zero_grad(set_to_none=True)
         with ExitStack() as block:
+            # More threads of torch would add in another order, and the bits would depend on their number.
             if device.type == "cpu":
                 block.enter_context(one_torch_thread())
+            # Random layers draw by step, so that a resumed run draws what the unbroken one would have.
             if not self._model.is_per_sample:
                 block.enter_context(_random_numbers_of(self._seed, step, device))
             set_mode(self._model, is_training=True)
@@ -97,6 +100,7 @@ class GraphTiles:
         self._embedding_grads: list[torch.Tensor] = []
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
+        # Tiles depend on the batch size alone, so that any number of threads gives the same bits.
         bounds = tile_bounds(batch.num_samples)
         self._gradients.make_room(len(bounds))
         inputs = [emb_BFd.detach() for emb_BFd in embeddings]
@@ -115,6 +119,7 @@ class GraphTiles:
             )
 
         self._threads.run(train_tile, len(bounds))
+        # A single tile is the sum already; several are added by a binary tree of fixed shape.
         summed = self._gradients.tiles_LN[0]
         if len(bounds) > 1:
             self._gradients.add(len(bounds))

@@ -67,6 +67,7 @@ def _four_pairs(vectors_N, starts_2K, pair, width):  # type: ignore[no-untyped-d
 def _gather_vectors(bottom_TD, emb_TFD, sample, vectors_VW):  # type: ignore[no-untyped-def]
     """Copy the vectors of a sample to the workspace."""
     first = 0
+    # The output of the bottom MLP is the first vector, where there is one.
     if bottom_TD.shape[0]:
         first = 1
         vector_D = bottom_TD[sample]
@@ -107,6 +108,7 @@ def interact(
     num_pairs = num_vectors * (num_vectors - 1) // 2
     num_passed = emb_TFD.shape[2] if bottom_TD.shape[0] else 0
     vectors_N = vectors_VW.reshape(-1)
+    # Unsigned, because with signed numbers each load would first be tested for an index below 0.
     width = np.uint64(vectors_VW.shape[1])
     four = np.uint64(_ROWS)
     for sample in range(emb_TFD.shape[0]):
@@ -122,6 +124,7 @@ def interact(
                 _four_pairs(vectors_N, starts_2K, pair + four + four + four, width),
             )
             store(dots_K, pair, add_neighbors(first, second))
+        # The inputs of the top MLP are the output of the bottom one as it is, then the dots.
         passed_D = inputs_TP[sample, :num_passed]
         for column in range(num_passed):
             passed_D[column] = vectors_N[column]
@@ -147,6 +150,7 @@ def _gradients_of_vectors(
     sums_N = sums_VW.reshape(-1)
     one = np.uint64(1)
     rows = np.uint64(_ROWS)
+    # Columns are taken a vector register at a time, so all sums of a block stay in registers.
     for part in range(np.uint64(0), width, np.uint64(WIDTH)):
         vector = one
         pair = np.uint64(0)

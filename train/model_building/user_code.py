@@ -51,6 +51,7 @@ def import_class(name: str) -> type[nn.Module]:
     try:
         with explained(f"the module {module_name}"):
             found: Any = importlib.import_module(module_name)
+    # A module that is missing inside of the user's module is a fault of that module, not of the name.
     except HotsetError as error:
         cause = error.__cause__
         if not isinstance(cause, ModuleNotFoundError) or not f"{module_name}.".startswith(f"{cause.name}."):
@@ -59,6 +60,7 @@ def import_class(name: str) -> type[nn.Module]:
             f"there is no module {module_name}, which the model {name} names",
             hint=f"run hotset in the folder that holds {module_name.replace('.', '/')}.py, or install it",
         ) from cause
+    # A class may be nested in others.
     where = getattr(found, "__file__", None) or module_name
     for part in class_name.split("."):
         if not hasattr(found, part):
@@ -90,6 +92,7 @@ def build_module(source: ModelSource, name: str, seed: int, *arguments: Any, **n
 @contextmanager
 def explained(what: str, hint: str | None = None) -> Iterator[None]:
     """Turn an exception of the user's code into a HotsetError that says ``what`` failed and in which line."""
+    # Errors of hotset say what to do already; those of the disk or the memory are not the user's code.
     try:
         yield
     except HotsetError:

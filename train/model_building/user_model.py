@@ -48,8 +48,10 @@ class UserModel(DenseModel):
     def logits(self, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         num_samples = dense_BK.shape[0]
         batch = f"a batch of {num_samples} sample{'' if num_samples == 1 else 's'}"
+        # The user's code runs inside, so its exceptions are told as such.
         with explained(f"the model {self.name}, on {batch},"):
             logits = self.module(dense_BK, self._by_table(embeddings))
+        # Anything but one logit per sample is refused; a column is the usual slip, with a remedy of its own.
         if isinstance(logits, torch.Tensor) and logits.shape == (num_samples,):
             return logits
         found = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else type(logits).__name__
@@ -78,6 +80,7 @@ def try_model(model: UserModel, seed: int, least_samples: int | None = None) -> 
         HotsetError: the module fails, returns something else than logits, or is not what its ``per_sample``
             says.
     """
+    # A batch of its own generator, so that trying a model draws no number of the run.
     generator = torch.Generator().manual_seed(0)
     inputs = model.inputs
     dense_BK = torch.rand(_TRIED_SAMPLES, inputs.num_dense, generator=generator).requires_grad_()
@@ -101,6 +104,7 @@ def try_model(model: UserModel, seed: int, least_samples: int | None = None) -> 
         # In training buffers change, those of batch normalization for example; a trial is to leave no trace.
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         set_mode(model, is_training=True)
+        # Whether it draws random numbers is seen from the state of torch's generator.
         state = torch.get_rng_state()
         logit_B = model.logits(dense_BK, embeddings)
         draws = not torch.equal(state, torch.get_rng_state())
@@ -108,6 +112,7 @@ def try_model(model: UserModel, seed: int, least_samples: int | None = None) -> 
         changed = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, buffers[name])]
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
+    # Now the results: they must be numbers that a gradient can flow through.
     if not torch.isfinite(logit_B).all():
         raise ConfigError(
             f"the model {model.name} returned {logit_B.detach().tolist()} before any training, "

@@ -105,6 +105,7 @@ class ModelConfig(JsonRecord):
                 require_range(f"{where}{key}[{number}]", width, 1, MOST_WIDTH)
         require_range(f"{where}cross_layers", self.cross_layers, 0, MOST_LAYERS)
         require_range(f"{where}cross_rank", self.cross_rank, 1, MOST_WIDTH)
+        # A class has a name, other models have none.
         is_named = self.class_name is not None
         if is_named != (self.kind == "module") or (is_named and not is_class_name(str(self.class_name))):
             raise RecordError(f"{where}class_name is {self.class_name!r} of a model of kind {self.kind}")

@@ -95,6 +95,7 @@ class RecipeOptions:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name} must be above 0, got {value}")
+        # Each option by itself is fine here; whether it has an effect is another question.
         self._refuse_unused()
 
     @property
@@ -122,6 +123,7 @@ class RecipeOptions:
 
     def _refuse_unused(self) -> None:
         """Raise ConfigError where an option would change nothing, which its user did not mean."""
+        # The options of a schedule that decays do nothing under a constant one.
         if self.lr_schedule == "constant":
             for name in ("decay_start", "decay_steps"):
                 if getattr(self, name) is not None:

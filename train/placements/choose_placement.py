@@ -46,6 +46,7 @@ def build_placements(config: TrainConfig, shards: Shards) -> dict[int, Placement
 
 def _build_placement(config: TrainConfig, shards: Shards, dim: int, chosen: Sequence[int]) -> Placement:
     tables = [shards.tables[table] for table in chosen]
+    # These need no staging, and so nothing of the settings.
     if config.placement in _WITHOUT_SETTINGS:
         return _WITHOUT_SETTINGS[config.placement](tables)
     assert config.prefetch is not None, "with_staging comes first"

@@ -188,6 +188,7 @@ def _difference(manifest: Manifest, shards: Shards, config: TrainConfig) -> str 
             f"{manifest.folder} holds {manifest.stage!r} of version {manifest.version}",
             hint=hint_to_rewrite(manifest.folder),
         )
+    # What the plan depends on must be equal: the batches, the hot rows, and the settings of the planner.
     if all(source.get("fingerprint") != shards.manifest.fingerprint for source in manifest.inputs):
         return "it was written for other shards"
     if not shards.has_packed_budget:
@@ -203,6 +204,7 @@ def _difference(manifest: Manifest, shards: Shards, config: TrainConfig) -> str 
     # A longer schedule fits a shorter run: epochs are planned one after the other.
     if planned.epochs < config.epochs:
         return f"it has {planned.epochs} epochs, the run {config.epochs}"
+    # An optimizer decides the bytes of a row, and with them how many slots the staging area has.
     optimizer = config.row_optimizer(shards.embedding_optimizer)
     if shards.embedding_optimizer != optimizer:
         return f"it is for rows of {shards.embedding_optimizer}, the run uses {optimizer}"

@@ -61,6 +61,7 @@ class ShuffleScheduler:
 
         The rate is read again for each turn. Shares are cumulative, so every batch runs once.
         """
+        # Without mixed batches there is nothing to switch between.
         if num_mixed == 0:
             yield 0, num_hot_only
             return
@@ -68,6 +69,7 @@ class ShuffleScheduler:
         hot_done = 0
         while mixed_done < num_mixed:
             count = max(1, round(self.rate / 100 * num_mixed))
+            # The same share of each kind, so that both run out in the last turn.
             mixed_until = min(mixed_done + count, num_mixed)
             hot_until = mixed_until * num_hot_only // num_mixed
             yield mixed_until - mixed_done, hot_until - hot_done

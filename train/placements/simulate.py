@@ -55,6 +55,7 @@ def simulate_epoch(shards: Shards, config: TrainConfig, order: Sequence[int]) ->
     """
     moved = NOTHING_MOVED
     widths = tables_by_width([table.embedding_dim for table in shards.tables])
+    # Each width has tiers and plans of its own.
     for dim, placement in build_placements(config, shards).items():
         reader = IdReader(shards.tables, widths[dim])
         if isinstance(placement, StagingPlacement):
@@ -72,6 +73,7 @@ def _staged(
 ) -> EpochTraffic:
     queue = PlanQueue(placement, placement.planner())
     for number in order:
+        # A placement that stages cold rows alone has nothing to plan for a hot-only batch.
         if placement.stages_hot_only or not shards.is_hot_only[number]:
             queue.add(placement.find_cold_rows(reader.read(shards.training_batch(number))))
     queue.finish()

@@ -58,11 +58,13 @@ class EpochSpool:
 
     def finish(self) -> PlanQueue:
         """Plan the epoch, whose batches are all there."""
+        # The epoch's lookups are mapped, not read: only the part that is being planned is in memory.
         offsets = np.cumsum(self._sizes, dtype=np.int64)
         rows = self._rows.map_joined(np.int32)
         lookups = self._lookups.map_joined(np.int32)
         uses = self._next_uses(offsets, rows)
 
+        # Plans go to a file as they are made, and come back as maps of it.
         spool = SpooledArrays(self._folder)
         first_steps = []
         for plans in self._plans(offsets, rows, lookups, uses):
@@ -74,6 +76,7 @@ class EpochSpool:
         for number, first_step in enumerate(first_steps):
             of_chunk = arrays[number * len(_ARRAYS) : (number + 1) * len(_ARRAYS)]
             queue.add_chunk(StepPlans(first_step, **dict(zip(_ARRAYS, of_chunk, strict=True))))
+        # What is in a slot at the end of the epoch is written back by the flush.
         plans, residents = self._planner.finish()
         assert plans.num_steps == 0, "a planner that knows next uses holds nothing back"
         queue.set_flush(residents)

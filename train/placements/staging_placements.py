@@ -166,6 +166,7 @@ class Cache(StagingPlacement):
 
     def planner(self, location_of_row: NDArray[np.int32] | None = None) -> StagingPlanner:
         # Rows from the most to the least frequent, and the rank of each row in that order.
+        # The most frequent row first; ties by number, so that every run warms up alike.
         order_N = np.argsort(-self._counts_N, kind="stable")
         rank_N = np.empty(order_N.size, np.int64)
         rank_N[order_N] = np.arange(order_N.size)

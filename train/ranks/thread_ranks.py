@@ -101,6 +101,7 @@ def run_thread_ranks(
     """
     mailboxes = _Mailboxes(num_ranks, timeout_seconds)
 
+    # A rank that fails closes its mailbox, so that the others end too instead of waiting for it.
     def run(rank: int) -> Found:
         ranks = ThreadRanks(mailboxes, rank)
         try:
@@ -111,6 +112,7 @@ def run_thread_ranks(
     with ThreadPoolExecutor(num_ranks, "rank") as pool:
         calls = [pool.submit(run, rank) for rank in range(num_ranks)]
         errors = [call.exception() for call in calls]
+    # The others' errors are consequences: the one that is no RankError is the cause.
     raised = [error for error in errors if error is not None]
     if raised:
         raise min(raised, key=lambda error: isinstance(error, RankError))

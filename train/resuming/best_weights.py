@@ -66,6 +66,7 @@ class BestWeights:
         if self._best is None:
             return False
         step, checksum = self._best
+        # The file may have been removed by hand: then the run ends with the weights that it has.
         path = self._path(step)
         if not path.exists():
             _log.warning("%s is gone: the weights are those of the last step", path)
@@ -75,6 +76,7 @@ class BestWeights:
                 f"{path} is damaged: its checksum is not {checksum}",
                 hint="remove it and give the same command again: it keeps the weights of the last step",
             )
+        # The best step may be the last one, whose weights are in place.
         if step != trainer.step:
             _set_weights(trainer, open_weights(path))
         return True
@@ -115,6 +117,7 @@ def newest_weights(trainer: Trainer) -> Weights:
     whole = trainer.weights()
     positions = _positions(trainer)
 
+    # Tables in parts, each of newest values: a row may be in a slot, in its home, or only just evicted.
     def parts_of(name: str) -> Iterator[torch.Tensor]:
         if name not in positions:
             yield whole[name]
@@ -129,6 +132,7 @@ def newest_weights(trainer: Trainer) -> Weights:
             assert is_copied_N.all(), "a run with rows in a file keeps no best weights"
             yield weights_ND
 
+    # Whole tensors where they are small enough to be asked for whole.
     def tensor_of(name: str) -> torch.Tensor:
         return torch.cat(list(parts_of(name))) if name in positions else whole[name]
 

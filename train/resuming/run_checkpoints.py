@@ -124,11 +124,13 @@ def capture(
         is_logged: whether the evaluation that is due after the last step was made.
     """
     states = {name: split_state(part.state()) for name, part in trainer.resumables.items()}
+    # Tensors go to a file of their own, plain values to the record.
     tensors = dense_state(trainer.model, trainer.dense_optimizers)
     tensors[_NUMBERS] = torch.tensor(trainer.numbers, dtype=torch.int32)
     tensors[_LOSSES] = torch.stack(trainer.losses).cpu() if trainer.losses else torch.zeros(0)
     for name, (_, own) in states.items():
         tensors |= {f"{_OTHER}{name}.{key}": tensor for key, tensor in own.items()}
+    # Copying is no training: the clock stands, and what it says is of the steps alone.
     with trainer.meter.during("checkpoint"):
         trainer.meter.enter(None)
         meter = trainer.meter
@@ -162,16 +164,19 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """
     state = checkpoint.record.state
     tensors = checkpoint.tensors
+    # The layers first, because they alone can be of another shape than the model.
     restore_dense(trainer.model, trainer.dense_optimizers, tensors, checkpoint.where)
     trainer.step = state.step
     trainer.num_samples = state.num_samples
     trainer.unlogged_samples = state.unlogged_samples
     trainer.numbers = tensors[_NUMBERS].tolist()
+    # Losses since the last line of the log, which the next line averages.
     trainer.losses = list(tensors[_LOSSES].to(trainer.device))
     trainer.meter.restore(state.seconds, state.bytes_to_fast, state.bytes_to_slow)
     names = [table.name for table in trainer.shards.tables]
     trainer.embeddings.restore_counts([state.rows_by_table.get(name, {}) for name in names])
     _restore_transfers(trainer, state.transfers)
+    # Each part checks its own state, and the error names the part.
     for name, part in trainer.resumables.items():
         prefix = f"{_OTHER}{name}."
         own: dict[str, Any] = {
@@ -229,6 +234,7 @@ def optimizer_states(trainer: Trainer) -> Weights:
         if is_optimizer_state(name)
     }
     shapes: dict[str, tuple[int, ...]] = {name: tuple(tensor.shape) for name, tensor in dense.items()}
+    # A table has states only where the optimizer of its rows keeps any.
     sizes = table_sizes(trainer.shards, trainer.config)
     numbers = {}
     for number, table in enumerate(trainer.shards.tables):
@@ -237,6 +243,7 @@ def optimizer_states(trainer: Trainer) -> Weights:
             shapes[table.name] = (table.num_rows, width)
             numbers[table.name] = number
 
+    # The last step has written all rows back, so tables are read where they live.
     def tensor_of(name: str) -> torch.Tensor:
         return dense[name] if name in dense else trainer.embeddings.table(numbers[name], state=True)
 
@@ -273,11 +280,13 @@ class RunCheckpoints:
         self._settings = settings
         sizes = table_sizes(trainer.shards, trainer.config)
         limit = trainer.config.slow_bytes
+        # Under a limit of memory, a part that waits to be written takes a fixed share of it.
         self._part_bytes = (
             _PART_BYTES
             if limit is None
             else min(max(limit // _PARTS_IN_LIMIT, _LEAST_PART_BYTES), _PART_BYTES)
         )
+        # The room is taken before the first step, so that a disk that is too small stops the run now.
         try:
             folder.mkdir(exist_ok=True)
         except OSError as error:
@@ -371,6 +380,7 @@ class RunCheckpoints:
         written = self._writer.result(wait=wait)
         if written is None:
             return None
+        # Rows of a checkpoint that was lost count as changed still, so the next one has them.
         settle(trainer.embeddings, is_lost=written.error is not None)
         if isinstance(written.error, NotFiniteError):
             raise written.error

@@ -86,6 +86,7 @@ def open_source(
     _refuse_other_sizes(run, config, shards)
     _refuse_other_model(run, config, model)
     maps, map_fingerprint = _open_maps(run, id_map, config, shards)
+    # A manifest marks a finished run, whose files are checked before they are read.
     if (run / MANIFEST).exists():
         manifest = read_manifest(run)
         assert manifest is not None
@@ -104,6 +105,7 @@ def _refuse_other_sizes(run: Path, config: RunConfig, shards: Shards) -> None:
     """Raise ShardError unless the shards have the tables and the widths of the run."""
     folder = shards.manifest.folder
     hint = "start from a run on the same schema and --embedding-dim, or leave --init-from out"
+    # Tables are compared by name and width; numbers of rows may differ, which the map explains.
     trained = [(table.name, table.embedding_dim) for table in config.tables]
     found = [(table.name, table.embedding_dim) for table in shards.tables]
     for number in range(max(len(trained), len(found))):
@@ -140,6 +142,8 @@ def _open_maps(
     """The new id of each id of each table, None where it is the same; and the fingerprint of the map."""
     own = vocabulary_of(shards)
     folder = shards.manifest.folder
+    # Without a map ids must mean the same: the same vocabulary where both are known, or at least as many
+    # rows.
     if id_map is None:
         if config.vocabulary is not None and own is not None and config.vocabulary != own:
             raise ShardError(
@@ -161,6 +165,7 @@ def _open_maps(
             f"{manifest.folder} holds the stage {manifest.stage!r}, want {_STAGE!r}",
             hint="give the id_map/ that `hotset map-ids` wrote",
         )
+    # The map must lead from the vocabulary of the run to that of the shards.
     fingerprints = {source["name"]: source.get("fingerprint") for source in manifest.inputs}
     ends = (("old", config.vocabulary, "from", run), ("vocabulary", own, "to", folder))
     for name, wanted, way, what in ends:
@@ -169,6 +174,7 @@ def _open_maps(
                 f"{manifest.folder} does not map {way} the vocabulary of {what}",
                 hint=_OTHER_MAP_HINT,
             )
+    # And each table of it must have the rows of both.
     sizes = {
         table.name: (table.num_old_rows, table.num_new_rows) for table in IdMapTotals.of(manifest).tables
     }
@@ -191,6 +197,7 @@ def _read_map(manifest: Manifest, table: RunTable, num_new: int) -> NDArray[np.i
     if hash_file(path)[1] != entry.xxh3_128:
         raise ShardError(f"{path} is damaged", hint=_DAMAGE_HINT)
     new_ids: NDArray[np.int32] = values_of(read_batch(manifest, entry).column("new_id"), np.int32)
+    # An id of -1 is a category that is gone; any other indexes a table, and no two may be the same.
     kept = new_ids[new_ids >= 0]
     is_right = new_ids.shape == (table.num_rows,) and int(new_ids.min(initial=-1)) >= -1
     if not is_right or int(kept.max(initial=-1)) >= num_new or np.unique(kept).size != kept.size:
@@ -222,12 +229,14 @@ def _of_finished(
 ) -> tuple[RowsSource, dict[str, torch.Tensor]]:
     has_states = _has_row_states(config, chosen) and states is not None
 
+    # Parts of a bounded size, read while they are copied to their tiers.
     def rows() -> Iterator[RowsPart]:
         for number, table in enumerate(config.tables):
             width = RowOptimizer(chosen.embedding_optimizer, 1.0).state_width(table.embedding_dim)
             for first in range(0, table.num_rows, _PART_ROWS):
                 stop = min(first + _PART_ROWS, table.num_rows)
                 state_NW = np.zeros((stop - first, width), np.float32)
+                # States go over only where both runs use the same optimizer; others begin with zeros.
                 if has_states and width:
                     assert states is not None
                     state_NW = states.rows(table.name, first, stop).numpy()
@@ -240,6 +249,7 @@ def _of_finished(
                 _refuse_not_finite(part, table.name)
                 yield _mapped(part, maps)
 
+    # The names that a checkpoint gives to the parameters, so that one function restores both.
     dense = {
         f"model.{name.removeprefix(_DENSE)}": weights[name] for name in weights if name.startswith(_DENSE)
     }
@@ -262,6 +272,7 @@ def _of_unfinished(
             hint="run its command again, which finishes it",
         )
     _log.warning("%s is unfinished: starting from its checkpoint of step %s", run, record.state.step)
+    # Rows lie in the checkpoint with the states of their own optimizer, whichever the new run uses.
     old = RowOptimizer(config.config.embedding_optimizer, 1.0)
     sizes = TableSizes(
         [table.num_rows for table in config.tables],
@@ -272,6 +283,7 @@ def _of_unfinished(
     has_states = _has_row_states(config, chosen)
     seed = config.config.seed
 
+    # Changed rows first: the first value of a row is the one that counts.
     def rows() -> Iterable[RowsPart]:
         for part in checkpoint.rows():
             dim = part.weights_ND.shape[1]

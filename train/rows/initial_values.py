@@ -55,6 +55,7 @@ class InitialValues:
         if weights_SD.device.type == "cpu":
             fill_initial_rows(streams_N, ids_N, bounds_N, weights_SD.numpy(), slots_N)
             return
+        # On another device the same function runs in torch: values are computed where they will lie.
         device = weights_SD.device
         values_ND = initial_values_with_torch(
             torch.from_numpy(streams_N.view(np.int64)).to(device),

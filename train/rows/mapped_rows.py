@@ -52,6 +52,7 @@ def refuse_more_rows_than_memory(num_rows: int, fast_bytes: int, slow_bytes: int
         slow_bytes: those of the slow tier, which may lie in a file.
         host: the memory that the slow tier may take.
     """
+    # Where the machine does not say what is free, nothing is refused.
     available = available_bytes()
     in_memory = slow_bytes if host.left_bytes is None else min(slow_bytes, host.left_bytes)
     if available is None or fast_bytes + in_memory <= available:
@@ -59,6 +60,7 @@ def refuse_more_rows_than_memory(num_rows: int, fast_bytes: int, slow_bytes: int
     # A quarter is left for the dense layers, batches and the page cache.
     enough = (3 * available // 4 - fast_bytes) // MIB * MIB
     hint = f"--slow-bytes {enough // MIB}MiB keeps the other rows in a file in --out"
+    # Two settings that would do, and the last resort where neither helps.
     if not slow_bytes:
         enough = 3 * available // 4 // MIB * MIB
         hint = f"--placement lookahead --slow-bytes {enough // MIB}MiB keeps most rows in a file in --out"

@@ -70,6 +70,7 @@ def look_up(
         last: one past the last.
         vectors_PD: (num_positions, embedding_dim), written at the positions.
     """
+    # Whole registers are copied first, the columns that fill none one by one.
     width = np.uint64(weights_SD.shape[1])
     whole = width // np.uint64(WIDTH) * np.uint64(WIDTH)
     weights_N = weights_SD.reshape(-1)
@@ -80,6 +81,7 @@ def look_up(
             ahead = np.uint64(slots_U[row + _ROWS_AHEAD]) * width
             for column in range(np.uint64(0), width, _LINE_FLOATS):
                 prefetch(weights_N, ahead + column)
+        # A row of the slow tier has no slot here: its vectors come up by themselves.
         if slots_U[row] < 0:
             continue
         source = np.uint64(slots_U[row]) * width

@@ -38,6 +38,7 @@ def step_with_numba(
     rate = optimizer.lr if rate is None else rate
     lr = np.float32(rate)
     eps = np.float32(optimizer.eps)
+    # Decay is a part of the gradient, as torch has it, and so comes before any optimizer sees it.
     if optimizer.decay:
         row_updates.add_decay(weights_SD, slots_U, np.float32(optimizer.decay), sums_UD)
     if optimizer.name == "sgd":

@@ -44,6 +44,7 @@ def apply_sgd(
         sums_UD: (num_distinct, embedding_dim); gradient of each row.
         lr: learning rate.
     """
+    # Whole registers first, then the columns that fill none.
     width = np.uint64(weights_SD.shape[1])
     whole = width // np.uint64(WIDTH) * np.uint64(WIDTH)
     weights_N = weights_SD.reshape(-1)
@@ -233,6 +234,7 @@ def apply_adam(
         # The corrections for bias of this row's own number of steps.
         step_size = step_sizes_T[np.minimum(np.int64(steps), step_sizes_T.size - 1)]
         root_scale = root_scales_T[np.minimum(np.int64(steps), root_scales_T.size - 1)]
+        # A fixed order of float32 operations, the same as that of the backend in torch.
         for column in range(dim):
             gradient = sums_UD[row, column]
             mean = keep_2[0] * state_SW[slot, column] + take_2[0] * gradient

@@ -74,6 +74,7 @@ def refuse_other_settings(path: Path, description: Mapping[str, Any]) -> None:
             f"{path / CONFIG} cannot be read: {first_line(error)}",
             hint="give another --out, or remove the folder",
         ) from error
+    # Through JSON, so that tuples and lists compare as the file has them.
     wanted = settings_of(json.loads(json.dumps(description)))
     for name, value in _differences(settings_of(found), wanted):
         raise HotsetError(

@@ -106,6 +106,7 @@ def refuse_other_weights(
     Args:
         model: its dense layers; None: those there are, whatever they are.
     """
+    # Tables are those of the config; dense layers those of the model, where it can be built.
     if model is None:
         wanted = {name: shape for name, shape in weights.shapes.items() if name.startswith(DENSE_PREFIX)}
     else:

@@ -48,6 +48,7 @@ def verify_run(run: Path) -> list[str]:
 
 def _faults_of_unfinished(run: Path) -> Iterator[str]:
     """That the run is unfinished, and every checkpoint of it that cannot be resumed."""
+    # Newest first: the first whole one is where the run would go on.
     whole = []
     for path in record_paths(run / CHECKPOINTS):
         try:
@@ -100,6 +101,7 @@ def _faults_of_kept(folder: Path, fingerprint: str) -> Iterator[str]:
 
 def _faults_of_meaning(run: Path) -> Iterator[str]:
     """The files are what a run writes, and the weights those of its config."""
+    # Each check by itself, so that one damaged file does not hide another.
     checks: tuple[Callable[[Path], None], ...] = (
         _check_weights,
         _check_states,

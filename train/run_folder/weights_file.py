@@ -148,6 +148,7 @@ def open_weights(path: Path) -> Weights:
     except (OSError, ValueError, RecursionError) as error:
         raise HotsetError(f"{path} cannot be read: {first_line(error)}") from error
 
+    # Nothing is read before it is asked for: a table may be larger than the memory.
     def tensor_of(name: str) -> torch.Tensor:
         shape = file.shapes[name]
         return torch.from_numpy(file.read(name, 0, math.prod(shape)).reshape(shape))
@@ -216,6 +217,7 @@ def _read_header(
     header = json.loads(text, object_pairs_hook=_refuse_repeated_keys)
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
+    # Keys under this name are for people; the rest must describe a tensor each.
     tensors = {name: found for name, found in header.items() if name != _METADATA}
     starts = {}
     shapes = {}
@@ -228,10 +230,13 @@ def _read_header(
             if not (name.startswith(DENSE_PREFIX) and found["dtype"] in list(_KNOWN)):
                 raise ValueError(f"{name} holds {found['dtype']}, want {_DTYPE}")
             dtypes[name] = _KNOWN[found["dtype"]]
+        # Numbers are checked before anything is computed with them: a bool or a huge one would pass as a
+        # size.
         shape, offsets = found["shape"], found["data_offsets"]
         numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
         if any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
             raise ValueError(f"its header does not describe {name}")
+        # The bytes that the offsets span must be those of the shape.
         itemsize = dtypes.get(name, torch.float32).itemsize
         if len(offsets) != 2 or offsets[1] - offsets[0] != itemsize * math.prod(shape):
             raise ValueError(f"its header gives {name} another size than its shape {shape} takes")
@@ -269,9 +274,11 @@ def write_weights(path: Path, weights: Weights) -> None:
             "shape": list(shapes[name]),
             "data_offsets": [start, end],
         }
+    # Blanks after the header align the values, as the format allows.
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     with open(path, "wb") as file:
+        # Parts are written as they come, so that one part of a table is in memory at a time.
         file.write(len(text).to_bytes(8, "little") + text)
         for name in sorted(shapes):
             wanted = tuple(shapes[name])

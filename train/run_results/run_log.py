@@ -67,12 +67,14 @@ class RunLog:
         # A loss on the host can be looked at without waiting for a device.
         if loss_sum.device.type == "cpu" and not math.isfinite(float(loss_sum)):
             self._refuse_divergence(trainer, float(loss_sum), trainer.step)
+        # First the log, then the evaluation, then the checkpoint: each contains what came before it.
         if trainer.step % trainer.config.log_every == 0:
             self.log_loss(trainer)
         if self._is_evaluation_due(trainer):
             self.evaluate(trainer)
         if trainer.stopping is not None:
             trainer.stopping.note_step(trainer.step)
+        # A checkpoint of a loss that is no number would be one to resume a broken run from.
         if self._saved is not None:
             self._saved.go_on(trainer)
             self._settle(trainer, self._saved)
@@ -182,6 +184,8 @@ class RunLog:
         one."""
         if last is None:
             raise divergence(fault)
+        # Without a checkpoint the run must begin again; with one it goes on from there, at a tenth of the
+        # rates.
         run = self._folder.path
         shards = trainer.shards.manifest.folder
         rates = trainer.optimizers

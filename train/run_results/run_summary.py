@@ -85,6 +85,7 @@ class TrainSummary(RunQuality):
 def summarize(trainer: Trainer, threads: int, out: Path, quality: RunQuality) -> TrainSummary:
     """Put together what the trainer counted; its clock must be stopped."""
     meter = trainer.meter
+    # Evaluations and checkpoints are clocked apart, and are no part of these figures.
     bytes_to_fast, bytes_to_slow = meter.training_bytes()
     names = [table.name for table in trainer.shards.tables]
     return TrainSummary(

@@ -249,11 +249,14 @@ class RowStore:
 
         One pass over all that is stored, a block or a part of an arena at a time. Arrays are copies.
         """
+        # Loads that are under way would move rows while they are read.
         self._wait_for_loads()
+        # Two groups are in memory: the one that is being used, and the one that is being loaded.
         for group in (self._present, self._present + 1):
             if group < self.sizes.num_groups and self._arenas.is_there.size:
                 yield from self._newest_of_arena(group)
         dim = self.shape.embedding_dim
+        # All other rows lie in buckets of the file, or in buffers on their way there.
         for bucket in range(self.sizes.num_groups + self.sizes.num_ranges):
             if not self._on_disk[bucket] and self._buckets.buffer_of[bucket] < 0:
                 continue

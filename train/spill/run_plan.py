@@ -141,6 +141,7 @@ def _empty_fetches(epochs: Sequence[EpochPlans], folder: Path) -> _Found:
     def sizes_of(chunk: StepPlans) -> tuple[int, int]:
         return chunk.write_back_rows.size, chunk.fetch_rows.size if chunk.is_split.any() else 0
 
+    # One mapped file for all arrays, instead of one for each.
     total = sum(sum(sizes_of(chunk)) for epoch in epochs for chunk in epoch.chunks)
     whole = mapped_zeros(folder, total + sum(epoch.residents.size for epoch in epochs), np.int64)
     end = 0

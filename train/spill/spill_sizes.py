@@ -108,6 +108,7 @@ def choose_all_sizes(
     Raises:
         ConfigError: it is too little; the hint names the least that would do.
     """
+    # First what each width cannot do without.
     least = [least_bytes(shape) for shape in shapes]
     left = limit_bytes - reserved_bytes - sum(least)
     if left < 0:
@@ -119,6 +120,7 @@ def choose_all_sizes(
             f"a transfer loads up to {most:,} of them",
             hint=f"--slow-bytes {enough}KiB would do; more is faster",
         )
+    # The rest is divided by what the rows of a width take, of which each gets the best sizes that fit.
     weights = [shape.num_rows * shape.place_bytes for shape in shapes]
     sizes = [
         _best_sizes(shape, own + left * weight // max(sum(weights), 1)) or _best_sizes(shape, own)
@@ -129,6 +131,7 @@ def choose_all_sizes(
 
 def least_bytes(shape: SpillShape) -> int:
     """Return the least memory that `choose_sizes` accepts, in whole KiB."""
+    # Double until it is enough, then halve the range: sizes grow with the memory, though in steps.
     high = KIB
     while _best_sizes(shape, high) is None:
         high *= 2

@@ -91,9 +91,11 @@ class SpilledTier(FileTier):
         own = self.layout.slots_of_table(table)
         if own.start == own.stop:
             return
+        # A range at a time: its initial values first, then over them what training has changed.
         bounds = self.store.sizes.range_first
         for number in range(self.store.sizes.num_ranges):
             first, stop = bounds[number : number + 2].tolist()
+            # A range holds rows of one table, and those of others are passed by.
             if not own.start <= first < stop <= own.stop:
                 continue
             weights_ND = torch.empty(stop - first, self.weights_SD.shape[1])
@@ -123,6 +125,7 @@ class SpillMover:
             weights_SD, state_SW = fast.weights_SD.numpy(), fast.state_SW.numpy()
             self._slow.store.put(rows_N, next_fetches_N, weights_SD, state_SW, moves.slots_N)
             return
+        # From a GPU in parts: each is gathered on the device and copied to the host.
         for part in _parts(moves):
             slots_N = torch.from_numpy(moves.slots_N[part]).to(fast.device)
             weights_ND = fast.weights_SD.index_select(0, slots_N).cpu().numpy()
@@ -139,6 +142,7 @@ class SpillMover:
             weights_SD, state_SW = fast.weights_SD.numpy(), fast.state_SW.numpy()
             self._slow.store.take(moves.fetches_N, weights_SD, state_SW, moves.slots_N)
             return
+        # To a GPU in parts: each is filled on the host and scattered on the device.
         for part in _parts(moves):
             slots_N = torch.from_numpy(moves.slots_N[part]).to(fast.device)
             weights_ND = torch.empty(slots_N.numel(), fast.weights_SD.shape[1])
