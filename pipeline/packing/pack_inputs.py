@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ManifestError
-from ..folders.manifest import Manifest
+from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import ColumnsTotals, PlanTotals, SamplesTotals
 from ..folders.table_info import PlannedTable
-from ..formats.arrow_files import read_batch
+from ..formats.arrow_files import values_of
 from ..formats.dense_columns import transform_column
 from ..formats.part_ids import PartIds
 from ..formats.tables import multi_hot
 from ..stage_commands import hint_to_verify
+from .opened_parts import OpenedParts
 from .row_layout import RowLayout
 
 
@@ -28,6 +29,8 @@ class PackInputs:
     columns: Manifest
     samples: Manifest
     plan: Manifest
+    opened: OpenedParts = field(default_factory=OpenedParts)
+    """Parts that were read before."""
 
     @property
     def has_label(self) -> bool:
@@ -68,11 +71,15 @@ class PackInputs:
 
     def open(self, name: str) -> tuple[Any, PartIds]:
         """Read one part: its record batch of columns, and its ids."""
-        return read_batch(self.columns, self.columns.entry(name)), self.read_ids(name)
+        return self.opened.read(self.columns, self.columns.entry(name)), self.read_ids(name)
+
+    def read_tags(self, entry: FileEntry) -> NDArray[np.uint8]:
+        """Read the tags of one part: (num_samples,)."""
+        return values_of(self.opened.read(self.plan, entry).column("is_hot"), np.uint8)
 
     def read_ids(self, name: str) -> PartIds:
         """Read the ids of one part; whether they are inside their tables is for the caller to check."""
-        batch = read_batch(self.samples, self.samples.entry(name))
+        batch = self.opened.read(self.samples, self.samples.entry(name))
         return PartIds.read(batch, SamplesTotals.of(self.samples).tables)
 
     def refuse_other_parts(self) -> None:

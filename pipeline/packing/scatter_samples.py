@@ -6,9 +6,9 @@ which of a file's rows a sample gets does not matter, because files are put in t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from threading import Lock
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...stats.batches.bag_shuffle import bag_lengths, place_bags, scatter_bags
 from ...stats.batches.sample_shuffle import scatter_rows
 from ..folders.manifest import FileEntry
-from ..formats.arrow_files import read_batch, values_of
+from ..formats.arrow_files import values_of
 from ..formats.part_ids import PartIds
 from ..runtime.tasks import run_tasks
 from ..runtime.thread_buffers import thread_buffer
@@ -28,7 +28,12 @@ from .shuffle_plan import ChosenSamples, KeyRanges, ShuffledFile, ShufflePlan
 
 def starts_of(counts: Sequence[int]) -> list[int]:
     """Return where each file of a group begins in a buffer, by what each puts there."""
-    return list(accumulate(counts[:-1], initial=0))
+    return list(itertools.accumulate(counts[:-1], initial=0))
+
+
+def bytes_of_file(num_samples: int, num_lookups: int, inputs: PackInputs) -> int:
+    """Return the bytes of an output file in the buffers; ``num_lookups`` in multi-hot tables."""
+    return num_samples * (4 * inputs.layout.width + (16 if inputs.lists else 8)) + 4 * num_lookups
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +55,30 @@ class Buffers:
     lock: Lock
 
     @classmethod
-    def empty(
-        cls, group: list[ShuffledFile], lookups_of_files: NDArray[np.int64], inputs: PackInputs
+    def of_group(
+        cls,
+        group: list[ShuffledFile],
+        lookups_of_files: NDArray[np.int64],
+        inputs: PackInputs,
+        memory: NDArray[np.uint8],
     ) -> Buffers:
-        """Allocate buffers for a group of files; ``lookups_of_files``: (num_files,), in multi-hot tables."""
+        """Lay out the buffers of a group of files in ``memory``, which the next group overwrites.
+
+        Args:
+            group: the files.
+            lookups_of_files: (num_files,), in multi-hot tables.
+            inputs: the layout of a row.
+            memory: ``bytes_of_file`` of each file of the group together, or more.
+        """
         indexes = [file.index for file in group]
-        num_rows = sum(file.num_samples for file in group)
-        num_lookups = int(lookups_of_files[indexes].sum())
         num_files = lookups_of_files.shape[0]
+        num_rows = sum(file.num_samples for file in group)
+        num_starts = num_rows if inputs.lists else 0
+        num_lookups = int(lookups_of_files[indexes].sum())
+        # Words of 64 bits come first, so that all numbers are aligned.
+        width = inputs.layout.width
+        ends = np.cumsum([0, 8 * num_rows, 8 * num_starts, 4 * width * num_rows, 4 * num_lookups])
+        keys, bag_starts, rows, bags = (memory[start:stop] for start, stop in itertools.pairwise(ends))
         # Files lie one after another in the buffers, so a file's next free row starts at the sum of those
         # before.
         next_row = np.full(num_files, -1, np.int64)
@@ -65,10 +86,10 @@ class Buffers:
         next_lookup = np.full(num_files, -1, np.int64)
         next_lookup[indexes] = starts_of(lookups_of_files[indexes].tolist())
         return cls(
-            rows=np.empty((num_rows, inputs.layout.width), np.int32),
-            keys=np.empty(num_rows, np.uint64),
-            bag_starts=np.empty(num_rows if inputs.lists else 0, np.int64),
-            bags=np.empty(num_lookups, np.int32),
+            rows=rows.view(np.int32).reshape(num_rows, width),
+            keys=keys.view(np.uint64),
+            bag_starts=bag_starts.view(np.int64),
+            bags=bags.view(np.int32),
             next_row=next_row,
             next_lookup=next_lookup,
             lock=Lock(),
@@ -123,11 +144,12 @@ def scatter_samples(
     shuffled: ShufflePlan,
     lookups_of_files: NDArray[np.int64],
     inputs: PackInputs,
+    memory: NDArray[np.uint8],
     workers: int,
 ) -> Buffers:
-    """Collect the rows of a group of files."""
+    """Collect the rows of a group of files in ``memory``, as `Buffers.of_group` lays them out."""
     # Parts are threads' tasks: all write to the same buffers, each into rows that it reserved.
-    buffers = Buffers.empty(group, lookups_of_files, inputs)
+    buffers = Buffers.of_group(group, lookups_of_files, inputs, memory)
     parts = shuffled.parts_for({file.kind for file in group})
     ranges = shuffled.key_ranges(group)
     tasks = ((entry, first, shuffled, inputs, ranges, buffers) for entry, first in parts)
@@ -159,7 +181,7 @@ def _scatter_part(
     positions = chosen.positions
     values = thread_buffer("columns", (layout.ids.start, positions.shape[0]), np.int32)
     as_floats = values.view(np.float32)
-    values[TAG] = values_of(read_batch(inputs.plan, entry).column("is_hot"), np.uint8)[positions]
+    values[TAG] = inputs.read_tags(entry)[positions]
     label = values_of(columns.column("label"), np.uint8)[positions] if inputs.has_label else 0
     as_floats[LABEL] = label
     for column, name in zip(as_floats[layout.dense], inputs.dense, strict=True):

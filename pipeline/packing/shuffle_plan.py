@@ -8,7 +8,7 @@ bins and files are so many that their keys take more, the second pass is repeate
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +28,13 @@ from ...stats.batches.sample_shuffle import (
 from ..errors import ManifestError
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import PlanTotals
-from ..formats.arrow_files import read_batch, values_of
+from ..formats.arrow_files import values_of
 from ..runtime.memory import groups_within
 from ..runtime.tasks import run_tasks
 from ..runtime.thread_buffers import thread_buffer
 from ..sizes import MIB
 from ..stage_commands import hint_to_rewrite
+from .opened_parts import OpenedParts
 
 _LARGEST = np.uint64(2**64 - 1)
 _ROOM_BYTES = 64 * MIB
@@ -64,10 +65,12 @@ class Shuffle:
     """Hot-only and mixed samples apart; else all training samples count as mixed."""
     samples_per_file: int
     """A multiple of the batch size; the last file of each kind may be shorter."""
+    opened: OpenedParts = field(default_factory=OpenedParts)
+    """Parts that were read before."""
 
     def keys_and_kinds(self, entry: FileEntry, first_sample: int) -> _Keys:
         """Key and kind of each sample of one file of tags; raise ManifestError for a tag above 1."""
-        is_hot = values_of(read_batch(self.plan, entry).column("is_hot"), np.uint8)
+        is_hot = values_of(self.opened.read(self.plan, entry).column("is_hot"), np.uint8)
         if is_hot.max(initial=0) > 1:
             raise ManifestError(
                 f"{self.plan.folder / entry.path} is damaged: a tag is {is_hot.max()}, want 0 or 1",

@@ -219,16 +219,20 @@ def test_what_is_held_at_a_time_fits_in_the_memory_given(
     held: list[tuple[list[int], Any]] = []
 
     def recording(group: list[Any], *others: Any) -> Any:
-        held.append(([file.num_samples for file in group], scatter_samples(group, *others)))
-        return held[-1][1]
+        memory = others[3]
+        held.append(([file.num_samples for file in group], memory))
+        buffers = scatter_samples(group, *others)
+        assert all(np.shares_memory(memory, array) for array in (buffers.rows, buffers.keys))
+        return buffers
 
     monkeypatch.setattr("hotset.pipeline.stages.pack.scatter_samples", recording)
     memory_bytes = least_bytes(folder, config) + spare_bytes
     pack_in(folder, tmp_path / "shards", config, memory_bytes=memory_bytes)
     assert sum(sum(group) for group, _ in held) == NUM_SAMPLES
     assert len(held) > 1
-    for group, buffers in held:
-        assert buffers.rows.nbytes + buffers.keys.nbytes <= 16 * (4 * WORDS + 8) + spare_bytes
+    for group, memory in held:
+        assert memory is held[0][1]
+        assert memory.nbytes <= 16 * (4 * WORDS + 8) + spare_bytes
         assert len(group) == 1 or spare_bytes
 
 
