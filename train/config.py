@@ -50,6 +50,8 @@ class Optimizers:
 
 MOST_THREADS = 1024
 """More threads of the dense layers than a machine has cores; torch dies of a signal at some ten thousand."""
+MOST_SHARES = 1024
+"""More parts of a batch than most are worth to be cut into."""
 MOST_BATCHES_AHEAD = 2**20
 """More batches than any run can hold ahead."""
 
@@ -177,6 +179,10 @@ class TrainConfig:
     """Number of threads of a training step; by default the cores this process may use. On the CPU the weights
     do not depend on it."""
 
+    shares: int | None = None
+    """Number of equal parts of a batch whose gradients are summed by themselves, then added by a binary tree:
+    the weights depend on it, and not on how many ranks compute the parts. By default one for each rank."""
+
     recipe: RecipeOptions = field(default_factory=RecipeOptions)
     """Learning rates over the steps, clipping, decay, and when training stops."""
 
@@ -193,6 +199,8 @@ class TrainConfig:
         require_at_most("window", self.window, MOST_BATCHES_AHEAD)
         require_at_most("cache_batches", self.cache_batches, MOST_BATCHES_AHEAD)
         require_at_most("threads", self.threads, MOST_THREADS)
+        require_at_least("shares", self.shares, 1)
+        require_at_most("shares", self.shares, MOST_SHARES)
         self._check_model()
         if not 0 <= self.cache_warmup <= 1:
             raise ConfigError(f"cache_warmup must be from 0 to 1, got {self.cache_warmup}")

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ...stats.batches.lookups_by_row import LookupsByRow
 from ..data.batch import Batch, BatchIds, EmbeddingTable, IdReader
+from ..data.batch_shares import BatchShares
 from ..data.stored_batches import StoredBatch
 from ..device_streams import DeviceStreams, streams_of
 from ..meter import Kind, Meter
@@ -120,12 +121,14 @@ class Embeddings:
         host: HostMemory | None = None,
         slow_tiers: Mapping[int, FileTier] | None = None,
         *,
+        shares: BatchShares | None = None,
         tracks_changes: bool = False,
     ) -> Embeddings:
         """Lay out the tiers of each width, by the placement of that width; their rows are not yet set.
 
-        Slow tiers in a file may be given by width; they take no memory for their rows. With
-        ``tracks_changes`` the rows that steps change are marked, for checkpoints.
+        Slow tiers in a file may be given by width; they take no memory for their rows. Gradients are summed
+        by ``shares``, those of a whole batch at once by default. With ``tracks_changes`` the rows that steps
+        change are marked, for checkpoints.
         """
         widths = []
         streams = streams_of(device)
@@ -136,7 +139,7 @@ class Embeddings:
             placement = placements[dim]
             fast, slow = build_tiers(placement, dim, optimizer, device, host, (slow_tiers or {}).get(dim))
             initial = InitialValues.of(seed, chosen, placement.num_rows)
-            executor = Executor(fast, slow, optimizer, initial, meter, threads, streams)
+            executor = Executor(fast, slow, optimizer, initial, meter, threads, streams, shares)
             changed = _changed_rows(placement, host) if tracks_changes else None
             widths.append(RowWidth(dim, chosen, IdReader(tables, chosen), placement, executor, changed))
         return cls(len(tables), widths, streams)

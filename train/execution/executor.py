@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ...stats.batches.batch_lookups import of_matrix
 from ...stats.batches.lookups_by_row import LookupsByRow, group_lookups
 from ..data.batch import BatchIds
+from ..data.batch_shares import BatchShares
 from ..device_streams import DeviceStreams, streams_of
 from ..meter import Kind, Meter
 from ..rows.initial_values import InitialValues
@@ -45,6 +46,7 @@ class Executor:
         meter: counts the bytes between the tiers.
         threads: share the work on rows on the host.
         streams: those of the device of the fast tier.
+        shares: parts of a batch whose gradients are summed by themselves; None: a batch is one.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Executor:
         meter: Meter,
         threads: WorkThreads,
         streams: DeviceStreams | None = None,
+        shares: BatchShares | None = None,
     ) -> None:
         self.fast = fast
         self.slow = slow
@@ -73,8 +76,8 @@ class Executor:
         self._resident_S = np.full(fast.num_slots - fast.layout.num_own_slots, -1, np.int64)
         """Row in each staging slot, by its slot on the slow tier; -1 where there is none."""
         # The tiers may lie on two devices, and each is updated by kernels of its own.
-        self._fast_rows = backend_of(fast.device, optimizer, threads)
-        self._slow_rows = NumbaRows(optimizer, threads)
+        self._fast_rows = backend_of(fast.device, optimizer, threads, shares)
+        self._slow_rows = NumbaRows(optimizer, threads, shares)
         self._in_place = InPlaceWork(fast, slow, self._fast_rows, self._slow_rows, self.traffic)
         self._dim = fast.weights_SD.shape[1]
         self._vectors = {

@@ -104,7 +104,8 @@ def sum_gradients(
     lookups_U = decoded.starts_U1[: num_rows + 1].diff().long()
     rows_N = torch.arange(num_rows, device=lookups_U.device).repeat_interleave(lookups_U)
     positions_N = _positions(lists, num_samples, num_tables)
-    sums_ND = segment_sums(rows_N, positions_N, grad_BFD.flatten(0, 1), BLOCK_SAMPLES * num_tables)
+    blocks_N = positions_N // (BLOCK_SAMPLES * num_tables)
+    sums_ND = segment_sums(rows_N, positions_N, [blocks_N], grad_BFD.flatten(0, 1))
     sums_UD[:num_rows] = sums_ND[:num_rows]
 
 

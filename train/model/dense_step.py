@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from ..data.batch import Batch
+from ..data.batch_shares import BatchShares
 from ..work_threads import WorkThreads, one_torch_thread
 from .dense_dtype import DenseDtype
 from .dense_model import DenseModel
@@ -16,8 +17,8 @@ from .dlrm import Dlrm
 from .flat_parameters import FlatParameters
 from .graph_step import GraphStep, GraphTiles
 from .mlp_tiles import Bf16Mlp, Fp32Mlp, Layer, MlpTiles
-from .sample_tree import MOST_TILE_SAMPLES, add_losses, tile_bounds
-from .tile_gradients import TileGradients
+from .sample_tree import MOST_TILE_SAMPLES, tile_bounds
+from .tile_gradients import BatchTiles, TileGradients
 
 
 class DenseStep(Protocol):
@@ -42,21 +43,21 @@ class DenseStep(Protocol):
 
 
 def build_dense_step(
-    model: DenseModel, batch_size: int, threads: WorkThreads, dtype: DenseDtype = "fp32", seed: int = 0
+    model: DenseModel, shares: BatchShares, threads: WorkThreads, dtype: DenseDtype = "fp32", seed: int = 0
 ) -> DenseStep:
     """Build the step that suits the model and its device.
 
     Args:
-        batch_size: nominal samples of a batch.
+        shares: of a batch.
         threads: those of the dense layers on the host.
         dtype: type of the products there.
         seed: that of the run, for models that draw random numbers.
     """
     if next(model.parameters()).device.type == "cpu" and model.is_per_sample:
         if isinstance(model, Dlrm):
-            return TiledStep(model, batch_size, threads, dtype)
-        return GraphTiles(model, batch_size, threads, dtype)
-    return GraphStep(model, batch_size, seed, dtype)
+            return TiledStep(model, shares, threads, dtype)
+        return GraphTiles(model, shares, threads, dtype)
+    return GraphStep(model, shares, seed, dtype)
 
 
 class TiledStep:
@@ -66,18 +67,19 @@ class TiledStep:
 
     Args:
         model: the dense layers, whose parameters become parts of one vector.
-        batch_size: nominal samples of a batch.
+        shares: of a batch; those of this rank are computed.
         threads: run the tiles.
         dtype: type of the products of the hidden layers. The weights are float32 in any case; for bf16 they
             are rounded once a step.
     """
 
     def __init__(
-        self, model: Dlrm, batch_size: int, threads: WorkThreads, dtype: DenseDtype = "fp32"
+        self, model: Dlrm, shares: BatchShares, threads: WorkThreads, dtype: DenseDtype = "fp32"
     ) -> None:
         self.dtype: DenseDtype = dtype
         self._threads = threads
-        self._scale = 1 / batch_size
+        self._shares = shares
+        self._scale = 1 / shares.batch_size
         self._shape = model.shape
         # All parameters lie in one vector, so that one call adds, rounds or steps them all.
         self._parameters = FlatParameters(model)
@@ -104,8 +106,9 @@ class TiledStep:
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
         self._round_weights()
-        # Tiles depend on the batch size alone, so the bits do not depend on the number of threads.
-        bounds = tile_bounds(batch.num_samples)
+        # Tiles depend on the samples and shares alone, so the bits do not depend on the number of threads.
+        tiles = BatchTiles(self._shares, batch.num_samples)
+        bounds = tiles.bounds
         self._make_room(len(bounds), embeddings)
         inputs = [emb_BFd.detach() for emb_BFd in embeddings]
         grads = [grad[: batch.num_samples] for grad in self._embedding_grads]
@@ -125,10 +128,10 @@ class TiledStep:
             )
 
         self._threads.run(train_tile, len(bounds))
-        self._parameters.set_gradients(self.add_gradients(len(bounds)))
+        self._parameters.set_gradients(self.add_gradients(tiles.counts))
         for emb_BFd, grad in zip(embeddings, grads, strict=True):
             emb_BFd.grad = grad
-        return torch.tensor(add_losses(losses), dtype=torch.float64)
+        return torch.tensor(tiles.add_losses(losses), dtype=torch.float64)
 
     def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         self._round_weights()
@@ -156,11 +159,15 @@ class TiledStep:
             with one_torch_thread():
                 self._rounded_vector.copy_(self._parameters.vector)
 
-    def add_gradients(self, num_tiles: int) -> dict[str, torch.Tensor]:
-        """Add the gradients of all tiles by the binary tree, pieces of the vector in parallel."""
-        if num_tiles == 1:
+    def add_gradients(self, counts: Sequence[int]) -> dict[str, torch.Tensor]:
+        """Add the gradients of all tiles by the binary tree, pieces of the vector in parallel.
+
+        Args:
+            counts: tiles of each share.
+        """
+        if sum(counts) == 1:
             return self._tile_views[0]
-        self._gradients.add(num_tiles)
+        self._gradients.add(counts)
         return self._sum_views
 
     def _make_room(self, num_tiles: int, embeddings: Sequence[torch.Tensor]) -> None:

@@ -15,31 +15,67 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from ...pipeline.errors import ConfigError
 from ..data.batch import Batch
+from ..data.batch_shares import BatchShares
 from ..work_threads import WorkThreads, one_torch_thread
 from .dense_dtype import DenseDtype
 from .dense_model import DenseModel
-from .sample_tree import add_losses, tile_bounds
-from .tile_gradients import TileGradients
+from .sample_tree import tile_bounds
+from .tile_gradients import BatchTiles, TileGradients
 
 
 class GraphStep:
-    """The step on whole batches, on any device; on the host in one thread.
+    """The step on whole shares, on any device; on the host in one thread.
 
     Args:
         model: the dense layers.
-        batch_size: nominal samples of a batch.
+        shares: of a batch; those of this rank are computed.
         seed: that of the run; with the number of the step it decides what the model draws.
         dtype: bf16 passes the model under torch's autocast.
+
+    Raises:
+        ConfigError: samples of the model depend on each other, and a batch has several shares.
     """
 
-    def __init__(self, model: DenseModel, batch_size: int, seed: int = 0, dtype: DenseDtype = "fp32") -> None:
+    def __init__(
+        self, model: DenseModel, shares: BatchShares, seed: int = 0, dtype: DenseDtype = "fp32"
+    ) -> None:
+        if shares.num_shares > 1 and not model.is_per_sample:
+            raise ConfigError(
+                "a model with batch normalization or dropout computes whole batches, and --shares cuts them",
+                hint="use --shares 1, in one process; or say per_sample = True in a class of your own whose "
+                "samples do not depend on each other",
+            )
         self.dtype: DenseDtype = dtype
         self._model = model
-        self._batch_size = batch_size
+        self._shares = shares
         self._seed = seed
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
+        device = embeddings[0].device
+        bounds = self._shares.bounds(batch.num_samples)
+        if len(bounds) == 1:
+            return self._pass(batch, embeddings, step)
+        # Each share leaves its gradients in the same places, where its sums are taken away.
+        losses, gradients = [], []
+        for emb_BFd in embeddings:
+            emb_BFd.grad = torch.empty_like(emb_BFd)
+        for first, stop in bounds:
+            parts = [emb_BFd.detach()[first:stop] for emb_BFd in embeddings]
+            losses.append(self._pass(batch.cut(first, stop), parts, step))
+            for emb_BFd, part in zip(embeddings, parts, strict=True):
+                assert emb_BFd.grad is not None and part.grad is not None
+                emb_BFd.grad[first:stop] = part.grad
+            gradients.append([parameter.grad for parameter in self._model.parameters()])
+        for parameter, *found in zip(self._model.parameters(), *gradients, strict=True):
+            # A parameter that the model does not use has no gradient in any share.
+            parameter.grad = add_tree([each for each in found if each is not None])
+        loss = add_tree(losses)
+        return torch.zeros((), device=device) if loss is None else loss
+
+    def _pass(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int) -> torch.Tensor:
+        """Pass samples forward and backward; return their loss, and leave their gradients."""
         device = embeddings[0].device
         # The caller reads the gradients of embeddings from these leaves, so each begins without one.
         for emb_BFd in embeddings:
@@ -57,7 +93,7 @@ class GraphStep:
             logit_B = _logits(self._model, batch.dense_BK.to(device), embeddings, self.dtype)
             loss_sum = binary_cross_entropy_with_logits(logit_B, batch.label_B.to(device), reduction="sum")
             # A tensor, because torch on a GPU multiplies by the reciprocal of a number.
-            (loss_sum / torch.full_like(loss_sum, self._batch_size)).backward()  # type: ignore[no-untyped-call]
+            (loss_sum / torch.full_like(loss_sum, self._shares.batch_size)).backward()  # type: ignore[no-untyped-call]
         for emb_BFd in embeddings:
             # A table that the model does not use has a gradient of zero.
             if emb_BFd.grad is None:
@@ -80,19 +116,20 @@ class GraphTiles:
 
     Args:
         model: dense layers that compute each sample by itself.
-        batch_size: nominal samples of a batch.
+        shares: of a batch; those of this rank are computed.
         threads: run the tiles.
         dtype: bf16 passes the model under torch's autocast.
     """
 
     def __init__(
-        self, model: DenseModel, batch_size: int, threads: WorkThreads, dtype: DenseDtype = "fp32"
+        self, model: DenseModel, shares: BatchShares, threads: WorkThreads, dtype: DenseDtype = "fp32"
     ) -> None:
         assert model.is_per_sample
         self.dtype: DenseDtype = dtype
         self._model = model
         self._threads = threads
-        self._scale = 1 / batch_size
+        self._shares = shares
+        self._scale = 1 / shares.batch_size
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         sizes = [parameter.numel() for parameter in self._parameters]
         self._gradients = TileGradients(sum(sizes), threads)
@@ -100,8 +137,9 @@ class GraphTiles:
         self._embedding_grads: list[torch.Tensor] = []
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
-        # Tiles depend on the batch size alone, so that any number of threads gives the same bits.
-        bounds = tile_bounds(batch.num_samples)
+        # Tiles depend on the samples and shares alone: any number of threads gives the same bits.
+        tiles = BatchTiles(self._shares, batch.num_samples)
+        bounds = tiles.bounds
         self._gradients.make_room(len(bounds))
         inputs = [emb_BFd.detach() for emb_BFd in embeddings]
         grads = self._room_for(inputs)
@@ -122,13 +160,13 @@ class GraphTiles:
         # A single tile is the sum already; several are added by a binary tree of fixed shape.
         summed = self._gradients.tiles_LN[0]
         if len(bounds) > 1:
-            self._gradients.add(len(bounds))
+            self._gradients.add(tiles.counts)
             summed = self._gradients.sums_N
         for parameter, gradient in zip(self._parameters, self._views(summed), strict=True):
             parameter.grad = gradient
         for emb_BFd, grad in zip(embeddings, grads, strict=True):
             emb_BFd.grad = grad
-        return torch.tensor(add_losses(losses), dtype=torch.float64)
+        return torch.tensor(tiles.add_losses(losses), dtype=torch.float64)
 
     def _train_tile(
         self,
@@ -186,6 +224,14 @@ class GraphTiles:
         if not self._embedding_grads or self._embedding_grads[0].shape[0] < num_samples:
             self._embedding_grads = [torch.empty_like(emb_BFd) for emb_BFd in inputs]
         return [grad[:num_samples] for grad in self._embedding_grads]
+
+
+def add_tree(parts: list[torch.Tensor]) -> torch.Tensor | None:
+    """Add tensors by the binary tree, adjacent pairs first; None where there is none."""
+    while len(parts) > 1:
+        sums = [left + right for left, right in zip(parts[::2], parts[1::2], strict=False)]
+        parts = sums + parts[2 * len(sums) :]
+    return parts[0] if parts else None
 
 
 def set_mode(model: torch.nn.Module, *, is_training: bool) -> None:

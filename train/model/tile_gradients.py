@@ -1,15 +1,49 @@
-"""Gradients of the dense weights, one vector per tile of a batch, and their sum by the tree."""
+"""Gradients of the dense weights, one vector per tile of a batch, and their sum by the tree.
+
+Tiles of a share are added first, then the shares; see `data.batch_shares`.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from ..data.batch_shares import BatchShares
 from ..work_threads import WorkThreads
-from .sample_tree import SUM_COLUMNS, add_tiles
+from .sample_tree import SUM_COLUMNS, add_losses, add_tiles, tile_bounds
 
 _SUM_PIECE = 16 * SUM_COLUMNS
 """Columns of the gradient that a thread adds up at a time."""
+
+
+class BatchTiles:
+    """The tiles of a batch, share by share.
+
+    Args:
+        shares: of the batch.
+        num_samples: those of this rank.
+    """
+
+    def __init__(self, shares: BatchShares, num_samples: int) -> None:
+        self.bounds: list[tuple[int, int]] = []
+        """The first and the last-plus-one sample of each tile."""
+        self.counts: list[int] = []
+        """Tiles of each share that is not empty."""
+        for start, stop in shares.bounds(num_samples):
+            of_share = tile_bounds(stop - start)
+            self.bounds += [(start + first, start + last) for first, last in of_share]
+            self.counts.append(len(of_share))
+
+    def add_losses(self, losses: Sequence[float]) -> float:
+        """Add the losses of all tiles by the tree."""
+        sums = []
+        first = 0
+        for count in self.counts:
+            sums.append(add_losses(list(losses[first : first + count])))
+            first += count
+        return add_losses(sums) if sums else 0.0
 
 
 class TileGradients:
@@ -34,10 +68,28 @@ class TileGradients:
         self.tiles_LN = torch.zeros(num_tiles, self.sums_N.numel())
         return True
 
-    def add(self, num_tiles: int) -> None:
-        """Add the gradients of the first tiles by the binary tree, pieces of the vector in parallel."""
-        tiles_LN = self.tiles_LN[:num_tiles].numpy()
-        sums_N = self.sums_N.numpy()
+    def add(self, counts: Sequence[int]) -> None:
+        """Add the gradients of the first tiles by the binary tree, pieces of the vector in parallel.
+
+        Args:
+            counts: tiles of each share, powers of two.
+        """
+        # Shares of equally many tiles are subtrees of the tree over all of them.
+        if len(set(counts)) == 1:
+            self._add(self.tiles_LN[: sum(counts)], self.sums_N)
+            return
+        # Those of a short last batch are added one by one; each sum takes the place of its first tile.
+        first = 0
+        for share, count in enumerate(counts):
+            self._add(self.tiles_LN[first : first + count], self.sums_N)
+            self.tiles_LN[share].copy_(self.sums_N)
+            first += count
+        self._add(self.tiles_LN[: len(counts)], self.sums_N)
+
+    def _add(self, tiles: torch.Tensor, sums: torch.Tensor) -> None:
+        tiles_LN = tiles.numpy()
+        sums_N = sums.numpy()
+        num_tiles = tiles_LN.shape[0]
 
         def add_piece(piece: int, _: int) -> None:
             first = piece * _SUM_PIECE

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..data.batch import EmbeddingTable
+from ..data.batch_shares import BatchShares
 from ..model.dcn import Dcn
 from ..model.dcn_shape import DcnShape
 from ..model.dense_dtype import DenseDtype
@@ -56,13 +57,13 @@ def build_step(
     model: DenseModel,
     config: ModelConfig,
     tables: Sequence[EmbeddingTable],
-    batch_size: int,
+    shares: BatchShares,
     threads: WorkThreads,
     dtype: DenseDtype,
     seed: int = 0,
 ) -> DenseStep:
     """Build the step of a model on embeddings pooled as ``config`` says; see `build_dense_step`."""
-    step = build_dense_step(model, batch_size, threads, dtype, seed)
+    step = build_dense_step(model, shares, threads, dtype, seed)
     if config.pooling == "mean" and any(table.is_multi_hot for table in tables):
         return MeanPooling(step, tables)
     return step

@@ -7,6 +7,7 @@ that depend on ids are never read back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 
 from ...stats.batches.lookups_by_row import LookupsByRow
 from ..data.batch import BatchIds
+from ..data.batch_shares import BatchShares
 from ..work_threads import WorkThreads
 from . import row_kernels
-from .row_kernels import BLOCK_SAMPLES
+from .row_kernels import BLOCK_SAMPLES, num_levels
 from .row_optimizers import RowOptimizer
 from .row_ranges import for_row_ranges
 from .row_steps import TorchStep, step_with_numba
@@ -77,11 +79,15 @@ class NumbaRows:
     Args:
         optimizer: that of the rows.
         threads: share the rows of a batch; how many they are changes no bit.
+        shares: parts of a batch whose gradients are summed by themselves; None: a batch is one.
     """
 
-    def __init__(self, optimizer: RowOptimizer, threads: WorkThreads) -> None:
+    def __init__(
+        self, optimizer: RowOptimizer, threads: WorkThreads, shares: BatchShares | None = None
+    ) -> None:
         self._optimizer = optimizer
         self._threads = threads
+        self._shares = shares
 
     def look_up(
         self,
@@ -115,26 +121,34 @@ class NumbaRows:
         state = tier.state_SW.numpy()
         grad = grad_PD.numpy()
         block = BLOCK_SAMPLES * num_features
+        ends = _share_ends(self._shares, grad, num_features)
+        levels = num_levels(ends.size)
         num_rows = max(1, _CHUNK_FLOATS // grad.shape[1])
 
         def update_rows(first: int, last: int) -> None:
             size = min(num_rows, last - first)
-            sums = np.empty((size + 1, grad.shape[1]), np.float32)
+            sums = np.empty((size + levels, grad.shape[1]), np.float32)
             slots = np.empty(size, np.int64)
+            shares = np.empty(levels, np.int64)
             # Sums are used while they are in the cache.
             for start in range(first, last, num_rows):
                 stop = min(start + num_rows, last)
-                found = row_kernels.sum_gradients(grad, by_bag, slots_U, block, start, stop, sums, slots)
+                found = row_kernels.sum_gradients(
+                    grad, by_bag, slots_U, block, ends, start, stop, sums, slots, shares
+                )
                 step_with_numba(self._optimizer, weights, state, slots[:found], sums[:found], rate)
 
         for_row_ranges(by_bag, self._threads, update_rows)
 
     def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
         every = np.arange(by_bag.num_rows)
-        sums = np.empty((every.size + 1, grad_PD.shape[1]), np.float32)
+        grad = grad_PD.numpy()
+        ends = _share_ends(self._shares, grad, num_features)
+        levels = num_levels(ends.size)
+        sums = np.empty((every.size + levels, grad.shape[1]), np.float32)
         block = BLOCK_SAMPLES * num_features
-        slots = np.empty_like(every)
-        row_kernels.sum_gradients(grad_PD.numpy(), by_bag, every, block, 0, every.size, sums, slots)
+        slots, shares = np.empty_like(every), np.empty(levels, np.int64)
+        row_kernels.sum_gradients(grad, by_bag, every, block, ends, 0, every.size, sums, slots, shares)
         return torch.from_numpy(sums[: every.size])
 
     def apply(
@@ -146,10 +160,13 @@ class NumbaRows:
 
 
 class TorchRows:
-    """Any device's back end: two levels of segment sums over the lookups by row."""
+    """Any device's back end: levels of segment sums over the lookups by row."""
 
-    def __init__(self, optimizer: RowOptimizer, device: torch.device = _HOST) -> None:
+    def __init__(
+        self, optimizer: RowOptimizer, device: torch.device = _HOST, shares: BatchShares | None = None
+    ) -> None:
         self._step = TorchStep(optimizer, device)
+        self._shares = shares
 
     def look_up(
         self,
@@ -200,20 +217,52 @@ class TorchRows:
         grad_PD: torch.Tensor,
         num_features: int,
     ) -> torch.Tensor:
-        rows, bags = self._on(grad_PD.device, rows_N, bags_N)
-        sums_ND = segment_sums(rows, bags, grad_PD, BLOCK_SAMPLES * num_features)
-        return sums_ND[:num_rows]
+        ends_G = _share_ends(self._shares, grad_PD, num_features)
+        keys = _keys_of_levels(bags_N, ends_G, BLOCK_SAMPLES * num_features)
+        rows, bags, *levels = self._on(grad_PD.device, rows_N, bags_N, *keys)
+        return segment_sums(rows, bags, levels, grad_PD)[:num_rows]
 
     @staticmethod
     def _on(device: torch.device, *arrays: NDArray[Any]) -> list[torch.Tensor]:
         return [torch.from_numpy(array).to(device) for array in arrays]
 
 
-def backend_of(device: torch.device, optimizer: RowOptimizer, threads: WorkThreads) -> RowBackend:
+def backend_of(
+    device: torch.device, optimizer: RowOptimizer, threads: WorkThreads, shares: BatchShares | None = None
+) -> RowBackend:
     """Numba on the host, in these threads; torch elsewhere."""
     if device.type == "cpu":
-        return NumbaRows(optimizer, threads)
-    return TorchRows(optimizer, device)
+        return NumbaRows(optimizer, threads, shares)
+    return TorchRows(optimizer, device, shares)
+
+
+def _share_ends(
+    shares: BatchShares | None, grad_PD: torch.Tensor | NDArray[np.float32], num_features: int
+) -> NDArray[np.int64]:
+    """(num_shares,): the position behind each share of a batch that is not empty."""
+    num_samples = grad_PD.shape[0] // max(num_features, 1)
+    bounds = [(0, num_samples)] if shares is None else shares.bounds(num_samples)
+    return np.array([stop * num_features for _, stop in bounds], np.int64)
+
+
+def _keys_of_levels(
+    positions_N: NDArray[np.int64], ends_G: NDArray[np.int64], block_positions: int
+) -> list[NDArray[np.int64]]:
+    """Return what lookups of one row have in common that are summed first, and then from level to level.
+
+    Args:
+        positions_N: (N,) of each lookup.
+        ends_G: (num_shares,); position behind each share.
+        block_positions: positions that a block of samples spans.
+    """
+    shares_N = np.searchsorted(ends_G, positions_N, side="right")
+    starts_G = np.concatenate([np.zeros(1, np.int64), ends_G])
+    # Blocks are numbered within their share, whose number stands before.
+    blocks_N = (positions_N - starts_G[shares_N]) // block_positions
+    keys = [(shares_N << 32) | blocks_N]
+    # Then shares, pairs of shares, and so on, but for all of them together.
+    num_pairings = (ends_G.size - 1).bit_length() if ends_G.size else 0
+    return keys + [shares_N >> level for level in range(num_pairings)]
 
 
 def _served(lookups: LookupsByRow, slots_U: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -224,33 +273,32 @@ def _served(lookups: LookupsByRow, slots_U: NDArray[np.int64]) -> tuple[NDArray[
 
 
 def segment_sums(
-    rows_N: torch.Tensor, positions_N: torch.Tensor, grad_PD: torch.Tensor, block_positions: int
+    rows_N: torch.Tensor, positions_N: torch.Tensor, levels: Sequence[torch.Tensor], grad_PD: torch.Tensor
 ) -> torch.Tensor:
-    """Sum gradients within (row, block) and then within rows, each serially in sample order.
+    """Sum gradients within (row, key) for the keys of each level, then within rows, each in sample order.
 
     Args:
         rows_N: (N,) int64, ascending.
         positions_N: (N,) int64, ascending within a row.
+        levels: (N,) int64 each, ascending within a row; a key of one level has one key of the next.
         grad_PD: (P, D) float32.
-        block_positions: positions that a block of samples spans.
 
     Returns:
         (N, D) sums, one per distinct row, zero behind the last.
     """
-    # Where a new row begins, and where a new block of samples begins within a row.
-    blocks_N = positions_N // block_positions
+    sums_ND = grad_PD.index_select(0, positions_N)
     starts_row = _differs_from_previous(rows_N)
-    starts_block = starts_row | _differs_from_previous(blocks_N)
-    row_of_lookup = starts_row.cumsum(0) - 1
-    block_of_lookup = starts_block.cumsum(0) - 1
-    # Lengths of the segments, found by counting: no size depends on ids, so nothing is read back from a GPU.
-    lookups_in_block = torch.zeros_like(row_of_lookup).index_add_(
-        0, block_of_lookup, torch.ones_like(row_of_lookup)
-    )
-    blocks_in_row = torch.zeros_like(row_of_lookup).index_add_(0, row_of_lookup, starts_block.long())
-    # The same two levels as `row_kernels.sum_gradients`.
-    sums_BD = _serial_sums(grad_PD.index_select(0, positions_N), lookups_in_block)
-    return _serial_sums(sums_BD, blocks_in_row)
+    # Before the first level each lookup is a part of its own.
+    starts_part = torch.ones_like(starts_row)
+    for keys_N in [*levels, None]:
+        starts = starts_row if keys_N is None else starts_row | _differs_from_previous(keys_N)
+        # Lengths of the segments, found by counting: no size depends on ids, so nothing is read back from a
+        # GPU.
+        segment_of_lookup = starts.cumsum(0) - 1
+        parts_in_segment = torch.zeros_like(rows_N).index_add_(0, segment_of_lookup, starts_part.long())
+        sums_ND = _serial_sums(sums_ND, parts_in_segment)
+        starts_part = starts
+    return sums_ND
 
 
 def _serial_sums(values_ND: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -99,29 +99,37 @@ def sum_gradients(
     lookups: LookupsByRow,
     slots_U: NDArray[np.int64],
     block_positions: int,
+    ends_G: NDArray[np.int64],
     first: int,
     last: int,
     sums_RD: NDArray[np.float32],
     slots_R: NDArray[np.int64],
+    shares_L: NDArray[np.int64],
 ) -> int:
-    """Sum the gradients of rows: within blocks of samples, then over the blocks, in order.
+    """Sum the gradients of rows: within blocks of samples, over the blocks of a share in order, then over the
+    shares by the binary tree over their numbers; a share that does not look a row up is passed over.
 
     Args:
         grad_PD: (num_positions, embedding_dim); gradient of the loss by each bag.
         lookups: those of a batch by row; ``order`` holds positions in ``grad``, ascending in a row.
         slots_U: (num_distinct,); rows with -1 are left out.
-        block_positions: positions a block of samples spans, ``BLOCK_SAMPLES * num_features``.
+        block_positions: positions a block of samples spans, ``BLOCK_SAMPLES * num_features``; blocks begin
+            anew with each share.
+        ends_G: (num_shares,); position behind each share, ascending, the last one behind all.
         first: number of the first row.
         last: one past the last.
-        sums_RD: (at least as many + 1, embedding_dim), written; the row behind the last sum is workspace.
+        sums_RD: (at least as many + `num_levels`, embedding_dim), written; rows behind the last sum are
+            workspace.
         slots_R: (at least as many,), written; the slot of each sum's row.
+        shares_L: (`num_levels`,), workspace.
 
     Returns:
         How many rows are summed.
 
     Error:
-        Two-level summation in float32: for N lookups of one row at most ``(128 + N / 128) * 2**-24``
-        of the sum of magnitudes, where a serial sum has ``N * 2**-24``.
+        Two-level summation in float32: for N lookups of one row in a share at most ``(128 + N / 128) *
+        2**-24`` of the sum of magnitudes, where a serial sum has ``N * 2**-24``; over the shares
+        ``ceil(log2(num_shares)) * 2**-24`` more.
 
     Source:
         Higham, Accuracy and Stability of Numerical Algorithms (2002), section 4.2.
@@ -130,46 +138,92 @@ def sum_gradients(
     whole = width // np.uint64(WIDTH) * np.uint64(WIDTH)
     grad_N = grad_PD.reshape(-1)
     sums_N = sums_RD.reshape(-1)
+    num_shares = ends_G.size
     num_summed = np.uint64(0)
     for row in range(np.uint64(first), np.uint64(last)):
         if slots_U[row] < 0:
             continue
         slots_R[num_summed] = slots_U[row]
-        target = num_summed * width
-        num_summed += np.uint64(1)
         start = np.uint64(lookups.starts_U1[row])
-        stop = np.uint64(lookups.starts_U1[row + np.uint64(1)])
-        # Sixteen columns at a time, whose sums are registers. Every sum begins with 0: a gradient of -0 is 0.
-        for part in range(np.uint64(0), whole, np.uint64(WIDTH)):
-            total = zeros()
-            i = start
-            while i < stop:
-                # The lookups of one block, until one lies behind its end. Most rows have one lookup.
-                position = np.int64(lookups.order_N[i])
-                partial = load(grad_N, np.uint64(position) * width + part)
-                i += np.uint64(1)
-                if i < stop:
-                    end = (position // block_positions + 1) * block_positions
-                    while i < stop and lookups.order_N[i] < end:
-                        partial = add(partial, load(grad_N, np.uint64(lookups.order_N[i]) * width + part))
-                        i += np.uint64(1)
-                total = add(total, partial)
-            store(sums_N, target + part, total)
-        # The columns that are left, one by one.
-        for column in range(whole, width):
-            total_1 = np.float32(0)
-            i = start
-            while i < stop:
-                position = np.int64(lookups.order_N[i])
-                end = (position // block_positions + 1) * block_positions
-                partial_1 = grad_N[np.uint64(position) * width + column]
-                i += np.uint64(1)
-                while i < stop and lookups.order_N[i] < end:
-                    partial_1 += grad_N[np.uint64(lookups.order_N[i]) * width + column]
+        last_stop = np.uint64(lookups.starts_U1[row + np.uint64(1)])
+        # The sums of subtrees that wait for another lie behind each other, from where the row's sum will be.
+        depth = 0
+        share = 0
+        origin = np.int64(0)
+        stop = last_stop
+        is_cut = num_shares > 1 and last_stop - start > np.uint64(1)
+        while start < last_stop:
+            # The lookups of one share; those of a batch with a single share are all in it, and so is one.
+            if is_cut:
+                while lookups.order_N[start] >= ends_G[share]:
+                    origin = ends_G[share]
+                    share += 1
+                stop = last_stop
+                if lookups.order_N[last_stop - np.uint64(1)] >= ends_G[share]:
+                    stop = start + np.uint64(1)
+                    while lookups.order_N[stop] < ends_G[share]:
+                        stop += np.uint64(1)
+                # Of two subtrees that are nearer to each other than to this share, none grows any more.
+                while depth > 1 and shares_L[depth - 2] ^ shares_L[depth - 1] < shares_L[depth - 1] ^ share:
+                    depth -= 1
+                    _add_to_left(sums_RD, num_summed + np.uint64(depth))
+                shares_L[depth] = share
+            target = (num_summed + np.uint64(depth)) * width
+            depth += 1
+            # Sixteen columns at a time, whose sums are registers. Every sum begins with 0: a gradient of -0
+            # is 0.
+            for part in range(np.uint64(0), whole, np.uint64(WIDTH)):
+                total = zeros()
+                i = start
+                while i < stop:
+                    # The lookups of one block, until one lies behind its end. Most rows have one lookup.
+                    position = np.int64(lookups.order_N[i])
+                    partial = load(grad_N, np.uint64(position) * width + part)
                     i += np.uint64(1)
-                total_1 += partial_1
-            sums_N[target + column] = total_1
+                    if i < stop:
+                        end = origin + ((position - origin) // block_positions + 1) * block_positions
+                        while i < stop and lookups.order_N[i] < end:
+                            partial = add(partial, load(grad_N, np.uint64(lookups.order_N[i]) * width + part))
+                            i += np.uint64(1)
+                    total = add(total, partial)
+                store(sums_N, target + part, total)
+            # The columns that are left, one by one.
+            for column in range(whole, width):
+                total_1 = np.float32(0)
+                i = start
+                while i < stop:
+                    position = np.int64(lookups.order_N[i])
+                    end = origin + ((position - origin) // block_positions + 1) * block_positions
+                    partial_1 = grad_N[np.uint64(position) * width + column]
+                    i += np.uint64(1)
+                    while i < stop and lookups.order_N[i] < end:
+                        partial_1 += grad_N[np.uint64(lookups.order_N[i]) * width + column]
+                        i += np.uint64(1)
+                    total_1 += partial_1
+                sums_N[target + column] = total_1
+            start = stop
+        while depth > 1:
+            depth -= 1
+            _add_to_left(sums_RD, num_summed + np.uint64(depth))
+        num_summed += np.uint64(1)
     return int(num_summed)
+
+
+@kernel
+def _add_to_left(sums_RD: NDArray[np.float32], row: np.uint64) -> None:
+    """Add a row to the one before it.
+
+    Args:
+        sums_RD: (num_rows, width), updated.
+        row: number of the row, above 0.
+    """
+    for column in range(sums_RD.shape[1]):
+        sums_RD[row - np.uint64(1), column] += sums_RD[row, column]
+
+
+def num_levels(num_shares: int) -> int:
+    """Return the sums of subtrees over so many shares that are kept at a time, at most."""
+    return max(num_shares - 1, 0).bit_length() + 1
 
 
 @kernel

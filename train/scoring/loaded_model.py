@@ -13,6 +13,7 @@ from ...pipeline.runtime.memory import available_bytes
 from ...pipeline.schema.schema_names import DENSE_PREFIX
 from ...pipeline.sizes import format_byte_size
 from ..data.batch import EmbeddingTable
+from ..data.batch_shares import BatchShares
 from ..execution.embeddings import Embeddings
 from ..meter import Meter
 from ..model.dense_step import DenseStep
@@ -75,7 +76,7 @@ class LoadedModel:
         model = build_model(chosen, ModelInputs.of(config), 0, model_source)
         refuse_other_weights(run, weights, config, model)
         workers = WorkThreads(threads or config.threads)
-        dense = build_step(model, chosen, tables, batch_size, workers, config.dense_dtype)
+        dense = build_step(model, chosen, tables, BatchShares(batch_size), workers, config.dense_dtype)
         model.load_state_dict(
             {name: read_finite(run, weights, f"{DENSE_PREFIX}{name}") for name in model.state_dict()}
         )

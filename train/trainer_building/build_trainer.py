@@ -16,6 +16,7 @@ from ...pipeline.sizes import format_byte_size
 from ...stats.ranking.row_bytes import row_bytes
 from ..config import TrainConfig
 from ..data.batch_order import BatchOrder, ResumedOrder, SeededOrder
+from ..data.batch_shares import BatchShares
 from ..data.shards import Shards
 from ..data.stored_batches import StoredBatches
 from ..execution.embeddings import Embeddings
@@ -91,12 +92,16 @@ def build_trainer(
     # Rows on the host are the work of all threads; a GPU takes its work from one.
     row_threads = WorkThreads(config.threads or num_workers(0))
     threads = WorkThreads(1) if device.type == "cuda" else row_threads
-    model, dense = _build_dense_layers(shards, config, model_source, device, threads)
+    assert config.shares is not None, "resolve chooses it"
+    parts = BatchShares(shards.batch_size, config.shares)
+    model, dense = _build_dense_layers(shards, config, parts, model_source, device, threads)
 
     folder = spill_folder or Path(tempfile.gettempdir())
     host = HostMemory(config.slow_bytes, folder, is_planned=spills(config, shards))
     marks_rows = tracks_changes or start is not None
-    embeddings = _build_embeddings(shards, config, device, meter, row_threads, host, marks_rows=marks_rows)
+    embeddings = _build_embeddings(
+        shards, config, parts, device, meter, row_threads, host, marks_rows=marks_rows
+    )
     if start is not None:
         restore_rows(embeddings, start.rows, are_saved=start.done is not None)
 
@@ -144,6 +149,7 @@ def build_trainer(
 def _build_dense_layers(
     shards: Shards,
     config: TrainConfig,
+    parts: BatchShares,
     model_source: ModelSource | None,
     device: torch.device,
     threads: WorkThreads,
@@ -154,12 +160,13 @@ def _build_dense_layers(
     model = build_model(chosen, inputs, config.seed, model_source, shards.least_batch_samples).to(device)
     dtype = config.dense_dtype
     assert dtype != "auto", "resolve chooses it"
-    return model, build_step(model, chosen, shards.tables, shards.batch_size, threads, dtype, config.seed)
+    return model, build_step(model, chosen, shards.tables, parts, threads, dtype, config.seed)
 
 
 def _build_embeddings(
     shards: Shards,
     config: TrainConfig,
+    parts: BatchShares,
     device: torch.device,
     meter: Meter,
     threads: WorkThreads,
@@ -183,6 +190,7 @@ def _build_embeddings(
         meter,
         threads,
         host,
+        shares=parts,
         tracks_changes=marks_rows,
     )
     embeddings.initialize()

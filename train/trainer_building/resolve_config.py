@@ -23,7 +23,7 @@ def resolve(shards: Shards, config: TrainConfig) -> TrainConfig:
         raise ShardError(f"{shards.manifest.folder} has no training batch")
     _refuse_no_validation(shards, config)
     dtype = choose_dense_dtype(config.dense_dtype, open_device(config.device).type, cpu_features())
-    return replace(with_staging(config, shards), dense_dtype=dtype)
+    return replace(with_staging(config, shards), dense_dtype=dtype, shares=config.shares or 1)
 
 
 def _refuse_no_validation(shards: Shards, config: TrainConfig) -> None:

@@ -90,6 +90,15 @@ def test_an_option_of_another_model(shell: Shell, edit: Editor) -> None:
     shell.works(*cross, *hint.split()[-2:])
 
 
+@follows("train/model/graph_step.py::GraphStep.__init__")
+def test_a_model_of_whole_batches_has_one_share(shell: Shell, edit: Editor) -> None:
+    edit("", "")
+    hint = shell.refused(*OWN, "--shares", "2")
+    shell.works(*OWN, *hint.removeprefix("use ").split(",")[0].split())
+    edit("    def __init__", "    per_sample = True\n\n    def __init__")
+    shell.works(*OWN[:-3], "other", *OWN[-2:], "--shares", "2")
+
+
 @follows("workflows/options.py::parse_widths")
 def test_widths_are_written_with_commas(shell: Shell) -> None:
     hint = shell.refused(*TRAIN, "--top-mlp", "8 4")

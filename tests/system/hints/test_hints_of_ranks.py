@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hotset.tests.support.hints import follows, hint_of
+from hotset.train.data.batch_shares import BatchShares
 from hotset.train.ranks.ranks import Ranks, refuse_other_plans
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 from hotset.train.ranks.torch_ranks import join_ranks
@@ -40,6 +41,13 @@ def test_a_process_becomes_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ranks.gather(torch.tensor([7]))[0].tolist() == [7]
     finally:
         ranks.close()
+
+
+@follows("train/data/batch_shares.py::BatchShares.__post_init__")
+def test_ranks_take_equally_many_shares() -> None:
+    hint = hint_of(lambda: BatchShares(100, 6, 0, 4))
+    assert hint == "--shares 4 gives each rank one"
+    BatchShares(100, int(hint.split()[1]), 0, 4)
 
 
 @follows("train/ranks/ranks.py::refuse_other_plans")

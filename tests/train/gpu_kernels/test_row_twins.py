@@ -61,7 +61,10 @@ def numba_sums(
     sums = np.empty((slots_U.size + 1, grad_PD.shape[1]), np.float32)
     slots = np.empty(slots_U.size, np.int64)
     block = BLOCK_SAMPLES * num_tables
-    count = row_kernels.sum_gradients(grad_PD, batch.by_row, slots_U, block, 0, slots_U.size, sums, slots)
+    ends, shares = np.array([grad_PD.shape[0]]), np.empty(1, np.int64)
+    count = row_kernels.sum_gradients(
+        grad_PD, batch.by_row, slots_U, block, ends, 0, slots_U.size, sums, slots, shares
+    )
     return sums[:count], slots[:count]
 
 

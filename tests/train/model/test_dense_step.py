@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from hotset.train.data.batch import Batch
+from hotset.train.data.batch_shares import BatchShares
 from hotset.train.model.dense_dtype import DenseDtype
 from hotset.train.model.dense_step import TiledStep, build_dense_step
 from hotset.train.model.dlrm import Dlrm
@@ -52,10 +53,15 @@ def drawn(shape: DlrmShape, num_samples: int, seed: int = 0) -> tuple[Batch, Emb
 
 
 def tiled(
-    shape: DlrmShape, batch_size: int = 64, *, threads: int = 1, dtype: DenseDtype = "fp32"
+    shape: DlrmShape,
+    batch_size: int = 64,
+    *,
+    threads: int = 1,
+    dtype: DenseDtype = "fp32",
+    num_shares: int = 1,
 ) -> tuple[Dlrm, TiledStep]:
     model = Dlrm(shape, 3)
-    return model, TiledStep(model, batch_size, WorkThreads(threads), dtype)
+    return model, TiledStep(model, BatchShares(batch_size, num_shares), WorkThreads(threads), dtype)
 
 
 def exact_gradients(
@@ -212,6 +218,26 @@ def test_bits_do_not_depend_on_the_number_of_threads(name: str, num_samples: int
         assert_equal(bits(step, model, batch, embeddings), wanted)
 
 
+@pytest.mark.parametrize(("num_shares", "num_samples"), [(2, 2500), (4, 1900), (3, 2500), (8, 600)])
+def test_gradients_of_shares_are_added_by_the_tree(num_shares: int, num_samples: int) -> None:
+    """A batch of nominally 2,500 samples; the shorter ones leave shares short or empty."""
+    batch, embeddings = drawn(KAGGLE, num_samples)
+    model, step = tiled(KAGGLE, 2500, num_shares=num_shares, threads=2)
+    loss, *found = bits(step, model, batch, embeddings)[:-1]
+    alone, whole = tiled(KAGGLE, 2500)
+    sums = []
+    for first, stop in BatchShares(2500, num_shares).bounds(num_samples):
+        parts = [emb[first:stop].clone() for emb in embeddings]
+        sums.append(bits(whole, alone, batch.cut(first, stop), parts)[:-1])
+        assert torch.equal(sums[-1].pop(), found[-1][first:stop])
+    while len(sums) > 1:
+        added = [
+            [a + b for a, b in zip(*pair, strict=True)] for pair in zip(sums[::2], sums[1::2], strict=False)
+        ]
+        sums = added + sums[2 * len(added) :]
+    assert_equal([loss, *found[:-1]], sums[0])
+
+
 def test_many_threads_take_memory_for_the_tiles_there_are() -> None:
     batch, embeddings = drawn(KAGGLE, 600)
     _, step = tiled(KAGGLE, threads=1000)
@@ -258,7 +284,7 @@ def test_weights_that_are_loaded_later_are_used() -> None:
     batch, embeddings = drawn(KAGGLE, 5)
     model, step = tiled(KAGGLE)
     model.load_state_dict(Dlrm(KAGGLE, 8).state_dict())
-    other = TiledStep(Dlrm(KAGGLE, 8), 64, WorkThreads(1))
+    other = TiledStep(Dlrm(KAGGLE, 8), BatchShares(64), WorkThreads(1))
     assert torch.equal(step.predict(batch, embeddings), other.predict(batch, embeddings))
 
 
@@ -267,7 +293,7 @@ def test_the_graph_leaves_the_same_gradients() -> None:
     copies = [emb.clone() for emb in embeddings]
     model, step = tiled(SHAPES["three widths"])
     twin = Dlrm(SHAPES["three widths"], 3)
-    graph = GraphStep(twin, 64)
+    graph = GraphStep(twin, BatchShares(64))
     assert step.train(batch, embeddings).item() == pytest.approx(graph.train(batch, copies).item(), rel=1e-6)
     for own, other in zip((*model.parameters(), *embeddings), (*twin.parameters(), *copies), strict=True):
         assert_near(_gradient(own), _gradient(other), 1e-5)
@@ -277,5 +303,7 @@ def test_the_graph_leaves_the_same_gradients() -> None:
 
 
 def test_the_host_takes_tiles() -> None:
-    assert isinstance(build_dense_step(Dlrm(KAGGLE, 0), 64, WorkThreads(1)), TiledStep)
-    assert isinstance(build_dense_step(Dlrm(KAGGLE, 0).to("meta"), 64, WorkThreads(1)), GraphStep)
+    assert isinstance(build_dense_step(Dlrm(KAGGLE, 0), BatchShares(64), WorkThreads(1)), TiledStep)
+    assert isinstance(
+        build_dense_step(Dlrm(KAGGLE, 0).to("meta"), BatchShares(64), WorkThreads(1)), GraphStep
+    )

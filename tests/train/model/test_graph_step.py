@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from hotset.pipeline.errors import ConfigError
 from hotset.train.data.batch import Batch
+from hotset.train.data.batch_shares import BatchShares
 from hotset.train.model.dcn import Dcn
 from hotset.train.model.dcn_shape import DcnShape
 from hotset.train.model.dense_dtype import DenseDtype
@@ -71,10 +73,48 @@ def assert_equal(found: Rows, wanted: Rows) -> None:
 @pytest.mark.parametrize("num_samples", [1, 37, 1300])
 def test_tiles_leave_the_gradients_of_the_whole_batch(num_samples: int) -> None:
     models = [Dcn(SHAPE, 3) for _ in range(2)]
-    tiles = results(GraphTiles(models[0], BATCH_SIZE, WorkThreads(1)), models[0], num_samples)
-    whole = results(GraphStep(models[1], BATCH_SIZE), models[1], num_samples)
+    tiles = results(GraphTiles(models[0], BatchShares(BATCH_SIZE), WorkThreads(1)), models[0], num_samples)
+    whole = results(GraphStep(models[1], BatchShares(BATCH_SIZE)), models[1], num_samples)
     for found, wanted in zip(tiles, whole, strict=True):
         torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-4, atol=1e-6)
+
+
+def by_shares(step: DenseStep, model: DenseModel, bounds: list[tuple[int, int]], num_samples: int) -> Rows:
+    """What a step leaves that is given one share after the other, added by the tree."""
+    batch, embeddings = drawn(num_samples)
+    found = []
+    grads = []
+    for first, stop in bounds:
+        parts = [emb[first:stop].clone() for emb in embeddings]
+        loss = step.train(batch.cut(first, stop), parts)
+        found.append([loss, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+        assert parts[0].grad is not None
+        grads.append(parts[0].grad.clone())
+    while len(found) > 1:
+        sums = [
+            [a + b for a, b in zip(*pair, strict=True)] for pair in zip(found[::2], found[1::2], strict=False)
+        ]
+        found = sums + found[2 * len(sums) :]
+    return [*found[0], torch.cat(grads)]
+
+
+@pytest.mark.parametrize("form", [GraphStep, GraphTiles])
+@pytest.mark.parametrize(("num_shares", "num_samples"), [(2, 2000), (4, 1300), (4, 1001), (3, 2000), (4, 7)])
+def test_gradients_of_shares_are_added_by_the_tree(
+    form: type[GraphStep] | type[GraphTiles], num_shares: int, num_samples: int
+) -> None:
+    """A batch of nominally 2,000 samples; the shorter ones leave shares short or empty."""
+    shares = BatchShares(2000, num_shares)
+    extra = () if form is GraphStep else (WorkThreads(2),)
+    models = [Dcn(SHAPE, 3) for _ in range(2)]
+    found = results(form(models[0], shares, *extra), models[0], num_samples)[:-1]
+    alone = form(models[1], BatchShares(2000), *extra)
+    assert_equal(found, by_shares(alone, models[1], shares.bounds(num_samples), num_samples))
+
+
+def test_a_model_whose_samples_depend_on_each_other_has_no_shares() -> None:
+    with pytest.raises(ConfigError, match="computes whole batches"):
+        GraphStep(Noisy(), BatchShares(8, 2))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -82,7 +122,9 @@ def test_bits_of_tiles_do_not_depend_on_the_number_of_threads(dtype: DenseDtype)
     found = []
     for threads in (1, 2, 5):
         model = Dcn(SHAPE, 3)
-        found.append(results(GraphTiles(model, BATCH_SIZE, WorkThreads(threads), dtype), model, 2500))
+        found.append(
+            results(GraphTiles(model, BatchShares(BATCH_SIZE), WorkThreads(threads), dtype), model, 2500)
+        )
     assert_equal(found[1], found[0])
     assert_equal(found[2], found[0])
 
@@ -95,7 +137,7 @@ def test_bits_of_whole_batches_do_not_depend_on_torchs_threads() -> None:
             torch.set_num_threads(threads)
             torch.manual_seed(5)
             model = Noisy()
-            found.append(results(GraphStep(model, BATCH_SIZE, seed=2), model, 700))
+            found.append(results(GraphStep(model, BatchShares(BATCH_SIZE), seed=2), model, 700))
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -105,7 +147,7 @@ def test_bits_of_whole_batches_do_not_depend_on_torchs_threads() -> None:
 def noisy_results(seed: int, number: int) -> Rows:
     torch.manual_seed(5)
     model = Noisy()
-    return results(GraphStep(model, BATCH_SIZE, seed=seed), model, 50, number)
+    return results(GraphStep(model, BatchShares(BATCH_SIZE), seed=seed), model, 50, number)
 
 
 def test_a_model_draws_by_the_seed_and_the_step_alone() -> None:
@@ -121,13 +163,13 @@ def test_a_step_leaves_torchs_generator_as_it_was() -> None:
     torch.manual_seed(9)
     wanted = torch.rand(2)
     torch.manual_seed(9)
-    results(GraphStep(model, BATCH_SIZE), model, 20)
+    results(GraphStep(model, BatchShares(BATCH_SIZE)), model, 20)
     assert torch.equal(torch.rand(2), wanted)
 
 
 def test_predictions_drop_nothing_and_leave_the_statistics_as_they_are() -> None:
     model = Noisy()
-    step = GraphStep(model, BATCH_SIZE)
+    step = GraphStep(model, BatchShares(BATCH_SIZE))
     results(step, model, 50)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     batch, embeddings = drawn(50)
@@ -156,7 +198,11 @@ class HalfUsed(DenseModel):
 def test_what_a_model_does_not_use_has_no_gradient() -> None:
     for threads in (None, WorkThreads(1)):
         model = HalfUsed()
-        step = GraphStep(model, 8) if threads is None else GraphTiles(model, 8, threads)
+        step = (
+            GraphStep(model, BatchShares(8))
+            if threads is None
+            else GraphTiles(model, BatchShares(8), threads)
+        )
         batch, rows = drawn(20)
         unused = torch.randn(20, 1, 2)
         step.train(batch, [*rows, unused])
@@ -166,7 +212,7 @@ def test_what_a_model_does_not_use_has_no_gradient() -> None:
 
 def test_a_step_leaves_no_trace_in_the_next() -> None:
     model = Dcn(SHAPE, 3)
-    step = GraphTiles(model, BATCH_SIZE, WorkThreads(2))
+    step = GraphTiles(model, BatchShares(BATCH_SIZE), WorkThreads(2))
     wanted = results(step, model, 1300)
     results(step, model, 7)
     assert_equal(results(step, model, 1300), wanted)
@@ -174,15 +220,15 @@ def test_a_step_leaves_no_trace_in_the_next() -> None:
 
 def test_the_step_suits_the_model() -> None:
     threads = WorkThreads(1)
-    assert isinstance(build_dense_step(Dcn(SHAPE, 0), 8, threads), GraphTiles)
-    assert isinstance(build_dense_step(Noisy(), 8, threads), GraphStep)
-    assert not isinstance(build_dense_step(Dcn(SHAPE, 0), 8, threads), TiledStep)
-    assert isinstance(build_dense_step(Dcn(SHAPE, 0).to("meta"), 8, threads), GraphStep)
+    assert isinstance(build_dense_step(Dcn(SHAPE, 0), BatchShares(8), threads), GraphTiles)
+    assert isinstance(build_dense_step(Noisy(), BatchShares(8), threads), GraphStep)
+    assert not isinstance(build_dense_step(Dcn(SHAPE, 0), BatchShares(8), threads), TiledStep)
+    assert isinstance(build_dense_step(Dcn(SHAPE, 0).to("meta"), BatchShares(8), threads), GraphStep)
 
 
 def test_gradients_of_an_earlier_step_are_not_added() -> None:
     model = Noisy()
-    step = GraphStep(model, BATCH_SIZE)
+    step = GraphStep(model, BatchShares(BATCH_SIZE))
     batch, embeddings = drawn(30)
     step.train(batch, embeddings, 1)
     assert embeddings[0].grad is not None

@@ -9,6 +9,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.batch import Batch
+from hotset.train.data.batch_shares import BatchShares
 from hotset.train.data.shards import Shards
 from hotset.train.model.dcn import Dcn
 from hotset.train.model.dcn_shape import DcnShape
@@ -61,7 +62,7 @@ def test_logits_and_gradients_are_those_of_means(tmp_path: Path) -> None:
     # By the step, which is given sums; their gradients go back to the rows through the graph of the sums.
     summed = [table.clone().requires_grad_() for table in tables]
     sums = pooled(summed, batch, mean=False)
-    step = MeanPooling(build_dense_step(model, 1, WorkThreads(1)), shards.tables)
+    step = MeanPooling(build_dense_step(model, BatchShares(1), WorkThreads(1)), shards.tables)
     given = [emb_BFd.detach().clone() for emb_BFd in sums]
     predicted_B = step.predict(batch, given)
     assert all(torch.equal(a, b) for a, b in zip(given, sums, strict=True)), "sums stay as they are"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.drawn_tiers import draw_lookups, make_tier, step
+from hotset.train.data.batch_shares import BatchShares
 from hotset.train.rows import row_backends, row_ranges
 from hotset.train.rows.row_backends import NumbaRows, RowBackend, TorchRows, backend_of
 from hotset.train.rows.row_optimizers import RowOptimizer
@@ -27,16 +28,18 @@ ONE = WorkThreads(1)
     num_tables=st.integers(1, 3),
     dim=st.sampled_from([1, 3, 4, 16, 37]),
     decay=st.sampled_from([0.0, 1e-5, 0.1]),
+    num_shares=st.sampled_from([1, 2, 3, 8]),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=40, deadline=None)
 def test_both_back_ends_give_the_same_bits(
-    name: str, num_samples: int, num_tables: int, dim: int, decay: float, seed: int
+    name: str, num_samples: int, num_tables: int, dim: int, decay: float, num_shares: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     optimizer = RowOptimizer(name, 0.03, decay)
     tiers = [make_tier(optimizer, num_tables, 40, dim) for _ in range(2)]
-    backends: list[RowBackend] = [NumbaRows(optimizer, ONE), TorchRows(optimizer)]
+    shares = BatchShares(300, num_shares)
+    backends: list[RowBackend] = [NumbaRows(optimizer, ONE, shares), TorchRows(optimizer, shares=shares)]
     for rate in (None, float(np.float32(0.3)), float(np.float32(0.001))):
         lookups = draw_lookups(tiers[0], num_samples, rng)
         grad_PD = torch.from_numpy(rng.normal(size=(num_samples * num_tables, dim)).astype(np.float32))

@@ -16,6 +16,7 @@ from hotset.train.rows.row_kernels import (
     fill_initial,
     fill_initial_rows,
     look_up,
+    num_levels,
     pool_bags,
     sum_gradients,
 )
@@ -105,43 +106,88 @@ def test_single_rows_start_as_their_table_does() -> None:
 
 
 def summed(
-    grad: NDArray[np.float32], rows: NDArray[np.int64], positions: NDArray[np.int64], features: int
+    grad: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    features: int,
+    share_samples: tuple[int, ...] = (),
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Distinct rows and their sums; each row's slot is its id, and those of odd rows are summed apart."""
     lookups = by_row(rows, positions)
     distinct = lookups.rows_U.astype(np.int64)
+    ends = np.array(share_samples, np.int64) * features if share_samples else np.array([grad.shape[0]])
+    levels = num_levels(ends.size)
     sums = np.full((distinct.size, grad.shape[1]), np.nan, F32)
     for kept in (0, 1):
         slots = np.where(distinct % 2 == kept, distinct, -1)
-        found, of_part = (
+        found, of_part, shares = (
             np.empty(distinct.size, np.int64),
-            np.full((distinct.size + 1, grad.shape[1]), np.nan, F32),
+            np.full((distinct.size + levels, grad.shape[1]), np.nan, F32),
+            np.empty(levels, np.int64),
         )
         block = BLOCK_SAMPLES * features
         # In two ranges, of which the second begins again at the front.
         half = distinct.size // 2
         for first, last in ((0, half), (half, distinct.size)):
-            count = sum_gradients(grad, lookups, slots, block, first, last, of_part, found)
+            count = sum_gradients(grad, lookups, slots, block, ends, first, last, of_part, found, shares)
             assert found[:count].tolist() == slots[first:last][slots[first:last] >= 0].tolist()
             sums[np.searchsorted(distinct, found[:count])] = of_part[:count]
     return distinct, sums
 
 
 def naive_sum(
-    grad: NDArray[np.float32], rows: NDArray[np.int64], positions: NDArray[np.int64], features: int
+    grad: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    features: int,
+    share_samples: tuple[int, ...] = (),
 ) -> dict[int, NDArray[np.float32]]:
-    blocks: dict[int, dict[int, NDArray[np.float32]]] = {}
+    """Blocks of a share, then its blocks, then the shares that have the row by a recursive tree."""
+    ends = share_samples or (grad.shape[0],)
+    starts = (0, *ends)
+    blocks: dict[int, dict[tuple[int, int], NDArray[np.float32]]] = {}
     for row, position in zip(rows.tolist(), positions.tolist(), strict=True):
         of_row = blocks.setdefault(row, {})
-        block = position // features // 128
+        share = next(number for number, end in enumerate(ends) if position // features < end)
+        block = share, (position // features - starts[share]) // 128
         of_row[block] = of_row[block] + grad[position] if block in of_row else grad[position]
     totals = {}
     for row, of_row in blocks.items():
-        total = np.zeros(grad.shape[1], F32)
-        for block_sum in of_row.values():
-            total = total + block_sum
+        of_shares: dict[int, NDArray[np.float32]] = {}
+        for (share, _), block_sum in of_row.items():
+            of_shares[share] = of_shares.get(share, np.zeros(grad.shape[1], F32)) + block_sum
+        total = naive_tree(of_shares, 0, 1 << (len(ends) - 1).bit_length())
+        assert total is not None
         totals[row] = total
     return totals
+
+
+def naive_tree(parts: dict[int, NDArray[np.float32]], first: int, count: int) -> NDArray[np.float32] | None:
+    """The sum of the parts from ``first`` on; None where there is none."""
+    if count == 1:
+        return parts.get(first)
+    left = naive_tree(parts, first, count // 2)
+    right = naive_tree(parts, first + count // 2, count // 2)
+    return right if left is None else left if right is None else left + right
+
+
+@pytest.mark.parametrize(
+    "share_samples", [(350, 700), (100, 200, 300, 400, 500, 600, 700), (1, 130, 690, 700)]
+)
+@pytest.mark.parametrize("num_rows", [2, 300])
+def test_gradients_of_shares_are_added_by_the_tree(
+    share_samples: tuple[int, ...], num_rows: int, rng: np.random.Generator
+) -> None:
+    positions = np.flatnonzero(rng.random(700 * 3) < 0.4)
+    rows = rng.zipf(1.3, positions.size) % num_rows
+    grad = rng.normal(size=(2100, 19)).astype(F32)
+    distinct, sums = summed(grad, rows, positions, 3, share_samples)
+    expected = naive_sum(grad, rows, positions, 3, share_samples)
+    for row, total in zip(distinct.tolist(), sums, strict=True):
+        np.testing.assert_array_equal(total, expected[row])
+    # The order matters: a batch of one share has other bits.
+    _, whole = summed(grad, rows, positions, 3)
+    assert not np.array_equal(sums, whole)
 
 
 @pytest.mark.parametrize(("num_samples", "features"), [(0, 2), (1, 1), (127, 1), (129, 3), (700, 5)])

@@ -8,6 +8,7 @@ import torch
 
 from hotset.train.config import TrainConfig
 from hotset.train.data.batch import Batch
+from hotset.train.data.batch_shares import BatchShares
 from hotset.train.model.dense_step import TiledStep
 from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.dlrm_shape import dlrm_shape
@@ -29,7 +30,7 @@ def test_each_parameter_has_one_optimizer(num_threads: int) -> None:
 def test_adam_takes_the_steps_of_torchs_own_however_a_layer_is_stored() -> None:
     shape = dlrm_shape("small", 3, 4, 5)
     models = [Dlrm(shape, 0), Dlrm(shape, 0)]
-    step = TiledStep(models[0], 8, WorkThreads(1))
+    step = TiledStep(models[0], BatchShares(8), WorkThreads(1))
     (optimizer,) = build_dense_optimizers(models[0], TrainConfig().optimizers("sgd"), 1)
     assert optimizer.defaults["fused"]
     plain = torch.optim.Adam(models[1].parameters(), lr=optimizer.defaults["lr"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from ....train.data.batch_shares import BatchShares
 from ....train.execution.embeddings import PlannedStep
 from ....train.model.dense_step import TiledStep
 from ....train.model.dlrm import Dlrm
@@ -155,7 +156,7 @@ class _TimedStep(TiledStep):
     """The dense step of one thread, its parts timed."""
 
     def __init__(self, model: Dlrm, batch_size: int, watch: _Stopwatch) -> None:
-        super().__init__(model, batch_size, WorkThreads(1))
+        super().__init__(model, BatchShares(batch_size), WorkThreads(1))
         self._watch = watch
         tile = self.tile_of(0)
         if tile.bottom is not None:
@@ -163,9 +164,9 @@ class _TimedStep(TiledStep):
         if tile.top is not None:
             tile.top = _TimedMlp(tile.top, "top MLP", watch)
 
-    def add_gradients(self, num_tiles: int) -> dict[str, torch.Tensor]:
+    def add_gradients(self, counts: Sequence[int]) -> dict[str, torch.Tensor]:
         with self._watch("add gradients of tiles"):
-            return super().add_gradients(num_tiles)
+            return super().add_gradients(counts)
 
 
 def measure_parts(
