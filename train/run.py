@@ -113,7 +113,9 @@ def train(
         if is_unfinished(out) != is_resumed:
             refuse_occupied(out)  # by a run that has begun or ended since
         checkpoint = _last_checkpoint(out, opened, config, description) if is_resumed else None
-        start = checkpoint.start if checkpoint else RunStart(source.rows) if source else None
+        start = RunStart(source.rows, is_fresh=False) if source else None
+        if checkpoint is not None:
+            start = replace(checkpoint.start, is_fresh=source is None)
         settings = checkpoints or CheckpointSettings()
         trainer = build_trainer(
             opened,

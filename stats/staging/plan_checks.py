@@ -151,10 +151,14 @@ class PlanChecker:
         Raises:
             PlanFaultError: they differ.
         """
-        slots = np.flatnonzero(self._area.row_of_slot >= 0)
-        rows = self._area.row_of_slot[slots]
-        if not np.array_equal(slots, residents.slots) or not np.array_equal(rows, residents.rows):
+        left = self.residents()
+        if not np.array_equal(left.slots, residents.slots) or not np.array_equal(left.rows, residents.rows):
             raise PlanFaultError(self._next_step, "other rows are left in the slots than are written back")
+
+    def residents(self) -> Residents:
+        """Return which rows are in slots now, ascending slots."""
+        slots = np.flatnonzero(self._area.row_of_slot >= 0)
+        return Residents(self._area.row_of_slot[slots].astype(np.int32), slots.astype(np.int32))
 
     def _check_numbering(self, plans: StepPlans) -> None:
         if plans.num_steps and plans.first_step != self._next_step:

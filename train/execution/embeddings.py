@@ -13,6 +13,7 @@ The path of a transfer:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,6 +103,8 @@ class Embeddings:
         self.widths = tuple(widths)
         self._streams = streams
         self.transfer_thread: TransferThread[_Work] = TransferThread(self._run_transfers, streams)
+        self._sent: deque[tuple[int, Sequence[Transfer | None]]] = deque()
+        """Items whose batches are not computed."""
         # The width of each table, and the table's position among the tables of that width.
         self._position_of = {
             table: (width, position) for width in self.widths for position, table in enumerate(width.tables)
@@ -201,7 +204,9 @@ class Embeddings:
 
     def send(self, transfers: Sequence[Transfer | None], after: int, kind: Kind) -> int:
         """Queue one transfer per width as one item of the transfer thread; returns its number."""
-        return self.transfer_thread.put((tuple(transfers), kind), after)
+        number = self.transfer_thread.put((tuple(transfers), kind), after)
+        self._sent.append((number, transfers))
+        return number
 
     def wait_for_rows(self, step: PlannedStep) -> None:
         """Return once the rows of the step are where it needs them."""
@@ -253,6 +258,8 @@ class Embeddings:
             if width.changed is not None:
                 width.changed.mark(part.lookups)
         if step.item is not None:
+            while self._sent and self._sent[0][0] <= step.item:
+                self._sent.popleft()
             self.transfer_thread.mark_computed(step.item)
 
     def finish(self) -> None:
@@ -278,6 +285,22 @@ class Embeddings:
         for table, (width, position) in self._position_of.items():
             rows_F = width.executor.traffic.rows_F
             counts[table] = {way: int(rows[position]) for way, rows in rows_F.items()}
+        return counts
+
+    def counts_of_steps(self) -> list[dict[Way, int]]:
+        """As `rows_by_table`, without rows initialized ahead of their first step: a run that is resumed here
+        initializes them once more."""
+        with self.transfer_thread.paused():
+            counts = self.rows_by_table()
+            num_done = self.transfer_thread.num_done
+            for number, transfers in list(self._sent):
+                if number >= num_done:
+                    break
+                for width, transfer in zip(self.widths, transfers, strict=True):
+                    if transfer is not None and transfer.initialize.rows_N.size:
+                        tables_N, _ = width.executor.slow.layout.rows_at(transfer.initialize.rows_N)
+                        for position, count in zip(*np.unique(tables_N, return_counts=True), strict=True):
+                            counts[width.tables[int(position)]]["made"] -= int(count)
         return counts
 
     def restore_counts(self, counts: Sequence[Mapping[str, int]]) -> None:

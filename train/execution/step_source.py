@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,25 @@ from .row_parts import used_slow_rows
 from .spilled_run import SpillLimits, open_stores
 
 
+@dataclass(frozen=True, slots=True)
+class DoneSteps:
+    """How far a resumed run has come."""
+
+    epochs: int
+    """Whole epochs that are done."""
+    batches: tuple[int, ...]
+    """Batches of the next one that are done, in order."""
+
+    @classmethod
+    def of(cls, numbers: NDArray[np.int32], num_batches: int) -> DoneSteps:
+        """Divide the batches of all steps so far, (num_steps,), by epochs of ``num_batches``."""
+        epochs = numbers.size // num_batches
+        return cls(epochs, tuple(numbers[epochs * num_batches :].tolist()))
+
+
+NOTHING_DONE = DoneSteps(0, ())
+
+
 class StepSource:
     """The steps of a run.
 
@@ -42,6 +62,7 @@ class StepSource:
         is_hot_only: whether a training batch looks up hot rows alone.
         is_fresh: whether rows that no batch has used still have their initial values.
         is_resumed: whether rows were restored, which are fetched at their first use from here.
+        done: where a run goes on in the middle.
         schedule: step plans made beforehand.
         stored: training batches by row; without them they are grouped here.
     """
@@ -54,6 +75,7 @@ class StepSource:
         *,
         is_fresh: bool = True,
         is_resumed: bool = False,
+        done: DoneSteps = NOTHING_DONE,
         schedule: Schedule | None = None,
         stored: StoredBatches | None = None,
     ) -> None:
@@ -62,6 +84,7 @@ class StepSource:
         self._is_hot_only = is_hot_only
         self._is_fresh = is_fresh
         self._is_resumed = is_resumed
+        self._done = done
         self._schedule = schedule
         self._stored_batches = stored
         self._last_item = -1
@@ -113,7 +136,7 @@ class StepSource:
         planned: list[tuple[list[int], list[PlanQueue]]] = []
         planners: list[StagingPlanner] = []
         # Each epoch either has a schedule on disk or is planned here; planners go on from epoch to epoch.
-        for epoch, batches in enumerate(epochs):
+        for epoch, batches in enumerate(epochs, self._done.epochs):
             numbers = list(batches)
             queues = self._scheduled(epoch, numbers)
             if queues is None:
@@ -175,7 +198,7 @@ class StepSource:
         # One thread: the planners take epochs in order. At most two epochs of plans are held at a time.
         with ThreadPoolExecutor(1, thread_name_prefix="plan") as pool:
             pending: deque[Future[tuple[list[int], list[PlanQueue]]]] = deque()
-            for epoch, numbers in enumerate(epochs):
+            for epoch, numbers in enumerate(epochs, self._done.epochs):
                 pending.append(pool.submit(plan, epoch, list(numbers)))
                 if len(pending) > 1:
                     yield from self._run_epoch(*pending.popleft().result())
@@ -187,13 +210,19 @@ class StepSource:
         if self._schedule is None:
             return None
         staged = [number for number in numbers if self._is_staged(number)]
-        queues = [self._schedule.queue(epoch, _staging(w), w.embedding_dim, staged) for w in self._staged]
+        num_done = 0
+        if epoch == self._done.epochs:
+            num_done = sum(self._is_staged(number) for number in self._done.batches)
+        queues = [
+            self._schedule.queue(epoch, _staging(width), width.embedding_dim, staged, num_done)
+            for width in self._staged
+        ]
         found = [queue for queue in queues if queue is not None]
         if len(found) == len(queues):
             return found
         # Planners remember which rows were used: a run is planned here from its first epoch or not at all.
         # A schedule that fits the first epoch and not a later one is refused by `Schedule.queue`.
-        assert epoch == 0, "a schedule is for all epochs or for none"
+        assert epoch == self._done.epochs, "a schedule is for all epochs or for none"
         self._schedule = None
         return None
 

@@ -70,6 +70,11 @@ class TransferThread(Generic[Work]):
         """Items put so far."""
         return self._next
 
+    @property
+    def num_done(self) -> int:
+        """Items that are done."""
+        return self._done + 1
+
     def put(self, work: Work, after: int) -> int:
         """Add an item; returns its number. ``after`` is the number of an earlier one or -1."""
         with self._state:

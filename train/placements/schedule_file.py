@@ -9,6 +9,9 @@ before its first step is, and every step once more against the rows that its bat
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
@@ -25,14 +28,26 @@ from ...pipeline.scheduling.step_plan_files import read_plans, read_residents
 from ...pipeline.stage_commands import hint_to_rewrite
 from ...stats.batches.epoch_order import epoch_order
 from ...stats.staging.plan_checks import PlanChecker, PlanFaultError
-from ...stats.staging.step_plans import StepPlans
+from ...stats.staging.step_plans import Residents, StepPlans
 from ..config import TrainConfig
 from ..data.shards import Shards
+from .cut_plans import NO_RESIDENTS, from_step, up_to_step, with_residents
 from .plan_queue import PlanQueue
 from .staging_placements import StagingPlacement
 
 _log = logging.getLogger(__name__)
 _VERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _EpochPlans:
+    """The plans of one epoch and width, as they are on disk."""
+
+    chunks: list[StepPlans]
+    batches: NDArray[np.int32]
+    """(num_steps,); the batch of each step."""
+    residents: Residents
+    """Rows that are in slots after the last step."""
 
 
 class Schedule:
@@ -64,15 +79,22 @@ class Schedule:
         return None
 
     def queue(
-        self, epoch: int, placement: StagingPlacement, embedding_dim: int, staged: list[int]
+        self,
+        epoch: int,
+        placement: StagingPlacement,
+        embedding_dim: int,
+        staged: list[int],
+        num_done: int = 0,
     ) -> PlanQueue | None:
         """The step plans of one epoch and width; None where they are for other batches or slots.
 
         Args:
-            epoch: number of the epoch, from 0; epochs are asked for in order.
+            epoch: number of the epoch; epochs are asked for in order, from 0 or from that in which a run is
+                resumed.
             placement: placement of the width.
             embedding_dim: row width.
-            staged: batches of the epoch that need staging, in order.
+            staged: batches of the epoch that need staging, in order, behind those that are done.
+            num_done: how many of them are done; what was in slots then is loaded by the next step.
 
         Raises:
             ManifestError: the plans are not what `hotset schedule` writes.
@@ -80,6 +102,46 @@ class Schedule:
         width = self._width(embedding_dim, placement)
         if width.num_slots != placement.num_staging_slots:
             return None
+        found = self._read(epoch, embedding_dim)
+        if not np.array_equal(found.batches[num_done:], staged):
+            # A run that repeats the order of another; its first epoch decides for all.
+            if embedding_dim not in self._checkers:
+                return None
+            raise ManifestError(
+                f"{self._manifest.folder} is for the batches of epoch 0, but not for those of epoch {epoch}",
+                hint="train with --plan epoch, which does not use it",
+            )
+        if embedding_dim not in self._checkers:
+            self._checkers[embedding_dim] = self._begin_checks(epoch, embedding_dim, width)
+        whole, single = self._checkers[embedding_dim]
+        chunks, residents = found.chunks, found.residents
+        with self._refusing_faults(epoch, embedding_dim):
+            _check_epoch(whole, found)
+            if num_done:
+                single.begin_epoch()
+                for plans in up_to_step(chunks, num_done):
+                    single.check(plans)
+                chunks = from_step(chunks, num_done)
+                if chunks:
+                    chunks[0] = with_residents(chunks[0], single.residents())
+                else:
+                    residents = NO_RESIDENTS
+
+        def check(plans: StepPlans, step: int, rows: NDArray[np.int64]) -> None:
+            with self._refusing_faults(epoch, embedding_dim):
+                # The steps of an epoch are taken after all of the one before.
+                if plans.first_step + step == 0:
+                    single.begin_epoch()
+                single.check_step(plans, step, rows)
+
+        queue = PlanQueue(placement, None, check)
+        queue.set_flush(residents)
+        for plans in chunks:
+            queue.add_chunk(plans)
+        return queue
+
+    def _read(self, epoch: int, embedding_dim: int) -> _EpochPlans:
+        """Read the plans of one epoch and width."""
         entries = self._entries(epoch, embedding_dim)
         chunks: list[StepPlans] = []
         numbers: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
@@ -91,46 +153,31 @@ class Schedule:
         batches_of_steps = np.concatenate(numbers)
         if not np.array_equal(batches_of_steps, self._own_batches(epoch)):
             self._refuse(epoch, embedding_dim, "its batches are not in the order of its seed")
-        if not np.array_equal(batches_of_steps, staged):
-            # A run that repeats the order of another; its first epoch decides for all.
-            if epoch == 0:
-                return None
-            raise ManifestError(
-                f"{self._manifest.folder} is for the batches of epoch 0, but not for those of epoch {epoch}",
-                hint="train with --plan epoch, which does not use it",
-            )
-
         # The residents of the last step are written back at the end.
-        residents = read_residents(self._manifest, entries["residents"][0])
-        whole, single = self._checkers.setdefault(
-            embedding_dim,
-            (
-                PlanChecker(width.num_rows, width.num_slots),
-                PlanChecker(width.num_rows, width.num_slots),
-            ),
+        return _EpochPlans(chunks, batches_of_steps, read_residents(self._manifest, entries["residents"][0]))
+
+    def _begin_checks(
+        self, epoch: int, embedding_dim: int, width: ScheduledWidth
+    ) -> tuple[PlanChecker, PlanChecker]:
+        """The checkers of a width before an epoch: they know which rows the epochs before it have used."""
+        checkers = (
+            PlanChecker(width.num_rows, width.num_slots),
+            PlanChecker(width.num_rows, width.num_slots),
         )
+        for earlier in range(epoch):
+            found = self._read(earlier, embedding_dim)
+            for checker in checkers:
+                with self._refusing_faults(earlier, embedding_dim):
+                    _check_epoch(checker, found)
+        return checkers
+
+    @contextmanager
+    def _refusing_faults(self, epoch: int, embedding_dim: int) -> Iterator[None]:
+        """Raise ManifestError for a fault of a plan."""
         try:
-            whole.begin_epoch()
-            for plans in chunks:
-                whole.check(plans)
-            whole.check_residents(residents)
+            yield
         except PlanFaultError as error:
             self._refuse(epoch, embedding_dim, str(error))
-
-        def check(plans: StepPlans, step: int, rows: NDArray[np.int64]) -> None:
-            try:
-                # The steps of an epoch are taken after all of the one before.
-                if plans.first_step + step == 0:
-                    single.begin_epoch()
-                single.check_step(plans, step, rows)
-            except PlanFaultError as error:
-                self._refuse(epoch, embedding_dim, str(error))
-
-        queue = PlanQueue(placement, None, check)
-        queue.set_flush(residents)
-        for plans in chunks:
-            queue.add_chunk(plans)
-        return queue
 
     def _own_batches(self, epoch: int) -> NDArray[np.int32]:
         """The mixed batches of an epoch in the order of the schedule's seed."""
@@ -164,6 +211,14 @@ class Schedule:
 
     def _refuse(self, epoch: int, embedding_dim: int, fault: str) -> NoReturn:
         raise _damaged(self._manifest, f"epoch {epoch} of width {embedding_dim}: {fault}")
+
+
+def _check_epoch(checker: PlanChecker, found: _EpochPlans) -> None:
+    """Run an epoch; raises PlanFaultError."""
+    checker.begin_epoch()
+    for plans in found.chunks:
+        checker.check(plans)
+    checker.check_residents(found.residents)
 
 
 def _damaged(manifest: Manifest, fault: str) -> ManifestError:

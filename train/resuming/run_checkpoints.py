@@ -136,7 +136,7 @@ def capture(
         meter = trainer.meter
         seconds, to_fast, to_slow = dict(meter.seconds), dict(meter.bytes_to_fast), dict(meter.bytes_to_slow)
     names = [table.name for table in trainer.shards.tables]
-    rows_by_table = zip(names, trainer.embeddings.rows_by_table(), strict=True)
+    rows_by_table = zip(names, trainer.embeddings.counts_of_steps(), strict=True)
     state = RunState(
         step=trainer.step,
         num_samples=trainer.num_samples,

@@ -22,7 +22,7 @@ from ..data.stored_batches import StoredBatches
 from ..execution.embeddings import Embeddings
 from ..execution.row_parts import RowsSource, refill_stores, restore_rows
 from ..execution.spilled_run import SpillLimits
-from ..execution.step_source import StepSource
+from ..execution.step_source import NOTHING_DONE, DoneSteps, StepSource
 from ..meter import Meter
 from ..model.dense_model import DenseModel
 from ..model.dense_step import DenseStep
@@ -58,6 +58,8 @@ class RunStart:
     """(num_steps,); training batch of each step so far; None: a new run."""
     test_losses: tuple[float, ...] = ()
     """What the scheduler of fae has seen."""
+    is_fresh: bool = True
+    """Whether rows that no step has used have their initial values; not where the run began with others."""
 
 
 def build_trainer(
@@ -111,7 +113,7 @@ def build_trainer(
     order = order or _own_order(shards, config, scheduler, predictor, start.test_losses if start else ())
     if start is not None and start.done is not None:
         order = ResumedOrder(order, start.done)
-    source = build_step_source(shards, config, embeddings, is_resumed=start is not None)
+    source = build_step_source(shards, config, embeddings, start)
     # A spill file holds rows by their next use, so it is written once the whole order is known.
     if host.is_planned:
         assert config.slow_bytes is not None
@@ -198,18 +200,23 @@ def _build_embeddings(
 
 
 def build_step_source(
-    shards: Shards, config: TrainConfig, embeddings: Embeddings, *, is_resumed: bool = False
+    shards: Shards, config: TrainConfig, embeddings: Embeddings, start: RunStart | None
 ) -> StepSource:
     """Build the source of a run's steps, from a schedule on disk where there is one for this run.
 
     Args:
-        is_resumed: whether rows were restored; a schedule, which is for a run from its first step and rows
-            with their initial values, is then left alone.
+        start: rows that were restored, and the steps that are done.
     """
+    # Where rows lie in a file by their next fetch, one that was restored is fetched by its plan.
+    is_fresh = start is None or start.is_fresh
+    has_first_fetches = spills(config, shards)
     # A plan asked for by name is made here, whatever lies on disk.
     schedule = None
-    if config.placement == "lookahead" and config.plan == "auto" and not is_resumed:
+    if config.placement == "lookahead" and config.plan == "auto" and (is_fresh or not has_first_fetches):
         schedule = Schedule.find(shards, config)
+    done = NOTHING_DONE
+    if start is not None and start.done is not None:
+        done = DoneSteps.of(start.done, shards.num_training_batches)
 
     def looks_up_hot_rows_alone(number: int) -> bool:
         return bool(shards.is_hot_only[number])
@@ -219,7 +226,9 @@ def build_step_source(
         embeddings,
         shards.training_batch,
         looks_up_hot_rows_alone,
-        is_resumed=is_resumed,
+        is_fresh=is_fresh or has_first_fetches,
+        is_resumed=start is not None,
+        done=done,
         schedule=schedule,
         stored=stored,
     )

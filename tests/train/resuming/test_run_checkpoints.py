@@ -25,8 +25,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hotset.pipeline.errors import HotsetError
-from hotset.pipeline.folders.manifest import checksum_of
+from hotset.pipeline.folders.manifest import Manifest, checksum_of
 from hotset.pipeline.sizes import KIB, ByteSize
+from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.checkpoints import checkpoint_writer
 from hotset.train.checkpoints.checkpoint_files import CHECKPOINTS, newest_whole, record_paths
@@ -38,6 +39,8 @@ from hotset.train.data.shards import Shards
 from hotset.train.model_building.model_inputs import ModelInputs
 from hotset.train.options.interval import Interval
 from hotset.train.options.recipe_options import RecipeOptions
+from hotset.train.placements.plan_queue import PlanQueue
+from hotset.train.placements.spooled_plans import EpochSpool
 from hotset.train.resuming import run_checkpoints
 from hotset.train.resuming.run_checkpoints import Checkpoint, restore, table_sizes
 from hotset.train.run import train
@@ -187,6 +190,50 @@ def test_a_checkpoint_whose_rows_are_copied_between_later_steps_is_one_of_its_ow
     assert record is not None and record.state.step < 28, "parts were copied over several steps"
     run_until(data, tmp_path / "stopped", None, every(4), **fields)
     assert results(tmp_path / "stopped") == results(tmp_path / "unbroken")
+
+
+@pytest.mark.parametrize("stop", [1, 11, 18, 23, 35])
+@pytest.mark.parametrize("fields", [{}, {"slow_bytes": ByteSize(30 * KIB)}])
+def test_a_resumed_run_goes_on_in_its_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, fields: dict[str, Any]
+) -> None:
+    shards = write_shards(tmp_path / "data" / "shards", SPEC)
+    fields = fields | {"embedding_optimizer": "sgd", "staging_bytes": ByteSize(1_500)}
+    run_until(tmp_path / "data", tmp_path / "unbroken", None, OFF, **fields | {"placement": "all-fast"})
+    config = ScheduleConfig(split_batches=True, staging_bytes=ByteSize(1_500), prefetch=1, epochs=2)
+    schedule(config, Manifest.read(shards), tmp_path / "data" / "schedule")
+    # No plan is made any more.
+    monkeypatch.setattr(PlanQueue, "finish", None)
+    monkeypatch.setattr(EpochSpool, "finish", None)
+    run_until(tmp_path / "data", tmp_path / "run", stop, every(50), "signal", **fields)
+    run_until(tmp_path / "data", tmp_path / "run", None, every(50), **fields)
+    for name in ("weights.safetensors", "batch_order.npy"):
+        assert results(tmp_path / "run")[name] == results(tmp_path / "unbroken")[name]
+
+
+def test_a_run_that_starts_from_another_uses_a_schedule_too(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = write_shards(tmp_path / "data" / "shards", SPEC)
+    source = tmp_path / "source"
+    run_until(tmp_path / "data", source, None, OFF, placement="all-fast", embedding_optimizer="sgd")
+
+    def run(out: Path, stop: int | None, placement: str) -> None:
+        def progress(stage: str, done: int, *_: object) -> None:
+            if stage == "train" and stop is not None and done >= 20 * stop:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        config = TrainConfig(**FIELDS | {"embedding_optimizer": "sgd", "placement": placement})
+        train(tmp_path / "data", config, out, checkpoints=every(50), init_from=source, progress=progress)
+
+    run(tmp_path / "unbroken", None, "all-fast")
+    config = ScheduleConfig(split_batches=True, staging_bytes=ByteSize(2_500), prefetch=1, epochs=2)
+    schedule(config, Manifest.read(shards), tmp_path / "data" / "schedule")
+    monkeypatch.setattr(PlanQueue, "finish", None)
+    with pytest.raises(Interrupted):
+        run(tmp_path / "run", 25, "lookahead")
+    run(tmp_path / "run", None, "lookahead")
+    assert results(tmp_path / "run") == results(tmp_path / "unbroken")
 
 
 def test_rows_are_restored_under_any_other_placement(data: Path, tmp_path: Path) -> None:
@@ -364,6 +411,22 @@ def test_an_evaluation_that_was_interrupted_is_made_once_more(data: Path, tmp_pa
     assert record is not None and (record.state.step, record.state.is_logged) == (13, False)
     run_until(data, tmp_path / "run", None, every(100))
     assert results(tmp_path / "run") == results(tmp_path / "unbroken")
+
+
+def test_rows_that_were_initialized_ahead_of_a_checkpoint_are_counted_once(
+    data: Path, tmp_path: Path
+) -> None:
+    fields = {"placement": "lookahead", "staging_bytes": ByteSize(20_000), "prefetch": 4}
+    run_until(data, tmp_path / "unbroken", None, OFF, **fields)
+    for stop in (4, 9, 24, None):
+        run_until(data, tmp_path / "run", stop, every(50), "signal", **fields)
+    first, second = (
+        json.loads((tmp_path / name / "summary.json").read_bytes())["rows_by_table"]
+        for name in ("unbroken", "run")
+    )
+    assert {name: rows["made"] for name, rows in first.items()} == {
+        name: rows["made"] for name, rows in second.items()
+    }
 
 
 def test_the_summary_counts_all_steps_of_a_resumed_run(data: Path, tmp_path: Path) -> None:
