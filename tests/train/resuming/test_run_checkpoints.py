@@ -416,7 +416,7 @@ def test_an_evaluation_that_was_interrupted_is_made_once_more(data: Path, tmp_pa
 def test_rows_that_were_initialized_ahead_of_a_checkpoint_are_counted_once(
     data: Path, tmp_path: Path
 ) -> None:
-    fields = {"placement": "lookahead", "staging_bytes": ByteSize(20_000), "prefetch": 4}
+    fields: dict[str, Any] = {"placement": "lookahead", "staging_bytes": ByteSize(20_000), "prefetch": 4}
     run_until(data, tmp_path / "unbroken", None, OFF, **fields)
     for stop in (4, 9, 24, None):
         run_until(data, tmp_path / "run", stop, every(50), "signal", **fields)
