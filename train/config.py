@@ -140,7 +140,8 @@ class TrainConfig:
     """Seed of the initial values and of the order of batches."""
 
     device: str = "cpu"
-    """Device of the fast tier and the dense layers: cpu or cuda."""
+    """Device of the fast tier and the dense layers: cpu, cuda, or late, a simulated GPU whose work the
+    host does late, to find missing waits; late:7 repeats the order of seed 7."""
 
     embedding_optimizer: EmbeddingOptimizer | None = None
     """Optimizer of the embedding rows; by default the one that the shards were packed for, which

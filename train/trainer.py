@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
@@ -24,10 +23,10 @@ from .model.dense_model import DenseModel
 from .model.dense_step import DenseStep
 from .placements.shuffle_scheduler import ShuffleScheduler
 from .predict import Predictor
-from .recipe.dense_update import DenseUpdate
 from .recipe.learning_rates import LearningRates
 from .recipe.stopping import Stopping
 from .run_folder.weights_file import Weights, dtypes_of
+from .steps.step_runner import PreparedStep, StepRunner
 from .work_threads import WorkThreads
 
 _log = logging.getLogger(__name__)
@@ -54,8 +53,9 @@ class Trainer:
     device: torch.device
     threads: WorkThreads
     """Threads of the step."""
+    runner: StepRunner
+    """Takes the steps."""
     rates: LearningRates
-    dense_update: DenseUpdate
     step: int = 0
     num_samples: int = 0
     numbers: list[int] = field(default_factory=list)
@@ -83,23 +83,25 @@ class Trainer:
         """The optimizers and learning rates of the run."""
         return self.config.optimizers(self.shards.embedding_optimizer)
 
-    def steps(self) -> Generator[PlannedStep]:
-        """The training steps in the order of the run, each timed from here on, once its rows are in place."""
-        steps = self.step_source.steps(self.order.epochs())
-        # An order that depends on the run (fae) cannot be read ahead. The queue holds two batches more than
-        # transfers may run ahead: the one being computed and the one being prepared.
-        assert self.config.prefetch is not None, "build_trainer chooses it"
-        num_ahead = self.config.prefetch + 2
+    def steps(self) -> Generator[PreparedStep]:
+        """The training steps in the order of the run, each timed from here on."""
+        steps = self._prepared_steps()
+        # An order that depends on the run (fae) cannot be read ahead.
+        num_ahead = num_steps_ahead(self.config)
         ahead = BackgroundIterator(steps, num_ahead, "steps") if self.order.is_known else None
         try:
             for step in ahead or steps:
-                self.meter.enter("hot_only" if step.batch.is_hot_only else "mixed")
-                self.numbers.append(step.number)
-                self.embeddings.wait_for_rows(step)
+                self.meter.enter("hot_only" if step.step.batch.is_hot_only else "mixed")
+                self.numbers.append(step.step.number)
                 yield step
         finally:
             if ahead:
                 ahead.close()
+
+    def _prepared_steps(self) -> Generator[PreparedStep]:
+        with closing(self.step_source.steps(self.order.epochs())) as steps:
+            for step in steps:
+                yield self.runner.prepare(step)
 
     def weights(self) -> Weights:
         """Dense layers and tables by name, on the host, each copied when it is asked for."""
@@ -127,18 +129,10 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
     """
     with closing(trainer.embeddings), closing(trainer.steps()) as steps:
         for step in steps:
-            batch = step.batch
-            embeddings = trainer.embeddings.look_up(step)
-            loss_sum = trainer.dense.train(batch, embeddings, trainer.step)  # nats; leaves the gradients
-            rates = trainer.rates.of_step(trainer.step)
-            trainer.dense_update.prepare(rates.dense)
+            batch = step.step.batch
             if trainer.before_update is not None:
-                trainer.before_update(step)
-            # Embedding rows by our optimizer, dense layers by torch's, at the same time.
-            trainer.threads.run_all(
-                partial(trainer.embeddings.update, step, embeddings, rates.rows),
-                *(optimizer.step for optimizer in trainer.dense_optimizers),
-            )
+                trainer.before_update(step.step)
+            loss_sum = trainer.runner.train(step, trainer.step, trainer.rates.of_step(trainer.step))
             trainer.step += 1
             trainer.num_samples += batch.num_samples
             after_step(trainer, batch, loss_sum)
@@ -152,3 +146,12 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
         else:
             trainer.embeddings.finish()
         trainer.meter.enter(None)
+
+
+def num_steps_ahead(config: TrainConfig) -> int:
+    """Return how many steps are read and planned ahead of the one that is computed.
+
+    Two more than transfers may run ahead: the one being computed and the one being prepared.
+    """
+    assert config.prefetch is not None, "resolve chooses it"
+    return config.prefetch + 2

@@ -271,7 +271,7 @@ def test_an_evaluation_that_reads_the_slow_tier_only_is_noticed(
 ) -> None:
     @contextmanager
     def unsettled(embeddings: Embeddings) -> Any:
-        with embeddings.transfer_thread.paused():
+        with embeddings.transfers.paused():
             yield
 
     wanted: list[float | None] = []

@@ -31,6 +31,7 @@ _POISON = float("nan")
 class LateEvent:
     """A position in a stream of a late device."""
 
+    stream: StreamName
     has_happened: bool = False
 
 
@@ -90,7 +91,7 @@ class LateDevice:
 
     def record(self, stream: StreamName) -> Event:
         assert self._recording is None, "events are for work that is queued, not for work that is recorded"
-        event = LateEvent()
+        event = LateEvent(stream)
         with self._lock:
             self._queues[stream].append(event)
         return event

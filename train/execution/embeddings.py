@@ -27,7 +27,7 @@ from ...stats.batches.lookups_by_row import LookupsByRow
 from ..data.batch import Batch, BatchIds, EmbeddingTable, IdReader
 from ..data.batch_shares import BatchShares
 from ..data.stored_batches import StoredBatch
-from ..device_streams import DeviceStreams, streams_of
+from ..device.verbs import Device
 from ..meter import Kind, Meter
 from ..model.dlrm_shape import tables_by_width
 from ..placements.placements import Placement
@@ -42,6 +42,7 @@ from ..spill.row_store import SpillTraffic
 from ..spill.spilled_tier import SpilledTier
 from ..work_threads import WorkThreads
 from .executor import Executor
+from .queued_transfers import QueuedTransfers
 from .traffic import Way
 from .transfer_thread import TransferThread
 
@@ -99,10 +100,13 @@ class PlannedStep:
 class Embeddings:
     """Every row of a model and what moves them."""
 
-    def __init__(self, num_tables: int, widths: Sequence[RowWidth], streams: DeviceStreams) -> None:
+    def __init__(self, num_tables: int, widths: Sequence[RowWidth], verbs: Device | None = None) -> None:
         self.widths = tuple(widths)
-        self._streams = streams
-        self.transfer_thread: TransferThread[_Work] = TransferThread(self._run_transfers, streams)
+        self.transfers: TransferThread[_Work] | QueuedTransfers[_Work] = (
+            TransferThread(self._run_transfers)
+            if verbs is None
+            else QueuedTransfers(self._run_transfers, verbs)
+        )
         self._sent: deque[tuple[int, Sequence[Transfer | None]]] = deque()
         """Items whose batches are not computed."""
         # The width of each table, and the table's position among the tables of that width.
@@ -123,18 +127,20 @@ class Embeddings:
         threads: WorkThreads,
         host: HostMemory | None = None,
         slow_tiers: Mapping[int, FileTier] | None = None,
+        verbs: Device | None = None,
         *,
         shares: BatchShares | None = None,
         tracks_changes: bool = False,
     ) -> Embeddings:
         """Lay out the tiers of each width, by the placement of that width; their rows are not yet set.
 
+        Transfers are queued on a device where its verbs are given, else a thread of the host runs them.
+
         Slow tiers in a file may be given by width; they take no memory for their rows. Gradients are summed
         by ``shares``, those of a whole batch at once by default. With ``tracks_changes`` the rows that steps
         change are marked, for checkpoints.
         """
         widths = []
-        streams = streams_of(device)
         if slow_tiers is None:
             _refuse_more_rows_than_memory(placements, optimizer, device, host)
         # Rows of one width share two tiers and a plan; a row of another width would not fit in their slots.
@@ -142,10 +148,10 @@ class Embeddings:
             placement = placements[dim]
             fast, slow = build_tiers(placement, dim, optimizer, device, host, (slow_tiers or {}).get(dim))
             initial = InitialValues.of(seed, chosen, placement.num_rows)
-            executor = Executor(fast, slow, optimizer, initial, meter, threads, streams, shares)
+            executor = Executor(fast, slow, optimizer, initial, meter, threads, shares)
             changed = _changed_rows(placement, host) if tracks_changes else None
             widths.append(RowWidth(dim, chosen, IdReader(tables, chosen), placement, executor, changed))
-        return cls(len(tables), widths, streams)
+        return cls(len(tables), widths, verbs)
 
     def initialize(self) -> None:
         """Give every row its initial values, and compile the kernels of a run."""
@@ -204,7 +210,7 @@ class Embeddings:
 
     def send(self, transfers: Sequence[Transfer | None], after: int, kind: Kind) -> int:
         """Queue one transfer per width as one item of the transfer thread; returns its number."""
-        number = self.transfer_thread.put((tuple(transfers), kind), after)
+        number = self.transfers.put((tuple(transfers), kind), after)
         self._sent.append((number, transfers))
         return number
 
@@ -214,7 +220,7 @@ class Embeddings:
         for width, part in zip(self.widths, step.parts, strict=True):
             width.executor.copy_hot(part.plan)
         if step.item is not None:
-            self.transfer_thread.wait_for(step.item)
+            self.transfers.wait_for(step.item)
 
     def _run_transfers(self, work: _Work) -> None:
         transfers, kind = work
@@ -227,7 +233,7 @@ class Embeddings:
         """Hold transfers back, with the newest values of all staged rows on the slow tier too: for evaluation
         and checkpoints. Nothing is evicted."""
         # Transfers queued before may be done ahead of their batches; that moves rows and changes no value.
-        with self.transfer_thread.paused():
+        with self.transfers.paused():
             for width in self.widths:
                 width.executor.write_back_residents()
             yield
@@ -235,7 +241,7 @@ class Embeddings:
     @contextmanager
     def transfers_paused(self) -> Iterator[None]:
         """Hold transfers back between two items, so that rows can be read wherever they are newest."""
-        with self.transfer_thread.paused():
+        with self.transfers.paused():
             yield
 
     def look_up(self, step: PlannedStep) -> list[torch.Tensor]:
@@ -255,17 +261,22 @@ class Embeddings:
         """
         for width, part, emb_BFD in zip(self.widths, step.parts, embeddings, strict=True):
             width.executor.update(part.ids, part.lookups, emb_BFD, part.plan, rate)
+        self.mark_updated(step)
+
+    def mark_updated(self, step: PlannedStep) -> None:
+        """Note that the rows of a step are updated, or that their update is queued."""
+        for width, part in zip(self.widths, step.parts, strict=True):
             if width.changed is not None:
                 width.changed.mark(part.lookups)
         if step.item is not None:
             while self._sent and self._sent[0][0] <= step.item:
                 self._sent.popleft()
-            self.transfer_thread.mark_computed(step.item)
+            self.transfers.mark_computed(step.item)
 
     def finish(self) -> None:
         """Write every row back after the last step."""
         # The flush is among the transfers drained; what is left is FAE's last switch.
-        self.transfer_thread.drain()
+        self.transfers.drain()
         for width in self.widths:
             width.executor.copy_hot(width.placement.plan_finish())
             if isinstance(width.executor.slow, SpilledTier):
@@ -274,7 +285,7 @@ class Embeddings:
     def stop(self) -> None:
         """Write every row back after a step that is not the last one; no step may follow."""
         # Items that wait for batches which do not come are forgotten.
-        self.transfer_thread.close()
+        self.transfers.close()
         with self.rows_written_back():
             for width in self.widths:
                 width.executor.copy_hot(width.placement.plan_finish())
@@ -290,9 +301,9 @@ class Embeddings:
     def counts_of_steps(self) -> list[dict[Way, int]]:
         """As `rows_by_table`, without rows initialized ahead of their first step: a run that is resumed here
         initializes them once more."""
-        with self.transfer_thread.paused():
+        with self.transfers.paused():
             counts = self.rows_by_table()
-            num_done = self.transfer_thread.num_done
+            num_done = self.transfers.num_done
             for number, transfers in list(self._sent):
                 if number >= num_done:
                     break
@@ -324,12 +335,11 @@ class Embeddings:
         return [tier.store.traffic for tier in tiers if isinstance(tier, SpilledTier) and tier.is_open]
 
     def close(self) -> None:
-        """Stop the transfer thread, and let the device finish what it was given.
+        """Stop the transfers, and let the device finish what it was given.
 
         Tensors may be freed afterwards: no copy that is still under way reads or writes them.
         """
-        self.transfer_thread.close()
-        self._streams.synchronize()
+        self.transfers.close()
 
     def set_table(self, table: int, weights_ND: torch.Tensor) -> None:
         """Give every row of one table its weights, where all are on the fast tier."""

@@ -17,7 +17,6 @@ from ...stats.batches.batch_lookups import of_matrix
 from ...stats.batches.lookups_by_row import LookupsByRow, group_lookups
 from ..data.batch import BatchIds
 from ..data.batch_shares import BatchShares
-from ..device_streams import DeviceStreams, streams_of
 from ..meter import Kind, Meter
 from ..rows.initial_values import InitialValues
 from ..rows.row_backends import NumbaRows, backend_of
@@ -45,7 +44,6 @@ class Executor:
         initial: values of rows that no batch has used yet.
         meter: counts the bytes between the tiers.
         threads: share the work on rows on the host.
-        streams: those of the device of the fast tier.
         shares: parts of a batch whose gradients are summed by themselves; None: a batch is one.
     """
 
@@ -57,20 +55,19 @@ class Executor:
         initial: InitialValues,
         meter: Meter,
         threads: WorkThreads,
-        streams: DeviceStreams | None = None,
         shares: BatchShares | None = None,
     ) -> None:
         self.fast = fast
         self.slow = slow
+        self.optimizer = optimizer
+        self.shares = shares
+        self.initial = initial
         self.traffic = TrafficCounter(meter, slow.layout)
-        self._initial = initial
         self._replicator = Replicator(fast, slow)
         self.is_replica_current = False
         """Whether rows that both tiers hold are newer on the fast one, as of the last copy that was made."""
         self._mover: RowMover = (
-            SpillMover(fast, slow)
-            if isinstance(slow, SpilledTier)
-            else mover_of(fast, slow, streams or streams_of(fast.device))
+            SpillMover(fast, slow) if isinstance(slow, SpilledTier) else mover_of(fast, slow)
         )
         # The row in each staging slot, which evaluation and checkpoints ask for; -1 where there is none.
         self._resident_S = np.full(fast.num_slots - fast.layout.num_own_slots, -1, np.int64)
@@ -86,8 +83,8 @@ class Executor:
 
     def initialize(self) -> None:
         """Give every row its initial values."""
-        self.fast.initialize(self._initial)
-        self.slow.initialize(self._initial)
+        self.fast.initialize(self.initial)
+        self.slow.initialize(self.initial)
 
     def warm_up(self) -> None:
         """Compile every kernel a run will use, so that its first step is not timed with the compiler."""
@@ -112,8 +109,11 @@ class Executor:
         # In this order: a slot is free, and a row up to date on the slow tier, once it is written back.
         self._mover.write_back(transfer.write_back)
         self._mover.fetch(transfer.fetch)
-        initialize_rows(self.fast, self.slow, self._initial, transfer.initialize)
+        initialize_rows(self.fast, self.slow, self.initial, transfer.initialize)
+        self.note_transfer(transfer, kind)
 
+    def note_transfer(self, transfer: Transfer, kind: Kind | None) -> None:
+        """Note where rows are once a transfer is done, and count it."""
         # Remember which row is in which slot, for copies of staged rows between transfers.
         first = self.fast.layout.num_own_slots
         self._resident_S[transfer.write_back.slots_N - first] = -1

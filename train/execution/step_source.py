@@ -13,7 +13,7 @@ second pass runs in the thread that is ahead of the loop anyway.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -101,7 +101,7 @@ class StepSource:
         self._staged = [w for w in embeddings.widths if isinstance(w.placement, StagingPlacement)]
         assert not self._staged or len(self._staged) == len(embeddings.widths)
 
-    def steps(self, epochs: Iterable[Iterable[int]]) -> Iterator[PlannedStep]:
+    def steps(self, epochs: Iterable[Iterable[int]]) -> Generator[PlannedStep]:
         """The steps of epochs of batches given by number; the transfers of each are queued already."""
         # Without staging a step needs nothing but its own batch.
         if not self._staged:
@@ -227,14 +227,14 @@ class StepSource:
         return None
 
     def _run_epoch(self, numbers: list[int], queues: list[PlanQueue]) -> Iterator[PlannedStep]:
-        first_item = self._embeddings.transfer_thread.num_items
+        first_item = self._embeddings.transfers.num_items
         for number in numbers:
             yield self._take(number, queues, first_item)
         self._flush(queues)
 
     def _planned_online(self, numbers: Iterable[int], queues: list[PlanQueue]) -> Iterator[PlannedStep]:
         """Plan batch by batch; a batch waits until the planner has seen enough of those behind it."""
-        first_item = self._embeddings.transfer_thread.num_items
+        first_item = self._embeddings.transfers.num_items
         waiting: deque[int] = deque()
         # A batch runs as soon as the planner holds it back no longer.
         for number in numbers:

@@ -1,9 +1,8 @@
-"""Runs transfers in a separate thread, ahead of the batches they serve.
+"""Runs transfers in a separate thread of the host, ahead of the batches they serve.
 
 The rule: items run in order; an item starts once the batch it names as ``after`` is computed; a batch is
 computed once its own item is done. The planner makes sure that this is enough; this module only keeps the
-rule. One implementation serves host and GPU: on a GPU "computed" and "done" are events in streams, and
-neither thread waits for the device itself.
+rule, as `queued_transfers` does on a device.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
-
-from ..device_streams import DeviceStreams, Event, HostStreams
 
 Work = TypeVar("Work")
 
@@ -36,12 +33,10 @@ class TransferThread(Generic[Work]):
 
     Args:
         run: does the work of an item.
-        streams: those of the device the work is on.
     """
 
-    def __init__(self, run: Callable[[Work], None], streams: DeviceStreams | None = None) -> None:
+    def __init__(self, run: Callable[[Work], None]) -> None:
         self._run = run
-        self._streams = streams or HostStreams()
         # One condition guards all that follows; every change of it notifies both threads.
         self._state = threading.Condition()
         self._queue: deque[TransferItem[Work]] = deque()
@@ -49,10 +44,6 @@ class TransferThread(Generic[Work]):
         # Items that are done and batches that are computed, each up to this number.
         self._done = -1
         self._computed = -1
-        # On a GPU "done" and "computed" mean: asked of the device. The events say when it has happened.
-        self._done_events: dict[int, Event] = {}
-        self._computed_events: dict[int, Event] = {}
-        self._last_event: Event = None
         self._is_busy = False
         self._is_closed = False
         self._num_pauses = 0
@@ -100,14 +91,10 @@ class TransferThread(Generic[Work]):
                 self.stall_seconds += time.perf_counter() - start
                 self.num_stalls += 1
                 self._refuse()
-            event = self._done_events.pop(number, None)
-        self._streams.wait_event(event)
 
     def mark_computed(self, number: int) -> None:
         """Mark the batch of item ``number`` as computed; those behind it are not."""
-        event = self._streams.record_event()
         with self._state:
-            self._computed_events[number] = event
             self._computed = number
             self._state.notify_all()
 
@@ -119,10 +106,8 @@ class TransferThread(Generic[Work]):
             # Counted before the wait, so that no further item starts meanwhile.
             self._num_pauses += 1
             self._state.wait_for(lambda: not self._is_busy)
-            event = self._last_event
         try:
             self._raise_error()
-            self._streams.wait_event(event)
             yield
         finally:
             with self._state:
@@ -134,8 +119,6 @@ class TransferThread(Generic[Work]):
         with self._state:
             self._state.wait_for(lambda: self._done == self._next - 1 or self._error is not None)
             self._refuse()
-            event = self._last_event
-        self._streams.wait_event(event)
 
     def close(self) -> None:
         """Stop the thread after its present item, and forget the others."""
@@ -156,11 +139,10 @@ class TransferThread(Generic[Work]):
 
     def _work(self) -> None:
         try:
-            with self._streams.transferring():
-                while (item := self._take()) is not None:
-                    start = time.perf_counter()
-                    self._run(item.work)
-                    self._finish(item, time.perf_counter() - start)
+            while (item := self._take()) is not None:
+                start = time.perf_counter()
+                self._run(item.work)
+                self._finish(item, time.perf_counter() - start)
         except BaseException as error:
             # Kept for the other thread, whose next call raises it.
             with self._state:
@@ -176,22 +158,14 @@ class TransferThread(Generic[Work]):
                 return None
             item = self._queue.popleft()
             self._is_busy = True
-            # Streams run in order: having waited for the events up to ``after`` once, later items need not.
-            passed = [number for number in self._computed_events if number <= item.after]
-            events = [self._computed_events.pop(number) for number in passed]
-        for event in events:
-            self._streams.wait_event(event)
         return item
 
     def _may_start(self) -> bool:
         return bool(self._queue) and not self._num_pauses and self._computed >= self._queue[0].after
 
     def _finish(self, item: TransferItem[Work], seconds: float) -> None:
-        event = self._streams.record_event()
         with self._state:
             self._done = item.number
-            self._last_event = event
-            self._done_events[item.number] = event
             self._is_busy = False
             self.busy_seconds += seconds
             self._state.notify_all()

@@ -189,7 +189,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
 
 def _transfers(trainer: Trainer) -> dict[str, float]:
-    thread = trainer.embeddings.transfer_thread
+    thread = trainer.embeddings.transfers
     source = trainer.step_source
     read, written = file_bytes(trainer)
     return {
@@ -205,7 +205,7 @@ def _transfers(trainer: Trainer) -> dict[str, float]:
 
 
 def _restore_transfers(trainer: Trainer, found: Mapping[str, float]) -> None:
-    thread = trainer.embeddings.transfer_thread
+    thread = trainer.embeddings.transfers
     source = trainer.step_source
     thread.busy_seconds = found.get("busy_seconds", 0.0)
     thread.stall_seconds = found.get("stall_seconds", 0.0)

@@ -65,7 +65,7 @@ class RunLog:
         trainer.losses.append(loss_sum)
         trainer.unlogged_samples += batch.num_samples
         # A loss on the host can be looked at without waiting for a device.
-        if loss_sum.device.type == "cpu" and not math.isfinite(float(loss_sum)):
+        if trainer.runner.is_at_once and loss_sum.device.type == "cpu" and not math.isfinite(float(loss_sum)):
             self._refuse_divergence(trainer, float(loss_sum), trainer.step)
         # First the log, then the evaluation, then the checkpoint: each contains what came before it.
         if trainer.step % trainer.config.log_every == 0:
@@ -145,6 +145,7 @@ class RunLog:
         if not trainer.losses:
             return
         # The only copy of losses from the device, so that steps in between do not wait for it.
+        trainer.runner.synchronize()
         mean_loss = float(torch.stack(trainer.losses).sum()) / trainer.unlogged_samples
         if not math.isfinite(mean_loss):
             self._refuse_bad_losses(trainer)
@@ -157,6 +158,7 @@ class RunLog:
         """Raise HotsetError where a loss since the last line is no finite number."""
         if not trainer.losses:
             return
+        trainer.runner.synchronize()
         losses = torch.stack(trainer.losses).tolist()
         for step, loss in enumerate(losses, trainer.step - len(losses) + 1):
             if not math.isfinite(loss):

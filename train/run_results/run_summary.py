@@ -113,7 +113,7 @@ def summarize(trainer: Trainer, threads: int, out: Path, quality: RunQuality) ->
 
 def summarize_transfers(trainer: Trainer) -> TransferSummary:
     """Put together how the transfers of a run went."""
-    thread = trainer.embeddings.transfer_thread
+    thread = trainer.embeddings.transfers
     source = trainer.step_source
     prefetch = trainer.config.prefetch
     assert prefetch is not None, "build_trainer chooses it"

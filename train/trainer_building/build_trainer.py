@@ -19,10 +19,12 @@ from ..data.batch_order import BatchOrder, ResumedOrder, SeededOrder
 from ..data.batch_shares import BatchShares
 from ..data.shards import Shards
 from ..data.stored_batches import StoredBatches
+from ..device.verbs import Device
 from ..execution.embeddings import Embeddings
 from ..execution.row_parts import RowsSource, refill_stores, restore_rows
 from ..execution.spilled_run import SpillLimits
 from ..execution.step_source import NOTHING_DONE, DoneSteps, StepSource
+from ..gpu_kernels.kernel_table import choose_kernels
 from ..meter import Meter
 from ..model.dense_model import DenseModel
 from ..model.dense_step import DenseStep
@@ -40,10 +42,12 @@ from ..recipe.learning_rates import LearningRates
 from ..recipe.stopping import Stopping
 from ..rows.mapped_rows import HostMemory
 from ..rows.row_optimizers import RowOptimizer
-from ..trainer import Trainer
+from ..steps.queued_steps import QueuedSteps
+from ..steps.step_runner import StepParts, StepsAtOnce
+from ..trainer import Trainer, num_steps_ahead
 from ..work_threads import WorkThreads
 from .dense_optimizers import build_dense_optimizers
-from .devices import open_device
+from .devices import open_device, open_verbs
 from .resolve_config import resolve
 
 _log = logging.getLogger(__name__)
@@ -90,19 +94,20 @@ def build_trainer(
     # From here on nothing is left open: a schedule on disk is compared with it, and the run records it.
     config = resolve(shards, config)
     device = open_device(config.device)
+    verbs = open_verbs(config.device)
     meter = Meter(device)
     # Rows on the host are the work of all threads; a GPU takes its work from one.
     row_threads = WorkThreads(config.threads or num_workers(0))
     threads = WorkThreads(1) if device.type == "cuda" else row_threads
     assert config.shares is not None, "resolve chooses it"
-    parts = BatchShares(shards.batch_size, config.shares)
-    model, dense = _build_dense_layers(shards, config, parts, model_source, device, threads)
+    batch_shares = BatchShares(shards.batch_size, config.shares)
+    model, dense = _build_dense_layers(shards, config, batch_shares, model_source, device, threads)
 
     folder = spill_folder or Path(tempfile.gettempdir())
     host = HostMemory(config.slow_bytes, folder, is_planned=spills(config, shards))
     marks_rows = tracks_changes or start is not None
     embeddings = _build_embeddings(
-        shards, config, parts, device, meter, row_threads, host, marks_rows=marks_rows
+        shards, config, batch_shares, device, verbs, meter, row_threads, host, marks_rows=marks_rows
     )
     if start is not None:
         restore_rows(embeddings, start.rows, are_saved=start.done is not None)
@@ -127,6 +132,9 @@ def build_trainer(
     if config.recipe.max_steps is not None:
         num_steps = min(num_steps, config.recipe.max_steps)
     stopping = Stopping(config.recipe)
+    dense_update = DenseUpdate(model.parameters(), optimizers, config.recipe.clip_gradient)
+    parts = StepParts(embeddings, dense, dense_update, optimizers, threads)
+    runner = StepsAtOnce(parts) if verbs is None else _queue_steps(verbs, parts, shards, config)
     return Trainer(
         config,
         shards,
@@ -141,10 +149,23 @@ def build_trainer(
         scheduler,
         device,
         threads,
+        runner,
         LearningRates(config.recipe, chosen, num_steps),
-        DenseUpdate(model.parameters(), optimizers, config.recipe.clip_gradient),
         stopping=stopping,
         resumables={"stopping": stopping},
+    )
+
+
+def _queue_steps(verbs: Device, parts: StepParts, shards: Shards, config: TrainConfig) -> QueuedSteps:
+    """Build the steps of a run on a device."""
+    return QueuedSteps(
+        verbs,
+        parts,
+        choose_kernels(verbs.torch_device),
+        shards.batch_size,
+        shards.num_dense,
+        num_steps_ahead(config),
+        is_recorded=False,
     )
 
 
@@ -170,6 +191,7 @@ def _build_embeddings(
     config: TrainConfig,
     parts: BatchShares,
     device: torch.device,
+    verbs: Device | None,
     meter: Meter,
     threads: WorkThreads,
     host: HostMemory,
@@ -193,6 +215,7 @@ def _build_embeddings(
         threads,
         host,
         shares=parts,
+        verbs=verbs,
         tracks_changes=marks_rows,
     )
     embeddings.initialize()

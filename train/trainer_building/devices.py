@@ -6,10 +6,26 @@ import torch
 
 from ...pipeline.errors import ConfigError
 from ...pipeline.runtime.tasks import num_workers
+from ..device.cuda_device import CudaDevice
+from ..device.late_device import LateDevice
+from ..device.verbs import Device
+
+LATE = "late"
+"""Name of the simulated device, which computes on the host; ``late:7`` has the order of seed 7."""
+
+
+def open_verbs(name: str) -> Device | None:
+    """The device ``name`` on which steps are queued; None for the host, which takes them at once."""
+    if _is_late(name):
+        return LateDevice(int(name.partition(":")[2] or 0))
+    device = open_device(name)
+    return CudaDevice(device) if device.type == "cuda" else None
 
 
 def open_device(name: str) -> torch.device:
     """The torch device ``name``; raises ConfigError where this machine has no such device."""
+    if _is_late(name):
+        return torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -27,6 +43,11 @@ def open_device(name: str) -> torch.device:
         # Events and buffers that name no device are those of the calling thread's.
         torch.cuda.set_device(device)
     return device
+
+
+def _is_late(name: str) -> bool:
+    kind, colon, seed = name.partition(":")
+    return kind == LATE and (not colon or seed.isdecimal())
 
 
 def set_threads(threads: int | None) -> int:

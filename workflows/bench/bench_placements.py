@@ -200,7 +200,7 @@ def _trained(shards: Shards, run: TrainConfig, order: list[int]) -> dict[str, An
     run_steps(trainer, lambda *_: None)
     after = resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    transfer_thread = trainer.embeddings.transfer_thread
+    transfer_thread = trainer.embeddings.transfers
     return {
         "cpu_seconds": cpu,
         "samples_per_second": trainer.num_samples / trainer.meter.training_seconds,

@@ -1,6 +1,6 @@
 """Rows move with their state, between tiers of any device.
 
-Tests `device_streams` and `step_plan`, too.
+Tests `step_plan`, too.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from hotset.train.device_streams import CudaStreams, HostStreams, streams_of
 from hotset.train.rows.initial_values import InitialValues
-from hotset.train.rows.row_mover import CudaMover, HostMover, initialize_rows, mover_of
+from hotset.train.rows.row_mover import DeviceMover, HostMover, initialize_rows, mover_of
 from hotset.train.rows.step_plan import Moves
 from hotset.train.rows.tiers import Layout, Tier
 
@@ -39,7 +38,8 @@ def test_a_row_is_loaded_and_written_back_with_its_state(
 ) -> None:
     monkeypatch.setattr("hotset.train.rows.row_mover.MAX_ROWS", max_rows)
     fast, slow, _ = tiers(device)
-    mover = mover_of(fast, slow, streams_of(fast.device))
+    mover = mover_of(fast, slow)
+    assert isinstance(mover, HostMover if device == "cpu" else DeviceMover)
     before = slow.weights_SD.clone()
     for _ in range(3):
         mover.fetch(moves([8, 0], [5, 7]))
@@ -59,26 +59,20 @@ def test_a_row_is_initialized_as_on_the_slow_tier(device: str) -> None:
     assert not fast.state_SW[5:].any()
 
 
-def test_the_host_needs_no_streams() -> None:
-    fast, slow, _ = tiers()
-    streams = streams_of(torch.device("cpu"))
-    assert isinstance(streams, HostStreams) and isinstance(mover_of(fast, slow, streams), HostMover)
-    assert streams.record_event() is None
-
-
-@pytest.mark.gpu
-def test_marks_order_the_streams_of_a_gpu() -> None:
-    streams = streams_of(torch.device("cuda"))
-    assert isinstance(streams, CudaStreams)
-    values = torch.zeros(1 << 24, device="cuda")
-    for step in range(10):
-        values.add_(1)
-        computed = streams.record_event()
-        with streams.transferring():
-            streams.wait_event(computed)
-            values.mul_(2)
-            done = streams.record_event()
-        streams.wait_event(done)
-        assert step < 10
-    assert isinstance(mover_of(*tiers("cuda")[:2], streams), CudaMover)
-    assert values[0].item() == values[-1].item() == 2**11 - 2
+@pytest.mark.parametrize("max_rows", [1, 50_000])
+def test_the_mover_of_a_gpu_moves_what_that_of_the_host_moves(
+    max_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotset.train.rows.row_mover.MAX_ROWS", max_rows)
+    both = [tiers()[:2], tiers()[:2]]
+    for fast, _ in both:
+        fast.weights_SD[5:] = 0
+    kinds: tuple[type[HostMover] | type[DeviceMover], ...] = (HostMover, DeviceMover)
+    for kind, (fast, slow) in zip(kinds, both, strict=True):
+        mover = kind(fast, slow)
+        mover.fetch(moves([8, 0], [5, 7]))
+        fast.weights_SD[5], fast.state_SW[5] = 3.0, 9.0
+        mover.write_back(moves([8, 2], [5, 7]))
+    for host, device in zip(*both, strict=True):
+        assert torch.equal(host.weights_SD, device.weights_SD)
+        assert torch.equal(host.state_SW, device.state_SW)

@@ -190,8 +190,8 @@ def measure_parts(
             if number == num_warm_up:
                 watch.seconds.clear()
                 num_samples = 0
-            _run_step(trainer, step, watch)
-            num_samples += step.batch.num_samples
+            _run_step(trainer, step.step, watch)
+            num_samples += step.step.batch.num_samples
         trainer.meter.enter(None)
     floors = lower_bounds(shape, trainer.shards.batch_size, rates)
     return [

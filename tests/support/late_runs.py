@@ -1,0 +1,92 @@
+"""Small runs on the late device, drawn at random, and faults planted in what orders their work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotset.stats.ranking.row_bytes import OPTIMIZERS, row_bytes
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.support.trained_models import assert_equal_bits, trained
+from hotset.train.data.shards import Shards
+from hotset.train.device.late_device import LateDevice, LateEvent
+from hotset.train.device.verbs import Event, StreamName
+from hotset.train.trainer import Trainer
+
+PLACEMENTS: tuple[dict[str, Any], ...] = (
+    {"placement": "all-fast"},
+    {"placement": "lookahead"},
+    {"placement": "lookahead", "plan": "online", "window": 3},
+    {"placement": "cache", "cache_policy": "lfu"},
+    {"placement": "cache", "cache_policy": "lru", "cache_batches": 2},
+    {"placement": "hybrid"},
+    {"placement": "hybrid-dedup"},
+    {"placement": "fae"},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnRun:
+    """Shards and settings of a run whose staging slots are few, so that victims are young."""
+
+    shards: Shards
+    fields: dict[str, Any]
+
+
+def draw_run(seed: int, folder: Path) -> DrawnRun:
+    """Draw a run; its staging slots hold one batch and hardly more."""
+    rng = np.random.default_rng(seed)
+    batch_size = int(rng.integers(4, 16))
+    num_rows = tuple(int(n) for n in rng.integers(20, 120, rng.integers(2, 4)))
+    dims = [int(dim) for dim in rng.choice([3, 4, 8], len(num_rows))] if rng.random() < 0.3 else None
+    spec = ShardSpec(
+        num_rows=num_rows,
+        num_hot=tuple(int(rng.integers(1, 6)) for _ in num_rows),
+        batch_size=batch_size,
+        num_hot_only=0 if seed % 5 == 0 else int(rng.integers(1, 3 * batch_size)),
+        num_mixed=int(rng.integers(10, 18) * batch_size + rng.integers(0, batch_size)),
+        num_evaluation=20,
+        skew=float(rng.choice([0.0, 1.2, 1.6])),
+        table_dims=None if dims is None else tuple(dims),
+        embedding_optimizer=str(rng.choice(OPTIMIZERS)),
+        seed=seed,
+    )
+    most_rows = batch_size * len(num_rows)
+    widest = row_bytes(max(dims or [spec.embedding_dim]), spec.embedding_optimizer)
+    fields = {
+        "staging_bytes": int(most_rows * rng.uniform(0.7, 2.0)) * widest,
+        "prefetch": int(rng.integers(0, 4)),
+        "seed": seed,
+        "dense_optimizer": str(rng.choice(["sgd", "adagrad", "adam"])),
+    }
+    return DrawnRun(Shards.open(write_shards(folder / f"shards{seed}", spec)), fields)
+
+
+def train_late(run: DrawnRun, seed: int, **fields: Any) -> Trainer:
+    """Train on the late device, in the order of its seed."""
+    return trained(run.shards, device=f"late:{seed}", **run.fields, **fields)
+
+
+def is_wrong(run: DrawnRun, wanted: Trainer, seed: int, **fields: Any) -> bool:
+    """Whether a run on the late device ends with other bits than ``wanted``, or does not end well."""
+    try:
+        assert_equal_bits(train_late(run, seed, **fields), wanted)
+    except (AssertionError, IndexError, RuntimeError):
+        return True
+    return False
+
+
+def ignore_waits(monkeypatch: pytest.MonkeyPatch, waiting: StreamName, recorded: StreamName) -> None:
+    """Let one stream go on without the events of another."""
+    wait = LateDevice.wait
+
+    def waits_for_others(device: LateDevice, stream: StreamName, event: Event) -> None:
+        assert isinstance(event, LateEvent)
+        if (stream, event.stream) != (waiting, recorded):
+            wait(device, stream, event)
+
+    monkeypatch.setattr(LateDevice, "wait", waits_for_others)

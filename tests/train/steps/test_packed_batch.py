@@ -1,0 +1,72 @@
+"""A batch is packed into one range of bytes, and read from there as it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from hotset.stats.batches.batch_lookups import of_matrix
+from hotset.stats.batches.lookups_by_row import group_lookups
+from hotset.train.gpu_kernels.batch_lists import BatchLists, BatchRoom
+from hotset.train.steps.packed_batch import HostLists, PackedRoom, pack
+
+NUM_ROWS = np.array([5, 40, 3])
+
+
+def host_lists(num_samples: int, rng: np.random.Generator) -> HostLists:
+    ids_BF = rng.integers(0, NUM_ROWS, (num_samples, 3)).astype(np.int32)
+    lookups = group_lookups(of_matrix(ids_BF.reshape(-1), NUM_ROWS))
+    own_U = np.where(lookups.rows_U < 2, lookups.rows_U, -1).astype(np.int64)
+    return HostLists.of(lookups, num_samples, own_U, 100 + np.arange(np.count_nonzero(own_U < 0)))
+
+
+def room_for(num_samples: int) -> PackedRoom:
+    return PackedRoom(num_samples, 2, (BatchRoom(num_samples, 3, 0, 0, 0),), (4,), 0)
+
+
+@pytest.mark.parametrize("num_samples", [1, 7, 700])
+def test_lists_come_back_as_they_were(num_samples: int, rng: np.random.Generator) -> None:
+    lists = host_lists(num_samples, rng)
+    moves = [
+        [(np.arange(3), np.arange(3) + 7), (np.arange(0), np.arange(0)), (np.arange(1), np.arange(1) + 5)]
+    ]
+    room = room_for(num_samples).with_room_for([lists], 4)
+    slot = torch.full([room.num_bytes + 9], 255, dtype=torch.uint8)
+    label_B = rng.integers(0, 2, num_samples).astype(np.float32)
+    dense_BK = rng.normal(size=(num_samples, 2)).astype(np.float32)
+    packed = pack(room, slot, label_B, dense_BK, [lists], moves)
+    packed.set_rates(0, np.arange(4, dtype=np.float32))
+    sent = slot[: packed.num_bytes].clone()
+    found = room.lists_on(torch.cat([sent, torch.zeros(room.num_bytes, dtype=torch.uint8)]), 0)
+    assert found.num_samples_1.item() == num_samples
+    for name in HostLists.__slots__:
+        wanted = getattr(lists, name)
+        np.testing.assert_array_equal(getattr(found, name).numpy()[: wanted.size], wanted)
+    assert found.order_offsets_F1.tolist() == [num_samples * table for table in range(4)]
+    np.testing.assert_array_equal(room.sections["label"].of(slot), label_B)
+    np.testing.assert_array_equal(room.sections["dense"].of(slot).view(-1, 2), dense_BK)
+    assert room.sections["rates0"].of(slot).tolist() == [0, 1, 2, 3]
+    for kind, (sources_N, targets_N) in enumerate(moves[0]):
+        listed = packed.moves_on(sent.new_zeros(room.num_bytes).copy_(slot[: room.num_bytes]), 0, kind)
+        assert listed.count_1.tolist() == [sources_N.size]
+        assert listed.sources_N.tolist() == sources_N.tolist()
+        assert listed.targets_N.tolist() == targets_N.tolist()
+    # The slot is written as far as the batch goes.
+    assert slot[packed.num_bytes :].eq(255).all()
+
+
+def test_room_grows_and_does_not_shrink(rng: np.random.Generator) -> None:
+    small, large = host_lists(7, rng), host_lists(700, rng)
+    room = room_for(700)
+    grown = room.with_room_for([large], 10)
+    assert grown.widths[0].num_rows >= large.rows_U.size and grown.num_bytes > room.num_bytes
+    assert grown.with_room_for([small], 3) is grown
+    assert grown.with_room_for([small], 1000) == replace(grown, num_moves=1250)
+
+
+def test_every_list_of_the_kernels_has_a_place() -> None:
+    names = set(room_for(4).sections)
+    assert names == {"label", "dense", "rates0", "moves", *(f"{name}0" for name in BatchLists._fields)}

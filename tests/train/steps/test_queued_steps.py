@@ -1,0 +1,206 @@
+"""Steps queued on a device that runs late give the bits of steps on the host, and planted faults are found.
+
+Tests `input_ring`, `queued_transfers` and `step_runner`, too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hotset.tests.support.late_runs import PLACEMENTS, draw_run, ignore_waits, is_wrong, train_late
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.support.trained_models import assert_equal_bits, trained
+from hotset.train.config import TrainConfig
+from hotset.train.data.shards import Shards
+from hotset.train.device.verbs import Device, StreamName
+from hotset.train.execution.queued_transfers import QueuedTransfers
+from hotset.train.gpu_kernels import row_twins
+from hotset.train.gpu_kernels.batch_lists import RowMoves, RowTensors
+from hotset.train.gpu_kernels.row_twins import move_rows
+from hotset.train.run import train
+from hotset.train.steps import queued_steps as step_module
+from hotset.train.steps.input_ring import InputRing
+from hotset.train.steps.queued_steps import QueuedSteps
+from hotset.train.trainer import Trainer
+
+
+def hold_against_the_host(seed: int, folder: Path) -> None:
+    run = draw_run(seed, folder)
+    fields = PLACEMENTS[seed % len(PLACEMENTS)]
+    # fae orders its batches by itself; the others follow the order of all-fast.
+    placement = fields if fields["placement"] == "fae" else {"placement": "all-fast"}
+    assert_equal_bits(train_late(run, seed, **fields), trained(run.shards, **run.fields, **placement))
+
+
+@pytest.mark.parametrize("first", range(0, 32, 8))
+def test_every_placement_gives_the_bits_of_the_host(first: int, tmp_path: Path) -> None:
+    for seed in range(first, first + 8):
+        hold_against_the_host(seed, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(32, 264, 8))
+def test_every_placement_gives_the_bits_of_the_host_in_many_runs(first: int, tmp_path: Path) -> None:
+    for seed in range(first, first + 8):
+        hold_against_the_host(seed, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "recorded", "drawn"),
+    [
+        # The next batch arrives over that of a step; a step without its batch, and without its rows.
+        ("copies", "compute", 12),
+        ("compute", "copies", 9),
+        ("compute", "moves", 9),
+        # Transfers by lists that have not arrived, and before their victims are computed.
+        ("moves", "copies", 9),
+        ("moves", "compute", 5),
+    ],
+)
+def test_a_missing_wait_is_found(
+    waiting: StreamName, recorded: StreamName, drawn: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = draw_run(drawn, tmp_path)
+    wanted = trained(run.shards, placement="all-fast", **run.fields)
+    assert not is_wrong(run, wanted, 0, placement="lookahead")
+    ignore_waits(monkeypatch, waiting, recorded)
+    assert any(is_wrong(run, wanted, seed, placement="lookahead") for seed in range(6))
+
+
+def test_a_fetch_before_the_write_back_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = draw_run(9, tmp_path)
+    wanted = trained(run.shards, placement="all-fast", **run.fields)
+    held: list[tuple[Any, ...]] = []
+
+    def move_later(moves: RowMoves, source: RowTensors, target: RowTensors) -> None:
+        move_rows(moves, source, target)
+        if held:
+            move_rows(*held.pop())
+        # What a write-back has read is kept until the fetch behind it is done.
+        held.append((RowMoves(*(each.clone() for each in moves)), source, target))
+
+    monkeypatch.setattr(row_twins, "move_rows", move_later)
+    assert any(is_wrong(run, wanted, seed, placement="lookahead") for seed in range(3))
+
+
+def test_a_slot_of_the_ring_that_is_used_too_early_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = draw_run(9, tmp_path)
+    wanted = trained(run.shards, placement="all-fast", **run.fields)
+    begin = InputRing.__init__
+
+    def begin_with_few_slots(ring: InputRing, device: Device, num_ahead: int) -> None:
+        begin(ring, device, num_ahead)
+        del ring._slots[num_ahead + 2 :]
+
+    monkeypatch.setattr(InputRing, "__init__", begin_with_few_slots)
+    assert any(is_wrong(run, wanted, seed, placement="lookahead") for seed in range(6))
+
+
+def test_a_flush_that_does_not_wait_for_the_last_step_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = draw_run(9, tmp_path)
+    wanted = trained(run.shards, placement="all-fast", **run.fields)
+
+    def flush_at_once(transfers: QueuedTransfers[Any], number: int) -> None:
+        while transfers._queue and transfers._queue[0].number < number:
+            transfers._run(transfers._queue.popleft().work)
+
+    monkeypatch.setattr(QueuedTransfers, "_run_before", flush_at_once)
+    assert any(is_wrong(run, wanted, seed, placement="lookahead") for seed in range(6))
+
+
+def predictions(trainer: Trainer) -> NDArray[np.float32]:
+    return np.concatenate([logit_B for _, logit_B in trainer.predictor.logits()])
+
+
+def test_an_evaluation_without_a_pause_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = draw_run(9, tmp_path)
+
+    def evaluated(**fields: Any) -> list[NDArray[np.float32]]:
+        found = []
+
+        def after_step(trainer: Trainer, *_: object) -> None:
+            if trainer.step % 5 == 0:
+                found.append(predictions(trainer))
+
+        trained(run.shards, after_step=after_step, **run.fields, **fields)
+        return found
+
+    wanted = evaluated(placement="all-fast")
+    late = {"placement": "lookahead", "device": "late:1"}
+    np.testing.assert_array_equal(evaluated(**late), wanted)
+    monkeypatch.setattr(QueuedTransfers, "paused", lambda transfers: nullcontext())
+    with pytest.raises(AssertionError):
+        np.testing.assert_array_equal(evaluated(**late), wanted)
+
+
+def test_closing_with_work_queued_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = draw_run(9, tmp_path)
+
+    def stop_at_step_4(trainer: Trainer, *_: object) -> None:
+        if trainer.step == 4:
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        trained(run.shards, after_step=stop_at_step_4, device="late:1", placement="lookahead", **run.fields)
+    monkeypatch.setattr(QueuedTransfers, "close", lambda transfers: transfers._device.close())
+    with pytest.raises(RuntimeError, match="work queued"):
+        trained(run.shards, after_step=stop_at_step_4, device="late:1", placement="lookahead", **run.fields)
+
+
+@pytest.mark.parametrize("fields", [{"multi_hot": (1,)}, {"num_dense": 0}], ids=str)
+def test_other_shards_give_the_bits_of_the_host(fields: dict[str, Any], tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec(**fields)))
+    settings: dict[str, Any] = {"staging_bytes": 3_000, "evaluate_every": 3}
+    wanted = trained(shards, placement="all-fast", **settings)
+    for name in ("all-fast", "lookahead", "hybrid"):
+        assert_equal_bits(trained(shards, device="late:2", placement=name, **settings), wanted)
+
+
+def test_recorded_work_gives_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = draw_run(9, tmp_path)
+    wanted = trained(run.shards, placement="all-fast", **run.fields)
+    begin = QueuedSteps.__init__
+    monkeypatch.setattr(
+        QueuedSteps, "__init__", lambda *args, **kwargs: begin(*args, **(kwargs | {"is_recorded": True}))
+    )
+    assert not is_wrong(run, wanted, 1, placement="lookahead")
+    assert not is_wrong(run, wanted, 2, placement="cache")
+
+
+def test_nothing_asks_which_device_it_has() -> None:
+    root = Path(step_module.__file__).parents[1]
+    for path in [*(root / "steps").glob("*.py"), root / "execution" / "queued_transfers.py"]:
+        text = path.read_text()
+        assert not re.search(r"LateDevice|CudaDevice|is_cuda|device\.type", text), path
+
+
+@pytest.mark.slow
+def test_a_run_stopped_and_evaluated_on_the_late_device_ends_with_the_bits_of_the_host(
+    tmp_path: Path,
+) -> None:
+    folder = write_shards(tmp_path / "shards", ShardSpec(num_mixed=400))
+    wanted = train(folder, TrainConfig(placement="lookahead", evaluate_every=4), tmp_path / "host")
+    found = train(
+        folder, TrainConfig(placement="lookahead", evaluate_every=4, device="late:5"), tmp_path / "late"
+    )
+    assert (tmp_path / "host" / "weights.safetensors").read_bytes() == (
+        tmp_path / "late" / "weights.safetensors"
+    ).read_bytes()
+    assert wanted.auc == found.auc
+    losses = [
+        [line for line in map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())]
+        for name in ("host", "late")
+    ]
+    assert losses[0] == losses[1]

@@ -1,0 +1,1 @@
+"""One training step: at once on the host, or queued on a device."""

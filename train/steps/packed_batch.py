@@ -1,0 +1,238 @@
+"""One batch as one range of bytes: what a step needs from the host, and where in the range each list lies.
+
+A batch goes to the device in a single copy. It holds labels (1 byte), dense values (float32), the lookups by
+row as `hotset transpose` stores them, the rows to move, and the learning rates: 140 to 195 bytes a sample of
+the Criteo model. All but the rows to move have fixed places, so that a recorded step finds them; these come
+last, and the copy ends where they end.
+
+Shapes as in `gpu_kernels.batch_lists`.
+"""
+# ruff: noqa: N815  (arrays carry shape suffixes)
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...stats.batches.lookups_by_row import LookupsByRow
+from ...stats.batches.stored_lookups import LONG_LOOKUPS
+from ..gpu_kernels.batch_lists import BatchLists, BatchRoom, RowMoves
+
+_ALIGNMENT = 64
+"""Bytes; what the widest loads of kernels and the engines of copies like."""
+_SPARE_SHARE = 0.25
+"""Room beyond the largest batch so far, so that few batches need more again."""
+MOVES = ("write_back", "fetch", "initialize")
+"""Lists of rows to move, in the order of their work."""
+_NUMPY = {
+    torch.uint8: np.uint8,
+    torch.uint16: np.uint16,
+    torch.int32: np.int32,
+    torch.float32: np.float32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A list within the range of bytes."""
+
+    first_byte: int
+    count: int
+    dtype: torch.dtype
+
+    @property
+    def stop_byte(self) -> int:
+        return self.first_byte + self.count * self.dtype.itemsize
+
+    def of(self, packed: torch.Tensor) -> torch.Tensor:
+        """The list as a view of the bytes."""
+        return packed[self.first_byte : self.stop_byte].view(self.dtype)
+
+
+@dataclass(frozen=True)
+class PackedRoom:
+    """The largest batch that has room, and the places of its lists."""
+
+    num_samples: int
+    num_dense: int
+    widths: tuple[BatchRoom, ...]
+    """The lookups of each row width."""
+    num_rates: tuple[int, ...]
+    """Numbers of the row optimizer of each width, see `row_rates`."""
+    num_moves: int
+    """Rows to move, of all widths and both ways."""
+
+    @cached_property
+    def sections(self) -> Mapping[str, Section]:
+        """All lists by name, in the order of their bytes."""
+        sections: dict[str, Section] = {}
+        next_byte = 0
+        for name, count, dtype in self._lists():
+            sections[name] = Section(next_byte, count, dtype)
+            next_byte = -(-sections[name].stop_byte // _ALIGNMENT) * _ALIGNMENT
+        return sections
+
+    @property
+    def num_bytes(self) -> int:
+        return self.sections["moves"].stop_byte
+
+    def _lists(self) -> Iterator[tuple[str, int, torch.dtype]]:
+        yield "label", self.num_samples, torch.uint8
+        yield "dense", self.num_samples * self.num_dense, torch.float32
+        for width, (room, num_rates) in enumerate(zip(self.widths, self.num_rates, strict=True)):
+            yield f"rates{width}", num_rates, torch.float32
+            # Tensors without memory, for their sizes and types.
+            lists = room.new_lists(torch.device("meta"))
+            for name, tensor in lists._asdict().items():
+                yield f"{name}{width}", tensor.numel(), tensor.dtype
+        yield "moves", 2 * self.num_moves + len(MOVES) * len(self.widths), torch.int32
+
+    def with_room_for(self, widths: Sequence[HostLists], num_moves: int) -> PackedRoom:
+        """This room, or more where a batch does not fit."""
+        rooms = []
+        for room, lists in zip(self.widths, widths, strict=True):
+            rooms.append(
+                replace(
+                    room,
+                    num_rows=_grown(room.num_rows, lists.rows_U.size),
+                    num_long=_grown(room.num_long, lists.long_rows_L.size),
+                    num_staged=_grown(room.num_staged, lists.staged_C.size),
+                )
+            )
+        grown = replace(self, widths=tuple(rooms), num_moves=_grown(self.num_moves, num_moves))
+        return self if grown == self else grown
+
+    def lists_on(self, packed: torch.Tensor, width: int) -> BatchLists:
+        """The lookups of a width as views of a packed batch."""
+        return BatchLists(*(self.sections[f"{name}{width}"].of(packed) for name in BatchLists._fields))
+
+
+@dataclass(frozen=True, slots=True)
+class HostLists:
+    """The lookups of a batch in the tables of one width, as they are packed."""
+
+    order_N: NDArray[np.int32]
+    """Samples."""
+    rows_U: NDArray[np.int32]
+    row_offsets_F1: NDArray[np.int64]
+    starts_U: NDArray[np.int32]
+    """Numbers within the table."""
+    long_rows_L: NDArray[np.int64]
+    """Positions within the table."""
+    long_offsets_F1: NDArray[np.int64]
+    staged_C: NDArray[np.int64]
+    staged_offsets_F1: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls, lookups: LookupsByRow, num_samples: int, own_U: NDArray[np.int64], staged_U: NDArray[np.int64]
+    ) -> HostLists:
+        """The lists of lookups by row, one lookup of each table in a sample.
+
+        Args:
+            lookups: of the batch.
+            num_samples: of the batch.
+            own_U: slot of each distinct row that lives on the fast tier, else -1.
+            staged_U: slots of the others, in their order.
+        """
+        num_tables = lookups.first_F1.size - 1
+        num_rows_F = np.diff(lookups.first_F1)
+        long_rows = np.flatnonzero(lookups.counts_U > LONG_LOOKUPS)
+        long_offsets_F1 = np.searchsorted(long_rows, lookups.first_F1)
+        staged_offsets_F1 = np.searchsorted(np.flatnonzero(own_U < 0), lookups.first_F1)
+        assert staged_offsets_F1[-1] == staged_U.size, "the plan lists too few rows"
+        lookups_before_U = np.repeat(np.arange(num_tables) * num_samples, num_rows_F)
+        return cls(
+            order_N=lookups.order_N // np.int32(num_tables),
+            rows_U=lookups.rows_U,
+            row_offsets_F1=lookups.first_F1,
+            starts_U=lookups.starts_U1[:-1] - lookups_before_U,
+            long_rows_L=long_rows - np.repeat(lookups.first_F1[:-1], np.diff(long_offsets_F1)),
+            long_offsets_F1=long_offsets_F1,
+            staged_C=staged_U,
+            staged_offsets_F1=staged_offsets_F1,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """A batch in a range of bytes."""
+
+    room: PackedRoom
+    slot: torch.Tensor
+    """The bytes, in pinned memory."""
+    num_samples: int
+    num_bytes: int
+    """Up to the end of the rows to move; what is behind is not sent."""
+    num_moves: tuple[tuple[int, ...], ...]
+    """Of each width the rows of each list of `MOVES`."""
+
+    def set_rates(self, width: int, rates_T: NDArray[np.float32]) -> None:
+        """Write the numbers of a width's row optimizer for the step."""
+        self.room.sections[f"rates{width}"].of(self.slot).numpy()[:] = rates_T
+
+    def moves_on(self, packed: torch.Tensor, width: int, kind: int) -> RowMoves:
+        """The rows of one list as views of the packed batch: sources and targets are as they were packed."""
+        before = sum(2 * count + 1 for counts in self.num_moves[:width] for count in counts)
+        before += sum(2 * count + 1 for count in self.num_moves[width][:kind])
+        count = self.num_moves[width][kind]
+        moves = self.room.sections["moves"].of(packed)[before : before + 1 + 2 * count]
+        return RowMoves(moves[:1], moves[1 : 1 + count], moves[1 + count :])
+
+
+def pack(
+    room: PackedRoom,
+    slot: torch.Tensor,
+    label_B: NDArray[np.float32],
+    dense_BK: NDArray[np.float32],
+    widths: Sequence[HostLists],
+    moves: Sequence[Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]],
+) -> PackedBatch:
+    """Write a batch, which has room, to a range of bytes.
+
+    Args:
+        room: where everything goes.
+        slot: (at least ``room.num_bytes``,) uint8 of the host, written.
+        label_B: each 0 or 1.
+        dense_BK: of the samples.
+        widths: lookups of each width.
+        moves: of each width and list of `MOVES` the rows that are read, and where they are written.
+    """
+
+    packed = slot.numpy()
+
+    def put(name: str, values: NDArray[np.generic]) -> None:
+        section = room.sections[name]
+        place = packed[section.first_byte : section.stop_byte].view(_NUMPY[section.dtype])
+        place[: values.size] = values.reshape(-1)
+
+    num_samples = label_B.size
+    put("label", label_B)
+    put("dense", dense_BK)
+    for width, lists in enumerate(widths):
+        num_tables = lists.row_offsets_F1.size - 1
+        put(f"num_samples_1{width}", np.array([num_samples]))
+        put(f"order_offsets_F1{width}", np.arange(num_tables + 1) * num_samples)
+        for name in HostLists.__slots__:
+            put(f"{name}{width}", getattr(lists, name))
+    # Counts stand before the rows of their list, for kernels that read them on the device.
+    parts = [
+        part
+        for lists_of_width in moves
+        for sources_N, targets_N in lists_of_width
+        for part in (np.array([sources_N.size]), sources_N, targets_N)
+    ]
+    rows = np.concatenate(parts)
+    put("moves", rows)
+    num_bytes = room.sections["moves"].first_byte + 4 * rows.size
+    counts = tuple(tuple(sources_N.size for sources_N, _ in of_width) for of_width in moves)
+    return PackedBatch(room, slot, num_samples, num_bytes, counts)
+
+
+def _grown(room: int, needed: int) -> int:
+    return room if needed <= room else int(needed * (1 + _SPARE_SHARE))

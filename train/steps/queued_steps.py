@@ -1,0 +1,368 @@
+"""Training steps queued on a device: the host packs, sends and queues, and waits for nothing.
+
+A step, in the order of its work:
+    1. its batch goes up in one copy, from a slot of pinned memory that another thread has filled;
+    2. in the stream of moves rows are written back, fetched and initialized, by lists that came with it;
+    3. compute decodes where each row is, gathers the rows, passes the dense layers forward and backward, sums
+       the gradients of each row and updates it, and takes a step of the dense layers.
+Events order the three: a copy waits for the step that last read its place on the device, moves wait for the
+copy and for the last step that used what they overwrite, compute waits for both.
+
+What cannot be packed is done at once, while the device stands still: batches in passes, lookups in place
+(hybrid), bags, shares, and FAE's copies of all hot rows.
+"""
+# ruff: noqa: N815  (tensors carry shape suffixes)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ..data.batch import Batch
+from ..device.verbs import Device, Event, Graph
+from ..execution.embeddings import PlannedStep, RowWidth, WidthStep
+from ..execution.queued_transfers import QueuedTransfers
+from ..gpu_kernels.batch_lists import (
+    BatchLists,
+    BatchRoom,
+    DecodedBatch,
+    RowTensors,
+    SeedTables,
+    SlotLayout,
+    StepNumbers,
+)
+from ..recipe.learning_rates import StepRates
+from ..rows.tiers import FileTier
+from .input_ring import InputRing
+from .packed_batch import MOVES, HostLists, PackedBatch, PackedRoom, pack
+from .step_runner import PreparedStep, StepParts, StepsAtOnce
+
+Kernels = Mapping[str, Callable[..., None]]
+"""Kernels by name, see `gpu_kernels.kernel_table`."""
+_LOSSES_AT_ONCE = 256
+"""Losses whose memory is allocated together."""
+
+
+class QueuedSteps:
+    """The steps of a run on a device.
+
+    Args:
+        device: runs them.
+        parts: what steps work on.
+        kernels: of the device.
+        batch_size: samples of the largest batch.
+        num_dense: dense features.
+        num_ahead: batches that are read ahead, at most.
+        is_recorded: whether work with fixed memory is recorded once and replayed; all kernels must allow it.
+    """
+
+    is_at_once = False
+
+    def __init__(
+        self,
+        device: Device,
+        parts: StepParts,
+        kernels: Kernels,
+        batch_size: int,
+        num_dense: int,
+        num_ahead: int,
+        *,
+        is_recorded: bool,
+    ) -> None:
+        self._device = device
+        self._parts = parts
+        self._kernels = kernels
+        self._is_recorded = is_recorded
+        self._at_once = StepsAtOnce(parts)
+        self._widths = [_WidthOnDevice.of(width, device) for width in parts.embeddings.widths]
+        # The kernels add up a batch as one.
+        self._has_shares = any(
+            width.executor.shares is not None and width.executor.shares.num_shares > 1
+            for width in parts.embeddings.widths
+        )
+        assert isinstance(parts.embeddings.transfers, QueuedTransfers), "host and device take turns"
+        self._transfers = parts.embeddings.transfers
+        self._ring = InputRing(device, num_ahead)
+        self._num_inputs = num_ahead
+        self._num_sent = 0
+        # That of the thread that packs; inputs on the device follow when its first batch is sent.
+        self._packing_room = PackedRoom(
+            batch_size,
+            num_dense,
+            tuple(BatchRoom(batch_size, len(width.tables), 0, 0, 0) for width in parts.embeddings.widths),
+            tuple(width.executor.optimizer.step_rates(0.0).size for width in parts.embeddings.widths),
+            0,
+        )
+        self._room: PackedRoom | None = None
+        self._inputs: list[_Inputs] = []
+        self._work: list[_WidthWork] = []
+        self._losses = device.allocate([0], torch.float64)
+        self._num_losses = 0
+
+    def prepare(self, step: PlannedStep) -> PreparedStep:
+        if self._has_shares or not all(map(_can_be_queued, step.parts)):
+            return PreparedStep(step)
+        num_samples = step.batch.num_samples
+        widths = []
+        moves = []
+        for width, part in zip(self._widths, step.parts, strict=True):
+            own_U, _ = width.rows.executor.fast.layout.slots_of(part.lookups)
+            staged_U = np.empty(0, np.int64) if part.plan.staged_U is None else part.plan.staged_U
+            widths.append(HostLists.of(part.lookups, num_samples, own_U, staged_U))
+            moves.append(width.moves_of(part))
+        num_moves = sum(sources_N.size for of_width in moves for sources_N, _ in of_width)
+        self._packing_room = self._packing_room.with_room_for(widths, num_moves)
+        slot = self._ring.take(self._packing_room.num_bytes)
+        packed = pack(
+            self._packing_room,
+            slot,
+            step.batch.label_B.numpy(),
+            step.batch.dense_BK.numpy(),
+            widths,
+            moves,
+        )
+        return PreparedStep(step, packed)
+
+    def train(self, prepared: PreparedStep, number: int, rates: StepRates) -> torch.Tensor:
+        step, packed = prepared.step, prepared.packed
+        if packed is None or any(part.plan.copy_hot for part in step.parts):
+            self._device.synchronize()
+        if packed is None:
+            return self._at_once.train(prepared, number, rates)
+        for width, part in zip(self._widths, step.parts, strict=True):
+            width.rows.executor.copy_hot(part.plan)
+        self._make_room(packed.room)
+        inputs = self._send(packed, rates)
+        self._move_rows(step, packed, inputs)
+        self._device.wait("compute", inputs.copied)
+        self._queue(inputs, "look up", self._look_up)
+        loss_1 = self._new_loss()
+        self._device.launch("compute", self._train_dense, inputs, packed.num_samples, number, loss_1)
+        self._queue(inputs, "update", self._update)
+        self._device.launch("compute", self._step_dense, rates.dense)
+        inputs.read = self._device.record("compute")
+        self._parts.embeddings.mark_updated(step)
+        return loss_1[0]
+
+    def synchronize(self) -> None:
+        self._device.synchronize()
+
+    def _send(self, packed: PackedBatch, rates: StepRates) -> _Inputs:
+        """Queue the copy of a batch to the next inputs."""
+        inputs = self._inputs[self._num_sent % len(self._inputs)]
+        self._num_sent += 1
+        # What is known last is written last: the rates of the step.
+        for number, width in enumerate(self._widths):
+            packed.set_rates(number, width.rows.executor.optimizer.step_rates(rates.rows))
+        if inputs.read is not None:
+            self._device.wait("copies", inputs.read)
+        source = packed.slot[: packed.num_bytes]
+        self._device.copy("copies", source, inputs.packed[: packed.num_bytes])
+        inputs.copied = self._device.record("copies")
+        self._ring.sent(inputs.copied)
+        return inputs
+
+    def _move_rows(self, step: PlannedStep, packed: PackedBatch, inputs: _Inputs) -> None:
+        """Queue the transfers of a step, for which its compute waits."""
+        if step.item is None:
+            return
+        if any(isinstance(width.rows.executor.slow, FileTier) for width in self._widths):
+            self._transfers.wait_for(step.item)  # rows in a file are the work of the host
+            return
+        transfers, kind = self._transfers.begin(step.item)
+        self._device.wait("moves", inputs.copied)
+        for number, (width, transfer) in enumerate(zip(self._widths, transfers, strict=True)):
+            if transfer is None:
+                continue
+            width.rows.executor.note_transfer(transfer, kind)
+            write_back, fetch, initialize = (
+                packed.moves_on(inputs.packed, number, list_number) for list_number in range(len(MOVES))
+            )
+            # In this order: a slot is free, and a row up to date on the slow tier, once it is written back.
+            for name, moves, source, target in (
+                ("move_rows", write_back, width.fast, width.slow),
+                ("move_rows", fetch, width.slow, width.fast),
+                ("make_rows", initialize, width.seeds, width.fast),
+            ):
+                if moves.sources_N.numel():
+                    self._device.launch("moves", self._kernels[name], moves, source, target)
+        self._device.wait("compute", self._device.record("moves"))
+
+    def _look_up(self, inputs: _Inputs) -> None:
+        """Queue the vectors of all lookups."""
+        for width, work, lists in zip(self._widths, self._work, inputs.lists, strict=True):
+            self._launch("decode_batch", lists, width.layout, work.decoded)
+            slots_BF = work.decoded.slots_BF
+            self._launch(
+                "gather_rows", width.fast.weights_SD, slots_BF, lists.num_samples_1, work.vectors_BFD
+            )
+
+    def _update(self, inputs: _Inputs) -> None:
+        """Queue one optimizer step on every row of the batch."""
+        for width, work, lists, rates_T in zip(
+            self._widths, self._work, inputs.lists, inputs.rates, strict=True
+        ):
+            numbers = StepNumbers(rates_T, width.root_scales_T)
+            optimizer = width.rows.executor.optimizer
+            self._launch(
+                "sum_and_step",
+                lists,
+                work.decoded,
+                work.grad_BFD,
+                work.partials_LKD,
+                optimizer,
+                numbers,
+                width.fast,
+            )
+
+    def _train_dense(self, inputs: _Inputs, num_samples: int, number: int, loss_1: torch.Tensor) -> None:
+        """Pass the dense layers forward and backward; a kernel as far as the device is concerned."""
+        batch = Batch(
+            inputs.label_B[:num_samples].float(),
+            inputs.dense_BK[:num_samples],
+            np.empty((num_samples, 0), np.int32),
+            None,
+            is_hot_only=False,
+        )
+        embeddings = [work.vectors_BFD[:num_samples].detach() for work in self._work]
+        loss_1.copy_(self._parts.dense.train(batch, embeddings, number))
+        for emb_BFD, work in zip(embeddings, self._work, strict=True):
+            assert emb_BFD.grad is not None
+            work.grad_BFD[:num_samples].copy_(emb_BFD.grad)
+
+    def _step_dense(self, rate: float) -> None:
+        self._parts.dense_update.prepare(rate)
+        for optimizer in self._parts.dense_optimizers:
+            optimizer.step()
+
+    def _launch(self, name: str, *arguments: object) -> None:
+        self._device.launch("compute", self._kernels[name], *arguments)
+
+    def _queue(self, inputs: _Inputs, name: str, queue_work: Callable[[_Inputs], None]) -> None:
+        """Queue work with fixed memory: recorded at its first time for these inputs, and replayed."""
+        if not self._is_recorded:
+            queue_work(inputs)
+            return
+        if name not in inputs.graphs:
+            inputs.graphs[name] = self._device.capture(lambda: queue_work(inputs))
+        self._device.replay(inputs.graphs[name])
+
+    def _make_room(self, room: PackedRoom) -> None:
+        """Allocate memory on the device for batches of these sizes, where there is less."""
+        if room is self._room:
+            return
+        self._device.synchronize()
+        self._room = room
+        self._inputs = [_Inputs.of(room, self._device) for _ in range(self._num_inputs)]
+        self._work = [
+            _WidthWork.of(sizes, width.rows.embedding_dim, self._device)
+            for sizes, width in zip(room.widths, self._widths, strict=True)
+        ]
+
+    def _new_loss(self) -> torch.Tensor:
+        """(1,) float64 for the loss of a step, which whoever keeps it may read later."""
+        place = self._num_losses % _LOSSES_AT_ONCE
+        if place == 0:
+            self._losses = self._device.allocate([_LOSSES_AT_ONCE], torch.float64)
+        self._num_losses += 1
+        return self._losses[place : place + 1]
+
+
+@dataclass(slots=True)
+class _Inputs:
+    """A packed batch on the device."""
+
+    packed: torch.Tensor
+    label_B: torch.Tensor
+    dense_BK: torch.Tensor
+    lists: list[BatchLists]
+    """The lookups of each width."""
+    rates: list[torch.Tensor]
+    """Of each width the numbers of its row optimizer."""
+    copied: Event
+    """When the batch has arrived."""
+    read: Event | None = None
+    """When the step that reads it is done."""
+    graphs: dict[str, Graph] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, room: PackedRoom, device: Device) -> _Inputs:
+        packed = device.allocate([room.num_bytes], torch.uint8)
+        return cls(
+            packed,
+            room.sections["label"].of(packed),
+            room.sections["dense"].of(packed).view(room.num_samples, room.num_dense),
+            [room.lists_on(packed, width) for width in range(len(room.widths))],
+            [room.sections[f"rates{width}"].of(packed) for width in range(len(room.widths))],
+            device.record("copies"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _WidthWork:
+    """Memory of a step for one row width."""
+
+    decoded: DecodedBatch
+    vectors_BFD: torch.Tensor
+    grad_BFD: torch.Tensor
+    partials_LKD: torch.Tensor
+
+    @classmethod
+    def of(cls, room: BatchRoom, embedding_dim: int, device: Device) -> _WidthWork:
+        shape = [room.num_samples, room.num_tables, embedding_dim]
+        return cls(
+            room.new_decoded(device.torch_device),
+            device.allocate(shape, torch.float32),
+            device.allocate(shape, torch.float32),
+            room.new_partials(embedding_dim, device.torch_device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _WidthOnDevice:
+    """What kernels know of the rows of one width."""
+
+    rows: RowWidth
+    fast: RowTensors
+    slow: RowTensors
+    layout: SlotLayout
+    seeds: SeedTables
+    root_scales_T: torch.Tensor
+
+    @classmethod
+    def of(cls, width: RowWidth, device: Device) -> _WidthOnDevice:
+        executor = width.executor
+        fast, slow = executor.fast, executor.slow
+        for rows in (slow.weights_SD, slow.state_SW):
+            device.pin(rows)
+        return cls(
+            width,
+            RowTensors(fast.weights_SD, fast.state_SW),
+            RowTensors(slow.weights_SD, slow.state_SW),
+            SlotLayout.of(fast.layout, device.torch_device),
+            SeedTables.of(slow.layout, executor.initial, device.torch_device),
+            torch.from_numpy(executor.optimizer.root_scales).to(device.torch_device),
+        )
+
+    def moves_of(self, part: WidthStep) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Sources and targets of each of `MOVES` for a step."""
+        transfer = part.plan.transfer
+        if transfer is None or isinstance(self.rows.executor.slow, FileTier):
+            return [(_NONE, _NONE)] * len(MOVES)
+        write_back, fetch, initialize = transfer.write_back, transfer.fetch, transfer.initialize
+        return [
+            (write_back.slots_N, write_back.rows_N),
+            (fetch.rows_N, fetch.slots_N),
+            (initialize.rows_N, initialize.slots_N),
+        ]
+
+
+_NONE = np.empty(0, np.int64)
+
+
+def _can_be_queued(part: WidthStep) -> bool:
+    """Whether the device can do a step by itself: each row has a slot there, and each sample one lookup."""
+    return part.ids.bags_N is None and part.plan.in_place is None and part.plan.split is None

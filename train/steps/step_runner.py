@@ -1,0 +1,93 @@
+"""Who takes a training step: the loop hands over a batch with its plans and gets the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from ..execution.embeddings import Embeddings, PlannedStep
+from ..model.dense_step import DenseStep
+from ..recipe.dense_update import DenseUpdate
+from ..recipe.learning_rates import StepRates
+from ..work_threads import WorkThreads
+from .packed_batch import PackedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """A step as the loop gets it."""
+
+    step: PlannedStep
+    packed: PackedBatch | None = None
+    """The batch in a slot of pinned memory, where it is sent to a device."""
+
+
+class StepRunner(Protocol):
+    """Takes the training steps of a run, in order."""
+
+    is_at_once: bool
+    """Whether a step is done when `train` returns."""
+
+    def prepare(self, step: PlannedStep) -> PreparedStep:
+        """Do what can be done ahead, in the thread that reads ahead."""
+
+    def train(self, prepared: PreparedStep, number: int, rates: StepRates) -> torch.Tensor:
+        """Take a step; return the loss in nats, summed over the samples.
+
+        What a device was given may be done later: see `synchronize`.
+
+        Args:
+            number: of the step in the run.
+            rates: learning rates of the step.
+        """
+
+    def synchronize(self) -> None:
+        """Return once all steps are done: losses, weights and rows can be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """What a step works on."""
+
+    embeddings: Embeddings
+    dense: DenseStep
+    dense_update: DenseUpdate
+    dense_optimizers: Sequence[torch.optim.Optimizer]
+    threads: WorkThreads
+
+
+class StepsAtOnce:
+    """Takes each step as it is asked for.
+
+    Args:
+        parts: what steps work on.
+    """
+
+    is_at_once = True
+
+    def __init__(self, parts: StepParts) -> None:
+        self._parts = parts
+
+    def prepare(self, step: PlannedStep) -> PreparedStep:
+        return PreparedStep(step)
+
+    def train(self, prepared: PreparedStep, number: int, rates: StepRates) -> torch.Tensor:
+        step = prepared.step
+        parts = self._parts
+        parts.embeddings.wait_for_rows(step)
+        embeddings = parts.embeddings.look_up(step)
+        loss_sum = parts.dense.train(step.batch, embeddings, number)  # leaves the gradients
+        parts.dense_update.prepare(rates.dense)
+        # Embedding rows by our optimizer, dense layers by torch's, at the same time.
+        parts.threads.run_all(
+            partial(parts.embeddings.update, step, embeddings, rates.rows),
+            *(optimizer.step for optimizer in parts.dense_optimizers),
+        )
+        return loss_sum
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
