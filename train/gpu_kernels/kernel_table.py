@@ -33,7 +33,20 @@ TWINS = {
     "step_dense": "dense_twins",
 }
 """The module of each kernel's twin."""
-TRITON: dict[str, str] = {}
+TRITON = {
+    "decode_batch": "triton_batches",
+    "gather_rows": "triton_batches",
+    "sum_gradients": "triton_steps",
+    "sum_and_step": "triton_steps",
+    "step_rows": "triton_steps",
+    "move_rows": "triton_moves",
+    "make_rows": "triton_moves",
+    "gather_dots": "triton_dots",
+    "gather_dots_backward": "triton_dots",
+    "logistic_loss": "triton_dense",
+    "relu_backward": "triton_dense",
+    "step_dense": "triton_dense",
+}
 """The module of each kernel in Triton."""
 ENGINES = ("triton", "torch")
 

@@ -19,7 +19,7 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.fixture(params=["torch"])
+@pytest.fixture(params=["torch", "triton"])
 def engine(request: pytest.FixtureRequest) -> str:
     """How the kernels run."""
     if request.param == "triton" and importlib.util.find_spec("triton") is None:

@@ -1,0 +1,67 @@
+"""Every Triton kernel of every size compiles for an H200, which need not be there, to the code wanted."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+
+from hotset.stats.ranking.row_bytes import OPTIMIZERS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
+]
+DIMS = (16, 64, 128)
+WIDE = {"LDG.E.128", "LDGSTS.E.BYPASS.128"}
+ROW_KERNELS = {
+    *("_gather_rows", "_gather_dots", "_gather_dots_backward", "_move_rows"),
+    *("_sum_rows", "_sum_blocks", "_add_blocks", "_step_rows"),
+}
+
+
+@cache
+def compiled(dim: int) -> list[dict[str, Any]]:
+    """What is in the machine code of every kernel; compiled in a process without the interpreter."""
+    command = [sys.executable, "-m", "hotset.tests.support.compiled_kernels", str(dim), *OPTIMIZERS]
+    found = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True, timeout=600
+    )
+    assert found.returncode == 0, found.stderr
+    return [json.loads(line) for line in found.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_no_kernel_spills_registers(dim: int) -> None:
+    spilling = [each for each in compiled(dim) if each["stack"] or "LDL" in each or "STL" in each]
+    assert spilling == []
+    assert all(each["registers"] <= 128 for each in compiled(dim) if "*bf16" in each["types"])
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_rows_are_read_16_bytes_at_a_time(dim: int) -> None:
+    of_rows = [each for each in compiled(dim) if each["name"] in ROW_KERNELS and each["D"] == str(dim)]
+    assert {each["name"] for each in of_rows} == ROW_KERNELS
+    assert [each for each in of_rows if not WIDE & each.keys()] == []
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_products_and_sums_are_not_fused_where_bits_are_promised(dim: int) -> None:
+    names = ("_sum_rows", "_sum_blocks", "_add_blocks", "_step_rows", "_step_dense")
+    exact = [each for each in compiled(dim) if each["name"] in names]
+    # Divisions and roots are made of fused operations, and rounded correctly; nothing else has any.
+    plain = [each for each in exact if each.get("RULE", "none") in ("none", "sgd", "momentum")]
+    assert {each["name"] for each in plain} == set(names)
+    assert [each for each in plain if "FFMA" in each] == []
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_products_of_bfloat16_run_on_tensor_cores(dim: int) -> None:
+    dots = [each for each in compiled(dim) if "dots" in each["name"] and "*bf16" in each["types"]]
+    assert len(dots) == 2 and all(each["HMMA"] for each in dots)

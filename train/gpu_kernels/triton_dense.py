@@ -1,0 +1,185 @@
+"""Triton kernels around the dense layers: loss, ReLU and optimizer step; docstrings are in `dense_twins`."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .dense_rule import DenseRule
+from .dense_twins import BIAS_BLOCK, LOSS_BLOCK
+from .launching import EXACT
+
+_COLUMNS = 32
+_STEP_NUMBERS = 1024
+
+
+def logistic_loss(
+    logit_B: torch.Tensor,
+    label_B: torch.Tensor,
+    num_samples_1: torch.Tensor,
+    scale: float,
+    grad_B: torch.Tensor,
+    partials_K: torch.Tensor,
+    loss_1: torch.Tensor,
+) -> None:
+    """See `dense_twins.logistic_loss`."""
+    num_blocks = triton.cdiv(logit_B.numel(), LOSS_BLOCK)
+    _losses[(num_blocks,)](
+        logit_B, label_B, num_samples_1, scale, grad_B, partials_K, logit_B.numel(), R=LOSS_BLOCK, **EXACT
+    )
+    _add_losses[(1,)](partials_K, loss_1, num_blocks, R=triton.next_power_of_2(num_blocks))
+
+
+def relu_backward(
+    grad_BN: torch.Tensor, outputs_BN: torch.Tensor, partials_KN: torch.Tensor, bias_grad_N: torch.Tensor
+) -> None:
+    """See `dense_twins.relu_backward`."""
+    num_samples, num_outputs = grad_BN.shape
+    num_blocks = triton.cdiv(num_samples, BIAS_BLOCK)
+    num_parts = triton.cdiv(num_outputs, _COLUMNS)
+    _mask_by_relu[(num_blocks, num_parts)](
+        grad_BN, outputs_BN, partials_KN, num_samples, num_outputs, R=BIAS_BLOCK, C=_COLUMNS, num_warps=8
+    )
+    _add_biases[(num_parts,)](partials_KN, bias_grad_N, num_blocks, num_outputs, C=_COLUMNS)
+
+
+def step_dense(
+    rule: DenseRule,
+    rates_2: torch.Tensor,
+    weights_N: torch.Tensor,
+    grad_N: torch.Tensor,
+    states_KN: torch.Tensor,
+    rounded_N: torch.Tensor | None,
+) -> None:
+    """See `dense_twins.step_dense`."""
+    size = weights_N.numel()
+    keep, take = rule.keep, rule.take
+    _step_dense[(triton.cdiv(size, _STEP_NUMBERS),)](
+        rates_2,
+        weights_N,
+        grad_N,
+        states_KN,
+        weights_N if rounded_N is None else rounded_N,
+        size,
+        RULE=rule.name,
+        EPS=rule.eps,
+        DECAY=rule.decay,
+        KEEP_FIRST=keep[0],
+        KEEP_SECOND=keep[1],
+        TAKE_FIRST=take[0],
+        TAKE_SECOND=take[1],
+        IS_ROUNDED=rounded_N is not None,
+        R=_STEP_NUMBERS,
+        **EXACT,
+    )
+
+
+@triton.jit
+def _losses(
+    logits,
+    labels,
+    num_samples_1,
+    scale,
+    grads,
+    partials,
+    room,
+    R: tl.constexpr,
+):
+    sample = tl.program_id(0) * R + tl.arange(0, R)
+    is_sample = sample < tl.load(num_samples_1)
+    logit = tl.load(logits + sample, mask=is_sample, other=0.0).to(tl.float64)
+    label = tl.load(labels + sample, mask=is_sample, other=0).to(tl.float64)
+    # An exponent that is not positive, so that none overflows.
+    small = tl.exp(-tl.abs(logit))
+    loss = tl.maximum(logit, 0.0) - logit * label + tl.log(1.0 + small)
+    tl.store(partials + tl.program_id(0), tl.sum(tl.where(is_sample, loss, 0.0), axis=0))
+    small_32 = small.to(tl.float32)
+    one = tl.full((R,), 1.0, tl.float32)
+    chance = tl.div_rn(tl.where(logit >= 0.0, one, small_32), one + small_32)
+    grad = tl.where(is_sample, (chance - label.to(tl.float32)) * scale, 0.0)
+    tl.store(grads + sample, grad.to(grads.dtype.element_ty), mask=sample < room)
+
+
+@triton.jit
+def _add_losses(partials, loss, num_blocks, R: tl.constexpr):
+    block = tl.arange(0, R)
+    tl.store(loss, tl.sum(tl.load(partials + block, mask=block < num_blocks, other=0.0), axis=0))
+
+
+@triton.jit
+def _mask_by_relu(
+    grads,
+    outputs,
+    partials,
+    num_samples,
+    num_outputs,
+    R: tl.constexpr,
+    C: tl.constexpr,
+):
+    sample = tl.program_id(0) * R + tl.arange(0, R)
+    column = tl.program_id(1) * C + tl.arange(0, C)
+    at = sample.to(tl.int64)[:, None] * num_outputs + column[None, :]
+    is_number = (sample < num_samples)[:, None] & (column < num_outputs)[None, :]
+    grad = tl.load(grads + at, mask=is_number, other=0.0)
+    output = tl.load(outputs + at, mask=is_number, other=0.0)
+    grad = tl.where(output <= 0.0, 0.0, grad)
+    tl.store(grads + at, grad, mask=is_number)
+    total = tl.sum(grad.to(tl.float32), axis=0)
+    tl.store(partials + tl.program_id(0) * num_outputs + column, total, mask=column < num_outputs)
+
+
+@triton.jit
+def _add_biases(partials, bias_grads, num_blocks, num_outputs, C: tl.constexpr):
+    column = tl.program_id(0) * C + tl.arange(0, C)
+    total = tl.zeros((C,), tl.float32)
+    block = 0
+    while block < num_blocks:
+        total += tl.load(partials + block * num_outputs + column, mask=column < num_outputs, other=0.0)
+        block += 1
+    tl.store(bias_grads + column, total, mask=column < num_outputs)
+
+
+@triton.jit
+def _step_dense(
+    rates,
+    weights,
+    grads,
+    states,
+    rounded,
+    size,
+    RULE: tl.constexpr,
+    EPS: tl.constexpr,
+    DECAY: tl.constexpr,
+    KEEP_FIRST: tl.constexpr,
+    KEEP_SECOND: tl.constexpr,
+    TAKE_FIRST: tl.constexpr,
+    TAKE_SECOND: tl.constexpr,
+    IS_ROUNDED: tl.constexpr,
+    R: tl.constexpr,
+):
+    number = tl.program_id(0) * R + tl.arange(0, R)
+    is_number = number < size
+    rate = tl.load(rates)
+    weight = tl.load(weights + number, mask=is_number, other=0.0)
+    grad = tl.load(grads + number, mask=is_number, other=0.0)
+    if DECAY != 0.0:
+        grad = grad + weight * DECAY
+    if RULE == "sgd":
+        weight = weight - grad * rate
+    elif RULE == "adagrad":
+        squares = tl.load(states + number, mask=is_number, other=1.0) + grad * grad
+        tl.store(states + number, squares, mask=is_number)
+        weight = weight - tl.div_rn(grad * rate, tl.sqrt_rn(squares) + EPS)
+    else:
+        tl.static_assert(RULE == "adam")
+        mean = tl.load(states + number, mask=is_number, other=0.0) * KEEP_FIRST + grad * TAKE_FIRST
+        square_at = states + size + number
+        square = tl.load(square_at, mask=is_number, other=1.0) * KEEP_SECOND + (grad * grad) * TAKE_SECOND
+        tl.store(states + number, mean, mask=is_number)
+        tl.store(square_at, square, mask=is_number)
+        root_scale = tl.full((R,), 0.0, tl.float32) + tl.load(rates + 1)
+        weight = weight - tl.div_rn(mean * rate, tl.div_rn(tl.sqrt_rn(square), root_scale) + EPS)
+    tl.store(weights + number, weight, mask=is_number)
+    if IS_ROUNDED:
+        tl.store(rounded + number, weight.to(tl.bfloat16), mask=is_number)
