@@ -7,9 +7,8 @@ Reads the vocabulary's counts, and the ids once to count fully hot samples; all 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from ..stats.prediction.row_loads import EpochUses
 from ..stats.prediction.step_times import compute_seconds, predict, where_more_stops_paying
 from ..stats.prediction.workload import Budget, Machine, Prediction, Workload
 from ..stats.staging.staging_size import MOST_PREFETCH
+from .advice_record import ChosenOption, DescribedWorkload, MemoryOption, PlacementAdvice, PredictedStep
 from .config import TrainConfig
 from .model.dcn_shape import DcnShape
 from .model.dlrm_shape import DlrmShape, dlrm_shape
@@ -63,7 +63,7 @@ class AdviceConfig:
 
 def advise(
     folder: Path, config: AdviceConfig, machine: Machine, resources: Resources = DEFAULT_RESOURCES
-) -> dict[str, Any]:
+) -> PlacementAdvice:
     """Predict every placement at every size of fast memory.
 
     Returns:
@@ -83,16 +83,23 @@ def advise(
     # Hot lookups of every budget are counted in one pass over the samples.
     budgets = [budget for size in sizes for budget in _budgets(size, workload)]
     counted = _count_hot(budgets, vocabulary, samples, plan, resources)
-    options = []
+    options: list[MemoryOption] = []
     for size in sizes:
         predictions = [one for budget in counted[size] for one in predict(workload, machine, budget)]
         options.append(_option(size, predictions))
+    best, enough = _conclusion(options)
     return {
         "workload": _described(workload),
-        "machine": asdict(machine),
+        "machine": {
+            "link_bytes_per_second": machine.link_bytes_per_second,
+            "host_bytes_per_second": machine.host_bytes_per_second,
+            "flops": machine.flops,
+            "step_seconds": machine.step_seconds,
+        },
         "compute_seconds": compute_seconds(workload, machine),
         "options": options,
-        **_conclusion(options),
+        "best": best,
+        "enough": enough,
     }
 
 
@@ -220,7 +227,7 @@ def _count_hot(
     return counted
 
 
-def _option(fast_bytes: int, predictions: Sequence[Prediction]) -> dict[str, Any]:
+def _option(fast_bytes: int, predictions: Sequence[Prediction]) -> MemoryOption:
     """The best prediction of each placement that fits, the fastest first; then those that do not."""
     fitting = [one for one in predictions if one.memory_bytes <= fast_bytes]
     best = _cheapest_of_each(fitting, lambda one: one.step_seconds)
@@ -242,11 +249,22 @@ def _cheapest_of_each(
     return list(best.values())
 
 
-def _plain(one: Prediction) -> dict[str, Any]:
-    return asdict(one) | {"memory_bytes": one.memory_bytes}
+def _plain(one: Prediction) -> PredictedStep:
+    return {
+        "placement": one.placement,
+        "hot_bytes": one.hot_bytes,
+        "step_seconds": one.step_seconds,
+        "compute_seconds": one.compute_seconds,
+        "to_fast_bytes": one.to_fast_bytes,
+        "to_slow_bytes": one.to_slow_bytes,
+        "memory": one.memory,
+        "initialized_bytes": one.initialized_bytes,
+        "prefetch": one.prefetch,
+        "memory_bytes": one.memory_bytes,
+    }
 
 
-def _conclusion(options: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _conclusion(options: Sequence[MemoryOption]) -> tuple[ChosenOption, ChosenOption]:
     """The fastest of all, and the smallest size from which more memory gains less than 1%.
 
     Raises:
@@ -263,21 +281,29 @@ def _conclusion(options: Sequence[dict[str, Any]]) -> dict[str, Any]:
     seconds = [option["placements"][0]["step_seconds"] for option in fitting]
     fastest = fitting[seconds.index(min(seconds))]
     enough = fitting[where_more_stops_paying(seconds)]
+    return _chosen(fastest), _chosen(enough)
+
+
+def _chosen(option: MemoryOption) -> ChosenOption:
+    first = option["placements"][0]
     return {
-        "best": {"fast_bytes": fastest["fast_bytes"], **_named(fastest)},
-        "enough": {"fast_bytes": enough["fast_bytes"], **_named(enough)},
+        "fast_bytes": option["fast_bytes"],
+        "placement": first["placement"],
+        "step_seconds": first["step_seconds"],
     }
 
 
-def _named(option: dict[str, Any]) -> dict[str, Any]:
-    first = option["placements"][0]
-    return {"placement": first["placement"], "step_seconds": first["step_seconds"]}
-
-
-def _described(workload: Workload) -> dict[str, Any]:
-    kept = asdict(workload)
-    del kept["rates"]
-    return kept | {
+def _described(workload: Workload) -> DescribedWorkload:
+    return {
+        "num_rows": workload.num_rows,
+        "num_train_samples": workload.num_train_samples,
+        "batch_size": workload.batch_size,
+        "vector_bytes": workload.vector_bytes,
+        "row_bytes": workload.row_bytes,
+        "flops_per_sample": workload.flops_per_sample,
+        "dense_bytes": workload.dense_bytes,
+        "activation_bytes": workload.activation_bytes,
+        "input_bytes": workload.input_bytes,
         "lookups_per_sample": workload.rates.lookups_per_sample,
         "unique_rows_per_batch": _unique_rows(workload),
     }

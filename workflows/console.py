@@ -14,10 +14,10 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -201,7 +201,7 @@ def _is_called_by_path() -> bool:
     return Path(sys.argv[0]).name == "hotset" and shutil.which("hotset") is None
 
 
-def print_json(result: dict[str, Any]) -> None:
+def print_json(result: Mapping[str, object]) -> None:
     """Print one JSON object on stdout."""
     print(json.dumps(result, indent=1, default=str))
 

@@ -5,7 +5,7 @@ One pass over samples/ and the labels of columns/; memory is two bytes per row.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,19 @@ NUM_CATEGORIES = 8
 """Categories of a table."""
 
 
-def top_categories(inspected: Inspected) -> list[dict[str, Any]]:
+class CategoryRow(TypedDict):
+    """A category with many lookups, see `top_categories`."""
+
+    table: str
+    id: int
+    category: str
+    num_lookups: int
+    lookup_share: float
+    is_hot: bool | None
+    label_rate: float | None
+
+
+def top_categories(inspected: Inspected) -> list[CategoryRow]:
     """The categories of each table with the most lookups, from the most to the least.
 
     Returns:
@@ -39,7 +51,7 @@ def top_categories(inspected: Inspected) -> list[dict[str, Any]]:
     most = [most_frequent(counts, NUM_CATEGORIES) for counts in inspected.counts]
     chosen = [ids[counts[ids] > 0] for ids, counts in zip(most, inspected.counts, strict=True)]
     rates = _label_rates(inspected, chosen)
-    found = []
+    found: list[CategoryRow] = []
     for table, ids, rates_of_ids in zip(inspected.tables, chosen, rates, strict=True):
         rows = open_table(inspected.folder, table.name).rows(ids.tolist())
         found += [

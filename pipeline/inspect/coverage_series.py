@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,18 @@ POINTS_PER_DECADE = 6
 SMALLEST_BUDGET = 1 << 14
 
 
-def coverage(names: Sequence[str], counts: Sequence[NDArray[np.int64]]) -> list[dict[str, Any]]:
+class CoverageRow(TypedDict):
+    """The lookups that the most looked-up rows of a table serve."""
+
+    table: str
+    num_rows: int
+    lookup_share: float
+    """Share of the table's lookups, in [0, 1]."""
+
+
+def coverage(names: Sequence[str], counts: Sequence[NDArray[np.int64]]) -> list[CoverageRow]:
     """Per table and number of its most looked-up rows: table, num_rows, lookup_share in [0, 1]."""
-    found = []
+    found: list[CoverageRow] = []
     for name, count in zip(names, counts, strict=True):
         # Sorting millions of counts is what takes time here, and by frequency they fall already.
         falling = count if bool((count[1:] <= count[:-1]).all()) else np.sort(count)[::-1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,48 @@ MOST_PLANNED_LOOKUPS = 1 << 28
 """Lookups of mixed batches up to which training plans an epoch as a whole."""
 
 
-def default_runs(inspected: Inspected) -> dict[str, Any]:
+class RunSettings(TypedDict, total=False):
+    """What the runs were simulated with, see `default_runs`; empty where there is no run to simulate."""
+
+    batch_size: int
+    order: str
+    seed: int
+    prefetch: int
+    hot_bytes: int
+    staging_bytes: int
+    num_slots: int
+    cache_slots: int
+    cache_policy: str
+    window: int | None
+    row_bytes: int
+    embedding_optimizer: str
+    num_batches: int
+    num_epoch_batches: int
+    num_samples: int
+
+
+class MovedRow(TypedDict):
+    """What one placement moves, see `default_runs`."""
+
+    placement: str
+    fast_bytes: int
+    bytes_to_fast: int
+    bytes_to_slow: int
+    bytes_to_fast_per_sample: float
+    bytes_to_slow_per_sample: float
+    rows_initialized: int
+    shortened: int
+    split: int
+
+
+class DefaultRuns(TypedDict):
+    """The placements with the settings that training has by default."""
+
+    settings: RunSettings
+    placements: list[MovedRow]
+
+
+def default_runs(inspected: Inspected) -> DefaultRuns:
     """Bytes that each placement moves in the first epoch with the settings `hotset train` has by default.
 
     Returns:
@@ -125,7 +166,7 @@ class _Moved:
     shortened: int = 0
     split: int = 0
 
-    def row(self, num_samples: int) -> dict[str, Any]:
+    def row(self, num_samples: int) -> MovedRow:
         """The row of the series."""
         return {
             "placement": self.placement,
@@ -140,7 +181,7 @@ class _Moved:
         }
 
 
-def _settings(shards: Manifest, epoch: _Epoch, areas: Sequence[StagingArea]) -> dict[str, Any]:
+def _settings(shards: Manifest, epoch: _Epoch, areas: Sequence[StagingArea]) -> RunSettings:
     totals = ShardsTotals.of(shards)
     packed = ShardSettings.of(shards)
     # A hot row is one before the first cold one of its table.

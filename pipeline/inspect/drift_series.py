@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Literal, SupportsInt, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,9 +104,61 @@ def _cut(name: str, first: int, stop: int, num_train: int) -> Iterator[LogPart]:
     yield LogPart(f"{name} (evaluation)" if is_both else name, middle, stop, False)
 
 
+class DriftPart(TypedDict):
+    """A part of the log under the plan's hot rows, see `drift`."""
+
+    name: str
+    is_training: bool
+    num_samples: int
+    num_hot_rows: int | None
+    plan_hot_lookup_share: float
+    plan_hot_sample_share: float
+    no_id_share: float
+
+
+PartShare = Literal["plan_hot_lookup_share", "plan_hot_sample_share", "no_id_share"]
+"""Shares of a `DriftPart`."""
+ServedShare = Literal["hot_lookup_share", "hot_sample_share", "unseen_lookup_share"]
+"""Shares of `ServedShares`."""
+PairShare = Literal["common_rows_share", "hot_lookup_share", "hot_sample_share", "unseen_lookup_share"]
+"""Shares of a `DriftPair`."""
+
+
+class ServedShares(TypedDict):
+    """What hot rows serve."""
+
+    hot_lookup_share: float
+    hot_sample_share: float
+    unseen_lookup_share: float
+
+
+class DriftPair(ServedShares):
+    """What the hot rows of one part serve in another."""
+
+    chosen_on: str
+    serves: str
+    age: int
+    common_rows_share: float | None
+
+
+class DriftAge(ServedShares):
+    """What hot rows of one age serve in the mean."""
+
+    age: int
+
+
+class Drift(TypedDict):
+    """How hot rows age, see `drift`."""
+
+    budget_bytes: int
+    parts: list[DriftPart]
+    pairs: list[DriftPair]
+    by_age: list[DriftAge]
+
+
 def drift(
     folder: Path, budget_bytes: int, resources: Resources = DEFAULT_RESOURCES, *, num_parts: int | None = None
-) -> dict[str, Any]:
+) -> Drift:
     """Measure how the hot set that each training part would choose serves every part.
 
     Args:
@@ -251,11 +303,11 @@ class _Drift:
                 yield read_lookups(self.samples, entry, start, stop)
 
 
-def _share(part: Any, whole: Any) -> float:
+def _share(part: SupportsInt, whole: SupportsInt) -> float:
     return int(part) / int(whole) if whole else 0.0
 
 
-def _part(part: LogPart, judged: _Judged, number: int, num_hot: list[int]) -> dict[str, Any]:
+def _part(part: LogPart, judged: _Judged, number: int, num_hot: list[int]) -> DriftPart:
     lookups = judged.lookups[number]
     # The plan is the last hot set.
     plan = (-1, number)
@@ -272,7 +324,7 @@ def _part(part: LogPart, judged: _Judged, number: int, num_hot: list[int]) -> di
 
 def _pairs(
     parts: list[LogPart], judged: _Judged, num_hot: list[int], common_SS: NDArray[np.int64]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[DriftPair]:
     for s, number in np.ndindex(len(num_hot), len(parts)):
         lookups = judged.lookups[number]
         is_training = parts[number].is_training
@@ -288,15 +340,20 @@ def _pairs(
         }
 
 
-def _by_age(judged: _Judged) -> list[dict[str, Any]]:
+def _by_age(judged: _Judged) -> list[DriftAge]:
     # The plan's set, the last, has no age: only the parts' own sets are averaged.
     served = (
         (judged.hot_lookups, judged.lookups),
         (judged.hot_samples, judged.samples),
         (judged.lookups[None, :] - judged.known_lookups, judged.lookups),
     )
-    means = [mean_by_age(part[:-1], whole) for part, whole in served]
+    lookups, samples, unseen = (mean_by_age(part[:-1], whole) for part, whole in served)
     return [
-        {"age": age} | {name: float(mean[age]) for name, mean in zip(AGED, means, strict=True)}
+        {
+            "age": age,
+            "hot_lookup_share": float(lookups[age]),
+            "hot_sample_share": float(samples[age]),
+            "unseen_lookup_share": float(unseen[age]),
+        }
         for age in range(judged.lookups.shape[0])
     ]

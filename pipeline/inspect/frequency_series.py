@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,18 +32,18 @@ from ..runtime.memory import available_bytes
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..sizes import format_byte_size
 from ..stages.pack import PackConfig
-from .category_series import top_categories
-from .coverage_series import coverage
-from .default_runs import MAX_LOOKUPS, default_runs
-from .drift_series import drift
-from .hot_sample_series import budgets, hot_samples
-from .hot_table_series import hot_tables
+from .category_series import CategoryRow, top_categories
+from .coverage_series import CoverageRow, coverage
+from .default_runs import MAX_LOOKUPS, DefaultRuns, default_runs
+from .drift_series import Drift, drift
+from .hot_sample_series import ListedBudgetRow, OrderRow, budgets, hot_samples
+from .hot_table_series import HotTableRow, hot_tables
 from .inspected_folder import Inspected, read_shards
 from .leaks import find_leaks
-from .log_series import log_series
-from .miss_ratio_series import miss_ratios
-from .provenance import provenance
-from .unique_rows_series import unique_rows_by_batch_size
+from .log_series import LogSeries, log_series
+from .miss_ratio_series import MissRatios, miss_ratios
+from .provenance import Provenance, provenance
+from .unique_rows_series import UniqueRowsRow, unique_rows_by_batch_size
 
 TOPS = (1, 10, 100, 1000)
 BATCH_SIZES = tuple(1 << power for power in range(6, 17))
@@ -55,13 +55,93 @@ _LOOKUP_BYTES = 16
 these two add up to 349 MiB."""
 
 
+class FeatureRow(TypedDict):
+    """How unevenly the lookups of a table are distributed over its rows."""
+
+    name: str
+    num_rows: int
+    num_lookups: int
+    top_share: dict[str, float]
+    """By number of the most looked-up rows their share of the lookups, in [0, 1]."""
+    rows_for_share: dict[str, int]
+    """By share of the lookups the rows that serve it."""
+
+
+class SampleCounts(TypedDict):
+    """Samples by kind."""
+
+    hot: int
+    mixed: int
+    evaluation: int
+    evaluation_hot: int
+
+
+class BatchCounts(TypedDict):
+    """Batches by kind, and their size."""
+
+    hot_only: int
+    mixed: int
+    evaluation: int
+    batch_size: int
+
+
+class OovCounts(TypedDict):
+    """Lookups of the out-of-vocabulary rows."""
+
+    oov_train: int
+    oov_evaluation: int
+    evaluation_share: float | None
+
+
+class Totals(TypedDict):
+    """The figures of a folder that stand beside its series."""
+
+    provenance: Provenance
+    num_samples: int
+    num_train_samples: int
+    num_features: int
+    num_rows: int
+    embedding_dim: int
+    row_bytes: int
+    samples: SampleCounts
+    mode: str
+    num_hot_rows: int
+    calibration: dict[str, Any] | None
+    """The plan's record of FAE's sampling, as its manifest has it."""
+    batches: BatchCounts | None
+    oov: OovCounts
+    warnings: list[str]
+
+
+class Series(TypedDict, total=False):
+    """The series that were asked for."""
+
+    features: list[FeatureRow]
+    budgets: list[ListedBudgetRow]
+    coverage: list[CoverageRow]
+    hot_samples: list[OrderRow]
+    miss_ratios: MissRatios
+    default_runs: DefaultRuns
+    unique_rows: list[UniqueRowsRow]
+    drift: Drift
+    hot_tables: list[HotTableRow]
+    log: LogSeries
+    categories: list[CategoryRow]
+
+
+class Statistics(Totals, Series):
+    """The access frequencies of a folder, plain data for JSON, Parquet and the report."""
+
+    left_out: list[str]
+
+
 def frequency_statistics(
     folder: Path,
     resources: Resources = DEFAULT_RESOURCES,
     *,
     series: Sequence[str] | None = None,
     num_parts: int | None = None,
-) -> dict[str, Any]:
+) -> Statistics:
     """Access frequencies of the training part of a preprocessed folder.
 
     Args:
@@ -88,7 +168,8 @@ def frequency_statistics(
         if not set(wanted) <= set(QUICK):
             _refuse_little_memory(inspected)
         found = {name: SERIES[name](inspected) for name in SERIES if name in wanted}
-        return _totals(inspected) | {"left_out": inspected.left_out} | found
+        totals = _totals(inspected)
+        return cast(Statistics, {**totals, "left_out": inspected.left_out, **found})
     # Our own errors are some of DAMAGE's types, and name their file already.
     except HotsetError:
         raise
@@ -117,7 +198,7 @@ def _refuse_little_memory(inspected: Inspected) -> None:
         )
 
 
-def _totals(inspected: Inspected) -> dict[str, Any]:
+def _totals(inspected: Inspected) -> Totals:
     plan = inspected.plan
     totals = PlanTotals.of(plan)
     settings = PlanSettings.of(plan)
@@ -130,7 +211,12 @@ def _totals(inspected: Inspected) -> dict[str, Any]:
         "num_rows": VocabularyTotals.of(inspected.vocabulary).num_rows,
         "embedding_dim": settings.embedding_dim,
         "row_bytes": totals.row_bytes,
-        "samples": totals.samples.to_json(),
+        "samples": {
+            "hot": totals.samples.hot,
+            "mixed": totals.samples.mixed,
+            "evaluation": totals.samples.evaluation,
+            "evaluation_hot": totals.samples.evaluation_hot,
+        },
         "mode": settings.mode,
         "num_hot_rows": totals.num_hot_rows,
         "calibration": None if calibration is None else calibration.to_json(),
@@ -140,12 +226,12 @@ def _totals(inspected: Inspected) -> dict[str, Any]:
     }
 
 
-def features(inspected: Inspected) -> list[dict[str, Any]]:
+def features(inspected: Inspected) -> list[FeatureRow]:
     """Per table: name, num_rows, num_lookups, top_share (of lookups, by number of rows), rows_for_share."""
     return [_feature(table, count) for table, count in zip(inspected.tables, inspected.counts, strict=True)]
 
 
-def _feature(table: VocabularyTable, counts: NDArray[np.int64]) -> dict[str, Any]:
+def _feature(table: VocabularyTable, counts: NDArray[np.int64]) -> FeatureRow:
     counts = falling(counts)
     rows = rows_for_shares(counts, SHARES)
     return {
@@ -157,11 +243,11 @@ def _feature(table: VocabularyTable, counts: NDArray[np.int64]) -> dict[str, Any
     }
 
 
-def _coverage(inspected: Inspected) -> list[dict[str, Any]]:
+def _coverage(inspected: Inspected) -> list[CoverageRow]:
     return coverage([table.name for table in inspected.tables], inspected.counts)
 
 
-def _miss_ratios(inspected: Inspected) -> dict[str, Any]:
+def _miss_ratios(inspected: Inspected) -> MissRatios:
     batches = _batches(inspected.folder)
     return miss_ratios(
         inspected.vocabulary,
@@ -172,7 +258,7 @@ def _miss_ratios(inspected: Inspected) -> dict[str, Any]:
     )
 
 
-def _unique_rows(inspected: Inspected) -> list[dict[str, Any]]:
+def _unique_rows(inspected: Inspected) -> list[UniqueRowsRow]:
     if not inspected.num_train:
         inspected.left_out.append("distinct rows per batch: the log has no training samples")
         return []
@@ -183,7 +269,7 @@ def _unique_rows(inspected: Inspected) -> list[dict[str, Any]]:
     return unique_rows_by_batch_size(inspected.folder, BATCH_SIZES)
 
 
-def _drift(inspected: Inspected) -> dict[str, Any]:
+def _drift(inspected: Inspected) -> Drift:
     return drift(
         inspected.folder,
         PlanSettings.of(inspected.plan).hot_bytes,
@@ -192,26 +278,34 @@ def _drift(inspected: Inspected) -> dict[str, Any]:
     )
 
 
-def _batches(folder: Path) -> dict[str, Any] | None:
+def _batches(folder: Path) -> BatchCounts | None:
     shards = read_shards(folder)
     if shards is None:
         return None
-    batch_size = ShardSettings.of(shards).batch_size
-    return ShardsTotals.of(shards).batches.to_json() | {"batch_size": batch_size}
+    batches = ShardsTotals.of(shards).batches
+    return {
+        "hot_only": batches.hot_only,
+        "mixed": batches.mixed,
+        "evaluation": batches.evaluation,
+        "batch_size": ShardSettings.of(shards).batch_size,
+    }
 
 
-def _oov(inspected: Inspected) -> dict[str, Any]:
+def _oov(inspected: Inspected) -> OovCounts:
     """Lookups of the oov rows; their share of the evaluation's is None where lists make those uncounted."""
     tables = SamplesTotals.of(inspected.samples).tables
     num_evaluation = inspected.samples.num_samples - inspected.num_train
     oov_evaluation = sum(table.oov_evaluation for table in tables)
-    found = {"oov_train": sum(table.oov_train for table in tables), "oov_evaluation": oov_evaluation}
     # How many lookups a list has in the evaluation part is not recorded, so there is nothing to divide by.
     num_lookups = 0 if multi_hot(tables) else num_evaluation * len(tables)
-    return found | {"evaluation_share": oov_evaluation / num_lookups if num_lookups else None}
+    return {
+        "oov_train": sum(table.oov_train for table in tables),
+        "oov_evaluation": oov_evaluation,
+        "evaluation_share": oov_evaluation / num_lookups if num_lookups else None,
+    }
 
 
-SERIES: dict[str, Callable[[Inspected], Any]] = {
+SERIES: dict[str, Callable[[Inspected], object]] = {
     "features": features,
     "budgets": budgets,
     "coverage": _coverage,

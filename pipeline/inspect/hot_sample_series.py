@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +21,41 @@ from .other_orders import counted_levels, peeled_levels, sampled_levels
 BUDGETS = tuple(int(size) for size in (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB))
 
 
-def budgets(inspected: Inspected) -> list[dict[str, Any]]:
+class BudgetRow(TypedDict):
+    """What a budget makes hot."""
+
+    bytes: int
+    num_hot_rows: int
+    hot_lookup_share: float
+    """Share of the training lookups, in [0, 1]."""
+    hot_sample_share: float
+    """Share of the training samples that are fully hot, in [0, 1]."""
+
+
+class ListedBudgetRow(BudgetRow):
+    """A budget of the list that the terminal shows."""
+
+    is_chosen: bool
+    """Whether it is the plan's."""
+
+
+class OrderRow(BudgetRow):
+    """What a budget makes hot under one order of rows."""
+
+    order: str
+
+
+def budgets(inspected: Inspected) -> list[ListedBudgetRow]:
     """Per budget: bytes, num_hot_rows, hot_lookup_share, hot_sample_share, is_chosen (by the plan)."""
     chosen = PlanSettings.of(inspected.plan).hot_bytes
     sizes = sorted({*BUDGETS, chosen})
     return [
-        row | {"is_chosen": size == chosen}
+        {**row, "is_chosen": size == chosen}
         for row, size in zip(hot_by_budget(inspected, sizes), sizes, strict=True)
     ]
 
 
-def hot_by_budget(inspected: Inspected, sizes: Sequence[int]) -> list[dict[str, Any]]:
+def hot_by_budget(inspected: Inspected, sizes: Sequence[int]) -> list[BudgetRow]:
     """Count what is hot under each of the budgets, which rise: bytes, num_hot_rows, shares in [0, 1]."""
     num_hot, num_rows = _prefixes(inspected, sizes)
     (curve,) = _curves(inspected, [levels_of_tables(num_hot, inspected.tables)], len(sizes))
@@ -56,7 +80,7 @@ def _curves(inspected: Inspected, orders: list[Levels], num_budgets: int) -> lis
 
 def _as_rows(
     inspected: Inspected, sizes: Sequence[int], curve: HotCurve, num_rows: Sequence[int]
-) -> list[dict[str, Any]]:
+) -> list[BudgetRow]:
     num_lookups = max(1, curve.num_lookups)
     return [
         {
@@ -69,7 +93,7 @@ def _as_rows(
     ]
 
 
-def hot_samples(inspected: Inspected) -> list[dict[str, Any]]:
+def hot_samples(inspected: Inspected) -> list[OrderRow]:
     """Per order and budget: order, and what `hot_by_budget` says.
 
     The first order is that of the folder's ids; the others are ``frequency``, ``peel`` where `peeled_levels`
@@ -99,7 +123,7 @@ def hot_samples(inspected: Inspected) -> list[dict[str, Any]]:
         )
     curves = _curves(inspected, list(orders.values()), len(sizes))
     return [
-        {"order": order} | row
+        {"order": order, **row}
         for (order, levels), curve in zip(orders.items(), curves, strict=True)
         for row in _as_rows(inspected, sizes, curve, _rows_by_level(levels, len(sizes)))
     ]

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 from ..folders.stage_totals import PlanTotals, SamplesTotals
-from ..folders.table_info import SampleTable
 from .inspected_folder import Inspected
 
 
-def hot_tables(inspected: Inspected) -> list[dict[str, Any]]:
+class HotTableRow(TypedDict):
+    """What a table takes of the plan's fast memory and what it gives, see `hot_tables`."""
+
+    table: str
+    num_rows: int
+    num_hot_rows: int
+    hot_bytes: int
+    hot_bytes_share: float | None
+    lookup_share: float | None
+    hot_lookup_share: float | None
+    cold_lookup_share: float | None
+    oov_share: float | None
+    evaluation_oov_share: float | None
+
+
+def hot_tables(inspected: Inspected) -> list[HotTableRow]:
     """Per table what it takes of the plan's fast memory, and what it gives; shares are in [0, 1].
 
     Returns:
@@ -36,19 +50,18 @@ def hot_tables(inspected: Inspected) -> list[dict[str, Any]]:
             "lookup_share": _share(lookups[number], sum(lookups)),
             "hot_lookup_share": _share(hot_lookups[number], lookups[number]),
             "cold_lookup_share": _share(lookups[number] - hot_lookups[number], num_cold),
+            "oov_share": _share(table.oov_train, _num_lookups(table.lookups_train, inspected.num_train)),
+            "evaluation_oov_share": _share(
+                table.oov_evaluation, _num_lookups(table.lookups_evaluation, num_evaluation)
+            ),
         }
-        | _oov_shares(table, inspected.num_train, num_evaluation)
         for number, table in enumerate(SamplesTotals.of(inspected.samples).tables)
     ]
 
 
-def _oov_shares(table: SampleTable, num_train: int, num_evaluation: int) -> dict[str, float | None]:
-    train = num_train if table.lookups_train is None else table.lookups_train
-    evaluation = num_evaluation if table.lookups_evaluation is None else table.lookups_evaluation
-    return {
-        "oov_share": _share(table.oov_train, train),
-        "evaluation_oov_share": _share(table.oov_evaluation, evaluation),
-    }
+def _num_lookups(recorded: int | None, num_samples: int) -> int:
+    """Return the lookups of a table in a part of the log; only those of lists are recorded."""
+    return num_samples if recorded is None else recorded
 
 
 def _share(part: int, whole: int) -> float | None:

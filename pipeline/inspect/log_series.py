@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...stats.analysis.value_summary import NUM_BINS, ValueSummary
@@ -29,7 +30,75 @@ KINDS = ("hot", "mixed", "evaluation")
 """Kinds of samples, by number."""
 
 
-def log_series(inspected: Inspected) -> dict[str, list[dict[str, Any]]]:
+class LabelCounts(TypedDict):
+    """Samples and how many of them were clicked; None where the log has no labels."""
+
+    num_samples: int
+    num_clicks: int | None
+    label_rate: float | None
+
+
+class LabelRow(LabelCounts):
+    """Labels of one kind of samples: hot, mixed or evaluation."""
+
+    kind: str
+
+
+class PartRow(LabelCounts):
+    """Labels of one part of the log."""
+
+    part: str
+    is_training: bool
+
+
+class MissingRow(TypedDict):
+    """How often a feature has no value, see `log_series`."""
+
+    feature: str
+    type: str
+    missing_share: float | None
+    evaluation_missing_share: float | None
+    label_rate_missing: float | None
+    label_rate_present: float | None
+
+
+class DenseRow(TypedDict):
+    """The values of a dense feature, see `log_series`."""
+
+    feature: str
+    type: str
+    transform: str
+    num_values: int
+    missing_share: float | None
+    zero_share: float | None
+    negative_share: float | None
+    clamped_share: float | None
+    min: float | None
+    max: float | None
+    mean: float | None
+    quantiles: dict[str, float | None]
+
+
+class DenseBinRow(TypedDict):
+    """The values of a dense feature between two powers of two."""
+
+    feature: str
+    low: float
+    high: float
+    num_values: int
+
+
+class LogSeries(TypedDict):
+    """Labels and values as the log has them, see `log_series`."""
+
+    labels: list[LabelRow]
+    parts: list[PartRow]
+    missing: list[MissingRow]
+    dense: list[DenseRow]
+    dense_bins: list[DenseBinRow]
+
+
+def log_series(inspected: Inspected) -> LogSeries:
     """Labels and values as the log has them; shares and label rates are in [0, 1], None of nothing.
 
     Returns:
@@ -59,11 +128,15 @@ def log_series(inspected: Inspected) -> dict[str, list[dict[str, Any]]]:
     of_parts = sums.parts if log.has_label else np.full_like(sums.parts, -1)
     return {
         "labels": [
-            {"kind": kind} | _label_row(int(num), int(clicks))
+            {"kind": kind, **_label_row(int(num), int(clicks))}
             for kind, num, clicks in zip(KINDS, sums.kinds, labels, strict=True)
         ],
         "parts": [
-            {"part": part.name, "is_training": part.is_training} | _label_row(part.num_samples, int(clicks))
+            {
+                "part": part.name,
+                "is_training": part.is_training,
+                **_label_row(part.num_samples, int(clicks)),
+            }
             for part, clicks in zip(parts, of_parts, strict=True)
         ],
         "missing": list(_missing(log, sums)),
@@ -171,7 +244,7 @@ def _sum_file(
     return num_samples, sums
 
 
-def _missing_samples(column: Any, is_list: bool) -> NDArray[np.bool_] | None:
+def _missing_samples(column: pa.Array, is_list: bool) -> NDArray[np.bool_] | None:
     """(num_samples,) whether a sample has no value in the column; None where all have one."""
     values = column.values if is_list else column
     validity = validity_of(values)
@@ -188,7 +261,7 @@ def _as_bools(bitmap: NDArray[np.uint8], length: int) -> NDArray[np.bool_]:
     return np.unpackbits(bitmap, count=length, bitorder="little").astype(np.bool_)
 
 
-def _label_row(num_samples: int, num_clicks: int) -> dict[str, Any]:
+def _label_row(num_samples: int, num_clicks: int) -> LabelCounts:
     """Return samples, clicks and label rate; ``num_clicks`` is -1 where the log has no labels."""
     if num_clicks < 0:
         return {"num_samples": num_samples, "num_clicks": None, "label_rate": None}
@@ -203,7 +276,7 @@ def _share(part: float, whole: int) -> float | None:
     return float(part) / whole if whole else None
 
 
-def _missing(log: ColumnsTotals, sums: _Sums) -> Iterator[dict[str, Any]]:
+def _missing(log: ColumnsTotals, sums: _Sums) -> Iterator[MissingRow]:
     num_train = int(sums.kinds[:2].sum())
     clicks = int(sums.labels[:2].sum())
     for feature, name in enumerate(chain(log.dense, log.sparse)):
@@ -220,11 +293,11 @@ def _missing(log: ColumnsTotals, sums: _Sums) -> Iterator[dict[str, Any]]:
         }
 
 
-def _dense(log: ColumnsTotals, name: str, of: ValueSummary, sums: _Sums) -> dict[str, Any]:
+def _dense(log: ColumnsTotals, name: str, of: ValueSummary, sums: _Sums) -> DenseRow:
     num_values, num_zero, num_negative = of.counts.tolist()
     transform = "none" if name in log.untransformed else "log1p"
     total, low, high = of.numbers.tolist()
-    quantiles: list[Any] = [*of.quantiles(QUANTILES)] or [None] * len(QUANTILES)
+    quantiles: list[float | None] = [*of.quantiles(QUANTILES)] or [None] * len(QUANTILES)
     num_train = int(sums.kinds[:2].sum())
     return {
         "feature": name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,27 @@ NUM_BATCHES = 32
 NUM_SIZES = 7
 
 
+class MissRatioRow(TypedDict):
+    """What one policy loads again with one number of slots."""
+
+    policy: str
+    num_slots: int
+    bytes: int
+    num_refetched: int
+    refetched_share: float
+
+
+class MissRatios(TypedDict):
+    """The policies over one trace, see `miss_ratios`."""
+
+    batch_size: int
+    num_batches: int
+    prefetch: int
+    num_needed: int
+    num_first_uses: int
+    curve: list[MissRatioRow]
+
+
 def miss_ratios(
     vocabulary: Manifest,
     samples: Manifest,
@@ -29,7 +50,7 @@ def miss_ratios(
     *,
     seed: int = 0,
     num_batches: int = NUM_BATCHES,
-) -> dict[str, Any]:
+) -> MissRatios:
     """Count the rows loaded under each policy and size of a fast tier without pinned rows.
 
     Args:
@@ -49,26 +70,42 @@ def miss_ratios(
     train = VocabularyTotals.of(vocabulary).num_train_samples
     drawn = draw_trace(samples, train, num_batches * batch_size, resources, seed=seed)
     starts = drawn.batch_starts(batch_size)
-    facts = {"batch_size": batch_size, "num_batches": starts.shape[0] - 1, "prefetch": 0}
+    found: MissRatios = {
+        "batch_size": batch_size,
+        "num_batches": starts.shape[0] - 1,
+        "prefetch": 0,
+        "num_needed": 0,
+        "num_first_uses": 0,
+        "curve": [],
+    }
     # Less than one whole batch: simulations would have no step.
     if starts.shape[0] < 2:
-        return facts | {"num_needed": 0, "num_first_uses": 0, "curve": []}
+        return found
     stream = distinct_stream(drawn.rows, starts)
     # Number the rows that occur from 0, so that simulations need no room for the others.
     rows, keys = np.unique(stream.rows, return_inverse=True)
     sizes = slots_to_try(int(np.diff(stream.offsets).max()), rows.shape[0], NUM_SIZES)
     sweep = CacheSweep(RowStream(stream.offsets, keys), _places(vocabulary, rows), sizes[-1])
-    curve: list[dict[str, Any]] = []
+    curve = found["curve"]
     # Results come in the order of POLICIES, each with one number for each size.
-    for found in run_tasks(_run, [(sweep, policy, sizes) for policy in POLICIES], workers=resources.workers):
+    for fetches in run_tasks(
+        _run, [(sweep, policy, sizes) for policy in POLICIES], workers=resources.workers
+    ):
         policy = POLICIES[len(curve) // len(sizes)]
-        for size, again in zip(sizes, found, strict=True):
-            sizes_ = {"num_slots": size, "bytes": size * row_bytes}
-            share = again / stream.rows.shape[0]
-            curve.append({"policy": policy} | sizes_ | {"num_refetched": again, "refetched_share": share})
+        for size, again in zip(sizes, fetches, strict=True):
+            curve.append(
+                {
+                    "policy": policy,
+                    "num_slots": size,
+                    "bytes": size * row_bytes,
+                    "num_refetched": again,
+                    "refetched_share": again / stream.rows.shape[0],
+                }
+            )
         resources.progress("policies", len(curve), len(POLICIES) * len(sizes))
-    needed = {"num_needed": int(stream.rows.shape[0]), "num_first_uses": int(rows.shape[0])}
-    return facts | needed | {"curve": curve}
+    found["num_needed"] = int(stream.rows.shape[0])
+    found["num_first_uses"] = int(rows.shape[0])
+    return found
 
 
 def _run(sweep: CacheSweep, policy: str, sizes: list[int]) -> list[int]:

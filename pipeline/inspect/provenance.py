@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from ... import __version__
 from ..folders.manifest import Manifest, is_sealed
@@ -12,7 +12,31 @@ from ..formats.stage_settings import ColumnsSettings
 from ..stages.stage_order import FOLDERS
 
 
-def provenance(folder: Path) -> dict[str, Any]:
+class RawLogRow(TypedDict):
+    """A raw file of the log."""
+
+    name: str
+    bytes: int
+    samples: int
+    train_samples: int
+
+
+class Provenance(TypedDict):
+    """What makes the same folder again, see `provenance`."""
+
+    hotset: str
+    schema: str
+    logs: list[RawLogRow]
+    bad_lines: dict[str, int]
+    is_adopted: bool
+    settings: dict[str, dict[str, Any]]
+    """By stage its settings, whose values are of any type that a manifest can hold."""
+    fingerprints: dict[str, str]
+    command: NotRequired[str]
+    """The command that makes the folder, where a command line was there to word it."""
+
+
+def provenance(folder: Path) -> Provenance:
     """Return what a reader needs to make the same folder again, and to tell two reports apart.
 
     Args:

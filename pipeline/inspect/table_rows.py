@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import xxhash
@@ -31,6 +31,31 @@ OOV = "(oov)"
 """Name of the row of out-of-vocabulary categories; `--category` takes it."""
 
 
+class TableRow(TypedDict):
+    """One row of a table, see `TableRows.rows`."""
+
+    id: int
+    category: str
+    count: int
+    share: float
+    cumulative_share: float
+    is_hot: bool | None
+    asked: NotRequired[str]
+    """The category that was asked for."""
+    is_known: NotRequired[bool]
+    """Whether the row is that category's own."""
+
+
+class TableHead(TypedDict):
+    """Some rows of a table, and the figures they are shares of."""
+
+    feature: str
+    kind: str
+    num_rows: int
+    num_lookups: int
+    rows: list[TableRow]
+
+
 @dataclass(frozen=True, slots=True)
 class TableRows:
     """One table of a vocabulary, mapped."""
@@ -39,7 +64,7 @@ class TableRows:
     """The table as the vocabulary describes it."""
     kind: str
     """Kind of its categories: hex8, integer, unsigned or text."""
-    categories: NDArray[Any]
+    categories: NDArray[np.unsignedinteger]
     """(num_rows,) uint32 or uint64; those of missing and oov hold anything."""
     counts: NDArray[np.int64]
     """(num_rows,) lookups of the training part."""
@@ -48,7 +73,7 @@ class TableRows:
     texts: dict[int, str] = field(default_factory=dict)
     """By id, the texts of the most frequent categories."""
 
-    def rows(self, ids: list[int]) -> list[dict[str, Any]]:
+    def rows(self, ids: list[int]) -> list[TableRow]:
         """Each row's id, category, count, share of the table's lookups, and that of the rows up to it.
 
         Shares are in [0, 1]; ``is_hot`` is None before there is a plan.
@@ -77,11 +102,11 @@ class TableRows:
             return " ".join(names)
         return self.texts.get(row) or format_category(int(self.categories[row]), self.kind)
 
-    def head(self, top: int) -> list[dict[str, Any]]:
+    def head(self, top: int) -> list[TableRow]:
         """The rows of the first ``top`` ids, which are the most important ones."""
         return self.rows(list(range(min(top, self.counts.shape[0]))))
 
-    def by_id(self, row: int) -> dict[str, Any]:
+    def by_id(self, row: int) -> TableRow:
         """The row with one id; raises ConfigError where the table has none."""
         num_rows = self.counts.shape[0]
         if not 0 <= row < num_rows:
@@ -90,14 +115,14 @@ class TableRows:
             )
         return self.rows([row])[0]
 
-    def by_category(self, text: str) -> dict[str, Any]:
+    def by_category(self, text: str) -> TableRow:
         """The row that looks up ``text`` use; ``is_known`` says whether it is the category's own.
 
         Raises:
             ConfigError: no category of this table's kind is written so.
         """
         row, is_known = self._find(text)
-        return self.rows([row])[0] | {"asked": text, "is_known": is_known}
+        return {**self.rows([row])[0], "asked": text, "is_known": is_known}
 
     def _find(self, text: str) -> tuple[int, bool]:
         if text in (MISSING, OOV):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,20 @@ from ..ranking.vocabulary_files import read_tables
 _MAX_FILES = 16
 
 
-def unique_rows_by_batch_size(folder: Path, batch_sizes: Sequence[int]) -> list[dict[str, Any]]:
+BatchFigure = Literal["num_lookups", "expected", "measured"]
+"""Figures of a `UniqueRowsRow`."""
+
+
+class UniqueRowsRow(TypedDict):
+    """Distinct rows of a batch of one size."""
+
+    batch_size: int
+    expected: float
+    measured: float
+    num_lookups: int
+
+
+def unique_rows_by_batch_size(folder: Path, batch_sizes: Sequence[int]) -> list[UniqueRowsRow]:
     """Expected and measured different rows of a batch of each size, all one-hot tables together.
 
     Measured over consecutive training samples in log order, in at most 16 files spread over the log; a size
@@ -42,7 +55,7 @@ def unique_rows_by_batch_size(folder: Path, batch_sizes: Sequence[int]) -> list[
     parts = [(first, entry) for first, entry in samples.parts() if first < num_train]
     # Spread over the log instead of the first files: what is looked up changes from day to day.
     chosen = parts[:: -(-len(parts) // _MAX_FILES)]
-    found = []
+    found: list[UniqueRowsRow] = []
     for size in batch_sizes:
         measured = [_measure(samples, entry, num_train - first, bases, size) for first, entry in chosen]
         of_files = [one for one in measured if one is not None]

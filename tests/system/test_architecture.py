@@ -53,7 +53,7 @@ FLOORS = {
         "exchange",
         "rows model",
         "recipe",
-        "data device meter metrics ranks run_config work_threads",
+        "data device meter metrics ranks run_config work_threads advice_record",
         "config",
         "options",
     ),

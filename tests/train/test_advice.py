@@ -1,6 +1,6 @@
 """Advice from a preprocessed folder: what fits, what is fastest, and the command that prints it.
 
-Tests `unique_rows_series`, too.
+Tests `advice_record` and `unique_rows_series`, too.
 """
 
 from __future__ import annotations

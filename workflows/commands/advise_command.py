@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +13,7 @@ from ...pipeline.runtime.resources import Resources
 from ...pipeline.sizes import ByteSize, format_byte_size
 from ...stats.prediction.workload import Machine
 from ...train.advice import AdviceConfig, advise
+from ...train.advice_record import PlacementAdvice
 from ..console import plain_table, print_json, print_line, print_table, progress_bars, stdout_console
 from ..options import Dir, parse_options
 from ..report.report_sentences import rounded
@@ -95,7 +95,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     return 0
 
 
-def show_advice(advice: dict[str, Any], console: Console) -> None:
+def show_advice(advice: PlacementAdvice, console: Console) -> None:
     """Print what `advise` returned: speeds, memory, and what to do."""
     batch_size = advice["workload"]["batch_size"]
     print_table(console, _speeds(advice, batch_size), num_keys=2)
@@ -108,7 +108,7 @@ def _table(title: str, *columns: str) -> Table:
     return plain_table(title, columns, texts=("placement",))
 
 
-def _speeds(advice: dict[str, Any], batch_size: int) -> Table:
+def _speeds(advice: PlacementAdvice, batch_size: int) -> Table:
     # One section per size of fast memory, its placements from the fastest to the slowest.
     table = _table(
         f"Predicted steps of {batch_size:,} samples",
@@ -135,7 +135,7 @@ def _speeds(advice: dict[str, Any], batch_size: int) -> Table:
     return table
 
 
-def _memory(advice: dict[str, Any]) -> Table:
+def _memory(advice: PlacementAdvice) -> Table:
     uses = ("hot", "staging", "dense", "activations", "inputs", "transfers")
     table = _table("Fast memory of the fastest placement, by use", "fast memory", "placement", *uses)
     for option in advice["options"]:
@@ -146,7 +146,7 @@ def _memory(advice: dict[str, Any]) -> Table:
     return table
 
 
-def _sentences(advice: dict[str, Any]) -> list[str]:
+def _sentences(advice: PlacementAdvice) -> list[str]:
     enough = advice["enough"]
     size = format_byte_size(enough["fast_bytes"])
     # Shares of a speed make no sense where the whole model fits.

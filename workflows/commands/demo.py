@@ -18,7 +18,7 @@ from ...pipeline.errors import HotsetError, require_at_least
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.stage_totals import VocabularyTotals
 from ...pipeline.generate.generate_log import GenerateConfig, generate
-from ...pipeline.inspect.frequency_series import QUICK, frequency_statistics
+from ...pipeline.inspect.frequency_series import QUICK, Statistics, frequency_statistics
 from ...pipeline.raw.raw_blocks import iterate_blocks
 from ...pipeline.raw.raw_file import RawFile
 from ...pipeline.runtime.resources import Resources
@@ -228,7 +228,7 @@ def _preprocess(log: Path, options: DemoCommand, show: Callable[[str], None]) ->
     return [{"stage": report.stage, "seconds": report.seconds} for report in reports.values()]
 
 
-def _explain(runs: list[dict[str, Any]], statistics: dict[str, Any], options: DemoCommand) -> str:
+def _explain(runs: list[dict[str, Any]], statistics: Statistics, options: DemoCommand) -> str:
     """Return what was gained, in sentences, and the commands to try next."""
     fast, fae, lookahead = runs
     # The figures of the plan's own budget, not of one of the round ones beside it.

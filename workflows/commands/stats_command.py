@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...pipeline.errors import ConfigError, require_at_least
 from ...pipeline.inspect.frequency_series import QUICK, frequency_statistics
-from ...pipeline.inspect.table_rows import open_table
+from ...pipeline.inspect.table_rows import TableHead, open_table
 from ...pipeline.runtime.resources import Resources
 from ..console import print_json, progress_bars, say, stdout_console
 from ..options import Dir, parse_options
@@ -121,8 +121,13 @@ def _show_table(options: StatsCommand, feature: str) -> int:
         rows = [table.by_category(options.category)]
     else:
         rows = table.head(options.top or _TOP)
-    facts = {"feature": feature, "kind": table.kind, "num_rows": table.counts.shape[0]}
-    found = facts | {"num_lookups": int(table.counts.sum()), "rows": rows}
+    found: TableHead = {
+        "feature": feature,
+        "kind": table.kind,
+        "num_rows": table.counts.shape[0],
+        "num_lookups": int(table.counts.sum()),
+        "rows": rows,
+    }
     if options.json:
         print_json(found)
     else:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ...pipeline.inspect.frequency_series import SERIES
+from ...pipeline.inspect.default_runs import DefaultRuns
+from ...pipeline.inspect.drift_series import Drift
+from ...pipeline.inspect.frequency_series import SERIES, Statistics
+from ...pipeline.inspect.log_series import LogSeries
+from ...pipeline.inspect.table_rows import TableHead
 from ...pipeline.sizes import format_byte_size
 from ..console import plain_table, print_line, print_table
 from ..report import log_tables
@@ -17,12 +21,13 @@ from ..report import series_tables as tables
 from .describe_stages import explain_all_hot
 
 
-def show_statistics(statistics: dict[str, Any], console: Console) -> None:
+def show_statistics(statistics: Statistics, console: Console) -> None:
     """Print what `frequency_statistics` returned: series by series, then the split and any warning."""
     # Most series are a title and a table of cells; the others have a function of their own.
     # In the order of the series, whatever order they were computed in.
+    found: Mapping[str, object] = statistics
     for name in SERIES:
-        if name not in statistics:
+        if name not in found:
             continue
         match name:
             case "features":
@@ -37,7 +42,7 @@ def show_statistics(statistics: dict[str, Any], console: Console) -> None:
                 _show_default_runs(statistics["default_runs"], console)
             case _:
                 title, table = _SHOWN[name]
-                _print_table(title, table(statistics[name]), console)
+                _print_table(title, table(found[name]), console)
     # How the log was split and what was left out come last, below the figures they qualify.
     _show_split(statistics, console)
     for line in statistics["left_out"]:
@@ -46,7 +51,7 @@ def show_statistics(statistics: dict[str, Any], console: Console) -> None:
         print_line(console, f"Warning: {warning}.", style="bold yellow")
 
 
-def show_rows(found: dict[str, Any], console: Console) -> None:
+def show_rows(found: TableHead, console: Console) -> None:
     """Print rows of one table, as `TableRows.rows` returns them."""
     # The title says what the shares are shares of.
     rows = f"{found['num_rows']:,} rows"
@@ -76,7 +81,7 @@ def _table(title: str, *columns: str) -> Table:
     return plain_table(title, columns, texts=("feature",))
 
 
-def _show_features(statistics: dict[str, Any], console: Console) -> None:
+def _show_features(statistics: Statistics, console: Console) -> None:
     table = _table(
         f"Lookups of {statistics['num_train_samples']:,} training samples",
         "feature", "rows", "top 1", "top 10", "top 100", "top 1000",
@@ -89,7 +94,7 @@ def _show_features(statistics: dict[str, Any], console: Console) -> None:
     print_table(console, table)
 
 
-def _show_budgets(statistics: dict[str, Any], console: Console) -> None:
+def _show_budgets(statistics: Statistics, console: Console) -> None:
     dim = statistics["embedding_dim"]
     width = statistics["row_bytes"]
     table = _table(
@@ -121,14 +126,14 @@ _SHOWN: dict[str, tuple[str, Callable[[Any], tables.TextTable]]] = {
 }
 
 
-def _show_drift(drift: dict[str, Any], console: Console) -> None:
+def _show_drift(drift: Drift, console: Console) -> None:
     _print_table("Parts of the log", tables.drift_parts(drift), console)
     budget = format_byte_size(drift["budget_bytes"])
     title = f"Hot rows of {budget} by age"
     _print_table(title, tables.drift_by_age(drift), console)
 
 
-def _show_log(log: dict[str, Any], console: Console) -> None:
+def _show_log(log: LogSeries, console: Console) -> None:
     """Print labels, missing values and dense features; nothing of a log whose columns were discarded."""
     if not log["labels"]:
         return
@@ -139,7 +144,7 @@ def _show_log(log: dict[str, Any], console: Console) -> None:
         _print_table("Dense features", log_tables.dense(log), console)
 
 
-def _show_default_runs(found: dict[str, Any], console: Console) -> None:
+def _show_default_runs(found: DefaultRuns, console: Console) -> None:
     if found["placements"]:
         _print_table("Bytes that the placements move by default", log_tables.default_runs(found), console)
         print_line(console, log_tables.describe_default_runs(found))
@@ -154,7 +159,7 @@ def _print_table(title: str, cells: tables.TextTable, console: Console) -> None:
     print_table(console, table)
 
 
-def _show_split(statistics: dict[str, Any], console: Console) -> None:
+def _show_split(statistics: Statistics, console: Console) -> None:
     samples = statistics["samples"]
     batches = statistics["batches"]
     line = (
@@ -174,15 +179,14 @@ def _show_split(statistics: dict[str, Any], console: Console) -> None:
     if all_hot:
         print_line(console, all_hot)
     if statistics["calibration"]:
-        print_line(console, _describe_calibration(statistics))
+        print_line(console, _describe_calibration(statistics, statistics["calibration"]))
     share = statistics["oov"]["evaluation_share"]
     if share is not None:
         print_line(console, f"{share:.2%} of the evaluation lookups fall on the out-of-vocabulary row.")
 
 
-def _describe_calibration(statistics: dict[str, Any]) -> str:
+def _describe_calibration(statistics: Statistics, facts: dict[str, Any]) -> str:
     """Return what FAE's sampling chose, what it estimated, and what exact counts would achieve."""
-    facts = statistics["calibration"]
     num_train = max(1, statistics["num_train_samples"])
     found = statistics["samples"]["hot"] / num_train
     exact = facts["exact"]["hot_samples"] / num_train

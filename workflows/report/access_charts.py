@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import altair as alt
 
+from ...pipeline.inspect.coverage_series import CoverageRow
+from ...pipeline.inspect.drift_series import DriftAge, ServedShare
+from ...pipeline.inspect.hot_sample_series import BudgetRow
+from ...pipeline.inspect.unique_rows_series import BatchFigure, UniqueRowsRow
 from .chart_layers import (
     BLUE,
     GREEN,
@@ -15,9 +18,9 @@ from .chart_layers import (
     ORANGE,
     PURPLE,
     WIDE,
+    ChartRow,
     ChartSpec,
     NamedPoints,
-    Rows,
     chart_spec,
     line_layers,
     make_axes,
@@ -29,7 +32,9 @@ from .report_sentences import percent
 _ALL_TABLES = "all tables together"
 
 
-def coverage_chart(rows: Rows, named: Sequence[str], all_tables: Rows, *, width: float = WIDE) -> ChartSpec:
+def coverage_chart(
+    rows: Sequence[CoverageRow], named: Sequence[str], all_tables: Sequence[BudgetRow], *, width: float = WIDE
+) -> ChartSpec:
     """Return the share of lookups that the top rows of each table serve.
 
     Args:
@@ -49,7 +54,7 @@ def coverage_chart(rows: Rows, named: Sequence[str], all_tables: Rows, *, width:
         for row in all_tables
         if row["num_hot_rows"]
     ]
-    points = [
+    points: list[ChartRow] = [
         {"x": x, "y": y, "name": name, "table": name, "rows": f"{x:,}", "lookups": percent(y)}
         for x, y, name in shares
     ]
@@ -71,9 +76,9 @@ def coverage_chart(rows: Rows, named: Sequence[str], all_tables: Rows, *, width:
     return chart_spec(layers, "Share of lookups by number of top rows, per table")
 
 
-def unique_rows_chart(rows: Rows, *, width: float = WIDE) -> ChartSpec:
+def unique_rows_chart(rows: Sequence[UniqueRowsRow], *, width: float = WIDE) -> ChartSpec:
     """Return the distinct rows per batch, expected and measured, by batch size."""
-    lines = {"lookups": "num_lookups", "distinct rows, expected": "expected"}
+    lines: dict[str, BatchFigure] = {"lookups": "num_lookups", "distinct rows, expected": "expected"}
     colors = {"lookups": INK, "distinct rows, expected": BLUE}
     # What is computed is drawn as lines, what was counted as points on them.
     points = [_batch_point(row, name, key) for row in rows for name, key in lines.items()]
@@ -107,7 +112,7 @@ def unique_rows_chart(rows: Rows, *, width: float = WIDE) -> ChartSpec:
     return chart_spec(layers, "Distinct rows per batch by batch size")
 
 
-def _batch_point(row: Mapping[str, Any], name: str, key: str) -> dict[str, Any]:
+def _batch_point(row: UniqueRowsRow, name: str, key: BatchFigure) -> ChartRow:
     return {
         "x": row["batch_size"],
         "y": row[key],
@@ -117,9 +122,9 @@ def _batch_point(row: Mapping[str, Any], name: str, key: str) -> dict[str, Any]:
     }
 
 
-def drift_chart(by_age: Rows, *, width: float = WIDE) -> ChartSpec:
+def drift_chart(by_age: Sequence[DriftAge], *, width: float = WIDE) -> ChartSpec:
     """Return the shares that the hot rows of one part serve in later parts, by the parts in between."""
-    lines = {
+    lines: dict[str, ServedShare] = {
         "hot lookups": "hot_lookup_share",
         "fully hot samples": "hot_sample_share",
         "lookups of unseen rows": "unseen_lookup_share",

@@ -6,11 +6,11 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import altair as alt
 
-from .chart_layers import BLUE, ORANGE, WIDE, ChartSpec, Rows, chart_spec
+from ...pipeline.inspect.log_series import DenseRow
+from .chart_layers import BLUE, ORANGE, WIDE, ChartRow, ChartSpec, chart_spec
 from .log_tables import short_number
 
 _ROW_HEIGHT = 19
@@ -92,7 +92,7 @@ def bar_chart(bars: Sequence[Bar], title: str, description: str, *, width: float
     return chart_spec(layers, description, _ROW_HEIGHT * max(1, len(bars)))
 
 
-def dense_chart(dense: Rows, *, width: float = WIDE) -> ChartSpec:
+def dense_chart(dense: Sequence[DenseRow], *, width: float = WIDE) -> ChartSpec:
     """Return the range of each dense feature: 1% to 99%, the middle half, and the median.
 
     Args:
@@ -126,7 +126,7 @@ def dense_chart(dense: Rows, *, width: float = WIDE) -> ChartSpec:
     return chart_spec(layers, "Range of each dense feature", _ROW_HEIGHT * max(1, len(rows)))
 
 
-def _range(row: Mapping[str, Any]) -> dict[str, Any]:
+def _range(row: DenseRow) -> ChartRow:
     quantiles = row["quantiles"]
     shown = {"1%": "0.01", "25%": "0.25", "median": "0.5", "75%": "0.75", "99%": "0.99"}
     return {
@@ -139,7 +139,7 @@ def _range(row: Mapping[str, Any]) -> dict[str, Any]:
     } | {name: short_number(quantiles[share]) for name, share in shown.items()}
 
 
-def _constant(rows: Sequence[Mapping[str, Any]]) -> float:
+def _constant(rows: Sequence[ChartRow]) -> float:
     """Return the size around which the axis turns from linear to logarithmic: 1, less for small values."""
     sizes = [abs(row[key]) for row in rows for key in ("low", "from", "middle", "to", "high") if row[key]]
     largest = max(sizes, default=1.0)

@@ -33,9 +33,11 @@ _BYTES = (
 )
 """A Vega expression that writes a number of bytes in the largest unit it reaches."""
 
-Rows = Sequence[Mapping[str, Any]]
 """The rows of one series of the statistics."""
 ChartSpec = dict[str, Any]
+"""A chart as Vega-Lite has it."""
+ChartRow = dict[str, Any]
+"""A point of a chart: what is drawn under x, y and name, and what its tooltip shows."""
 """A chart as Vega-Lite JSON."""
 _Ends = tuple[float, float]
 
@@ -137,7 +139,7 @@ def nice_top(shares: Sequence[float]) -> float:
 
 
 def line_layers(
-    rows: list[dict[str, Any]],
+    rows: list[ChartRow],
     axes: Axes,
     colors: Mapping[str, str],
     *,
@@ -212,7 +214,7 @@ def budget_line(num_bytes: int, name: str, axes: Axes) -> list[alt.Chart]:
     return [rule, text.encode(y=alt.value(HEIGHT), text=alt.value(name))]
 
 
-def point_layer(rows: list[dict[str, Any]], axes: Axes, tooltips: Sequence[str], **mark: Any) -> alt.Chart:
+def point_layer(rows: list[ChartRow], axes: Axes, tooltips: Sequence[str], **mark: Any) -> alt.Chart:
     """Return points that belong to no line; ``mark`` sets their shape, size and color."""
     base = alt.Chart(alt.Data(values=rows)).encode(x=axes.x, y=axes.y)
     shown = [alt.Tooltip(f"{key}:N") for key in tooltips]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+from ...pipeline.inspect.category_series import CategoryRow
+from ...pipeline.inspect.default_runs import DefaultRuns
+from ...pipeline.inspect.hot_table_series import HotTableRow
+from ...pipeline.inspect.log_series import LogSeries
+from ...pipeline.inspect.provenance import Provenance
 from ...pipeline.sizes import format_byte_size
 from . import log_tables as tables
 from .bar_charts import Bar, bar_chart, dense_chart
-from .chart_layers import ChartSpec, Rows
+from .chart_layers import ChartSpec
 from .report_page import Section
 from .report_sentences import percent
 from .series_tables import TextTable
@@ -19,7 +23,7 @@ _MOST_BARS = 60
 """Rows of a chart; of a log with more features it has the first ones by size, and the table all."""
 
 
-def provenance_section(provenance: Mapping[str, Any]) -> Section:
+def provenance_section(provenance: Provenance) -> Section:
     """Return the logs, the settings and the command of the folder."""
     logs = [
         [log["name"], format_byte_size(log["bytes"]), f"{log['samples']:,}", f"{log['train_samples']:,}"]
@@ -44,14 +48,14 @@ def provenance_section(provenance: Mapping[str, Any]) -> Section:
     return Section("provenance", "Provenance", text, None, [prints], [shown], [command])
 
 
-def default_runs_sections(found: Mapping[str, Any]) -> Iterator[Section]:
+def default_runs_sections(found: DefaultRuns) -> Iterator[Section]:
     """Yield what the placements move with the settings that training has by default."""
     if not found["placements"]:
         return
     bars = []
     for row in found["placements"]:
         # Both ways together decide the order; each way is in the tooltip.
-        to_fast, to_slow = (row[f"bytes_to_{tier}_per_sample"] for tier in ("fast", "slow"))
+        to_fast, to_slow = row["bytes_to_fast_per_sample"], row["bytes_to_slow_per_sample"]
         text = f"{to_fast + to_slow:,.0f} B"
         tooltip = {
             "to the fast tier": f"{to_fast:,.0f} B",
@@ -68,7 +72,7 @@ def default_runs_sections(found: Mapping[str, Any]) -> Iterator[Section]:
     yield Section("default-runs", "What do the placements move?", text, chart, [tables.default_runs(found)])
 
 
-def hot_tables_section(rows: Rows) -> Section:
+def hot_tables_section(rows: Sequence[HotTableRow]) -> Section:
     """Return which tables take the plan's fast memory."""
     largest = tables.by_hot_bytes(rows)
     bars = [
@@ -100,7 +104,7 @@ def hot_tables_section(rows: Rows) -> Section:
     return Section("hot-tables", "Which tables use the hot rows?", text, chart, [tables.hot_tables(rows)])
 
 
-def log_sections(log: Mapping[str, Rows]) -> Iterator[Section]:
+def log_sections(log: LogSeries) -> Iterator[Section]:
     """Yield labels, missing values and dense features; nothing of a log whose columns were discarded."""
     if not log["labels"]:
         return
@@ -110,14 +114,14 @@ def log_sections(log: Mapping[str, Rows]) -> Iterator[Section]:
         yield _dense(log)
 
 
-def _labels(log: Mapping[str, Rows]) -> Iterator[Section]:
+def _labels(log: LogSeries) -> Iterator[Section]:
     parts = [row for row in log["parts"] if row["label_rate"] is not None]
     if not parts:
         return
     bars = [
         Bar(
             row["part"],
-            row["label_rate"],
+            row["label_rate"] or 0.0,
             percent(row["label_rate"], 2),
             tooltip={"samples": f"{row['num_samples']:,}", "clicks": f"{row['num_clicks']:,}"},
             color="var(--blue)" if row["is_training"] else "var(--orange)",
@@ -138,15 +142,15 @@ def _labels(log: Mapping[str, Rows]) -> Iterator[Section]:
     )
 
 
-def _missing(log: Mapping[str, Rows]) -> Section:
+def _missing(log: LogSeries) -> Section:
     rows = log["missing"]
     # A table with all features is below; the chart shows those that lack most.
     lacking = [row for row in rows if row["missing_share"]]
-    most_first = sorted(lacking, key=lambda row: -row["missing_share"])[:_MOST_BARS]
+    most_first = sorted(lacking, key=lambda row: -(row["missing_share"] or 0.0))[:_MOST_BARS]
     bars = [
         Bar(
             row["feature"],
-            row["missing_share"],
+            row["missing_share"] or 0.0,
             " · ".join(filter(None, map(percent, (row["missing_share"], row["evaluation_missing_share"])))),
             row["evaluation_missing_share"],
             {
@@ -174,7 +178,7 @@ def _missing(log: Mapping[str, Rows]) -> Section:
     return Section("missing", "Which values are missing?", text, chart, [tables.missing(log)])
 
 
-def _dense(log: Mapping[str, Rows]) -> Section:
+def _dense(log: LogSeries) -> Section:
     rows = log["dense"]
 
     def chart(width: float) -> ChartSpec:
@@ -197,7 +201,7 @@ def _dense(log: Mapping[str, Rows]) -> Section:
     return Section("dense", "Dense features", text, chart, [tables.dense_bins(log)], shown)
 
 
-def categories_section(rows: Rows, folder: Path) -> Section:
+def categories_section(rows: Sequence[CategoryRow], folder: Path) -> Section:
     """Return the top categories of each table by name."""
     text = (
         "The most looked-up categories of each table in the training part, as the log writes them, with "

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
+from ...pipeline.inspect.category_series import CategoryRow
+from ...pipeline.inspect.default_runs import DefaultRuns
+from ...pipeline.inspect.hot_table_series import HotTableRow
+from ...pipeline.inspect.log_series import LabelCounts, LogSeries
 from ...pipeline.sizes import format_byte_size
 from .report_sentences import percent
-from .series_tables import Rows, TextTable
+from .series_tables import TextTable
 
 _FEW_CATEGORIES = 5
 """Categories of a table that are shown."""
 
 
-def labels(log: Mapping[str, Rows]) -> TextTable:
+def labels(log: LogSeries) -> TextTable:
     """Return the label rates of hot, mixed and evaluation samples."""
     names = {"hot": "fully hot", "mixed": "mixed", "evaluation": "evaluation"}
     cells = [[names[row["kind"]], *_label_cells(row)] for row in log["labels"]]
     return TextTable(["samples", "number", "clicks", "label rate"], cells)
 
 
-def parts(log: Mapping[str, Rows]) -> TextTable:
+def parts(log: LogSeries) -> TextTable:
     """Return the label rate of each part of the log."""
     cells = [
         [row["part"], *_label_cells(row), "" if row["is_training"] else "evaluation"] for row in log["parts"]
@@ -28,12 +31,12 @@ def parts(log: Mapping[str, Rows]) -> TextTable:
     return TextTable(["part", "samples", "clicks", "label rate", ""], cells)
 
 
-def _label_cells(row: Mapping[str, Any]) -> list[str]:
+def _label_cells(row: LabelCounts) -> list[str]:
     clicks = row["num_clicks"]
     return [f"{row['num_samples']:,}", "" if clicks is None else f"{clicks:,}", percent(row["label_rate"], 2)]
 
 
-def missing(log: Mapping[str, Rows]) -> TextTable:
+def missing(log: LogSeries) -> TextTable:
     """Return how often each feature has no value, and how the samples without one were labeled."""
     cells = [
         [
@@ -50,7 +53,7 @@ def missing(log: Mapping[str, Rows]) -> TextTable:
     return TextTable(columns, cells)
 
 
-def dense(log: Mapping[str, Rows]) -> TextTable:
+def dense(log: LogSeries) -> TextTable:
     """Return the values of each dense feature, and what its transform does to them."""
     cells = [
         [
@@ -70,7 +73,7 @@ def dense(log: Mapping[str, Rows]) -> TextTable:
     return TextTable([*columns, "least", "mean", "5%", "median", "95%", "greatest"], cells)
 
 
-def dense_bins(log: Mapping[str, Rows]) -> TextTable:
+def dense_bins(log: LogSeries) -> TextTable:
     """Return the values of each dense feature by powers of two."""
     cells = [
         [row["feature"], short_number(row["low"]), short_number(row["high"]), f"{row['num_values']:,}"]
@@ -89,7 +92,7 @@ def short_number(value: float | None) -> str:
     return f"{value:.3g}"
 
 
-def hot_tables(rows: Rows) -> TextTable:
+def hot_tables(rows: Sequence[HotTableRow]) -> TextTable:
     """Return what each table takes of the hot budget, the largest first, and which lookups still miss it."""
     cells = [
         [
@@ -109,12 +112,12 @@ def hot_tables(rows: Rows) -> TextTable:
     return TextTable([*columns, "hot lookups", "of all cold lookups", "evaluation lookups of oov"], cells)
 
 
-def by_hot_bytes(rows: Rows) -> list[Mapping[str, Any]]:
+def by_hot_bytes(rows: Sequence[HotTableRow]) -> list[HotTableRow]:
     """Return tables from the one with the most hot bytes to the one with the fewest."""
     return sorted(rows, key=lambda row: -int(row["hot_bytes"]))
 
 
-def categories(rows: Rows) -> TextTable:
+def categories(rows: Sequence[CategoryRow]) -> TextTable:
     """Return the top categories of each table."""
     cells = []
     # A table has a name in its first line alone, and only its most frequent categories are printed.
@@ -141,7 +144,7 @@ def shown(category: str, most: int = 32) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def default_runs(found: Mapping[str, Any]) -> TextTable:
+def default_runs(found: DefaultRuns) -> TextTable:
     """Return what each placement moves with the settings that training has by default."""
     cells = [
         [
@@ -158,7 +161,7 @@ def default_runs(found: Mapping[str, Any]) -> TextTable:
     return TextTable([*columns, "rows initialized on first use", "transfers shortened"], cells)
 
 
-def describe_default_runs(found: Mapping[str, Any]) -> str:
+def describe_default_runs(found: DefaultRuns) -> str:
     """Return the settings that `default_runs` were simulated with."""
     settings = found["settings"]
     # Where only the first batches of an epoch were simulated, that is said.

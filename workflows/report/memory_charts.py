@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import altair as alt
 
+from ...pipeline.inspect.hot_sample_series import OrderRow
+from ...pipeline.inspect.miss_ratio_series import MissRatios
 from ...pipeline.sizes import format_byte_size
+from ...train.advice_record import MemoryOption
 from .chart_layers import (
     BLUE,
     GREEN,
@@ -17,9 +19,9 @@ from .chart_layers import (
     PURPLE,
     WIDE,
     Axes,
+    ChartRow,
     ChartSpec,
     NamedPoints,
-    Rows,
     budget_line,
     byte_axis,
     chart_spec,
@@ -55,7 +57,7 @@ _PLACEMENT_COLORS = {
 
 
 def hot_samples_chart(
-    rows: Rows, plan_bytes: int, *, published_row_bytes: int | None = None, width: float = WIDE
+    rows: Sequence[OrderRow], plan_bytes: int, *, published_row_bytes: int | None = None, width: float = WIDE
 ) -> ChartSpec:
     """Return fully hot samples by budget for each order; hot lookups of the first order are dashed.
 
@@ -70,7 +72,7 @@ def hot_samples_chart(
     names = {order: f"fully hot, {_ORDER_NAMES.get(order, order)}" for order in orders}
     lookups = "hot lookups"
     # One line for each order of rows, and the hot lookups of the first order beside it.
-    points = []
+    points: list[ChartRow] = []
     for row in rows:
         point = {
             "x": row["bytes"],
@@ -124,10 +126,10 @@ def _published_layer(points: Sequence[tuple[float, float]], axes: Axes) -> alt.C
     return point_layer(rows, axes, tooltips, shape="diamond", size=80, color=PURPLE)
 
 
-def miss_ratios_chart(found: Mapping[str, Any], *, width: float = WIDE) -> ChartSpec:
+def miss_ratios_chart(found: MissRatios, *, width: float = WIDE) -> ChartSpec:
     """Return the share of rows that each policy fetches again, by slots; ``found`` is `miss_ratios`."""
     # Bytes on the axis, not slots: tables of several widths share them.
-    points = [
+    points: list[ChartRow] = [
         {
             "x": row["bytes"],
             "y": row["refetched_share"],
@@ -146,9 +148,9 @@ def miss_ratios_chart(found: Mapping[str, Any], *, width: float = WIDE) -> Chart
     return chart_spec(layers, "Refetched rows by policy and fast memory")
 
 
-def placements_chart(options: Rows, batch_size: int, *, width: float = WIDE) -> ChartSpec:
+def placements_chart(options: Sequence[MemoryOption], batch_size: int, *, width: float = WIDE) -> ChartSpec:
     """Return the predicted speed of each placement by fast memory; ``options`` are those of `advise`."""
-    points = [
+    points: list[ChartRow] = [
         {
             "x": option["fast_bytes"],
             "y": batch_size / one["step_seconds"],

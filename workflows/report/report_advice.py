@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from ...pipeline.inspect.frequency_series import Statistics
 from ...stats.analysis.findings import where_doubling_stops_paying
+from ...train.advice_record import PlacementAdvice
 from .report_commands import rebuild_commands, size_option
 from .report_page import Advice
 from .report_sentences import (
@@ -24,9 +24,7 @@ _NEARLY_EQUAL = 1.1
 """Ratio of two budgets up to which another one is not worth a command."""
 
 
-def advise_reader(
-    folder: Path, statistics: Mapping[str, Any], advice: Mapping[str, Any] | None
-) -> list[Advice]:
+def advise_reader(folder: Path, statistics: Statistics, advice: PlacementAdvice | None) -> list[Advice]:
     """Return what to do, most important first.
 
     Args:
@@ -48,12 +46,12 @@ def advise_reader(
     return [one for one in found if one.sentences]
 
 
-def _can_rebuild(statistics: Mapping[str, Any]) -> bool:
+def _can_rebuild(statistics: Statistics) -> bool:
     # `pack` reads columns/, whose labels are a part of the statistics unless it was discarded.
     return bool(statistics["log"]["labels"])
 
 
-def _budget_commands(folder: Path, statistics: Mapping[str, Any]) -> list[str]:
+def _budget_commands(folder: Path, statistics: Statistics) -> list[str]:
     """Return how to get the budget from which more stops paying, and peeled rows where they are better."""
     if not _can_rebuild(statistics) or statistics["mode"] != "budget":
         # Commands are offered only where this folder can be rebuilt by them.
@@ -79,7 +77,7 @@ def _budget_commands(folder: Path, statistics: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _training_commands(folder: Path, statistics: Mapping[str, Any], advice: Mapping[str, Any]) -> list[str]:
+def _training_commands(folder: Path, statistics: Statistics, advice: PlacementAdvice) -> list[str]:
     """Return how to train with the placement and the memory that are enough."""
     enough = advice["enough"]
     option = next(option for option in advice["options"] if option["fast_bytes"] == enough["fast_bytes"])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ...pipeline.inspect.provenance import Provenance
 from ...pipeline.schema.feature_settings import FeatureSettings, format_feature_settings
 from ...pipeline.schema.schema_file import is_fingerprint
 from ...pipeline.sizes import GIB, KIB, MIB, ByteSize, exact_byte_size
@@ -28,7 +28,7 @@ def size_option(num_bytes: int) -> str:
     return f"{num_bytes}"
 
 
-def preprocess_command(provenance: Mapping[str, Any], folder: Path) -> str:
+def preprocess_command(provenance: Provenance, folder: Path) -> str:
     """Return the command that writes ``folder`` again, run where its logs are.
 
     Args:
@@ -49,7 +49,7 @@ def preprocess_command(provenance: Mapping[str, Any], folder: Path) -> str:
     return _line("preprocess", *logs, *options, "--out", str(folder))
 
 
-def stage_options(provenance: Mapping[str, Any], stage: str, **other: str | None) -> list[str]:
+def stage_options(provenance: Provenance, stage: str, **other: str | None) -> list[str]:
     """Return the options by which a stage's settings differ from the defaults of its schema.
 
     Args:
@@ -74,7 +74,7 @@ def stage_options(provenance: Mapping[str, Any], stage: str, **other: str | None
 
 
 def rebuild_commands(
-    provenance: Mapping[str, Any], folder: Path, *, first: str = "split", **other: str | None
+    provenance: Provenance, folder: Path, *, first: str = "split", **other: str | None
 ) -> list[str]:
     """Return the commands that run the stages from ``first`` on with other settings of that stage."""
     lines = []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from ...pipeline.inspect.drift_series import PairShare
+from ...pipeline.inspect.frequency_series import Statistics
 from ...pipeline.sizes import format_byte_size
+from ...train.advice_record import PlacementAdvice
 from . import series_tables as tables
 from .access_charts import coverage_chart, drift_chart, unique_rows_chart
 from .chart_layers import ChartSpec
@@ -37,7 +39,7 @@ _NUM_NAMED_TABLES = 4
 """Tables that the coverage chart names."""
 
 
-def build_page(folder: Path, statistics: Mapping[str, Any], advice: Mapping[str, Any] | None) -> Page:
+def build_page(folder: Path, statistics: Statistics, advice: PlacementAdvice | None) -> Page:
     """Return the report of a folder.
 
     Args:
@@ -65,7 +67,7 @@ def build_page(folder: Path, statistics: Mapping[str, Any], advice: Mapping[str,
     return Page(name, _facts(statistics), advise_reader(folder, statistics, advice), notes, sections)
 
 
-def _facts(statistics: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(statistics: Statistics) -> list[tuple[str, str]]:
     """Return the figures at the head of the page."""
     rate = label_rate(statistics["log"])
     return [
@@ -79,7 +81,7 @@ def _facts(statistics: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _hot_samples(statistics: Mapping[str, Any]) -> Section:
+def _hot_samples(statistics: Statistics) -> Section:
     plan_bytes = next(row["bytes"] for row in statistics["budgets"] if row["is_chosen"])
     rows = statistics["hot_samples"]
     text = (
@@ -110,7 +112,7 @@ def _hot_samples(statistics: Mapping[str, Any]) -> Section:
     return Section("hot-samples", title, text, chart, [tables.hot_samples(rows)])
 
 
-def _placements(advice: Mapping[str, Any], folder: Path) -> Section:
+def _placements(advice: PlacementAdvice, folder: Path) -> Section:
     batch_size = advice["workload"]["batch_size"]
     machine = advice["machine"]
     link = machine["link_bytes_per_second"] / 1e9
@@ -132,7 +134,7 @@ def _placements(advice: Mapping[str, Any], folder: Path) -> Section:
     return Section("placements", title, text, chart, [tables.placements(advice)], [], [command])
 
 
-def _memory(advice: Mapping[str, Any]) -> Section:
+def _memory(advice: PlacementAdvice) -> Section:
     text = (
         "Fast memory by use, for the fastest placement of each size: hot and staged rows with their "
         "optimizer state; dense parameters with gradients and optimizer state; activations and inputs of "
@@ -143,7 +145,7 @@ def _memory(advice: Mapping[str, Any]) -> Section:
     return Section("memory", "What uses the fast memory?", text, None, [every], [fastest])
 
 
-def _coverage(statistics: Mapping[str, Any]) -> Section:
+def _coverage(statistics: Statistics) -> Section:
     features = statistics["features"]
     needing_most = sorted(features, key=lambda feature: -feature["rows_for_share"]["0.9"])
     names = [feature["name"] for feature in needing_most[:_NUM_NAMED_TABLES]]
@@ -158,7 +160,7 @@ def _coverage(statistics: Mapping[str, Any]) -> Section:
     return Section("coverage", "Lookup distribution", text, chart, [tables.features(features)])
 
 
-def _policies(statistics: Mapping[str, Any]) -> Iterator[Section]:
+def _policies(statistics: Statistics) -> Iterator[Section]:
     # Without batches nothing was simulated.
     found = statistics["miss_ratios"]
     if not found["curve"]:
@@ -181,7 +183,7 @@ def _policies(statistics: Mapping[str, Any]) -> Iterator[Section]:
     yield Section("policies", "Refetched rows by cache policy", text, chart, [tables.miss_ratios(found)])
 
 
-def _unique_rows(statistics: Mapping[str, Any]) -> Section:
+def _unique_rows(statistics: Statistics) -> Section:
     rows = statistics["unique_rows"]
     text = (
         "A batch looks up most rows more than once, but has to transfer each of them only once. The blue "
@@ -196,7 +198,7 @@ def _unique_rows(statistics: Mapping[str, Any]) -> Section:
     return Section("unique-rows", title, text, chart if rows else None, [tables.unique_rows(rows)])
 
 
-def _drift(statistics: Mapping[str, Any]) -> Section:
+def _drift(statistics: Statistics) -> Section:
     drift = statistics["drift"]
     text = (
         f"Each training part chooses {format_byte_size(drift['budget_bytes'])} of rows, those it looks up "
@@ -209,7 +211,7 @@ def _drift(statistics: Mapping[str, Any]) -> Section:
     shown = [tables.drift_parts(drift)]
     # With one part there is nothing to compare, and too wide a matrix cannot be read.
     if 1 < len(drift["by_age"]) <= _MOST_PARTS:
-        titles = {
+        titles: dict[PairShare, str] = {
             "hot_lookup_share": "Share of each part's lookups that hot rows chosen on another part serve",
             "common_rows_share": "Share of each part's hot rows that another part would have chosen too",
         }

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from ...pipeline.inspect.drift_series import Drift
+from ...pipeline.inspect.frequency_series import Statistics
+from ...pipeline.inspect.hot_sample_series import OrderRow
+from ...pipeline.inspect.log_series import LogSeries
+from ...pipeline.inspect.miss_ratio_series import MissRatios
 from ...pipeline.sizes import MIB, format_byte_size
 from ...stats.analysis.findings import (
     first_to_reach,
@@ -13,6 +17,7 @@ from ...stats.analysis.findings import (
     share_at,
     where_doubling_stops_paying,
 )
+from ...train.advice_record import PlacementAdvice
 
 LEAST_GAIN = 0.05
 """Share of all samples that doubling the memory must make fully hot to be worth it."""
@@ -37,21 +42,21 @@ def rounded(number: float) -> str:
     return f"{float(f'{number:.2g}'):g}"
 
 
-def order_of(statistics: Mapping[str, Any], order: str | None = None) -> list[dict[str, Any]]:
+def order_of(statistics: Statistics, order: str | None = None) -> list[OrderRow]:
     """Return the rows of the series ``hot_samples`` that are of one order; by default the folder's own."""
-    rows: list[dict[str, Any]] = statistics["hot_samples"]
+    rows = statistics["hot_samples"]
     wanted = rows[0]["order"] if order is None else order
     return [row for row in rows if row["order"] == wanted]
 
 
-def label_rate(log: Mapping[str, Any]) -> float | None:
+def label_rate(log: LogSeries) -> float | None:
     """Return the share of the training samples that are clicked; None where it is not known."""
     rows = [row for row in log["labels"] if row["kind"] != "evaluation" and row["num_clicks"] is not None]
     num_samples = sum(row["num_samples"] for row in rows)
-    return sum(row["num_clicks"] for row in rows) / num_samples if num_samples else None
+    return sum(row["num_clicks"] or 0 for row in rows) / num_samples if num_samples else None
 
 
-def budget_sentences(statistics: Mapping[str, Any]) -> list[str]:
+def budget_sentences(statistics: Statistics) -> list[str]:
     """Return how much fast memory hot rows need, and what the plan's budget achieves."""
     curve = order_of(statistics)
     sizes = [row["bytes"] for row in curve]
@@ -101,7 +106,7 @@ def _stop_sentence(sizes: Sequence[int], samples: Sequence[float]) -> str:
     )
 
 
-def _peel_sentences(statistics: Mapping[str, Any]) -> list[str]:
+def _peel_sentences(statistics: Statistics) -> list[str]:
     """Return what peeling would achieve with the plan's budget, where that is clearly more."""
     share = peel_share(statistics)
     if share is None:
@@ -112,7 +117,7 @@ def _peel_sentences(statistics: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def peel_share(statistics: Mapping[str, Any]) -> float | None:
+def peel_share(statistics: Statistics) -> float | None:
     """Return the plan's fully hot samples with peeled rows; None if they are not clearly more."""
     chosen = next(row for row in statistics["budgets"] if row["is_chosen"])
     peeled = order_of(statistics, "peel")
@@ -124,7 +129,7 @@ def peel_share(statistics: Mapping[str, Any]) -> float | None:
     return None if share < chosen["hot_sample_share"] + _LEAST_PEEL_GAIN else share
 
 
-def placement_sentence(advice: Mapping[str, Any]) -> str:
+def placement_sentence(advice: PlacementAdvice) -> str:
     """Return where to keep rows, from predicted step times."""
     enough = advice["enough"]
     size = format_byte_size(enough["fast_bytes"])
@@ -143,7 +148,7 @@ def placement_sentence(advice: Mapping[str, Any]) -> str:
     )
 
 
-def policy_sentences(found: Mapping[str, Any]) -> list[str]:
+def policy_sentences(found: MissRatios) -> list[str]:
     """Return how far the policies are apart, at a size at which look-ahead still refetches something."""
     curve = found["curve"]
     shares = {(row["policy"], row["num_slots"]): row["refetched_share"] for row in curve}
@@ -164,7 +169,7 @@ def policy_sentences(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def drift_sentences(drift: Mapping[str, Any]) -> list[str]:
+def drift_sentences(drift: Drift) -> list[str]:
     """Return how fast hot rows age, and how many evaluation lookups have no row."""
     by_age = drift["by_age"]
     sentences = []

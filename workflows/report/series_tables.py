@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from ...pipeline.inspect.coverage_series import CoverageRow
+from ...pipeline.inspect.drift_series import Drift, PairShare, PartShare, ServedShare
+from ...pipeline.inspect.frequency_series import FeatureRow
+from ...pipeline.inspect.hot_sample_series import OrderRow
+from ...pipeline.inspect.miss_ratio_series import MissRatios
+from ...pipeline.inspect.unique_rows_series import UniqueRowsRow
 from ...pipeline.sizes import format_byte_size
+from ...train.advice_record import PlacementAdvice
 from .report_sentences import percent, rounded
 
-Rows = Sequence[Mapping[str, Any]]
 USES = ("hot", "staging", "dense", "activations", "inputs", "transfers")
 """Uses of fast memory, in the order of the columns."""
 
@@ -32,7 +37,7 @@ class TextTable:
     """First columns that are text."""
 
 
-def features(rows: Rows) -> TextTable:
+def features(rows: Sequence[FeatureRow]) -> TextTable:
     """Return how unevenly the lookups of each table are distributed over its rows."""
     columns = ["table", "rows", "top 1", "top 10", "top 100", "top 1000"]
     cells = [
@@ -47,13 +52,13 @@ def features(rows: Rows) -> TextTable:
     return TextTable([*columns, "rows for 80%", "90%", "95%", "99%"], cells)
 
 
-def coverage(rows: Rows) -> TextTable:
+def coverage(rows: Sequence[CoverageRow]) -> TextTable:
     """Return the share of lookups that the top rows of each table serve."""
     cells = [[row["table"], f"{row['num_rows']:,}", percent(row["lookup_share"])] for row in rows]
     return TextTable(["table", "top rows", "lookups"], cells)
 
 
-def hot_samples(rows: Rows) -> TextTable:
+def hot_samples(rows: Sequence[OrderRow]) -> TextTable:
     """Return what each budget makes hot under each order of rows."""
     cells = [
         [
@@ -68,7 +73,7 @@ def hot_samples(rows: Rows) -> TextTable:
     return TextTable(["order", "memory", "hot rows", "hot lookups", "fully hot samples"], cells)
 
 
-def miss_ratios(found: Mapping[str, Any]) -> TextTable:
+def miss_ratios(found: MissRatios) -> TextTable:
     """Return the rows that each policy fetches again."""
     cells = [
         [
@@ -83,7 +88,7 @@ def miss_ratios(found: Mapping[str, Any]) -> TextTable:
     return TextTable(["policy", "fast memory", "slots", "refetched rows", "share of rows needed"], cells)
 
 
-def unique_rows(rows: Rows) -> TextTable:
+def unique_rows(rows: Sequence[UniqueRowsRow]) -> TextTable:
     """Return the distinct rows per batch, expected and measured, by batch size."""
     cells = [
         [
@@ -98,16 +103,16 @@ def unique_rows(rows: Rows) -> TextTable:
     return TextTable(["batch size", "lookups", "expected", "measured", "difference"], cells)
 
 
-_AGED = {
+_AGED: dict[str, ServedShare] = {
     "hot lookups": "hot_lookup_share",
     "fully hot samples": "hot_sample_share",
     "lookups of unseen rows": "unseen_lookup_share",
 }
 
 
-def drift_parts(drift: Mapping[str, Any]) -> TextTable:
+def drift_parts(drift: Drift) -> TextTable:
     """Return what the plan's hot rows serve in each part of the log."""
-    shares = {
+    shares: dict[str, PartShare] = {
         "hot lookups under the plan": "plan_hot_lookup_share",
         "fully hot samples under the plan": "plan_hot_sample_share",
         "out-of-vocabulary lookups": "no_id_share",
@@ -119,13 +124,13 @@ def drift_parts(drift: Mapping[str, Any]) -> TextTable:
     return TextTable(["part", "samples", *shares], cells)
 
 
-def drift_by_age(drift: Mapping[str, Any]) -> TextTable:
+def drift_by_age(drift: Drift) -> TextTable:
     """Return what hot rows serve as they age."""
     cells = [[f"{row['age']}", *(percent(row[key]) for key in _AGED.values())] for row in drift["by_age"]]
     return TextTable(["age (parts)", *_AGED], cells)
 
 
-def drift_matrix(drift: Mapping[str, Any], key: str, title: str) -> TextTable:
+def drift_matrix(drift: Drift, key: PairShare, title: str) -> TextTable:
     """Return one share of `drift_pairs` as a matrix: a row for each hot set, a column for each part.
 
     Shades run from the least share shown to the greatest, but over at least ten percentage points, so that
@@ -148,9 +153,9 @@ def _shade(share: float | None, low: float, width: float) -> float:
     return 0.0 if share is None else _LEAST_SHADE + (1 - _LEAST_SHADE) * (share - low) / width
 
 
-def drift_pairs(drift: Mapping[str, Any]) -> TextTable:
+def drift_pairs(drift: Drift) -> TextTable:
     """Return what the hot rows of each part serve in each other part."""
-    shares = {"rows in common": "common_rows_share"} | _AGED
+    shares: dict[str, PairShare] = {"rows in common": "common_rows_share", **_AGED}
     cells = [
         [pair["chosen_on"], pair["serves"], *(percent(pair[key]) for key in shares.values())]
         for pair in drift["pairs"]
@@ -158,7 +163,7 @@ def drift_pairs(drift: Mapping[str, Any]) -> TextTable:
     return TextTable(["chosen on", "serves", *shares], cells)
 
 
-def placements(advice: Mapping[str, Any]) -> TextTable:
+def placements(advice: PlacementAdvice) -> TextTable:
     """Return the predicted steps of every placement that fits each size."""
     batch = advice["workload"]["batch_size"]
     cells = [
@@ -190,7 +195,7 @@ def predicted_bytes(num_bytes: float) -> str:
     return format_byte_size(float(f"{num_bytes / unit:.2g}") * unit)
 
 
-def memory(advice: Mapping[str, Any], *, only_fastest: bool) -> TextTable:
+def memory(advice: PlacementAdvice, *, only_fastest: bool) -> TextTable:
     """Return bytes by use, of the fastest placement that fits each size or of all, even those too large."""
     cells = [
         [

@@ -5,11 +5,11 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ...pipeline.errors import ConfigError, HotsetError, MissingExtraError, SystemFaultError, install_hint
 from ...pipeline.formats.whole_file import whole_file
-from ...pipeline.inspect.frequency_series import SERIES
+from ...pipeline.inspect.frequency_series import SERIES, Statistics
 from ...pipeline.runtime.resources import Resources
 from ...pipeline.sizes import GIB, format_byte_size
 from ...stats.prediction.workload import Machine
@@ -58,7 +58,7 @@ def _not_written(folder: Path, error: OSError) -> ConfigError:
     return ConfigError(f"{folder} cannot be written: {error.strerror}", hint="give another --parquet FOLDER")
 
 
-def write_html(folder: Path, statistics: Mapping[str, Any], out: Path, *, workers: int = 0) -> None:
+def write_html(folder: Path, statistics: Statistics, out: Path, *, workers: int = 0) -> None:
     """Write the report of ``folder`` to ``out`` atomically: the file is never there in part.
 
     Args:
@@ -87,7 +87,7 @@ def write_html(folder: Path, statistics: Mapping[str, Any], out: Path, *, worker
         file.write(page.encode(errors="replace"))
 
 
-def write_parquet(statistics: Mapping[str, Any], folder: Path) -> list[Path]:
+def write_parquet(statistics: Statistics, folder: Path) -> list[Path]:
     """Write every series as ``folder/NAME.parquet`` and return the files.
 
     Raises:
@@ -110,10 +110,11 @@ def write_parquet(statistics: Mapping[str, Any], folder: Path) -> list[Path]:
     return written
 
 
-def _named_tables(statistics: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def _named_tables(statistics: Statistics) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield each series and its rows; a series of several tables is named ``SERIES_TABLE``."""
+    series = cast(Mapping[str, Any], statistics)
     for name in SERIES:
-        found = statistics.get(name, {})
+        found = series.get(name, {})
         if isinstance(found, list):
             yield name, found
             continue

@@ -30,8 +30,8 @@ from hotset.train.data.shards import Shards
 from hotset.train.placements import choose_placement
 
 
-def series(folder: Path, workers: int = 1) -> dict[str, Any]:
-    found: dict[str, Any] = frequency_statistics(folder, Resources(workers=workers), series=["default_runs"])
+def series(folder: Path, workers: int = 1) -> Any:
+    found = frequency_statistics(folder, Resources(workers=workers), series=["default_runs"])
     return found
 
 

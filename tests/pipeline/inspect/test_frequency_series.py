@@ -60,7 +60,7 @@ def test_too_little_memory_is_refused_with_the_sum_before_the_work(
     frequency_statistics(folder, Resources(workers=1), series=["features", "coverage"])
 
 
-def of_order(found: dict[str, Any], order: str) -> list[dict[str, Any]]:
+def of_order(found: Any, order: str) -> list[dict[str, Any]]:
     return [row for row in found["hot_samples"] if row["order"] == order]
 
 

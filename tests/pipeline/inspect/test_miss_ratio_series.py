@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.inspect.miss_ratio_series import miss_ratios
+from hotset.pipeline.inspect.miss_ratio_series import MissRatios, miss_ratios
 from hotset.pipeline.inspect.training_trace import draw_trace
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.stages.count import CountConfig
@@ -29,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def series(folder: Path, batch_size: int = BATCH_SIZE, workers: int = 1) -> dict[str, Any]:
+def series(folder: Path, batch_size: int = BATCH_SIZE, workers: int = 1) -> MissRatios:
     vocabulary, samples = Manifest.read(folder / "vocabulary"), Manifest.read(folder / "samples")
     return miss_ratios(
         vocabulary, samples, batch_size, ROW_BYTES, Resources(workers=workers), seed=3, num_batches=5

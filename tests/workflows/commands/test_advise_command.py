@@ -24,12 +24,12 @@ SIZES = (ByteSize(1 << 20), ByteSize(8 << 20))
 
 
 @pytest.fixture(scope="module")
-def advice(data: Path) -> dict[str, Any]:
+def advice(data: Path) -> Any:
     config = AdviceConfig(fast_bytes=SIZES, batch_size=128, model="small")
     return advise(data, config, AdviseCommand(dir=data).machine, Resources(workers=1))
 
 
-def printed(advice: dict[str, Any], width: int = 200) -> str:
+def printed(advice: Any, width: int = 200) -> str:
     console = Console(file=StringIO(), width=width)
     show_advice(advice, console)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]

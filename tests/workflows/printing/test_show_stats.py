@@ -16,7 +16,7 @@ from hotset.workflows.printing.show_stats import show_rows, show_statistics
 
 
 @pytest.fixture(scope="module")
-def found(data: Path) -> dict[str, Any]:
+def found(data: Path) -> Any:
     return frequency_statistics(data, Resources(workers=1))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_a_category_is_one_line_of_a_bounded_length() -> None:
 
 def test_only_the_first_categories_of_each_table_are_shown() -> None:
     row = {"num_lookups": 5, "lookup_share": 0.5, "label_rate": None, "is_hot": True}
-    rows = [row | {"table": table, "category": f"{n}"} for table in "ab" for n in range(8)]
+    rows: Any = [row | {"table": table, "category": f"{n}"} for table in "ab" for n in range(8)]
     cells = log_tables.categories(rows).rows
     assert [line[:2] for line in cells] == [
         [table if n == 0 else "", f"{n}"] for table in "ab" for n in range(5)

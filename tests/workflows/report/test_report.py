@@ -86,7 +86,7 @@ def statistics(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def page(folder: Path, statistics: dict[str, Any]) -> Path:
+def page(folder: Path, statistics: Any) -> Path:
     """The report; tests below write some by the command, too."""
     write_html(folder / "<data>", statistics, folder / "report.html")
     return folder / "report.html"
@@ -151,7 +151,7 @@ def test_the_page_holds_a_table_for_every_chart_and_names_nothing_outside(page: 
     assert len(text) < 2_000_000
 
 
-def test_the_page_reports_what_the_series_hold(page: Path, statistics: dict[str, Any]) -> None:
+def test_the_page_reports_what_the_series_hold(page: Path, statistics: Any) -> None:
     text = html.unescape(page.read_text())
     assert "64\N{NO-BREAK SPACE}KiB makes" in text, "a number and its unit stay on one line"
     text = text.replace("\N{NO-BREAK SPACE}", " ")
@@ -161,9 +161,7 @@ def test_the_page_reports_what_the_series_hold(page: Path, statistics: dict[str,
     assert f"The plan's 64 KiB makes {100 * chosen['hot_sample_share']:.1f}% of the samples" in text
 
 
-def test_every_series_becomes_a_parquet_file(
-    folder: Path, statistics: dict[str, Any], tmp_path: Path
-) -> None:
+def test_every_series_becomes_a_parquet_file(folder: Path, statistics: Any, tmp_path: Path) -> None:
     out = tmp_path / "a" / "series"
     assert main(["stats", str(folder / "<data>"), "--parquet", str(out)]) == 0
     found = {path.stem: pl.read_parquet(path) for path in out.iterdir()}
@@ -183,9 +181,7 @@ def test_every_series_becomes_a_parquet_file(
 
 
 @pytest.mark.slow
-def test_names_that_are_not_utf_8_are_written(
-    folder: Path, statistics: dict[str, Any], tmp_path: Path
-) -> None:
+def test_names_that_are_not_utf_8_are_written(folder: Path, statistics: Any, tmp_path: Path) -> None:
     named = tmp_path / os.fsdecode(b"d\xff")
     named.symlink_to(folder / "<data>")
     write_html(named, statistics, tmp_path / os.fsdecode(b"p\xff.html"))
@@ -221,7 +217,7 @@ def test_a_log_that_no_model_fits_and_that_has_no_whole_batch(tmp_path: Path, rn
 
 
 def test_the_commands_of_the_page_run_as_they_are_printed(
-    folder: Path, statistics: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, statistics: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folder / "<data>", "a folder")
@@ -251,9 +247,7 @@ def test_alternatives_are_blocks_of_their_own() -> None:
     assert re.findall('name">(.*?)</p>', shown) == ["One:", "Or two:"] and _commands([]) == ""
 
 
-def test_advice_without_columns_names_no_command_that_needs_them(
-    statistics: dict[str, Any], folder: Path
-) -> None:
+def test_advice_without_columns_names_no_command_that_needs_them(statistics: Any, folder: Path) -> None:
     without = statistics | {"log": {key: [] for key in statistics["log"]}}
     assert any(one.commands for one in advise_reader(folder, statistics, None))
     assert not any(one.commands for one in advise_reader(folder, without, None))
@@ -266,7 +260,7 @@ def test_published_points_stand_at_the_bytes_of_as_many_rows() -> None:
 
 
 def test_a_log_like_criteos_shows_them_and_says_at_which_rows(
-    statistics: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+    statistics: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "FAE's figures" not in build_page(folder, statistics, None).sections[0].text
     large = statistics | {"num_train_samples": 2_000_000}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hotset.workflows.report.series_tables import drift_matrix
@@ -16,11 +18,14 @@ def test_a_matrix_shades_equal_shares_equally() -> None:
         ("a", "c"): None,
         ("b", "c"): 0.5,
     }
-    drift = {
+    drift: Any = {
         "parts": [{"name": name} for name in "abc"],
-        "pairs": [{"chosen_on": on, "serves": part, "share": share} for (on, part), share in shares.items()],
+        "pairs": [
+            {"chosen_on": on, "serves": part, "common_rows_share": share}
+            for (on, part), share in shares.items()
+        ],
     }
-    table = drift_matrix(drift, "share", "t")
+    table = drift_matrix(drift, "common_rows_share", "t")
     assert table.columns == ["chosen on", "a", "b", "c"]
     assert table.rows == [["a", "90.0%", "50.0%", ""], ["b", "70.0%", "95.0%", "50.0%"]]
     assert [[round(shade, 3) for shade in row] for row in table.shades] == [
@@ -31,12 +36,12 @@ def test_a_matrix_shades_equal_shares_equally() -> None:
 
 @pytest.mark.parametrize(("other", "shade"), [(0.91, 0.235), (0.95, 0.575)])
 def test_small_differences_are_shaded_lightly(other: float, shade: float) -> None:
-    drift = {
+    drift: Any = {
         "parts": [{"name": "a"}, {"name": "b"}],
         "pairs": [
-            {"chosen_on": "a", "serves": "a", "share": 0.9},
-            {"chosen_on": "a", "serves": "b", "share": other},
+            {"chosen_on": "a", "serves": "a", "common_rows_share": 0.9},
+            {"chosen_on": "a", "serves": "b", "common_rows_share": other},
         ],
     }
-    (shades,) = drift_matrix(drift, "share", "t").shades
+    (shades,) = drift_matrix(drift, "common_rows_share", "t").shades
     assert shades == pytest.approx([0, 0.15, shade])
