@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,8 @@ from ..errors import InputError, ManifestError
 from ..folders.manifest import Manifest
 from ..folders.stage_totals import VocabularyTotals
 from ..formats.dense_columns import transform_column
-from ..formats.part_ids import PartIds
-from ..formats.tables import multi_hot, offsets_of, one_hot
+from ..formats.part_ids import FoundIds, PartIds
+from ..formats.tables import one_hot
 from ..raw.part import Fault, Part, RawParts, UnreadPart
 from ..runtime.tasks import run_tasks
 from ..schema.schema import Schema
@@ -71,15 +71,14 @@ class SampleEncoder:
         """Encode the samples of a part; nothing of the result lies in the memory of the part."""
         arrays = [self._categories(piece, part) for piece in self._pieces]
         batch = pa.record_batch(arrays, names=[table.name for table in self.tables])
-        matrix = np.empty((part.num_samples, len(one_hot(self.tables))), np.int32)
-        offsets = {table.name: offsets_of(batch.column(table.name)) for table in multi_hot(self.tables)}
-        lists = {name: (found.copy(), np.empty(found[-1], np.int32)) for name, found in offsets.items()}
-        ids = PartIds(self.tables, matrix, lists)
-        for piece, ids_N in zip(self._pieces, ids.ids, strict=True):
+        found = FoundIds.unset(batch, self.tables)
+        for piece, ids_N in zip(self._pieces, found.ids, strict=True):
             piece.find(batch, ids_N)
         # Categories without an id of their own get that of oov, as in every stage.
-        ids.settle_oov(part.num_samples)
-        return EncodedSamples(self._transform(part), ids)
+        matrix = np.empty((part.num_samples, len(one_hot(self.tables))), np.int32)
+        ids, _ = found.settle(part.num_samples, matrix)
+        lists = {name: (offsets.copy(), flat) for name, (offsets, flat) in ids.lists.items()}
+        return EncodedSamples(self._transform(part), replace(ids, lists=lists))
 
     def _categories(self, piece: LoadedPiece, part: Part) -> Any:
         # A table in memory has 64 bits where Criteo's text has 32: the hash table decides.

@@ -53,15 +53,6 @@ class PartIds:
     """Bags of each multi-hot table, by name."""
 
     @classmethod
-    def unset(cls, batch: Any, tables: Sequence[TableInfo]) -> PartIds:
-        """Allocate ids for a part of columns/; the matrix is the thread's until it asks for another."""
-        matrix = thread_buffer("ids", (batch.num_rows, len(one_hot(tables))), np.int32)
-        offsets = {table.name: offsets_of(batch.column(table.name)) for table in multi_hot(tables)}
-        # A bag in samples/ is as long as in columns/, so the offsets are shared and only ids are new.
-        lists = {name: (found, np.empty(found[-1], np.int32)) for name, found in offsets.items()}
-        return cls(tables, matrix, lists)
-
-    @classmethod
     def read(cls, batch: Any, tables: Sequence[TableInfo]) -> PartIds:
         """Read the ids of a record batch of samples or shards; raise ManifestError where they are damaged."""
         matrix = fixed_lists(batch.column("ids"), len(one_hot(tables)), np.int32)
@@ -98,32 +89,6 @@ class PartIds:
         names = [table.name for table in self.tables]
         return [self.lists[name][1] if name in self.lists else next(columns) for name in names]
 
-    def settle_oov(self, num_train: int) -> SamplesFacts:
-        """Give unknown categories, -1, the oov row; count the lookups that have it, and those of lists.
-
-        ``num_train``: samples that are for training, the first ones.
-        """
-        oov = {table.name: table.oov_id for table in self.tables}
-        names = [table.name for table in one_hot(self.tables)]
-        # One-hot tables all at once, the training samples first; then list by list.
-        of_matrix = np.array([oov[name] for name in names], np.int32)
-        counted = np.zeros((2, len(names)), np.int64)
-        settle_unknown(self.matrix[:num_train], of_matrix, counted[0])
-        settle_unknown(self.matrix[num_train:], of_matrix, counted[1])
-        num_oov = dict(zip(names, counted.T, strict=True))
-        lookups: dict[str, tuple[int, int]] = {}
-        for name, (offsets, ids) in self.lists.items():
-            # The lookups of the training samples are the elements before the first evaluation bag.
-            first = int(offsets[num_train])
-            num_oov[name] = np.zeros(2, np.int64)
-            lookups[name] = (first, ids.shape[0] - first)
-            settle_unknown(ids[:first, None], np.array([oov[name]], np.int32), num_oov[name][:1])
-            settle_unknown(ids[first:, None], np.array([oov[name]], np.int32), num_oov[name][1:])
-        train, evaluation = (
-            tuple(int(num_oov[table.name][half]) for table in self.tables) for half in range(2)
-        )
-        return SamplesFacts(oov_train=train, oov_evaluation=evaluation, lookups=lookups)
-
     def tags(self, num_hot: Sequence[int]) -> NDArray[np.uint8]:
         """Return 1 for each sample whose ids are all below ``num_hot`` of their tables: (num_samples,)."""
         is_hot = np.empty(self.matrix.shape[0], np.uint8)
@@ -140,3 +105,60 @@ class PartIds:
         """Return the ids as columns of samples/."""
         lists = {name: as_lists(offsets, ids) for name, (offsets, ids) in self.lists.items()}
         return {"ids": as_fixed_lists(self.matrix)} | lists
+
+
+@dataclass(frozen=True, slots=True)
+class FoundIds:
+    """Ids of one part while its tables are looked up one after another: -1 where a category has none."""
+
+    tables: Sequence[TableInfo]
+    of_one_hot: NDArray[np.int32]
+    """(one-hot tables, num_samples)."""
+    lists: dict[str, BagArrays]
+    """Bags of each multi-hot table, by name."""
+
+    @classmethod
+    def unset(cls, batch: Any, tables: Sequence[TableInfo]) -> FoundIds:
+        """Allocate ids for a part of columns/; those of one-hot tables are a thread buffer."""
+        of_one_hot = thread_buffer("found ids", (len(one_hot(tables)), batch.num_rows), np.int32)
+        offsets = {table.name: offsets_of(batch.column(table.name)) for table in multi_hot(tables)}
+        # A bag in samples/ is as long as in columns/, so the offsets are shared and only ids are new.
+        lists = {name: (found, np.empty(found[-1], np.int32)) for name, found in offsets.items()}
+        return cls(tables, of_one_hot, lists)
+
+    @property
+    def ids(self) -> list[NDArray[np.int32]]:
+        """Per table (num_lookups,): of each sample, or the elements of all its lists."""
+        rows = iter(self.of_one_hot)
+        names = [table.name for table in self.tables]
+        return [self.lists[name][1] if name in self.lists else next(rows) for name in names]
+
+    def settle(self, num_train: int, matrix: NDArray[np.int32]) -> tuple[PartIds, SamplesFacts]:
+        """Give unknown categories the oov row; count the lookups that have it, and those of lists.
+
+        Args:
+            num_train: samples that are for training, the first ones.
+            matrix: (num_samples, one-hot tables) out, the matrix of the result.
+        """
+        oov = {table.name: table.oov_id for table in self.tables}
+        names = [table.name for table in one_hot(self.tables)]
+        # One-hot tables all at once, the training samples first; then list by list.
+        of_one_hot = np.array([oov[name] for name in names], np.int32)
+        counted = np.zeros((2, len(names)), np.int64)
+        for half, samples in enumerate((slice(None, num_train), slice(num_train, None))):
+            settle_unknown(self.of_one_hot[:, samples], of_one_hot, counted[half], matrix[samples])
+        num_oov = dict(zip(names, counted.T, strict=True))
+        lookups: dict[str, tuple[int, int]] = {}
+        for name, (offsets, ids) in self.lists.items():
+            # The lookups of the training samples are the elements before the first evaluation bag.
+            first = int(offsets[num_train])
+            of_list = np.array([oov[name]], np.int32)
+            num_oov[name] = np.zeros(2, np.int64)
+            lookups[name] = (first, ids.shape[0] - first)
+            for half, elements in enumerate((ids[:first], ids[first:])):
+                settle_unknown(elements[None], of_list, num_oov[name][half:], elements[:, None])
+        train, evaluation = (
+            tuple(int(num_oov[table.name][half]) for table in self.tables) for half in range(2)
+        )
+        facts = SamplesFacts(oov_train=train, oov_evaluation=evaluation, lookups=lookups)
+        return PartIds(self.tables, matrix, self.lists), facts

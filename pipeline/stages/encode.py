@@ -23,7 +23,7 @@ from ..folders.stage_totals import SamplesTotals, VocabularyTotals
 from ..folders.table_info import SampleTable, VocabularyTable
 from ..folders.temporary_files import remove_shared, write_shared_arrays
 from ..formats.arrow_files import read_batch, write_batch
-from ..formats.part_ids import PartIds, PartSize, largest_part
+from ..formats.part_ids import FoundIds, PartSize, largest_part
 from ..formats.tables import lookups_of, one_hot
 from ..runtime.memory import refuse_small_cap, room_for
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
@@ -96,7 +96,7 @@ def refuse_encode(
 
 def needed_bytes(part: PartSize, num_one_hot: int, workers: int) -> int:
     """The least that `encode` can do with: ids of a part for each worker, and small tables."""
-    ids_bytes = part.num_samples * (9 * num_one_hot // 2 + 16) + 9 * part.num_list_lookups
+    ids_bytes = part.num_samples * (9 * num_one_hot + 16) + 9 * part.num_list_lookups
     return num_workers(workers) * ids_bytes + LEAST_TABLE_BYTES
 
 
@@ -120,8 +120,8 @@ def _encode_part(entry: FileEntry, num_train: int, lookup: LookupPass) -> int:
     if lookup.output.has(entry.path):  # by a worker that was killed before it could say so
         return entry.num_samples
     batch = read_batch(lookup.columns, entry)
-    part = PartIds.unset(batch, lookup.every_table)
-    ids_of_tables = part.ids
+    found_ids = FoundIds.unset(batch, lookup.every_table)
+    ids_of_tables = found_ids.ids
     if lookup.earlier:
         lookup.collect_spilled(entry, ids_of_tables)
     for table in lookup.tables:
@@ -134,7 +134,8 @@ def _encode_part(entry: FileEntry, num_train: int, lookup: LookupPass) -> int:
             table.find(batch, found)
             np.maximum(ids, found, out=ids)
     # Ids still at -1 have no row: they become oov, counted apart for training and evaluation.
-    facts = part.settle_oov(min(max(num_train, 0), entry.num_samples))
+    matrix = thread_buffer("ids", found_ids.of_one_hot.shape[::-1], np.int32)
+    part, facts = found_ids.settle(min(max(num_train, 0), entry.num_samples), matrix)
     with lookup.output.writing(entry.path, entry.num_samples, facts) as path:
         write_batch(path, part.columns())
     # Only when the part is written may its spilled ids go: a killed run reads them again.

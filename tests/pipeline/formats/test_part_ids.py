@@ -10,7 +10,7 @@ import pytest
 
 from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.table_info import VocabularyTable
-from hotset.pipeline.formats.part_ids import PartIds
+from hotset.pipeline.formats.part_ids import FoundIds, PartIds
 
 NUM_ROWS = (6, 9, 5, 7)
 NUM_HOT = (3, 5, 2, 4)
@@ -54,8 +54,9 @@ def test_unknown_ids_become_oov_and_are_counted_by_half(
     num_samples: int, num_train: int, rng: np.random.Generator
 ) -> None:
     bags = draw_bags(num_samples, rng)
-    part = part_of(bags)
-    facts = part.settle_oov(num_train)
+    unsettled = part_of(bags)
+    found = FoundIds(TABLES, np.ascontiguousarray(unsettled.matrix.T), unsettled.lists)
+    part, facts = found.settle(num_train, np.empty_like(unsettled.matrix))
     settled = [
         [[table.oov_id if row < 0 else row for row in bag] for table, bag in zip(TABLES, sample, strict=True)]
         for sample in bags

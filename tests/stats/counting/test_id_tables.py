@@ -84,15 +84,25 @@ def test_ids_of_uint32_without_missing_values(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(ids, order)
 
 
-@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (50, 4), (50, 26)])
+@pytest.mark.parametrize("shape", [(3, 0), (1, 1), (4, 50), (26, 64), (3, 200)])
 def test_unknown_lookups_get_the_oov_row(shape: tuple[int, int], rng: np.random.Generator) -> None:
     ids = rng.integers(-1, 5, shape).astype(np.int32)
-    oov_ids = rng.integers(0, 5, shape[1]).astype(np.int32)
-    wanted = np.where(ids < 0, oov_ids, ids)
-    num_oov = np.ones(shape[1], np.int64)
-    settle_unknown(ids, oov_ids, num_oov)
+    oov_ids = rng.integers(0, 5, shape[0]).astype(np.int32)
+    wanted = np.where(ids < 0, oov_ids[:, None], ids)
+    num_oov = np.ones(shape[0], np.int64)
+    matrix = np.full(shape[::-1], -7, np.int32)
+    settle_unknown(ids, oov_ids, num_oov, matrix)
+    np.testing.assert_array_equal(matrix, wanted.T)
+    np.testing.assert_array_equal(num_oov, 1 + (wanted == oov_ids[:, None]).sum(axis=1))
+
+
+def test_unknown_elements_of_lists_get_the_oov_row_in_place(rng: np.random.Generator) -> None:
+    ids = rng.integers(-1, 5, 200).astype(np.int32)
+    wanted = np.where(ids < 0, 3, ids)
+    num_oov = np.zeros(1, np.int64)
+    settle_unknown(ids[None], np.array([3], np.int32), num_oov, ids[:, None])
     np.testing.assert_array_equal(ids, wanted)
-    np.testing.assert_array_equal(num_oov, 1 + (wanted == oov_ids).sum(axis=0))
+    assert num_oov[0] == (wanted == 3).sum()
 
 
 @pytest.mark.parametrize(("dtype", "ndim"), [(np.uint32, 1), (np.uint64, 2)])
