@@ -6,6 +6,7 @@ Tests `merged_counts`, `check_files` and `log_parts`, too.
 from __future__ import annotations
 
 import gzip
+import json
 import random
 import shutil
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from hotset.pipeline.counting.merged_counts import counts_in
 from hotset.pipeline.errors import InputError, ManifestError
 from hotset.pipeline.folders.discard import discard_files
 from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.folders.stage_totals import ShardsTotals
 from hotset.pipeline.preview.dry_run import plan_run
 from hotset.pipeline.preview.run_states import FINISHED
 from hotset.pipeline.raw import raw_blocks as raw_module
@@ -40,6 +42,7 @@ from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_cs
 from hotset.tests.support.naive.naive_stages import naive_log, naive_table, rows_of
 from hotset.tests.support.preprocess_runs import CONFIG, assert_equals_naive_run, copy_of
 from hotset.tests.support.processes.kills import Killed, killed
+from hotset.tests.support.resealed import write_manifest
 from hotset.workflows.cli import main
 
 LENGTHS = (60, 45, 50, 40)
@@ -50,6 +53,9 @@ SETTINGS = {
     "a window": WINDOW,
     "a window and a fraction": replace(CONFIG, count=CountConfig(eval_fraction=0.3, count_last=2)),
     "a day and validation": replace(CONFIG, count=CountConfig(eval_files=1, valid_fraction=0.2)),
+    "the last days alone trained on": replace(
+        CONFIG, count=CountConfig(eval_files=1), pack=replace(CONFIG.pack, train_last=2)
+    ),
     "a day long window": replace(CONFIG, count=CountConfig(eval_files=1, count_last=1)),
 }
 
@@ -98,6 +104,36 @@ def test_days_added_one_by_one_end_in_the_bytes_of_a_run_from_scratch(
     assert verify(tmp_path / "dir", raw=days) == []
     preprocess(days, config, tmp_path / "dir", extend=True)  # nothing to add
     assert tree_of(tmp_path / "dir") == tree_of(tmp_path / str(len(days)))
+
+
+@pytest.mark.parametrize("order", ["grouped", "original"])
+def test_shards_of_the_last_day_hold_its_samples_and_those_of_evaluation(
+    tmp_path: Path, days: list[Path], order: Any
+) -> None:
+    whole = replace(CONFIG, count=CountConfig(eval_files=1), pack=replace(CONFIG.pack, order=order))
+    logs = days[:3]
+    made = {}
+    for name, config in (("whole", whole), ("last", replace(whole, pack=replace(whole.pack, train_last=1)))):
+        preprocess(logs, config, tmp_path / name, Resources(workers=1))
+        made[name] = Manifest.read(tmp_path / name / "shards")
+    totals = ShardsTotals.of(made["last"])
+    assert totals.samples.hot_only + totals.samples.mixed == LENGTHS[1]
+    assert (tmp_path / "last" / "vocabulary" / "manifest.json").read_bytes() == (
+        tmp_path / "whole" / "vocabulary" / "manifest.json"
+    ).read_bytes()
+    for entry in made["whole"].files:
+        if entry.path.startswith("evaluation"):
+            assert (tmp_path / "last" / "shards" / entry.path).read_bytes() == (
+                tmp_path / "whole" / "shards" / entry.path
+            ).read_bytes()
+    assert verify(tmp_path / "last") == []
+    # A day that is left out is a fault where the settings do not say so.
+    shutil.rmtree(tmp_path / "whole" / "shards")
+    shutil.copytree(tmp_path / "last" / "shards", tmp_path / "whole" / "shards")
+    change = json.loads((tmp_path / "whole" / "shards" / "manifest.json").read_bytes())
+    del change["config"]["train_last"]
+    write_manifest(tmp_path / "whole" / "shards", change)
+    assert any("samples, plan has" in fault for fault in verify(tmp_path / "whole", rebuild=False))
 
 
 def test_several_days_at_once_an_empty_one_and_a_single_one_before(tmp_path: Path, days: list[Path]) -> None:

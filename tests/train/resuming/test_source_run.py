@@ -266,12 +266,19 @@ def test_seven_days_of_two_commands_keep_up_with_a_run_from_scratch(tmp_path: Pa
     assert main(["train", str(out), "--out", str(tmp_path / "run_1"), *quiet]) == 0
     for number in range(2, 8):
         extend = ["preprocess", *days[: number + 1], "--out", str(out), "--extend", "--map-ids", *common]
-        assert main(extend) == 0
+        assert main([*extend, "--train-last", "1"]) == 0
         start = ["--init-from", str(tmp_path / f"run_{number - 1}"), "--id-map", str(out / "id_map")]
         assert main(["train", str(out), "--out", str(tmp_path / f"run_{number}"), *start, *quiet]) == 0
-    assert main(["train", str(out), "--out", str(tmp_path / "scratch"), *quiet]) == 0
-    auc, scratch = (
-        json.loads((tmp_path / name / "summary.json").read_bytes())["auc"] for name in ("run_7", "scratch")
+        summary = json.loads((tmp_path / f"run_{number}" / "summary.json").read_bytes())
+        assert summary["num_training_samples"] == 4_000, "the new day alone"
+    assert main(["verify", str(out)]) == 0
+    # Beside it a model of the last day alone, and one of all days.
+    assert main(["train", str(out), "--out", str(tmp_path / "last"), *quiet]) == 0
+    whole = tmp_path / "whole"
+    assert main(["preprocess", *days, "--out", str(whole), *common]) == 0
+    assert main(["train", str(whole), "--out", str(tmp_path / "scratch"), *quiet]) == 0
+    auc, last, scratch = (
+        json.loads((tmp_path / name / "summary.json").read_bytes())["auc"]
+        for name in ("run_7", "last", "scratch")
     )
-    # Days are passed over several times, which such small ones show; a wrong map of ids would give 0.6.
-    assert auc > 0.68 and auc > scratch - 0.08, (auc, scratch)
+    assert auc > last + 0.02 and auc > scratch - 0.01, (auc, last, scratch)
