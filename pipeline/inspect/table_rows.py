@@ -134,6 +134,22 @@ class TableRows:
         return (rows[0], True) if rows else (self.table.oov_id, False)
 
 
+_RANGES = {
+    "hex8": (0, 2**32),
+    "integer": (-(2**63), 2**63),
+    "unsigned": (0, 2**64),
+    "hour": (0, 24),
+    "weekday": (1, 8),
+}
+"""Numbers of each kind of category, the first and one past the last."""
+_WANTED = {
+    "hex8": "hex digits, 8 at most",
+    "integer": "a whole number",
+    "hour": "a number from 0 to 23",
+    "weekday": "a number from 1, for Monday, to 7",
+}
+
+
 def open_table(folder: Path, feature: str) -> TableRows:
     """The table called ``feature`` of a folder that was preprocessed as far as its vocabulary.
 
@@ -174,7 +190,7 @@ def format_category(category: int, kind: str) -> str:
         case "integer":
             # Integers are stored by their 64 bits, the negative ones in two's complement.
             return str(category - 2**64 if category >= 2**63 else category)
-        case "unsigned":
+        case "unsigned" | "hour" | "weekday":
             return str(category)
     return f"#{category:016x}"
 
@@ -190,11 +206,11 @@ def parse_category(text: str, kind: str, feature: str) -> int:
             is_hash = len(text) == 17 and text.startswith("#")
             return int(text[1:], 16) if is_hash else xxhash.xxh3_64_intdigest(text.encode())
         number = int(text, 16 if kind == "hex8" else 10)
-        low, high = {"hex8": (0, 2**32), "integer": (-(2**63), 2**63), "unsigned": (0, 2**64)}[kind]
+        low, high = _RANGES[kind]
         if not low <= number < high:
             raise ValueError("out of range")
     except ValueError:
-        wanted = {"hex8": "hex digits, 8 at most", "integer": "a whole number"}.get(kind, "a number from 0")
+        wanted = _WANTED.get(kind, "a number from 0")
         hint = f"write {wanted}; {MISSING} and {OOV} name the rows without a category"
         raise ConfigError(f"{text!r} is no category of {feature} ({kind})", hint=hint) from None
     return number % 2**64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,9 @@ import pyarrow as pa
 from ..errors import ConfigError
 from ..raw.column_values import ListSpans, Spans, Values, is_list, is_text, plain, read_column
 from ..raw.text_fields import BAD, MISSING
+from ..raw.times import is_temporal
 from ..schema.schema_names import check_name
+from .infer_times import InferredTimes, infer_times
 
 _LABEL_NAMES = ("label", "click", "clicked", "is_click", "target", "y", "conversion", "converted")
 _MIN_ROWS_TO_JUDGE = 100
@@ -21,9 +22,6 @@ _MIN_ROWS_TO_JUDGE = 100
 _LIST_SEPARATORS = "|;,"
 _LIST_SHARE = 1 / 3
 """Share of the fields with something in them that have a separator, from which on they look like lists."""
-_UNITS_OF_SECOND = (1, 1000, 1_000_000)
-_TIME = re.compile(rb"\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}|$)")
-_TIME_ADVICE = "add its hour and weekday to the log as columns (docs/other-logs.md, Times)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class InferredColumn:
 
     name: str
     kind: str
-    """One of KINDS, or float."""
+    """One of KINDS, or float; of a column of times the kind of its first feature."""
     num_distinct: int
     """Distinct values without missing ones; for lists, distinct elements."""
     num_missing: int
@@ -45,6 +43,8 @@ class InferredColumn:
     """Whether the column could be used, if someone wants it all the same."""
     is_transformed: bool = True
     """Whether a float gets the default transform; it makes 0 of negative values."""
+    times: InferredTimes | None = None
+    """The features of a column of times, which are proposed in place of its values."""
 
 
 def infer_column(name: str, values: Any, num_rows: int, names: list[str]) -> InferredColumn:
@@ -66,6 +66,12 @@ def infer_column(name: str, values: Any, num_rows: int, names: list[str]) -> Inf
     is_bool = is_parquet and pa.types.is_boolean(values.type)
     if is_parquet:
         values = plain(values)
+    times = None if holds_lists else infer_times(name, values, names)
+    if times is not None and times.is_certain:
+        kind = times.features[0][1] if times.features else "text"
+        return InferredColumn(
+            name, kind, 0, 0, times.note, bool(times.features), is_readable=False, times=times
+        )
     fitting = next(_fitting_kinds(values), None)
     if fitting is None:
         fault = "it holds neither text nor finite numbers"
@@ -84,7 +90,7 @@ def infer_column(name: str, values: Any, num_rows: int, names: list[str]) -> Inf
         notes.append(f"lists of {lengths.mean():.1f} on average, {lengths.max()} at most")
 
     # What teaches a model nothing, or cannot teach it in this form, is left out.
-    hint = _time_hint(values, kind, found)
+    hint = "" if times is None else times.note
     reason = _no_feature(kind, found, num_distinct, num_missing, num_rows)
     if reason:
         note = "; ".join(filter(None, [reason, hint]))
@@ -133,23 +139,6 @@ def _negative_share(found: Values) -> tuple[str, bool]:
     return f"{share:.0%}" if share >= 0.005 else "under 1%", not fits
 
 
-def _time_hint(values: Any, kind: str, found: Values) -> str:
-    """Say what to do with a column of times: the moment itself never comes back, its hour and weekday do."""
-    good = found.states != MISSING
-    if found.offsets is not None or not good.any():
-        return ""
-    if kind == "integer":
-        numbers = found.values[good].view(np.int64)
-        is_time = any(numbers.min() >= 1e9 * unit and numbers.max() < 2e9 * unit for unit in _UNITS_OF_SECOND)
-        is_time = is_time and np.unique(numbers).shape[0] >= _MIN_ROWS_TO_JUDGE
-        return f"it looks like Unix times: {_TIME_ADVICE}" if is_time else ""
-    if kind != "text" or not isinstance(values, Spans):
-        return ""
-    rows = np.flatnonzero(good)[:_MIN_ROWS_TO_JUDGE]
-    texts = (bytes(values.text[values.starts[row] : values.stops[row]]) for row in rows)
-    return f"it looks like times: {_TIME_ADVICE}" if all(map(_TIME.match, texts)) else ""
-
-
 def _unusable(name: str, values: Any, names: list[str]) -> str | None:
     """Return why a column cannot stand in a schema."""
     if names.count(name) > 1:
@@ -163,13 +152,12 @@ def _unusable(name: str, values: Any, names: list[str]) -> str | None:
         found = values.type
         kind = found.value_type if is_list(found) else found
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if pa.types.is_temporal(kind) and not pa.types.is_duration(kind):
-            return f"its type is {found}: {_TIME_ADVICE}"
         is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
         is_number = is_number or (
             (pa.types.is_decimal(kind) or pa.types.is_boolean(kind)) and not is_list(found)
         )
-        if not (is_number or is_text(kind) or pa.types.is_null(kind)):
+        is_time = is_temporal(found)
+        if not (is_number or is_time or is_text(kind) or pa.types.is_null(kind)):
             # Names inside a type may hold anything, and a note is one line.
             return f"{' '.join(str(found).split())} is not supported"
     return None

@@ -54,7 +54,7 @@ class Proposal:
                 "# No column of zeros and ones looks like a label: statistics only, or write label = ..."
             )
         lines.append("# A column belongs in dense where the size of its numbers means something.")
-        notes = {column.name: column.note for column in self.columns if column.is_used}
+        notes = {_features_of(column)[0][0]: column.note for column in self.columns if column.is_used}
         tail = [self._left_out(column) for column in self.columns if not column.is_used]
         return "\n".join([*lines, write_schema(self.schema, notes) + "\n".join([*tail, ""])])
 
@@ -196,10 +196,11 @@ def _propose(
     used = [column for column in inferred if column.is_used and column.kind != "float"]
     if not used:
         raise _without_category(file, inferred)
+    features = [(column, name, kind) for column in used for name, kind in _features_of(column)]
     schema = Schema(
         dense=floats,
-        sparse=tuple(column.name for column in used),
-        kinds=tuple(column.kind for column in used),
+        sparse=tuple(name for _, name, _ in features),
+        kinds=tuple(kind for *_, kind in features),
         label=label,
         format=format,
         separator=separator,
@@ -209,8 +210,17 @@ def _propose(
         untransformed=tuple(
             column.name for column in inferred if column.is_used and not column.is_transformed
         ),
+        renamed=tuple((name, column.name) for column, name, _ in features if name != column.name),
+        time_units=tuple(
+            (name, column.times.unit) for column, name, _ in features if column.times and column.times.unit
+        ),
     )
     return Proposal(schema, tuple(inferred), num_rows)
+
+
+def _features_of(column: InferredColumn) -> Sequence[tuple[str, str]]:
+    """Return name and kind of each feature that a column is proposed for."""
+    return ((column.name, column.kind),) if column.times is None else column.times.features
 
 
 def _without_category(file: RawFile, inferred: Sequence[InferredColumn]) -> InputError:

@@ -13,9 +13,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ..schema.schema import TIME_KINDS
 from .hash_text import DistinctTexts, hash_text
 from .text_fields import BAD, GOOD, MISSING, parse_hex8, parse_integers
 from .text_numbers import HARD, count_elements, parse_decimals, split_elements
+from .times import TICKS, features_of, is_temporal, parse_times, seconds_of_temporal
 
 LIMITS = {
     "label": (0, 1),
@@ -87,8 +89,13 @@ class Values:
         return first + int(np.argmax(self.states[first:] == BAD))
 
 
-def read_column(values: Any, kind: str) -> Values:
-    """Read Spans, ListSpans, a typed array, or an Arrow list of either, as `plain` gives them."""
+def read_column(values: Any, kind: str, unit: str | None = None) -> Values:
+    """Read Spans, ListSpans, a typed array, or an Arrow list of either, as `plain` gives them.
+
+    ``unit`` is that of times which are integers.
+    """
+    if kind in TIME_KINDS:
+        return _read_times(values, kind, unit)
     if isinstance(values, ListSpans):
         offsets = np.empty(values.fields.starts.shape[0] + 1, np.int64)
         elements = elements_of(values, offsets)
@@ -98,6 +105,21 @@ def read_column(values: Any, kind: str) -> Values:
     if kind == "text" and isinstance(values, Spans):
         return _read_texts(values)
     return Values(*read_values(values, kind))
+
+
+def _read_times(values: Any, kind: str, unit: str | None) -> Values:
+    if unit is not None:
+        integers, states = read_values(values, "integer")
+        seconds = integers.view(np.int64) // TICKS[unit]
+    elif isinstance(values, Spans):
+        seconds = np.empty(values.starts.shape[0], np.int64)
+        states = np.empty(values.starts.shape[0], np.uint8)
+        parse_times(values.text, values.starts, values.stops, seconds, states)
+    else:
+        # Only a column of nulls gets here with another type than one of times.
+        states = np.where(values.is_valid().to_numpy(zero_copy_only=False), GOOD, MISSING).astype(np.uint8)
+        seconds = seconds_of_temporal(values) if is_temporal(values.type) else np.zeros(len(values), np.int64)
+    return Values(np.where(states == GOOD, features_of(kind, seconds), np.uint64(0)), states)
 
 
 def _read_texts(spans: Spans) -> Values:

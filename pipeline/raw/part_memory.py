@@ -34,7 +34,7 @@ _STORED_VALUE_BYTES = 8
 
 def part_bytes(file: RawFile, schema: Schema, block_bytes: int, *, has_label: bool) -> int:
     """Return the estimated anonymous memory of one worker that parses blocks of ``file`` (bytes)."""
-    num_columns = len(schema.columns(has_label=has_label))
+    num_columns = len(schema.dense) + len(schema.sparse) + (has_label and schema.label is not None)
     if schema.format == "parquet":
         return int(block_bytes / _STORED_VALUE_BYTES * _PARQUET_VALUE_BYTES)
     # A small file is one block, however large a block may be.

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, InputError
-from ..schema.schema import Schema
+from ..schema.schema import TIME_KINDS, Schema
 from ..schema.schema_names import find_columns
 from .column_values import (
     FLOATS,
@@ -33,6 +33,7 @@ from .part import Fault, Part
 from .raw_blocks import Block
 from .raw_file import RawFile
 from .text_fields import BAD, MISSING, split_fields
+from .times import is_temporal
 
 _SHOWN_BYTES = 40
 _BOM = b"\xef\xbb\xbf"
@@ -46,6 +47,7 @@ _WANTED = {
     "text": "text, or nothing",
     "hex8": "8 hex digits, or nothing",
 }
+_WANTED_TIME = "a time such as 2026-01-31 23:59:59, or nothing"
 _REASONS = {"label": "bad_label", "dense": "bad_integer", "float": "bad_float", "float32": "bad_float"}
 """Reason for a bad value of each kind; any other kind's is bad_category."""
 
@@ -57,9 +59,18 @@ class _Column:
     column: str
     """Name of the column in the log."""
     kind: str
-    """label, dense, float, float32 (a float that is not transformed), or one of KINDS."""
+    """label, dense, float, float32 (a float that is not transformed), or one of KINDS or TIME_KINDS."""
     separator: str | None = None
     """Character between two elements of a list in a CSV field, "" in Parquet; None for a single value."""
+    unit: str | None = None
+    """Unit of times that are integers."""
+
+    @property
+    def wanted(self) -> str:
+        """What a value should be, for messages."""
+        if self.kind in TIME_KINDS:
+            return f"an integer ({self.unit} since 1970), or nothing" if self.unit else _WANTED_TIME
+        return _WANTED[self.kind]
 
 
 def _columns_of(schema: Schema, has_label: bool) -> list[_Column]:
@@ -67,10 +78,12 @@ def _columns_of(schema: Schema, has_label: bool) -> list[_Column]:
     kinds = schema.kind_of | dict.fromkeys(schema.dense, "dense") | dict.fromkeys(label, "label")
     kinds |= {name: "float32" if name in schema.untransformed else "float" for name in schema.floats}
     lists = dict(schema.lists)
-    names = [*label, *schema.dense, *schema.sparse]
-    columns = schema.columns(has_label=has_label)
-    pairs = zip(names, columns, strict=True)
-    return [_Column(name, column, kinds[name], lists.get(name)) for name, column in pairs]
+    units = dict(schema.time_units)
+    columns = schema.column_of | {"label": schema.label or ""}
+    return [
+        _Column(name, columns[name], kinds[name], lists.get(name), units.get(name))
+        for name in (*label, *schema.dense, *schema.sparse)
+    ]
 
 
 def find_fields(wanted: Iterable[str], fields: Sequence[str], file: RawFile) -> list[int]:
@@ -111,14 +124,14 @@ def parse_csv(
 
     # Find every field, then read column by column.
     columns = _columns_of(schema, has_label)
-    starts = np.zeros((len(columns), num_lines), np.int64)
+    place_of = {name: place for place, name in enumerate(schema.columns(has_label=has_label))}
+    starts = np.zeros((len(place_of), num_lines), np.int64)
     stops = np.zeros_like(starts)
     num_fields = np.zeros(num_lines, np.int64)
     separator = ord(schema.separator)
     split_fields(block.text, first, block.num_bytes, separator, positions, starts, stops, num_fields)
-    spans = [
-        _cells(column, Spans(block.text, *ends)) for column, *ends in zip(columns, starts, stops, strict=True)
-    ]
+    ends_of = {name: (starts[place], stops[place]) for name, place in place_of.items()}
+    spans = [_cells(column, Spans(block.text, *ends_of[column.column])) for column in columns]
 
     # A line with another number of fields is bad whatever its values are.
     is_ragged = num_fields != positions.shape[0]
@@ -154,9 +167,17 @@ def parse_batch(batch: Any, schema: Schema, *, has_label: bool) -> Part:
 
 def misfit(schema: Schema, name: str, kind: Any, *, has_label: bool) -> str | None:
     """Say why a Parquet column of Arrow type ``kind`` does not match the schema; None where it does."""
-    (column,) = [column for column in _columns_of(schema, has_label) if column.column == name]
-    found = f"column {name!r} is {kind}"
-    wanted = _WANTED[column.kind]
+    faults = (
+        _misfit(column, kind, is_sparse=column.name in schema.sparse)
+        for column in _columns_of(schema, has_label)
+        if column.column == name
+    )
+    return next((fault for fault in faults if fault), None)
+
+
+def _misfit(column: _Column, kind: Any, *, is_sparse: bool) -> str | None:
+    found = f"column {column.column!r} is {kind}"
+    wanted = column.wanted
 
     # Of lists and dictionaries the type of the values decides.
     if column.separator is not None:
@@ -164,10 +185,14 @@ def misfit(schema: Schema, name: str, kind: Any, *, has_label: bool) -> str | No
         if not is_list(kind):
             return f"{found}, want {wanted}"
         kind = kind.value_type
-    elif is_list(kind) and column.name in schema.sparse:
+    elif is_list(kind) and is_sparse:
         return f"{found}: rows that hold lists need list = true in the schema"
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
+
+    if column.kind in TIME_KINDS and column.unit is None:
+        fits = is_text(kind) or is_temporal(kind) or pa.types.is_null(kind)
+        return None if fits else f"{found}, want times as text or timestamps, or integers with a unit"
 
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
     is_number = is_number or (pa.types.is_decimal(kind) and column.kind in FLOATS)
@@ -179,7 +204,7 @@ def misfit(schema: Schema, name: str, kind: Any, *, has_label: bool) -> str | No
 
 def _rows(columns: list[tuple[_Column, Any]], is_ragged: NDArray[np.bool_]) -> Part:
     """Read every column; a row that one of them finds bad is left out of all."""
-    read = [read_column(values, column.kind) for column, values in columns]
+    read = [read_column(values, column.kind, column.unit) for column, values in columns]
 
     # Blame each bad row on its first bad column from the left, or on its number of fields (-1).
     bad: Counter[str] = Counter()
@@ -248,4 +273,4 @@ def _fault(row: int, column: _Column, cells: Any, values: Values) -> Fault:
     if is_missing:
         reason = "missing_label"  # in any other column a missing value is good
         shown = "nothing"
-    return Fault(reason, row, f"{where}: found {shown}, want {_WANTED[column.kind]}")
+    return Fault(reason, row, f"{where}: found {shown}, want {column.wanted}")

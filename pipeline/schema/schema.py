@@ -13,6 +13,10 @@ from ..errors import ConfigError
 
 KINDS = ("integer", "unsigned", "text", "hex8")
 """Kinds of categories: integers down to -2**63 or up to 2**64 - 1, any text, or 8 hex digits."""
+TIME_KINDS = ("hour", "weekday")
+"""Kinds of categories that are made from a time, in UTC: 0 to 23, and 1 for Monday to 7."""
+TIME_UNITS = ("s", "ms", "us", "ns")
+"""Units of times that are written as integers since 1970-01-01."""
 DENSE_KINDS = ("integer", "float")
 """Kinds of dense values: an integer from -2**31 to 2**31 - 1, or a float64."""
 TRANSFORMS = ("log1p", "none")
@@ -33,7 +37,7 @@ class Schema:
     dense: tuple[str, ...]
     sparse: tuple[str, ...]
     kinds: tuple[str, ...] = ()
-    """Kind of each sparse column, one of KINDS; empty means that all are hex8."""
+    """Kind of each sparse feature, one of KINDS or TIME_KINDS; empty means that all are hex8."""
     label: str | None = "label"
     """Column of the label, None in a log without one."""
     format: Literal["criteo", "csv", "parquet"] = "criteo"
@@ -53,12 +57,21 @@ class Schema:
     """Sparse features with a separate ``min_count``: a setting of `rank`, no part of the columns."""
     embedding_dims: Settings = ()
     """Sparse features with a separate ``embedding_dim``: a setting of `split`."""
+    time_units: Pairs = ()
+    """Sparse features of TIME_KINDS from times that are integers, and the unit of these."""
 
     def columns(self, *, has_label: bool) -> tuple[str, ...]:
-        """Return the columns to read, named as in the log: label, dense, sparse."""
+        """Return the columns to read, named as in the log: label, dense, sparse; each once."""
         label = (self.label,) if has_label and self.label is not None else ()
+        columns = self.column_of
+        # Several features may be made from one column.
+        return tuple(dict.fromkeys((*label, *(columns[name] for name in self.dense + self.sparse))))
+
+    @property
+    def column_of(self) -> dict[str, str]:
+        """The column of each feature, as the log names it."""
         columns = dict(self.renamed)
-        return label + tuple(columns.get(name, name) for name in self.dense + self.sparse)
+        return {name: columns.get(name, name) for name in self.dense + self.sparse}
 
     @property
     def kind_of(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError
-from .schema import DENSE_KINDS, KINDS, TRANSFORMS
+from .schema import DENSE_KINDS, KINDS, TIME_KINDS, TIME_UNITS, TRANSFORMS
 from .schema_names import check_name, nearest, refuse_twice, shown
 
 _MAX_EMBEDDING_DIM = 1 << 16
@@ -28,6 +28,8 @@ class Entry:
     transform: str = "log1p"
     min_count: int | None = None
     embedding_dim: int | None = None
+    unit: str | None = None
+    """Unit of times that are integers."""
 
 
 def read_sparse(keys: Mapping[str, Any]) -> list[Entry]:
@@ -37,7 +39,18 @@ def read_sparse(keys: Mapping[str, Any]) -> list[Entry]:
         raise ConfigError(f'sparse must be a table of column = "kind", got {shown(sparse)}')
     if not sparse:
         raise ConfigError("sparse names no column", hint='under [sparse], write a line: column = "text"')
-    return [_entry(column, value, KINDS, _SPARSE_KEYS, keys["format"]) for column, value in sparse.items()]
+    kinds = (*KINDS, *TIME_KINDS)
+    return [
+        _entry(column, entry, kinds, _SPARSE_KEYS, keys["format"])
+        for column, value in sparse.items()
+        for entry in _entries_of(value)
+    ]
+
+
+def _entries_of(value: Any) -> list[Any]:
+    """Return the entries of one column: a list of tables is one feature each."""
+    are_tables = isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
+    return list(value) if are_tables else [value]
 
 
 def read_dense(keys: Mapping[str, Any]) -> list[Entry]:
@@ -79,6 +92,10 @@ def _entry(
     is_list = bool(found.get("list", False))
     if "separator" in found and not (is_list and format == "csv"):
         raise ConfigError(f"column {column!r}: separator is for a list in a csv log")
+    if kind in TIME_KINDS and is_list:
+        raise ConfigError(f"column {column!r}: a list cannot have the kind {kind}")
+    if "unit" in found and kind not in TIME_KINDS:
+        raise ConfigError(f"column {column!r}: unit is for the kinds {' and '.join(TIME_KINDS)}")
     name = found.get("name", column)
     check_name(name)
     return Entry(
@@ -90,6 +107,7 @@ def _entry(
         found.get("transform", "log1p"),
         found.get("min_count"),
         found.get("embedding_dim"),
+        found.get("unit"),
     )
 
 
@@ -133,6 +151,10 @@ def _want_separator(value: Any) -> str:
     return "" if is_separator(value) else "one ASCII character"
 
 
+def _want_unit(value: Any) -> str:
+    return "" if value in TIME_UNITS else f"one of {', '.join(TIME_UNITS)}"
+
+
 def _want_anything(value: Any) -> str:
     return ""
 
@@ -145,4 +167,5 @@ _SPARSE_KEYS = {
     "min_count": _want_count,
     "embedding_dim": _want_dim,
     "name": _want_name,
+    "unit": _want_unit,
 }

@@ -26,7 +26,7 @@ _CSV_ONLY = ("separator", "header", "fields")
 _FINGERPRINT = re.compile(r"toml:[0-9a-f]{32}")
 _Keys = dict[str, str | int]
 """Keys of one feature in a schema file."""
-_LATER_KEYS = ("lists", "floats", "untransformed", "renamed", "min_counts", "embedding_dims")
+_LATER_KEYS = ("lists", "floats", "untransformed", "renamed", "min_counts", "embedding_dims", "time_units")
 """Left out of a fingerprint where they are empty, so that older schemas keep theirs."""
 
 
@@ -123,7 +123,8 @@ def _with_features(
     keys: dict[str, Any], label: str | None, dense: list[Entry], sparse: list[Entry]
 ) -> Schema:
     # Neither a column nor a feature's name may stand twice.
-    refuse_twice([*([label] if label is not None else []), *(entry.column for entry in dense + sparse)])
+    columns = [*(entry.column for entry in dense), *dict.fromkeys(entry.column for entry in sparse)]
+    refuse_twice([*([label] if label is not None else []), *columns])
     refuse_twice([entry.name for entry in dense + sparse], "feature")
     is_csv = keys["format"] == "csv"
     min_counts = [(entry.name, entry.min_count) for entry in sparse if entry.min_count is not None]
@@ -142,6 +143,7 @@ def _with_features(
         renamed=tuple((entry.name, entry.column) for entry in dense + sparse if entry.name != entry.column),
         min_counts=tuple(sorted(min_counts)),
         embedding_dims=tuple(sorted(dims)),
+        time_units=tuple((entry.name, entry.unit) for entry in sparse if entry.unit is not None),
     )
 
 
@@ -177,8 +179,8 @@ def write_schema(schema: Schema, notes: dict[str, str] | None = None) -> str:
     if schema.label is not None:
         lines.append(f"label = {_quoted(schema.label)}")
     # Dense columns are a plain list as long as none of them has a setting.
-    columns = dict(schema.renamed)
-    if not (schema.floats or schema.untransformed or any(name in columns for name in schema.dense)):
+    renamed = dict(schema.renamed)
+    if not (schema.floats or schema.untransformed or any(name in renamed for name in schema.dense)):
         lines += [_list("dense", schema.dense), ""]
     else:
         lines += ["", "[dense]", *_entries(schema, schema.dense, _keys_of_dense(schema), notes), ""]
@@ -199,6 +201,7 @@ def _keys_of_sparse(schema: Schema) -> dict[str, _Keys]:
     lists = dict(schema.lists)
     min_counts = dict(schema.min_counts)
     dims = dict(schema.embedding_dims)
+    units = dict(schema.time_units)
     keys_of: dict[str, _Keys] = {name: {"kind": kind} for name, kind in schema.kind_of.items()}
     for name, keys in keys_of.items():
         if name in lists:
@@ -209,26 +212,42 @@ def _keys_of_sparse(schema: Schema) -> dict[str, _Keys]:
             keys["min_count"] = min_counts[name]
         if name in dims:
             keys["embedding_dim"] = dims[name]
+        if name in units:
+            keys["unit"] = units[name]
     return keys_of
 
 
 def _entries(
     schema: Schema, names: Iterable[str], keys_of: dict[str, _Keys], notes: dict[str, str]
 ) -> Iterator[str]:
-    """Yield a line for each feature: its kind, or a table where it has other keys."""
-    columns = dict(schema.renamed)
+    """Yield a line for each column: the kind of its feature, or a table where that has other keys; a list of
+    tables where it has several features."""
+    features: dict[str, list[str]] = {}
     for name in names:
-        keys = keys_of[name] | ({"name": name} if name in columns else {})
-        pairs = ", ".join(f"{key} = {_value(value)}" for key, value in keys.items())
-        value = _value(keys["kind"]) if len(keys) == 1 else f"{{ {pairs} }}"
-        note = f"  # {notes[name]}" if name in notes else ""
-        yield f"{_key(columns.get(name, name))} = {value}{note}"
+        features.setdefault(schema.column_of[name], []).append(name)
+    for column, of_column in features.items():
+        tables = []
+        for name in of_column:
+            keys = keys_of[name] | ({"name": name} if name != column else {})
+            tables.append("{ " + ", ".join(f"{key} = {_value(value)}" for key, value in keys.items()) + " }")
+        value = tables[0] if len(tables) == 1 else f"[{', '.join(tables)}]"
+        if len(tables) == 1 and len(keys) == 1:
+            value = _value(keys["kind"])
+        note = f"  # {notes[of_column[0]]}" if of_column[0] in notes else ""
+        yield f"{_key(column)} = {value}{note}"
 
 
 def write_entry(column: str, kind: str, *, is_list: bool = False) -> str:
     """Return the line of one sparse column as it would stand in a schema file."""
     kinds = f"{{ kind = {_quoted(kind)}, list = true }}" if is_list else _quoted(kind)
     return f"{_key(column)} = {kinds}"
+
+
+def write_time_entry(features: Iterable[tuple[str, str]], unit: str | None) -> str:
+    """Return the entry of a column of times: a table for each feature, given by name and kind."""
+    units = "" if unit is None else f", unit = {_quoted(unit)}"
+    tables = [f"{{ kind = {_quoted(kind)}{units}, name = {_quoted(name)} }}" for name, kind in features]
+    return f"[{', '.join(tables)}]"
 
 
 def _value(value: str | int) -> str:

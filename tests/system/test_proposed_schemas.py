@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import hotset
+from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.preview.infer_schema import Proposal, propose_schema
 from hotset.pipeline.schema.schema_file import read_schema
 from hotset.pipeline.sizes import ByteSize
@@ -26,6 +26,7 @@ from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.preprocess import preprocess
 from hotset.pipeline.stages.split import SplitConfig
+from hotset.tests.support.logs.other_logs import columns_in
 from hotset.workflows.recipes import recipe_for
 
 _TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0"), max_size=5)
@@ -53,7 +54,9 @@ _PARQUET: dict[Any, st.SearchStrategy[Any]] = {
     pa.list_(pa.uint8(), 2): st.lists(st.integers(0, 255), min_size=2, max_size=2),
     pa.decimal128(9, 2): st.integers(-(10**9) + 1, 10**9 - 1).map(lambda cents: Decimal(cents) / 100),
     pa.timestamp("us"): _TIMES,
+    pa.timestamp("ms", tz="UTC"): _TIMES,
     pa.date32(): _TIMES.map(lambda time: time.date()),
+    pa.time32("s"): _TIMES.map(lambda time: time.time().replace(microsecond=0)),
     pa.null(): st.none(),
     pa.struct([("a\nb", pa.int8())]): st.just({"a\nb": 1}),
 }
@@ -71,6 +74,8 @@ _CSV: list[st.SearchStrategy[str]] = [
     st.sampled_from(["007", "01", "2"]),
     st.sampled_from(["true", "false"]),
     _TIMES.map(str),
+    _TIMES.map(lambda time: str(time.date())),
+    st.integers(1_500_000_000, 1_500_100_000).map(str),
     st.just(""),
 ]
 """Values of CSV columns."""
@@ -167,22 +172,24 @@ def check(raw: Path, folder: Path) -> None:
     assert columns.num_samples == proposal.num_rows
 
 
-def test_times_become_hour_and_weekday_as_the_docs_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    start = datetime.datetime(2024, 5, 6)
+@pytest.mark.parametrize("form", ["csv", "unix", "parquet"])
+def test_times_become_hour_and_weekday(form: str, tmp_path: Path) -> None:
+    start = datetime.datetime(2024, 5, 6, tzinfo=datetime.UTC)
     times = [start + datetime.timedelta(minutes=37 * row) for row in range(400)]
-    rows = "".join(f"{row % 2},{time},{row % 5}\n" for row, time in enumerate(times))
-    Path("clicks.csv").write_text("click,ts,site\n" + rows)
-    proposal = propose_schema(Path("clicks.csv"))
-    assert proposal.schema.sparse == ("site",)
-    assert "it looks like times: add its hour and weekday" in proposal.text
-    page = Path(hotset.__file__).parent / "docs/other-logs.md"
-    exec(page.read_text().split("### Times")[1].split("```python")[1].split("```")[0], {})
-    proposal = propose_schema(Path("clicks.parquet"))
-    assert proposal.schema.kind_of == {"site": "integer", "hour": "integer", "weekday": "integer"}
-    assert preprocesses(Path("clicks.parquet"), proposal, tmp_path) == 400
+    raw = tmp_path / f"clicks.{form}"
+    sites = [row % 5 for row in range(400)]
+    if form == "parquet":
+        pq.write_table(pa.table({"click": [row % 2 for row in sites], "ts": times, "site": sites}), raw)
+    else:
+        written = [f"{time:%Y-%m-%d %H:%M:%S}" if form == "csv" else int(time.timestamp()) for time in times]
+        rows = "".join(f"{site % 2},{time},{site}\n" for site, time in zip(sites, written, strict=True))
+        raw.write_text("click,ts,site\n" + rows)
+    proposal = propose_schema(raw)
+    assert proposal.schema.kind_of == {"ts_hour": "hour", "ts_weekday": "weekday", "site": "integer"}
+    assert preprocesses(raw, proposal, tmp_path) == 400
+    columns = columns_in(Manifest.read(tmp_path / "out" / "columns"))
+    assert columns["ts_hour"] == [time.hour for time in times]
+    assert columns["ts_weekday"] == [time.isoweekday() for time in times]
 
 
 SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

@@ -94,6 +94,8 @@ def test_missing_and_oov_may_be_one_row(tmp_path: Path, log: list[Sample]) -> No
         ("integer", "-9223372036854775808", 2**63),
         ("integer", "7", 7),
         ("unsigned", "18446744073709551615", 2**64 - 1),
+        ("hour", "23", 23),
+        ("weekday", "7", 7),
         ("text", "#000000000000beef", 0xBEEF),
     ],
 )
@@ -103,7 +105,15 @@ def test_categories_are_written_as_the_log_writes_them(kind: str, text: str, cat
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"), [("hex8", "g"), ("hex8", "123456789"), ("integer", str(2**63)), ("unsigned", "-1")]
+    ("kind", "text"),
+    [
+        ("hex8", "g"),
+        ("hex8", "123456789"),
+        ("integer", str(2**63)),
+        ("unsigned", "-1"),
+        ("hour", "24"),
+        ("weekday", "0"),
+    ],
 )
 def test_a_category_of_another_kind_is_refused(kind: str, text: str) -> None:
     with pytest.raises(ConfigError, match="is no category of x") as caught:

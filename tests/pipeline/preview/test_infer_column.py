@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from hotset.pipeline.preview.infer_column import InferredColumn, infer_column, label_among
-from hotset.pipeline.raw.column_values import Spans
+from hotset.tests.support.logs.text_spans import spans_of
 
 NUM_ROWS = 120
-
-
-def spans_of(texts: list[str]) -> Spans:
-    """The fields of a text column."""
-    whole = [text.encode() for text in texts]
-    stops = np.cumsum([len(text) for text in whole], dtype=np.int64)
-    starts = stops - np.array([len(text) for text in whole], np.int64)
-    return Spans(np.frombuffer(b"".join(whole) or b"x", np.uint8).copy(), starts, stops)
 
 
 def of_text(texts: list[str], name: str = "c") -> InferredColumn:
@@ -95,19 +86,6 @@ def test_a_float_may_differ_in_every_row_and_negative_ones_keep_their_sign() -> 
     assert huge.note == "121 distinct, 1% negative, which log1p turns into 0" and huge.is_transformed
 
 
-@pytest.mark.parametrize("unit", [1, 1000, 1_000_000])
-def test_unix_times_come_with_advice(unit: int) -> None:
-    times = [str((1_600_000_000 + number // 2 * 60) * unit) for number in range(2 * NUM_ROWS)]
-    assert "it looks like Unix times: add its hour and weekday" in of_text(times).note
-    assert "Unix" not in of_text(times[:150]).note, "few distinct ones are rather categories"
-
-
-@pytest.mark.parametrize("form", ["2014-10-21", "2014-10-21 07:00", "2014-10-21T07:00:30"])
-def test_written_times_come_with_advice_and_other_texts_do_not(form: str) -> None:
-    assert "it looks like times" in of_text([form] * 60 + [form.replace("21", "22")] * 60).note
-    assert "times" not in of_text([form] * 60 + ["soon"] * 60).note
-
-
 def test_text_that_looks_like_lists_is_offered_as_such() -> None:
     texts = [f"a{number % 7}|b{number % 11}|" for number in range(NUM_ROWS)]
     assert 'looks like a list: { kind = "text", list = true, separator = "|" }' in of_text(texts).note
@@ -120,7 +98,7 @@ def test_text_that_looks_like_lists_is_offered_as_such() -> None:
 @pytest.mark.parametrize(
     ("kind", "values", "note"),
     [
-        (pa.timestamp("s"), [0], "its type is timestamp[s]: add its hour and weekday"),
+        (pa.time32("s"), [0], "time32[s] is not supported"),
         (pa.struct([("a", pa.int8())]), [{"a": 1}], "struct<a: int8> is not supported"),
         (pa.duration("s"), [0], "duration[s] is not supported"),
         (pa.list_(pa.bool_()), [[True]], "is not supported"),

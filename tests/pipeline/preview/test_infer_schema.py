@@ -110,14 +110,14 @@ def test_what_cannot_be_a_category_is_left_out_with_the_reason(tmp_path: Path) -
     assert reasons["every"] == "every row has another value"
     assert reasons["nothing"] == "every value is missing"
     assert reasons["same"] == "every row has the same value"
-    assert reasons["times"].startswith("its type is timestamp[ms]: add its hour and weekday")
+    assert reasons["times"] == "times with the same hour and weekday in every row"
     assert reasons["lists"] == "list<element: list<element: int64>> is not supported"
     assert reasons["fractions"] == "it holds neither text nor finite numbers"
     assert "a feature cannot be called 'ids'" in reasons["ids"] and 'name = "..."' in reasons["ids"]
     assert reasons["label"] == "only the label can be called so"
     assert set(proposal.schema.sparse) == {"kept"} and proposal.schema.label is None
     assert '# every = "integer"  # left out: every row has another value' in proposal.text
-    assert "# 'times' is left out: its type" in proposal.text
+    assert "# 'times' is left out: times with the same hour" in proposal.text
     assert "looks like a label" in proposal.text
     check_it_is_read_back(proposal)
 
@@ -252,24 +252,40 @@ def test_text_is_a_list_if_a_third_of_the_fields_with_text_have_a_separator(tmp_
 
 
 @pytest.mark.parametrize(
-    ("values", "looks"),
+    ("values", "entry"),
     [
-        ([f"2014-10-{day:02} 0{hour}:00:00" for day in range(1, 31) for hour in range(4)], "times"),
-        ([f"2014-10-{day:02}" for day in range(1, 31)] * 4, "times"),
-        ([str(1_413_849_600 + 60 * row) for row in range(120)], "Unix times"),
-        ([str(1_413_849_600_000 + row // 2) for row in range(240)], "Unix times"),
-        ([f"2014-10-{day:02}x" for day in range(1, 31)] * 4, None),
-        (["1413849600"] * 60 + ["1413849601"] * 60, None),
+        (
+            [f"2014-10-{day:02} 0{hour}:00:00" for day in range(1, 31) for hour in range(4)],
+            '[{ kind = "hour", name = "ts_hour" }, { kind = "weekday", name = "ts_weekday" }]',
+        ),
+        ([f"2014-10-{day:02}" for day in range(1, 31)] * 4, '{ kind = "weekday", name = "ts_weekday" }'),
+        (
+            [str(1_413_849_600_000 + row // 2) for row in range(2_000_000, 9_000_000, 20_000)],
+            '{ kind = "hour", unit = "ms", name = "ts_hour" }',
+        ),
     ],
+    ids=["times", "dates", "Unix times of one day"],
 )
-def test_times_are_told_to_become_hour_and_weekday(
-    tmp_path: Path, values: list[str], looks: str | None
-) -> None:
+def test_times_are_proposed_as_hour_and_weekday(tmp_path: Path, values: list[str], entry: str) -> None:
     lines = "".join(f"{value},{row % 3}\n" for row, value in enumerate(values))
     (tmp_path / "log").write_text("ts,kept\n" + lines)
-    note = propose_schema(tmp_path / "log").columns[0].note
-    assert (f"it looks like {looks}: add its hour and weekday" in note) == (looks is not None)
-    assert looks is not None or "hour" not in note
+    proposal = propose_schema(tmp_path / "log")
+    assert f"\nts = {entry}  # " in proposal.text
+    assert proposal.schema.columns(has_label=True) == ("ts", "kept")
+    check_it_is_read_back(proposal)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [f"2014-10-{day:02}x" for day in range(1, 31)] * 4,
+        ["1413849600"] * 60 + ["1413849601"] * 60,
+    ],
+)
+def test_other_values_are_no_times(tmp_path: Path, values: list[str]) -> None:
+    lines = "".join(f"{value},{row % 3}\n" for row, value in enumerate(values))
+    (tmp_path / "log").write_text("ts,kept\n" + lines)
+    assert "hour" not in propose_schema(tmp_path / "log").text
 
 
 def test_a_log_without_any_category_is_refused_with_the_reasons(tmp_path: Path) -> None:

@@ -278,6 +278,66 @@ def test_parquet_types_are_read_or_refused(tmp_path: Path, case: str) -> None:
     assert wanted in str(caught.value) and "\n" not in str(caught.value)
 
 
+TIMES = """
+[sparse]
+site = "text"
+when = [{ kind = "hour" }, { kind = "weekday", name = "day" }, { kind = "text", name = "moment" }]
+ms = { kind = "hour", unit = "ms" }
+"""
+
+
+def test_columns_hold_hours_and_weekdays(tmp_path: Path) -> None:
+    raw = tmp_path / "log.csv"
+    rows = b'a,"2024-05-06 07:59:59",1500000000000\n,,\n"b",2024-05-05,-1\n'
+    raw.write_bytes(b"site,when,ms\n" + rows * 40)
+    columns = ingest(
+        [raw], config('format = "csv"' + TIMES, label=False, block_bytes=ByteSize(500)), tmp_path / "a"
+    )
+    found = columns_in(columns)
+    assert len(columns.files) > 2 and list(found) == ["site", "when", "day", "moment", "ms"]
+    assert (found["when"], found["day"]) == ([7, None, 0] * 40, [1, None, 7] * 40)
+    assert found["ms"] == [2, None, 23] * 40 and found["moment"][1] is None
+    stamps = pa.array(["2024-05-06 07:59:59", None, "2024-05-05"] * 40).cast(pa.timestamp("s"))
+    table = {"site": ["a", None, "b"] * 40, "when": stamps, "ms": [1_500_000_000_000, None, -1] * 40}
+    pq.write_table(pa.table(table), tmp_path / "log.parquet")
+    text = ('format = "parquet"' + TIMES).replace(', { kind = "text", name = "moment" }', "")
+    again = columns_in(ingest([tmp_path / "log.parquet"], config(text, label=False), tmp_path / "b"))
+    assert again == {name: found[name] for name in ("site", "when", "day", "ms")}
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        (
+            "when",
+            ["2024-05-06", "2024-02-30"],
+            "line 3, column 'when': found '2024-02-30', want a time such as",
+        ),
+        ("ms", ["1", "1.5"], "line 3, column 'ms': found '1.5', want an integer (ms since 1970), or nothing"),
+        (
+            "when",
+            pa.array([1, 2]),
+            "column 'when' is int64, want times as text or timestamps, or integers with",
+        ),
+        ("when", pa.array([1, 2], pa.time32("s")), "column 'when' is time32[ms], want times as text"),
+        ("ms", pa.array([1, 2], pa.timestamp("s")), "is timestamp[ms], want an integer (ms since 1970)"),
+    ],
+)
+def test_what_is_no_time_is_refused(column: str, values: Any, message: str, tmp_path: Path) -> None:
+    table = {"site": ["a", "b"], "when": ["2024-05-06"] * 2, "ms": ["1", "2"]} | {column: values}
+    is_text = isinstance(values, list)
+    raw = tmp_path / "log"
+    if is_text:
+        rows = "".join(",".join(row) + "\n" for row in zip(*table.values(), strict=True))
+        raw.write_text(",".join(table) + "\n" + rows)
+    else:
+        pq.write_table(pa.table(table), raw)
+    with pytest.raises(InputError) as caught:
+        setting = config(f'format = "{"csv" if is_text else "parquet"}"' + TIMES, label=False)
+        ingest([raw], setting, tmp_path / "out")
+    assert message in str(caught.value)
+
+
 def test_a_damaged_parquet_file_is_one_clear_line(tmp_path: Path, rng: np.random.Generator) -> None:
     log = draw_log(500, KINDS, rng)
     raw = write_parquet(tmp_path / "log.parquet", log, group_rows=500)

@@ -68,6 +68,15 @@ def test_a_schema_is_read() -> None:
             min_counts=(("the user", 4), ("z", 2)),
             embedding_dims=(("tags", 8),),
         ),
+        Schema(
+            dense=(),
+            sparse=("hour", "a day", "ts", "of b"),
+            kinds=("hour", "weekday", "text", "weekday"),
+            label=None,
+            format="csv",
+            renamed=(("hour", "ts"), ("a day", "ts"), ("of b", "b")),
+            time_units=(("hour", "ms"), ("of b", "s")),
+        ),
     ],
 )
 def test_what_is_written_is_read_again(schema: Schema) -> None:
@@ -120,6 +129,7 @@ def _with(keys: str) -> str:
     return GOOD.replace('"text"', f'{{ kind = "text", {keys} }}')
 
 
+KINDS_WANTED = "column 'a' must be one of integer, unsigned, text, hex8, hour, weekday,"
 MISTAKES = {
     "= 3": "is not TOML: Invalid statement (at line 1, column 1)",
     GOOD.replace("a =", "a = \na ="): "is not TOML: Invalid value (at line 3, column 5)",
@@ -137,14 +147,16 @@ MISTAKES = {
     GOOD.replace("[", 'dense = ["label"]\n['): "a feature cannot be called 'label'",
     CSV: "sparse names no column",
     CSV + "sparse = 3": "sparse must be a table",
-    GOOD.replace("text", "txt"): "column 'a' must be one of integer, unsigned, text, hex8, got 'txt'"
-    " (did you mean 'text'?)",
-    GOOD.replace('"text"', "3"): "column 'a' must be one of integer, unsigned, text, hex8, got 3",
-    GOOD.replace("text", "list"): "column 'a' must be one of integer, unsigned, text, hex8, got 'list'"
+    GOOD.replace('"text"', '{ kind = "text", unit = "s" }'): "unit is for the kinds hour and weekday",
+    GOOD.replace('"text"', '{ kind = "hour", unit = "h" }'): "unit must be one of s, ms, us, ns, got 'h'",
+    GOOD.replace('"text"', '{ kind = "hour", list = true }'): "a list cannot have the kind hour",
+    GOOD.replace('"text"', '[{ kind = "hour" }, { kind = "weekday" }]'): "feature 'a' is named twice",
+    GOOD.replace('"text"', '[{ kind = "hour" }, "text"]'): f"{KINDS_WANTED} got [{{'kind': 'hour'}}, 'text']",
+    GOOD.replace("text", "txt"): f"{KINDS_WANTED} got 'txt' (did you mean 'text'?)",
+    GOOD.replace('"text"', "3"): f"{KINDS_WANTED} got 3",
+    GOOD.replace("text", "list"): f"{KINDS_WANTED} got 'list'"
     ' (a list-valued column is written column = { kind = "text", list = true })',
-    GOOD.replace(
-        '"text"', '["text"]'
-    ): "column 'a' must be one of integer, unsigned, text, hex8, got ['text']",
+    GOOD.replace('"text"', '["text"]'): f"{KINDS_WANTED} got ['text']",
     _with("lists = true"): "column 'a' has an unknown key 'lists' (did you mean 'list'?)",
     _with("list = 1"): "column 'a': list must be true or false, got 1",
     _with("min_count = 0"): "column 'a': min_count must be a whole number, 1 or more, got 0",
@@ -156,9 +168,7 @@ MISTAKES = {
     _with('list = true, separator = ";;"'): "column 'a': separator must be one ASCII character, got ';;'",
     _with('list = true, separator = ";"').replace("csv", "parquet"): "column 'a': separator is for a list in",
     _with('name = "b"') + '\nb = "text"': "feature 'b' is named twice",
-    GOOD.replace(
-        '"text"', "{ list = true }"
-    ): "column 'a' must be one of integer, unsigned, text, hex8, got None",
+    GOOD.replace('"text"', "{ list = true }"): f"{KINDS_WANTED} got None",
     GOOD + '\n[dense]\nb = "text"': "column 'b' must be one of integer, float, got 'text'",
     GOOD
     + '\n[dense]\nb = { kind = "float", transform = "log" }': "column 'b': transform must be log1p or none",
@@ -184,6 +194,18 @@ MISTAKES = {
     GOOD.replace("[", "header = false\nfields = [1]\n["): "fields must be a list of column names, got [1]",
     GOOD.replace('csv"', 'parquet"\nheader = true'): "header is for csv, and the format is parquet",
 }
+
+
+def test_a_column_of_several_features_is_read_once() -> None:
+    text = (
+        'format = "csv"\n[sparse]\nts = [{ kind = "hour" }, { kind = "weekday", name = "day" }]\nb = "text"\n'
+    )
+    schema = read_schema(text)
+    assert (schema.sparse, schema.columns(has_label=True)) == (("ts", "day", "b"), ("ts", "b"))
+    assert write_schema(schema, {"ts": "times"}).splitlines()[-2:] == [
+        'ts = [{ kind = "hour" }, { kind = "weekday", name = "day" }]  # times',
+        'b = "text"',
+    ]
 
 
 @pytest.mark.parametrize("text", MISTAKES)
