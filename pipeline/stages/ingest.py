@@ -27,13 +27,13 @@ from ..formats.arrow_files import write_batch
 from ..formats.category_texts import write_part_texts
 from ..raw.log_parts import open_parts
 from ..raw.part import Fault, RawParts, UnreadPart
-from ..raw.part_memory import part_bytes
 from ..raw.raw_file import RawFile
 from ..runtime.memory import workers_within
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..runtime.tasks import run_tasks
 from ..schema.schema_file import is_fingerprint, schema_identity, schema_of, write_schema
 from ..sizes import MIB, ByteSize
+from .part_memory import part_bytes
 
 VERSION = 1
 _BLOCK_BYTES = ByteSize(16 * MIB)

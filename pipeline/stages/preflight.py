@@ -8,9 +8,9 @@ from pathlib import Path
 from ..errors import ConfigError
 from ..folders.disk import bytes_in, free_bytes
 from ..folders.manifest import Manifest, is_sealed
-from ..raw.part_memory import TYPICAL_LINE_BYTES
 from ..raw.raw_file import RawFile
 from ..sizes import MIB, format_byte_size
+from .part_memory import TYPICAL_LINE_BYTES
 
 DISK_FACTORS = {
     "columns": 0.70,

@@ -13,13 +13,13 @@ import pytest
 from hotset.pipeline.errors import ConfigError, InputError, ManifestError, MemoryCapError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.formats.arrow_files import read_batch, write_batch
-from hotset.pipeline.raw.part_memory import part_bytes
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.runtime.tasks import run_tasks
 from hotset.pipeline.schema.schema_file import schema_of
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
+from hotset.pipeline.stages.part_memory import part_bytes
 from hotset.tests.support.logs.criteo_text import (
     NUM_DENSE,
     NUM_SPARSE,

@@ -11,9 +11,9 @@ from __future__ import annotations
 from contextlib import suppress
 
 from ..errors import InputError
+from ..raw.raw_blocks import iterate_blocks
+from ..raw.raw_file import RawFile
 from ..schema.schema import Schema
-from .raw_blocks import iterate_blocks
-from .raw_file import RawFile
 
 TYPICAL_LINE_BYTES = 160
 """Bytes of a line of Criteo's log without its largest integers."""

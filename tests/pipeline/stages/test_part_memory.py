@@ -5,10 +5,10 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-from hotset.pipeline.raw.part_memory import part_bytes
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.schema.schema_file import schema_of
 from hotset.pipeline.sizes import MIB
+from hotset.pipeline.stages.part_memory import part_bytes
 
 _CSV = 'format = "csv"\nlabel = "y"\n[sparse]\na = "integer"\n'
 _LINE = b"1" + b"\t5" * 13 + b"\t0a1b2c3d" * 26 + b"\n"
