@@ -61,6 +61,7 @@ _FISH = """\
 
 def bash_script(commands: Commands) -> str:
     """Return the script for bash; a value that is a file is completed by bash itself."""
+    # Commands with a second word complete it from a list of their own.
     groups = _groups(commands)
     tops = " ".join(dict.fromkeys(name.split()[0] for name in commands))
     nested = [
@@ -74,6 +75,7 @@ def bash_script(commands: Commands) -> str:
     ]
     cases = []
     values = []
+    # For each command the names of its options, and for each option the values that it takes.
     for command, (_, options) in commands.items():
         names = " ".join(["--help", *(option.name for option in options if not option.is_positional)])
         cases.append(f"        {shlex.quote(command)}) options={shlex.quote(names)} ;;")

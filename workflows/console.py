@@ -74,12 +74,14 @@ def print_table(console: Console, table: Table, *, num_keys: int = 1) -> None:
     ]
     room = console.width - sum(widths[:num_keys])
     groups: list[list[int]] = [[]]
+    # Columns fill one table after another; those that name a row stand in each.
     for number in range(num_keys, len(widths)):
         if groups[-1] and sum(widths[other] for other in groups[-1]) + widths[number] > room:
             groups.append([])
         groups[-1].append(number)
     for group in groups:
         title = table.title if group is groups[0] else None
+        # Only the first of the tables has the title.
         part = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
         columns = [table.columns[number] for number in (*range(num_keys), *group)]
         for column in columns:
@@ -236,6 +238,7 @@ def bars_hidden() -> Iterator[None]:
     if bars is None:
         yield
         return
+    # Bars that are full stay as lines; the others come back afterwards.
     bars.drop_full()
     bars.stop()
     try:

@@ -41,6 +41,7 @@ def describe_dataclass(info: StructTypeInfo) -> StructConstructorSpec | None:
     """Return the options of a dataclass for tyro; None for any other type."""
     if not dataclasses.is_dataclass(info.type):
         return None
+    # Types as written, with their annotations: tyro chooses the parser by them.
     kinds = get_type_hints(info.type, include_extras=True)
     specs = []
     for field in dataclasses.fields(info.type):
@@ -78,6 +79,7 @@ def _own_docstrings(base: Any) -> dict[str, str]:
     definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
     assert isinstance(definition, ast.ClassDef)
     found: dict[str, str] = {}
+    # A string below a field is its docstring, by the convention of this code.
     for statement, below in pairwise(definition.body):
         match statement, below:
             case (

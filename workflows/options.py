@@ -92,6 +92,7 @@ def _optional_rule(
     type_info: tyro.constructors.PrimitiveTypeInfo,
 ) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
     # tyro tries None first for ``X | None`` and reports both failures; a user never writes None.
+    # An option that may be absent is parsed like the value that it has otherwise.
     inner = without_none(type_info.type)
     parse = _PARSERS.get(inner) if inner is not type_info.type else None
     if parse is None:
@@ -109,6 +110,7 @@ def _optional_rule(
 def _optional_widths_rule(
     type_info: tyro.constructors.PrimitiveTypeInfo,
 ) -> tyro.constructors.PrimitiveConstructorSpec[tuple[int, ...] | None] | None:
+    # Widths are one word on the command line, whereas tyro would take several.
     inner = without_none(type_info.type)
     if inner is type_info.type or inner != _WIDTHS:
         return None
@@ -175,6 +177,7 @@ def parse_options(
         SystemExit: 0 after ``--help``; 2 for an unknown option, a malformed value, or values that ``kind``
             refuses.
     """
+    # Completion and recipes ask for the options themselves; nothing is parsed then.
     full = _with_common_options(kind)
     if _Asked.is_open:
         raise _Asked(list_options(full, full(**_values_of(default)) if default is not None else None))
@@ -190,6 +193,7 @@ def parse_options(
                 config=_MARKERS,
                 console_outputs=True,
             )
+    # A value of the right type that the config refuses: the message names the option instead of the field.
     except InvalidOptionsError as error:
         cause = cast(HotsetError, error.__cause__)
         message = _with_option_name(str(cause), kind)

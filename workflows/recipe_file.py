@@ -38,6 +38,7 @@ def read_recipe(path: Path) -> dict[str, dict[str, Any]]:
     Raises:
         ConfigError: the file cannot be read, is no TOML, or has another table.
     """
+    # A name on the command line may be anything, a pipe or a huge file too.
     try:
         if not path.is_file():  # opening a pipe would wait for ever
             raise ValueError("it is no plain file" if path.exists() else "there is no such file")
@@ -49,6 +50,7 @@ def read_recipe(path: Path) -> dict[str, dict[str, Any]]:
         raise ConfigError(
             f"recipe {path} cannot be read: {reason}", hint="`hotset recipe` prints one to begin with"
         ) from error
+    # An option outside of both tables would be without effect, which its writer did not mean.
     for name, table in found.items():
         if name not in TABLES:
             near = difflib.get_close_matches(name, TABLES, n=1) if isinstance(table, dict) else []
@@ -97,6 +99,7 @@ def arguments_of(path: Path, command: str, table: Mapping[str, Any]) -> list[tup
     known = {option.name: option for option in options_of_recipe(command)}
     found = []
     for key, value in table.items():
+        # The option's own name or, for a switch, that of its opposite.
         name = f"--{key.replace('_', '-')}"
         option = known.get(name) or known.get(_opposite(name))
         if option is None:
@@ -117,6 +120,7 @@ def write_recipe(tables: Mapping[str, Any]) -> str:
     parts = []
     for name, config in tables.items():
         lines = [f"[{name}]"]
+        # Options that are not set stand there as comments, so that the file names every option there is.
         for key, value in _settings_of(config):
             is_text_of_file = isinstance(value, str) and "\n" in value
             if value is None or is_text_of_file:

@@ -284,6 +284,7 @@ def write_samples(
     """
     num_columns = world.groups.shape[0]
     num_dense = world.smallest.shape[0]
+    # Workspaces of one sample, used again by the next, so that nothing is allocated in the loop.
     ranks = np.empty(num_columns, np.int64)
     pieces = np.empty(num_columns, np.int64)
     hashes = np.empty(num_columns, np.uint64)
@@ -291,6 +292,7 @@ def write_samples(
     end = 0
     num_clicks = 0
     for number in range(start, start + num_samples):
+        # All numbers of a sample follow from the seed and its number, so any process can write any part.
         base = mix64_pair(seed, np.uint64(number))
         _draw(world, base, shared, ranks, pieces)
         if has_label:

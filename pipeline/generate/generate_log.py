@@ -148,11 +148,13 @@ def _chunks(config: GenerateConfig, deflate: bool, workers: int) -> Iterator[_Ch
             for start in range(config.start, end, CHUNK_SAMPLES):
                 num_samples = min(CHUNK_SAMPLES, end - start)
                 pending.append(pool.submit(_write_chunk, config, world, start, num_samples, deflate))
+                # Enough tasks wait to keep all workers busy, and few enough to bound the memory.
                 if len(pending) >= count * _TASKS_PER_WORKER:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
         finally:
+            # The reader may stop early; what is not begun yet is not begun any more.
             for future in pending:
                 future.cancel()
 
@@ -179,6 +181,7 @@ def _write(
     num_clicks = 0
     num_bytes = 0
     checksum = 0
+    # Deflated chunks end at byte boundaries, so one header and one trailer make them a whole file.
     if is_gzip:
         file.write(_GZIP_HEADER)
     for chunk in chunks:

@@ -56,6 +56,7 @@ def world_of(profile: str, scale: float = 1) -> World:
 def compile_world(profile: Profile, scale: float) -> World:
     """Build the tables; the intercept is fitted last, so that samples click at the profile's rate."""
     columns = profile.columns
+    # Each table is padded to the longest column, so that the kernel indexes plain arrays.
     bucket_starts = _stack([_bucket_starts(column)[:-1] for column in columns], _ONE)
     drawn = [_class_buckets(profile, column) for column in columns]
     pieces = [_pieces(profile, column, scale) for column in columns]
@@ -63,6 +64,7 @@ def compile_world(profile: Profile, scale: float) -> World:
     group_rows = [_rows_to_u(_raked_groups(profile, index)) for index in range(len(profile.missing))]
     names = [column.name for column in columns]
     pairs = [(names.index(left), names.index(right)) for left, right, _ in profile.click.pairs]
+    # Shares become unsigned integers, which a random number of 64 bits is compared with.
     world = World(
         class_ends=_rows_to_u(profile.class_weights[None, :])[0],
         missing_ends=_stack(group_rows, _ONE),
@@ -88,6 +90,7 @@ def compile_world(profile: Profile, scale: float) -> World:
         sigmoid=sigmoid_table(),
         intercept=0,
     )
+    # The intercept is the one number that depends on all others: it sets the mean of the logits.
     return world._replace(intercept=_fitted_intercept(world, profile.click.rate))
 
 
@@ -194,8 +197,10 @@ def piece_ranks(column: Column, scale: float) -> NDArray[np.int64]:
     """
     num_values = column.present.num_values
     if not column.is_dense:
+        # A missing value has a row of its own, which is none of the values.
         has_missing = int(column.missing_share > 0)
         num_values = scaled_num_rows(num_values + has_missing, scale) - has_missing
+    # Every rank up to some, then ever wider steps: a few hundred ranks describe millions of values.
     octaves = np.arange(_RANKS_PER_OCTAVE, 2 * _RANKS_PER_OCTAVE)[None, :] << np.arange(1, 30)[:, None]
     parts = [np.arange(2 * _RANKS_PER_OCTAVE), octaves.ravel(), np.array([num_values])]
     if num_values == column.present.num_values:

@@ -275,6 +275,7 @@ def num_training_samples(config: CountConfig, columns: Manifest) -> int:
     num_samples = columns.num_samples
     files = _samples_of_files(columns)
     num_train = num_samples - _num_test_samples(config, columns) - num_validation_samples(config, columns)
+    # Both parts as the user asked for them, for the message.
     wishes = [
         f"eval_files {config.eval_files}" if config.eval_files else f"eval_fraction {config.eval_fraction}"
     ]

@@ -229,8 +229,10 @@ def _ingest_part(unread: UnreadPart, config: IngestConfig, output: Output) -> tu
     # A block without a line of its own, such as one inside a line longer than a block.
     if part is None:
         return name, None
+    # In strict mode the first fault ends the stage, which names its line.
     if part.fault is not None and config.on_bad_line == "error":
         return name, part.fault
+    # What the later stages need to know of the part, so that they do not open it.
     facts = ColumnsFacts(
         num_lines=part.num_samples + part.bad.total(),
         num_raw_bytes=part.num_raw_bytes,
@@ -279,6 +281,7 @@ def _totals(
     files: list[RawFile], tallies: list[_Tally], config: IngestConfig, output: Output
 ) -> ColumnsTotals:
     schema = schema_of(config.schema)
+    # Lines and checksums of each raw file, which a later run compares with the files it is given.
     raw = tuple(
         RawLog(
             name=file.path.name,

@@ -91,6 +91,7 @@ def needed_bytes(workers: int) -> int:
 
 def _pairs(old: Manifest, new: Manifest) -> list[tuple[VocabularyTable, VocabularyTable]]:
     """The tables of both, which have the same names and kinds of categories."""
+    # Tables are paired by their place, so both folders must have the same names in the same order.
     tables = [VocabularyTotals.of(vocabulary).tables for vocabulary in (old, new)]
     names = [[table.name for table in each] for each in tables]
     hint = "both folders must come from the same schema"
@@ -162,6 +163,7 @@ def _map_special(before: VocabularyTable, after: VocabularyTable, new_ids: NDArr
 
 def check_id_map(entry: FileEntry, id_map: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
     """Faults of one table of an id map."""
+    # The counts of the record first, then what the ids say by themselves.
     table = table_named(id_map, IdMapTotals.of(id_map).tables, entry.path.removesuffix(".arrow"))
     new_ids = values_of(read_batch(id_map, entry).column("new_id"), np.int32)
     kept = new_ids[new_ids >= 0]
@@ -172,6 +174,7 @@ def check_id_map(entry: FileEntry, id_map: Manifest, manifests: dict[str, Manife
         yield f"an id is outside the new table's {table.num_new_rows} rows"
     elif np.unique(kept).shape[0] != kept.shape[0]:
         yield "two old rows have the same new id"
+    # Where the new vocabulary is at hand, the map must lead into it.
     if "vocabulary" in manifests:
         tables = VocabularyTotals.of(manifests["vocabulary"]).tables
         if (table.name, table.num_new_rows) not in [(each.name, each.num_rows) for each in tables]:

@@ -259,12 +259,14 @@ def settled(config: PreprocessConfig) -> PreprocessConfig:
     """Return ``config`` with what `rank` must know of `split`: FAE ranks by a sample, peeling by widths."""
     rank = config.rank
     split = config.split
+    # Both modes of FAE choose from sampled counts, so rows must be ranked by the same sample.
     if split.mode != "budget" and rank.rank_by == "frequency":
         rank = replace(rank, rank_by="sampled", with_replacement=split.mode == "fae-code")
     if split.mode != "budget" and rank.rank_by != "sampled":
         raise ConfigError(
             f"mode {split.mode} does not work with rank_by {rank.rank_by}", hint="use --rank-by sampled"
         )
+    # Peeling weighs rows by their bytes, which follow from the widths that `split` is to give them.
     if rank.rank_by == "peel" and split.feature_dims and not rank.peel_row_bytes:
         features = schema_of(config.ingest.schema).sparse
         widths = zip(features, row_widths(split, features), strict=True)

@@ -128,6 +128,7 @@ def rank(
     output = Output.begin("rank", version_of(config), config, inputs, out)
     if output.sealed is not None:
         return output.sealed
+    # Memory that tables may be read into at a time, for each worker.
     room = room_for("rank", resources, needed_bytes(resources.workers)) // num_workers(resources.workers)
     room -= _LEAST_ROOM
     # First every table by frequency, as runs of equal counts; the other orders rearrange that.

@@ -123,6 +123,7 @@ def refuse_schedule(config: ScheduleConfig, shards: Manifest, resources: Resourc
     refuse_small_cap("schedule", resources, needed_bytes(areas, shards, resources.workers))
     if config.split_batches:
         return
+    # Without splitting a batch must fit in the slots, so the largest one decides.
     largest = [0] * len(areas)
     for entry, batches in mixed_files(shards):
         _, found = read_batches(entry, batches, shards, [area.width for area in areas])
@@ -138,6 +139,7 @@ def staging_areas(config: ScheduleConfig, shards: Manifest) -> list[StagingArea]
     widths = cold_widths(shards)
     optimizer = ShardsTotals.of(shards).embedding_optimizer
     sizes = staged_sizes(shards, widths, optimizer)
+    # What the settings leave open follows from the shards, as it does in training.
     num_bytes = config.staging_bytes
     if num_bytes is None:
         num_bytes = ByteSize(default_staging_bytes(sizes, config.prefetch))
@@ -188,6 +190,7 @@ def _refuse_large_batches(areas: Sequence[StagingArea], largest: Sequence[int]) 
 
 def _totals(widths: list[ScheduledWidth]) -> ScheduleTotals:
     """Each width by itself, and what all epochs of all widths move together."""
+    # Sums over all widths; each width's own figures stand beside them.
     epochs = [epoch for width in widths for epoch in width.epochs]
     return ScheduleTotals(
         widths=tuple(widths),

@@ -106,6 +106,7 @@ def split(
     output = Output.begin("split", VERSION, config, [input_of(vocabulary), input_of(samples)], out)
     if output.sealed is not None:
         return output.sealed
+    # How many rows of each table are hot: the first ones, so a number says it all.
     if config.mode != "budget":
         calibrated = calibrated or calibrate(config.mode, vocabulary, bytes_of_rows, config.hot_bytes)
         num_hot = calibrated.num_hot
@@ -118,6 +119,7 @@ def split(
     for num_samples in run_tasks(_tag_part, tasks, workers=resources.workers):
         done += num_samples
         resources.progress("split", done, samples.num_samples)
+    # Tables of another width than the default record it; for all others the settings say it.
     tables = tuple(
         PlannedTable(
             name=table.name,
@@ -194,6 +196,7 @@ def _tag_part(entry: FileEntry, num_train: int, num_hot: list[int], samples: Man
     """Tag one file, of which the first ``num_train`` samples are for training."""
     if output.has(entry.path):
         return entry.num_samples
+    # Ids are checked before they are compared: a damaged one would only look cold.
     ids = PartIds.read(read_batch(samples, entry), SamplesTotals.of(samples).tables)
     ids.refuse_strays(samples.folder / entry.path)
     is_hot = ids.tags(num_hot)

@@ -62,6 +62,7 @@ def transpose(
     output = Output.begin("transpose", VERSION, config, [input_of(shards)], out)
     if output.sealed is not None:
         return output.sealed
+    # One task a file; batches of it are small enough to be grouped in turn.
     entries = list(training_files(shards))
     total = sum(entry.num_samples for entry in entries)
     done = 0
@@ -111,8 +112,10 @@ def _transpose_file(entry: FileEntry, shards: Manifest, output: Output) -> int:
         return entry.num_samples
     path = shards.checked_path(entry)
     num_rows = np.array([table.num_rows for table in ShardsTotals.of(shards).tables], np.int64)
+    # Lookups, rows and long rows of the file so far, for its record.
     counts = np.zeros(3, np.int64)
 
+    # Called when the file is complete.
     def facts() -> LookupsFacts:
         of_shards = ShardFacts.of(shards, entry)
         lookups, rows, long_rows = counts.tolist()
@@ -161,6 +164,7 @@ def lookups_of_batch(batch: Any, tables: Sequence[PlannedTable], num_rows: NDArr
 
 
 def _group(lookups: BatchLookups, shards: Manifest, path: Path) -> LookupsByRow:
+    # The kernel reports the position of a stray id; here it gets its table and its file.
     try:
         return group_lookups(lookups, is_local=True)
     except IndexError as error:

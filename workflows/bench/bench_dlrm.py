@@ -122,6 +122,7 @@ def bench_dlrm(config: BenchDlrmConfig) -> dict[str, Any]:
 
 
 def _candidates(paths: dict[str, Path], dlrm: Path, workers: int) -> list[Candidate]:
+    # Each reads its own form of the log, of as many bytes of room as its outputs may take.
     warm_up = paths["warm_up"]
     return [
         Candidate(
@@ -215,6 +216,7 @@ def show_bench_dlrm(result: dict[str, Any], console: Console) -> None:
             format_byte_size(each["peak_rss_bytes"]),
         )
     console.print(table)
+    # The ratio by CPU time is the fair one: the reference has one thread.
     threads = result["settings"]["workers"]
     console.print(
         f"hotset is {result['ratio_total']:.0f} times as fast by wall clock ({threads} threads against one) "

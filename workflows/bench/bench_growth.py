@@ -296,6 +296,7 @@ def show(result: dict[str, Any], console: Console) -> None:
 
 def _cells_of_polars(run: dict[str, Any]) -> tuple[str, ...]:
     polars = run.get("polars")
+    # A size that the machine cannot hold is not run, and its cells say what it would take.
     if polars is None:
         return ("not run",)
     if "needed_bytes" in polars:

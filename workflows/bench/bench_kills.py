@@ -119,6 +119,7 @@ def bench_kills(config: BenchKillsConfig, progress: ProgressCallback = silent) -
         while tally.kills < config.kills:
             _kill_and_resume(config, scratch, unbroken, rng, tally)
             progress("kills", min(tally.kills, config.kills), config.kills)
+    # Kills by stage, and what became of every folder.
     return {
         "benchmark": "kills",
         "kills": tally.kills,
@@ -300,6 +301,7 @@ def print_bench_kills(result: dict[str, Any], console: Console) -> None:
     for stage, kills in result["stages"].items():
         table.add_row(stage, str(kills))
     console.print(table, "")
+    # The one figure that counts, then every folder that differs.
     console.print(
         f"{result['kills']} kills, {result['settings']['samples']:,} samples: "
         f"[bold]{result['identical']} of {result['folders']}[/] folders are identical to those of an "

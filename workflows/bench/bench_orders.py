@@ -96,6 +96,7 @@ def bench_orders(config: BenchOrdersConfig) -> dict[str, Any]:
             num_rows = VocabularyTotals.of(vocabulary).num_rows
             for part in ("samples", "vocabulary"):
                 shutil.rmtree(folder / part)
+    # What was published stands beside each budget that it was published for.
     return {
         "data": config.data.name if config.data else {"generated": config.samples, "seed": config.seed},
         "num_train_samples": CountsTotals.of(counts).num_train_samples,
@@ -202,6 +203,7 @@ def show_orders(result: dict[str, Any], console: Console) -> None:
     for name in ("hot bytes", *ORDERS, "FAE, published", "cold lookups of peel / frequency"):
         table.add_column(name, justify="right")
     for budget in result["budgets"]:
+        # An order without a curve at a budget has a dash.
         shares = [f"{budget[name]['hot_sample_share']:.1%}" if budget[name] else "-" for name in ORDERS]
         # Peeling pays with colder lookups for more hot samples: the last column is that price.
         cold = {name: 1 - budget[name]["hot_lookup_share"] for name in ("frequency", "peel")}

@@ -224,6 +224,7 @@ def show_placements(result: dict[str, Any], console: Console) -> None:
         dim = result["config"]["embedding_dim"]
         table = Table(box=None, pad_edge=False)
         table.add_column(f"{found['share']:.1%} hot, as much staging, dim {dim}")
+        # What moves per sample is exact; speeds behind it are measured.
         per_sample = ("to fast, bytes/sample", "to slow", "initialized")
         for column in (*per_sample, "speed / all-fast", "samples/s", "stalls", "AUC"):
             table.add_column(column, justify="right")

@@ -98,6 +98,7 @@ def bench_preprocess(
     recipe = _recipe(config)
     with tempfile.TemporaryDirectory(prefix="hotset-bench-", dir=config.scratch) as name:
         scratch = Path(name)
+        # One log for all candidates, in the page cache before the first of them reads it.
         log, data = _prepare_log(config, scratch / "log.tsv")
         # Warming up on a part of the log compiles all kernels.
         warm_up = _write_head(log, scratch / "warm_up.tsv")
@@ -134,6 +135,7 @@ def _recipe(config: BenchPreprocessConfig) -> PreprocessConfig:
 
 def _prepare_log(config: BenchPreprocessConfig, generated: Path) -> tuple[Path, dict[str, Any]]:
     """Return the log to measure on and a description of it; the log is in the page cache and on the disk."""
+    # The result names the log, so that figures of different logs are never compared.
     about: dict[str, Any]
     if config.data is not None:
         log = config.data
@@ -216,6 +218,7 @@ def print_bench_preprocess(result: dict[str, Any], console: Console) -> None:
         f"{rates['page_cache']}/s, the disk {rates['disk']}/s.\n",
         soft_wrap=True,
     )
+    # Then the other library, stage by stage, and what divides the two.
     console.print(_polars_table(result), "")
     console.print(_ratios_table(result), "")
     console.print(
@@ -233,6 +236,7 @@ def _candidates_table(result: dict[str, Any], title: str) -> Table:
     # Medians, since a single round may be disturbed.
     settings = result["settings"]
     title = f"{title}; medians of {settings['rounds']} rounds, {settings['workers']} threads"
+    # Medians, because a shared machine makes single rounds slow.
     table = _table(title, "candidate", "wall s", "CPU s", "samples/s", "peak memory", "what it does")
     for name, each in result["contestants"].items():
         table.add_row(
@@ -250,6 +254,7 @@ def _roofline_table(result: dict[str, Any]) -> Table:
     title = "hotset's stages and their lower bounds: bytes moved at the rate of memory"
     columns = ("wall s", "CPU s", "read", "written", "bound s", "wall / bound", "bound s, page cache")
     table = _table(title, "stage", *columns)
+    # The distance of each stage from what its bytes alone would cost.
     for stage in result["stages"]:
         table.add_row(
             stage["stage"],

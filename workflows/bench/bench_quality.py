@@ -66,6 +66,7 @@ def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
         model: replace(small_real_sample_training(model), dense_dtype=config.dense_dtype)
         for model in config.models
     }
+    # With one model, results have the keys they always had; with several, each key names the model too.
     has_models = len(trainings) > 1
     jobs = {
         f"{model}, {placement}" if has_models else placement: replace(training, placement=placement)
@@ -88,6 +89,7 @@ def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
         "samples": ShardsTotals.of(shards).samples.to_json(),
         "seeds": list(config.seeds),
     }
+    # Every seed's score is kept, so that a reader can see their spread.
     for score in ("auc", "log_loss"):
         result[score] = {name: [run[score] for run in runs[name]] for name in jobs}
         result[f"mean_{score}"] = {name: fmean(result[score][name]) for name in jobs}

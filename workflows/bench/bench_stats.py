@@ -182,6 +182,7 @@ class _Log:
 
     def _policy(self, name: str) -> Callable[[], object]:
         """Return a run of one policy's planner over the whole log."""
+        # Planning is timed with all that a run needs for it: a new planner, and for look-ahead the next uses.
         config = self._config
 
         def run() -> None:
@@ -202,6 +203,7 @@ class _Log:
         """Assert that kernel and reference fetch as many rows, both at prefetch depth 0."""
         config = self._config
         stream = RowStream.of(head)
+        # LRU at every size has its fetches in one curve; the other policies are planned.
         if name == "lru curve":
             misses = lru_misses(stream.offsets, stream.rows, config.rows)
             fetched = int(misses[min(config.slots, config.rows)])
@@ -266,6 +268,7 @@ def show_stats(result: dict[str, Any], console: Console) -> None:
     for heading in ("M lookups/s", "reference", "ratio"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("reference implementation", no_wrap=True)
+    # Speeds of one core, and how much faster the kernel is on the same log.
     for name, found in result["kernels"].items():
         speeds = (f"{found[key] / 1e6:.2f}" for key in ("lookups_per_second", "plain_lookups_per_second"))
         table.add_row(name, *speeds, f"{found['ratio']:.2f}x", found["plain"])

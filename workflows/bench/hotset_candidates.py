@@ -47,6 +47,7 @@ def hotset_preprocess(folder: Path, log: Path, workers: int, recipe: PreprocessC
 
     # Stages run one after another, so what the process used between two reports is the later stage's.
     shards = preprocess([log], recipe, folder / "out", Resources(workers=workers), on_stage=on_stage)
+    # Bytes come from the manifests, so nothing is measured twice.
     for stage, num_bytes in bytes_of_stages(manifests, log.stat().st_size).items():
         stages[stage] |= num_bytes
     totals = ShardsTotals.of(shards)

@@ -51,6 +51,7 @@ def polars_preprocess(
         ``samples`` by kind, ``num_hot`` of each table, and seconds of each step in ``stages``.
     """
     stages: dict[str, dict[str, float]] = {}
+    # The same stages under the same names as hotset's, so that their times can be compared.
     columns = _timed(stages, "scan", lambda: scan(log, schema))
     num_train = columns.height - int(columns.height * eval_fraction)
     vocabulary = _timed(stages, "count", lambda: rank_categories(columns.head(num_train), schema))
@@ -153,6 +154,7 @@ def write(kinds: dict[str, pl.DataFrame], out: Path, batch_size: int) -> None:
 
 def polars_program(folder: Path, log: Path, workers: int, recipe: PreprocessConfig) -> dict[str, Any]:
     """Run the whole job in Polars, all in memory."""
+    # The settings of the recipe that change the work; file formats and seals are left out.
     split = recipe.split
     facts = polars_preprocess(
         log,
@@ -179,6 +181,7 @@ def polars_scan_csv(folder: Path, log: Path, workers: int) -> dict[str, Any]:
 
 def pyarrow_read_csv(folder: Path, log: Path, workers: int) -> dict[str, Any]:
     """Parse with ``pyarrow.csv``; categories stay text, because Arrow has no function that reads hex."""
+    # Types are given, since guessing them would read the file twice.
     pa.set_cpu_count(workers)
     types = {"label": pa.float32()} | dict.fromkeys(_CRITEO.dense, pa.int32())
     types |= dict.fromkeys(_CRITEO.sparse, pa.string())

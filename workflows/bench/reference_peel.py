@@ -59,6 +59,7 @@ def peel_with_kernels(log: Incidence) -> NDArray[np.int32]:
 
 def peel_with_a_heap(log: Incidence) -> list[int]:
     """Return the same order, up to ties, with sets and a heap whose stale entries are skipped."""
+    # Both directions of the incidence: samples of each row, and rows of each sample.
     samples_of_rows = np.split(log.row_samples, log.row_starts[1:-1])
     samples_of = [set(samples.tolist()) for samples in samples_of_rows]
     rows_of: list[list[int]] = [[] for _ in range(log.num_samples)]
@@ -70,6 +71,7 @@ def peel_with_a_heap(log: Incidence) -> list[int]:
     is_dropped = [False] * log.num_rows
     dropped = []
     while heap:
+        # An entry is stale where its row has lost samples since; a newer entry stands in the heap.
         worth, row = heapq.heappop(heap)
         if is_dropped[row] or worth != len(samples_of[row]):
             continue

@@ -24,6 +24,7 @@ def reference_lru(batches: Batches, num_slots: int, num_rows: int) -> int:
     for batch in batches:
         rows = batch.tolist()
         missing = [row for row in rows if row not in held]
+        # Used rows move to the end, so the front is the row used longest ago.
         for row in rows:
             held[row] = None
             held.move_to_end(row)

@@ -41,6 +41,7 @@ def bytes_of_stages(manifests: Mapping[str, Manifest], log_bytes: int) -> dict[s
     sparse_bits = bits_of_value * len(columns.sparse)
     dense_bits = bits_of_value * len(columns.dense) + 8 * columns.has_label
     num_train = CountsTotals.of(manifests["count"]).num_train_samples
+    # What each stage must read, were every input read once and nothing else.
     read = {
         "ingest": log_bytes,
         "count": num_train * sparse_bits // 8,
@@ -63,6 +64,7 @@ def measure_rates(folder: Path, workers: int, log_bytes: int) -> dict[str, float
     files = [folder / f"rate{number}" for number in range(workers)]
     written = float("inf")
     synced = float("inf")
+    # The best of a few rounds, since noise only adds time.
     for number in range(_ROUNDS):
         try:
             written = min(written, _seconds_of([partial(_write, file, num_bytes) for file in files]))

@@ -56,6 +56,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     from ...pipeline.formats.whole_file import refuse_target
     from ...train.scoring.predict_log import RunPredictor, predict_file
 
+    # A file that must not be overwritten is refused before the model is read.
     refuse_target(options.out, overwrite=options.overwrite)
     with progress_bars() as progress:
         predictor = RunPredictor(

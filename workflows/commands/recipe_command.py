@@ -56,6 +56,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         command=command,
         description="Print all options in force as a recipe file.",
     )
+    # Later sources win, as options that are typed later do.
     found: dict[str, Any] = {}
     for source in options.sources:
         found |= _configs_of(source)
@@ -71,6 +72,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
 
 def _configs_of(source: Path) -> dict[str, Any]:
     """Return the configs that a source has, by table."""
+    # A run, a preprocessed folder or a file: each is known by what it must hold.
     if (source / _CONFIG).exists():
         return {"train": _config_of_run(source / _CONFIG)}
     if (source / "shards" / MANIFEST).exists():
@@ -80,6 +82,7 @@ def _configs_of(source: Path) -> dict[str, Any]:
             f"{source} is neither a folder of preprocess nor a run of train",
             hint="give a recipe file, the DIR of preprocess --out, or the RUN of train --out",
         )
+    # A recipe's own text goes through the options of its command, so that it is checked as if typed.
     read = read_recipe(source)
     found = {}
     for name, table in read.items():
@@ -97,6 +100,7 @@ def _config_from(table: str, arguments: Sequence[str]) -> Any:
 
 def _config_of_folder(folder: Path) -> PreprocessConfig:
     """Return the settings that a folder was preprocessed with; raises ManifestError where it is damaged."""
+    # Each stage's manifest has its settings, under the names of its config.
     columns, vocabulary, plan, shards = (
         Manifest.read(folder / name) for name in ("columns", "vocabulary", "plan", "shards")
     )
@@ -120,6 +124,7 @@ def _config_of_folder(folder: Path) -> PreprocessConfig:
 
 def _config_of_run(path: Path) -> TrainConfig:
     """Return the settings of a run; raises HotsetError where they are damaged."""
+    # The file may be anything; a run of an older version lacks keys, which then have their defaults.
     try:
         if not path.is_file() or path.stat().st_size > _MOST_CONFIG_BYTES:
             raise ValueError("it is no file that train writes")

@@ -35,6 +35,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     options = parse_options(
         RunsCommand, arguments, command=command, description="List runs, best AUC first, and what differs."
     )
+    # The page is written whatever else is printed.
     runs = best_first(read_runs(options.folder))
     if options.html is not None:
         try:
@@ -43,6 +44,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
             raise HotsetError(f"{options.html} cannot be written: {error.strerror}") from error
         say(f"wrote {options.html}")
     if options.json:
+        # Only settings that differ between runs are told: all others are the same in each.
         names = differing_settings(runs)
         found = [
             {

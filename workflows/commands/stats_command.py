@@ -97,6 +97,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
             series=QUICK if is_quick and options.series is None else options.series,
             num_parts=options.parts,
         )
+    # The command is the command line's to word; the report and --json print it.
     provenance = statistics["provenance"]
     provenance["command"] = preprocess_command(provenance, options.dir)
     if options.html is not None:

@@ -56,6 +56,7 @@ def _train(arguments: Sequence[str]) -> int:
     from ...train.run import train
     from ..machine_facts import describe_machine
 
+    # The machine is described before training, so that the description takes none of its time.
     machine = describe_machine()
     with progress_bars() as progress:
         config = config_of(TrainConfig, options)
@@ -74,6 +75,7 @@ def _train(arguments: Sequence[str]) -> int:
             },
             progress=progress,
         ).to_dict()
+    # Data on stdout: one object for a program, or tables for a reader with what to know about the run below.
     if options.json:
         print_json(summary)
     else:
@@ -116,6 +118,7 @@ def _evaluate(arguments: Sequence[str]) -> int:
 def show_quality(scores: dict[str, Any], console: Console) -> None:
     """Print the scores of a run, a column for all samples and one for each group of them."""
     groups = {name: scores[key] if key else scores for name, key in _GROUPS.items()}
+    # Without a validation part its column would be empty.
     if scores["validation"] is None:
         del groups["validation"]
     table = Table(box=None, pad_edge=False)
@@ -133,6 +136,7 @@ def show_runs(summaries: list[dict[str, Any]], console: Console, *, with_scores:
     table.add_column("")
     for summary in summaries:
         table.add_column(summary["placement"], justify="right")
+    # Rows of spilling are shown where at least one run has spilled.
     rows = _SCORES + _COSTS if with_scores else _COSTS
     if any(summary["transfers"]["file_bytes_written"] for summary in summaries):
         rows += _FILE_ROWS

@@ -53,6 +53,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     options = parse_options(
         VerifyCommand, arguments, command=command, description="Check every manifest, checksum and invariant."
     )
+    # A run folder is known by its config, and has checks of its own.
     if (options.dir / "config.json").exists():
         return _verify_run(options)
     with progress_bars() as progress:
