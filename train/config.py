@@ -143,6 +143,11 @@ class TrainConfig:
     """Device of the fast tier and the dense layers: cpu, cuda, or late, a simulated GPU whose work the
     host does late, to find missing waits; late:7 repeats the order of seed 7."""
 
+    kernels: str | None = None
+    """Kernels of steps on a GPU: torch for those that torch has, torch:NAME for one of them, more with commas
+    between; by default Triton's, where it is installed. On the device late they are for dense layers too,
+    which are the host's by default."""
+
     embedding_optimizer: EmbeddingOptimizer | None = None
     """Optimizer of the embedding rows; by default the one that the shards were packed for, which
     `preprocess --embedding-optimizer` sets. All are lazy: a row that no sample of a batch looks up stays as

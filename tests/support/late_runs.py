@@ -37,12 +37,14 @@ class DrawnRun:
     fields: dict[str, Any]
 
 
-def draw_run(seed: int, folder: Path) -> DrawnRun:
+def draw_run(seed: int, folder: Path, *, has_one_width: bool = False) -> DrawnRun:
     """Draw a run; its staging slots hold one batch and hardly more."""
     rng = np.random.default_rng(seed)
     batch_size = int(rng.integers(4, 16))
     num_rows = tuple(int(n) for n in rng.integers(20, 120, rng.integers(2, 4)))
     dims = [int(dim) for dim in rng.choice([3, 4, 8], len(num_rows))] if rng.random() < 0.3 else None
+    if has_one_width:
+        dims = None
     spec = ShardSpec(
         num_rows=num_rows,
         num_hot=tuple(int(rng.integers(1, 6)) for _ in num_rows),

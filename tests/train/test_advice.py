@@ -204,7 +204,7 @@ def test_predicted_rows_are_those_of_step_plans_of_a_real_log(real_data: Path, t
 def test_dense_bytes_are_those_of_the_model_and_its_default_optimizer(model: str, dim: int) -> None:
     shape = dlrm_shape(model, 13, 26, dim)
     dlrm = Dlrm(shape, 0)
-    (dense_optimizer,) = build_dense_optimizers(dlrm, TrainConfig().optimizers("adagrad"), 1)
+    (dense_optimizer,) = build_dense_optimizers(dlrm, TrainConfig().optimizers("adagrad"), 1, is_tiled=True)
     dlrm(torch.rand(4, 13), torch.rand(4, 26, dim)).sum().backward()
     dense_optimizer.step()
     # Without the step counts, one number for each tensor of parameters.

@@ -84,6 +84,7 @@ class PackedRoom:
     def _lists(self) -> Iterator[tuple[str, int, torch.dtype]]:
         yield "label", self.num_samples, torch.uint8
         yield "dense", self.num_samples * self.num_dense, torch.float32
+        yield "dense_rates", 2, torch.float32
         for width, (room, num_rates) in enumerate(zip(self.widths, self.num_rates, strict=True)):
             yield f"rates{width}", num_rates, torch.float32
             # Tensors without memory, for their sizes and types.
@@ -172,9 +173,12 @@ class PackedBatch:
     num_moves: tuple[tuple[int, ...], ...]
     """Of each width the rows of each list of `MOVES`."""
 
-    def set_rates(self, width: int, rates_T: NDArray[np.float32]) -> None:
-        """Write the numbers of a width's row optimizer for the step."""
-        self.room.sections[f"rates{width}"].of(self.slot).numpy()[:] = rates_T
+    def set_rates(self, rates: Sequence[NDArray[np.float32]], dense_2: NDArray[np.float32] | None) -> None:
+        """Write the numbers of the step: those of each width's row optimizer, and of the dense one."""
+        for width, rates_T in enumerate(rates):
+            self.room.sections[f"rates{width}"].of(self.slot).numpy()[:] = rates_T
+        if dense_2 is not None:
+            self.room.sections["dense_rates"].of(self.slot).numpy()[:] = dense_2
 
     def moves_on(self, packed: torch.Tensor, width: int, kind: int) -> RowMoves:
         """The rows of one list as views of the packed batch: sources and targets are as they were packed."""

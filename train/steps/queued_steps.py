@@ -36,6 +36,7 @@ from ..gpu_kernels.batch_lists import (
 )
 from ..recipe.learning_rates import StepRates
 from ..rows.tiers import FileTier
+from .fused_dlrm import DenseInputs, FusedDlrm
 from .input_ring import InputRing
 from .packed_batch import MOVES, HostLists, PackedBatch, PackedRoom, pack
 from .step_runner import PreparedStep, StepParts, StepsAtOnce
@@ -56,6 +57,7 @@ class QueuedSteps:
         batch_size: samples of the largest batch.
         num_dense: dense features.
         num_ahead: batches that are read ahead, at most.
+        fused: the dense layers as kernels; None: the step in ``parts`` passes them.
         is_recorded: whether work with fixed memory is recorded once and replayed; all kernels must allow it.
     """
 
@@ -70,9 +72,11 @@ class QueuedSteps:
         num_dense: int,
         num_ahead: int,
         *,
+        fused: FusedDlrm | None = None,
         is_recorded: bool,
     ) -> None:
         self._device = device
+        self._fused = fused
         self._parts = parts
         self._kernels = kernels
         self._is_recorded = is_recorded
@@ -99,6 +103,8 @@ class QueuedSteps:
         self._room: PackedRoom | None = None
         self._inputs: list[_Inputs] = []
         self._work: list[_WidthWork] = []
+        self._warm: set[str] = set()
+        """Work that was queued before."""
         self._losses = device.allocate([0], torch.float64)
         self._num_losses = 0
 
@@ -138,11 +144,15 @@ class QueuedSteps:
         inputs = self._send(packed, rates)
         self._move_rows(step, packed, inputs)
         self._device.wait("compute", inputs.copied)
-        self._queue(inputs, "look up", self._look_up)
         loss_1 = self._new_loss()
-        self._device.launch("compute", self._train_dense, inputs, packed.num_samples, number, loss_1)
-        self._queue(inputs, "update", self._update)
-        self._device.launch("compute", self._step_dense, rates.dense)
+        if self._fused is not None:
+            self._queue(inputs, "step", self._whole_step)
+            self._device.launch("compute", loss_1.copy_, self._fused.loss_1)
+        else:
+            self._queue(inputs, "look up", self._look_up)
+            self._device.launch("compute", self._train_dense, inputs, packed.num_samples, number, loss_1)
+            self._queue(inputs, "update", self._update)
+            self._device.launch("compute", self._step_dense, rates.dense)
         inputs.read = self._device.record("compute")
         self._parts.embeddings.mark_updated(step)
         return loss_1[0]
@@ -155,8 +165,10 @@ class QueuedSteps:
         inputs = self._inputs[self._num_sent % len(self._inputs)]
         self._num_sent += 1
         # What is known last is written last: the rates of the step.
-        for number, width in enumerate(self._widths):
-            packed.set_rates(number, width.rows.executor.optimizer.step_rates(rates.rows))
+        packed.set_rates(
+            [width.rows.executor.optimizer.step_rates(rates.rows) for width in self._widths],
+            None if self._fused is None else self._fused.next_rates(rates.dense),
+        )
         if inputs.read is not None:
             self._device.wait("copies", inputs.read)
         source = packed.slot[: packed.num_bytes]
@@ -190,6 +202,23 @@ class QueuedSteps:
                 if moves.sources_N.numel():
                     self._device.launch("moves", self._kernels[name], moves, source, target)
         self._device.wait("compute", self._device.record("moves"))
+
+    def _whole_step(self, inputs: _Inputs) -> None:
+        """Queue all of a step whose dense layers are kernels."""
+        assert self._fused is not None
+        (width,), (work,), (lists,) = self._widths, self._work, inputs.lists
+        self._launch("decode_batch", lists, width.layout, work.decoded)
+        dense_inputs = DenseInputs(
+            inputs.label_B,
+            inputs.dense_BK,
+            lists.num_samples_1,
+            width.fast.weights_SD,
+            work.decoded.slots_BF,
+            work.grad_BFD,
+        )
+        self._fused.queue_passes(self._launch, dense_inputs)
+        self._update(inputs)
+        self._fused.queue_step(self._launch, inputs.dense_rates_2)
 
     def _look_up(self, inputs: _Inputs) -> None:
         """Queue the vectors of all lookups."""
@@ -234,16 +263,23 @@ class QueuedSteps:
             work.grad_BFD[:num_samples].copy_(emb_BFD.grad)
 
     def _step_dense(self, rate: float) -> None:
-        self._parts.dense_update.prepare(rate)
-        for optimizer in self._parts.dense_optimizers:
-            optimizer.step()
+        self._parts.prepare_dense(rate)
+        for step in self._parts.step_dense:
+            step()
 
-    def _launch(self, name: str, *arguments: object) -> None:
-        self._device.launch("compute", self._kernels[name], *arguments)
+    def _launch(self, kernel: str | Callable[..., object], *arguments: object) -> None:
+        """Queue a kernel, given by its name where there is a choice of them."""
+        self._device.launch(
+            "compute", self._kernels[kernel] if isinstance(kernel, str) else kernel, *arguments
+        )
 
     def _queue(self, inputs: _Inputs, name: str, queue_work: Callable[[_Inputs], None]) -> None:
-        """Queue work with fixed memory: recorded at its first time for these inputs, and replayed."""
-        if not self._is_recorded:
+        """Queue work with fixed memory: recorded at its first time for these inputs, and replayed.
+
+        It is queued once without, because what kernels compile and load cannot be recorded.
+        """
+        if not self._is_recorded or name not in self._warm:
+            self._warm.add(name)
             queue_work(inputs)
             return
         if name not in inputs.graphs:
@@ -258,7 +294,7 @@ class QueuedSteps:
         self._room = room
         self._inputs = [_Inputs.of(room, self._device) for _ in range(self._num_inputs)]
         self._work = [
-            _WidthWork.of(sizes, width.rows.embedding_dim, self._device)
+            _WidthWork.of(sizes, width.rows.embedding_dim, self._device, has_vectors=self._fused is None)
             for sizes, width in zip(room.widths, self._widths, strict=True)
         ]
 
@@ -278,6 +314,7 @@ class _Inputs:
     packed: torch.Tensor
     label_B: torch.Tensor
     dense_BK: torch.Tensor
+    dense_rates_2: torch.Tensor
     lists: list[BatchLists]
     """The lookups of each width."""
     rates: list[torch.Tensor]
@@ -295,6 +332,7 @@ class _Inputs:
             packed,
             room.sections["label"].of(packed),
             room.sections["dense"].of(packed).view(room.num_samples, room.num_dense),
+            room.sections["dense_rates"].of(packed),
             [room.lists_on(packed, width) for width in range(len(room.widths))],
             [room.sections[f"rates{width}"].of(packed) for width in range(len(room.widths))],
             device.record("copies"),
@@ -307,15 +345,16 @@ class _WidthWork:
 
     decoded: DecodedBatch
     vectors_BFD: torch.Tensor
+    """Rows of all lookups; empty where kernels gather them as they go."""
     grad_BFD: torch.Tensor
     partials_LKD: torch.Tensor
 
     @classmethod
-    def of(cls, room: BatchRoom, embedding_dim: int, device: Device) -> _WidthWork:
+    def of(cls, room: BatchRoom, embedding_dim: int, device: Device, *, has_vectors: bool) -> _WidthWork:
         shape = [room.num_samples, room.num_tables, embedding_dim]
         return cls(
             room.new_decoded(device.torch_device),
-            device.allocate(shape, torch.float32),
+            device.allocate(shape if has_vectors else [0], torch.float32),
             device.allocate(shape, torch.float32),
             room.new_partials(embedding_dim, device.torch_device),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -11,7 +11,6 @@ import torch
 
 from ..execution.embeddings import Embeddings, PlannedStep
 from ..model.dense_step import DenseStep
-from ..recipe.dense_update import DenseUpdate
 from ..recipe.learning_rates import StepRates
 from ..work_threads import WorkThreads
 from .packed_batch import PackedBatch
@@ -55,8 +54,10 @@ class StepParts:
 
     embeddings: Embeddings
     dense: DenseStep
-    dense_update: DenseUpdate
-    dense_optimizers: Sequence[torch.optim.Optimizer]
+    prepare_dense: Callable[[float], None]
+    """Sets the learning rate of the step that the dense layers take next, once the gradients are there."""
+    step_dense: Sequence[Callable[[], object]]
+    """Take that step, each of a part of the layers."""
     threads: WorkThreads
 
 
@@ -81,11 +82,10 @@ class StepsAtOnce:
         parts.embeddings.wait_for_rows(step)
         embeddings = parts.embeddings.look_up(step)
         loss_sum = parts.dense.train(step.batch, embeddings, number)  # leaves the gradients
-        parts.dense_update.prepare(rates.dense)
+        parts.prepare_dense(rates.dense)
         # Embedding rows by our optimizer, dense layers by torch's, at the same time.
         parts.threads.run_all(
-            partial(parts.embeddings.update, step, embeddings, rates.rows),
-            *(optimizer.step for optimizer in parts.dense_optimizers),
+            partial(parts.embeddings.update, step, embeddings, rates.rows), *parts.step_dense
         )
         return loss_sum
 

@@ -24,10 +24,10 @@ from ..execution.embeddings import Embeddings
 from ..execution.row_parts import RowsSource, refill_stores, restore_rows
 from ..execution.spilled_run import SpillLimits
 from ..execution.step_source import NOTHING_DONE, DoneSteps, StepSource
-from ..gpu_kernels.kernel_table import choose_kernels
 from ..meter import Meter
 from ..model.dense_model import DenseModel
-from ..model.dense_step import DenseStep
+from ..model.dense_step import DenseStep, TiledStep
+from ..model.graph_step import GraphStep
 from ..model_building.build_model import build_model, build_step
 from ..model_building.choose_model import choose_model
 from ..model_building.model_inputs import ModelInputs
@@ -37,15 +37,13 @@ from ..placements.fae import FaeOrder
 from ..placements.schedule_file import Schedule
 from ..placements.shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
 from ..predict import Predictor
-from ..recipe.dense_update import DenseUpdate
 from ..recipe.learning_rates import LearningRates
 from ..recipe.stopping import Stopping
 from ..rows.mapped_rows import HostMemory
 from ..rows.row_optimizers import RowOptimizer
-from ..steps.queued_steps import QueuedSteps
-from ..steps.step_runner import StepParts, StepsAtOnce
-from ..trainer import Trainer, num_steps_ahead
+from ..trainer import Trainer
 from ..work_threads import WorkThreads
+from .build_steps import build_runner, has_fused_layers
 from .dense_optimizers import build_dense_optimizers
 from .devices import open_device, open_verbs
 from .resolve_config import resolve
@@ -101,7 +99,7 @@ def build_trainer(
     threads = WorkThreads(1) if device.type == "cuda" else row_threads
     assert config.shares is not None, "resolve chooses it"
     batch_shares = BatchShares(shards.batch_size, config.shares)
-    model, dense = _build_dense_layers(shards, config, batch_shares, model_source, device, threads)
+    model, dense = _build_dense_layers(shards, config, batch_shares, model_source, device, verbs, threads)
 
     folder = spill_folder or Path(tempfile.gettempdir())
     host = HostMemory(config.slow_bytes, folder, is_planned=spills(config, shards))
@@ -127,14 +125,15 @@ def build_trainer(
             refill_stores(embeddings, start.rows)
 
     chosen = config.optimizers(shards.embedding_optimizer)
-    optimizers = build_dense_optimizers(model, chosen, threads.num_threads, config.recipe.dense_decay)
+    is_tiled = isinstance(dense, TiledStep)
+    optimizers = build_dense_optimizers(
+        model, chosen, threads.num_threads, config.recipe.dense_decay, is_tiled=is_tiled
+    )
     num_steps = config.epochs * shards.num_training_batches
     if config.recipe.max_steps is not None:
         num_steps = min(num_steps, config.recipe.max_steps)
     stopping = Stopping(config.recipe)
-    dense_update = DenseUpdate(model.parameters(), optimizers, config.recipe.clip_gradient)
-    parts = StepParts(embeddings, dense, dense_update, optimizers, threads)
-    runner = StepsAtOnce(parts) if verbs is None else _queue_steps(verbs, parts, shards, config)
+    runner = build_runner(config, shards, model, dense, optimizers, embeddings, verbs, threads)
     return Trainer(
         config,
         shards,
@@ -156,25 +155,13 @@ def build_trainer(
     )
 
 
-def _queue_steps(verbs: Device, parts: StepParts, shards: Shards, config: TrainConfig) -> QueuedSteps:
-    """Build the steps of a run on a device."""
-    return QueuedSteps(
-        verbs,
-        parts,
-        choose_kernels(verbs.torch_device),
-        shards.batch_size,
-        shards.num_dense,
-        num_steps_ahead(config),
-        is_recorded=False,
-    )
-
-
 def _build_dense_layers(
     shards: Shards,
     config: TrainConfig,
     parts: BatchShares,
     model_source: ModelSource | None,
     device: torch.device,
+    verbs: Device | None,
     threads: WorkThreads,
 ) -> tuple[DenseModel, DenseStep]:
     """Build the model with its initial parameters, and what passes it forward and backward."""
@@ -183,6 +170,9 @@ def _build_dense_layers(
     model = build_model(chosen, inputs, config.seed, model_source, shards.least_batch_samples).to(device)
     dtype = config.dense_dtype
     assert dtype != "auto", "resolve chooses it"
+    # Layers whose parameters are moved by others are passed by the module itself.
+    if has_fused_layers(config, shards, model, verbs):
+        return model, GraphStep(model, parts, config.seed, dtype)
     return model, build_step(model, chosen, shards.tables, parts, threads, dtype, config.seed)
 
 

@@ -38,7 +38,7 @@ def test_lists_come_back_as_they_were(num_samples: int, rng: np.random.Generator
     label_B = rng.integers(0, 2, num_samples).astype(np.float32)
     dense_BK = rng.normal(size=(num_samples, 2)).astype(np.float32)
     packed = pack(room, slot, label_B, dense_BK, [lists], moves)
-    packed.set_rates(0, np.arange(4, dtype=np.float32))
+    packed.set_rates([np.arange(4, dtype=np.float32)], np.array([7, 8], np.float32))
     sent = slot[: packed.num_bytes].clone()
     found = room.lists_on(torch.cat([sent, torch.zeros(room.num_bytes, dtype=torch.uint8)]), 0)
     assert found.num_samples_1.item() == num_samples
@@ -49,6 +49,7 @@ def test_lists_come_back_as_they_were(num_samples: int, rng: np.random.Generator
     np.testing.assert_array_equal(room.sections["label"].of(slot), label_B)
     np.testing.assert_array_equal(room.sections["dense"].of(slot).view(-1, 2), dense_BK)
     assert room.sections["rates0"].of(slot).tolist() == [0, 1, 2, 3]
+    assert room.sections["dense_rates"].of(slot).tolist() == [7, 8]
     for kind, (sources_N, targets_N) in enumerate(moves[0]):
         listed = packed.moves_on(sent.new_zeros(room.num_bytes).copy_(slot[: room.num_bytes]), 0, kind)
         assert listed.count_1.tolist() == [sources_N.size]
@@ -68,5 +69,5 @@ def test_room_grows_and_does_not_shrink(rng: np.random.Generator) -> None:
 
 
 def test_every_list_of_the_kernels_has_a_place() -> None:
-    names = set(room_for(4).sections)
-    assert names == {"label", "dense", "rates0", "moves", *(f"{name}0" for name in BatchLists._fields)}
+    lists = {f"{name}0" for name in BatchLists._fields}
+    assert set(room_for(4).sections) == {"label", "dense", "dense_rates", "rates0", "moves", *lists}

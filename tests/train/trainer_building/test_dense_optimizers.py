@@ -19,7 +19,7 @@ from hotset.train.work_threads import WorkThreads
 @pytest.mark.parametrize("num_threads", [1, 2, 64])
 def test_each_parameter_has_one_optimizer(num_threads: int) -> None:
     model = Dlrm(dlrm_shape("kaggle", 13, 26, 16), 0)
-    optimizers = build_dense_optimizers(model, TrainConfig().optimizers("sgd"), num_threads)
+    optimizers = build_dense_optimizers(model, TrainConfig().optimizers("sgd"), num_threads, is_tiled=True)
     parts = [[p for group in each.param_groups for p in group["params"]] for each in optimizers]
     assert sorted(id(p) for part in parts for p in part) == sorted(id(p) for p in model.parameters())
     sizes = [sum(p.numel() for p in part) for part in parts]
@@ -31,7 +31,7 @@ def test_adam_takes_the_steps_of_torchs_own_however_a_layer_is_stored() -> None:
     shape = dlrm_shape("small", 3, 4, 5)
     models = [Dlrm(shape, 0), Dlrm(shape, 0)]
     step = TiledStep(models[0], BatchShares(8), WorkThreads(1))
-    (optimizer,) = build_dense_optimizers(models[0], TrainConfig().optimizers("sgd"), 1)
+    (optimizer,) = build_dense_optimizers(models[0], TrainConfig().optimizers("sgd"), 1, is_tiled=True)
     assert optimizer.defaults["fused"]
     plain = torch.optim.Adam(models[1].parameters(), lr=optimizer.defaults["lr"])
     embeddings = [torch.randn(8, 4, 5, generator=torch.Generator().manual_seed(1))]

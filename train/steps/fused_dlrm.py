@@ -1,0 +1,371 @@
+"""DLRM's dense layers as kernels with memory of their own: forward, backward and optimizer step.
+
+Rows go straight from the tier into the interaction and their gradients straight to where they are summed, so
+that no (B, F, D) tensor of embeddings is written. All shapes are those of a whole batch: samples behind a
+short batch are zeros with a gradient of zero. So the work can be recorded once and replayed. The products are
+of float32 or bfloat16 numbers, added in float32; the weights, their gradients' sums and the last layer are
+float32 in any case.
+
+B samples, K dense features, F tables, D embedding_dim, P inputs of the top MLP, N outputs of a layer.
+"""
+# ruff: noqa: N815  (tensors carry shape suffixes)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..device.verbs import Device
+from ..gpu_kernels.dense_rule import DenseOptimizerName, DenseRule
+from ..gpu_kernels.dense_twins import BIAS_BLOCK, LOSS_BLOCK
+from ..gpu_kernels.row_twins import is_sample
+from ..model.dense_dtype import DenseDtype
+from ..model.dlrm import Dlrm
+
+Launch = Callable[..., None]
+"""Queues a kernel: ``launch(name or function, *arguments)``."""
+
+_ROUNDED_TO = 16
+"""Inputs of a layer are rounded up to this, so that products run on tensor cores: 13 to 16, 367 to 368."""
+_STATES: dict[str, tuple[str, ...]] = {"sgd": (), "adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq")}
+"""Names of torch's optimizers for the states beside each weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseInputs:
+    """What the dense layers take from the rest of a step, in fixed memory."""
+
+    label_B: torch.Tensor
+    """uint8."""
+    dense_BK: torch.Tensor
+    """float32."""
+    num_samples_1: torch.Tensor
+    """int32."""
+    weights_SD: torch.Tensor
+    """Rows of the fast tier."""
+    slots_BF: torch.Tensor
+    """int32; slot of each lookup."""
+    grad_BFD: torch.Tensor
+    """float32, written: gradient of each lookup."""
+
+
+class FusedDlrm:
+    """The dense layers of a run, whose parameters become parts of one vector.
+
+    Args:
+        model: the layers; one row width, no projection.
+        optimizers: torch's own, whose state is kept up to date for checkpoints.
+        rule: what they do.
+        batch_size: samples of a whole batch.
+        device: where everything is.
+        dtype: type of the products.
+    """
+
+    def __init__(
+        self,
+        model: Dlrm,
+        optimizers: Sequence[torch.optim.Optimizer],
+        rule: DenseRule,
+        batch_size: int,
+        device: Device,
+        dtype: DenseDtype,
+    ) -> None:
+        self.rule = rule
+        self.device = device.torch_device
+        self._model = model
+        self._optimizers = optimizers
+        self._scale = 1 / batch_size
+        self._step_counts: list[torch.Tensor] | None = None
+        """Steps queued, those before a checkpoint included, as torch's optimizers count them."""
+        on = device.torch_device
+        compute = torch.bfloat16 if dtype == "bf16" else torch.float32
+        # The first layer of each MLP reads what is written here, with zeros behind; others read a layer.
+        num_bottom = len(model.shape.bottom[1:])
+        shapes = [
+            (_rounded(inputs) if number in (0, num_bottom) else inputs, outputs)
+            for number, (inputs, outputs) in enumerate(model.shape.layers)
+        ]
+        num_weights = sum((inputs + 1) * outputs for inputs, outputs in shapes)
+        self._weights_N = torch.zeros(num_weights, device=on)
+        self._grad_N = torch.zeros(num_weights, device=on)
+        self._states_KN = torch.zeros(rule.num_states, num_weights, device=on)
+        self._rounded_N = torch.zeros(num_weights, dtype=compute, device=on) if dtype == "bf16" else None
+
+        used_N = self._weights_N if self._rounded_N is None else self._rounded_N
+        layers = [
+            _Layer.of(start, inputs, outputs, used_N, self._grad_N, batch_size)
+            for start, (inputs, outputs) in zip(_starts(shapes), shapes, strict=True)
+        ]
+        self._bottom, self._top, self._last = layers[:num_bottom], layers[num_bottom:-1], layers[-1]
+        self._adopt_parameters(layers)
+        # What goes into each MLP, and the gradients that come out of them.
+        self._dense_BK = torch.zeros(
+            batch_size, self._bottom[0].num_inputs if self._bottom else 0, device=on
+        ).to(compute)
+        first_of_top = (self._top or [self._last])[0]
+        self._inputs_BP = torch.zeros(batch_size, first_of_top.num_inputs, dtype=compute, device=on)
+        self._inputs_grad_BP = torch.zeros_like(self._inputs_BP)
+        self._logit_B = torch.zeros(batch_size, device=on)
+        self._logit_grad_B = torch.zeros(batch_size, device=on)
+        self._losses_K = torch.zeros(-(-batch_size // LOSS_BLOCK), dtype=torch.float64, device=on)
+        self.loss_1 = torch.zeros(1, dtype=torch.float64, device=on)
+        """Loss of the last step in nats, summed over its samples."""
+
+    def next_rates(self, rate: float) -> NDArray[np.float32]:
+        """The numbers of the step that is queued next, for this learning rate."""
+        counts = self._adopt_states()
+        for count in counts:
+            count += 1
+        return self.rule.rates(rate, int(counts[0]) if counts else 1)
+
+    def queue_passes(self, launch: Launch, inputs: DenseInputs) -> None:
+        """Queue everything between the rows of a batch and their gradients."""
+        self._queue_forward(launch, inputs)
+        launch(
+            "logistic_loss",
+            self._logit_B,
+            inputs.label_B,
+            inputs.num_samples_1,
+            self._scale,
+            self._logit_grad_B,
+            self._losses_K,
+            self.loss_1,
+        )
+        self._queue_backward(launch, inputs)
+
+    def queue_step(self, launch: Launch, rates_2: torch.Tensor) -> None:
+        """Queue the step of the layers, with `next_rates` on the device."""
+        launch(
+            "step_dense",
+            self.rule,
+            rates_2,
+            self._weights_N,
+            self._grad_N,
+            self._states_KN,
+            self._rounded_N,
+        )
+
+    def _queue_forward(self, launch: Launch, inputs: DenseInputs) -> None:
+        bottom_BD = None
+        if self._bottom:
+            launch(_copy_dense, inputs.dense_BK, inputs.num_samples_1, self._dense_BK)
+            bottom_BD = self._dense_BK
+            for layer in self._bottom:
+                launch(_forward, layer, bottom_BD)
+                bottom_BD = layer.outputs_BN
+        launch(
+            "gather_dots",
+            inputs.weights_SD,
+            inputs.slots_BF,
+            inputs.num_samples_1,
+            bottom_BD,
+            self._inputs_BP,
+        )
+        hidden_BN = self._inputs_BP
+        for layer in self._top:
+            launch(_forward, layer, hidden_BN)
+            hidden_BN = layer.outputs_BN
+        launch(_forward_last, self._last, self._weights_N, hidden_BN, self._logit_B)
+
+    def _queue_backward(self, launch: Launch, inputs: DenseInputs) -> None:
+        hidden_BN = self._top[-1].outputs_BN if self._top else self._inputs_BP
+        grad_BN = self._top[-1].grad_BN if self._top else self._inputs_grad_BP
+        launch(_backward_last, self._last, self._weights_N, hidden_BN, self._logit_grad_B, grad_BN)
+        self._queue_mlp_backward(launch, self._top, self._inputs_BP, self._inputs_grad_BP)
+        bottom_BD = self._bottom[-1].outputs_BN if self._bottom else None
+        launch(
+            "gather_dots_backward",
+            inputs.weights_SD,
+            inputs.slots_BF,
+            inputs.num_samples_1,
+            bottom_BD,
+            self._inputs_grad_BP,
+            inputs.grad_BFD,
+            self._bottom[-1].grad_BN if self._bottom else None,
+        )
+        self._queue_mlp_backward(launch, self._bottom, self._dense_BK, None)
+
+    def _queue_mlp_backward(
+        self,
+        launch: Launch,
+        layers: Sequence[_Layer],
+        inputs_BN: torch.Tensor,
+        inputs_grad_BN: torch.Tensor | None,
+    ) -> None:
+        """Queue the gradients of layers, from those by the outputs of the last to those by the inputs."""
+        for number in reversed(range(len(layers))):
+            layer = layers[number]
+            before = layers[number - 1] if number else None
+            launch("relu_backward", layer.grad_BN, layer.outputs_BN, layer.partials_KN, layer.bias_grad_N)
+            launch(
+                _backward,
+                layer,
+                before.outputs_BN if before else inputs_BN,
+                before.grad_BN if before else inputs_grad_BN,
+            )
+
+    def _adopt_parameters(self, layers: Sequence[_Layer]) -> None:
+        """Move the parameters of the model into the vector; the model goes on using them there."""
+        self._parameters: list[tuple[torch.Tensor, slice, torch.Size, int]] = []
+        modules = [self._model.bottom, self._model.top]
+        linears = [
+            each for module in modules if module for each in module if isinstance(each, torch.nn.Linear)
+        ]
+        for linear, layer in zip(linears, layers, strict=True):
+            for parameter, place in ((linear.weight, layer.weight_place), (linear.bias, layer.bias_place)):
+                view = self._view(self._weights_N, parameter, place, layer)
+                view.copy_(parameter.detach())
+                parameter.data = view
+                self._parameters.append((parameter, place, parameter.shape, layer.num_inputs))
+        if self._rounded_N is not None:
+            self._rounded_N.copy_(self._weights_N)
+
+    @staticmethod
+    def _view(vector_N: torch.Tensor, parameter: torch.Tensor, place: slice, layer: _Layer) -> torch.Tensor:
+        """The part of a parameter in a vector, in the model's shape."""
+        part = vector_N[place]
+        return part.view(-1, layer.num_inputs)[:, : parameter.shape[1]] if parameter.dim() == 2 else part
+
+    def _adopt_states(self) -> list[torch.Tensor]:
+        """Take over the states of torch's optimizers, perhaps restored ones, and keep theirs as views.
+
+        Returns:
+            The counts of steps of all parameters, none where steps do not count.
+        """
+        if self._step_counts is not None:
+            return self._step_counts
+        # The first step of this process: weights may have been restored, too.
+        if self._rounded_N is not None:
+            self._rounded_N.copy_(self._weights_N)
+        self._step_counts = []
+        owner = {
+            parameter: optimizer
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        for parameter, place, shape, num_inputs in self._parameters:
+            state = owner[parameter].state[parameter]
+            for number, name in enumerate(_STATES[self.rule.name]):
+                part = self._states_KN[number][place]
+                view = part.view(-1, num_inputs)[:, : shape[1]] if len(shape) == 2 else part
+                if name in state:
+                    view.copy_(state[name])
+                state[name] = view
+            if _STATES[self.rule.name]:
+                state["step"] = torch.tensor(float(state.get("step", 0.0)))
+                self._step_counts.append(state["step"])
+        return self._step_counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One linear layer, and what its passes leave."""
+
+    num_inputs: int
+    """Perhaps rounded up; the weights of those beyond the model's are zero."""
+    weight_place: slice
+    """In the vector of all parameters: outputs by inputs."""
+    bias_place: slice
+    weight_NM: torch.Tensor
+    """(outputs, inputs) of the type of the products."""
+    bias_N: torch.Tensor
+    weight_grad_NM: torch.Tensor
+    """float32."""
+    bias_grad_N: torch.Tensor
+    outputs_BN: torch.Tensor
+    grad_BN: torch.Tensor
+    partials_KN: torch.Tensor
+
+    @classmethod
+    def of(
+        cls,
+        start: int,
+        num_inputs: int,
+        num_outputs: int,
+        weights_N: torch.Tensor,
+        grads_N: torch.Tensor,
+        batch_size: int,
+    ) -> _Layer:
+        middle = start + num_inputs * num_outputs
+        weight_place, bias_place = slice(start, middle), slice(middle, middle + num_outputs)
+        outputs_BN = torch.zeros(batch_size, num_outputs, dtype=weights_N.dtype, device=weights_N.device)
+        return cls(
+            num_inputs,
+            weight_place,
+            bias_place,
+            weights_N[weight_place].view(num_outputs, num_inputs),
+            weights_N[bias_place],
+            grads_N[weight_place].view(num_outputs, num_inputs),
+            grads_N[bias_place],
+            outputs_BN,
+            torch.zeros_like(outputs_BN),
+            torch.zeros(-(-batch_size // BIAS_BLOCK), num_outputs, device=weights_N.device),
+        )
+
+
+def rule_of(name: str, decay: float) -> DenseRule:
+    """What the dense optimizer of this name does."""
+    names: dict[str, DenseOptimizerName] = {"sgd": "sgd", "adagrad": "adagrad", "adam": "adam"}
+    return DenseRule(names[name], decay)
+
+
+def _rounded(num_inputs: int) -> int:
+    return -(-num_inputs // _ROUNDED_TO) * _ROUNDED_TO
+
+
+def _starts(shapes: Sequence[tuple[int, int]]) -> list[int]:
+    """Where the parameters of each layer begin in the vector."""
+    stops = np.cumsum([(inputs + 1) * outputs for inputs, outputs in shapes])
+    return [0, *stops[:-1].tolist()]
+
+
+def _copy_dense(dense_BK: torch.Tensor, num_samples_1: torch.Tensor, target_BK: torch.Tensor) -> None:
+    """Copy dense values, zeros behind the batch."""
+    is_live = is_sample(dense_BK.shape[0], num_samples_1).unsqueeze(1)
+    target_BK[:, : dense_BK.shape[1]] = torch.where(is_live, dense_BK, 0.0)
+
+
+def _forward(layer: _Layer, inputs_BM: torch.Tensor) -> None:
+    """Write ``relu(inputs W^T + b)``; samples behind the batch get what the bias makes of zeros."""
+    torch.addmm(layer.bias_N, inputs_BM, layer.weight_NM.t(), out=layer.outputs_BN)
+    layer.outputs_BN.relu_()
+
+
+def _backward(layer: _Layer, inputs_BM: torch.Tensor, inputs_grad_BM: torch.Tensor | None) -> None:
+    """Write the gradients of the weights and, where wanted, of the inputs."""
+    if layer.grad_BN.dtype == layer.weight_grad_NM.dtype:
+        torch.mm(layer.grad_BN.t(), inputs_BM, out=layer.weight_grad_NM)
+    else:
+        layer.weight_grad_NM.copy_(torch.mm(layer.grad_BN.t(), inputs_BM))
+    if inputs_grad_BM is not None:
+        torch.mm(layer.grad_BN, layer.weight_NM, out=inputs_grad_BM)
+
+
+def _forward_last(
+    layer: _Layer, weights_N: torch.Tensor, hidden_BM: torch.Tensor, logit_B: torch.Tensor
+) -> None:
+    """Write the logits, in float32."""
+    torch.addmv(
+        weights_N[layer.bias_place].expand_as(logit_B),
+        hidden_BM.float(),
+        weights_N[layer.weight_place],
+        out=logit_B,
+    )
+
+
+def _backward_last(
+    layer: _Layer,
+    weights_N: torch.Tensor,
+    hidden_BM: torch.Tensor,
+    grad_B: torch.Tensor,
+    hidden_grad_BM: torch.Tensor,
+) -> None:
+    """Write the gradients of the last layer, in float32, and of its inputs."""
+    torch.mv(hidden_BM.float().t(), grad_B, out=layer.weight_grad_NM.view(-1))
+    layer.bias_grad_N.copy_(grad_B.sum())
+    hidden_grad_BM.copy_(grad_B.unsqueeze(1) * weights_N[layer.weight_place])
