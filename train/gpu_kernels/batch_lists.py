@@ -99,6 +99,12 @@ class BatchRoom:
     num_staged: int
     """Distinct rows that do not live on the fast tier."""
 
+    def __post_init__(self) -> None:
+        if self.num_lookups >= 1 << 31:
+            raise ValueError(
+                f"{self.num_samples} samples of {self.num_tables} tables, want less than {1 << 31}"
+            )
+
     @classmethod
     def of_any_batch(cls, num_samples: int, num_tables: int) -> BatchRoom:
         """The room for whatever lookups so many samples have."""

@@ -1,4 +1,4 @@
-"""Where the kernels of a GPU run in tests: there, or else in Triton's interpreter."""
+"""How the kernels of a GPU run in tests: with torch, and in Triton; on a GPU, or else in its interpreter."""
 
 from __future__ import annotations
 
@@ -13,15 +13,11 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
-@pytest.fixture
-def device() -> torch.device:
-    """The device of the kernels' tensors."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 @pytest.fixture(params=["torch", "triton"])
-def engine(request: pytest.FixtureRequest) -> str:
+def engine(request: pytest.FixtureRequest, device: torch.device) -> str:
     """How the kernels run."""
     if request.param == "triton" and importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed: pip install 'hotset[gpu-dev]'")
+    if request.param == "triton" and device.type == "cpu" and torch.cuda.is_available():
+        pytest.skip("a process has Triton's interpreter or its compiler")
     return str(request.param)

@@ -5,11 +5,14 @@ Tests `row_twins`, `batch_lists`, `triton_batches`, `triton_steps`, `triton_move
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
+from hotset.stats.batches.stored_lookups import LONG_LOOKUPS
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.device_batches import (
     DrawnBatch,
@@ -28,8 +31,16 @@ from hotset.train.rows.row_optimizers import RowOptimizer
 from hotset.train.rows.row_steps import step_with_numba
 from hotset.train.rows.tiers import Layout
 
+NO_RESERVE = 0x4000
+"""Linux's MAP_NORESERVE, which Python names from 3.13."""
 SHAPES = [(37, 3, 5), (1, 1, 0), (130, 2, 6)]
 """Samples, tables and samples of padding."""
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Where the tensors of the kernels are."""
+    return torch.device(request.param)
 
 
 def drawn(
@@ -136,6 +147,50 @@ def test_rows_with_long_lists_take_the_same_steps(
     batch = decoded(draw_batch(ids_BF, np.array([2, 4]), rng, num_padding=50, device=device), engine)
     assert int(batch.lists.long_offsets_F1[-1]) == 2
     assert_steps_as_numba(batch, 16, RowOptimizer(name, 0.03), engine, rng)
+
+
+def test_rows_at_the_length_of_long_lists_are_updated_once(
+    engine: str, device: torch.device, rng: np.random.Generator
+) -> None:
+    ids_BF = rng.permutation(np.repeat([0, 1, 2], [LONG_LOOKUPS, LONG_LOOKUPS + 1, 1])).astype(np.int32)
+    batch = decoded(draw_batch(ids_BF.reshape(-1, 1), np.array([3]), rng, device=device), engine)
+    assert int(batch.lists.long_offsets_F1[-1]) == 1
+    assert_steps_as_numba(batch, 2, RowOptimizer("sgd", 0.03), engine, rng)
+
+
+def far_rows(num_rows: int, dim: int) -> torch.Tensor:
+    """Rows whose numbers are more than 32 bits count; pages that no test touches have no memory."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
+    pages = mmap.mmap(-1, num_rows * dim * 4, flags=flags)
+    return torch.frombuffer(pages, dtype=torch.float32).view(num_rows, dim)
+
+
+def test_rows_lie_beyond_two_to_the_31_numbers(
+    engine: str, device: torch.device, rng: np.random.Generator
+) -> None:
+    num_rows, dim = 20_000_000, 128
+    if device.type == "cpu":
+        weights = far_rows(num_rows, dim)
+    else:
+        weights = torch.empty(num_rows, dim, device=device)
+    near = rng.normal(size=(9, dim)).astype(np.float32)
+    weights[-9:] = torch.from_numpy(near)
+    rows = RowTensors(weights, weights[:, :0])
+    slots_BF = torch.arange(num_rows - 9, num_rows, dtype=torch.int32, device=device).view(3, 3)
+    count_1 = torch.tensor([3], dtype=torch.int32, device=device)
+    vectors_BFD = poisoned(torch.empty(3, 3, dim, device=device))
+    kernel_of("gather_rows", engine)(weights, slots_BF, count_1, vectors_BFD)
+    np.testing.assert_array_equal(vectors_BFD.flatten(0, 1).cpu(), near)
+
+    # Three rows take a step, then go to the front.
+    optimizer = RowOptimizer("sgd", 0.5)
+    slots_U = slots_BF.flatten()[3:6].contiguous()
+    ones = torch.ones(3, dim, device=device)
+    kernel_of("step_rows", engine)(count_1, slots_U, ones, optimizer, numbers_of(optimizer, device), rows)
+    np.testing.assert_array_equal(weights[-9:].cpu().numpy()[3:6], near[3:6] - np.float32(0.5))
+    targets = torch.arange(3, dtype=torch.int32, device=device)
+    kernel_of("move_rows", engine)(RowMoves(count_1, slots_U, targets), rows, rows)
+    assert torch.equal(weights[:3], weights[-6:-3])
 
 
 def test_sums_and_steps_apart_are_those_at_once(
