@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from .folder_lock import FolderLock
@@ -35,9 +36,44 @@ def bytes_in(folder: Path) -> int:
 
 @contextmanager
 def temporary_folder(purpose: str, parent: Path | None = None) -> Iterator[Path]:
-    """Give an empty folder that is removed in the end, below ``parent`` or in the system's own place."""
-    with tempfile.TemporaryDirectory(prefix=f"hotset-{purpose}-", dir=parent) as name:
-        yield Path(name)
+    """Give an empty folder that is removed in the end, below ``parent`` or in the system's own place.
+
+    What a killed process left of its folder for the same purpose is removed by the next one.
+    """
+    prefix = f"hotset-{purpose}-"
+    for left in Path(parent or tempfile.gettempdir()).glob(f"{prefix}*"):
+        _remove_left(left)
+    folder, descriptor = _locked_folder(prefix, parent)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _locked_folder(prefix: str, parent: Path | None) -> tuple[Path, int]:
+    """Create a folder, and a descriptor that keeps other processes from removing it."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with suppress(FileNotFoundError):
+            descriptor = os.open(folder, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks, where nothing is removed either
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Between the two calls another process may have taken the folder for one that was left.
+            if folder.exists():
+                return folder, descriptor
+            os.close(descriptor)
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove a temporary folder unless a process uses it, or it is of another user."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+        finally:
+            os.close(descriptor)
 
 
 def free_bytes(folder: Path) -> int:

@@ -58,19 +58,27 @@ class LogPart:
 def parts_of_log(columns: Manifest, num_train: int, num_parts: int | None) -> list[LogPart]:
     """The raw files where there are several, else equal windows of the training part, then the evaluation.
 
+    Of more files than a row has marks for, each part is a run of as many files.
+
     Args:
         columns: what the log became; its files may be discarded.
         num_train: training samples; a raw file of both kinds becomes two parts.
         num_parts: windows of the training part whatever the files; None takes files, or 6.
 
     Raises:
-        ConfigError: more parts than a row has marks for, or than samples.
+        ConfigError: ``num_parts`` is more than a row has marks for, or than samples.
     """
     # A log of several files, days perhaps, is compared file by file; a single one in equal windows.
     raw = ColumnsTotals.of(columns).raw
     if num_parts is None and len(raw) > 1:
         firsts = np.cumsum([0, *(log.num_samples for log in raw)]).tolist()
-        named = list(zip(_distinct([log.name for log in raw]), pairwise(firsts), strict=True))
+        names = _distinct([log.name for log in raw])
+        # One part less than there are marks for, because the end of the training part may cut one in two.
+        size = -(-len(raw) // (MAX_PARTS - 2))
+        named = [
+            (_name_of_run(names[place : place + size]), (firsts[place], firsts[min(place + size, len(raw))]))
+            for place in range(0, len(raw), size)
+        ]
     else:
         wanted = min(DEFAULT_PARTS, num_train) if num_parts is None else num_parts
         if num_parts is not None and not 1 <= num_parts <= num_train:
@@ -86,6 +94,11 @@ def parts_of_log(columns: Manifest, num_train: int, num_parts: int | None) -> li
             f"{num_sets} parts for training: want {MAX_PARTS - 1} at most", hint="give --parts 6"
         )
     return parts
+
+
+def _name_of_run(names: list[str]) -> str:
+    """Name consecutive files by the first and the last of them."""
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
 
 
 def _distinct(names: list[str]) -> list[str]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.inspect.drift_series import drift
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.folders.stage_totals import ColumnsTotals
+from hotset.pipeline.inspect.drift_series import drift, parts_of_log
 from hotset.pipeline.inspect.frequency_series import frequency_statistics
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
@@ -18,6 +21,7 @@ from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
+from hotset.stats.analysis.drift import MAX_PARTS
 from hotset.tests.support.logs.criteo_text import Sample, draw_samples, text_of
 from hotset.tests.support.naive.naive_stages import run_to
 from hotset.workflows.cli import main
@@ -123,6 +127,18 @@ def test_raw_files_are_parts_and_one_may_be_of_both_kinds(tmp_path: Path, log: l
             drift(tmp_path / "out", 2**20, num_parts=wrong)
     with pytest.raises(ConfigError, match="40 parts for training"):
         drift(tmp_path / "out", 2**20, num_parts=40)
+
+
+@pytest.mark.parametrize("num_files", [31, 258])
+def test_many_files_are_compared_in_runs(num_files: int) -> None:
+    columns = SimpleNamespace(num_samples=2 * num_files)
+    with pytest.MonkeyPatch.context() as patch:
+        logs = [SimpleNamespace(name=f"day_{day}", num_samples=2) for day in range(num_files)]
+        patch.setattr(ColumnsTotals, "of", lambda _: SimpleNamespace(raw=logs))
+        parts = parts_of_log(cast(Manifest, columns), 2 * num_files - 15, None)
+    assert parts[0].name == ("day_0 to day_8" if num_files == 258 else "day_0 to day_1")
+    assert [part.first for part in parts[1:]] == [part.stop for part in parts[:-1]]
+    assert parts[-1].stop == 2 * num_files and sum(part.is_training for part in parts) < MAX_PARTS
 
 
 def test_files_of_one_name_are_told_apart(tmp_path: Path, log: list[Sample]) -> None:
