@@ -60,6 +60,7 @@ def list_options(kind: type, default: Any = None) -> list[Option]:
     for field in dataclasses.fields(kind):
         value = _default_of(field, default)
         inner, is_positional, metavar = _unwrap(hints[field.name])
+        # A config inside the command has options of its own, in the place of the field.
         if dataclasses.is_dataclass(inner):
             found += list_options(_class_of(inner), value)
             continue

@@ -114,6 +114,7 @@ def open_hashed(manifest: Manifest, entry: FileEntry) -> Any:
         ManifestError: missing, a link, or of another size or checksum.
     """
     path = manifest.checked_path(entry)
+    # Read once into memory: what is hashed is what is parsed, whatever happens to the file meanwhile.
     try:
         whole = np.fromfile(path, np.uint8)
     except OSError as error:
@@ -201,6 +202,7 @@ def columns_of(manifest: Manifest) -> ColumnTypes:
 
 def _check_columns(batch: Any, wanted: ColumnTypes) -> None:
     # Extra columns are fine; those of the stage must be there once, of the right type, without gaps.
+    # Each column once, of the type of its stage, and without missing values where it may have none.
     found = Counter(batch.schema.names)
     for name, kinds in wanted.items():
         if found[name] != 1:
@@ -209,6 +211,7 @@ def _check_columns(batch: Any, wanted: ColumnTypes) -> None:
         if column.type not in kinds:
             raise TypeError(f"column {name!r} is {column.type}, want {' or '.join(map(str, kinds))}")
         num_missing = column.null_count
+        # A list is checked by its offsets, a fixed-size list by the values inside.
         if pa.types.is_list(column.type):
             offsets_of(column)
         if column.type.num_fields and kinds != _LIST:

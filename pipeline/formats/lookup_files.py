@@ -46,6 +46,7 @@ def lookup_batch(schema: Any, found: LookupsByRow, offsets: NDArray[np.int64]) -
     long_rows = np.flatnonzero(is_long)
     num_long = np.searchsorted(long_rows, found.first_F1)
     rows_before = np.repeat(found.first_F1[:-1], np.diff(num_long))
+    # Four lists of a table each: lookups by row, rows, the start of each row's lookups, and long rows.
     lists = (
         (offsets, found.order_N.astype(number)),
         (found.first_F1, found.rows_U),

@@ -49,6 +49,7 @@ def read_lookups(samples: Manifest, entry: FileEntry, start: int, stop: int) -> 
     ids = fixed_lists(batch.column("ids"), len(one_hot(tables)), np.int32)
     found = []
     column = 0
+    # One-hot tables share a matrix; each list column has values and offsets of its own.
     for table in tables:
         if table.is_multi_hot:
             array = batch.column(table.name)

@@ -41,6 +41,7 @@ def map_file(path: Path) -> Any:
         num_bytes = os.fstat(descriptor).st_size
         if num_bytes == 0:
             raise ValueError("it is empty")
+        # The library call keeps no descriptor, which Python's map would.
         address = _library.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
         if address == _FAILED:
             number = ctypes.get_errno()

@@ -68,6 +68,7 @@ class PartIds:
         ``largest``: (one-hot tables,), the largest id of each among the samples in use, as an unsigned
         number, by which a negative id is larger than any table; of all samples if it is not given.
         """
+        # As unsigned numbers, so that one comparison finds negative ids too.
         if largest is None:
             largest = np.zeros(self.matrix.shape[1], np.uint32)
             largest_ids(self.matrix, largest)

@@ -40,6 +40,7 @@ def whole_file(path: Path, *, overwrite: bool = False, option: str = "--out") ->
     """
     refuse_target(path, overwrite=overwrite, option=option)
     try:
+        # All names are relative to the open folder, which may be renamed meanwhile.
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             _remove_abandoned(folder)
@@ -69,6 +70,7 @@ def whole_file(path: Path, *, overwrite: bool = False, option: str = "--out") ->
 
 def refuse_target(path: Path, *, overwrite: bool, option: str = "--out") -> None:
     """Raise HotsetError where ``path`` cannot become a file: it exists, or its folder does not."""
+    # Faults that a user can mend are told before any work is done.
     if not path.parent.is_dir():
         raise HotsetError(
             f"{path.parent} is not a directory", hint=f"`mkdir -p {shlex.quote(str(path.parent))}` creates it"
@@ -89,6 +91,7 @@ def refuse_target(path: Path, *, overwrite: bool, option: str = "--out") -> None
 
 def _create(folder: int) -> tuple[int, str | None]:
     """Open a new file for writing: without a name, or with the hidden one that is returned."""
+    # A nameless file leaves nothing behind; where the file system has none, a hidden one that is locked.
     try:
         return os.open(".", os.O_TMPFILE | os.O_RDWR, 0o666, dir_fd=folder), None
     except OSError as error:
@@ -125,6 +128,7 @@ def _remove_abandoned(folder: int) -> None:
     for name in os.listdir(folder):
         if not (name.startswith(_PREFIX) and name.endswith(_SUFFIX)):
             continue
+        # A lock says that its owner is alive; an error, that the file is not ours to remove.
         with suppress(OSError):
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
             try:

@@ -163,6 +163,7 @@ def parse_profile(facts: dict[str, Any]) -> Profile:
         )
         for group in facts["missing"]
     )
+    # A column's share of missing values is the sum over the patterns that it is missing in.
     missing_share = _missing_shares(missing)
     columns = tuple(
         _column(column, is_dense, missing_share.get(column["name"], 0.0))
@@ -214,6 +215,7 @@ def _coverage(knots: list[tuple[int, float]]) -> Coverage:
 
 
 def _column(facts: dict[str, Any], is_dense: bool, missing_share: float) -> Column:
+    # The curve of coverage: shares of the lookups by number of the most frequent values.
     ranks = [int(rank) for rank in facts["coverage"]]
     shares = [float(share) for share in facts["coverage"].values()]
     if "missing_rank" in facts:

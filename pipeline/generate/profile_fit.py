@@ -57,11 +57,14 @@ def sparse_edges(present: Coverage, missing_share: float) -> NDArray[np.int64]:
         missing_share: of all fields; the thresholds are shares of all fields.
     """
     num_values = present.num_values
+    # Shares of single values, the most frequent first, of all samples and not only those with a value.
     running = present.at(num_values, np.arange(1, num_values + 1))
     shares = np.diff(running, prepend=0.0) * (1.0 - missing_share)
     hot_ends = [int(np.count_nonzero(shares >= threshold)) for threshold in HOT_THRESHOLDS]
+    # An edge where lookups stop being hot under each threshold, unless nearly nothing lies beyond it.
     edges = {end for end in hot_ends if 0 < end < num_values and 1.0 - running[end - 1] > _LEAST_TAIL}
     coldest = running[max(edges) - 1] if edges else 1.0
+    # The tail is halved by its lookups, and the head cut at some of its quantiles.
     if edges:
         edges.add(int(np.searchsorted(running, (1.0 + coldest) / 2)) + 1)
     head_end = min(edges, default=num_values)
@@ -102,6 +105,7 @@ def fit_dependence(
     Returns:
         ``class_weights``, ``missing`` and ``columns`` (by name: edges, class_shares, group, coupling).
     """
+    # Patterns of missing values and buckets of columns are levels alike: one fit explains both.
     levels = [pattern_levels(columns, group["patterns"]) for group in missing]
     levels += [column.levels for column in columns]
     num_levels = [len(group["patterns"]) for group in missing] + [column.num_buckets for column in columns]

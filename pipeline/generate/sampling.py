@@ -87,6 +87,7 @@ def rake(
     """
     num_rows, num_columns = matrix.shape
     for _ in range(num_rounds):
+        # Rows first, then columns: the last step leaves the sums of columns exact, those of rows nearly.
         for row in range(num_rows):
             total = 0.0
             for column in range(num_columns):

@@ -30,6 +30,7 @@ def use_engine(name: EngineName) -> Iterator[None]:
     """
     if name not in ENGINES:
         raise ConfigError(f"there is no engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")
+    # The engine starts before the first task, so that what it lacks is told at once.
     engine = _start_engine(name)
     token = _current.set(engine)
     try:

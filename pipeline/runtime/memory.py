@@ -141,6 +141,7 @@ def groups_within(
     """Group consecutive items that fit in ``room_bytes`` together; one that does not is a group by itself."""
     group: list[Item] = []
     held = 0
+    # Items are not reordered: a group is a run of them.
     for item in items:
         needed = bytes_of(item)
         if group and held + needed > room_bytes:

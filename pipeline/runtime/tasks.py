@@ -93,9 +93,11 @@ def run_tasks(
     """
     engine = current_engine()
     count = num_workers(workers)
+    # Tasks that share memory stay in this process, whatever engine is in force.
     if engine is not None and shares_memory:
         engine = None
         count = min(count, usable_cores())
+    # One worker needs no thread.
     if count == 1:
         for task in tasks:
             yield function(*task)

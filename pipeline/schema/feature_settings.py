@@ -47,6 +47,7 @@ def parse_feature_settings(text: str) -> FeatureSettings:
     """Parse ``"C3=10,C5=2"``; raises ConfigError on anything else."""
     pairs = []
     for word in filter(None, text.split(",")):
+        # A feature's name may have an equals sign, a number has none.
         name, equals, number = word.rpartition("=")
         if not equals or not name or not (number.isascii() and number.isdigit()):
             raise ConfigError(

@@ -56,6 +56,7 @@ def _entries_of(value: Any) -> list[Any]:
 def read_dense(keys: Mapping[str, Any]) -> list[Entry]:
     """Return the entries of ``dense``, a list or a table; raises ConfigError on the first mistake."""
     dense = keys.get("dense", [])
+    # As a table a dense column has a kind and settings, as a list it is an integer.
     if isinstance(dense, dict):
         return [
             _entry(column, value, DENSE_KINDS, _DENSE_KEYS, keys["format"]) for column, value in dense.items()

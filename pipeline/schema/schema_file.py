@@ -99,6 +99,7 @@ def read_schema(text: str, source: str = "the schema") -> Schema:
 
 
 def _schema(keys: dict[str, Any]) -> Schema:
+    # Keys that no schema has come first: a slip in their names explains most other faults.
     for key in keys:
         if key not in _KEYS:
             raise ConfigError(f"unknown key {key!r}", hint=nearest(key, _KEYS))
@@ -152,6 +153,7 @@ def _fields(keys: dict[str, Any]) -> tuple[str, ...]:
     fields = keys.get("fields", [])
     if not isinstance(has_header, bool):
         raise ConfigError(f"header must be true or false, got {shown(has_header)}")
+    # Fields are the header that a log without one lacks.
     if not isinstance(fields, list) or not all(isinstance(name, str) and name for name in fields):
         raise ConfigError(f"fields must be a list of column names, got {shown(fields)}")
     if has_header and fields:
@@ -203,6 +205,7 @@ def _keys_of_sparse(schema: Schema) -> dict[str, _Keys]:
     dims = dict(schema.embedding_dims)
     units = dict(schema.time_units)
     keys_of: dict[str, _Keys] = {name: {"kind": kind} for name, kind in schema.kind_of.items()}
+    # Only what differs from the default is written.
     for name, keys in keys_of.items():
         if name in lists:
             keys["list"] = True

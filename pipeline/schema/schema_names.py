@@ -22,6 +22,7 @@ def check_name(name: str) -> None:
 
     A feature's name must be all of these.
     """
+    # A name becomes a column, a tensor and a file, so it must not be taken in any of them.
     if name in RESERVED:
         raise ConfigError(
             f"a feature cannot be called {name!r}: shards have a column of that name",

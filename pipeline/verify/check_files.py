@@ -29,6 +29,7 @@ def check_columns(entry: FileEntry, columns: Manifest, _: dict[str, Manifest]) -
     batch = read_batch(columns, entry)
     totals = ColumnsTotals.of(columns)
     facts = ColumnsFacts.of(columns, entry)
+    # Lists are checked by their ends: offsets were checked when the batch was opened.
     for name in totals.lists:
         num_lookups = int(offsets_of(batch.column(name))[-1])
         if num_lookups != facts.lookups.get(name):
@@ -82,6 +83,7 @@ def check_vocabulary(entry: FileEntry, vocabulary: Manifest, _: dict[str, Manife
     table = table_named(vocabulary, totals.tables, entry.path.removesuffix(".arrow"))
     batch = read_batch(vocabulary, entry)
     counts, places = (values_of(batch.column(name), np.int64) for name in ("count", "place"))
+    # The order of ids is that of sampled counts, and of first appearance among equal ones.
     if totals.rank_by == "sampled":
         sampled = values_of(batch.column("sampled"), np.int64)
         if (sampled[1:] > sampled[:-1]).any():
@@ -91,6 +93,7 @@ def check_vocabulary(entry: FileEntry, vocabulary: Manifest, _: dict[str, Manife
             yield "its positions in the order of first appearance are no order"
     if totals.rank_by == "frequency" and (counts[1:] > counts[:-1]).any():
         yield "its counts rise from one id to the next"
+    # Every lookup of the samples that were counted belongs to one row.
     wanted = _num_counted(totals) if table.num_lookups is None else table.num_lookups
     if int(counts.sum()) != wanted:
         yield f"its rows have {int(counts.sum())} lookups, want {wanted}"
@@ -119,6 +122,7 @@ def check_texts(entry: FileEntry, manifest: Manifest, _: dict[str, Manifest]) ->
             return
         found = values_of(categories, np.uint64)[ids]
     else:
+        # The hash of a text is its category, wherever the category stands.
         found = values_of(batch.column("category"), np.uint64)
         if manifest.stage == "count" and (found[1:] <= found[:-1]).any():
             yield "its categories are not ascending"

@@ -48,6 +48,7 @@ def _lists_as_in_columns(entry: FileEntry, ids: PartIds, columns: Manifest) -> I
 def check_tags(entry: FileEntry, plan: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
     """Faults of one file of a plan: tags that are not those of the ids."""
     is_hot = values_of(read_batch(plan, entry).column("is_hot"), np.uint8)
+    # Without the samples there is nothing to compare tags with.
     if "samples" not in manifests:
         return
     samples = manifests["samples"]
@@ -96,6 +97,7 @@ def check_shards(entry: FileEntry, shards: Manifest, _: dict[str, Manifest]) -> 
         if hot_only is not None and bool(is_hot.all()) != (number in hot_only):
             faults.append("the manifest says wrongly whether it is hot-only")
         yield from (f"batch {number}: {fault}" for fault in faults)
+    # Lists are counted over all batches, as the manifest counts them.
     if lookups != facts.lookups:
         yield f"its lists have {dict(lookups)} lookups, want {facts.lookups}"
 

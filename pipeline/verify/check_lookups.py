@@ -18,6 +18,7 @@ from ..stages.transpose import lookups_of_batch
 
 def check_lookups(entry: FileEntry, lookups: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
     """Faults of one file; without shards beside it, those of its columns alone."""
+    # Alone, a file can only be of the right form; beside shards it must also be of the right lookups.
     reader = open_mapped(lookups.checked_path(entry))
     facts = LookupsFacts.of(lookups, entry)
     if not is_lookup_schema(reader.schema):
@@ -42,6 +43,7 @@ def _against_shards(reader: Any, entry: FileEntry, facts: LookupsFacts, shards: 
         yield f"it has {facts.num_batches} batches, shards has {packed.num_record_batches}"
         return
     found = np.zeros(3, np.int64)
+    # Batch by batch: what is stored must place every lookup where grouping it anew would.
     for number in range(facts.num_batches):
         stored = stored_lookups(reader.get_batch(number), len(tables))
         batch = lookups_of_batch(packed.get_batch(number), tables, num_rows)
@@ -51,6 +53,7 @@ def _against_shards(reader: Any, entry: FileEntry, facts: LookupsFacts, shards: 
             yield f"batch {number}: its lookups of {tables[error.args[0]].name} are not those of the shards"
             return
         found += np.array([placed.order_N.size, placed.num_rows, stored.long_rows.size])
+    # The sums of the file as its manifest has them.
     wanted = [facts.num_lookups, facts.num_rows, facts.num_long_rows]
     if found.tolist() != wanted:
         yield f"it has {found.tolist()} lookups, rows and long rows, the manifest says {wanted}"

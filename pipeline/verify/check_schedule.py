@@ -31,6 +31,7 @@ def check_schedule_file(entry: FileEntry, schedule: Manifest) -> Iterator[str]:
         read_residents(schedule, entry)
         return
     widths = {width.embedding_dim: width for width in ScheduleTotals.of(schedule).widths}
+    # Slots and rows index the tiers of a trainer, so their ranges come first.
     width = widths[facts.embedding_dim]
     num_steps = 0
     for plans, _ in read_plans(schedule, entry):
@@ -49,6 +50,7 @@ def check_schedule_file(entry: FileEntry, schedule: Manifest) -> Iterator[str]:
 
 def check_schedule(schedule: Manifest, shards: Manifest | None) -> Iterator[str]:
     """Run every epoch of every width; with ``shards`` the rows are compared with those looked up."""
+    # Each width has a staging area of its own, and each epoch begins with it empty.
     for width in ScheduleTotals.of(schedule).widths:
         dim = width.embedding_dim
         for epoch, wanted in enumerate(width.epochs):
@@ -83,6 +85,7 @@ class _Run:
 
     def epoch(self, schedule: Manifest, files: list[tuple[FileEntry, ScheduleFacts]]) -> str | None:
         """Run it; returns the first fault."""
+        # Steps are run one after another over all files, as a trainer would.
         for entry, facts in files:
             if facts.kind != "plans":
                 continue
@@ -92,6 +95,7 @@ class _Run:
                     fault = self._step(plans, i, int(batches[i]))
                     if fault:
                         return f"step {plans.first_step + i}: {fault}"
+        # One file of residents ends the epoch.
         left = [entry for entry, facts in files if facts.kind == "residents"]
         if len(left) != 1:
             return f"it has {len(left)} files of residents, want 1"
@@ -154,6 +158,7 @@ class _Batches:
     def __init__(self, shards: Manifest, embedding_dim: int) -> None:
         self._shards = shards
         self._distinct = DistinctRows()
+        # Where each mixed batch lies: file and number, by its number in the shards.
         widths = {width.embedding_dim: width for width in cold_widths(shards)}
         self._width: ColdWidth = widths[embedding_dim]
         first = num_hot_only_batches(shards)

@@ -75,12 +75,14 @@ def faults_of_rebuilt(manifests: Mapping[str, Manifest], rebuilding: Rebuilding)
 def _build_of(made: Manifest, manifests: Mapping[str, Manifest], rebuilding: Rebuilding) -> _Build | None:
     """Return how to build a folder again; None where something that it was made from is not given."""
     resources = replace(rebuilding.resources, progress=silent)
+    # Only `ingest` reads raw files, which must then be given.
     if made.stage == "ingest":
         raw = rebuilding.raw
         return (lambda out: ingest(raw, _ingest_config(made), out, resources)) if raw else None
     if made.stage in ("adopt", "map-ids"):
         return _build_from_other_vocabulary(made, manifests, rebuilding.other_vocabulary, resources)
     config = _CONFIGS[made.stage](made)
+    # All other stages are built from the folders beside them, which are checked by then.
     names = inputs_of(made.stage, config)
     if any(name not in manifests for name in names):
         return None
@@ -132,6 +134,7 @@ _CONFIGS: dict[str, Callable[[Manifest], Any]] = {
 
 
 def _compare(made: Manifest, build: _Build, scratch: Path | None) -> Iterator[str]:
+    # The copy needs as much room as the folder, which is asked for before it is begun.
     num_bytes = sum(entry.num_bytes for entry in made.files)
     with temporary_folder("verify", scratch) as folder:
         refuse_full_disk({made.folder.name: num_bytes}, folder, "--scratch, or --no-rebuild")
@@ -181,6 +184,7 @@ def _first_difference(found: Path, wanted: Path) -> str | None:
         return "its columns have other names or types"
     if sizes[0] != sizes[1]:
         return f"it has {sizes[0]} record batches instead of {sizes[1]}"
+    # Batch by batch and column by column, so that the place of the first difference can be named.
     for number in range(sizes[0]):
         batches = [reader.get_batch(number) for reader in readers]
         for name in schemas[0].names:

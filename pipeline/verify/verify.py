@@ -128,6 +128,7 @@ def _check_totals(manifest: Manifest) -> list[str]:
 
 def _faults_of_totals(manifest: Manifest) -> Iterator[str]:
     totals = TOTALS_OF_STAGE[manifest.stage].of(manifest)
+    # Ids that stand in the totals must be rows of their tables.
     if isinstance(totals, (VocabularyTotals, PlanTotals, ShardsTotals)):
         for table in totals.tables:
             ids = {"oov_id": table.oov_id, "missing_id": table.missing_id}
@@ -141,12 +142,14 @@ def _faults_of_totals(manifest: Manifest) -> Iterator[str]:
 
 def _check_chain(manifest: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
     """The folder holds what it lists, and its inputs are the folders beside it."""
+    # A discarded folder holds its manifest and its mark alone.
     listed = {entry.path for entry in manifest.files} | {MANIFEST}
     if is_discarded(manifest.folder):
         listed = {MANIFEST, MARK}
     for path in paths_in(manifest.folder):
         if path.name not in listed:
             yield f"{path} is no part of the folder: its manifest does not list it"
+    # Where an input is not beside the folder, its fingerprint cannot be checked.
     for made_from in manifest.inputs:
         other = manifests.get(made_from["name"])
         if other is not None and other.fingerprint != made_from.get("fingerprint"):
@@ -162,6 +165,7 @@ def _check_file(entry: FileEntry, manifest: Manifest, manifests: dict[str, Manif
             return [f"{path} is damaged: its checksum is {checksum}, want {entry.xxh3_128}"]
         note_checksum(path, checksum)
         check = check_texts if entry.is_texts else _CHECKS[manifest.stage]
+        # The check of the stage looks into the file; its faults are told with the path.
         return [f"{path}: {fault}" for fault in check(entry, manifest, manifests)]
     except ManifestError as error:
         fault = str(error)
@@ -235,6 +239,7 @@ def _check_lookups(manifests: dict[str, Manifest]) -> Iterator[str]:
                     f"{samples.folder} trains on {table.lookups_train} lookups of {table.name}, "
                     f"vocabulary has {want}"
                 )
+        # All kinds of shards together have the lookups of both parts of the log.
         if shards:
             facts = [ShardFacts.of(shards, entry) for entry in shards.files]
             found = sum(each.lookups.get(table.name, 0) for each in facts)

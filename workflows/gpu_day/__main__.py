@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="few rows and samples: does everything run?")
     parser.add_argument("--commit", default=commit(), help="commit of the code, where git cannot tell")
     chosen = parser.parse_args(arguments)
+    # A part that does not exist is refused before the machine's time is spent.
     wanted = [name for name in chosen.only.split(",") if name]
     unknown = sorted(set(wanted) - {part.name for part in PARTS})
     if unknown:
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     with tempfile.TemporaryDirectory(prefix="hotset-gpu-day-") as scratch:
         result = run_day(parts, settings, chosen.out, Path(scratch), lambda line: print(line, flush=True))
+    # Rows of measurements first, then what was wrong, then how many checks were right.
     for row in result["rows"]:
         print(", ".join(f"{name} {_shown(value)}" for name, value in row.items()))
     wrong = [check for check in result["checks"] if not check["is_right"]]

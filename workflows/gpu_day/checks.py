@@ -51,6 +51,7 @@ def run_tests(settings: PartSettings, records: Records) -> None:
     if not files:
         records.check("tests", False, f"{_ROOT} has no tests that need a GPU")
         return
+    # Without a GPU the tests can at least be collected, which finds what no longer imports.
     if settings.device == "cpu":
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--collect-only", *files]
         found = subprocess.run(command, cwd=_ROOT, check=False)
@@ -65,6 +66,7 @@ def run_tests(settings: PartSettings, records: Records) -> None:
     if not report.exists():
         records.check("tests", False, f"pytest ended with {found.returncode} and wrote no report")
         return
+    # Every test is a check of its own, so that one failure does not hide the others.
     for case in ElementTree.parse(report).iter("testcase"):
         faults = [child for child in case if child.tag in ("failure", "error")]
         skipped = case.find("skipped")
@@ -79,6 +81,7 @@ def compare_bits(settings: PartSettings, records: Records) -> None:
     """Compare the weights of the exact placements with those of all-fast, for every optimizer."""
     for optimizer in get_args(EmbeddingOptimizer):
         assert optimizer in OPTIMIZERS
+        # A staging area that is too small for comfort: rows move at every batch.
         shards = _small_shards(settings, f"bits-{optimizer}", optimizer)
         base = TrainConfig(device=settings.device, staging_bytes=_STAGING_BYTES, placement="all-fast")
         wanted = _weights(shards, base, settings.scratch / f"bits-{optimizer}-all-fast")

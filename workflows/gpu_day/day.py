@@ -82,6 +82,7 @@ def run_day(
         "checks": [],
         "rows": [],
     }
+    # Saved after each part, so that a day that is cut short has a result.
     _save(result, out)
     for part in parts:
         left = settings.seconds - (time.monotonic() - begin)
@@ -96,6 +97,7 @@ def run_day(
 def _run_part(
     part: Part, seconds: float, settings: DaySettings, scratch: Path, result: dict[str, Any]
 ) -> PartResult:
+    # A part that cannot end in the time left is not begun.
     if seconds < _LEAST_SECONDS:
         return PartResult(part.name, "not begun", 0.0, "no time was left")
     records = scratch / f"{part.name}.jsonl"
@@ -114,6 +116,7 @@ def _run_part(
             status = "timeout"
         finally:
             _kill_group(process)
+    # Records of a part that broke are kept as far as they can be read.
     rubbish = _take_records(records, result)
     if rubbish and status == "ok":
         status = "rubbish"
@@ -135,6 +138,7 @@ def _take_records(path: Path, result: dict[str, Any]) -> list[str]:
     if not path.exists():
         return []
     rubbish = []
+    # One record a line; a line that is none is told and skipped.
     for line in path.read_text(errors="replace").splitlines():
         try:
             record = json.loads(line)

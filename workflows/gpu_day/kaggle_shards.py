@@ -64,6 +64,7 @@ def draw_kaggle(num_samples: int, scale: float = 1.0, seed: int = 0) -> KaggleSa
     logits_N = np.empty(num_samples, np.int64)
     labels_N = np.empty(num_samples, np.uint8)
 
+    # Parts of a bounded size, drawn by all cores: a sample depends on its number alone.
     def draw(first: int) -> None:
         part = slice(first, min(first + _PART_SAMPLES, num_samples))
         draw_samples(world, np.uint64(seed), first, ranks_NC[part], logits_N[part], labels_N[part])
