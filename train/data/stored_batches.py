@@ -130,6 +130,7 @@ class _LookupFile:
 
     def read(self, index: int, num_tables: int) -> StoredLookups:
         try:
+            # Each batch is validated before a kernel indexes by it.
             batch = self._get_batch(index)
             batch.validate()
             return stored_lookups(batch, num_tables)

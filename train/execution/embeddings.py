@@ -303,9 +303,11 @@ class Embeddings:
         initializes them once more."""
         with self.transfers.paused():
             counts = self.rows_by_table()
+            # Transfers are paused, so that what was sent and what was done do not change meanwhile.
             num_done = self.transfers.num_done
             for number, transfers in list(self._sent):
                 if number >= num_done:
+                    # Steps that have run have earned their count; those sent ahead will be counted again.
                     break
                 for width, transfer in zip(self.widths, transfers, strict=True):
                     if transfer is not None and transfer.initialize.rows_N.size:
@@ -428,6 +430,7 @@ def _refuse_more_rows_than_memory(
     num_rows = 0
     fast_bytes = 0
     slow_bytes = 0
+    # All tiers that lie in host memory; on a GPU the fast one does not.
     for dim, placement in placements.items():
         fast = placement.fast.num_own_slots + placement.num_staging_slots
         num_rows += sum(placement.num_rows)

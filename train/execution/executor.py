@@ -281,6 +281,8 @@ class Executor:
     def table_parts(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
         """Yield the weights of one table, or its state, in id order, in parts of bounded size where they are
         in a file."""
+        # A table's rows are hot first and cold behind, or all on one tier: whichever tier has the next id is
+        # read.
         next_id = 0
         for tier in (self.slow, self.fast, self.slow):
             first, last = int(tier.layout.first_F[table]), int(tier.layout.last_F[table])
@@ -314,6 +316,7 @@ class Executor:
         if staged_U is None:
             assert num_absent == 0 or plan.in_place or plan.split, "the plan lists too few rows"
             return own_U, own_U
+        # Rows without a slot of their own are those that the plan has staged, in the same order.
         assert num_absent == staged_U.size, "the plan lists too few rows"
         slots_U = own_U.copy()
         slots_U[own_U < 0] = staged_U
@@ -361,6 +364,7 @@ def _copy_out(
     """Copy the rows in some of the slots to the same positions on the host."""
     if positions_N.size == 0:
         return
+    # Only the rows that are on this tier are copied.
     from_N = slots_N[positions_N]
     for rows, target in ((tier.weights_SD, weights_ND), (tier.state_SW, state_NW)):
         if tier.device == _HOST:

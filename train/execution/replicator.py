@@ -38,6 +38,7 @@ class Replicator:
     def copy(self, direction: HotCopy) -> None:
         """Overwrite the hot rows of one tier with those of the other."""
         for on_fast, on_slow in self._slices:
+            # A row and its state move together.
             for fast, slow in (
                 (self._fast.weights_SD, self._slow.weights_SD),
                 (self._fast.state_SW, self._slow.state_SW),

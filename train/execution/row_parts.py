@@ -71,6 +71,7 @@ def restore_rows(embeddings: Embeddings, source: RowsSource, *, are_saved: bool)
 
 def refill_stores(embeddings: Embeddings, source: RowsSource) -> None:
     """Put restored rows of slow tiers in files where their next fetch will find them."""
+    # Only rows in files must be where their next fetch expects them.
     if not any(isinstance(width.executor.slow, SpilledTier) for width in embeddings.widths):
         return
     for width, part in _newest(embeddings, source):

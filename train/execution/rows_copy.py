@@ -124,6 +124,7 @@ class _WidthCopy:
         self._put = put
         self._tables_T = np.array(width.tables, np.int32)
         self._dims = width.embedding_dim, self._fast.state_SW.shape[1]
+        # A part takes as much memory whatever the width of its rows.
         self._capacity = max(part_bytes // (8 + 4 * sum(self._dims)), 1)
         self._spare: deque[_Buffers] = deque(maxlen=_MOST_SPARE)
         self._open: _Buffers | None = None
@@ -158,6 +159,7 @@ class _WidthCopy:
         """Add rows to the open part, and put it whenever it is full."""
         done = 0
         while done < rows_N.size:
+            # A part that was put is written by another thread, so the next one fills other memory.
             if self._open is None:
                 self._open = self._spare.popleft() if self._spare else self._new_buffers()
             own_N = rows_N[done : done + self._capacity - self._count]
@@ -184,6 +186,7 @@ class _WidthCopy:
         is_fast_newest = self.width.executor.is_replica_current
         tiers = (self._slow, self._fast) if is_fast_newest else (self._fast, self._slow)
 
+        # Pieces of fixed size, so that threads share the work evenly.
         def copy_piece(piece: int, _: int) -> None:
             own = slice(piece * _PIECE_ROWS, (piece + 1) * _PIECE_ROWS)
             tables_N = self._name(rows_N[own], target.tables_N[own], target.ids_N[own])
@@ -249,11 +252,13 @@ def _copy_found(
 ) -> None:
     """Copy the rows in slots to the host; those with -1 are left out."""
     for rows, target in ((tier.weights_SD, weights_ND), (tier.state_SW, state_NW)):
+        # An optimizer without state has no columns to copy.
         if rows.shape[1] == 0:
             continue
         if tier.device.type == "cpu":
             copy_found_rows(rows.numpy(), slots_N, target)
             continue
+        # On a device the rows that are there are gathered first, so that one copy brings them all.
         is_here_N = slots_N >= 0
         here = torch.from_numpy(slots_N[is_here_N]).to(tier.device)
         target[is_here_N] = rows.index_select(0, here).cpu().numpy()

@@ -253,6 +253,7 @@ class StepSource:
         """Read a batch for its plan alone."""
         if not self._is_staged(number):
             return
+        # What `transpose` stored has the distinct rows already; otherwise the batch itself is read.
         stored = self._stored(number)
         batch = self._read(number) if stored is None else None
         for width, queue in zip(self._staged, queues, strict=True):

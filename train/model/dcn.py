@@ -81,8 +81,10 @@ class Dcn(DenseModel):
 
     def logits(self, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         bottom = dense_BK if self.bottom is None else self.bottom(dense_BK)
+        # Dense values and all embeddings side by side are what both kinds of layers read.
         first_BN = torch.cat([bottom, *(emb_BFd.flatten(1) for emb_BFd in embeddings)], dim=1)
         crossed_BN = first_BN
+        # Each layer crosses the first inputs with what has been crossed so far.
         for layer in self.cross_layers:
             crossed_BN = layer(first_BN, crossed_BN)
         if self.is_stacked:

@@ -49,6 +49,7 @@ def choose_dense_dtype(wanted: str, device: str, features: frozenset[str]) -> De
     Raises:
         ConfigError: bf16 on a GPU, or on a CPU without instructions for it.
     """
+    # ``auto`` takes the quick type only where it is quick.
     if wanted == "fp32" or (wanted == "auto" and (device != "cpu" or _IS_QUICK not in features)):
         return "fp32"
     if device != "cpu":

@@ -66,12 +66,15 @@ def add_bias_relu_bf16(
     value_N = row_N.view(np.float32)
     for sample in range(outputs_TN.shape[0]):
         bits_N = outputs_TN[sample]
+        # Three loops over a row in place of one: each of them becomes vector instructions.
         for column in range(row_N.size):
             row_N[column] = np.uint32(bits_N[column]) << _HALF
         for column in range(row_N.size):
             value = value_N[column] + bias_N[column]
             value_N[column] = np.float32(0) if value <= np.float32(0) else value
         for column in range(row_N.size):
+            # Adding just below half of the last place, and one more where that place is odd, rounds ties to
+            # even.
             bits = row_N[column]
             bits_N[column] = np.uint16((bits + _ROUND + ((bits >> _HALF) & _ONE)) >> _HALF)
 

@@ -94,6 +94,7 @@ def with_staging(config: TrainConfig, shards: Shards) -> TrainConfig:
     """Fill in the staging budget and the depth that ``config`` leaves open, as `hotset schedule` does."""
     if config.placement not in ("lookahead", "cache"):
         return replace(config, prefetch=MOST_PREFETCH if config.prefetch is None else config.prefetch)
+    # What the user has given is left as it is.
     if config.staging_bytes is not None and config.prefetch is not None:
         return config
     sizes = _sizes(config, shards)
@@ -110,6 +111,7 @@ def staging_slots(config: TrainConfig, shards: Shards) -> dict[int, int]:
     widths = tables_by_width([table.embedding_dim for table in shards.tables])
     optimizer = config.row_optimizer(shards.embedding_optimizer)
     sizes = [row_bytes(dim, optimizer) for dim in widths]
+    # Every width gets slots in proportion to its cold rows.
     num_cold = [
         sum(shards.tables[table].num_rows - shards.tables[table].num_hot for table in tables)
         for tables in widths.values()

@@ -34,6 +34,7 @@ def steps_of(plans: StepPlans, first: int, stop: int) -> StepPlans:
         name = field.name
         if name == "first_step":
             continue
+        # Three kinds of arrays: lists of all steps, the offsets that cut them, and one value for each step.
         values = getattr(plans, name)
         if name in _LISTS:
             offsets = getattr(plans, _LISTS[name])
@@ -62,6 +63,7 @@ def with_residents(plans: StepPlans, residents: Residents) -> StepPlans:
         plans: those of one step at least, the first of an epoch that is run from here on.
         residents: rows in slots before it, and not on the slow tier alone.
     """
+    # What would be written back and is there anyway needs neither.
     written_N = plans.write_back_slots[: plans.write_back_offsets[1]]
     is_kept_N = ~np.isin(residents.slots, written_N)
     rows_N, slots_N = residents.rows[is_kept_N], residents.slots[is_kept_N]

@@ -71,6 +71,7 @@ class Schedule:
         if not (folder / "manifest.json").exists():
             return None
         manifest = Manifest.read(folder)
+        # A schedule that does not fit is no fault: the same plans can be made during training.
         differs = _difference(manifest, shards, config)
         if differs is None:
             _refuse_damage(manifest)
@@ -99,6 +100,7 @@ class Schedule:
         Raises:
             ManifestError: the plans are not what `hotset schedule` writes.
         """
+        # Slots first: plans for another number of them name slots that do not exist.
         width = self._width(embedding_dim, placement)
         if width.num_slots != placement.num_staging_slots:
             return None
@@ -116,7 +118,9 @@ class Schedule:
         whole, single = self._checkers[embedding_dim]
         chunks, residents = found.chunks, found.residents
         with self._refusing_faults(epoch, embedding_dim):
+            # The whole epoch is checked before its first step, each step again with the rows of its batch.
             _check_epoch(whole, found)
+            # A resumed run enters in the middle: its first step loads what was in the slots by then.
             if num_done:
                 single.begin_epoch()
                 for plans in up_to_step(chunks, num_done):
@@ -164,6 +168,7 @@ class Schedule:
             PlanChecker(width.num_rows, width.num_slots),
             PlanChecker(width.num_rows, width.num_slots),
         )
+        # Whether a row is used for the first time follows from all epochs before.
         for earlier in range(epoch):
             found = self._read(earlier, embedding_dim)
             for checker in checkers:

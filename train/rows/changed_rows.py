@@ -77,6 +77,7 @@ def _take_pending(marks_R: NDArray[np.uint8], first: int, rows_N: NDArray[np.int
     count = 0
     row = first
     while row < marks_R.size and count < rows_N.size:
+        # The bit of a row that is to be saved and has not been copied yet.
         if marks_R[row] & 8:
             rows_N[count] = row
             count += 1
@@ -108,6 +109,7 @@ def _take_pending_of(
     count = 0
     for table in range(base_F.size):
         for i in range(first_F1[table], first_F1[table + 1]):
+            # Stored rows count from the beginning of their table.
             row = base_F[table] + rows_U[i]
             if marks_R[row] & 8:
                 rows_N[count] = row

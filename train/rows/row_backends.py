@@ -121,6 +121,7 @@ class NumbaRows:
         state = tier.state_SW.numpy()
         grad = grad_PD.numpy()
         block = BLOCK_SAMPLES * num_features
+        # Sums have a fixed shape: blocks of samples, added within a share, then shares by a binary tree.
         ends = _share_ends(self._shares, grad, num_features)
         levels = num_levels(ends.size)
         num_rows = max(1, _CHUNK_FLOATS // grad.shape[1])
@@ -146,6 +147,7 @@ class NumbaRows:
         ends = _share_ends(self._shares, grad, num_features)
         levels = num_levels(ends.size)
         sums = np.empty((every.size + levels, grad.shape[1]), np.float32)
+        # The same kernel as for an update, of all rows at once and without the step.
         block = BLOCK_SAMPLES * num_features
         slots, shares = np.empty_like(every), np.empty(levels, np.int64)
         row_kernels.sum_gradients(grad, by_bag, every, block, ends, 0, every.size, sums, slots, shares)

@@ -109,12 +109,14 @@ def step_with_torch(
         rates_T: `RowOptimizer.step_rates` of the step.
         root_scales_T: `RowOptimizer.root_scales`.
     """
+    # Rows are gathered, stepped together and scattered: no value leaves the device.
     weights_UD = weights_SD.index_select(0, slots_U)
     if optimizer.decay:
         grad_UD = grad_UD + weights_UD * optimizer.decay
     if optimizer.name == "sgd":
         weights_SD.index_copy_(0, slots_U, weights_UD - grad_UD * rates_T[0])
         return
+    # All others keep a state, which moves with the weights.
     state_UW = state_SW.index_select(0, slots_U)
     if optimizer.name == "adam":
         state_UW, change_UD = _adam(state_UW, grad_UD, rates_T, root_scales_T, optimizer.eps)

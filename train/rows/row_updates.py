@@ -85,6 +85,7 @@ def apply_adagrad(
     for row in range(slots_U.size):
         _ask_for_row(slots_U, row, weights_SD)
         _ask_for_row(slots_U, row, state_SD)
+        # State and weights are read and written once, column by column.
         slot = slots_U[row]
         for column in range(weights_SD.shape[1]):
             gradient = sums_UD[row, column]

@@ -105,6 +105,7 @@ class Tier:
         self.layout = layout
         self.num_slots = layout.num_own_slots + num_staging
         self.device = torch.device(device)
+        # Rows of a limited host may lie in a file of their own.
         if host is None:
             self.weights_SD = torch.empty(self.num_slots, embedding_dim, device=self.device)
             self.state_SW = torch.zeros(self.num_slots, state_width, device=self.device)

@@ -368,9 +368,11 @@ class RowStore:
         buffer = int(self._buckets.buffer_of[bucket])
         if buffer < 0:
             return
+        # The block gets its place now, and its bytes while training goes on.
         number = self._file.allocate()
         self._on_disk[bucket].append(number)
         written = self._writers.submit(self._write, number, buffer)
+        # Writes that have ended need no one to wait for them.
         under_way = {other: write for other, write in self._writing.items() if not write.done()}
         self._writing = under_way | {number: written}
         self._buckets.buffer_of[bucket] = -1

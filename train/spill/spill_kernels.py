@@ -55,6 +55,7 @@ def _find(bounds: NDArray[np.int64], value: int) -> int:
     """Return the last position of ``bounds`` whose number is at most ``value``, but not the very last."""
     low = 0
     high = bounds.size - 1
+    # The answer is always in the range from ``low`` to before ``high``.
     while high - low > 1:
         middle = (low + high) >> 1
         if bounds[middle] <= value:
@@ -154,6 +155,7 @@ def take_places(
     """
     for i in range(places_N.size):
         place = places_N[i]
+        # A place without a row is a fault of the plan, which the caller words.
         if not is_there_A[place]:
             return i
         for column in range(weights_SD.shape[1]):
@@ -226,6 +228,7 @@ def pick_records(
     """
     if wanted_U.size == 0:
         return
+    # Records of a block are in no order, those wanted are: each record is looked for among them.
     for record in range(num_records):
         word = record * record_words
         place = np.int64(words_V[word])

@@ -138,6 +138,7 @@ class SpillMover:
             return
         assert moves.fetches_N is not None, "the plan numbers the fetches"
         fast = self._fast
+        # On the host the store fills the slots itself.
         if fast.device.type == "cpu":
             weights_SD, state_SW = fast.weights_SD.numpy(), fast.state_SW.numpy()
             self._slow.store.take(moves.fetches_N, weights_SD, state_SW, moves.slots_N)
