@@ -51,6 +51,7 @@ class CudaDevice:
         if tensor.numel() == 0:
             return
         cudart = cast(Any, torch.cuda.cudart())  # type: ignore[no-untyped-call]
+        # The pages stay where they are; from here on the GPU may copy from them by itself.
         status = cudart.cudaHostRegister(tensor.data_ptr(), tensor.numel() * tensor.element_size(), 0)
         if int(status) != 0:
             raise RuntimeError(

@@ -138,10 +138,12 @@ class LateDevice:
                 assert stream == "compute", "only compute is recorded"
                 self._recording.append(work)
                 return
+            # A stream is a queue: what is queued runs later, in any order that its events allow.
             self._queues[stream].append(work)
             self._num_calls += 1
             if self._num_calls % _CALLS_UNTIL_OTHER_SLOW == 0:
                 self._slow = self._random.choice(STREAMS)
+            # Sometimes nothing runs and sometimes much, so that hosts that wait too little are found.
             for _ in range(self._random.randint(0, _MOST_AT_ONCE)):
                 if not self._ready():
                     return
@@ -160,6 +162,7 @@ class LateDevice:
         ready = self._ready()
         if not ready:
             raise RuntimeError("the streams wait for each other, or for an event that was never recorded")
+        # One stream lags behind the others for a while, which is how most races show.
         if len(ready) > 1 and self._slow in ready and self._random.random() < _SLOW_SHARE:
             ready.remove(self._slow)
         entry = self._queues[self._random.choice(ready)].popleft()

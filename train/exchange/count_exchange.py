@@ -64,6 +64,7 @@ def count_exchange(epoch: RankedEpoch, embedding_dim: int, state_width: int) -> 
         embedding_dim: numbers of a row's vector.
         state_width: numbers of its optimizer state.
     """
+    # Three ways to give rows a home, each followed over the same epoch, and the least that any could send.
     striped = striped_homes(epoch.num_rows, epoch.num_ranks)
     by_use = _homes_by_use(epoch)
     begin = time.thread_time()
@@ -93,6 +94,7 @@ def plan_homes(epoch: RankedEpoch, embedding_dim: int, state_width: int) -> Home
     costs = move_costs(embedding_dim, state_width)
     order = np.arange(epoch.offsets.size - 1)
     most_rows = max(1, _RANGE_BYTES // (_VALUE_BYTES * epoch.num_ranks))
+    # A range of rows at a time: the costs of all rows would not fit in memory.
     for first_row in range(0, epoch.num_rows, most_rows):
         num_rows = min(most_rows, epoch.num_rows - first_row)
         part = RowRange(first_row, np.zeros((num_rows, epoch.num_ranks), np.int16))

@@ -88,6 +88,7 @@ class RankReader:
         self._num_shares = num_shares or num_ranks
         self._reader = IdReader(shards.tables, chosen)
         self._first_key_F1 = np.cumsum([0, *(shards.tables[table].num_rows for table in chosen)])
+        # The kernels trust these numbers, so they are tried here once.
         try:
             mask_type(num_ranks)
             ranks_of_samples(0, shards.batch_size, self._num_shares, num_ranks)
@@ -126,6 +127,7 @@ def read_epoch(reader: RankReader, order: Iterable[int]) -> RankedEpoch:
     striped = striped_homes(reader.num_rows, reader.num_ranks)
     num_samples = 0
     remote_lookups = 0
+    # A batch is forgotten as soon as its rows and their ranks are known.
     for number in order:
         batch = reader.read(number)
         keys.append(batch.keys_U)

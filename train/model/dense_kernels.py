@@ -99,6 +99,7 @@ def mask_by_relu_bf16(
     for sample in range(grad_TN.shape[0]):
         bits_N = grad_TN[sample]
         output_N = outputs_TN[sample]
+        # Where the output was 0, no gradient passes; the others are widened to be summed.
         for column in range(row_N.size):
             bits = np.uint16(0) if output_N[column] == 0 else bits_N[column]
             bits_N[column] = bits
@@ -159,6 +160,7 @@ def last_layer_gradients(
     """
     weight_grad_N[:] = 0
     bias_grad_1[0] = 0
+    # A serial sum over the samples of the tile: the tree over tiles keeps the error of long sums small.
     for sample in range(grad_T.size):
         grad = grad_T[sample]
         hidden_N = hidden_TN[sample]

@@ -135,6 +135,7 @@ class TiledStep:
 
     def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         self._round_weights()
+        # The same tiles as in training, so that a batch has the same logits in both.
         bounds = tile_bounds(batch.num_samples)
         logit_B = torch.empty(batch.num_samples)
 

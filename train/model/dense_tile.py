@@ -156,10 +156,12 @@ class DenseTile:
 
     def _project(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the (T, F, D) embeddings of all tables in their order, those of other widths projected."""
+        # With one width for all tables there is nothing to project, and nothing is copied.
         if not self._widths:
             (emb_TFD,) = embeddings
             return emb_TFD
         joined_TFD = self._embeddings[: embeddings[0].shape[0]]
+        # The tables of one width form a batch of matrices, so one product serves them all.
         for (dim, tables), emb_TFd in zip(self._widths.items(), embeddings, strict=True):
             map_FdD = self._map(dim, self._weights)
             emb_TFD = emb_TFd

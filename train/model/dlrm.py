@@ -117,6 +117,7 @@ class Projections(nn.Module):
         self._widths = tables_by_width(shape.table_dims)
         self._num_tables = shape.num_tables
         self.maps = nn.ParameterDict()
+        # A projection for each width but the common one, drawn so that variances stay as they are.
         for dim, tables in self._widths.items():
             if dim != shape.embedding_dim:
                 weight_FdD = torch.empty(len(tables), dim, shape.embedding_dim)

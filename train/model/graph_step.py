@@ -138,6 +138,7 @@ class GraphTiles:
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
         # Tiles depend on the samples and shares alone: any number of threads gives the same bits.
+        # Tiles follow from the batch and the shares alone, so any number of threads gives the same bits.
         tiles = BatchTiles(self._shares, batch.num_samples)
         bounds = tiles.bounds
         self._gradients.make_room(len(bounds))

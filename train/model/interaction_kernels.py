@@ -160,10 +160,12 @@ def _gradients_of_vectors(
             at_1 = at_0 + width
             at_2 = at_1 + width
             at_3 = at_2 + width
+            # The four own vectors and their sums stay in registers while the others pass by.
             own_0 = load(vectors_N, at_0)
             own_1 = load(vectors_N, at_1)
             own_2 = load(vectors_N, at_2)
             own_3 = load(vectors_N, at_3)
+            # Pairs are numbered by their later vector, so each of the four has a run of its own.
             pair_1 = pair + vector
             pair_2 = pair_1 + vector + one
             pair_3 = pair_2 + vector + rows - np.uint64(2)
@@ -171,6 +173,7 @@ def _gradients_of_vectors(
             sum_1 = zeros()
             sum_2 = zeros()
             sum_3 = zeros()
+            # Both ends of each pair: the four get what passes by, and what passes by gets the four.
             for other in range(vector):
                 at = other * width + part
                 vector_of_other = load(vectors_N, at)
@@ -204,6 +207,7 @@ def _gradients_of_vectors(
             sum_1 = multiply_add(grad, own_3, sum_1)
             sum_3 = multiply_add(grad, own_1, sum_3)
             grad = grad_K[pair_3 + vector + one + one]
+            # Each of the four is stored once, with the last of the pairs among them.
             store(sums_N, at_0, sum_0)
             store(sums_N, at_1, sum_1)
             store(sums_N, at_2, multiply_add(grad, own_3, sum_2))
@@ -249,6 +253,7 @@ def interact_backward(
         Serial sums over at most V products that are not rounded, in the same order on every CPU:
         ``V * 2**-24`` of the sum of magnitudes.
     """
+    # Sizes once, as the forward kernel has them.
     dim = emb_TFD.shape[2]
     num_vectors = vectors_VW.shape[0]
     num_pairs = num_vectors * (num_vectors - 1) // 2
@@ -263,6 +268,7 @@ def interact_backward(
         for column in range(num_passed):
             sums_VW[0, column] = row_P[column]
         _gradients_of_vectors(row_P[num_passed : num_passed + num_pairs], vectors_VW, sums_VW)
+        # Gradients leave the padded workspace for arrays of the real width.
         if num_first:
             target_D = bottom_grad_TD[sample]
             source_D = sums_VW[0, :dim]

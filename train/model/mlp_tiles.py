@@ -78,8 +78,10 @@ class Fp32Mlp:
     ) -> None:
         self._layers = layers
         self._weights_KN = [weights[layer.weight] for layer in layers]
+        # Transposed views for the backward pass: torch multiplies them without a copy.
         self._weights_NK = [weight_KN.t() for weight_KN in self._weights_KN]
         self._biases_N = [weights[layer.bias].numpy() for layer in layers]
+        # Memory for the largest tile, of which smaller tiles use the front.
         self._outputs = [torch.empty(most_samples, layer.num_outputs) for layer in layers]
         self._input_grads = [torch.empty(most_samples, layer.num_inputs) for layer in layers]
         self._memory = self._memory_for(most_samples)
@@ -107,12 +109,14 @@ class Fp32Mlp:
     def backward(
         self, grad_TN: torch.Tensor, gradients: Mapping[str, torch.Tensor], *, to_inputs: bool
     ) -> torch.Tensor | None:
+        # From the last layer to the first: through the ReLU, then to the weights, then to the inputs.
         for number in reversed(range(len(self._layers))):
             layer = self._layers[number]
             memory = self._memory[number]
             mask_by_relu(grad_TN.numpy(), memory.outputs, gradients[layer.bias].numpy())
             inputs_KT = self._memory[number - 1].outputs_NT if number else self._inputs_TK.t()
             torch.mm(inputs_KT, grad_TN, out=gradients[layer.weight])
+            # Nothing below the first layer needs a gradient where its inputs are data.
             if number == 0 and not to_inputs:
                 return None
             torch.mm(grad_TN, self._weights_NK[number], out=memory.input_grad_TK)
@@ -145,6 +149,7 @@ class Bf16Mlp:
         self._biases_N = [weights[layer.bias].numpy() for layer in layers]
         self._activations = buffers([layers[0].num_inputs, *(layer.num_outputs for layer in layers)])
         self._gradients = buffers([layers[0].num_inputs, *(layer.num_outputs for layer in layers)])
+        # Products in bf16 are kept apart, because the gradients themselves are float32.
         self._weight_grads = [torch.empty_like(weight_KN) for weight_KN in self._weights_KN]
         self._rows_N = [np.empty(layer.num_outputs, np.uint32) for layer in layers]
         self._outputs = torch.empty(most_samples, layers[-1].num_outputs)
@@ -152,6 +157,7 @@ class Bf16Mlp:
 
     def forward(self, inputs_TK: torch.Tensor) -> torch.Tensor:
         num_samples = inputs_TK.shape[0]
+        # Rounded once on the way in; between layers the numbers stay in bf16.
         current_TK = self._activations[0][:num_samples]
         current_TK.copy_(inputs_TK)
         for number, weight_KN in enumerate(self._weights_KN):

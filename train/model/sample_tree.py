@@ -63,6 +63,7 @@ def add_tiles(
     """
     num_tiles = tiles_LN.shape[0]
     for start in range(first, stop, workspace_LC.shape[1]):
+        # Parts of columns that fit in a cache with all levels of the tree.
         width = min(workspace_LC.shape[1], stop - start)
         target_C = sums_N[start : start + width]
         # The tiles themselves are the leaves, read once; every other level is in the workspace.
@@ -76,6 +77,7 @@ def add_tiles(
                     sum_C[column] = left_C[column] + right_C[column]
             else:
                 sum_C[:] = left_C
+        # Each level takes half the room of the one below, in place: a sum never overtakes its terms.
         while num_sums > 1:
             num_pairs = num_sums // 2
             for pair in range(num_pairs):
@@ -84,6 +86,7 @@ def add_tiles(
                 sum_C = workspace_LC[pair, :width]
                 for column in range(width):
                     sum_C[column] = left_C[column] + right_C[column]
+            # The last one of an odd number has no partner, and goes up as it is.
             if num_sums % 2:
                 workspace_LC[num_pairs, :width] = workspace_LC[num_sums - 1, :width]
             num_sums = num_pairs + num_sums % 2

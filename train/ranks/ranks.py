@@ -112,6 +112,7 @@ def refuse_other_plans(ranks: Ranks, fingerprint: bytes) -> None:
         RankError: it differs somewhere; every rank raises, and names those that differ from rank 0.
     """
     assert len(fingerprint) == FINGERPRINT_BYTES
+    # Every rank gets all fingerprints and decides alike, so that none waits for one that has raised.
     found = ranks.gather(torch.frombuffer(bytearray(fingerprint), dtype=torch.uint8))
     others = [str(rank) for rank, each in enumerate(found) if not torch.equal(each, found[0])]
     if others:

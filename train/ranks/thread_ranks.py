@@ -35,6 +35,7 @@ class _Mailboxes:
 
     def take(self, source: int, target: int) -> torch.Tensor:
         waited = 0.0
+        # Short waits in turn, since a rank that ends may leave its last message behind.
         while True:
             try:
                 return self._boxes[source, target].get(timeout=_POLL_SECONDS)

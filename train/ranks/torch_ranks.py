@@ -77,6 +77,7 @@ def join_ranks(backend: str = "gloo", timeout_seconds: float = 60.0) -> Ranks:
         ConfigError: this process was not launched as a rank.
         RankError: the others do not come.
     """
+    # Torch itself would wait for minutes for processes that were never started.
     missing = [name for name in _VARIABLES if not os.environ.get(name)]
     if missing:
         raise ConfigError(

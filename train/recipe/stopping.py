@@ -54,6 +54,7 @@ class Stopping:
         """Take note of an evaluation of the validation part; return whether it is the best so far."""
         options = self._options
         score = scores.auc if options.best_by == "auc" else scores.log_loss
+        # Without a score, as where all labels are equal, nothing is decided.
         if score is None:
             return False
         score = score if options.best_by == "auc" else -score
@@ -63,6 +64,7 @@ class Stopping:
             self.num_without_progress = 0
         else:
             self.num_without_progress += 1
+        # The first reason found is kept: an evaluation may give several.
         if options.stop_at_auc is not None and scores.auc is not None and scores.auc >= options.stop_at_auc:
             reached = f"AUC {scores.auc:.6f} has reached --stop-at-auc {options.stop_at_auc}"
             self.reason = self.reason or reached
@@ -90,6 +92,7 @@ class Stopping:
             "num_without_progress": (int,),
             "reason": (str, type(None)),
         }
+        # Types are checked before anything is set, so that a damaged state changes nothing.
         for name, allowed in (kinds | {"seconds": (float,)}).items():
             if type(state[name]) not in allowed:
                 raise ValueError(f"{name} is {state[name]!r}")

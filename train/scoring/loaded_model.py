@@ -80,6 +80,7 @@ class LoadedModel:
         model.load_state_dict(
             {name: read_finite(run, weights, f"{DENSE_PREFIX}{name}") for name in model.state_dict()}
         )
+        # All rows in memory where they fit, because reading them for each batch is far slower.
         num_bytes = sum(4 * table.num_rows * table.embedding_dim for table in tables)
         room = _room_for_rows(num_bytes) if slow_bytes is None else slow_bytes
         if room is None or num_bytes <= room:
@@ -117,10 +118,12 @@ def _rows_in_file(
     threads: WorkThreads,
     room_bytes: int,
 ) -> Embeddings:
+    # Rows are checked while they are read in parts: they will not all be in memory at once.
     for table in tables:
         refuse_not_finite(run, weights, table.name)
     widths = tables_by_width([table.embedding_dim for table in tables])
     chosen = {dim: [tables[number] for number in numbers] for dim, numbers in widths.items()}
+    # The memory is divided among widths by the bytes of their rows.
     sizes = {dim: dim * sum(table.num_rows for table in of_width) for dim, of_width in chosen.items()}
     tiers = {
         dim: SavedTier(of_width, dim, weights, room_bytes * sizes[dim] // sum(sizes.values()))

@@ -93,6 +93,7 @@ class RunPredictor:
         Raises:
             InputError: a line does not match the schema.
         """
+        # Parsing and encoding run ahead in a thread while batches are scored.
         encoded = encode_parts(parts, source, self._encoder, self._threads)
         ahead = BackgroundIterator(_batches(encoded, self._batch_size), _BATCHES_AHEAD, "samples")
         held: dict[int, Batch] = {}
@@ -101,6 +102,7 @@ class RunPredictor:
             with embeddings.rows_written_back(), torch.no_grad():
                 for step in embeddings.evaluation_steps(_numbered(ahead, held), held.__getitem__):
                     logit_B = self._model.dense.predict(step.batch, embeddings.look_up(step)).numpy()
+                    # A batch that was scored is let go, so memory does not grow with the log.
                     del held[step.number]
                     if np.isnan(logit_B).any():
                         raise HotsetError(
