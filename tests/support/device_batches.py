@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hotset.pipeline.formats.lookup_files import lookup_batch, lookup_schema, stored_lookups
 from hotset.stats.batches.batch_lookups import of_matrix
 from hotset.stats.batches.lookups_by_row import LookupsByRow, group_lookups
+from hotset.stats.batches.stored_lookups import LONG_LOOKUPS
 from hotset.train.gpu_kernels.batch_lists import (
     BatchLists,
     BatchRoom,
@@ -26,6 +27,10 @@ from hotset.train.rows.tiers import Layout
 
 POISON = 0x7F7F7F7F
 """An integer that lies outside of everything, and of whose bits a float32 of 3e38 is made."""
+
+
+GUARD = 7.0
+"""What lies before rows: where a kernel writes that takes a slot of -1 for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +57,12 @@ def draw_batch(
     rng: np.random.Generator,
     *,
     num_padding: int = 0,
+    absent_share: float = 0.1,
     device: torch.device | None = None,
 ) -> DrawnBatch:
     """Make the batch of these ids: rows below ``num_hot`` live on the fast tier, the others are staged.
 
-    One in ten of the staged rows has no slot.
+    Of the staged rows ``absent_share`` have no slot.
     """
     device = device or torch.device("cpu")
     num_samples, num_tables = ids_BF.shape
@@ -66,12 +72,14 @@ def draw_batch(
     slots_U, num_staged = layout.slots_of(by_row)
     is_staged = slots_U < 0
     staged = rng.permutation(num_staged).astype(np.int32) + np.int32(layout.num_own_slots)
-    staged[rng.random(num_staged) < 0.1] = -1
+    staged[rng.random(num_staged) < absent_share] = -1
     slots_U[is_staged] = staged
     tables_U = np.repeat(np.arange(num_tables), np.diff(by_row.first_F1))
     staged_of_table = np.bincount(tables_U[is_staged], minlength=num_tables)
 
-    room = BatchRoom(num_samples + num_padding, num_tables, by_row.num_rows + 5, 40, num_staged + 3)
+    num_long = int(np.count_nonzero(by_row.counts_U > LONG_LOOKUPS))
+    num_long += 2 * (num_long > 0)
+    room = BatchRoom(num_samples + num_padding, num_tables, by_row.num_rows + 5, num_long, num_staged + 3)
     lists = _stored_lists(ids_BF, num_rows, room, device)
     _fill(lists.staged_C, staged)
     _fill(lists.staged_offsets_F1, np.concatenate([[0], np.cumsum(staged_of_table)]))
@@ -100,12 +108,22 @@ def draw_ids(num_samples: int, num_tables: int, num_rows: int, rng: np.random.Ge
 def draw_rows(
     optimizer: RowOptimizer, num_slots: int, dim: int, rng: np.random.Generator, device: torch.device
 ) -> RowTensors:
-    """Draw rows and a state such as their optimizer leaves."""
+    """Draw rows and a state such as their optimizer leaves; before the first lies `GUARD`."""
     weights = rng.normal(size=(num_slots, dim)).astype(np.float32)
     state = np.square(rng.normal(size=(num_slots, optimizer.state_width(dim)))).astype(np.float32)
     if optimizer.name == "adam":
-        state[:, -1] = rng.integers(0, 400, num_slots)
-    return RowTensors(torch.from_numpy(weights).to(device), torch.from_numpy(state).to(device))
+        # The corrections for bias end after 172 and 18,010 steps.
+        state[:, -1] = rng.choice([0, 1, 170, 400, 30_000], num_slots)
+    return RowTensors(*(_guarded(torch.from_numpy(values).to(device)) for values in (weights, state)))
+
+
+def is_guarded(rows: RowTensors) -> bool:
+    """Whether nothing was written before the rows."""
+    return all(bool((each._base[0] == GUARD).all()) for each in rows if each._base is not None)
+
+
+def _guarded(values: torch.Tensor) -> torch.Tensor:
+    return torch.cat([torch.full_like(values[:1], GUARD), values])[1:]
 
 
 def numbers_of(optimizer: RowOptimizer, device: torch.device) -> StepNumbers:

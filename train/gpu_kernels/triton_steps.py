@@ -87,21 +87,21 @@ def _sum(
     num_long, num_blocks, _ = partials_LKD.shape
     sizes = _sizes(dim)
     num_long_1 = lists.long_offsets_F1[-1:]
-    if num_long:
-        parts = num_long * triton.cdiv(num_blocks, sizes["R"])
-        _sum_blocks[(num_programs(parts, device),)](
-            lists.num_samples_1,
-            num_long_1,
-            decoded.long_rows_L,
-            decoded.starts_U1,
-            lists.order_N,
-            grad_BFD,
-            partials_LKD,
-            num_blocks,
-            F=num_tables,
-            **sizes,
-            **EXACT,
-        )
+    # Without a long list, too: what a step launches first is all it ever launches, and can be recorded then.
+    parts = num_long * triton.cdiv(num_blocks, sizes["R"])
+    _sum_blocks[(num_programs(parts, device),)](
+        lists.num_samples_1,
+        num_long_1,
+        decoded.long_rows_L,
+        decoded.starts_U1,
+        lists.order_N,
+        grad_BFD,
+        partials_LKD,
+        num_blocks,
+        F=num_tables,
+        **sizes,
+        **EXACT,
+    )
     num_rows = decoded.slots_U.numel()
     _sum_rows[(num_programs(triton.cdiv(num_rows, sizes["R"]), device),)](
         lists.num_samples_1,
@@ -115,19 +115,18 @@ def _sum(
         **sizes,
         **EXACT,
     )
-    if num_long:
-        long_sizes = sizes | {"R": floor_of(128, sizes["DP"]), "num_warps": 1}
-        _add_blocks[(num_programs(triton.cdiv(num_long, long_sizes["R"]), device),)](
-            lists.num_samples_1,
-            num_long_1,
-            decoded.long_rows_L,
-            decoded.slots_U,
-            partials_LKD,
-            num_blocks,
-            **rule,
-            **long_sizes,
-            **EXACT,
-        )
+    long_sizes = sizes | {"R": floor_of(128, sizes["DP"]), "num_warps": 1}
+    _add_blocks[(num_programs(triton.cdiv(num_long, long_sizes["R"]), device),)](
+        lists.num_samples_1,
+        num_long_1,
+        decoded.long_rows_L,
+        decoded.slots_U,
+        partials_LKD,
+        num_blocks,
+        **rule,
+        **long_sizes,
+        **EXACT,
+    )
 
 
 def _sizes(dim: int) -> dict[str, int]:

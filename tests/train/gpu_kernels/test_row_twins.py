@@ -19,6 +19,7 @@ from hotset.tests.support.device_batches import (
     draw_batch,
     draw_ids,
     draw_rows,
+    is_guarded,
     numbers_of,
     poisoned,
 )
@@ -98,6 +99,7 @@ def assert_steps_as_numba(
     step_with_numba(optimizer, weights, state, slots, sums)
     np.testing.assert_array_equal(rows.weights_SD.cpu().numpy(), weights)
     np.testing.assert_array_equal(rows.state_SW.cpu().numpy(), state)
+    assert is_guarded(rows)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -119,6 +121,7 @@ def test_rows_are_gathered_by_their_slots(
 ) -> None:
     batch = drawn(shape, rng, device, engine)
     weights = draw_rows(RowOptimizer("sgd", 0.1), batch.num_slots, 10, rng, device).weights_SD
+    batch.decoded.slots_BF[shape[0] :] = 0
     vectors_BFD = poisoned(torch.empty(batch.room.num_samples, shape[1], 10, device=device))
     kernel_of("gather_rows", engine)(weights, batch.decoded.slots_BF, batch.lists.num_samples_1, vectors_BFD)
     wanted = np.zeros(vectors_BFD.shape, np.float32)
@@ -143,9 +146,11 @@ def test_a_step_gives_the_bits_of_numba(
 def test_rows_with_long_lists_take_the_same_steps(
     name: str, engine: str, device: torch.device, rng: np.random.Generator
 ) -> None:
-    ids_BF = np.minimum(draw_ids(600, 2, 50, rng), 3)
-    batch = decoded(draw_batch(ids_BF, np.array([2, 4]), rng, num_padding=50, device=device), engine)
-    assert int(batch.lists.long_offsets_F1[-1]) == 2
+    ids_BF = rng.choice(4, (600, 2), p=[0.48, 0.49, 0.02, 0.01]).astype(np.int32)
+    drawn = draw_batch(ids_BF, np.array([0, 4]), rng, num_padding=50, absent_share=0.6, device=device)
+    batch = decoded(drawn, engine)
+    is_absent = batch.slots_U[batch.by_row.counts_U > LONG_LOOKUPS] < 0
+    assert sorted(is_absent.tolist()) == [False, False, False, True]
     assert_steps_as_numba(batch, 16, RowOptimizer(name, 0.03), engine, rng)
 
 
