@@ -28,6 +28,7 @@ test: $(STAMP)
 KERNELS := $(shell grep -rlE '^@(inlined_)?kernel' --include='*.py' pipeline/raw train)
 KERNEL_TESTS := tests/stats $(wildcard $(foreach path,$(KERNELS),tests/$(dir $(path))test_$(notdir $(path))))
 test-long: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[onnx]'
 	$(PYTEST) -m slow
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "not slow" -W ignore::RuntimeWarning $(KERNEL_TESTS)
 

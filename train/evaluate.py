@@ -13,6 +13,7 @@ from .predict import Predictor
 from .run_config import RunConfig
 from .run_folder.run_files import CONFIG, WEIGHTS
 from .run_folder.run_reader import read_config, read_manifest, read_weights, refuse_changed_files
+from .run_folder.weights_file import Weights
 from .scoring.loaded_model import LoadedModel
 from .trainer_building.devices import set_threads
 
@@ -23,6 +24,7 @@ def evaluate(
     *,
     slow_bytes: int | None = None,
     model_source: ModelSource | None = None,
+    weights: Weights | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RunQuality:
     """Predict the test and validation parts of ``shards`` with the weights of ``run``, on the host.
@@ -31,6 +33,7 @@ def evaluate(
         slow_bytes: memory for embedding rows; if not all fit, those of some batches at a time are read from
             the file of weights. None: as much as there is.
         model_source: makes the module of a user; None imports the class that the run records.
+        weights: weights to score in place of those of the run, of the same names and shapes.
         progress: called after each batch with the samples so far and their number in all.
 
     Raises:
@@ -39,7 +42,7 @@ def evaluate(
     """
     # Cheap checks before anything is hashed.
     config = read_config(run)
-    weights = read_weights(run)
+    weights = read_weights(run) if weights is None else weights
     opened = Shards.open(shards)
     refuse_other_tables(config, opened)
     # A run may have had another budget than its shards, and its scores of hot samples are by its own rows.

@@ -29,6 +29,7 @@ _AFTER_INTERRUPTION = {
     "train": "the steps so far are kept in the checkpoint of --out, unless those are off",
     "evaluate": "nothing was written",
     "predict": "nothing was written",
+    "export": "nothing was written",
     "stats": "nothing was written",
     "advise": "nothing was written",
     "verify": "nothing was written",

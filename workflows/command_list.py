@@ -26,6 +26,7 @@ COMMANDS = {
     "train": ("train_commands", "train a model on shards"),
     "evaluate": ("train_commands", "evaluate a trained run"),
     "predict": ("predict_command", "predict the probability of a click for every line of a raw log"),
+    "export": ("export_command", "write a run as files that serve it without hotset"),
     "runs": ("runs_command", "compare the runs of a folder"),
     "completion": ("completion_command", "print a script that completes commands and options in a shell"),
     "bench": ("bench_command", "run benchmarks against named baselines"),

@@ -60,11 +60,14 @@ def run_on_lists(folder: Path, *, format: str = "csv", seed: int = 0, **settings
 
 
 def prepared_lists(folder: Path, *, format: str = "csv", seed: int = 0) -> ScoredRun:
-    """A log of texts, numbers and lists whose tables have two widths, preprocessed; lists may be missing."""
+    """A log of texts, numbers and lists whose tables have two widths, preprocessed; lists may be missing.
+
+    The text "a" is another one for each seed, so that two logs have categories of their own.
+    """
     rng = np.random.default_rng(seed)
     write = write_csv if format == "csv" else write_parquet
     sizes = {"train": 150, "test": NUM_EVALUATION}
-    logs = {name: _tamed(draw_log(size, KINDS, rng)) for name, size in sizes.items()}
+    logs = {name: _tamed(draw_log(size, KINDS, rng), seed) for name, size in sizes.items()}
     paths = [write(folder / f"{name}.{format}", log) for name, log in logs.items()]
     schema = schema_text(logs["test"], format=format)
     config = PreprocessConfig(
@@ -97,12 +100,18 @@ def run_on_criteo(folder: Path, **settings: Any) -> ScoredRun:
     return _trained(ScoredRun(folder / "run", folder / "data", paths[1]), **settings)
 
 
-def _tamed(log: Log) -> Log:
+def _tamed(log: Log, seed: int) -> Log:
     """The log with dense values under no transform cut to [-2, 2]: others make logits of any size."""
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, list):
+            return [renamed(element) for element in value]
+        return f"a{seed}" if value == "a" else value
+
     cut = [kind in ("raw", "whole") for kind in log.kinds.values()]
     rows = [
         tuple(
-            max(-2, min(2, value)) if is_cut and value is not None else value
+            max(-2, min(2, value)) if is_cut and value is not None else renamed(value)
             for value, is_cut in zip(row, cut, strict=True)
         )
         for row in log.rows

@@ -38,7 +38,7 @@ FLOORS = {
     "train": (
         "fit",
         "run",
-        "run_results",
+        "run_results exporting",
         "evaluate resuming",
         "scoring",
         "trainer_building advice",

@@ -7,7 +7,6 @@ such a run predicts alone, wherever it is moved. One that was trained on shards 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,8 +52,7 @@ class RunVocabulary:
         else:
             raise ConfigError(
                 f"{run} keeps no vocabulary: there was none beside the shards it was trained on",
-                hint=f"name the folder that preprocess wrote: "
-                f"`hotset predict {shlex.quote(str(run))} LOG --out FILE --vocabulary DIR`",
+                hint="name the folder that preprocess wrote: --vocabulary DIR",
             )
         if folder.stage not in _STAGES:
             raise ManifestError(f"{folder.folder} holds the stage {folder.stage!r}, want a vocabulary")

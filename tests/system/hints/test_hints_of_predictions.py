@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
+
+import pytest
 
 from hotset.tests.support.hints import Shell, follows
 
@@ -26,9 +29,9 @@ def test_a_line_that_does_not_fit_is_fixed(shell: Shell) -> None:
 def test_the_vocabulary_is_given_to_a_run_on_shards_alone(shell: Shell) -> None:
     shutil.copytree("data/shards", "alone/shards")
     shell.works("train", "alone", "--threads", "1", "--out", "bare")
-    hint = shell.refused("predict", "bare", "log.tsv", "--out", "scores.parquet")
-    shell.obey(hint, LOG="log.tsv", FILE="scores.parquet", DIR="data")
-    assert Path("scores.parquet").exists()
+    command = ("predict", "bare", "log.tsv", "--out", "scores.parquet")
+    assert shell.refused(*command) == "name the folder that preprocess wrote: --vocabulary DIR"
+    shell.works(*command, "--vocabulary", "data")
 
 
 @follows("train/scoring/run_vocabulary.py::RunVocabulary.open#2", "train/scoring/run_vocabulary.py::_tables")
@@ -42,3 +45,22 @@ def test_the_vocabulary_of_another_log_is_not_taken(shell: Shell) -> None:
         command = ("predict", run, "log.tsv", "--out", f"{run}.parquet", "--vocabulary")
         assert shell.refused(*command, "other") == "name the folder whose shards the run was trained on"
         shell.works(*command, "data")
+
+
+@pytest.mark.slow
+@follows("train/exporting/export_changes.py::_refuse_other_tables")
+def test_a_run_of_other_tables_is_exported_as_a_whole(shell: Shell) -> None:
+    shell.works("preprocess", "log.tsv", "--out", "wide", "--embedding-dim", "8", "--workers", "1")
+    shell.works("train", "wide", "--threads", "1", "--out", "other")
+    command = ("export", "other", "--out", "exported")
+    assert shell.refused(*command, "--since", "run") == "export the run as a whole: leave --since out"
+    shell.works(*command)
+
+
+@pytest.mark.slow
+@follows("train/exporting/export_run.py::_refuse_missing_onnx")
+def test_an_extra_is_installed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    hint = shell.refused("export", "run", "--out", "exported", "--onnx")
+    assert "-m pip install" in hint and hint.endswith("[onnx]'")
+    shell.works("export", "run", "--out", "exported")

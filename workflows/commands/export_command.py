@@ -1,0 +1,101 @@
+"""``hotset export``: a run as files that serve it without hotset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from ...pipeline.errors import ConfigError
+from ...train.options.export_config import ExportConfig
+from ..console import print_json, progress_bars, say, stdout_console
+from ..options import command_options, config_of, parse_options
+from .train_commands import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Files:
+    """Options of ``hotset export``."""
+
+    run: Run
+    """Folder that `train --out` created."""
+
+    out: Path
+    """New folder for the exported files."""
+
+    since: Path | None = None
+    """Run whose rows a server has: only what changed since is written, by category."""
+
+    evaluate: Path | None = None
+    """Folder that `preprocess --out` created: its evaluation part shows what --row-type costs."""
+
+    vocabulary: Path | None = None
+    """Folder that `preprocess --out` created, for a run that was trained on shards alone."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+
+ExportCommand = command_options(ExportConfig, _Files)
+
+
+def run(command: str, arguments: Sequence[str]) -> int:
+    """Run ``hotset export``."""
+    options = parse_options(
+        ExportCommand,
+        arguments,
+        command=command,
+        description="Write a run as files that serve it without hotset.",
+    )
+    if options.since is not None and options.onnx:
+        raise ConfigError("changes have no graph: --onnx is for a whole export")
+    # torch takes a second and more to import: not before the options are known to be right.
+    from ...train.exporting.export_changes import export_changes
+    from ...train.exporting.export_run import export_run
+    from ...train.exporting.row_cost import score_packed_rows
+
+    config = config_of(ExportConfig, options)
+    report: dict[str, Any] = {"out": str(options.out)}
+    with progress_bars():
+        if options.since is None:
+            export_run(options.run, options.out, config, vocabulary=options.vocabulary)
+        else:
+            changes = export_changes(
+                options.run, options.since, options.out, config, vocabulary=options.vocabulary
+            )
+            names = ("num_rows", "num_new", "num_changed", "num_gone")
+            report["changes"] = {each.name: {name: getattr(each, name) for name in names} for each in changes}
+        if options.evaluate is not None:
+            packed, trained = score_packed_rows(options.run, options.evaluate, options.row_type)
+            report |= {"auc": packed.auc, "auc_fp32": trained.auc}
+            report |= {"log_loss": packed.log_loss, "log_loss_fp32": trained.log_loss}
+    if options.json:
+        print_json(report)
+    else:
+        _show(report, options.row_type)
+        say(f"wrote {options.out}")
+    return 0
+
+
+def _show(report: dict[str, Any], row_type: str) -> None:
+    console = stdout_console()
+    if "changes" in report:
+        table = Table(box=None, pad_edge=False)
+        for name in ("table", "rows", "new", "changed", "gone"):
+            table.add_column(name, justify="left" if name == "table" else "right")
+        for name, counts in report["changes"].items():
+            table.add_row(name, *(f"{count:,}" for count in counts.values()))
+        console.print(table)
+    if "auc" in report:
+        table = Table(box=None, pad_edge=False)
+        for name in ("", row_type, "fp32", "difference"):
+            table.add_column(name, justify="right" if name else "left")
+        for name, key in (("AUC", "auc"), ("log loss", "log_loss")):
+            pair = (report[key], report[f"{key}_fp32"])
+            shown = ["-" if value is None else f"{value:.6f}" for value in pair]
+            difference = "-" if None in pair else f"{pair[0] - pair[1]:+.6f}"
+            table.add_row(name, *shown, difference)
+        console.print(table)
