@@ -9,10 +9,10 @@ from typing import Annotated
 
 import tyro
 
-from ...train.options.predict_config import PredictConfig
-from ..console import print_json, progress_bars, say
-from ..options import command_options, config_of, parse_options
-from .train_commands import Run
+from ....train.options.predict_config import PredictConfig
+from ...console import print_json, progress_bars, say
+from ...options import command_options, config_of, parse_options
+from ..train_commands import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,8 @@ def run(command: str, arguments: Sequence[str]) -> int:
         description="Predict the probability of a click for each line of LOG.",
     )
     # torch takes a second and more to import: not before the options are known to be right.
-    from ...pipeline.formats.whole_file import refuse_target
-    from ...train.scoring.predict_log import RunPredictor, predict_file
+    from ....pipeline.formats.whole_file import refuse_target
+    from ....train.scoring.predict_log import RunPredictor, predict_file
 
     # A file that must not be overwritten is refused before the model is read.
     refuse_target(options.out, overwrite=options.overwrite)

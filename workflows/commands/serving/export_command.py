@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.table import Table
 
-from ...pipeline.errors import ConfigError
-from ...train.options.export_config import ExportConfig
-from ..console import print_json, progress_bars, say, stdout_console
-from ..options import command_options, config_of, parse_options
-from .train_commands import Run
+from ....pipeline.errors import ConfigError
+from ....train.options.export_config import ExportConfig
+from ...console import print_json, progress_bars, say, stdout_console
+from ...options import command_options, config_of, parse_options
+from ..train_commands import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,9 @@ def run(command: str, arguments: Sequence[str]) -> int:
     if options.since is not None and options.onnx:
         raise ConfigError("changes have no graph: --onnx is for a whole export")
     # torch takes a second and more to import: not before the options are known to be right.
-    from ...train.exporting.export_changes import export_changes
-    from ...train.exporting.export_run import export_run
-    from ...train.exporting.row_cost import score_packed_rows
+    from ....train.exporting.export_changes import export_changes
+    from ....train.exporting.export_run import export_run
+    from ....train.exporting.row_cost import score_packed_rows
 
     config = config_of(ExportConfig, options)
     report: dict[str, Any] = {"out": str(options.out)}
