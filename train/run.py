@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ..pipeline.errors import ConfigError
+from ..pipeline.errors import ConfigError, HotsetError
 from ..pipeline.folders.manifest import checksum_of
 from ..pipeline.sizes import KIB
 from .checkpoints.checkpoint_files import CHECKPOINTS, newest_whole
@@ -129,7 +129,9 @@ def train(
         if source is not None and checkpoint is None:
             restore_dense(trainer.model, trainer.dense_optimizers, source.dense, source.where)
         if config.recipe.keeps_best:
-            trainer.resumables["best_weights"] = BestWeights(out, settings.keep_checkpoints)
+            best = BestWeights(out, settings.keep_checkpoints)
+            best.reserve(trainer.weights().num_bytes)
+            trainer.resumables["best_weights"] = best
         return _run(trainer, out, description, checkpoint, settings, threads, provenance, progress)
 
 
@@ -152,22 +154,13 @@ def _run(
         ", ".join(f"{name} {setting}" for name, setting in _chosen(trainer).items()),
     )
     warn_of_slow_bf16(trainer.dense.dtype, cpu_features())
-    weight_bytes = trainer.weights().num_bytes
-    if settings.save_states:
-        weight_bytes += optimizer_states(trainer).num_bytes
-    if checkpoint is None:
-        folder = RunFolder.begin(out, description, weight_bytes=weight_bytes)
-    else:
-        restore(trainer, checkpoint)
-        folder = RunFolder.resume(out, checkpoint.record.state.metrics, weight_bytes=weight_bytes)
-    origin = ShardOrigin.of(trainer.shards)
-    if origin is not None:
-        folder.keep_vocabulary(origin.vocabulary)
-    saved = None
-    if not settings.checkpoint_every.is_off:
-        run = checksum_of(settings_of(description))
-        last = checkpoint.record if checkpoint else None
-        saved = RunCheckpoints(out / CHECKPOINTS, run, settings, trainer, last)
+    try:
+        folder, saved = _begin(trainer, out, description, checkpoint, settings)
+    except HotsetError:
+        # A disk without room for the run leaves nothing of it.
+        if checkpoint is None:
+            remove_begun(out)
+        raise
     best = trainer.resumables.get("best_weights")
     assert best is None or isinstance(best, BestWeights)
     interrupts = Interrupts()
@@ -204,6 +197,33 @@ def _run(
         best.remove()
     folder.finish(summary.to_dict())
     return summary
+
+
+def _begin(
+    trainer: Trainer,
+    out: Path,
+    description: dict[str, Any],
+    checkpoint: Checkpoint | None,
+    settings: CheckpointSettings,
+) -> tuple[RunFolder, RunCheckpoints | None]:
+    """Begin or resume the folder of a run, with room for its weights and checkpoints."""
+    weight_bytes = trainer.weights().num_bytes
+    if settings.save_states:
+        weight_bytes += optimizer_states(trainer).num_bytes
+    if checkpoint is None:
+        folder = RunFolder.begin(out, description, weight_bytes=weight_bytes)
+    else:
+        restore(trainer, checkpoint)
+        folder = RunFolder.resume(out, checkpoint.record.state.metrics, weight_bytes=weight_bytes)
+    origin = ShardOrigin.of(trainer.shards)
+    if origin is not None:
+        folder.keep_vocabulary(origin.vocabulary)
+    saved = None
+    if not settings.checkpoint_every.is_off:
+        run = checksum_of(settings_of(description))
+        last = checkpoint.record if checkpoint else None
+        saved = RunCheckpoints(out / CHECKPOINTS, run, settings, trainer, last)
+    return folder, saved
 
 
 def _last_checkpoint(

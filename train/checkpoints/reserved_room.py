@@ -1,4 +1,4 @@
-"""Disk space held for checkpoints, so that a disk that is too small is an error before the first step."""
+"""Disk space held for files of a run, so that a disk that is too small is an error before the first step."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ from ...pipeline.sizes import format_byte_size
 
 
 class ReservedRoom:
-    """A file without a name that takes space, and gives it back as checkpoints are written.
+    """A file without a name that takes space, and gives it back as the files are written that it is for.
 
     Args:
         folder: where it lies.
         num_bytes: to reserve.
+        what: the files it is for, for the message.
+        way_out: the option that does without them, for the hint.
 
     Raises:
         HotsetError: the disk is too small.
     """
 
-    def __init__(self, folder: Path, num_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        num_bytes: int,
+        what: str = "checkpoints",
+        way_out: str = "train without them: --checkpoint-every off",
+    ) -> None:
         self._left = num_bytes
         # The file has no name, so the room is free again however the process ends.
         try:
@@ -32,8 +40,8 @@ class ReservedRoom:
                 self._file = os.dup(file.fileno())
         except OSError as error:
             raise HotsetError(
-                f"{folder} has no room for {format_byte_size(num_bytes)} of checkpoints: {error.strerror}",
-                hint="write --out to a larger disk, or train without them: --checkpoint-every off",
+                f"{folder} has no room for {format_byte_size(num_bytes)} of {what}: {error.strerror}",
+                hint=f"write --out to a larger disk, or {way_out}",
             ) from error
         weakref.finalize(self, os.close, self._file)
 

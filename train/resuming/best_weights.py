@@ -21,6 +21,7 @@ import torch
 from ...pipeline.errors import HotsetError
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.schema.schema_names import DENSE_PREFIX
+from ..checkpoints.reserved_room import ReservedRoom
 from ..execution.embeddings import RowWidth
 from ..run_folder.run_files import BEST_PREFIX, explained
 from ..run_folder.weights_file import Weights, open_weights, write_weights
@@ -46,11 +47,33 @@ class BestWeights:
         """Step and checksum of the best file."""
         # One more than are kept: the one that is being written.
         self._named: deque[int] = deque(maxlen=num_checkpoints + 1)
+        self._room: ReservedRoom | None = None
+
+    def reserve(self, num_bytes: int) -> None:
+        """Reserve room for the best weights and for better ones, which are written before those go.
+
+        Earlier files that checkpoints still name take more.
+
+        Args:
+            num_bytes: of one file of weights.
+
+        Raises:
+            HotsetError: the disk is too small.
+        """
+        there = len(list(self._folder.glob(f"{BEST_PREFIX}*.safetensors")))
+        self._room = ReservedRoom(
+            self._folder,
+            max(2 - there, 0) * num_bytes,
+            "best weights",
+            "do without --keep-best and --patience",
+        )
 
     def save(self, trainer: Trainer) -> None:
         """Write the weights as they are now; raises HotsetError where the disk is full."""
         path = self._path(trainer.step)
         aside = path.with_suffix(".tmp")
+        if self._room is not None:
+            self._room.give(trainer.weights().num_bytes)
         with explained(path), trainer.embeddings.rows_written_back():
             write_weights(aside, newest_weights(trainer))
             aside.replace(path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +199,26 @@ def test_rows_in_a_file_that_is_planned_to_the_end_are_refused(
             placement="lookahead",
             slow_bytes=ByteSize(1_000),
         )
+
+
+def test_room_for_the_best_weights_is_reserved_before_the_first_step(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda descriptor, start, count: taken.append(count))
+    config = TrainConfig(**FIELDS, recipe=RecipeOptions(keep_best=True, max_steps=22))
+    train(data, config, tmp_path / "whole", checkpoints=OFF)
+    weight_bytes = (tmp_path / "whole" / "weights.safetensors").stat().st_size
+    best_bytes, _ = taken
+    assert best_bytes <= 2 * weight_bytes < best_bytes + 20_000, "a header is not counted"
+
+    def is_full(descriptor: int, start: int, count: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", is_full)
+    with pytest.raises(HotsetError, match=r"has no room for .* of best weights: No space left") as caught:
+        train(data, config, tmp_path / "run", checkpoints=OFF)
+    assert "--keep-best" in str(caught.value.hint) and not (tmp_path / "run").exists()
 
 
 def test_a_changed_file_of_best_weights_is_refused(

@@ -476,6 +476,7 @@ def test_a_disk_without_room_is_refused_before_the_first_step(
     with pytest.raises(HotsetError, match=r"has no room for .* of checkpoints") as caught:
         run_until(data, tmp_path / "run", None, every(2))
     assert "--checkpoint-every off" in str(caught.value.hint)
+    assert not (tmp_path / "run").exists()
 
 
 def test_weights_that_are_not_finite_are_not_saved(data: Path, tmp_path: Path) -> None:
