@@ -126,6 +126,14 @@ class TrainConfig:
     """Whether the deep network of dcnv2 is behind the cross network (stacked) or beside it (parallel); by
     default stacked."""
 
+    dropout: float | None = None
+    """Share of the outputs of each hidden layer of the top MLP, or of the deep network of dcnv2, that is
+    dropped in training, such as 0.2; by default none."""
+
+    batch_norm: bool = False
+    """Normalize the outputs of the hidden layers of all MLPs over the batch, before their ReLU. Batches are
+    then passed as a whole, in one thread."""
+
     pooling: Pooling = "sum"
     """How the rows of a multi-hot feature become one embedding: their sum or their mean."""
 
@@ -222,6 +230,8 @@ class TrainConfig:
             for width in widths:
                 require_at_least(name, width, 1)
                 require_at_most(name, width, MOST_WIDTH)
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
         require_at_least("cross_layers", self.cross_layers, 1)
         require_at_most("cross_layers", self.cross_layers, MOST_LAYERS)
         require_at_least("cross_rank", self.cross_rank, 1)

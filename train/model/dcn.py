@@ -70,11 +70,13 @@ class Dcn(DenseModel):
         # Every layer draws from one generator in a fixed order, so the seed alone decides all initial values.
         num_inputs = shape.num_inputs
         generator = torch.Generator().manual_seed(seed)
-        self.bottom = build_mlp(shape.bottom, generator, relu_last=True) if shape.bottom else None
+        self.is_per_sample = not config.batch_norm
+        norm = {"batch_norm": config.batch_norm}
+        self.bottom = build_mlp(shape.bottom, generator, relu_last=True, **norm) if shape.bottom else None
         self.cross_layers = nn.ModuleList(
             CrossLayer(num_inputs, config.cross_rank, generator) for _ in range(config.cross_layers)
         )
-        self.deep = build_mlp(shape.deep, generator, relu_last=True)
+        self.deep = build_mlp(shape.deep, generator, relu_last=True, dropout=config.dropout, **norm)
         # Stacked, the deep layers read what the cross layers give; in parallel, both read the inputs.
         self.is_stacked = config.structure == "stacked"
         self.last = build_linear(shape.last_inputs, 1, generator)

@@ -54,9 +54,9 @@ def build_dense_step(
         seed: that of the run, for models that draw random numbers.
     """
     if next(model.parameters()).device.type == "cpu" and model.is_per_sample:
-        if isinstance(model, Dlrm):
+        if isinstance(model, Dlrm) and model.is_plain:
             return TiledStep(model, shares, threads, dtype)
-        return GraphTiles(model, shares, threads, dtype)
+        return GraphTiles(model, shares, threads, dtype, seed)
     return GraphStep(model, shares, seed, dtype)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..recipe.dropout import HashDropout
 from .dense_model import DenseModel
 from .dlrm_shape import DlrmShape, tables_by_width
 
@@ -69,10 +70,14 @@ class Dlrm(DenseModel):
     def __init__(self, shape: DlrmShape, seed: int) -> None:
         super().__init__()
         self.shape = shape
+        self.is_plain = not (shape.dropout or shape.batch_norm)
+        """Whether it has linear layers alone, for which there is a step of its own."""
         # One generator in a fixed order: with a seed the shape alone decides every initial value.
         generator = torch.Generator().manual_seed(seed)
-        self.bottom = build_mlp(shape.bottom, generator, relu_last=True) if shape.bottom else None
-        self.top = build_mlp(shape.top, generator, relu_last=False)
+        self.is_per_sample = not shape.batch_norm
+        norm = {"batch_norm": shape.batch_norm}
+        self.bottom = build_mlp(shape.bottom, generator, relu_last=True, **norm) if shape.bottom else None
+        self.top = build_mlp(shape.top, generator, relu_last=False, dropout=shape.dropout, **norm)
         self.projections = Projections(shape, generator) if shape.table_dims else None
         pairs_P, mirror_VV = pair_positions(shape.num_vectors)
         self.pairs_P: torch.Tensor
@@ -136,14 +141,34 @@ class Projections(nn.Module):
         return torch.stack([columns[table] for table in range(self._num_tables)], dim=1)
 
 
-def build_mlp(widths: tuple[int, ...], generator: torch.Generator, *, relu_last: bool) -> nn.Sequential:
-    """Build linear layers with DLRM's initial values, ReLU between them and, where wanted, after the last."""
+def build_mlp(
+    widths: tuple[int, ...],
+    generator: torch.Generator,
+    *,
+    relu_last: bool,
+    dropout: float = 0.0,
+    batch_norm: bool = False,
+) -> nn.Sequential:
+    """Build linear layers with DLRM's initial values, ReLU between them and, where wanted, after the last.
+
+    Args:
+        dropout: share of the outputs of each layer with ReLU that is dropped in training.
+        batch_norm: whether they are normalized over the batch, before ReLU.
+
+    Source:
+        FuxiCTR 2.3, ``MLP_Block``, for the order: linear, normalization, ReLU, dropout.
+    """
     layers: list[nn.Module] = []
     num_layers = len(widths) - 1
     for i in range(num_layers):
         layers.append(build_linear(widths[i], widths[i + 1], generator))
-        if relu_last or i < num_layers - 1:
-            layers.append(nn.ReLU())
+        if not relu_last and i == num_layers - 1:
+            continue
+        if batch_norm:
+            layers.append(nn.BatchNorm1d(widths[i + 1]))
+        layers.append(nn.ReLU())
+        if dropout:
+            layers.append(HashDropout(dropout, i))
     return nn.Sequential(*layers)
 
 

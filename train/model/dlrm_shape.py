@@ -29,6 +29,10 @@ class DlrmShape:
     table_dims: tuple[int, ...] = ()
     """Row width of each table where some differ from D: such embeddings are projected to D by a learned
     linear map without bias. Empty: all are D wide."""
+    dropout: float = 0.0
+    """Share of the outputs of the hidden layers of the top MLP dropped in training."""
+    batch_norm: bool = False
+    """Whether the outputs of hidden layers are normalized over the batch."""
 
     @property
     def num_vectors(self) -> int:

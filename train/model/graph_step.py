@@ -18,6 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from ...pipeline.errors import ConfigError
 from ..data.batch import Batch
 from ..data.batch_shares import BatchShares
+from ..recipe.dropout import drawing
 from ..work_threads import WorkThreads, one_torch_thread
 from .dense_dtype import DenseDtype
 from .dense_model import DenseModel
@@ -56,14 +57,14 @@ class GraphStep:
         device = embeddings[0].device
         bounds = self._shares.bounds(batch.num_samples)
         if len(bounds) == 1:
-            return self._pass(batch, embeddings, step)
+            return self._pass(batch, embeddings, step, 0)
         # Each share leaves its gradients in the same places, where its sums are taken away.
         losses, gradients = [], []
         for emb_BFd in embeddings:
             emb_BFd.grad = torch.empty_like(emb_BFd)
         for first, stop in bounds:
             parts = [emb_BFd.detach()[first:stop] for emb_BFd in embeddings]
-            losses.append(self._pass(batch.cut(first, stop), parts, step))
+            losses.append(self._pass(batch.cut(first, stop), parts, step, first))
             for emb_BFd, part in zip(embeddings, parts, strict=True):
                 assert emb_BFd.grad is not None and part.grad is not None
                 emb_BFd.grad[first:stop] = part.grad
@@ -74,8 +75,11 @@ class GraphStep:
         loss = add_tree(losses)
         return torch.zeros((), device=device) if loss is None else loss
 
-    def _pass(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int) -> torch.Tensor:
-        """Pass samples forward and backward; return their loss, and leave their gradients."""
+    def _pass(
+        self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int, first_sample: int
+    ) -> torch.Tensor:
+        """Pass samples, from one of the batch on, forward and backward; return their loss, and leave their
+        gradients."""
         device = embeddings[0].device
         # The caller reads the gradients of embeddings from these leaves, so each begins without one.
         for emb_BFd in embeddings:
@@ -90,6 +94,7 @@ class GraphStep:
             if not self._model.is_per_sample:
                 block.enter_context(_random_numbers_of(self._seed, step, device))
             set_mode(self._model, is_training=True)
+            block.enter_context(drawing(self._seed, step, first_sample))
             logit_B = _logits(self._model, batch.dense_BK.to(device), embeddings, self.dtype)
             loss_sum = binary_cross_entropy_with_logits(logit_B, batch.label_B.to(device), reduction="sum")
             # A tensor, because torch on a GPU multiplies by the reciprocal of a number.
@@ -119,12 +124,19 @@ class GraphTiles:
         shares: of a batch; those of this rank are computed.
         threads: run the tiles.
         dtype: bf16 passes the model under torch's autocast.
+        seed: that of the run; with the number of the step it decides what dropout drops.
     """
 
     def __init__(
-        self, model: DenseModel, shares: BatchShares, threads: WorkThreads, dtype: DenseDtype = "fp32"
+        self,
+        model: DenseModel,
+        shares: BatchShares,
+        threads: WorkThreads,
+        dtype: DenseDtype = "fp32",
+        seed: int = 0,
     ) -> None:
         assert model.is_per_sample
+        self._seed = seed
         self.dtype: DenseDtype = dtype
         self._model = model
         self._threads = threads
@@ -149,13 +161,14 @@ class GraphTiles:
 
         def train_tile(tile: int, _: int) -> None:
             samples = slice(*bounds[tile])
-            losses[tile] = self._train_tile(
-                batch.dense_BK[samples],
-                batch.label_B[samples],
-                [emb_BFd[samples] for emb_BFd in inputs],
-                [grad[samples] for grad in grads],
-                self._views(self._gradients.tiles_LN[tile]),
-            )
+            with drawing(self._seed, step, bounds[tile][0]):
+                losses[tile] = self._train_tile(
+                    batch.dense_BK[samples],
+                    batch.label_B[samples],
+                    [emb_BFd[samples] for emb_BFd in inputs],
+                    [grad[samples] for grad in grads],
+                    self._views(self._gradients.tiles_LN[tile]),
+                )
 
         self._threads.run(train_tile, len(bounds))
         # A single tile is the sum already; several are added by a binary tree of fixed shape.

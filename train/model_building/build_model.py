@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from ...pipeline.errors import ConfigError
 from ..data.batch import EmbeddingTable
 from ..data.batch_shares import BatchShares
 from ..model.dcn import Dcn
@@ -41,9 +43,15 @@ def build_model(
         ConfigError: there is no such class, or it is no model for these inputs.
         ShardError: nothing interacts.
     """
+    if config.batch_norm and least_samples == 1:
+        raise ConfigError(
+            "--batch-norm needs batches of two samples at least, and one of these has a single one",
+            hint="pack with another --batch-size",
+        )
     if config.kind == "dlrm":
         sizes = (inputs.num_dense, len(inputs.tables), inputs.embedding_dim, inputs.table_dims)
-        return Dlrm(shape_of_widths(config.bottom_widths, config.top_widths, *sizes), seed)
+        shape = shape_of_widths(config.bottom_widths, config.top_widths, *sizes)
+        return Dlrm(replace(shape, dropout=config.dropout, batch_norm=config.batch_norm), seed)
     if config.kind == "dcnv2":
         return Dcn(DcnShape(inputs.num_dense, inputs.table_dims, config), seed)
     chosen = model_source or import_class(config.name)

@@ -10,6 +10,7 @@ from ..run_config import RunConfig
 
 _CROSS_OPTIONS = ("cross_layers", "cross_rank", "cross_structure")
 _MLP_OPTIONS = ("bottom_mlp", "top_mlp")
+_REGULARIZATION = ("dropout", "batch_norm")
 _DEFAULT_CROSS_LAYERS = 3
 """Cross layers of DCN V2; its paper has 2 to 4."""
 
@@ -24,7 +25,7 @@ def choose_model(config: TrainConfig, embedding_dim: int) -> ModelConfig:
         return _dlrm(config, embedding_dim)
     if config.model == "dcnv2":
         return _dcn(config, embedding_dim)
-    _refuse_options(config, (*_MLP_OPTIONS, *_CROSS_OPTIONS))
+    _refuse_options(config, (*_MLP_OPTIONS, *_CROSS_OPTIONS, *_REGULARIZATION))
     return ModelConfig(
         kind="module", class_name=config.model, arguments=config.model_args, pooling=config.pooling
     )
@@ -47,6 +48,8 @@ def _dlrm(config: TrainConfig, embedding_dim: int) -> ModelConfig:
         kind="dlrm",
         bottom_widths=bottom if config.bottom_mlp is None else config.bottom_mlp,
         top_widths=top if config.top_mlp is None else config.top_mlp,
+        dropout=config.dropout or 0.0,
+        batch_norm=config.batch_norm,
         pooling=config.pooling,
     )
 
@@ -62,6 +65,8 @@ def _dcn(config: TrainConfig, embedding_dim: int) -> ModelConfig:
         cross_layers=_DEFAULT_CROSS_LAYERS if config.cross_layers is None else config.cross_layers,
         cross_rank=config.cross_rank,
         structure=config.cross_structure or "stacked",
+        dropout=config.dropout or 0.0,
+        batch_norm=config.batch_norm,
         pooling=config.pooling,
     )
 
@@ -69,7 +74,7 @@ def _dcn(config: TrainConfig, embedding_dim: int) -> ModelConfig:
 def _refuse_options(config: TrainConfig, names: tuple[str, ...]) -> None:
     """Raise ConfigError where an option is set that the model does not have."""
     for name in names:
-        if getattr(config, name) is not None:
+        if getattr(config, name) not in (None, False):
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(
                 f"{option} is no option of the model {config.model}", hint=_WHERE_IT_BELONGS.get(name)
@@ -79,5 +84,6 @@ def _refuse_options(config: TrainConfig, names: tuple[str, ...]) -> None:
 _WHERE_IT_BELONGS = {
     **dict.fromkeys(_CROSS_OPTIONS, "it belongs to --model dcnv2"),
     **dict.fromkeys(_MLP_OPTIONS, "give your class its widths in --model-args"),
+    **dict.fromkeys(_REGULARIZATION, "give your class such layers: torch.nn.Dropout, torch.nn.BatchNorm1d"),
     "model_args": "it belongs to a class of your own: --model package.module:Class",
 }

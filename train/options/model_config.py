@@ -82,12 +82,22 @@ class ModelConfig(JsonRecord):
     """Rank of the matrices of its layers; None: they are full."""
     structure: Structure = "stacked"
     """Whether the deep network is behind the cross network or beside it."""
+    dropout: float = 0.0
+    """Share of the outputs of each hidden layer of the top MLP, or of the deep network, dropped in
+    training."""
+    batch_norm: bool = False
+    """Whether the outputs of hidden layers are normalized over the batch."""
     pooling: Pooling = "sum"
     """How the rows of a multi-hot feature become one embedding."""
     class_name: str | None = None
     """The user's module as ``package.module:Class``."""
     arguments: str | None = None
     """Keyword arguments of its constructor, a JSON object."""
+
+    @property
+    def is_regularized(self) -> bool:
+        """Whether it has dropout or batch normalization."""
+        return self.batch_norm or self.dropout > 0
 
     @property
     def name(self) -> str:
@@ -105,6 +115,8 @@ class ModelConfig(JsonRecord):
                 require_range(f"{where}{key}[{number}]", width, 1, MOST_WIDTH)
         require_range(f"{where}cross_layers", self.cross_layers, 0, MOST_LAYERS)
         require_range(f"{where}cross_rank", self.cross_rank, 1, MOST_WIDTH)
+        if not 0 <= self.dropout < 1:
+            raise RecordError(f"{where}dropout is {self.dropout}, want a share in [0, 1)")
         # A class has a name, other models have none.
         is_named = self.class_name is not None
         if is_named != (self.kind == "module") or (is_named and not is_class_name(str(self.class_name))):

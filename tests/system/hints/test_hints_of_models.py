@@ -17,6 +17,7 @@ import hotset
 from hotset.tests.support.hints import Shell, follows, hint_of
 
 TRAIN = ("train", "data", "--threads", "1", "--out", "new")
+PACKED = ("preprocess", "log.tsv", "--eval-fraction", "0", "--order", "original", "--out")
 OWN = (*TRAIN, "--model", "nets:Net")
 NET = """
 import torch
@@ -82,12 +83,23 @@ def test_an_option_of_another_model(shell: Shell, edit: Editor) -> None:
     arguments = ("--model-args", '{"hidden": 3}')
     assert shell.refused(*TRAIN, *arguments).endswith("--model package.module:Class")
     assert shell.refused(*OWN, "--top-mlp", "3") == "give your class its widths in --model-args"
+    assert shell.refused(*OWN, "--dropout", "0.2").startswith("give your class such layers: torch.nn.Dropout")
     repaired(shell, edit, *arguments)
     # An option of the cross network, in a run of its own.
     cross = (*TRAIN[:-1], "other", "--cross-layers", "1")
     hint = shell.refused(*cross)
     assert hint == "it belongs to --model dcnv2"
     shell.works(*cross, *hint.split()[-2:])
+
+
+@follows("train/model_building/build_model.py::build_model")
+def test_a_single_sample_is_no_batch_to_normalize(shell: Shell) -> None:
+    # Of 600 samples, one is left over.
+    shell.works(*PACKED, "one", "--batch-size", "599")
+    hint = shell.refused("train", "one", "--threads", "1", "--out", "new", "--batch-norm")
+    assert hint == "pack with another --batch-size"
+    shell.works(*PACKED, "two", "--batch-size", "598")
+    shell.works("train", "two", "--threads", "1", "--out", "new", "--batch-norm")
 
 
 @follows("train/model/graph_step.py::GraphStep.__init__")

@@ -543,6 +543,8 @@ class Net(torch.nn.Module):
     [
         ({"model": "dcnv2"}, None),
         ({"model": "nets:Net"}, Net),
+        ({"model": "dcnv2", "dropout": 0.3, "batch_norm": True}, None),
+        ({"model": "dlrm", "dropout": 0.3}, None),
         ({"recipe": RecipeOptions(warmup_steps=5, lr_schedule="cosine", clip_gradient=0.1)}, None),
     ],
 )
