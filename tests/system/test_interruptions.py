@@ -103,9 +103,13 @@ def no_file_beyond(num_bytes: int) -> Iterator[None]:
     """Writes beyond ``num_bytes`` of any file fail, as on a device that is full."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    # Python cuts the bytecode of what it imports short without an error, and later imports break on it.
+    kept = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
     try:
         yield
     finally:
+        sys.dont_write_bytecode = kept
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
@@ -126,6 +130,7 @@ def test_a_full_device_is_one_line_of_the_command_and_exit_status_1(tmp_path: Pa
 
     words = [
         sys.executable,
+        "-B",  # bytecode would be cut short without an error, and later imports break on it
         "-m",
         "hotset.workflows.cli",
         "preprocess",
