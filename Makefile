@@ -22,13 +22,18 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 test: $(STAMP)
 	$(PYTEST) -m "not slow"
 
+# Programs that read what hotset exports: only slow tests run them.
+INTEROP := $(VENV)/.interop
+$(INTEROP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,report,dev,onnx,interop]'
+	touch $@
+
 # The slow tests; then the kernels as plain Python, so that coverage sees inside them and an error there shows its line.
 # Integers wrap there with a warning. Outside stats/ a kernel's test stands where its module does;
 # the generator's are left out, because a world of categories takes minutes to draw uncompiled.
 KERNELS := $(shell grep -rlE '^@(inlined_)?kernel' --include='*.py' pipeline/raw train)
 KERNEL_TESTS := tests/stats $(wildcard $(foreach path,$(KERNELS),tests/$(dir $(path))test_$(notdir $(path))))
-test-long: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[onnx]'
+test-long: $(INTEROP)
 	$(PYTEST) -m slow
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "not slow" -W ignore::RuntimeWarning $(KERNEL_TESTS)
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from ..errors import ManifestError
 from .folder_lock import FolderLock
 from .manifest import MANIFEST
-from .partial_folder import BEGUN, LOCK, PARTIAL, REMOVED, WORKERS, write_errors_explained
+from .partial_folder import BEGUN, LOCK, PARTIAL, REMOVED, WORKERS, sync, write_errors_explained
 from .worker_fence import start_generation
 
 
@@ -74,6 +75,42 @@ def _remove_left(folder: Path) -> None:
             shutil.rmtree(folder)
         finally:
             os.close(descriptor)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Give an empty folder beside ``path`` that takes its name when the block ends without an error.
+
+    Otherwise it is removed; what a killed process left is removed by the next one.
+
+    Raises:
+        ManifestError: ``path`` exists and is no empty folder, another process is writing it, or it cannot be
+            written.
+    """
+    if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
+        raise ManifestError(f"{path} exists", hint="remove it, or give another --out")
+    partial = path.with_name(f".{path.name}.partial")
+    with write_errors_explained(partial):
+        lock = FolderLock.take(partial / LOCK, path)
+        try:
+            _remove_children(partial)
+            yield partial
+            for file in partial.iterdir():
+                sync(file)
+            (partial / LOCK).unlink()
+            os.replace(partial, path)  # an empty folder may stand there
+            sync(path.parent)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        finally:
+            lock.release()
+
+
+def _remove_children(partial: Path) -> None:
+    for child in partial.iterdir():
+        if child.name != LOCK:
+            shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
 
 
 def free_bytes(folder: Path) -> int:

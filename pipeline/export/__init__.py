@@ -1,0 +1,1 @@
+"""Shards in the formats of other programs."""

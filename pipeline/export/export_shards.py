@@ -1,0 +1,100 @@
+"""Shards for other programs: a file for each split with named columns, or what a program's loader wants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..errors import ConfigError
+from ..folders.disk import new_folder, paths_in
+from ..folders.manifest import Manifest
+from ..folders.partial_folder import write_errors_explained
+from ..runtime.resources import DEFAULT_RESOURCES, Resources
+from .column_files import BatchWriter, csv_writer, parquet_writer
+from .column_map import write_column_map
+from .dlrm_files import write_dlrm_files
+from .fuxictr_files import FIRST_ID, write_feature_map
+from .named_batches import NamedBatches, Split
+
+ExportFormat = Literal["parquet", "csv", "fuxictr", "dlrm-npz"]
+"""Files of named columns, Parquet with FuxiCTR's feature map, or what facebookresearch/dlrm loads."""
+_WRITERS = {"parquet": parquet_writer, "csv": csv_writer, "fuxictr": parquet_writer}
+_SUFFIX = {"parquet": "parquet", "csv": "csv", "fuxictr": "parquet"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedFile:
+    """A file that was written."""
+
+    name: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedShards:
+    """What `export_shards` wrote."""
+
+    num_samples: dict[Split, int]
+    """Samples of each split that is not empty."""
+    files: tuple[ExportedFile, ...]
+
+
+def export_shards(
+    shards: Manifest, to: ExportFormat, out: Path, resources: Resources = DEFAULT_RESOURCES
+) -> ExportedShards:
+    """Write the samples of ``shards`` into the new folder ``out``, in the format ``to``.
+
+    Training samples alternate evenly between hot-only and mixed batches, see `named_batches`. No more than a
+    row group of each split is in memory.
+
+    Raises:
+        ConfigError: the format has no place for what the log has.
+        ManifestError: ``out`` exists, or ``shards`` are damaged or no shards.
+        ShardError: a batch is not what a shard holds.
+    """
+    batches = NamedBatches(shards, first_id=FIRST_ID if to == "fuxictr" else 0)
+    if to in ("fuxictr", "dlrm-npz"):
+        _refuse_other_logs(batches, to)
+    splits: list[Split] = [split for split, count in batches.num_samples.items() if count]
+    total = sum(batches.num_samples.values())
+    with new_folder(out) as folder:
+        done = 0
+        for num_samples in _written(batches, to, splits, folder, resources.workers):
+            done += num_samples
+            resources.progress("export", done, total)
+        if to == "fuxictr":
+            write_feature_map(batches, folder, out.name)
+        elif to in ("parquet", "csv"):
+            write_column_map(batches, folder)
+    files = tuple(ExportedFile(name=path.name, num_bytes=path.stat().st_size) for path in paths_in(out))
+    return ExportedShards(num_samples={split: batches.num_samples[split] for split in splits}, files=files)
+
+
+def _refuse_other_logs(batches: NamedBatches, to: ExportFormat) -> None:
+    """Raise ConfigError for logs that the programs of ``to`` cannot train on."""
+    hint = "take --to parquet"
+    lists = [table.name for table in batches.totals.tables if table.is_multi_hot]
+    if lists:
+        raise ConfigError(f"{to} holds one category a feature, and {lists[0]} has lists", hint=hint)
+    if not batches.totals.has_label:
+        raise ConfigError(f"{to} is for training, and the log has no labels", hint=hint)
+
+
+def _written(
+    batches: NamedBatches, to: ExportFormat, splits: list[Split], folder: Path, workers: int
+) -> Iterator[int]:
+    """Write all files of samples; yields the samples of each batch as it is written."""
+    if to == "dlrm-npz":
+        with write_errors_explained(folder):
+            yield from write_dlrm_files(batches, folder, workers)
+        return
+    for split in splits:
+        path = folder / f"{split}.{_SUFFIX[to]}"
+        opened: AbstractContextManager[BatchWriter] = _WRITERS[to](path, batches.schema)
+        with write_errors_explained(path), opened as write:
+            for batch in batches.batches(split, workers):
+                write(batch)
+                yield len(batch)

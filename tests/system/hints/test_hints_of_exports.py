@@ -1,0 +1,66 @@
+"""Hints about shards that are written for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from hotset.pipeline.export.column_files import csv_writer
+from hotset.tests.support.hints import Shell, follows, hint_of
+
+
+@follows("pipeline/folders/disk.py::new_folder")
+def test_a_folder_that_exists_is_left_alone(shell: Shell) -> None:
+    Path("out").mkdir()
+    Path("out/mine").touch()
+    hint = shell.refused("export-shards", "data", "--out", "out")
+    assert hint == "remove it, or give another --out"
+    shell.works("export-shards", "data", "--out", "other")
+
+
+@follows("pipeline/export/named_batches.py::NamedBatches.__init__")
+def test_the_folder_of_preprocess_is_exported(shell: Shell) -> None:
+    hint = shell.refused("export-shards", "data/plan", "--out", "out")
+    assert hint == "give the folder that preprocess wrote (its --out), or its shards/"
+    shell.works("export-shards", "data", "--out", "out")
+    shell.works("export-shards", "data/shards", "--out", "out2")
+
+
+def preprocessed(shell: Shell, schema: str, rows: list[dict[str, object]]) -> None:
+    """Preprocess ``rows`` into ``mine``."""
+    pa.parquet.write_table(pa.Table.from_pylist(rows), "mine.parquet")
+    Path("mine.toml").write_text(f'format = "parquet"\n{schema}')
+    shell.works("preprocess", "mine.parquet", "--schema", "mine.toml", "--out", "mine")
+
+
+@follows("pipeline/export/export_shards.py::_refuse_other_logs")
+def test_logs_with_lists_go_into_parquet(shell: Shell) -> None:
+    rows: list[dict[str, object]] = [{"y": n % 2, "a": n, "tags": [n, n + 1]} for n in range(40)]
+    preprocessed(
+        shell, 'label = "y"\n[sparse]\na = "integer"\ntags = { kind = "integer", list = true }\n', rows
+    )
+    hint = shell.refused("export-shards", "mine", "--to", "fuxictr", "--out", "out")
+    assert hint == "take --to parquet"
+    shell.works("export-shards", "mine", "--to", "parquet", "--out", "out")
+
+
+@follows("pipeline/export/export_shards.py::_refuse_other_logs#2")
+def test_logs_without_labels_go_into_parquet(shell: Shell) -> None:
+    preprocessed(shell, '[sparse]\na = "integer"\n', [{"a": n} for n in range(40)])
+    hint = shell.refused("export-shards", "mine", "--to", "dlrm-npz", "--out", "out")
+    assert hint == "take --to parquet"
+    shell.works("export-shards", "mine", "--to", "parquet", "--out", "out")
+
+
+@follows("pipeline/export/column_files.py::_flat")
+def test_empty_lists_go_into_parquet(tmp_path: Path) -> None:
+    schema = pa.schema([("tags", pa.list_(pa.int32()))])
+
+    def write() -> None:
+        with csv_writer(tmp_path / "out.csv", schema) as writer:
+            writer(pa.record_batch([pa.array([[1], []], schema.field("tags").type)], schema=schema))
+
+    # Shards of such a log come from Parquet only, where a list without elements is one.
+    assert hint_of(write) == "take --to parquet"
