@@ -174,8 +174,8 @@ class TrainConfig:
     """Learning rate of the dense layers; by default 0.1 for sgd, 0.01 for adagrad, 0.001 for adam."""
 
     dense_dtype: Literal["fp32", "bf16", "auto"] = "fp32"
-    """Number type of the products of the dense layers on the CPU. bf16 sums in fp32 and keeps weights and
-    optimizers in fp32; it is quick on a CPU with AMX and slower than fp32 on others. auto takes bf16 where it
+    """Number type of the products of the dense layers. bf16 sums in fp32 and keeps weights and optimizers in
+    fp32; it is quick on a GPU and on a CPU with AMX, and slower than fp32 on others. auto takes bf16 where it
     is quick. Evaluation uses the type of the run."""
 
     fae_variant: Literal["paper", "code"] = "paper"

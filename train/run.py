@@ -153,7 +153,8 @@ def _run(
         threads,
         ", ".join(f"{name} {setting}" for name, setting in _chosen(trainer).items()),
     )
-    warn_of_slow_bf16(trainer.dense.dtype, cpu_features())
+    if trainer.device.type == "cpu":
+        warn_of_slow_bf16(trainer.dense.dtype, cpu_features())
     try:
         folder, saved = _begin(trainer, out, description, checkpoint, settings)
     except HotsetError:

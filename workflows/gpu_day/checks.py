@@ -31,9 +31,11 @@ _SCALE = 1000.0
 
 def take_first_steps(settings: PartSettings, records: Records) -> None:
     """Train a few batches under every placement; an error is written down, and the next one begins."""
-    shards = _small_shards(settings, "first-steps", "adagrad")
+    shards = small_shards(settings, "first-steps", "adagrad")
     for name in get_args(PlacementName):
-        config = TrainConfig(placement=name, device=settings.device, evaluate_every=None)
+        config = TrainConfig(
+            placement=name, device=settings.device, kernels=settings.step_kernels, evaluate_every=None
+        )
         with records.catching(f"first steps of {name}"):
             trainer = build_trainer(shards, config)
             run_steps(trainer, lambda *_: None)
@@ -52,7 +54,7 @@ def run_tests(settings: PartSettings, records: Records) -> None:
         records.check("tests", False, f"{_ROOT} has no tests that need a GPU")
         return
     # Without a GPU the tests can at least be collected, which finds what no longer imports.
-    if settings.device == "cpu":
+    if settings.torch_device.type == "cpu":
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--collect-only", *files]
         found = subprocess.run(command, cwd=_ROOT, check=False)
         records.check("tests are collected", found.returncode == 0)
@@ -82,8 +84,13 @@ def compare_bits(settings: PartSettings, records: Records) -> None:
     for optimizer in get_args(EmbeddingOptimizer):
         assert optimizer in OPTIMIZERS
         # A staging area that is too small for comfort: rows move at every batch.
-        shards = _small_shards(settings, f"bits-{optimizer}", optimizer)
-        base = TrainConfig(device=settings.device, staging_bytes=_STAGING_BYTES, placement="all-fast")
+        shards = small_shards(settings, f"bits-{optimizer}", optimizer)
+        base = TrainConfig(
+            device=settings.device,
+            kernels=settings.step_kernels,
+            staging_bytes=_STAGING_BYTES,
+            placement="all-fast",
+        )
         wanted = _weights(shards, base, settings.scratch / f"bits-{optimizer}-all-fast")
         for name in _EXACT:
             out = settings.scratch / f"bits-{optimizer}-{name}"
@@ -92,7 +99,7 @@ def compare_bits(settings: PartSettings, records: Records) -> None:
                 records.check(check, _weights(shards, replace(base, placement=name), out) == wanted)
 
 
-def _small_shards(settings: PartSettings, name: str, optimizer: str) -> Shards:
+def small_shards(settings: PartSettings, name: str, optimizer: str) -> Shards:
     """Shards with some forty thousand rows, more than the staging slots hold."""
     folder = settings.scratch / name / "shards"
     samples = draw_kaggle(6_000 if settings.is_small else 40_000, _SCALE)

@@ -105,6 +105,9 @@ def _run_part(
     command = [sys.executable, "-m", "hotset.workflows.gpu_day.part", part.name]
     command += ["--device", settings.device, "--records", str(records), "--scratch", str(scratch)]
     command += ["--seconds", f"{seconds:.1f}"] + ["--small"] * settings.is_small
+    # Kernels that an earlier part found broken cost speed from here on, and not the rest of the day.
+    if replaced := result["facts"].get("replaced_kernels"):
+        command += ["--kernels", replaced]
     begin = time.monotonic()
     status: Status
     with printed.open("wb") as output:

@@ -20,7 +20,7 @@ _REPETITIONS = 7
 
 def measure_machine(settings: PartSettings, records: Records) -> None:
     """Write the names and ceilings of the device and of the link to it."""
-    device = torch.device(settings.device)
+    device = settings.torch_device
     is_gpu = device.type == "cuda"
     records.fact(
         device=torch.cuda.get_device_name(device) if is_gpu else platform.processor() or "cpu",

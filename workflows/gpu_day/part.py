@@ -6,12 +6,14 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import checks, machine, speed
+from . import checks, kernels, machine, speed
 from .part_settings import PartSettings
 from .records import Records
 
 PARTS: dict[str, Callable[[PartSettings, Records], None]] = {
     "machine": machine.measure_machine,
+    "kernels": kernels.try_kernels,
+    "kernel": kernels.try_kernel,
     "first-steps": checks.take_first_steps,
     "tests": checks.run_tests,
     "bits": checks.compare_bits,
@@ -30,8 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--kernels")
     chosen = parser.parse_args(arguments)
-    settings = PartSettings(chosen.device, chosen.scratch, chosen.small)
+    settings = PartSettings(chosen.device, chosen.scratch, chosen.small, chosen.kernels)
     PARTS[chosen.name](settings, Records(chosen.records, chosen.seconds))
     return 0
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from ...pipeline.sizes import ByteSize
 from ...stats.batches.epoch_order import epoch_order
@@ -19,7 +18,6 @@ from ...train.data.shards import Shards
 from ...train.trainer import run_steps
 from ...train.trainer_building.build_trainer import build_trainer
 from .kaggle_shards import KaggleSamples, draw_kaggle, write_kaggle_shards
-from .machine import synchronize
 from .part_settings import PartSettings
 from .records import Records
 
@@ -46,7 +44,7 @@ def measure_speed(settings: PartSettings, records: Records, embedding_dim: int) 
     half = ByteSize(int(_HOT_SHARE * num_rows) * row_bytes(embedding_dim, "sgd"))
     for batch_size in _SMALL_BATCH_SIZES if settings.is_small else BATCH_SIZES:
         shards = _shards(settings, samples, batch_size, embedding_dim)
-        for name, config, is_hot_only in _contestants(settings.device, half):
+        for name, config, is_hot_only in _contestants(settings, half):
             begin = time.monotonic()
             facts = {
                 "placement": name,
@@ -61,11 +59,13 @@ def measure_speed(settings: PartSettings, records: Records, embedding_dim: int) 
                 return
 
 
-def _contestants(device: str, half: ByteSize) -> Iterable[tuple[str, TrainConfig, bool]]:
+def _contestants(settings: PartSettings, half: ByteSize) -> Iterable[tuple[str, TrainConfig, bool]]:
     """Name, settings, and whether only hot-only batches are trained on."""
     base = TrainConfig(
         placement="all-fast",
-        device=device,
+        device=settings.device,
+        kernels=settings.step_kernels,
+        dense_dtype="auto",
         staging_bytes=half,
         embedding_optimizer="sgd",
         dense_optimizer="sgd",
@@ -103,7 +103,6 @@ def _measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[
         trainer = build_trainer(shards, replace(config, epochs=epochs))
     else:
         trainer = build_trainer(shards, config, RecordedOrder(order))
-    device = torch.device(config.device)
     begin = 0.0
     first_samples = 0
     measured: dict[str, Any] = {}
@@ -111,14 +110,14 @@ def _measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[
     def after_step(trainer: Any, *_: object) -> None:
         nonlocal begin, first_samples
         if trainer.step == _WARM_UP_STEPS:
-            synchronize(device)
+            trainer.runner.synchronize()
             begin = time.perf_counter()
             first_samples = trainer.num_samples
         steps = trainer.step - _WARM_UP_STEPS
         if steps < _FEWEST_STEPS:
             return
         if steps == _MOST_STEPS or time.perf_counter() - begin > _STEP_SECONDS:
-            synchronize(device)
+            trainer.runner.synchronize()
             seconds = time.perf_counter() - begin
             measured.update(
                 samples_per_second=(trainer.num_samples - first_samples) / seconds,

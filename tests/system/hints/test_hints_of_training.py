@@ -369,9 +369,8 @@ def test_damaged_lookups_are_written_again(shell: Shell) -> None:
     retrained(shell, "without")
 
 
-@follows("train/model/dense_dtype.py::choose_dense_dtype", "train/model/dense_dtype.py::choose_dense_dtype#2")
+@follows("train/model/dense_dtype.py::choose_dense_dtype")
 def test_a_type_that_this_machine_is_slow_with(shell: Shell) -> None:
-    hint = hint_of(lambda: choose_dense_dtype("bf16", "cuda", frozenset()))
-    assert hint == hint_of(lambda: choose_dense_dtype("bf16", "cpu", frozenset()))
+    hint = hint_of(lambda: choose_dense_dtype("bf16", "cpu", frozenset()))
     for name in hint.removeprefix("use --dense-dtype ").split(" or "):
         shell.works(*TRAIN, name, "--dense-dtype", name)

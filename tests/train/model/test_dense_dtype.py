@@ -23,7 +23,6 @@ def test_fp32_is_taken_everywhere(features: frozenset[str]) -> None:
 def test_auto_takes_bf16_with_amx_on_the_host_alone() -> None:
     assert choose_dense_dtype("auto", "cpu", AMX) == "bf16"
     assert [choose_dense_dtype("auto", "cpu", features) for features in (AVX512, OLD)] == ["fp32", "fp32"]
-    assert choose_dense_dtype("auto", "cuda", AMX) == "fp32"
 
 
 def test_slow_bf16_is_warned_of_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -39,11 +38,14 @@ def test_bf16_instructions_are_those_of_any_kind() -> None:
     assert [has_bf16(features) for features in (AMX, AVX512, OLD)] == [True, True, False]
 
 
-def test_bf16_without_instructions_and_on_a_gpu_is_refused() -> None:
+def test_bf16_without_instructions_is_refused() -> None:
     with pytest.raises(ConfigError, match="no instructions for bf16"):
         choose_dense_dtype("bf16", "cpu", OLD)
-    with pytest.raises(ConfigError, match="for the CPU, not for cuda"):
-        choose_dense_dtype("bf16", "cuda", AMX)
+
+
+def test_a_gpu_is_quick_at_bf16_whatever_the_cpu() -> None:
+    assert choose_dense_dtype("bf16", "cuda", OLD) == choose_dense_dtype("auto", "cuda", OLD) == "bf16"
+    assert choose_dense_dtype("fp32", "cuda", AMX) == "fp32"
 
 
 @pytest.mark.parametrize("key", ["flags\t\t", "Features\t"])

@@ -1,6 +1,6 @@
 """Every part of a GPU day runs on the host, without the packages that a GPU image lacks.
 
-Tests `part`, `machine`, `checks`, `speed` and the command, `__main__`.
+Tests `part`, `part_settings`, `machine`, `checks`, `speed` and the command, `__main__`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ sys.meta_path.insert(0, Blocked())
 
 
 @pytest.mark.slow
-def test_a_day_on_the_host_finds_nothing_wrong(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", "late"])
+def test_a_day_without_a_gpu_finds_nothing_wrong(device: str, tmp_path: Path) -> None:
     # Processes read this file when they start, so every part lives without these packages.
     (tmp_path / "sitecustomize.py").write_text(_BLOCKED)
     out = tmp_path / "day.json"
     root = Path(__file__).resolve().parents[4]
-    command = [sys.executable, "-m", "hotset.workflows.gpu_day", "--device", "cpu", "--small"]
+    command = [sys.executable, "-m", "hotset.workflows.gpu_day", "--device", device, "--small"]
     environment = {"PYTHONPATH": f"{tmp_path}:{root}", "PATH": os.environ["PATH"]}
     found = subprocess.run(
         [*command, "--out", str(out)], capture_output=True, text=True, env=environment, timeout=540
@@ -41,7 +42,7 @@ def test_a_day_on_the_host_finds_nothing_wrong(tmp_path: Path) -> None:
     result = json.loads(out.read_text())
     assert found.returncode == 0, found.stdout + found.stderr
     assert [part["status"] for part in result["parts"]] == ["ok"] * len(PARTS)
-    assert len(result["checks"]) >= 6 + 1 + 20 and all(check["is_right"] for check in result["checks"])
+    assert len(result["checks"]) >= 2 + 6 + 1 + 20 and all(check["is_right"] for check in result["checks"])
     speeds = {(row["placement"], row["embedding_dim"]) for row in result["rows"] if "placement" in row}
     names = ("all-fast", "lookahead", "hot-only", "hybrid", "fae", "cache")
     assert speeds == {(name, dim) for name in names for dim in (16, 64, 128)}
@@ -52,4 +53,4 @@ def test_a_day_on_the_host_finds_nothing_wrong(tmp_path: Path) -> None:
 def test_an_unknown_part_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--only", "bits,machines"])
-    assert "no part machines: want some of machine, first-steps, tests" in capsys.readouterr().err
+    assert "no part machines: want some of machine, kernels, first-steps, tests" in capsys.readouterr().err

@@ -1,0 +1,51 @@
+"""A broken kernel is named by the part that tries kernels, and replaced for the rest of the day."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotset.train.trainer import Trainer
+from hotset.workflows.gpu_day import kernels
+from hotset.workflows.gpu_day.checks import small_shards
+from hotset.workflows.gpu_day.part_settings import PartSettings
+from hotset.workflows.gpu_day.records import Records
+
+
+def records_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_kernel_that_fails_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = {"decode_batch": "an illegal address"}
+    monkeypatch.setattr(kernels, "small_shards", lambda *_: None)
+    monkeypatch.setattr(kernels, "_try_apart", lambda name, *_: faults.get(name, ""))
+    kernels.try_kernels(PartSettings("late", tmp_path, True), Records(tmp_path / "found.jsonl", 60))
+    found = records_of(tmp_path / "found.jsonl")
+    assert [(each["check"]["name"], each["check"]["is_right"]) for each in found[:2]] == [
+        ("kernel decode_batch", False),
+        ("kernel sum_and_step", True),
+    ]
+    assert found[2] == {"fact": {"replaced_kernels": "torch:decode_batch"}}
+
+
+@pytest.mark.slow
+def test_a_kernel_is_held_against_its_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = PartSettings("late", tmp_path, True, "gather_dots")
+    small_shards(settings, "kernels", "adagrad")
+    kernels.try_kernel(settings, Records(tmp_path / "found.jsonl", 60))
+    assert records_of(tmp_path / "found.jsonl")[0]["row"]["largest_difference"] == 0
+    train = kernels._train
+
+    def train_wrongly(*arguments: Any) -> Trainer:
+        trainer = train(*arguments)
+        if "gather_dots" in arguments[-1]:
+            trainer.embeddings.widths[0].executor.slow.weights_SD[-1] = float("nan")
+        return trainer
+
+    monkeypatch.setattr(kernels, "_train", train_wrongly)
+    with pytest.raises(ValueError, match="weights of rows differ"):
+        kernels.try_kernel(settings, Records(tmp_path / "found.jsonl", 60))
