@@ -15,10 +15,10 @@ from ..folders.stage_totals import ColumnsTotals, PlanTotals, SamplesTotals
 from ..folders.table_info import PlannedTable
 from ..formats.arrow_files import values_of
 from ..formats.dense_columns import transform_column
+from ..formats.opened_parts import OpenedParts
 from ..formats.part_ids import PartIds
 from ..formats.tables import multi_hot
 from ..stage_commands import hint_to_verify
-from .opened_parts import OpenedParts
 from .row_layout import RowLayout
 
 

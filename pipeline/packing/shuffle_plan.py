@@ -29,12 +29,12 @@ from ..errors import ManifestError
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import PlanTotals
 from ..formats.arrow_files import values_of
+from ..formats.opened_parts import OpenedParts
 from ..runtime.memory import groups_within
 from ..runtime.tasks import run_tasks
 from ..runtime.thread_buffers import thread_buffer
 from ..sizes import MIB
 from ..stage_commands import hint_to_rewrite
-from .opened_parts import OpenedParts
 
 _LARGEST = np.uint64(2**64 - 1)
 _ROOM_BYTES = 64 * MIB

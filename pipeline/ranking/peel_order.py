@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ...stats.ranking import peeling as kernels
 from ..errors import ConfigError, ManifestError
 from ..folders.manifest import Manifest
+from ..formats.opened_parts import OpenedParts
 from ..runtime.memory import room_for
 from ..runtime.resources import Resources
 from ..runtime.tasks import num_workers, run_tasks
@@ -155,7 +156,8 @@ def _incidence(
     ends = starts[:-1].copy()
     row_samples = np.empty(int(starts[-1]), np.uint32)
     done = 0
-    tasks = ((table, floor, starts, ends, row_samples, columns, counted) for table in tables)
+    opened = OpenedParts()
+    tasks = ((table, floor, starts, ends, row_samples, columns, counted, opened) for table in tables)
     for _ in run_tasks(_append_table, tasks, workers=resources.workers, shares_memory=True):
         done += len(counted)
         resources.progress("rank", done, len(tables) * len(counted))
@@ -174,6 +176,7 @@ def _append_table(
     row_samples: NDArray[np.uint32],
     columns: Manifest,
     counted: range,
+    opened: OpenedParts,
 ) -> None:
     """Add the lookups of one table to the lists of its rows; no other table has those rows."""
     places = np.empty(table.num_rows, np.int64)
@@ -184,7 +187,7 @@ def _append_table(
         return
     rows = (places[first_id:] - floor).astype(np.int32)
     del places
-    for first, offsets, ids in table.iterate_lookups(columns, counted):
+    for first, offsets, ids in table.iterate_lookups(columns, counted, opened):
         if not kernels.append_samples(ids, offsets, first, first_id, rows, starts, ends, row_samples):
             raise ManifestError(
                 f"{table.counts.folder} counts fewer lookups of {table.name} than {columns.folder} has",

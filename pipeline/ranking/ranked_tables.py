@@ -22,7 +22,9 @@ from ..folders.output import Output
 from ..folders.table_info import CountedTable, VocabularyTable
 from ..folders.temporary_files import array_in
 from ..formats.arrow_files import read_batch, validity_of, values_of, write_batch
+from ..formats.opened_parts import OpenedParts
 from ..formats.tables import lookups_of, offsets_of
+from ..runtime.thread_buffers import thread_buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,12 @@ class RankedTable:
         expand_runs(self.firsts, self.runs.lengths, 1, places)
 
     def iterate_lookups(
-        self, columns: Manifest, samples: range
+        self, columns: Manifest, samples: range, opened: OpenedParts
     ) -> Iterator[tuple[int, NDArray[np.int32], NDArray[np.int32]]]:
         """Yield ``samples`` part by part: number of the first among them, offsets of their lookups, ids.
 
-        Ids are rows by frequency. Holds the table's categories and a hash table of them.
+        Ids are rows by frequency; they are the thread's until the next part. Holds the table's categories and
+        a hash table of them. ``opened``: parts that were read for other tables, and will be for the next.
         """
         rows = np.zeros(self.num_rows, self.dtype)
         self.write_categories(rows)
@@ -91,9 +94,9 @@ class RankedTable:
             stop = min(first + entry.num_samples, samples.stop)
             if start >= stop:
                 continue
-            column = read_batch(columns, entry).column(self.name)
+            column = opened.read(columns, entry).column(self.name)
             array, _ = lookups_of(column, 0)
-            ids = np.empty(len(array), np.int32)
+            ids = thread_buffer("looked up", (len(array),), np.int32)
             find_ids(values_of(array, self.dtype), validity_of(array), entries, missing, oov, ids)
             # A one-hot column comes back as it is, with one lookup per sample; of lists the offsets are their
             # bounds.

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ...stats.ranking.fae_calibration import add_drawn, draw_samples, number_by_appearance
 from ...stats.ranking.frequency_ranking import expand_runs, first_places, runs_of
 from ..folders.manifest import Manifest
+from ..formats.opened_parts import OpenedParts
 from ..runtime.memory import room_for
 from ..runtime.resources import Resources
 from ..runtime.tasks import num_workers, run_tasks
@@ -91,7 +92,8 @@ def sampled_order(
     num_drawn = draw_samples(len(counted), rate, seed, with_replacement, times)
     found = {}
     done = 0
-    tasks = ((table, columns, counted, times) for table in tables)
+    opened = OpenedParts()
+    tasks = ((table, columns, counted, opened, times) for table in tables)
     for table, ordered in zip(
         tables, run_tasks(_order_table, tasks, workers=resources.workers, shares_memory=True), strict=True
     ):
@@ -117,13 +119,13 @@ def refuse_sampled_order(tables: Sequence[RankedTable], num_samples: int, resour
 
 
 def _order_table(
-    table: RankedTable, columns: Manifest, counted: range, times: NDArray[np.uint8]
+    table: RankedTable, columns: Manifest, counted: range, opened: OpenedParts, times: NDArray[np.uint8]
 ) -> SampledTable:
     sampled = np.zeros(table.num_rows, np.int64)
     # Parts come in log order whatever the number of workers: a table is one task.
     appearances = np.full(table.num_rows, -1, np.int32)
     num_seen = 0
-    for first, offsets, ids in table.iterate_lookups(columns, counted):
+    for first, offsets, ids in table.iterate_lookups(columns, counted, opened):
         add_drawn(ids, offsets, times[first : first + offsets.shape[0] - 1], sampled)
         num_seen = number_by_appearance(ids[offsets[0] : offsets[-1]], num_seen, appearances)
     # Missing and oov have rows even where no sample has them.

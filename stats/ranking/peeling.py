@@ -6,7 +6,8 @@ of all budgets. Linear in lookups: a bucket queue of rows by samples, whose rows
 it is at (clipping them there, as code for k-cores does, loses points).
 
 Rows are numbered by their place in the order by frequency (by lookups per byte where widths differ), those
-that are certainly hot left out. The incidence of rows and samples is stored both ways: 8 bytes a lookup.
+that are certainly hot left out. The incidence of rows and samples is stored both ways, and every step of
+a row towards its end: 12 bytes a lookup.
 
 Source: greedy peeling for densest sub-hypergraphs; Charikar, APPROX 2000, with the weights of a knapsack.
 """
@@ -19,15 +20,17 @@ from numpy.typing import NDArray
 from ..cpu_prefetch import prefetch
 from ..kernel import inlined_kernel, kernel
 
-BYTES_PER_LOOKUP = 8
-BYTES_PER_ROW = 88
-BYTES_PER_SAMPLE = 16
+BYTES_PER_LOOKUP = 12
+BYTES_PER_ROW = 76
+BYTES_PER_SAMPLE = 32
 """Memory of the incidence, the queue and the orders built from it, together."""
 _NONE = -1
-_AFTER, _BEFORE, _WORTH, _WIDTH = range(4)
-"""Columns of a row's entry in the queue: its neighbors, its samples that are still fully hot, its width."""
-_FIRST, _LAST = range(2)
-"""The ends of a bucket."""
+_BLOCK_LOOKUPS = 512
+"""Lookups whose rows are asked for together: their lines fit in the second cache."""
+_LOOKUPS_AHEAD = 32
+"""Lookups between asking for what one needs and using it."""
+_ENTRIES_AHEAD = 4
+"""Entries of a queue between asking for one thing and for the next that follows from it."""
 
 
 @kernel
@@ -56,20 +59,38 @@ def append_samples(
     Returns:
         False where a list would grow into the next; it and what follows are left unwritten.
     """
-    for i in range(offsets.shape[0] - 1):
-        sample = np.uint32(first_sample + i)
-        for j in range(offsets[i], offsets[i + 1]):
-            if ids[j] < first_id:
-                # Rows before the first one are never peeled and need no list.
-                continue
-            row = rows[ids[j] - first_id]
+    # In blocks: first the lookups of rows that may be dropped, without a branch for each, then what they
+    # need from memory, one thing after another, and the lists last.
+    kept_rows = np.empty(_BLOCK_LOOKUPS, np.int32)
+    kept_samples = np.empty(_BLOCK_LOOKUPS, np.uint32)
+    sample = 0
+    for first in range(offsets[0], offsets[-1], _BLOCK_LOOKUPS):
+        stop = min(first + _BLOCK_LOOKUPS, offsets[-1])
+        num_kept = 0
+        for j in range(first, stop):
+            while offsets[sample + 1] <= j:
+                sample += 1
+            kept_rows[num_kept] = ids[j] - first_id
+            kept_samples[num_kept] = first_sample + sample
+            num_kept += ids[j] >= first_id
+        for k in range(num_kept):
+            prefetch(rows, np.uint64(kept_rows[k]))
+        for k in range(num_kept):
+            row = rows[kept_rows[k]]
+            kept_rows[k] = row
+            prefetch(row_starts, np.uint64(row))
+            prefetch(row_ends, np.uint64(row))
+        for k in range(num_kept):
+            prefetch(row_samples, np.uint64(row_ends[kept_rows[k]]))
+        for k in range(num_kept):
+            row = kept_rows[k]
             end = row_ends[row]
-            if end > row_starts[row] and row_samples[end - 1] == sample:
+            if end > row_starts[row] and row_samples[end - 1] == kept_samples[k]:
                 continue  # looked up twice by one sample
             # The room was counted before; more lookups than that mean another log.
             if end >= row_starts[row + 1]:
                 return False
-            row_samples[end] = sample
+            row_samples[end] = kept_samples[k]
             row_ends[row] = end + 1
     return True
 
@@ -91,10 +112,14 @@ def list_rows(
         sample_starts: (num_samples + 1,) zeros; out, where the list of each sample begins.
         sample_rows: (num_lookups,) out, rows ascending in each sample.
     """
-    # Count the rows of each sample, then add up: each count becomes the end of the sample's list.
-    # Count the rows of each sample, then sum up: the running sums are where the lists end.
+    # Count the rows of each sample, then sum up: the running sums are where the lists end. What lies between
+    # two lists is undefined, and may be asked for, but is never used.
+    num_lookups = row_samples.shape[0]
+    num_samples = sample_starts.shape[0] - 1
     for row in range(row_ends.shape[0]):
         for k in range(row_starts[row], row_ends[row]):
+            if k + 2 * _LOOKUPS_AHEAD < num_lookups:
+                prefetch(sample_starts, np.uint64(row_samples[k + 2 * _LOOKUPS_AHEAD]))
             sample_starts[row_samples[k]] += 1
     total = 0
     for sample in range(sample_starts.shape[0]):
@@ -102,6 +127,11 @@ def list_rows(
         sample_starts[sample] = total
     for row in range(row_ends.shape[0] - 1, -1, -1):  # from the back, so that ends become starts
         for k in range(row_starts[row], row_ends[row]):
+            if k >= 2 * _LOOKUPS_AHEAD:
+                prefetch(sample_starts, np.uint64(row_samples[k - 2 * _LOOKUPS_AHEAD]))
+                later = row_samples[k - _LOOKUPS_AHEAD]
+                if later < num_samples:
+                    prefetch(sample_rows, np.uint64(sample_starts[later]))
             sample = row_samples[k]
             sample_starts[sample] -= 1
             sample_rows[sample_starts[sample]] = row
@@ -131,6 +161,7 @@ def entry_order(
     # How many rows of each sample have no other sample.
     lone = np.zeros(num_samples, np.int32)
     for row in range(num_rows):
+        _ask_for_sample(row + _LOOKUPS_AHEAD, row_starts, row_samples, lone)
         if row_ends[row] - row_starts[row] == 1:
             lone[row_samples[row_starts[row]]] += 1
     most = 0
@@ -139,6 +170,7 @@ def entry_order(
     # A counting sort by it, falling: the rows with most, most - 1, ... 1 in their sample, then all others.
     starts = np.zeros(most + 2, np.int64)
     for row in range(num_rows):
+        _ask_for_sample(row + _LOOKUPS_AHEAD, row_starts, row_samples, lone)
         is_lone = row_ends[row] - row_starts[row] == 1
         starts[most + 1 - lone[row_samples[row_starts[row]]] if is_lone else most + 1] += 1
     total = 0
@@ -147,10 +179,20 @@ def entry_order(
         starts[rest] = total
         total += length
     for row in range(num_rows - 1, -1, -1):
+        _ask_for_sample(row - _LOOKUPS_AHEAD, row_starts, row_samples, lone)
         is_lone = row_ends[row] - row_starts[row] == 1
         rest = most + 1 - lone[row_samples[row_starts[row]]] if is_lone else most + 1
         order[starts[rest]] = row
         starts[rest] += 1
+
+
+@inlined_kernel
+def _ask_for_sample(
+    row: int, row_starts: NDArray[np.int64], row_samples: NDArray[np.uint32], lone: NDArray[np.int32]
+) -> None:
+    """Ask for the entry in ``lone`` of the first sample of a row, if there is such a row."""
+    if 0 <= row < row_starts.shape[0] and row_starts[row] < row_samples.shape[0]:
+        prefetch(lone, np.uint64(row_samples[row_starts[row]]))
 
 
 @kernel
@@ -189,7 +231,6 @@ def peel(
         dropped: (stop_row - first_row,) out.
     """
     num_rows = row_ends.shape[0]
-    num_widths = widths.shape[0]
     most = 0
 
     # Samples with a row that is gone before it begins are lost from the start.
@@ -198,74 +239,130 @@ def peel(
         stop = sample_starts[sample + 1]
         is_lost[sample] = stop > sample_starts[sample] and sample_rows[stop - 1] >= stop_row
 
-    # The worth of a row is the number of its samples that are left; its four numbers share a cache line.
-    queue = np.empty((num_rows, 4), np.int32)
-    for row in range(num_rows):
-        queue[row, _WIDTH] = width_of_row[row]
-        queue[row, _WORTH] = _NONE
-        if first_row <= row < stop_row:
-            left = row_ends[row] - row_starts[row]
-            if stop_row < num_rows:
-                for k in range(row_starts[row], row_ends[row]):
-                    left -= is_lost[row_samples[k]]
-            queue[row, _WORTH] = left
-            most = max(most, left)
+    # The worth of a row is the number of its samples that are left.
+    worth = np.full(num_rows, _NONE, np.int32)
+    for row in range(first_row, stop_row):
+        left = row_ends[row] - row_starts[row]
+        if stop_row < num_rows:
+            for k in range(row_starts[row], row_ends[row]):
+                left -= is_lost[row_samples[k]]
+        worth[row] = left
+        most = max(most, left)
 
-    # A bucket, a list from first to last, for each width and worth.
-    ends = np.full((num_widths, most + 1, 2), _NONE, np.int32)
+    # A queue of rows for each width and worth. A row joins one when it comes to that worth, and its entry
+    # stays, stale, when it leaves: no neighbor has to be found, and rows still come out in their order.
+    heads = np.zeros((widths.shape[0], most + 1), np.int64)
+    tails = np.zeros((widths.shape[0], most + 1), np.int64)
+    queued = _empty_queues(worth, width_of_row, first_row, stop_row, heads, tails)
     for i in range(num_rows):
-        if first_row <= entries[i] < stop_row:
-            _append(entries[i], queue, ends)
+        row = entries[i]
+        if first_row <= row < stop_row:
+            _append(row, worth[row], width_of_row[row], queued, tails)
 
     # Drop the row of least worth; ``levels`` are at most the least worth of each width.
-    levels = np.zeros(num_widths, np.int64)
+    levels = np.zeros(widths.shape[0], np.int64)
     number = 0
     while number < dropped.shape[0]:
-        width = _next_width(ends, levels, widths)
-        row = ends[width, levels[width], _FIRST]
-        _remove(row, queue, ends)
-        queue[row, _WORTH] = _NONE
+        width = _next_width(worth, queued, heads, tails, levels, widths)
+        head = heads[width, levels[width]]
+        _ask_ahead(
+            queued,
+            head,
+            tails[width, levels[width]],
+            worth,
+            row_starts,
+            row_ends,
+            row_samples,
+            sample_starts,
+            sample_rows,
+            is_lost,
+        )
+        row = queued[head]
+        heads[width, levels[width]] = head + 1
+        worth[row] = _NONE
         dropped[number] = row
         number += 1
-        # The row behind it is most often the next.
-        prefetch(row_starts, np.uint64(max(queue[row, _AFTER], 0)))
-        prefetch(row_ends, np.uint64(max(queue[row, _AFTER], 0)))
-        # Its samples are lost, and every other row of theirs falls by one bucket for each.
+        # Its samples are lost, and every other row of theirs falls by one for each.
         for k in range(row_starts[row], row_ends[row]):
             sample = row_samples[k]
             if is_lost[sample]:
                 continue
             is_lost[sample] = 1
-            # Its rows are all over the queue: ask for all of them before the first is needed.
+            # Its rows are anywhere: ask for all of them before the first is needed.
             for j in range(sample_starts[sample], sample_starts[sample + 1]):
-                prefetch(queue, np.uint64(4 * sample_rows[j]))
+                prefetch(worth, np.uint64(sample_rows[j]))
             for j in range(sample_starts[sample], sample_starts[sample + 1]):
                 other = sample_rows[j]
-                left = queue[other, _WORTH] - 1
+                left = worth[other] - 1
                 if left < 0:
                     continue  # dropped, or never to be
-                _remove(other, queue, ends)
                 if left > 0:
-                    queue[other, _WORTH] = left
-                    _append(other, queue, ends)
-                    width = queue[other, _WIDTH]
+                    worth[other] = left
+                    width = width_of_row[other]
+                    _append(other, left, width, queued, tails)
                     levels[width] = min(levels[width], left)
                 else:
-                    queue[other, _WORTH] = _NONE
+                    worth[other] = _NONE
                     dropped[number] = other
                     number += 1
 
 
+@kernel
+def _empty_queues(
+    worth: NDArray[np.int32],
+    width_of_row: NDArray[np.uint8],
+    first_row: int,
+    stop_row: int,
+    heads: NDArray[np.int64],
+    tails: NDArray[np.int64],
+) -> NDArray[np.int32]:
+    """Return memory for all queues, (num_entries,); write where each begins to ``heads`` and ``tails``.
+
+    A queue has room for the rows that ever come to its worth: those that have it or more at the start, and
+    for worth 0, which no row falls to in a queue, those that have it at the start.
+    """
+    for row in range(first_row, stop_row):
+        heads[width_of_row[row], worth[row]] += 1
+    total = np.int64(0)
+    for width in range(heads.shape[0]):
+        num_rows = np.int64(0)
+        for level in range(heads.shape[1] - 1, -1, -1):
+            num_rows = heads[width, level] + (num_rows if level > 0 else 0)
+            heads[width, level] = total
+            tails[width, level] = total
+            total += num_rows
+    return np.empty(total, np.int32)
+
+
 @inlined_kernel
-def _next_width(ends: NDArray[np.int32], levels: NDArray[np.int64], widths: NDArray[np.int64]) -> int:
-    """Raise each level to the fewest samples a row of that width has; returns the width of least worth."""
+def _next_width(
+    worth: NDArray[np.int32],
+    queued: NDArray[np.int32],
+    heads: NDArray[np.int64],
+    tails: NDArray[np.int64],
+    levels: NDArray[np.int64],
+    widths: NDArray[np.int64],
+) -> int:
+    """Raise each level to the fewest samples a row of that width has; returns the width of least worth.
+
+    Stale entries at the head of that row's queue are gone then.
+    """
     best = -1
+    num_levels = heads.shape[1]
     for width in range(widths.shape[0]):
-        while levels[width] < ends.shape[1] and ends[width, levels[width], _FIRST] == _NONE:
-            levels[width] += 1
-        if levels[width] == ends.shape[1]:
-            levels[width] -= 1  # no row of this width is left
+        level = levels[width]
+        while level < num_levels:
+            head = heads[width, level]
+            while head < tails[width, level] and worth[queued[head]] != level:
+                head += 1
+            heads[width, level] = head
+            if head < tails[width, level]:
+                break
+            level += 1
+        if level == num_levels:
+            levels[width] = level - 1  # no row of this width is left
             continue
+        levels[width] = level
         # Samples per byte, compared by cross products, exactly.
         if best < 0 or levels[width] * widths[best] < levels[best] * widths[width]:
             best = width
@@ -273,36 +370,41 @@ def _next_width(ends: NDArray[np.int32], levels: NDArray[np.int64], widths: NDAr
 
 
 @inlined_kernel
-def _append(row: int, queue: NDArray[np.int32], ends: NDArray[np.int32]) -> None:
-    """Put ``row`` behind the others of its width and worth."""
-    width = queue[row, _WIDTH]
-    worth = queue[row, _WORTH]
-    before = ends[width, worth, _LAST]
-    queue[row, _AFTER] = _NONE
-    queue[row, _BEFORE] = before
-    if before == _NONE:
-        ends[width, worth, _FIRST] = row
-    else:
-        queue[before, _AFTER] = row
-    ends[width, worth, _LAST] = row
+def _append(row: int, left: int, width: int, queued: NDArray[np.int32], tails: NDArray[np.int64]) -> None:
+    """Put ``row`` behind the others of its width that have ``left`` samples."""
+    queued[tails[width, left]] = row
+    tails[width, left] += 1
 
 
 @inlined_kernel
-def _remove(row: int, queue: NDArray[np.int32], ends: NDArray[np.int32]) -> None:
-    """Take ``row`` out of the rows of its width and worth."""
-    # A list that is linked both ways: both neighbours, or the ends of the list, close the gap.
-    width = queue[row, _WIDTH]
-    worth = queue[row, _WORTH]
-    before = queue[row, _BEFORE]
-    after = queue[row, _AFTER]
-    if before == _NONE:
-        ends[width, worth, _FIRST] = after
-    else:
-        queue[before, _AFTER] = after
-    if after == _NONE:
-        ends[width, worth, _LAST] = before
-    else:
-        queue[after, _BEFORE] = before
+def _ask_ahead(
+    queued: NDArray[np.int32],
+    head: int,
+    tail: int,
+    worth: NDArray[np.int32],
+    row_starts: NDArray[np.int64],
+    row_ends: NDArray[np.int64],
+    row_samples: NDArray[np.uint32],
+    sample_starts: NDArray[np.int64],
+    sample_rows: NDArray[np.int32],
+    is_lost: NDArray[np.uint8],
+) -> None:
+    """Ask for what the next entries of a queue will need, each thing when what leads to it has come."""
+    if head + 4 * _ENTRIES_AHEAD >= tail:
+        return
+    row = np.uint64(queued[head + 4 * _ENTRIES_AHEAD])
+    prefetch(worth, row)
+    prefetch(row_starts, row)
+    prefetch(row_ends, row)
+    prefetch(row_samples, np.uint64(row_starts[queued[head + 3 * _ENTRIES_AHEAD]]))
+    # A row of worth 0 may have no samples, and none that could be read behind those of the last row.
+    start = row_starts[queued[head + 2 * _ENTRIES_AHEAD]]
+    if start < row_samples.shape[0]:
+        prefetch(sample_starts, np.uint64(row_samples[start]))
+        prefetch(is_lost, np.uint64(row_samples[start]))
+    start = row_starts[queued[head + _ENTRIES_AHEAD]]
+    if start < row_samples.shape[0]:
+        prefetch(sample_rows, np.uint64(sample_starts[row_samples[start]]))
 
 
 @kernel
@@ -334,6 +436,8 @@ def hot_samples_of_prefixes(
             needed = np.int64(sample_rows[stop - 1]) + 1
         elif not is_by_number:
             for j in range(sample_starts[sample], stop):
+                if j + _LOOKUPS_AHEAD < sample_rows.shape[0]:
+                    prefetch(places, np.uint64(sample_rows[j + _LOOKUPS_AHEAD]))
                 needed = max(needed, np.int64(places[sample_rows[j]]) + 1)
         smallest = np.searchsorted(num_rows_of, needed)
         if smallest < hot_samples.shape[0]:

@@ -10,6 +10,7 @@ import pytest
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.output import Output
 from hotset.pipeline.formats.arrow_files import read_file
+from hotset.pipeline.formats.opened_parts import OpenedParts
 from hotset.pipeline.ranking import ranked_tables as module
 from hotset.pipeline.ranking.ranked_tables import Arrangement, RankedTable, write_table
 from hotset.pipeline.stages.rank import RankConfig
@@ -60,11 +61,12 @@ def test_lookups_of_any_samples_come_part_by_part(
 ) -> None:
     columns = Manifest.read(folder / "columns")
     assert len(columns.files) > 3
+    opened = OpenedParts()
     for feature in (0, 8, 25):
         id_of = {what: i for i, (what, _) in enumerate(naive_rows(samples, feature))}
         wanted = [id_of.get(samples[n].categories[feature], id_of[OOV]) for n in asked]
         found: list[int] = []
-        for first, offsets, ids in tables[feature].iterate_lookups(columns, asked):
+        for first, offsets, ids in tables[feature].iterate_lookups(columns, asked, opened):
             assert first == len(found), "parts come in the order of the log"
             found += ids[offsets[0] : offsets[-1]].tolist()
         assert found == wanted

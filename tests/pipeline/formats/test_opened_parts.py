@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hotset.pipeline.packing import opened_parts
-from hotset.pipeline.packing.opened_parts import OpenedParts
+from hotset.pipeline.formats import opened_parts
+from hotset.pipeline.formats.opened_parts import OpenedParts
 
 
 def test_each_part_is_opened_once_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
