@@ -135,7 +135,8 @@ def relu_backward(
         bias_grad_N: float32, written.
 
     Error:
-        Sums of `BIAS_BLOCK` samples, then of the blocks in order, in float32. The mask is exact.
+        Sums of `BIAS_BLOCK` samples, then of the blocks, in float32, in an order that depends on the shape
+        alone. The mask is exact.
     """
     grad_BN.masked_fill_(outputs_BN <= 0, 0)
     bias_grad_N.copy_(grad_BN.float().sum(0))

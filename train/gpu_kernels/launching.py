@@ -11,7 +11,7 @@ import torch
 
 EXACT = {"enable_fp_fusion": False}
 """Options of kernels that promise bits: else a product and a sum are fused, which rounds once less."""
-_PROGRAMS_OF_A_CORE = 8
+_PROGRAMS_OF_A_CORE = 16
 _HOST_PROGRAMS = 3
 """In Triton's interpreter: few, so that each has several parts."""
 

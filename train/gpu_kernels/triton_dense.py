@@ -10,7 +10,10 @@ from .dense_rule import DenseRule
 from .dense_twins import BIAS_BLOCK, LOSS_BLOCK
 from .launching import EXACT
 
-_COLUMNS = 32
+_COLUMNS = 64
+"""Of a part of the outputs of a layer: a cache line in bfloat16."""
+_BLOCKS = 64
+"""Blocks whose sums are added at a time."""
 _STEP_NUMBERS = 1024
 
 
@@ -41,7 +44,7 @@ def relu_backward(
     _mask_by_relu[(num_blocks, num_parts)](
         grad_BN, outputs_BN, partials_KN, num_samples, num_outputs, R=BIAS_BLOCK, C=_COLUMNS, num_warps=8
     )
-    _add_biases[(num_parts,)](partials_KN, bias_grad_N, num_blocks, num_outputs, C=_COLUMNS)
+    _add_biases[(num_parts,)](partials_KN, bias_grad_N, num_blocks, num_outputs, K=_BLOCKS, C=_COLUMNS)
 
 
 def step_dense(
@@ -130,13 +133,16 @@ def _mask_by_relu(
 
 
 @triton.jit
-def _add_biases(partials, bias_grads, num_blocks, num_outputs, C: tl.constexpr):
+def _add_biases(partials, bias_grads, num_blocks, num_outputs, K: tl.constexpr, C: tl.constexpr):
     column = tl.program_id(0) * C + tl.arange(0, C)
     total = tl.zeros((C,), tl.float32)
-    block = 0
-    while block < num_blocks:
-        total += tl.load(partials + block * num_outputs + column, mask=column < num_outputs, other=0.0)
-        block += 1
+    first = 0
+    while first < num_blocks:
+        block = first + tl.arange(0, K)
+        is_number = (block < num_blocks)[:, None] & (column < num_outputs)[None, :]
+        values = tl.load(partials + block[:, None] * num_outputs + column[None, :], mask=is_number, other=0.0)
+        total += tl.sum(values, axis=0)
+        first += K
     tl.store(bias_grads + column, total, mask=column < num_outputs)
 
 

@@ -25,9 +25,9 @@ _TILE_FLOATS = 512
 """Of a program that sums rows: a warp has four numbers of 16 bytes for each of its threads at dim 16."""
 _BLOCK = tl.constexpr(BLOCK_SAMPLES)
 _LONG = tl.constexpr(LONG_LOOKUPS)
-_AHEAD = tl.constexpr(4)
+_AHEAD = tl.constexpr(8)
 """Gradients of a row that are asked for at once."""
-_BLOCKS_AHEAD = tl.constexpr(16)
+_BLOCKS_AHEAD = tl.constexpr(32)
 _MOST_FOLDS = tl.constexpr(16)
 _MOMENTUM = tl.constexpr(MOMENTUM)
 _KEEP_FIRST = tl.constexpr(float(ADAM_KEEP[0]))
@@ -369,7 +369,9 @@ def _sum_blocks(
         block = (part % num_groups) * R + tl.arange(0, R)
         zero = tl.zeros((R,), tl.int32)
         first = _first_lookup(order, zero + start, zero + stop, block * _BLOCK)
-        last = _first_lookup(order, first, zero + stop, (block + 1) * _BLOCK)
+        # A row has one lookup in a sample.
+        most_last = tl.minimum(first + _BLOCK, stop)
+        last = _first_lookup(order, first, most_last, (block + 1) * _BLOCK)
         partial = tl.zeros((R, DP), tl.float32)
         most = tl.max(last - first)
         lookup = 0
