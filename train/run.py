@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from .run_folder.run_description import describe, refuse_other_settings, setting
 from .run_folder.run_files import refuse_missing_folder
 from .run_folder.run_reader import read_manifest, refuse_changed_files
 from .run_folder.run_writer import RunFolder
+from .run_folder.tensorboard_events import TensorboardEvents
 from .run_folder.unfinished_run import claimed, is_unfinished, refuse_occupied, remove_begun
 from .run_results.run_log import RunLog, TrainProgress, no_progress
 from .run_results.run_summary import TrainSummary, summarize
@@ -59,6 +60,7 @@ def train(
     provenance: Mapping[str, Any] | None = None,
     init_from: Path | None = None,
     id_map: Path | None = None,
+    tensorboard: Path | None = None,
     progress: TrainProgress = no_progress,
 ) -> TrainSummary:
     """Train on ``shards`` (a shards folder, or the folder that holds it) and write the run to ``out``.
@@ -74,6 +76,8 @@ def train(
         init_from: a run whose weights and states this one starts with; a finished one, or the last checkpoint
             of another.
         id_map: where the ids of that run have become others: what `map-ids` wrote.
+        tensorboard: folder of a file that TensorBoard reads, with the lines of ``metrics.jsonl``; None: there
+            is none.
         provenance: what made the run, as plain data for its summary; decides nothing.
         progress: called after every step with the samples so far, the mean loss of the last logged steps and
             the last AUC.
@@ -132,7 +136,19 @@ def train(
             best = BestWeights(out, settings.keep_checkpoints)
             best.reserve(trainer.weights().num_bytes)
             trainer.resumables["best_weights"] = best
-        return _run(trainer, out, description, checkpoint, settings, threads, provenance, progress)
+        extras = RunExtras(provenance, tensorboard, progress)
+        return _run(trainer, out, description, checkpoint, settings, threads, extras)
+
+
+@dataclass(frozen=True, slots=True)
+class RunExtras:
+    """What a run is given besides its settings; changes no weight."""
+
+    provenance: Mapping[str, Any] | None
+    """What made the run."""
+    tensorboard: Path | None
+    """Folder of a file that TensorBoard reads."""
+    progress: TrainProgress
 
 
 def _run(
@@ -142,8 +158,7 @@ def _run(
     checkpoint: Checkpoint | None,
     settings: CheckpointSettings,
     threads: int,
-    provenance: Mapping[str, Any] | None,
-    progress: TrainProgress,
+    extras: RunExtras,
 ) -> TrainSummary:
     """Train what is left of a run, and write its results."""
     _log.info(
@@ -157,6 +172,8 @@ def _run(
         warn_of_slow_bf16(trainer.dense.dtype, cpu_features())
     try:
         folder, saved = _begin(trainer, out, description, checkpoint, settings)
+        if extras.tensorboard is not None:
+            folder.tensorboard = TensorboardEvents(extras.tensorboard, folder.metrics)
     except HotsetError:
         # A disk without room for the run leaves nothing of it.
         if checkpoint is None:
@@ -165,7 +182,7 @@ def _run(
     best = trainer.resumables.get("best_weights")
     assert best is None or isinstance(best, BestWeights)
     interrupts = Interrupts()
-    log = RunLog(folder, progress, saved, interrupts, best)
+    log = RunLog(folder, extras.progress, saved, interrupts, best)
     try:
         with interrupts.noted():
             if checkpoint is not None and not checkpoint.record.state.is_logged:
@@ -185,7 +202,7 @@ def _run(
             saved.close()
     _warn_of_passes(trainer)
 
-    summary = replace(summarize(trainer, threads, out, quality), provenance=provenance)
+    summary = replace(summarize(trainer, threads, out, quality), provenance=extras.provenance)
     if quality.validation is not None:
         folder.log({"step": trainer.step, "validation": quality.validation.to_dict()})
     folder.log({"step": trainer.step, "evaluation": quality.of_test()})

@@ -34,6 +34,7 @@ from .run_files import (
     explained,
     make_folder,
 )
+from .tensorboard_events import TensorboardEvents
 from .unfinished_run import refuse_occupied
 from .weights_file import Weights, write_weights
 
@@ -45,6 +46,8 @@ class RunFolder:
         self.path = path
         self.metrics: list[str] = []
         """Lines of the metrics so far."""
+        self.tensorboard: TensorboardEvents | None = None
+        """Where the metrics go for TensorBoard too."""
         self._free_reserved: Callable[[], object] = lambda: None
         if reserved is not None:
             self._free_reserved = weakref.finalize(self, os.close, reserved)
@@ -84,6 +87,8 @@ class RunFolder:
         with explained(self.path / METRICS), open(self.path / METRICS, "a") as file:
             file.write(f"{line}\n")
         self.metrics.append(line)
+        if self.tensorboard is not None:
+            self.tensorboard.add(entry)
 
     def keep_vocabulary(self, vocabulary: Manifest) -> None:
         """Keep the vocabulary of the ids, as links where the disk allows it."""

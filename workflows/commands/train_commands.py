@@ -68,6 +68,7 @@ def _train(arguments: Sequence[str]) -> int:
             checkpoints=config_of(CheckpointSettings, options),
             init_from=options.init_from,
             id_map=options.id_map,
+            tensorboard=options.tensorboard,
             provenance={
                 "command": shlex.join(["hotset", "train", *arguments]),
                 "commit": machine["commit"],

@@ -38,6 +38,9 @@ class TrainCommand(CheckpointSettings, TrainConfig):
     slow_dir: Path | None = None
     """Folder on the disk that takes rows beyond --slow-bytes while the run trains; by default --out."""
 
+    tensorboard: Path | None = None
+    """Folder for a file of losses and scores that TensorBoard reads (`tensorboard --logdir` shows it)."""
+
     json: bool = False
     """Print one JSON object on stdout."""
 
