@@ -21,8 +21,10 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Fuzzer:
     return Fuzzer(tmp_path_factory.mktemp("fuzzed"), 0)
 
 
-@pytest.mark.parametrize("lists", [False, True])
-@pytest.mark.parametrize("num_files", [5, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("num_files", "lists"),
+    [(5, True), *(pytest.param(60, lists, marks=pytest.mark.slow) for lists in (False, True))],
+)
 def test_mutated_files_are_read_rightly_or_refused(num_files: int, lists: bool) -> None:
     result = fuzz_files.fuzz_files(num_files, 1, lists=lists)
     assert result["wrong"] == [], result["seed"]

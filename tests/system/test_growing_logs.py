@@ -354,7 +354,12 @@ def test_a_window_longer_than_the_log_counts_all_of_it(tmp_path: Path, days: lis
 
 @pytest.mark.parametrize(
     ("format", "count_last", "rank_by"),
-    [("csv", 0, "frequency"), ("csv", 2, "peel"), ("parquet", 0, "peel"), ("parquet", 2, "frequency")],
+    [
+        pytest.param("csv", 0, "frequency", marks=pytest.mark.slow),
+        ("csv", 2, "peel"),
+        pytest.param("parquet", 0, "peel", marks=pytest.mark.slow),
+        ("parquet", 2, "frequency"),
+    ],
 )
 def test_days_with_lists_and_texts_are_added(
     tmp_path: Path, format: str, count_last: int, rank_by: Any, rng: np.random.Generator

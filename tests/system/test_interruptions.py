@@ -114,7 +114,7 @@ def no_file_beyond(num_bytes: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("num_bytes", [0, 150, 1500])
+@pytest.mark.parametrize("num_bytes", [0, pytest.param(150, marks=pytest.mark.slow), 1500])
 def test_a_full_device_loses_nothing(
     tmp_path: Path, log: Path, made: Path, unbroken: dict[str, bytes], stage: str, num_bytes: int
 ) -> None:
@@ -236,7 +236,7 @@ def test_a_log_that_changes_between_stages_is_named(
 
 
 @pytest.mark.parametrize(("stage", "name"), [(stage, name) for stage in INPUTS for name in INPUTS[stage]])
-@pytest.mark.parametrize("is_folder", [True, False])
+@pytest.mark.parametrize("is_folder", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_an_input_that_vanishes_between_stages_is_named(
     tmp_path: Path, log: Path, made: Path, unbroken: dict[str, bytes], stage: str, name: str, is_folder: bool
 ) -> None:
