@@ -15,21 +15,23 @@ from .run_folder.run_files import CONFIG, WEIGHTS
 from .run_folder.run_reader import read_config, read_manifest, read_weights, refuse_changed_files
 from .run_folder.weights_file import Weights
 from .scoring.loaded_model import LoadedModel
-from .trainer_building.devices import set_threads
+from .trainer_building.devices import open_device, set_threads
 
 
 def evaluate(
     run: Path,
     shards: Path,
     *,
+    device: str = "cpu",
     slow_bytes: int | None = None,
     model_source: ModelSource | None = None,
     weights: Weights | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RunQuality:
-    """Predict the test and validation parts of ``shards`` with the weights of ``run``, on the host.
+    """Predict the test and validation parts of ``shards`` with the weights of ``run``.
 
     Args:
+        device: where the model and its rows are.
         slow_bytes: memory for embedding rows; if not all fit, those of some batches at a time are read from
             the file of weights. None: as much as there is.
         model_source: makes the module of a user; None imports the class that the run records.
@@ -37,10 +39,12 @@ def evaluate(
         progress: called after each batch with the samples so far and their number in all.
 
     Raises:
+        ConfigError: no such device.
         HotsetError: ``run`` is not a finished run, or damaged.
         ShardError: the shards have no labels, or tables that are not those of the run.
     """
     # Cheap checks before anything is hashed.
+    opened_device = open_device(device)
     config = read_config(run)
     weights = read_weights(run) if weights is None else weights
     opened = Shards.open(shards)
@@ -59,6 +63,7 @@ def evaluate(
         weights,
         opened.tables,
         opened.batch_size,
+        device=opened_device,
         slow_bytes=slow_bytes,
         model_source=model_source,
     )

@@ -14,7 +14,7 @@ from ..stats.ranking.row_bytes import OPTIMIZERS
 from .config import MOST_THREADS
 from .options.model_config import ModelConfig
 
-_PRESETS = ("kaggle", "terabyte", "small")
+_PRESETS = ("kaggle", "terabyte", "mlperf", "small")
 _MOST_ROWS = 2**31
 _MOST_FLOATS = 2**20
 """Floats of a row, or dense features of a sample: far more than any model has."""

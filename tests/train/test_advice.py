@@ -200,7 +200,7 @@ def test_predicted_rows_are_those_of_step_plans_of_a_real_log(real_data: Path, t
         test_predicted_rows_are_those_of_step_plans(staging_bytes, tmp_path)
 
 
-@pytest.mark.parametrize(("model", "dim"), [("kaggle", 16), ("terabyte", 64), ("small", 8)])
+@pytest.mark.parametrize(("model", "dim"), [("kaggle", 16), ("terabyte", 64), ("mlperf", 128), ("small", 8)])
 def test_dense_bytes_are_those_of_the_model_and_its_default_optimizer(model: str, dim: int) -> None:
     shape = dlrm_shape(model, 13, 26, dim)
     dlrm = Dlrm(shape, 0)
@@ -219,7 +219,7 @@ def test_dense_bytes_are_those_of_the_model_and_its_default_optimizer(model: str
     assert dense_bytes(shape) == sum(tensor.nbytes for tensor in tensors)
 
 
-@pytest.mark.parametrize(("model", "dim"), [("kaggle", 16), ("terabyte", 64), ("small", 8)])
+@pytest.mark.parametrize(("model", "dim"), [("kaggle", 16), ("terabyte", 64), ("mlperf", 128), ("small", 8)])
 def test_activation_bytes_are_what_the_forward_pass_keeps_and_as_many_gradients(model: str, dim: int) -> None:
     shape = dlrm_shape(model, 13, 26, dim)
     dlrm = Dlrm(shape, 0)

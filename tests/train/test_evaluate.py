@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hotset.pipeline.errors import HotsetError, ShardError
+from hotset.pipeline.errors import ConfigError, HotsetError, ShardError
 from hotset.pipeline.generate.generate_log import GenerateConfig, generate
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
@@ -130,6 +130,12 @@ def test_shards_that_do_not_fit_the_run_are_refused(
     write_shards(tmp_path / "shards", **changes)
     with pytest.raises(ShardError, match=message):
         evaluate(data / "all-fast", tmp_path)
+
+
+def test_a_run_is_evaluated_on_the_device_that_is_named(data: Path) -> None:
+    assert evaluate(data / "fae", data, device="late") == evaluate(data / "fae", data)
+    with pytest.raises(ConfigError, match="unknown device 'gpu'"):
+        evaluate(data / "fae", data, device="gpu")
 
 
 def test_other_samples_of_the_same_vocabulary_will_do(data: Path, tmp_path: Path) -> None:

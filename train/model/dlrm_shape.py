@@ -84,6 +84,7 @@ class _Preset:
 PRESETS = {
     "kaggle": _Preset(16, (512, 256, 64), (512, 256)),
     "terabyte": _Preset(64, (512, 256), (512, 512, 256)),
+    "mlperf": _Preset(128, (512, 256), (1024, 1024, 512, 256)),
     "small": _Preset(None, (64,), (64,)),
 }
 

@@ -15,7 +15,7 @@ from ...pipeline.errors import ConfigError
 from ...pipeline.folders.json_record import JsonRecord, RecordError, require_range
 from ...pipeline.schema.schema_names import nearest
 
-DLRM_NAMES = ("auto", "kaggle", "terabyte", "small", "dlrm")
+DLRM_NAMES = ("auto", "kaggle", "terabyte", "mlperf", "small", "dlrm")
 """Names of a DLRM: presets, and two that mean the preset that fits the shards."""
 MODEL_NAMES = (*DLRM_NAMES, "dcnv2")
 """Models that come with hotset."""

@@ -1,4 +1,4 @@
-"""The model of a finished run in memory: its dense layers and its rows, on the host."""
+"""The model of a finished run in memory: its dense layers and its rows."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ class LoadedModel:
         tables: Sequence[EmbeddingTable],
         batch_size: int,
         *,
+        device: torch.device = _HOST,
         threads: int | None = None,
         slow_bytes: int | None = None,
         model_source: ModelSource | None = None,
@@ -62,6 +63,7 @@ class LoadedModel:
         Args:
             tables: those of the run, as the data to predict has them.
             batch_size: samples that are predicted together.
+            device: of the dense layers, and of the rows where they fit in memory.
             threads: those of the dense layers; None: as many as trained.
             slow_bytes: memory for embedding rows; if not all fit, those of some batches at a time are read
                 from the file of weights. None: as much as there is.
@@ -70,10 +72,10 @@ class LoadedModel:
         Raises:
             HotsetError: the weights are damaged, or not those that the config describes.
         """
-        meter = Meter(_HOST)
+        meter = Meter(device)
         # Seeds and optimizer do not matter: every weight is overwritten, and none is trained.
         chosen = recorded_model(config)
-        model = build_model(chosen, ModelInputs.of(config), 0, model_source)
+        model = build_model(chosen, ModelInputs.of(config), 0, model_source).to(device)
         refuse_other_weights(run, weights, config, model)
         workers = WorkThreads(threads or config.threads)
         dense = build_step(model, chosen, tables, BatchShares(batch_size), workers, config.dense_dtype)
@@ -84,10 +86,10 @@ class LoadedModel:
         num_bytes = sum(4 * table.num_rows * table.embedding_dim for table in tables)
         room = _room_for_rows(num_bytes) if slow_bytes is None else slow_bytes
         if room is None or num_bytes <= room:
-            embeddings = _rows_in_memory(run, weights, tables, meter, workers)
+            embeddings = _rows_in_memory(run, weights, tables, device, meter, workers)
         else:
             _log.info("the rows take %s: they are read as batches need them", format_byte_size(num_bytes))
-            embeddings = _rows_in_file(run, weights, tables, meter, workers, room)
+            embeddings = _rows_in_file(run, weights, tables, device, meter, workers, room)
         return cls(dense, embeddings, meter)
 
 
@@ -99,11 +101,16 @@ def _room_for_rows(num_bytes: int) -> int | None:
 
 
 def _rows_in_memory(
-    run: Path, weights: Weights, tables: Sequence[EmbeddingTable], meter: Meter, threads: WorkThreads
+    run: Path,
+    weights: Weights,
+    tables: Sequence[EmbeddingTable],
+    device: torch.device,
+    meter: Meter,
+    threads: WorkThreads,
 ) -> Embeddings:
     widths = tables_by_width([table.embedding_dim for table in tables])
     placements = {dim: AllFast([tables[number] for number in numbers]) for dim, numbers in widths.items()}
-    embeddings = Embeddings.build(tables, placements, _NO_TRAINING, 0, _HOST, meter, threads)
+    embeddings = Embeddings.build(tables, placements, _NO_TRAINING, 0, device, meter, threads)
     # One table at a time: only the one at hand is in memory twice.
     for number, table in enumerate(tables):
         embeddings.set_table(number, read_finite(run, weights, table.name))
@@ -114,6 +121,7 @@ def _rows_in_file(
     run: Path,
     weights: Weights,
     tables: Sequence[EmbeddingTable],
+    device: torch.device,
     meter: Meter,
     threads: WorkThreads,
     room_bytes: int,
@@ -130,4 +138,4 @@ def _rows_in_file(
         for dim, of_width in chosen.items()
     }
     placements = {dim: Hybrid(of_width) for dim, of_width in chosen.items()}
-    return Embeddings.build(tables, placements, _NO_TRAINING, 0, _HOST, meter, threads, slow_tiers=tiers)
+    return Embeddings.build(tables, placements, _NO_TRAINING, 0, device, meter, threads, slow_tiers=tiers)

@@ -67,6 +67,9 @@ class BenchPlacementsConfig:
     hot_shares: tuple[float, ...] = (0.015,)
     """Shares of all rows that are hot; as many slots stage the other rows."""
 
+    device: str = "cpu"
+    """Device of the fast tier and the dense layers: cpu or cuda."""
+
     train_batches: int = 20
     """Batches to train in each round; 0 only plans."""
 
@@ -80,12 +83,16 @@ class BenchPlacementsConfig:
             raise ConfigError("hot_shares must be between 0 and 1")
 
 
-def candidates(staging_bytes: int, seed: int) -> dict[str, TrainConfig]:
+def candidates(staging_bytes: int, seed: int, device: str = "cpu") -> dict[str, TrainConfig]:
     """Return every placement with the same fast memory; the baselines first."""
     # SGD without state, as in the papers whose bytes are compared.
     # One training run that all are variants of: equal seeds, optimizers and slots.
     all_fast = TrainConfig(
-        placement="all-fast", seed=seed, staging_bytes=ByteSize(staging_bytes), dense_optimizer="sgd"
+        placement="all-fast",
+        seed=seed,
+        device=device,
+        staging_bytes=ByteSize(staging_bytes),
+        dense_optimizer="sgd",
     )
     lookahead = replace(all_fast, placement="lookahead")
     cache = replace(all_fast, placement="cache")
@@ -140,7 +147,7 @@ def bench_placements(config: BenchPlacementsConfig) -> dict[str, Any]:
 
 def _share(config: BenchPlacementsConfig, shards: Shards, hot_bytes: int) -> dict[str, Any]:
     """Plan and train every candidate on shards with one share of hot rows."""
-    every = candidates(hot_bytes, config.seed)
+    every = candidates(hot_bytes, config.seed, config.device)
     order = epoch_order(shards.is_hot_only, config.seed, 0, spread=shards.is_grouped).tolist()
     # Belady is a lower bound of bytes: it is planned but not trained.
     moved = {name: _moved(shards, run, order) for name, run in every.items()}

@@ -38,7 +38,7 @@ class AdviseCommand:
     """Number of samples per step. Default: that of the shards in DIR."""
 
     model: str = "auto"
-    """Model: auto, a preset of DLRM (kaggle, terabyte, small), or dcnv2 with its default layers."""
+    """Model: auto, a preset of DLRM (kaggle, terabyte, mlperf, small), or dcnv2 with its default layers."""
 
     link_gbps: float = 20.0
     """Bandwidth between host and fast memory in GB/s, each way. PCIe 4.0 x16 gives 20 to 25 in practice."""

@@ -37,6 +37,9 @@ class EvaluateCommand:
     dir: Dir
     """Folder that `preprocess --out` created, or only its shards folder."""
 
+    device: str = "cpu"
+    """Device of the model and its rows: cpu or cuda. Scores may differ in their last digits."""
+
     slow_bytes: ByteSize | None = None
     """Memory for embedding rows; if not all fit, those of some batches at a time are read from the run's
     weights. By default as much as there is."""
@@ -106,6 +109,7 @@ def _evaluate(arguments: Sequence[str]) -> int:
         result = evaluate(
             options.run,
             options.dir,
+            device=options.device,
             slow_bytes=options.slow_bytes,
             progress=lambda done, total: progress("evaluate", done, total),
         ).to_dict()

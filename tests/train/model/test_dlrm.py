@@ -47,6 +47,10 @@ def test_the_presets_have_the_published_widths() -> None:
     terabyte = Dlrm(dlrm_shape("auto", 13, 26, 64), 0)
     assert linear_shapes(terabyte, "bottom") == [(512, 13), (256, 512), (64, 256)]
     assert linear_shapes(terabyte, "top") == [(512, 27 * 26 // 2 + 64), (512, 512), (256, 512), (1, 256)]
+    mlperf = Dlrm(dlrm_shape("auto", 13, 26, 128), 0)
+    assert linear_shapes(mlperf, "bottom") == [(512, 13), (256, 512), (128, 256)]
+    top = [(1024, 27 * 26 // 2 + 128), (1024, 1024), (512, 1024), (256, 512), (1, 256)]
+    assert linear_shapes(mlperf, "top") == top
     small = Dlrm(dlrm_shape("auto", 13, 26, 8), 0)
     assert linear_shapes(small, "bottom") == [(64, 13), (8, 64)]
     assert linear_shapes(small, "top") == [(64, 27 * 26 // 2 + 8), (1, 64)]
