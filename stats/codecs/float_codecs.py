@@ -69,16 +69,21 @@ class Float32Codec:
         rows[:] = data.view(np.float32).reshape(rows.shape)
 
 
-class Bfloat16Codec:
-    """The upper half of each float32, rounded to nearest."""
+class _HalfCodec:
+    """Half of the bytes of float32, by rounding to nearest."""
 
-    name = "bf16"
     is_exact = False
     rounds_stochastically = False
 
     def num_bytes(self, shape: MessageShape) -> int:
         """Two bytes a number."""
         return 2 * shape.num_rows * shape.embedding_dim
+
+
+class Bfloat16Codec(_HalfCodec):
+    """The upper half of each float32, rounded to nearest."""
+
+    name = "bf16"
 
     def encode(self, message: RowMessage, data: NDArray[np.uint8]) -> int:
         """Round the rows."""
@@ -93,16 +98,10 @@ class Bfloat16Codec:
         np.left_shift(codes, 16, out=rows.view(np.uint32), dtype=np.uint32)
 
 
-class Float16Codec:
+class Float16Codec(_HalfCodec):
     """IEEE half precision, rounded to nearest, ties to even."""
 
     name = "fp16"
-    is_exact = False
-    rounds_stochastically = False
-
-    def num_bytes(self, shape: MessageShape) -> int:
-        """Two bytes a number."""
-        return 2 * shape.num_rows * shape.embedding_dim
 
     def encode(self, message: RowMessage, data: NDArray[np.uint8]) -> int:
         """Round the rows; numbers beyond 65,504 become that number."""

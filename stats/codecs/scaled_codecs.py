@@ -67,6 +67,12 @@ def scales_of(codes_N: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 
 @inlined_kernel
+def _divisor(scale: np.float32) -> np.float32:
+    """Return what the numbers of a row are divided by: a row of zeros has no scale, and any does for it."""
+    return np.float32(1) if scale == 0 else scale
+
+
+@inlined_kernel
 def _rounded(quotient: np.float32, largest: np.float32) -> np.float32:
     """Round to the nearest whole number, ties to even, within the codes."""
     return min(max(np.rint(quotient), -largest), largest)
@@ -80,11 +86,9 @@ def _round_to_nearest(
     codes_ND: NDArray[np.int8],
 ) -> None:
     for row in range(rows_ND.shape[0]):
-        scale = scales_N[row]
-        if scale == 0:
-            scale = np.float32(1)
+        divisor = _divisor(scales_N[row])
         for column in range(rows_ND.shape[1]):
-            codes_ND[row, column] = np.int8(_rounded(rows_ND[row, column] / scale, largest))
+            codes_ND[row, column] = np.int8(_rounded(rows_ND[row, column] / divisor, largest))
 
 
 @kernel
@@ -97,10 +101,7 @@ def _round_stochastically(
     codes_ND: NDArray[np.int8],
 ) -> None:
     for row in range(rows_ND.shape[0]):
-        # A row of zeros has no scale; any does for it.
-        scale = scales_N[row]
-        if scale == 0:
-            scale = np.float32(1)
+        divisor = _divisor(scales_N[row])
         # The random numbers follow from the row's key, so every rank rounds alike.
         seed = mix64_pair(stream, np.uint64(keys_N[row]))
         word = np.uint64(0)
@@ -110,7 +111,7 @@ def _round_stochastically(
                 word = mix64(seed ^ np.uint64(column))
             random = (np.float32(word & np.uint64(0xFFFF)) + np.float32(0.5)) * _UNIT
             word >>= np.uint64(16)
-            code = np.floor(rows_ND[row, column] / scale + random)
+            code = np.floor(rows_ND[row, column] / divisor + random)
             codes_ND[row, column] = np.int8(min(max(code, -largest), largest))
 
 
@@ -156,11 +157,9 @@ def _to_fp8(
     """Write each number over its row's scale as e4m3, ties to even; ``quotients_D`` is changed."""
     bits_D = quotients_D.view(np.uint32)
     for row in range(rows_ND.shape[0]):
-        scale = scales_N[row]
-        if scale == 0:
-            scale = np.float32(1)
+        divisor = _divisor(scales_N[row])
         for column in range(rows_ND.shape[1]):
-            quotients_D[column] = rows_ND[row, column] / scale
+            quotients_D[column] = rows_ND[row, column] / divisor
         for column in range(rows_ND.shape[1]):
             bits = bits_D[column]
             sign = (bits >> np.uint32(24)) & np.uint32(0x80)
