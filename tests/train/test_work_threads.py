@@ -20,16 +20,17 @@ def test_each_piece_is_done_once(num_threads: int, num_pieces: int) -> None:
     assert {worker for _, worker in done} <= set(range(num_threads))
 
 
-def test_two_threads_work_at_the_same_time() -> None:
-    together = threading.Barrier(2, timeout=10)
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_threads_work_at_the_same_time_each_with_a_number_of_its_own(num_threads: int) -> None:
+    together = threading.Barrier(num_threads, timeout=10)
     workers = []
 
     def work(_: int, worker: int) -> None:
-        together.wait()  # passes only where both pieces are under way
+        together.wait()  # passes only where all pieces are under way
         workers.append(worker)
 
-    WorkThreads(2).run(work, 2)
-    assert sorted(workers) == [0, 1]
+    WorkThreads(num_threads).run(work, num_threads)
+    assert sorted(workers) == list(range(num_threads))
 
 
 def test_the_caller_works_too_and_does_not_wait_for_helpers_that_have_not_begun() -> None:
