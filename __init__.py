@@ -1,8 +1,8 @@
 """hotset prepares click logs and trains recommendation models on what it prepared.
 
-``hotset.fit`` trains from Python, ``hotset.evaluate`` scores a run and ``hotset.load_model`` gives its dense
-layers back. Below them ``hotset.pipeline`` turns raw logs into shards, ``hotset.train`` trains on them,
-``hotset.stats`` holds the arithmetic both share, ``hotset.workflows`` the command line.
+``hotset.preprocess`` turns raw logs into shards, ``hotset.statistics`` shows how their lookups are
+distributed, ``hotset.Shards`` gives batches and counts, ``hotset.fit`` trains, ``hotset.evaluate``,
+``hotset.predict`` and ``hotset.export`` use the run, and ``hotset.load_model`` gives its dense layers back.
 
 Importing this module imports nothing else: each name is looked up when it is first used, because torch takes
 more than a second.
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from .train.config import TrainConfig
     from .train.fit import FittedRun, evaluate, fit, load_model
     from .train.model_building.model_inputs import ModelInputs, TableInput
+    from .train.open_shards import Shards
+    from .train.serve import export, predict
+    from .workflows.library import preprocess, statistics
 
 __version__ = "0.1.0"
 
@@ -25,22 +28,32 @@ __all__ = [
     "FittedRun",
     "HotsetError",
     "ModelInputs",
+    "Shards",
     "TableInput",
     "TrainConfig",
     "evaluate",
+    "export",
     "fit",
     "load_model",
+    "predict",
+    "preprocess",
+    "statistics",
 ]
 
 _MODULES = {
     "FittedRun": "train.fit",
     "HotsetError": "pipeline.errors",
     "ModelInputs": "train.model_building.model_inputs",
+    "Shards": "train.open_shards",
     "TableInput": "train.model_building.model_inputs",
     "TrainConfig": "train.config",
     "evaluate": "train.fit",
+    "export": "train.serve",
     "fit": "train.fit",
     "load_model": "train.fit",
+    "predict": "train.serve",
+    "preprocess": "workflows.library",
+    "statistics": "workflows.library",
 }
 """Where each public name is defined."""
 

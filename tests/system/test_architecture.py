@@ -24,7 +24,7 @@ LAYERS = ("workflows", "train", "pipeline", "stats")
 TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
 FLOORS = {
     "workflows": (
-        "cli make_profile gpu_day",
+        "cli library make_profile gpu_day",
         "commands bench",
         "printing",
         "report",
@@ -36,6 +36,7 @@ FLOORS = {
         "progress_columns command_list bus_errors",
     ),
     "train": (
+        "serve open_shards",
         "fit",
         "run",
         "run_results exporting",

@@ -27,6 +27,7 @@ def test_importing_hotset_imports_nothing_else() -> None:
 def test_settings_and_errors_come_without_torch() -> None:
     code = (
         "import sys, hotset; hotset.TrainConfig(epochs=2), hotset.HotsetError, hotset.ModelInputs; "
+        "hotset.preprocess, hotset.statistics; "
         "print('torch' in sys.modules)"
     )
     command = (sys.executable, "-c", code)

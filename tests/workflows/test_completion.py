@@ -35,7 +35,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ("typed", "offered"),
     [
         (["st"], {"stats"}),
-        (["e"], {"encode", "evaluate"}),
+        (["ev"], {"evaluate"}),
         (["bench", "k"], {"kills"}),
         (["bench", "kills", "--ki"], {"--kills"}),
         (["train", "--embedding-o"], {"--embedding-optimizer"}),

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
 
 from ...pipeline.errors import ConfigError, HotsetError, MissingExtraError, SystemFaultError, install_hint
 from ...pipeline.formats.whole_file import whole_file
-from ...pipeline.inspect.frequency_series import SERIES, Statistics
+from ...pipeline.inspect.frequency_series import Statistics
 from ...pipeline.runtime.resources import Resources
 from ...pipeline.sizes import GIB, format_byte_size
 from ...stats.prediction.workload import Machine
 from ...train.advice import AdviceConfig, advise
+from .series_frames import series_frames
 
 _ADDRESSES_OF_ENGINE = 80 * GIB
 """Addresses that the engine of the drawing package was seen to start with; with 64 GiB it did not."""
@@ -93,43 +92,15 @@ def write_parquet(statistics: Statistics, folder: Path) -> list[Path]:
     Raises:
         ConfigError: they cannot be written.
     """
-    # Polars takes 0.2 s to import, which other outputs do without.
-    import polars as pl
-
     check_parquet(folder)
     written = []
-    for name, rows in _named_tables(statistics):
+    for name, frame in series_frames(statistics):
         path = folder / f"{name}.parquet"
         try:
             # Opened here: Polars takes no path that is not UTF-8.
             with open(path, "wb") as file:
-                pl.DataFrame([_flat(row) for row in rows], infer_schema_length=None).write_parquet(file)
+                frame.write_parquet(file)
         except OSError as error:
             raise _not_written(folder, error) from error
         written.append(path)
     return written
-
-
-def _named_tables(statistics: Statistics) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield each series and its rows; a series of several tables is named ``SERIES_TABLE``."""
-    series = cast(Mapping[str, Any], statistics)
-    for name in SERIES:
-        found = series.get(name, {})
-        if isinstance(found, list):
-            yield name, found
-            continue
-        for key, rows in found.items():
-            # Single figures stand beside the tables; --json has them.
-            if isinstance(rows, list):
-                yield f"{name}_{key}", rows
-
-
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row without nesting: ``{"top_share": {"1": 0.5}}`` -> ``{"top_share_1": 0.5}``."""
-    flat: dict[str, Any] = {}
-    for key, cell in row.items():
-        if isinstance(cell, dict):
-            flat |= {f"{key}_{inner_key}": inner for inner_key, inner in cell.items()}
-        else:
-            flat[key] = cell
-    return flat

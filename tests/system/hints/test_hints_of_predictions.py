@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hotset.tests.support.hints import Shell, follows
+import hotset
+from hotset.tests.support.hints import Shell, follows, hint_of
 
 PREDICT = ("predict", "run", "log.tsv", "--out", "scores.parquet")
 
@@ -64,3 +67,23 @@ def test_an_extra_is_installed(shell: Shell, monkeypatch: pytest.MonkeyPatch) ->
     hint = shell.refused("export", "run", "--out", "exported", "--onnx")
     assert "-m pip install" in hint and hint.endswith("[onnx]'")
     shell.works("export", "run", "--out", "exported")
+
+
+@follows(
+    "train/open_shards.py::Shards.batches",
+    "train/open_shards.py::Shards.counts",
+    "train/serve.py::_config_of",
+    "workflows/library.py::_with_settings",
+)
+def test_names_that_were_meant_are_taken_from_python(shell: Shell) -> None:
+    shards = hotset.Shards("data")
+    kind: Any = "hotonly"
+    assert hint_of(lambda: next(shards.batches(kind))) == "did you mean 'hot_only'?"
+    next(shards.batches("hot_only"))
+    assert hint_of(lambda: shards.counts("C22x")) == "did you mean 'C22'?"
+    assert shards.counts("C2").sum() > 0
+    assert hint_of(lambda: hotset.predict("run", "log.tsv", batchsize=9)) == "did you mean 'batch_size'?"
+    assert hotset.predict("run", "log.tsv", batch_size=9).height == 600
+    preprocess = partial(hotset.preprocess, "log.tsv", "other", workers=1)
+    assert hint_of(lambda: preprocess(batchsize=9)) == "did you mean 'batch_size'?"
+    preprocess(batch_size=9)

@@ -1,0 +1,67 @@
+"""Preprocessing and statistics from Python: settings by name, and what comes back.
+
+Tests `series_frames`, too.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import hotset
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.tests.support.logs.other_logs import Log, schema_text, write_csv
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    generate(GenerateConfig(samples=300, seed=1, scale=1000), folder / "log.tsv", workers=1)
+    settings: dict[str, Any] = {"hot_bytes": "16KiB", "batch_size": 32, "eval_fraction": 0.2, "min_count": 2}
+    return hotset.preprocess(folder / "log.tsv", str(folder / "data"), workers=1, memory="1GiB", **settings)
+
+
+def test_settings_are_those_of_the_stages(data: Path) -> None:
+    found = {
+        stage: Manifest.read(data / stage).config for stage in ("counts", "vocabulary", "plan", "shards")
+    }
+    assert found["counts"]["eval_fraction"] == 0.2 and found["vocabulary"]["min_count"] == 2
+    assert found["plan"]["hot_bytes"] == 16384 and found["shards"]["batch_size"] == 32
+
+
+def test_another_log_gets_the_ids_of_the_first(data: Path, tmp_path: Path) -> None:
+    again = hotset.preprocess([data.parent / "log.tsv"], tmp_path / "again", like=data, workers=1)
+    assert Manifest.read(again / "vocabulary").stage == "adopt"
+
+
+def test_a_schema_file_brings_its_own_settings(tmp_path: Path) -> None:
+    log = Log({"y": "label", "site": "text"}, [(n % 2, f"s{n % 3}") for n in range(30)])
+    write_csv(tmp_path / "log.csv", log)
+    text = schema_text(log).replace('"site" = "text"', '"site" = { kind = "text", embedding_dim = 4 }')
+    (tmp_path / "log.toml").write_text(text)
+    out = hotset.preprocess(
+        tmp_path / "log.csv", tmp_path / "out", schema=str(tmp_path / "log.toml"), workers=1
+    )
+    (table,) = Manifest.read(out / "plan").totals["tables"]
+    assert (table["name"], table["embedding_dim"]) == ("site", 4)
+
+
+def test_a_setting_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(hotset.HotsetError, match="there is no setting 'batchsize'") as refused:
+        hotset.preprocess("log.tsv", tmp_path / "out", batchsize=3)
+    assert refused.value.hint == "did you mean 'batch_size'?"
+
+
+def test_statistics_are_frames(data: Path) -> None:
+    quick = hotset.statistics(data)
+    assert quick["features"].height == 26 and "top_share_10" in quick["features"].columns
+    assert all(isinstance(frame, pl.DataFrame) for frame in quick.values())
+    chosen = hotset.statistics(str(data), series=["coverage"], workers=1)
+    assert set(chosen) == {"coverage"}
+    assert chosen["coverage"]["lookup_share"].is_between(0, 1 + 1e-9).all()
+    json.dumps(quick["features"].to_dicts())  # plain cells
