@@ -54,9 +54,15 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
+@pytest.fixture(scope="module")
+def simulated(folder: Path) -> Any:
+    """What is told of all placements at once."""
+    return series(folder)["default_runs"]
+
+
 @pytest.mark.parametrize("placement", ["all-fast", "hybrid", "hybrid-dedup", "fae", "lookahead", "cache"])
-def test_a_run_moves_what_the_series_says(folder: Path, placement: Any) -> None:
-    found = series(folder)["default_runs"]
+def test_a_run_moves_what_the_series_says(folder: Path, simulated: Any, placement: Any) -> None:
+    found = simulated
     shards = Shards.open(folder)
     trainer = trained(shards, placement=placement, fae_variant="code")
     (row,) = (row for row in found["placements"] if row["placement"] == placement)
@@ -89,17 +95,20 @@ def test_the_settings_are_the_defaults_of_training() -> None:
     assert config.cache_warmup == staging_planner.DEFAULT_WARMUP_RATIO and config.cache_batches == 1
 
 
-def test_a_long_epoch_is_cut_off_and_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = series(folder)["default_runs"]["settings"]
+def test_a_long_epoch_is_cut_off_and_said(
+    folder: Path, simulated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = simulated["settings"]
     monkeypatch.setattr(default_runs, "MAX_LOOKUPS", 4 * 3 * 26)
-    found = series(folder, workers=2)["default_runs"]
-    assert found == series(folder)["default_runs"]
+    cut_off = series(folder)
+    found = cut_off["default_runs"]
+    assert found == series(folder, workers=2)["default_runs"]
     assert (
         1 <= found["settings"]["num_batches"] < whole["num_batches"] == found["settings"]["num_epoch_batches"]
     )
     # The copies of fae's hot rows are those of a whole epoch.
     assert "fae" not in [row["placement"] for row in found["placements"]]
-    assert any("placement fae" in line for line in series(folder)["left_out"])
+    assert any("placement fae" in line for line in cut_off["left_out"])
     hybrid = next(row for row in found["placements"] if row["placement"] == "hybrid")
     vectors = found["settings"]["num_samples"] * sum(
         4 * table.embedding_dim for table in Shards.open(folder).tables

@@ -98,7 +98,7 @@ def charts_in(seen: Seen) -> dict[str, str]:
     return {piece.split('"')[0]: piece.split("<details")[0] for piece in pieces}
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_browser_draws_every_chart_without_a_word_or_a_request(
     page: Path, tmp_path: Path, dark: bool
 ) -> None:
@@ -114,6 +114,7 @@ def test_a_browser_draws_every_chart_without_a_word_or_a_request(
         assert any(label in drawn for drawn in charts.values()), label
 
 
+@pytest.mark.slow
 def test_a_point_tells_its_numbers(page: Path, tmp_path: Path) -> None:
     points_at = """
     setTimeout(() => {
