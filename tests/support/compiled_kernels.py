@@ -119,8 +119,11 @@ def launch_all(dim: int, optimizers: list[str]) -> None:
         call("gather_dots_backward", *gathered, grad_BFD, bottom)
         values, outputs = torch.empty(300, 256, dtype=dtype), torch.empty(300, 256, dtype=dtype)
         call("relu_backward", values, outputs, torch.empty(2, 256), torch.empty(256))
-    grads, loss = torch.empty(300), torch.empty(1, dtype=torch.float64)
-    call("logistic_loss", grads, grads, lists.num_samples_1, 0.5, grads, loss, loss)
+        partials, sums = torch.empty(2, 257), torch.empty(257)
+        losses = torch.empty(2, dtype=torch.float64)
+        labels = torch.zeros(300, dtype=torch.uint8)
+        arrays = (values, sums, labels, lists.num_samples_1, 0.5, outputs, partials, losses, sums, losses)
+        call("last_layer", *arrays)
     for dense_name in get_args(DenseOptimizerName):
         rule = DenseRule(dense_name)
         weights, states = torch.empty(4096), torch.empty(rule.num_states, 4096)

@@ -1,4 +1,4 @@
-"""Kernels around the dense layers with torch, on any device: interaction, loss, ReLU and optimizer step.
+"""Kernels around the dense layers with torch, on any device: dots, last layer, ReLU and optimizer step.
 
 B samples, F tables, D embedding_dim, V = F + 1 vectors that interact (F without a bottom MLP), P inputs of
 the top MLP, rounded up as the kernels of matrix products want them, N outputs of a layer.
@@ -13,7 +13,7 @@ from ..rows.row_steps import exact_sqrt
 from .dense_rule import DenseRule
 from .row_twins import gathered_rows, is_sample
 
-LOSS_BLOCK = 1024
+LOSS_BLOCK = 256
 """Samples whose losses are added at a time."""
 BIAS_BLOCK = 256
 """Samples whose gradients of a bias are added at a time."""
@@ -89,38 +89,51 @@ def gather_dots_backward(
     bottom_grad_BD.copy_(torch.where(is_live, total_BD, 0.0))
 
 
-def logistic_loss(
-    logit_B: torch.Tensor,
+def last_layer(
+    hidden_BN: torch.Tensor,
+    weights_M: torch.Tensor,
     label_B: torch.Tensor,
     num_samples_1: torch.Tensor,
     scale: float,
-    grad_B: torch.Tensor,
-    partials_K: torch.Tensor,
+    hidden_grad_BN: torch.Tensor,
+    partials_KM: torch.Tensor,
+    losses_K: torch.Tensor,
+    grad_M: torch.Tensor,
     loss_1: torch.Tensor,
 ) -> None:
-    """Write the log loss of a batch, summed over its samples, and its gradient by the logits.
+    """Pass the last layer, which has one output, forward to the log loss and backward.
 
     Args:
-        logit_B: any float type.
+        hidden_BN: any float type; its inputs.
+        weights_M: float32; M = N + 1 numbers, the bias last.
         label_B: any type, each 0 or 1.
         num_samples_1: int32.
-        scale: one over the nominal batch size.
-        grad_B: any float type, written; ``(sigmoid(z) - y) * scale``, zeros behind the batch.
-        partials_K: (ceil(B / `LOSS_BLOCK`),) float64, workspace.
-        loss_1: float64, written, nats.
+        scale: one over the nominal batch size; the gradient of a logit is ``(sigmoid(z) - y) * scale``.
+        hidden_grad_BN: as ``hidden``, written; zeros behind the batch.
+        partials_KM: (ceil(B / `LOSS_BLOCK`), M) float32, workspace.
+        losses_K: as many float64, workspace.
+        grad_M: float32, written.
+        loss_1: float64, written; nats, summed over the samples.
 
     Error:
-        Losses are computed and added in float64; the gradient is float32, from an exponential rounded once.
+        Logits and gradients are float32, losses are computed and added in float64. Sums are those of
+        `LOSS_BLOCK` samples, then of the blocks, in an order that depends on the shape alone.
     """
-    is_live = is_sample(logit_B.numel(), num_samples_1)
-    logits = torch.where(is_live, logit_B, 0).double()
-    labels = torch.where(is_live, label_B, 0).double()
-    small = torch.exp(-logits.abs())
-    losses = logits.clamp(min=0) - logits * labels + torch.log1p(small)
+    is_live = is_sample(hidden_BN.shape[0], num_samples_1)
+    hidden = torch.where(is_live.unsqueeze(1), hidden_BN, 0.0).float()
+    logits = hidden @ weights_M[:-1] + weights_M[-1]
+    wide = logits.double()
+    labels = torch.where(is_live, label_B, 0)
+    # An exponent that is not positive, so that none overflows.
+    small = torch.exp(-wide.abs())
+    losses = wide.clamp(min=0) - wide * labels + torch.log1p(small)
     loss_1.copy_(torch.where(is_live, losses, 0.0).sum())
     small_32 = small.float()
     chances = torch.where(logits >= 0, torch.ones_like(small_32), small_32) / (1 + small_32)
-    grad_B.copy_(torch.where(is_live, (chances - labels.float()) * scale, 0.0))
+    grad_B = torch.where(is_live, (chances - labels.float()) * scale, 0.0)
+    hidden_grad_BN.copy_(grad_B.unsqueeze(1) * weights_M[:-1])
+    grad_M[:-1] = grad_B @ hidden
+    grad_M[-1] = grad_B.sum()
 
 
 def relu_backward(

@@ -28,7 +28,7 @@ TWINS = {
     "make_rows": "row_twins",
     "gather_dots": "dense_twins",
     "gather_dots_backward": "dense_twins",
-    "logistic_loss": "dense_twins",
+    "last_layer": "dense_twins",
     "relu_backward": "dense_twins",
     "step_dense": "dense_twins",
 }
@@ -43,7 +43,7 @@ TRITON = {
     "make_rows": "triton_moves",
     "gather_dots": "triton_dots",
     "gather_dots_backward": "triton_dots",
-    "logistic_loss": "triton_dense",
+    "last_layer": "triton_dense",
     "relu_backward": "triton_dense",
     "step_dense": "triton_dense",
 }

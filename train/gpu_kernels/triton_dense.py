@@ -1,4 +1,4 @@
-"""Triton kernels around the dense layers: loss, ReLU and optimizer step; docstrings are in `dense_twins`."""
+"""Triton kernels around the dense layers: last layer, ReLU, optimizer step; docstrings: `dense_twins`."""
 
 from __future__ import annotations
 
@@ -15,23 +15,45 @@ _COLUMNS = 64
 _BLOCKS = 64
 """Blocks whose sums are added at a time."""
 _STEP_NUMBERS = 1024
+_TILE_NUMBERS = 4096
+"""Of the inputs of the last layer that a program has at a time."""
 
 
-def logistic_loss(
-    logit_B: torch.Tensor,
+def last_layer(
+    hidden_BN: torch.Tensor,
+    weights_M: torch.Tensor,
     label_B: torch.Tensor,
     num_samples_1: torch.Tensor,
     scale: float,
-    grad_B: torch.Tensor,
-    partials_K: torch.Tensor,
+    hidden_grad_BN: torch.Tensor,
+    partials_KM: torch.Tensor,
+    losses_K: torch.Tensor,
+    grad_M: torch.Tensor,
     loss_1: torch.Tensor,
 ) -> None:
-    """See `dense_twins.logistic_loss`."""
-    num_blocks = triton.cdiv(logit_B.numel(), LOSS_BLOCK)
-    _losses[(num_blocks,)](
-        logit_B, label_B, num_samples_1, scale, grad_B, partials_K, logit_B.numel(), R=LOSS_BLOCK, **EXACT
+    """See `dense_twins.last_layer`."""
+    num_samples, num_inputs = hidden_BN.shape
+    num_blocks = triton.cdiv(num_samples, LOSS_BLOCK)
+    width = triton.next_power_of_2(num_inputs)
+    _last_layer[(num_blocks,)](
+        hidden_BN,
+        weights_M,
+        label_B,
+        num_samples_1,
+        scale,
+        hidden_grad_BN,
+        partials_KM,
+        losses_K,
+        num_samples,
+        N=num_inputs,
+        NP=width,
+        BLOCK=LOSS_BLOCK,
+        R=max(1, min(LOSS_BLOCK, _TILE_NUMBERS // width)),
+        **EXACT,
     )
-    _add_losses[(1,)](partials_K, loss_1, num_blocks, R=triton.next_power_of_2(num_blocks))
+    num_parts = triton.cdiv(num_inputs + 1, _COLUMNS)
+    _add_sums[(num_parts,)](partials_KM, grad_M, num_blocks, num_inputs + 1, K=_BLOCKS, C=_COLUMNS)
+    _add_losses[(1,)](losses_K, loss_1, num_blocks, R=triton.next_power_of_2(num_blocks))
 
 
 def relu_backward(
@@ -44,7 +66,7 @@ def relu_backward(
     _mask_by_relu[(num_blocks, num_parts)](
         grad_BN, outputs_BN, partials_KN, num_samples, num_outputs, R=BIAS_BLOCK, C=_COLUMNS, num_warps=8
     )
-    _add_biases[(num_parts,)](partials_KN, bias_grad_N, num_blocks, num_outputs, K=_BLOCKS, C=_COLUMNS)
+    _add_sums[(num_parts,)](partials_KN, bias_grad_N, num_blocks, num_outputs, K=_BLOCKS, C=_COLUMNS)
 
 
 def step_dense(
@@ -79,29 +101,54 @@ def step_dense(
 
 
 @triton.jit
-def _losses(
-    logits,
+def _last_layer(
+    hidden,
+    weights,
     labels,
     num_samples_1,
     scale,
-    grads,
+    hidden_grads,
     partials,
+    losses,
     room,
+    N: tl.constexpr,
+    NP: tl.constexpr,
+    BLOCK: tl.constexpr,
     R: tl.constexpr,
 ):
-    sample = tl.program_id(0) * R + tl.arange(0, R)
-    is_sample = sample < tl.load(num_samples_1)
-    logit = tl.load(logits + sample, mask=is_sample, other=0.0).to(tl.float64)
-    label = tl.load(labels + sample, mask=is_sample, other=0).to(tl.float64)
-    # An exponent that is not positive, so that none overflows.
-    small = tl.exp(-tl.abs(logit))
-    loss = tl.maximum(logit, 0.0) - logit * label + tl.log(1.0 + small)
-    tl.store(partials + tl.program_id(0), tl.sum(tl.where(is_sample, loss, 0.0), axis=0))
-    small_32 = small.to(tl.float32)
-    one = tl.full((R,), 1.0, tl.float32)
-    chance = tl.div_rn(tl.where(logit >= 0.0, one, small_32), one + small_32)
-    grad = tl.where(is_sample, (chance - label.to(tl.float32)) * scale, 0.0)
-    tl.store(grads + sample, grad.to(grads.dtype.element_ty), mask=sample < room)
+    """A block of samples a program, R at a time."""
+    num_samples = tl.load(num_samples_1)
+    block = tl.program_id(0)
+    column = tl.arange(0, NP)
+    weight = tl.load(weights + column, mask=column < N, other=0.0)
+    bias = tl.load(weights + N)
+    weight_grad = tl.zeros((NP,), tl.float32)
+    bias_grad = 0.0
+    loss_sum = tl.zeros((1,), tl.float64)
+    for first in range(0, BLOCK, R):
+        sample = block.to(tl.int64) * BLOCK + first + tl.arange(0, R)
+        is_sample = sample < num_samples
+        at = sample[:, None] * N + column[None, :]
+        is_input = is_sample[:, None] & (column < N)[None, :]
+        value = tl.load(hidden + at, mask=is_input, other=0.0).to(tl.float32)
+        logit = tl.sum(value * weight[None, :], axis=1) + bias
+        label = tl.load(labels + sample, mask=is_sample, other=0).to(tl.float32)
+        # An exponent that is not positive, so that none overflows.
+        wide = logit.to(tl.float64)
+        small = tl.exp(-tl.abs(wide))
+        loss = tl.maximum(wide, 0.0) - wide * label.to(tl.float64) + tl.log(1.0 + small)
+        loss_sum += tl.sum(tl.where(is_sample, loss, 0.0), axis=0)
+        small_32 = small.to(tl.float32)
+        one = tl.full((R,), 1.0, tl.float32)
+        chance = tl.div_rn(tl.where(logit >= 0.0, one, small_32), one + small_32)
+        grad = tl.where(is_sample, (chance - label) * scale, 0.0)
+        hidden_grad = (grad[:, None] * weight[None, :]).to(hidden_grads.dtype.element_ty)
+        tl.store(hidden_grads + at, hidden_grad, mask=(sample < room)[:, None] & (column < N)[None, :])
+        weight_grad += tl.sum(value * grad[:, None], axis=0)
+        bias_grad += tl.sum(grad, axis=0)
+    tl.store(partials + block * (N + 1) + column, weight_grad, mask=column < N)
+    tl.store(partials + block * (N + 1) + N, bias_grad)
+    tl.store(losses + block + tl.arange(0, 1), loss_sum)
 
 
 @triton.jit
@@ -133,7 +180,7 @@ def _mask_by_relu(
 
 
 @triton.jit
-def _add_biases(partials, bias_grads, num_blocks, num_outputs, K: tl.constexpr, C: tl.constexpr):
+def _add_sums(partials, sums, num_blocks, num_outputs, K: tl.constexpr, C: tl.constexpr):
     column = tl.program_id(0) * C + tl.arange(0, C)
     total = tl.zeros((C,), tl.float32)
     first = 0
@@ -143,7 +190,7 @@ def _add_biases(partials, bias_grads, num_blocks, num_outputs, K: tl.constexpr, 
         values = tl.load(partials + block[:, None] * num_outputs + column[None, :], mask=is_number, other=0.0)
         total += tl.sum(values, axis=0)
         first += K
-    tl.store(bias_grads + column, total, mask=column < num_outputs)
+    tl.store(sums + column, total, mask=column < num_outputs)
 
 
 @triton.jit

@@ -109,9 +109,9 @@ class FusedDlrm:
         first_of_top = (self._top or [self._last])[0]
         self._inputs_BP = torch.zeros(batch_size, first_of_top.num_inputs, dtype=compute, device=on)
         self._inputs_grad_BP = torch.zeros_like(self._inputs_BP)
-        self._logit_B = torch.zeros(batch_size, device=on)
-        self._logit_grad_B = torch.zeros(batch_size, device=on)
-        self._losses_K = torch.zeros(-(-batch_size // LOSS_BLOCK), dtype=torch.float64, device=on)
+        num_blocks = -(-batch_size // LOSS_BLOCK)
+        self._losses_K = torch.zeros(num_blocks, dtype=torch.float64, device=on)
+        self._last_partials_KM = torch.zeros(num_blocks, self._last.num_inputs + 1, device=on)
         self.loss_1 = torch.zeros(1, dtype=torch.float64, device=on)
         """Loss of the last step in nats, summed over its samples."""
 
@@ -125,16 +125,7 @@ class FusedDlrm:
     def queue_passes(self, launch: Launch, inputs: DenseInputs) -> None:
         """Queue everything between the rows of a batch and their gradients."""
         self._queue_forward(launch, inputs)
-        launch(
-            "logistic_loss",
-            self._logit_B,
-            inputs.label_B,
-            inputs.num_samples_1,
-            self._scale,
-            self._logit_grad_B,
-            self._losses_K,
-            self.loss_1,
-        )
+        self._queue_last(launch, inputs)
         self._queue_backward(launch, inputs)
 
     def queue_step(self, launch: Launch, rates_2: torch.Tensor) -> None:
@@ -169,12 +160,25 @@ class FusedDlrm:
         for layer in self._top:
             launch(_forward, layer, hidden_BN)
             hidden_BN = layer.outputs_BN
-        launch(_forward_last, self._last, self._weights_N, hidden_BN, self._logit_B)
+
+    def _queue_last(self, launch: Launch, inputs: DenseInputs) -> None:
+        """Queue the last layer, whose products are those of vectors, and the loss."""
+        place = slice(self._last.weight_place.start, self._last.bias_place.stop)
+        launch(
+            "last_layer",
+            self._top[-1].outputs_BN if self._top else self._inputs_BP,
+            self._weights_N[place],
+            inputs.label_B,
+            inputs.num_samples_1,
+            self._scale,
+            self._top[-1].grad_BN if self._top else self._inputs_grad_BP,
+            self._last_partials_KM,
+            self._losses_K,
+            self._grad_N[place],
+            self.loss_1,
+        )
 
     def _queue_backward(self, launch: Launch, inputs: DenseInputs) -> None:
-        hidden_BN = self._top[-1].outputs_BN if self._top else self._inputs_BP
-        grad_BN = self._top[-1].grad_BN if self._top else self._inputs_grad_BP
-        launch(_backward_last, self._last, self._weights_N, hidden_BN, self._logit_grad_B, grad_BN)
         self._queue_mlp_backward(launch, self._top, self._inputs_BP, self._inputs_grad_BP)
         bottom_BD = self._bottom[-1].outputs_BN if self._bottom else None
         launch(
@@ -344,28 +348,3 @@ def _backward(layer: _Layer, inputs_BM: torch.Tensor, inputs_grad_BM: torch.Tens
         layer.weight_grad_NM.copy_(torch.mm(layer.grad_BN.t(), inputs_BM))
     if inputs_grad_BM is not None:
         torch.mm(layer.grad_BN, layer.weight_NM, out=inputs_grad_BM)
-
-
-def _forward_last(
-    layer: _Layer, weights_N: torch.Tensor, hidden_BM: torch.Tensor, logit_B: torch.Tensor
-) -> None:
-    """Write the logits, in float32."""
-    torch.addmv(
-        weights_N[layer.bias_place].expand_as(logit_B),
-        hidden_BM.float(),
-        weights_N[layer.weight_place],
-        out=logit_B,
-    )
-
-
-def _backward_last(
-    layer: _Layer,
-    weights_N: torch.Tensor,
-    hidden_BM: torch.Tensor,
-    grad_B: torch.Tensor,
-    hidden_grad_BM: torch.Tensor,
-) -> None:
-    """Write the gradients of the last layer, in float32, and of its inputs."""
-    torch.mv(hidden_BM.float().t(), grad_B, out=layer.weight_grad_NM.view(-1))
-    layer.bias_grad_N.copy_(grad_B.sum())
-    hidden_grad_BM.copy_(grad_B.unsqueeze(1) * weights_N[layer.weight_place])

@@ -104,26 +104,46 @@ def test_dots_of_all_pairs_and_their_gradients(
         assert not bottom_grad[num_samples:].any()
 
 
-@pytest.mark.parametrize(("num_samples", "num_padding"), [(1, 0), (700, 3), (1500, 0)])
-def test_the_loss_and_its_gradient_are_those_of_the_host(
-    num_samples: int, num_padding: int, engine: str, device: torch.device, rng: np.random.Generator
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("num_samples", "num_padding", "num_inputs"), [(1, 0, 1), (300, 3, 40), (LOSS_BLOCK, 0, 256)]
+)
+def test_the_last_layer_passes_the_loss_and_its_gradients(
+    num_samples: int,
+    num_padding: int,
+    num_inputs: int,
+    dtype: torch.dtype,
+    engine: str,
+    device: torch.device,
+    rng: np.random.Generator,
 ) -> None:
     room = num_samples + num_padding
-    logits = draw((room,), rng, torch.float32, device) * 30
-    labels = torch.from_numpy((rng.random(room) < 0.3).astype(F32)).to(device)
-    logits[num_samples:], labels[num_samples:] = float("nan"), float("nan")
-    grad_B = poisoned(torch.empty(room, device=device))
+    hidden = draw((room, num_inputs), rng, dtype, device)
+    weights = draw((num_inputs + 1,), rng, torch.float32, device) * 3
+    labels = torch.from_numpy((rng.random(room) < 0.3).astype(np.uint8)).to(device)
+    hidden[num_samples:], labels[num_samples:] = float("nan"), 255
+    hidden_grad = poisoned(torch.empty_like(hidden))
+    num_blocks = -(-room // LOSS_BLOCK)
+    partials = poisoned(torch.empty(num_blocks, num_inputs + 1, device=device))
+    losses = poisoned(torch.empty(num_blocks, dtype=torch.float64, device=device))
+    grad = poisoned(torch.empty_like(weights))
     loss_1 = poisoned(torch.empty(1, dtype=torch.float64, device=device))
-    partials = poisoned(torch.empty(-(-room // LOSS_BLOCK), dtype=torch.float64, device=device))
     count_1 = torch.tensor([num_samples], dtype=torch.int32, device=device)
-    kernel_of("logistic_loss", engine)(logits, labels, count_1, 1 / 2048, grad_B, partials, loss_1)
+    arrays = (hidden, weights, labels, count_1, 1 / 2048, hidden_grad, partials, losses, grad, loss_1)
+    kernel_of("last_layer", engine)(*arrays)
+
+    inputs = hidden[:num_samples].cpu().double().numpy()
+    weight = weights.cpu().double().numpy()
+    logits = inputs @ weight[:-1] + weight[-1]
+    # The loss and the gradient by the logits are those of the host.
     wanted = np.empty(num_samples, F32)
-    loss = dense_kernels.logistic_loss(
-        logits[:num_samples].cpu().numpy(), labels[:num_samples].cpu().numpy(), F32(1 / 2048), wanted
+    wanted_loss = dense_kernels.logistic_loss(
+        logits.astype(F32), labels[:num_samples].cpu().float().numpy(), F32(1 / 2048), wanted
     )
-    np.testing.assert_allclose(loss_1.cpu().numpy(), [loss], rtol=1e-6)
-    np.testing.assert_allclose(grad_B[:num_samples].cpu().numpy(), wanted, rtol=1e-6, atol=1e-30)
-    assert not grad_B[num_samples:].any()
+    np.testing.assert_allclose(loss_1.cpu().numpy(), [wanted_loss], rtol=1e-6)
+    assert_near(hidden_grad[:num_samples], wanted[:, None] * weight[None, :-1], TOLERANCE[dtype] * 2)
+    assert not hidden_grad[num_samples:].any()
+    assert_near(grad, np.append(wanted @ inputs, wanted.sum(dtype=np.float64)), 5e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
