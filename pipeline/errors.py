@@ -8,6 +8,7 @@
     ├── ShardError         shards a trainer cannot use
     ├── EngineError        worker processes that cannot be started or do not stay alive
     ├── MissingExtraError  an optional package that is not installed
+    ├── SaidElsewhereError what another process of the same run has said already
     └── SystemFaultError   memory, threads, open files or a device that the system does not give
 
 Each carries a message of one line and, where there is something to do, a hint.
@@ -55,6 +56,10 @@ class EngineError(HotsetError):
 
 class MissingExtraError(HotsetError):
     """An optional package that is not installed."""
+
+
+class SaidElsewhereError(HotsetError):
+    """What stops this process is said by another one of the same run."""
 
 
 class SystemFaultError(HotsetError):

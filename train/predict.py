@@ -18,6 +18,7 @@ from .execution.embeddings import Embeddings
 from .meter import Meter
 from .metrics.scores import Quality, RunQuality, ScoreCounter
 from .model.dense_step import DenseStep
+from .ranks.ranks import OneRank, Ranks
 
 
 class Predictor:
@@ -29,6 +30,7 @@ class Predictor:
         embeddings: the rows.
         meter: counts the work as evaluation.
         folder: folder for a file of what does not fit in memory; None: that of temporary files.
+        ranks: share the batches; all of them score the predictions of all.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class Predictor:
         embeddings: Embeddings,
         meter: Meter,
         folder: Path | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        self._ranks = ranks or OneRank()
         self._shards = shards
         self._dense = dense
         self._embeddings = embeddings
@@ -53,9 +57,22 @@ class Predictor:
         # Evaluation reads cold rows on the slow tier, so staged ones are written back first.
         with self._meter.during("evaluation"), self._embeddings.rows_written_back(), torch.no_grad():
             numbers = self._shards.batches_of(part)
-            for step in self._embeddings.evaluation_steps(numbers, partial(self._shards.batch_of, part)):
-                logit_B = self._dense.predict(step.batch, self._embeddings.look_up(step))
-                yield step.batch, logit_B.cpu().numpy()
+            read = partial(self._shards.batch_of, part)
+            # Each rank has predicted one of the batches that follow; their logits go to all.
+            left = iter(numbers)
+            for step in self._embeddings.evaluation_steps(numbers, read):
+                embeddings = self._embeddings.look_up(step)
+                logit_B = torch.empty(0)
+                if step.batch.num_samples:
+                    logit_B = self._dense.predict(step.batch, embeddings).cpu()
+                if self._ranks.num_ranks == 1:
+                    yield step.batch, logit_B.numpy()
+                    continue
+                padded_B = torch.zeros(self._shards.batch_size)
+                padded_B[: logit_B.numel()] = logit_B
+                for found_B, number in zip(self._ranks.gather(padded_B), left, strict=False):
+                    batch = read(number)
+                    yield batch, found_B[: batch.num_samples].numpy()
 
     def score(
         self,

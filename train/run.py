@@ -5,10 +5,15 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from .. import __version__
 from ..pipeline.errors import ConfigError, HotsetError
 from ..pipeline.folders.manifest import checksum_of
 from ..pipeline.sizes import KIB
@@ -17,12 +22,15 @@ from .checkpoints.checkpoint_settings import CheckpointSettings
 from .checkpoints.dense_state import restore_dense
 from .checkpoints.interrupts import Interrupted, Interrupts
 from .config import TrainConfig
-from .data.batch_order import BATCH_ORDER, RecordedOrder
+from .data.batch_order import BATCH_ORDER, BatchOrder, RecordedOrder
 from .data.shard_origin import ShardOrigin
 from .data.shards import Shards, with_hot_bytes
 from .model.dense_dtype import cpu_features, warn_of_slow_bf16
 from .model_building.choose_model import choose_model
 from .model_building.user_code import ModelSource
+from .options.rank_options import RankOptions
+from .ranks.ranks import Ranks, agree, refuse_other_settings_of_ranks
+from .ranks.torch_ranks import joined_ranks
 from .resuming.best_weights import BestWeights
 from .resuming.run_checkpoints import (
     Checkpoint,
@@ -31,8 +39,9 @@ from .resuming.run_checkpoints import (
     restore,
     table_sizes,
 )
-from .resuming.source_run import open_source
-from .run_folder.run_description import describe, refuse_other_settings, settings_of
+from .resuming.source_run import SourceRun, open_source
+from .run_folder.rank_folder import RankFolder
+from .run_folder.run_description import describe, recorded_shares, refuse_other_settings, settings_of
 from .run_folder.run_files import refuse_missing_folder
 from .run_folder.run_reader import read_manifest, refuse_changed_files
 from .run_folder.run_writer import RunFolder
@@ -61,6 +70,7 @@ def train(
     init_from: Path | None = None,
     id_map: Path | None = None,
     tensorboard: Path | None = None,
+    rank_options: RankOptions | None = None,
     progress: TrainProgress = no_progress,
 ) -> TrainSummary:
     """Train on ``shards`` (a shards folder, or the folder that holds it) and write the run to ``out``.
@@ -79,6 +89,7 @@ def train(
         tensorboard: folder of a file that TensorBoard reads, with the lines of ``metrics.jsonl``; None: there
             is none.
         provenance: what made the run, as plain data for its summary; decides nothing.
+        rank_options: of a run on several ranks, where torchrun or the like started this process as one.
         progress: called after every step with the samples so far, the mean loss of the last logged steps and
             the last AUC.
 
@@ -87,57 +98,142 @@ def train(
             else, a finished run, or one with other settings.
         Interrupted: Ctrl-C or SIGTERM, after the last step was saved.
     """
-    # Everything that can be refused is refused before the first file is written.
-    is_resumed = is_unfinished(out)
-    if not is_resumed:
+    request = _Request(
+        shards=shards,
+        config=config,
+        out=out,
+        replay=replay,
+        slow_dir=slow_dir,
+        init_from=init_from,
+        id_map=id_map,
+        rank_options=rank_options or RankOptions(),
+    )
+    with joined_ranks(request.rank_options.rank_timeout) as ranks:
+        # Rank 0 alone writes to the folder, so it knows whether there is a run to resume.
+        is_resumed = bool(ranks.gather(torch.tensor([ranks.rank == 0 and is_unfinished(out)]))[0])
+        # Everything that can be refused is refused before the first file is written.
+        start = agree(ranks, partial(_prepare, request, ranks, is_resumed=is_resumed))
+        if ranks.num_ranks > 1:
+            refuse_other_settings_of_ranks(ranks, _compared(start, request.rank_options))
+        with claimed(out) if ranks.rank == 0 else nullcontext():
+            settings = checkpoints or CheckpointSettings()
+            build = partial(_build, start, request, ranks, settings, model_source, is_resumed=is_resumed)
+            trainer, checkpoint = agree(ranks, build)
+            extras = RunExtras(provenance, tensorboard, progress)
+            return _run(trainer, out, start.description, checkpoint, settings, start.threads, extras)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What `train` was asked for."""
+
+    shards: Path
+    config: TrainConfig
+    out: Path
+    replay: Path | None
+    slow_dir: Path | None
+    init_from: Path | None
+    id_map: Path | None
+    rank_options: RankOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """A run that was refused by nothing."""
+
+    shards: Shards
+    config: TrainConfig
+    threads: int
+    order: BatchOrder | None
+    description: dict[str, Any]
+    source: SourceRun | None
+    """The run that this one starts from."""
+
+
+def _prepare(request: _Request, ranks: Ranks, *, is_resumed: bool) -> _Start:
+    """Read and check all that a run begins with."""
+    out, config = request.out, request.config
+    if not is_resumed and ranks.rank == 0:
         refuse_occupied(out)
-    if slow_dir is not None:
-        refuse_missing_folder(slow_dir)
-    opened = Shards.open(shards)
+    if request.slow_dir is not None:
+        refuse_missing_folder(request.slow_dir)
+    opened = Shards.open(request.shards)
     if config.hot_bytes is not None:
         opened = with_hot_bytes(opened, config.hot_bytes, config.row_optimizer(opened.embedding_optimizer))
     opened.refuse_damage()
     threads = set_threads(config.threads)
+    replay = request.replay
     if replay is not None and (recorded := read_manifest(replay)) is not None:
         refuse_changed_files(recorded, (BATCH_ORDER,))
     order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None
-    config = resolve(opened, config)
+    # A resumed run keeps its shares, whatever the number of ranks now.
+    if is_resumed and config.shares is None:
+        config = replace(config, shares=recorded_shares(out))
+    config = resolve(opened, config, ranks.num_ranks)
     description = describe(opened, config, threads, is_replay=replay is not None)
     source = None
-    if init_from is not None:
+    if request.init_from is not None:
         chosen = config.optimizers(opened.embedding_optimizer)
-        source = open_source(init_from, id_map, opened, chosen, choose_model(config, opened.embedding_dim))
+        model = choose_model(config, opened.embedding_dim)
+        source = open_source(request.init_from, request.id_map, opened, chosen, model)
         description["init_from"] = source.fingerprint
-    elif id_map is not None:
+    elif request.id_map is not None:
         raise ConfigError("--id-map maps the ids of a run", hint="name the run: --init-from RUN")
     if is_resumed:
         refuse_other_settings(out, description)
+    return _Start(
+        shards=opened, config=config, threads=threads, order=order, description=description, source=source
+    )
 
-    with claimed(out):
-        if is_unfinished(out) != is_resumed:
-            refuse_occupied(out)  # by a run that has begun or ended since
-        checkpoint = _last_checkpoint(out, opened, config, description) if is_resumed else None
-        start = RunStart(source.rows, is_fresh=False) if source else None
-        if checkpoint is not None:
-            start = replace(checkpoint.start, is_fresh=source is None)
-        settings = checkpoints or CheckpointSettings()
-        trainer = build_trainer(
-            opened,
-            config,
-            order,
-            spill_folder=slow_dir or out,
-            model_source=model_source,
-            start=start,
-            tracks_changes=not settings.checkpoint_every.is_off,
-        )
-        if source is not None and checkpoint is None:
-            restore_dense(trainer.model, trainer.dense_optimizers, source.dense, source.where)
-        if config.recipe.keeps_best:
-            best = BestWeights(out, settings.keep_checkpoints)
-            best.reserve(trainer.weights().num_bytes)
-            trainer.resumables["best_weights"] = best
-        extras = RunExtras(provenance, tensorboard, progress)
-        return _run(trainer, out, description, checkpoint, settings, threads, extras)
+
+def _compared(start: _Start, options: RankOptions) -> dict[str, object]:
+    """What ranks must have in common, by the names that a user knows."""
+    found: dict[str, object] = dict(start.description) | {"version": __version__, "homes": options.homes}
+    settings = found.pop("config")
+    assert isinstance(settings, dict)
+    # Options are named one by one; the number of threads is the one in force.
+    recipe = settings.pop("recipe", {})
+    found |= settings | recipe | {"threads": start.threads}
+    return found
+
+
+def _build(
+    start: _Start,
+    request: _Request,
+    ranks: Ranks,
+    settings: CheckpointSettings,
+    model_source: ModelSource | None,
+    *,
+    is_resumed: bool,
+) -> tuple[Trainer, Checkpoint | None]:
+    """Build the trainer of a run, with the checkpoint from which it goes on."""
+    out, source = request.out, start.source
+    if ranks.rank == 0 and is_unfinished(out) != is_resumed:
+        refuse_occupied(out)  # by a run that has begun or ended since
+    checkpoint = None
+    if is_resumed:
+        checkpoint = _last_checkpoint(out, start.shards, start.config, start.description)
+    rows = RunStart(source.rows, is_fresh=False) if source else None
+    if checkpoint is not None:
+        rows = replace(checkpoint.start, is_fresh=source is None)
+    trainer = build_trainer(
+        start.shards,
+        start.config,
+        start.order,
+        spill_folder=request.slow_dir or out,
+        model_source=model_source,
+        start=rows,
+        tracks_changes=not settings.checkpoint_every.is_off,
+        ranks=ranks,
+        homes=request.rank_options.homes,
+    )
+    if source is not None and checkpoint is None:
+        restore_dense(trainer.model, trainer.dense_optimizers, source.dense, source.where)
+    if start.config.recipe.keeps_best:
+        best = BestWeights(out, settings.keep_checkpoints)
+        best.reserve(trainer.weights().num_bytes)
+        trainer.resumables["best_weights"] = best
+    return trainer, checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,19 +266,13 @@ def _run(
     )
     if trainer.device.type == "cpu":
         warn_of_slow_bf16(trainer.dense.dtype, cpu_features())
-    try:
-        folder, saved = _begin(trainer, out, description, checkpoint, settings)
-        if extras.tensorboard is not None:
-            folder.tensorboard = TensorboardEvents(extras.tensorboard, folder.metrics)
-    except HotsetError:
-        # A disk without room for the run leaves nothing of it.
-        if checkpoint is None:
-            remove_begun(out)
-        raise
+    ranks = trainer.ranks
+    begin = partial(_begin, trainer, out, description, checkpoint, settings, extras.tensorboard)
+    folder, saved = agree(ranks, begin)
     best = trainer.resumables.get("best_weights")
     assert best is None or isinstance(best, BestWeights)
     interrupts = Interrupts()
-    log = RunLog(folder, extras.progress, saved, interrupts, best)
+    log = RunLog(folder, extras.progress, saved, interrupts, best, has_ranks=ranks.num_ranks > 1)
     try:
         with interrupts.noted():
             if checkpoint is not None and not checkpoint.record.state.is_logged:
@@ -223,21 +313,44 @@ def _begin(
     description: dict[str, Any],
     checkpoint: Checkpoint | None,
     settings: CheckpointSettings,
+    tensorboard: Path | None,
 ) -> tuple[RunFolder, RunCheckpoints | None]:
     """Begin or resume the folder of a run, with room for its weights and checkpoints."""
+    if checkpoint is not None:
+        restore(trainer, checkpoint)
+    if trainer.ranks.rank:
+        return RankFolder(out), None
+    try:
+        folder, saved = _begin_folder(trainer, out, description, checkpoint, settings)
+        if tensorboard is not None:
+            folder.tensorboard = TensorboardEvents(tensorboard, folder.metrics)
+        return folder, saved
+    except HotsetError:
+        # A disk without room for the run leaves nothing of it.
+        if checkpoint is None:
+            remove_begun(out)
+        raise
+
+
+def _begin_folder(
+    trainer: Trainer,
+    out: Path,
+    description: dict[str, Any],
+    checkpoint: Checkpoint | None,
+    settings: CheckpointSettings,
+) -> tuple[RunFolder, RunCheckpoints | None]:
     weight_bytes = trainer.weights().num_bytes
     if settings.save_states:
         weight_bytes += optimizer_states(trainer).num_bytes
     if checkpoint is None:
         folder = RunFolder.begin(out, description, weight_bytes=weight_bytes)
     else:
-        restore(trainer, checkpoint)
         folder = RunFolder.resume(out, checkpoint.record.state.metrics, weight_bytes=weight_bytes)
     origin = ShardOrigin.of(trainer.shards)
     if origin is not None:
         folder.keep_vocabulary(origin.vocabulary)
     saved = None
-    if not settings.checkpoint_every.is_off:
+    if not settings.checkpoint_every.is_off and trainer.ranks.num_ranks == 1:
         run = checksum_of(settings_of(description))
         last = checkpoint.record if checkpoint else None
         saved = RunCheckpoints(out / CHECKPOINTS, run, settings, trainer, last)

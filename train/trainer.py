@@ -23,6 +23,7 @@ from .model.dense_model import DenseModel
 from .model.dense_step import DenseStep
 from .placements.shuffle_scheduler import ShuffleScheduler
 from .predict import Predictor
+from .ranks.ranks import OneRank, Ranks
 from .recipe.learning_rates import LearningRates
 from .recipe.stopping import Stopping
 from .run_folder.weights_file import Weights, dtypes_of
@@ -72,6 +73,8 @@ class Trainer:
     """Copies the rows of a checkpoint under way that a step is about to change; None: there are none."""
     earlier_file_bytes: tuple[int, int] = (0, 0)
     """Bytes that processes of the run before this one read from their spill files, and wrote."""
+    ranks: Ranks = field(default_factory=OneRank)
+    """The ranks that share the run."""
 
     @property
     def num_steps(self) -> int:
@@ -134,7 +137,8 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
                 trainer.before_update(step.step)
             loss_sum = trainer.runner.train(step, trainer.step, trainer.rates.of_step(trainer.step))
             trainer.step += 1
-            trainer.num_samples += batch.num_samples
+            trainer.num_samples += step.step.num_samples
+            trainer.unlogged_samples += step.step.num_samples
             after_step(trainer, batch, loss_sum)
             if trainer.stopping is not None and trainer.stopping.reason is not None:
                 break

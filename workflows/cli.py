@@ -19,7 +19,7 @@ from contextlib import suppress
 from importlib.util import resolve_name
 
 from .. import __version__
-from ..pipeline.errors import HotsetError, MissingExtraError, install_hint, system_fault
+from ..pipeline.errors import HotsetError, MissingExtraError, SaidElsewhereError, install_hint, system_fault
 from .bus_errors import explain_bus_errors
 from .command_list import COMMANDS
 from .console import say_error, set_verbosity, with_help
@@ -73,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HotsetError as error:
         # With --verbose the place in the code is shown too.
         logging.getLogger("hotset.cli").debug("the error was raised here:", exc_info=error)
-        say_error(str(error), error.hint)
+        if not isinstance(error, SaidElsewhereError):
+            say_error(str(error), error.hint)
         return 1
     except KeyboardInterrupt:
         resumes = f"`hotset {shlex.join(arguments)}` resumes the run" if command == "train" else None

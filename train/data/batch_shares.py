@@ -21,7 +21,7 @@ class BatchShares:
     """The shares that one rank computes.
 
     Raises:
-        ConfigError: the shares cannot be divided among the ranks.
+        ConfigError: the shares cannot be divided among the ranks, or a batch among the shares.
     """
 
     batch_size: int
@@ -33,6 +33,12 @@ class BatchShares:
     """W."""
 
     def __post_init__(self) -> None:
+        # Each share of a whole batch has samples, so those of a short one are the first ones.
+        if self.num_shares > max(self.batch_size, 1):
+            raise ConfigError(
+                f"a batch of {self.batch_size} samples cannot be cut into {self.num_shares} shares",
+                hint="preprocess with a larger --batch-size, or use fewer shares or ranks",
+            )
         per_rank, left = divmod(self.num_shares, self.num_ranks)
         is_subtree = self.num_ranks == 1 or (per_rank and not per_rank & (per_rank - 1))
         if left or not is_subtree:
@@ -41,6 +47,11 @@ class BatchShares:
                 "1, 2, 4 or another power of two",
                 hint=f"--shares {self.num_ranks} gives each rank one",
             )
+
+    @property
+    def first_sample(self) -> int:
+        """The first sample of this rank in a whole batch."""
+        return self._start(self.rank * (self.num_shares // self.num_ranks))
 
     def own_part(self, num_samples: int) -> tuple[int, int]:
         """Return the first and the last-plus-one sample of this rank in a batch of so many samples."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ..model.sample_tree import SUM_COLUMNS, add_tiles
+from ..model.sample_tree import SUM_COLUMNS, add_losses, add_tiles
 from ..ranks.ranks import Message, Ranks
 
 _FLOAT_BYTES = 4
@@ -34,11 +34,14 @@ class DenseSums:
         self._workspace_LC = torch.empty(max((num_ranks + 1) // 2, 1), SUM_COLUMNS).numpy()
         self._sums_N = torch.empty(self._slice)
 
-    def add(self, gradient_N: torch.Tensor) -> None:
-        """Replace a gradient, (num_numbers,) float32, by its sum over all ranks."""
+    def add(self, gradient_N: torch.Tensor, loss: float) -> float:
+        """Replace a gradient, (num_numbers,) float32, by its sum over all ranks; return that of the losses.
+
+        The gradient of a rank without samples is -0, which changes no number that it is added to.
+        """
         ranks = self._ranks
         if ranks.num_ranks == 1:
-            return
+            return loss
         self._own_WN.view(-1)[: self._num_numbers] = gradient_N
         sizes = [_FLOAT_BYTES * self._slice * (rank != ranks.rank) for rank in range(ranks.num_ranks)]
         # Messages have no part for the rank itself: its slice is taken out before, put in after.
@@ -50,7 +53,11 @@ class DenseSums:
         self._others_WN[ranks.rank] = self._own_WN[ranks.rank]
         self._others_WN[ranks.rank + 1 :] = others[ranks.rank :]
         add_tiles(self._others_WN.numpy(), 0, self._slice, self._workspace_LC, self._sums_N.numpy())
-        gradient_N[:] = torch.cat(ranks.gather(self._sums_N))[: self._num_numbers]
+        # The losses travel along, each as the bits of a float64.
+        own_loss = torch.tensor([loss], dtype=torch.float64).view(torch.float32)
+        found = ranks.gather(torch.cat([self._sums_N, own_loss]))
+        gradient_N[:] = torch.cat([part[: self._slice] for part in found])[: self._num_numbers]
+        return add_losses([part[self._slice :].clone().view(torch.float64).item() for part in found])
 
     def _without_own(self, slices_WN: torch.Tensor) -> torch.Tensor:
         """The slices of all other ranks, one behind the other."""

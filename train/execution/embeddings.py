@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,9 +29,11 @@ from ..data.batch import Batch, BatchIds, EmbeddingTable, IdReader
 from ..data.batch_shares import BatchShares
 from ..data.stored_batches import StoredBatch
 from ..device.verbs import Device
+from ..exchange.width_exchange import WidthExchange
 from ..meter import Kind, Meter
 from ..model.dlrm_shape import tables_by_width
 from ..placements.placements import Placement
+from ..placements.staging_placements import ColdRows, StagingPlacement
 from ..rows.changed_rows import ChangedRows
 from ..rows.initial_values import InitialValues
 from ..rows.mapped_rows import HostMemory, refuse_more_rows_than_memory
@@ -50,6 +53,15 @@ _Work = tuple[tuple[Transfer | None, ...], Kind]
 """One transfer per width, and the kind of work they count as."""
 
 
+class WidthLookups(NamedTuple):
+    """The lookups of a step in the tables of a width, as its tiers serve them."""
+
+    ids: BatchIds
+    by_row: LookupsByRow
+    exchange: WidthExchange | None = None
+    """Which of their rows other ranks look up, where there are several."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowWidth:
     """The tables of one row width."""
@@ -63,15 +75,24 @@ class RowWidth:
     changed: ChangedRows | None = None
     """Which rows steps have changed, for checkpoints; None: nobody wants to know."""
 
-    def read(self, batch: Batch, stored: StoredBatch | None) -> tuple[BatchIds, LookupsByRow]:
+    def read(self, batch: Batch, stored: StoredBatch | None) -> WidthLookups:
         """The lookups of a batch in these tables, and the same by row."""
         ids = self.reader.read(batch)
+        return WidthLookups(ids, self.by_row(ids, stored))
+
+    def by_row(self, ids: BatchIds, stored: StoredBatch | None) -> LookupsByRow:
+        """The lookups of a batch by row, as they are stored or grouped here."""
         if stored is None:
-            return ids, self.reader.by_row(ids)
+            return self.reader.by_row(ids)
         try:
-            return ids, self.reader.by_row(ids, stored.lookups)
+            return self.reader.by_row(ids, stored.lookups)
         except ValueError as error:
             raise stored.other_lookups(*error.args) from None
+
+    def cold_rows(self, batch: Batch) -> ColdRows:
+        """The rows of a batch that staging slots have to serve, to plan it alone."""
+        assert isinstance(self.placement, StagingPlacement)
+        return self.placement.find_cold_rows(self.reader.read(batch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +103,8 @@ class WidthStep:
     lookups: LookupsByRow
     """The same lookups by row."""
     plan: StepPlan
+    exchange: WidthExchange | None = None
+    """What crosses between ranks, where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +114,9 @@ class PlannedStep:
     number: int
     """Which of the training or evaluation batches this is."""
     batch: Batch
+    """The samples that are computed here: all of the batch, or those of this rank."""
+    num_samples: int
+    """Samples of the batch, those of all ranks."""
     parts: tuple[WidthStep, ...]
     """One per row width."""
     item: int | None = None
@@ -129,6 +155,7 @@ class Embeddings:
         slow_tiers: Mapping[int, FileTier] | None = None,
         verbs: Device | None = None,
         *,
+        initial_values: Mapping[int, InitialValues] | None = None,
         shares: BatchShares | None = None,
         tracks_changes: bool = False,
     ) -> Embeddings:
@@ -136,7 +163,8 @@ class Embeddings:
 
         Transfers are queued on a device where its verbs are given, else a thread of the host runs them.
 
-        Slow tiers in a file may be given by width; they take no memory for their rows. Gradients are summed
+        Slow tiers in a file may be given by width; they take no memory for their rows. Initial values may be
+        given by width, where the rows of a table are some of a larger one. Gradients are summed
         by ``shares``, those of a whole batch at once by default. With ``tracks_changes`` the rows that steps
         change are marked, for checkpoints.
         """
@@ -147,7 +175,7 @@ class Embeddings:
         for dim, chosen in tables_by_width([table.embedding_dim for table in tables]).items():
             placement = placements[dim]
             fast, slow = build_tiers(placement, dim, optimizer, device, host, (slow_tiers or {}).get(dim))
-            initial = InitialValues.of(seed, chosen, placement.num_rows)
+            initial = (initial_values or {}).get(dim) or InitialValues.of(seed, chosen, placement.num_rows)
             executor = Executor(fast, slow, optimizer, initial, meter, threads, shares)
             changed = _changed_rows(placement, host) if tracks_changes else None
             widths.append(RowWidth(dim, chosen, IdReader(tables, chosen), placement, executor, changed))
@@ -204,9 +232,13 @@ class Embeddings:
     ) -> PlannedStep:
         parts = []
         for width, plan in zip(self.widths, plans, strict=True):
-            ids, lookups = width.read(batch, stored)
-            parts.append(WidthStep(ids, lookups, plan))
-        return PlannedStep(number, batch, tuple(parts))
+            ids, lookups, exchange = width.read(batch, stored)
+            parts.append(WidthStep(ids, lookups, plan, exchange))
+        return PlannedStep(number, self.own_part(batch), batch.num_samples, tuple(parts))
+
+    def own_part(self, batch: Batch) -> Batch:
+        """The samples of a training batch that are computed here."""
+        return batch
 
     def send(self, transfers: Sequence[Transfer | None], after: int, kind: Kind) -> int:
         """Queue one transfer per width as one item of the transfer thread; returns its number."""
@@ -381,8 +413,7 @@ def groups_within(
         batch = read(number)
         own = []
         for width in widths:
-            _, lookups = width.read(batch, None)
-            rows_U, _ = width.placement.slow.slots_of(lookups)
+            rows_U, _ = width.placement.slow.slots_of(width.read(batch, None).by_row)
             own.append(rows_U[rows_U >= 0])
         joined = [np.union1d(*pair) for pair in zip(wanted, own, strict=True)]
         # A batch that has more by itself is read by itself.

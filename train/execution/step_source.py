@@ -260,7 +260,7 @@ class StepSource:
             if stored is not None:
                 queue.add(_staging(width).stored_cold_rows(stored, width.tables))
             elif batch is not None:
-                queue.add(_staging(width).find_cold_rows(width.reader.read(batch)))
+                queue.add(width.cold_rows(batch))
 
     def _stored(self, number: int) -> StoredBatch | None:
         return None if self._stored_batches is None else self._stored_batches.read(number)
@@ -279,9 +279,10 @@ class StepSource:
         parts = []
         stored = self._stored(number)
         for width, queue in zip(self._staged, queues, strict=True):
-            ids, lookups = width.read(batch, stored)
+            ids, lookups, exchange = width.read(batch, stored)
             cold = _staging(width).cold_rows(lookups)
-            parts.append(WidthStep(ids, lookups, queue.take(cold.rows_U, is_fresh=self._is_fresh)))
+            plan = queue.take(cold.rows_U, is_fresh=self._is_fresh)
+            parts.append(WidthStep(ids, lookups, plan, exchange))
         transfers = [part.plan.transfer for part in parts]
         # Each width has an ``after`` of its own; the last of them is right for all. Plans count from the
         # first batch of their epoch, items from the first of the run.
@@ -289,7 +290,8 @@ class StepSource:
         after = first_item + after if after >= 0 else -1
         kind: Kind = "hot_only" if batch.is_hot_only else "mixed"
         self._last_item = self._embeddings.send(transfers, after, kind)
-        return PlannedStep(number, batch, tuple(parts), self._last_item)
+        own = self._embeddings.own_part(batch)
+        return PlannedStep(number, own, batch.num_samples, tuple(parts), self._last_item)
 
     def _flush(self, queues: list[PlanQueue]) -> None:
         """Write back what is staged, once the last batch of the epoch is computed."""

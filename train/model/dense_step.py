@@ -18,7 +18,7 @@ from .flat_parameters import FlatParameters
 from .graph_step import GraphStep, GraphTiles
 from .mlp_tiles import Bf16Mlp, Fp32Mlp, Layer, MlpTiles
 from .sample_tree import MOST_TILE_SAMPLES, tile_bounds
-from .tile_gradients import BatchTiles, TileGradients
+from .tile_gradients import BatchTiles, BuildSums, TileGradients
 
 
 class DenseStep(Protocol):
@@ -43,7 +43,12 @@ class DenseStep(Protocol):
 
 
 def build_dense_step(
-    model: DenseModel, shares: BatchShares, threads: WorkThreads, dtype: DenseDtype = "fp32", seed: int = 0
+    model: DenseModel,
+    shares: BatchShares,
+    threads: WorkThreads,
+    dtype: DenseDtype = "fp32",
+    seed: int = 0,
+    build_sums: BuildSums | None = None,
 ) -> DenseStep:
     """Build the step that suits the model and its device.
 
@@ -52,11 +57,13 @@ def build_dense_step(
         threads: those of the dense layers on the host.
         dtype: type of the products there.
         seed: that of the run, for models that draw random numbers.
+        build_sums: of the gradients of several ranks, which are on the host.
     """
     if next(model.parameters()).device.type == "cpu" and model.is_per_sample:
         if isinstance(model, Dlrm) and model.is_plain:
-            return TiledStep(model, shares, threads, dtype)
-        return GraphTiles(model, shares, threads, dtype, seed)
+            return TiledStep(model, shares, threads, dtype, build_sums)
+        return GraphTiles(model, shares, threads, dtype, seed, build_sums)
+    assert build_sums is None, "several ranks compute samples by themselves, on the host"
     return GraphStep(model, shares, seed, dtype)
 
 
@@ -71,10 +78,16 @@ class TiledStep:
         threads: run the tiles.
         dtype: type of the products of the hidden layers. The weights are float32 in any case; for bf16 they
             are rounded once a step.
+        build_sums: of the gradients of several ranks.
     """
 
     def __init__(
-        self, model: Dlrm, shares: BatchShares, threads: WorkThreads, dtype: DenseDtype = "fp32"
+        self,
+        model: Dlrm,
+        shares: BatchShares,
+        threads: WorkThreads,
+        dtype: DenseDtype = "fp32",
+        build_sums: BuildSums | None = None,
     ) -> None:
         self.dtype: DenseDtype = dtype
         self._threads = threads
@@ -99,7 +112,7 @@ class TiledStep:
         # A workspace for each worker, and gradients for each tile: tiles run in any order and are added in
         # one.
         self._tiles: dict[int, DenseTile] = {}
-        self._gradients = TileGradients(self._parameters.size, threads)
+        self._gradients = TileGradients(self._parameters.size, threads, build_sums)
         self._sum_views = self._parameters.views(self._gradients.sums_N)
         self._tile_views: list[dict[str, torch.Tensor]] = []
         self._embedding_grads: list[torch.Tensor] = []
@@ -131,7 +144,8 @@ class TiledStep:
         self._parameters.set_gradients(self.add_gradients(tiles.counts))
         for emb_BFd, grad in zip(embeddings, grads, strict=True):
             emb_BFd.grad = grad
-        return torch.tensor(tiles.add_losses(losses), dtype=torch.float64)
+        loss = self._gradients.add_ranks(tiles.add_losses(losses))
+        return torch.tensor(loss, dtype=torch.float64)
 
     def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         self._round_weights()
@@ -166,7 +180,7 @@ class TiledStep:
         Args:
             counts: tiles of each share.
         """
-        if sum(counts) == 1:
+        if self._gradients.is_first_tile(counts):
             return self._tile_views[0]
         self._gradients.add(counts)
         return self._sum_views

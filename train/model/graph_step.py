@@ -23,7 +23,7 @@ from ..work_threads import WorkThreads, one_torch_thread
 from .dense_dtype import DenseDtype
 from .dense_model import DenseModel
 from .sample_tree import tile_bounds
-from .tile_gradients import BatchTiles, TileGradients
+from .tile_gradients import BatchTiles, BuildSums, TileGradients
 
 
 class GraphStep:
@@ -57,14 +57,14 @@ class GraphStep:
         device = embeddings[0].device
         bounds = self._shares.bounds(batch.num_samples)
         if len(bounds) == 1:
-            return self._pass(batch, embeddings, step, 0)
+            return self._pass(batch, embeddings, step, self._shares.first_sample)
         # Each share leaves its gradients in the same places, where its sums are taken away.
         losses, gradients = [], []
         for emb_BFd in embeddings:
             emb_BFd.grad = torch.empty_like(emb_BFd)
         for first, stop in bounds:
             parts = [emb_BFd.detach()[first:stop] for emb_BFd in embeddings]
-            losses.append(self._pass(batch.cut(first, stop), parts, step, first))
+            losses.append(self._pass(batch.cut(first, stop), parts, step, self._shares.first_sample + first))
             for emb_BFd, part in zip(embeddings, parts, strict=True):
                 assert emb_BFd.grad is not None and part.grad is not None
                 emb_BFd.grad[first:stop] = part.grad
@@ -125,6 +125,7 @@ class GraphTiles:
         threads: run the tiles.
         dtype: bf16 passes the model under torch's autocast.
         seed: that of the run; with the number of the step it decides what dropout drops.
+        build_sums: of the gradients of several ranks.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class GraphTiles:
         threads: WorkThreads,
         dtype: DenseDtype = "fp32",
         seed: int = 0,
+        build_sums: BuildSums | None = None,
     ) -> None:
         assert model.is_per_sample
         self._seed = seed
@@ -144,12 +146,11 @@ class GraphTiles:
         self._scale = 1 / shares.batch_size
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         sizes = [parameter.numel() for parameter in self._parameters]
-        self._gradients = TileGradients(sum(sizes), threads)
+        self._gradients = TileGradients(sum(sizes), threads, build_sums)
         self._bounds = np.cumsum([0, *sizes]).tolist()
         self._embedding_grads: list[torch.Tensor] = []
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
-        # Tiles depend on the samples and shares alone: any number of threads gives the same bits.
         # Tiles follow from the batch and the shares alone, so any number of threads gives the same bits.
         tiles = BatchTiles(self._shares, batch.num_samples)
         bounds = tiles.bounds
@@ -161,7 +162,7 @@ class GraphTiles:
 
         def train_tile(tile: int, _: int) -> None:
             samples = slice(*bounds[tile])
-            with drawing(self._seed, step, bounds[tile][0]):
+            with drawing(self._seed, step, self._shares.first_sample + bounds[tile][0]):
                 losses[tile] = self._train_tile(
                     batch.dense_BK[samples],
                     batch.label_B[samples],
@@ -172,15 +173,17 @@ class GraphTiles:
 
         self._threads.run(train_tile, len(bounds))
         # A single tile is the sum already; several are added by a binary tree of fixed shape.
-        summed = self._gradients.tiles_LN[0]
-        if len(bounds) > 1:
+        summed = self._gradients.sums_N
+        if self._gradients.is_first_tile(tiles.counts):
+            summed = self._gradients.tiles_LN[0]
+        else:
             self._gradients.add(tiles.counts)
-            summed = self._gradients.sums_N
         for parameter, gradient in zip(self._parameters, self._views(summed), strict=True):
             parameter.grad = gradient
         for emb_BFd, grad in zip(embeddings, grads, strict=True):
             emb_BFd.grad = grad
-        return torch.tensor(tiles.add_losses(losses), dtype=torch.float64)
+        loss = self._gradients.add_ranks(tiles.add_losses(losses))
+        return torch.tensor(loss, dtype=torch.float64)
 
     def _train_tile(
         self,

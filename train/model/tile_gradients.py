@@ -5,7 +5,8 @@ Tiles of a share are added first, then the shares; see `data.batch_shares`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -46,16 +47,29 @@ class BatchTiles:
         return add_losses(sums) if sums else 0.0
 
 
+class SumsOfRanks(Protocol):
+    """Adds up what several ranks have found for their parts of a batch."""
+
+    def add(self, gradient_N: torch.Tensor, loss: float) -> float:
+        """Replace a gradient by its sum over all ranks; return that of the losses."""
+
+
+BuildSums = Callable[[int], SumsOfRanks]
+"""Makes the sums of gradients of so many floats."""
+
+
 class TileGradients:
     """The gradient of each tile, kept from step to step.
 
     Args:
         num_columns: floats of a gradient.
         threads: add the gradients up.
+        build_sums: of several ranks; None: there is one.
     """
 
-    def __init__(self, num_columns: int, threads: WorkThreads) -> None:
+    def __init__(self, num_columns: int, threads: WorkThreads, build_sums: BuildSums | None = None) -> None:
         self._threads = threads
+        self._sums_of_ranks = build_sums(num_columns) if build_sums else None
         self.tiles_LN = torch.zeros(0, num_columns)
         """The gradient of each tile."""
         self.sums_N = torch.zeros(num_columns)
@@ -74,6 +88,10 @@ class TileGradients:
         Args:
             counts: tiles of each share, powers of two.
         """
+        # Without a sample the sum is -0, which is no sum and changes none: zero would turn -0 into 0.
+        if not counts:
+            self.sums_N.fill_(-0.0)
+            return
         # Shares of equally many tiles are subtrees of the tree over all of them.
         if len(set(counts)) == 1:
             self._add(self.tiles_LN[: sum(counts)], self.sums_N)
@@ -85,6 +103,14 @@ class TileGradients:
             self.tiles_LN[share].copy_(self.sums_N)
             first += count
         self._add(self.tiles_LN[: len(counts)], self.sums_N)
+
+    def add_ranks(self, loss: float) -> float:
+        """Add the sums of all ranks; return the sum of their losses."""
+        return loss if self._sums_of_ranks is None else self._sums_of_ranks.add(self.sums_N, loss)
+
+    def is_first_tile(self, counts: Sequence[int]) -> bool:
+        """Return whether the sum is the gradient of the first tile, with nothing to add."""
+        return self._sums_of_ranks is None and sum(counts) == 1
 
     def _add(self, tiles: torch.Tensor, sums: torch.Tensor) -> None:
         tiles_LN = tiles.numpy()

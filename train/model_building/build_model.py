@@ -15,6 +15,7 @@ from ..model.dense_model import DenseModel
 from ..model.dense_step import DenseStep, build_dense_step
 from ..model.dlrm import Dlrm
 from ..model.dlrm_shape import shape_of_widths
+from ..model.tile_gradients import BuildSums
 from ..options.model_config import ModelConfig
 from ..work_threads import WorkThreads
 from .mean_pooling import MeanPooling
@@ -69,9 +70,10 @@ def build_step(
     threads: WorkThreads,
     dtype: DenseDtype,
     seed: int = 0,
+    build_sums: BuildSums | None = None,
 ) -> DenseStep:
     """Build the step of a model on embeddings pooled as ``config`` says; see `build_dense_step`."""
-    step = build_dense_step(model, shares, threads, dtype, seed)
+    step = build_dense_step(model, shares, threads, dtype, seed, build_sums)
     if config.pooling == "mean" and any(table.is_multi_hot for table in tables):
         return MeanPooling(step, tables)
     return step

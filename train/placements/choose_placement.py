@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from ...stats.staging.staging_size import (
 from ..config import TrainConfig
 from ..data.batch import IdReader
 from ..data.shards import Shards
+from ..exchange.held_rows import HeldRows
 from ..model.dlrm_shape import tables_by_width
 from .fae import Fae
 from .placements import AllFast, Hybrid, HybridDedup, Placement
@@ -37,22 +38,45 @@ plans take some 60 bytes per distinct cold row of a batch, 1-2 GB here. A window
 nearly the same bytes."""
 
 
-def build_placements(config: TrainConfig, shards: Shards) -> dict[int, Placement]:
-    """Build the placement of the tables of each row width, by that width."""
+def build_placements(
+    config: TrainConfig, shards: Shards, held: Mapping[int, HeldRows] | None = None
+) -> dict[int, Placement]:
+    """Build the placement of the tables of each row width, by that width.
+
+    Args:
+        config: settings of the run.
+        shards: with the tables.
+        held: the rows of each width that live at this rank, where there are several.
+    """
     config = with_staging(config, shards)
     widths = tables_by_width([table.embedding_dim for table in shards.tables])
-    return {dim: _build_placement(config, shards, dim, tables) for dim, tables in widths.items()}
+    return {
+        dim: _build_placement(config, shards, dim, tables, held[dim] if held else None)
+        for dim, tables in widths.items()
+    }
 
 
-def _build_placement(config: TrainConfig, shards: Shards, dim: int, chosen: Sequence[int]) -> Placement:
+def _build_placement(
+    config: TrainConfig, shards: Shards, dim: int, chosen: Sequence[int], held: HeldRows | None
+) -> Placement:
     tables = [shards.tables[table] for table in chosen]
+    if held is not None:
+        tables = held.cut(tables)
+        # Rows cross between ranks once a step, so they cross between the tiers of a rank once, too.
+        if config.placement == "hybrid":
+            return HybridDedup(tables)
+        if config.placement == "fae":
+            return Fae(tables, sends="rows")
     # These need no staging, and so nothing of the settings.
     if config.placement in _WITHOUT_SETTINGS:
         return _WITHOUT_SETTINGS[config.placement](tables)
     assert config.prefetch is not None, "with_staging comes first"
     num_slots = staging_slots(config, shards)[dim]
+    if held is not None:
+        num_slots = min(num_slots, max(sum(table.num_rows - table.num_hot for table in tables), 1))
     if config.placement == "lookahead":
         return Lookahead(tables, num_slots, config.prefetch, known_window(config, shards))
+    counts_N = count_row_lookups(shards, chosen)
     # A cache keeps no row on the fast tier permanently, so it gets the bytes of the hot rows too.
     return Cache(
         tables,
@@ -61,7 +85,7 @@ def _build_placement(config: TrainConfig, shards: Shards, dim: int, chosen: Sequ
         config.cache_policy,
         config.cache_batches,
         config.cache_warmup,
-        count_row_lookups(shards, chosen),
+        counts_N if held is None else counts_N[held.keys_R],
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +22,24 @@ from ...stats.batches.epoch_order import shuffled
 from ..data.batch import EmbeddingTable
 from ..rows.step_plan import NOTHING_TO_MOVE, StepPlan
 from ..rows.tiers import Layout
-from .placements import BAGS_IN_PLACE, COLD_ROWS_IN_PLACE, Placement
+from .placements import BAGS_IN_PLACE, COLD_ROWS_IN_PLACE, ROWS_IN_PLACE, Placement
 from .shuffle_scheduler import ShuffleScheduler
 
 
 class Fae(Placement):
-    """Every row on the slow tier, and a replica of the hot ones on the fast tier."""
+    """Every row on the slow tier, and a replica of the hot ones on the fast tier.
+
+    Args:
+        tables: those of one row width.
+        sends: what crosses between the tiers of a mixed batch: the vector of each bag, as published, or of
+            each distinct row.
+    """
 
     name = "fae"
 
-    def __init__(self, tables: Sequence[EmbeddingTable]) -> None:
+    def __init__(self, tables: Sequence[EmbeddingTable], sends: Literal["bags", "rows"] = "bags") -> None:
         super().__init__(tables)
+        self._in_place = BAGS_IN_PLACE if sends == "bags" else ROWS_IN_PLACE
         self.fast = Layout.of(self.none, self.num_hot)
         self.slow = Layout.of(self.none, self.num_rows)
         self._is_last_hot_only = False
@@ -43,11 +51,11 @@ class Fae(Placement):
         self._is_last_hot_only = is_hot_only
         if is_hot_only:
             return StepPlan(copy_hot="to_fast") if is_switch else NOTHING_TO_MOVE
-        return replace(BAGS_IN_PLACE, copy_hot="to_slow") if is_switch else BAGS_IN_PLACE
+        return replace(self._in_place, copy_hot="to_slow") if is_switch else self._in_place
 
     def plan_evaluation(self, *, is_replica_current: bool) -> StepPlan:
         """Read hot rows where they are current, cold rows in place."""
-        return COLD_ROWS_IN_PLACE if is_replica_current else BAGS_IN_PLACE
+        return COLD_ROWS_IN_PLACE if is_replica_current else self._in_place
 
     def plan_finish(self) -> StepPlan:
         """The last switch, after which the slow tier is up to date."""

@@ -20,7 +20,8 @@ BAGS_IN_PLACE = StepPlan(in_place=InPlace("bags"))
 """All rows stay on the slow tier, one vector per bag is sent."""
 COLD_ROWS_IN_PLACE = StepPlan(in_place=InPlace("rows", is_whole=False))
 """Rows that live on the fast tier are read there, the vectors of others are sent (evaluation)."""
-_ROWS_IN_PLACE = StepPlan(in_place=InPlace("rows"))
+ROWS_IN_PLACE = StepPlan(in_place=InPlace("rows"))
+"""All rows stay on the slow tier, the vector of each distinct row is sent."""
 
 
 class Placement(ABC):
@@ -98,4 +99,4 @@ class HybridDedup(Hybrid):
     name = "hybrid-dedup"
 
     def plan(self, *, is_hot_only: bool) -> StepPlan:
-        return _ROWS_IN_PLACE
+        return ROWS_IN_PLACE

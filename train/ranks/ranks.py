@@ -7,15 +7,17 @@ receives. Calls are collective: all ranks make the same calls in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
-from ...pipeline.errors import HotsetError
+from ...pipeline.errors import HotsetError, SaidElsewhereError
 
 FINGERPRINT_BYTES = 16
+Found = TypeVar("Found")
 
 
 class RankError(HotsetError):
@@ -101,23 +103,74 @@ class OneRank:
         """There is nobody to leave."""
 
 
-def refuse_other_plans(ranks: Ranks, fingerprint: bytes) -> None:
+def agree(ranks: Ranks, work: Callable[[], Found]) -> Found:
+    """Do what may be refused, and go on only where it succeeds on every rank.
+
+    Raises:
+        HotsetError: what ``work`` raised here, where no rank before this one failed.
+        SaidElsewhereError: another rank says why it failed.
+    """
+    found: list[Found] = []
+    error = None
+    try:
+        found.append(work())
+    except HotsetError as raised:
+        error = raised
+    # All ranks ask, so that none waits for one that has left.
+    failed = [bool(each) for each in ranks.gather(torch.tensor([error is not None]))]
+    if not any(failed):
+        return found[0]
+    first = failed.index(True)
+    if error is not None and first == ranks.rank:
+        raise error
+    raise SaidElsewhereError(f"rank {first} cannot start") from error
+
+
+def refuse_other_settings_of_ranks(ranks: Ranks, settings: Mapping[str, object]) -> None:
+    """Compare the settings of this rank with those of the others, one by one.
+
+    Args:
+        ranks: all of them call this.
+        settings: by name; their texts are compared.
+
+    Raises:
+        RankError: one differs somewhere; every rank raises, and names it and the rank.
+    """
+    names = sorted(settings)
+    # Only equal lists can be compared setting by setting.
+    refuse_other_plans(ranks, _fingerprint("\n".join(names)), "settings")
+    own = b"".join(_fingerprint(repr(settings[name])) for name in names)
+    found = ranks.gather(torch.frombuffer(bytearray(own), dtype=torch.uint8))
+    for number, name in enumerate(names):
+        part = slice(number * FINGERPRINT_BYTES, (number + 1) * FINGERPRINT_BYTES)
+        _refuse_others([each[part] for each in found], name)
+
+
+def refuse_other_plans(ranks: Ranks, fingerprint: bytes, what: str = "plan") -> None:
     """Compare the plan of this rank with those of the others.
 
     Args:
         ranks: all of them call this.
         fingerprint: 16 bytes of all that the ranks must agree on.
+        what: it is called.
 
     Raises:
         RankError: it differs somewhere; every rank raises, and names those that differ from rank 0.
     """
     assert len(fingerprint) == FINGERPRINT_BYTES
     # Every rank gets all fingerprints and decides alike, so that none waits for one that has raised.
-    found = ranks.gather(torch.frombuffer(bytearray(fingerprint), dtype=torch.uint8))
+    _refuse_others(ranks.gather(torch.frombuffer(bytearray(fingerprint), dtype=torch.uint8)), what)
+
+
+def _refuse_others(found: Sequence[torch.Tensor], what: str) -> None:
     others = [str(rank) for rank, each in enumerate(found) if not torch.equal(each, found[0])]
     if others:
         names = f"rank {others[0]} has" if len(others) == 1 else f"ranks {', '.join(others)} have"
         raise RankError(
-            f"{names} another plan than rank 0",
+            f"{names} another {what} than rank 0",
             hint="give all ranks the same shards, options and version of hotset",
         )
+
+
+def _fingerprint(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=FINGERPRINT_BYTES).digest()

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ...pipeline.errors import ConfigError
-from .ranks import Done, Message, Pending, RankError, Ranks
+from .ranks import Done, Message, OneRank, Pending, RankError, Ranks
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -64,6 +64,21 @@ class TorchRanks:
 def is_launched() -> bool:
     """Whether this process was started as one of several ranks."""
     return int(os.environ.get("WORLD_SIZE") or 1) > 1
+
+
+def is_first() -> bool:
+    """Whether this process speaks for the run: it is alone, or rank 0."""
+    return not is_launched() or os.environ.get("RANK") == "0"
+
+
+@contextmanager
+def joined_ranks(timeout_seconds: float) -> Iterator[Ranks]:
+    """Join the ranks of this launch inside the block; a process by itself is one rank."""
+    ranks = join_ranks(timeout_seconds=timeout_seconds) if is_launched() else OneRank()
+    try:
+        yield ranks
+    finally:
+        ranks.close()
 
 
 def join_ranks(backend: str = "gloo", timeout_seconds: float = 60.0) -> Ranks:

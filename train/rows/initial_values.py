@@ -17,12 +17,31 @@ import torch
 from numpy.typing import NDArray
 
 from ...stats.hashing import mix64_pair
-from .row_kernels import fill_initial_rows
+from .row_kernels import fill_initial, fill_initial_rows
 
 # The constants of `stats.hashing.mix64`.
 _MIX_ADD = 0x9E3779B97F4A7C15
 _MIX_FIRST = 0xBF58476D1CE4E5B9
 _MIX_SECOND = 0x94D049BB133111EB
+
+
+@dataclass(frozen=True, slots=True)
+class HeldIds:
+    """The ids of some rows of each table, which are numbered from 0 in each."""
+
+    ids_R: NDArray[np.int32]
+    """(num_rows,), ascending in a table, table after table."""
+    first_F1: NDArray[np.int64]
+    """(num_tables + 1,); where those of each table begin."""
+
+    def of(self, tables_N: NDArray[np.int64], numbers_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the ids of rows by their numbers."""
+        ids_N: NDArray[np.int64] = self.ids_R[self.first_F1[tables_N] + numbers_N].astype(np.int64)
+        return ids_N
+
+    def of_table(self, table: int) -> NDArray[np.int32]:
+        """Return the ids of a table's rows, ascending."""
+        return self.ids_R[self.first_F1[table] : self.first_F1[table + 1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +52,8 @@ class InitialValues:
     """Hash of (seed, table) of each table."""
     bounds_F: NDArray[np.float32]
     """Values of the table lie in (-bound, bound)."""
+    held: HeldIds | None = None
+    """The ids of rows, where tiers number some rows of each table; None: their numbers are their ids."""
 
     @classmethod
     def of(cls, seed: int, tables: Sequence[int], num_rows: Sequence[int]) -> InitialValues:
@@ -42,6 +63,17 @@ class InitialValues:
         bounds = [math.sqrt(1 / max(count, 1)) for count in num_rows]
         return cls(np.array(streams, np.uint64), np.array(bounds, np.float32))
 
+    def fill(self, table: int, first: int, weights_ND: NDArray[np.float32]) -> None:
+        """Write the values of rows ``first, first + 1, ...`` of a table."""
+        stream, bound = self.streams_F[table], self.bounds_F[table]
+        if self.held is None:
+            fill_initial(stream, first, bound, weights_ND)
+            return
+        numbers_N = np.arange(weights_ND.shape[0])
+        ids_N = self.held.of(np.full(numbers_N.size, table), numbers_N + first)
+        streams_N, bounds_N = np.full(ids_N.size, stream), np.full(ids_N.size, bound)
+        fill_initial_rows(streams_N, ids_N, bounds_N, weights_ND, numbers_N)
+
     def write(
         self,
         tables_N: NDArray[np.int64],
@@ -50,6 +82,8 @@ class InitialValues:
         slots_N: NDArray[np.int64],
     ) -> None:
         """Write the values of single rows to ``slots_N`` of ``weights_SD``, wherever that is."""
+        if self.held is not None:
+            ids_N = self.held.of(tables_N, ids_N)
         streams_N = self.streams_F[tables_N]
         bounds_N = self.bounds_F[tables_N]
         if weights_SD.device.type == "cpu":

@@ -22,7 +22,6 @@ from ...stats.batches.row_slots import locate_distinct_rows, locate_rows
 from ..data.batch import BatchIds
 from .initial_values import InitialValues
 from .mapped_rows import HostMemory
-from .row_kernels import fill_initial
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +132,7 @@ class Tier:
             rows = self.weights_SD[self.layout.slots_of_table(table)]
             # The kernel writes to the host; a tier on a GPU gets a copy.
             values = rows if rows.device.type == "cpu" else torch.empty(rows.shape)
-            stream = initial.streams_F[table]
-            bound = initial.bounds_F[table]
-            fill_initial(stream, int(self.layout.first_F[table]), bound, values.numpy())
+            initial.fill(table, int(self.layout.first_F[table]), values.numpy())
             if values is not rows:
                 rows.copy_(values)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...pipeline.errors import HotsetError, first_line
-from ..config import TrainConfig
+from ..config import MOST_SHARES, TrainConfig
 from ..data.shard_origin import ShardOrigin, vocabulary_of
 from ..data.shards import Shards
 from ..model_building.choose_model import choose_model, recorded_name
@@ -81,6 +81,15 @@ def refuse_other_settings(path: Path, description: Mapping[str, Any]) -> None:
             f"{path} holds an unfinished run with other settings: {name} is {value[0]!r}, here {value[1]!r}",
             hint="give the settings of that run to resume it, or another --out, or remove the folder",
         )
+
+
+def recorded_shares(path: Path) -> int | None:
+    """Return the shares of an unfinished run; None where its config does not say."""
+    try:
+        found = json.loads(plain_file(path / CONFIG).read_bytes())["config"]["shares"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # `refuse_other_settings` says what is wrong with it
+    return found if isinstance(found, int) and 1 <= found <= MOST_SHARES else None
 
 
 def _differences(

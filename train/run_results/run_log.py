@@ -16,6 +16,7 @@ from ..checkpoints.checkpoint_writer import NotFiniteError
 from ..checkpoints.interrupts import Interrupted, Interrupts
 from ..data.batch import Batch
 from ..options.interval import parse_interval
+from ..ranks.ranks import OneRank, Ranks
 from ..resuming.best_weights import BestWeights
 from ..resuming.run_checkpoints import (
     RunCheckpoints,
@@ -46,8 +47,11 @@ class RunLog:
         saved: RunCheckpoints | None,
         interrupts: Interrupts,
         best: BestWeights | None,
+        *,
+        has_ranks: bool = False,
     ) -> None:
         self._best = best
+        self._has_ranks = has_ranks
         self._last_evaluation = (-1, time.monotonic())
         """Step and time of the last evaluation."""
         self._folder = folder
@@ -63,7 +67,6 @@ class RunLog:
 
     def __call__(self, trainer: Trainer, batch: Batch, loss_sum: torch.Tensor) -> None:
         trainer.losses.append(loss_sum)
-        trainer.unlogged_samples += batch.num_samples
         # A loss on the host can be looked at without waiting for a device.
         if trainer.runner.is_at_once and loss_sum.device.type == "cpu" and not math.isfinite(float(loss_sum)):
             self._refuse_divergence(trainer, float(loss_sum), trainer.step)
@@ -83,7 +86,7 @@ class RunLog:
                 self._saved.take(trainer, self._folder.metrics)
         total = trainer.shards.num_training_samples * trainer.config.epochs
         self._progress("train", trainer.num_samples, total, self._note())
-        self._stop_if_interrupted()
+        self._stop_if_interrupted(trainer.ranks)
 
     def evaluate(self, trainer: Trainer) -> None:
         """Evaluate the run after its last step, and log it."""
@@ -132,7 +135,9 @@ class RunLog:
     def evaluating(self, done: int, total: int) -> None:
         """Show how far an evaluation is."""
         self._progress("evaluate", done, total, self._note())
-        self._stop_if_interrupted()
+        # Ranks stop together, after a step.
+        if not self._has_ranks:
+            self._stop_if_interrupted(OneRank())
 
     def save_last(self, trainer: Trainer) -> None:
         """Save the run as it is after its last step, where it is saved at all."""
@@ -201,9 +206,12 @@ class RunLog:
             hint=f"`{command}` goes on from it with lower rates",
         )
 
-    def _stop_if_interrupted(self) -> None:
-        if self._interrupts.number is not None:
-            raise Interrupted(self._interrupts.number)
+    def _stop_if_interrupted(self, ranks: Ranks) -> None:
+        """Raise Interrupted where a signal has arrived, at any rank: all of them stop after the same step."""
+        own = self._interrupts.number or 0
+        number = max(int(each) for each in ranks.gather(torch.tensor([own])))
+        if number:
+            raise Interrupted(number)
 
     def _note(self) -> str:
         """The last loss and AUC, as far as there are any."""

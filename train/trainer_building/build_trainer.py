@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,15 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.runtime.tasks import num_workers
-from ...pipeline.sizes import format_byte_size
-from ...stats.ranking.row_bytes import row_bytes
 from ..config import TrainConfig
 from ..data.batch_order import BatchOrder, ResumedOrder, SeededOrder
 from ..data.batch_shares import BatchShares
 from ..data.shards import Shards
 from ..data.stored_batches import StoredBatches
 from ..device.verbs import Device
+from ..exchange.dense_sums import DenseSums
 from ..execution.embeddings import Embeddings
+from ..execution.ranked_embeddings import RankedEmbeddings
 from ..execution.row_parts import RowsSource, refill_stores, restore_rows
 from ..execution.spilled_run import SpillLimits
 from ..execution.step_source import NOTHING_DONE, DoneSteps, StepSource
@@ -28,21 +29,24 @@ from ..meter import Meter
 from ..model.dense_model import DenseModel
 from ..model.dense_step import DenseStep, TiledStep
 from ..model.graph_step import GraphStep
+from ..model.tile_gradients import BuildSums
 from ..model_building.build_model import build_model, build_step
 from ..model_building.choose_model import choose_model
 from ..model_building.model_inputs import ModelInputs
 from ..model_building.user_code import ModelSource
-from ..placements.choose_placement import build_placements, spills
+from ..options.rank_options import HomesName
+from ..placements.choose_placement import spills
 from ..placements.fae import FaeOrder
 from ..placements.schedule_file import Schedule
 from ..placements.shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
 from ..predict import Predictor
+from ..ranks.ranks import OneRank, Ranks
 from ..recipe.learning_rates import LearningRates
 from ..recipe.stopping import Stopping
 from ..rows.mapped_rows import HostMemory
-from ..rows.row_optimizers import RowOptimizer
 from ..trainer import Trainer
 from ..work_threads import WorkThreads
+from .build_embeddings import RowTools, build_embeddings, build_ranked_embeddings
 from .build_steps import build_runner, has_fused_layers
 from .dense_optimizers import build_dense_optimizers
 from .devices import open_device, open_verbs
@@ -73,6 +77,8 @@ def build_trainer(
     *,
     start: RunStart | None = None,
     tracks_changes: bool = False,
+    ranks: Ranks | None = None,
+    homes: HomesName = "by-use",
 ) -> Trainer:
     """Build the model, the tiers with their initial rows, and the order of batches.
 
@@ -83,6 +89,8 @@ def build_trainer(
         start: rows to start with, and the steps that are done; what else the run has is restored by
             `resuming.run_checkpoints`.
         tracks_changes: whether rows that steps change are marked, for checkpoints.
+        ranks: share the batches and the rows; None: this process does it all.
+        homes: where rows live among several ranks.
 
     Raises:
         HotsetError: no disk space for such rows.
@@ -90,7 +98,8 @@ def build_trainer(
         ShardError: shards that cannot be trained on.
     """
     # From here on nothing is left open: a schedule on disk is compared with it, and the run records it.
-    config = resolve(shards, config)
+    ranks = ranks or OneRank()
+    config = resolve(shards, config, ranks.num_ranks)
     device = open_device(config.device)
     verbs = open_verbs(config.device)
     meter = Meter(device)
@@ -98,20 +107,34 @@ def build_trainer(
     row_threads = WorkThreads(config.threads or num_workers(0))
     threads = WorkThreads(1) if device.type == "cuda" else row_threads
     assert config.shares is not None, "resolve chooses it"
-    batch_shares = BatchShares(shards.batch_size, config.shares)
-    model, dense = _build_dense_layers(shards, config, batch_shares, model_source, device, verbs, threads)
+    batch_shares = BatchShares(shards.batch_size, config.shares, ranks.rank, ranks.num_ranks)
+    build_sums = partial(DenseSums, ranks) if ranks.num_ranks > 1 else None
+    model, dense = _build_dense_layers(
+        shards, config, batch_shares, build_sums, model_source, device, verbs, threads
+    )
 
     folder = spill_folder or Path(tempfile.gettempdir())
     host = HostMemory(config.slow_bytes, folder, is_planned=spills(config, shards))
     marks_rows = tracks_changes or start is not None
-    embeddings = _build_embeddings(
-        shards, config, batch_shares, device, verbs, meter, row_threads, host, marks_rows=marks_rows
+    tools = RowTools(
+        shares=batch_shares,
+        device=device,
+        verbs=verbs,
+        meter=meter,
+        threads=row_threads,
+        host=host,
+        marks_rows=marks_rows,
     )
+    embeddings: Embeddings
+    if ranks.num_ranks > 1:
+        embeddings = build_ranked_embeddings(shards, config, tools, ranks, homes)
+    else:
+        embeddings = build_embeddings(shards, config, tools)
     if start is not None:
         restore_rows(embeddings, start.rows, are_saved=start.done is not None)
 
     # The order of batches follows the predictor, which that of fae needs for its test loss.
-    predictor = Predictor(shards, dense, embeddings, meter, folder)
+    predictor = Predictor(shards, dense, embeddings, meter, folder, ranks)
     scheduler = ShuffleScheduler.variant(config.fae_variant) if config.placement == "fae" else None
     order = order or _own_order(shards, config, scheduler, predictor, start.test_losses if start else ())
     if start is not None and start.done is not None:
@@ -152,6 +175,7 @@ def build_trainer(
         LearningRates(config.recipe, chosen, num_steps),
         stopping=stopping,
         resumables={"stopping": stopping},
+        ranks=ranks,
     )
 
 
@@ -159,6 +183,7 @@ def _build_dense_layers(
     shards: Shards,
     config: TrainConfig,
     parts: BatchShares,
+    build_sums: BuildSums | None,
     model_source: ModelSource | None,
     device: torch.device,
     verbs: Device | None,
@@ -173,43 +198,8 @@ def _build_dense_layers(
     # Layers whose parameters are moved by others are passed by the module itself.
     if has_fused_layers(config, shards, model, verbs):
         return model, GraphStep(model, parts, config.seed, dtype)
-    return model, build_step(model, chosen, shards.tables, parts, threads, dtype, config.seed)
-
-
-def _build_embeddings(
-    shards: Shards,
-    config: TrainConfig,
-    parts: BatchShares,
-    device: torch.device,
-    verbs: Device | None,
-    meter: Meter,
-    threads: WorkThreads,
-    host: HostMemory,
-    *,
-    marks_rows: bool,
-) -> Embeddings:
-    """Build the tiers of the placement, with the initial value of every row."""
-    chosen = config.optimizers(shards.embedding_optimizer)
-    optimizer = RowOptimizer(chosen.embedding_optimizer, chosen.embedding_lr, config.recipe.embedding_decay)
-    # The two placements that keep hot rows on the fast tier permanently.
-    if config.placement in ("fae", "lookahead"):
-        _warn_of_row_bytes(shards, optimizer)
-    placements = build_placements(config, shards)
-    embeddings = Embeddings.build(
-        shards.tables,
-        placements,
-        optimizer,
-        config.seed,
-        device,
-        meter,
-        threads,
-        host,
-        shares=parts,
-        verbs=verbs,
-        tracks_changes=marks_rows,
-    )
-    embeddings.initialize()
-    return embeddings
+    step = build_step(model, chosen, shards.tables, parts, threads, dtype, config.seed, build_sums)
+    return model, step
 
 
 def build_step_source(
@@ -225,7 +215,9 @@ def build_step_source(
     has_first_fetches = spills(config, shards)
     # A plan asked for by name is made here, whatever lies on disk.
     schedule = None
-    if config.placement == "lookahead" and config.plan == "auto" and (is_fresh or not has_first_fetches):
+    is_alone = not isinstance(embeddings, RankedEmbeddings)
+    may_fetch = is_fresh or not has_first_fetches
+    if config.placement == "lookahead" and config.plan == "auto" and is_alone and may_fetch:
         schedule = Schedule.find(shards, config)
     done = NOTHING_DONE
     if start is not None and start.done is not None:
@@ -265,21 +257,3 @@ def _own_order(
         return predictor.mean_loss(TEST_SAMPLES) if found is None else found
 
     return FaeOrder(kinds, config.seed, config.epochs, scheduler, test_loss)
-
-
-def _warn_of_row_bytes(shards: Shards, optimizer: RowOptimizer) -> None:
-    """Warn where the hot rows take more bytes with this optimizer than with the one they were chosen for."""
-
-    def hot_bytes(name: str) -> int:
-        return sum(table.num_hot * row_bytes(table.embedding_dim, name) for table in shards.tables)
-
-    needed = hot_bytes(optimizer.name)
-    counted = hot_bytes(shards.embedding_optimizer)
-    if needed > counted:
-        _log.warning(
-            "the hot rows take %s with %s; the shards were packed for %s with %s",
-            format_byte_size(needed),
-            optimizer.name,
-            format_byte_size(counted),
-            shards.embedding_optimizer,
-        )

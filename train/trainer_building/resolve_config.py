@@ -12,8 +12,11 @@ from ..placements.choose_placement import spills, with_staging
 from .devices import open_device
 
 
-def resolve(shards: Shards, config: TrainConfig) -> TrainConfig:
+def resolve(shards: Shards, config: TrainConfig, num_ranks: int = 1) -> TrainConfig:
     """Fill in what the settings leave to the shards and the machine, but for the optimizers.
+
+    Args:
+        num_ranks: of the run, each of which takes a share of the batch unless ``config`` says otherwise.
 
     Raises:
         ConfigError: no such device.
@@ -22,8 +25,16 @@ def resolve(shards: Shards, config: TrainConfig) -> TrainConfig:
     if shards.num_training_batches == 0:
         raise ShardError(f"{shards.manifest.folder} has no training batch")
     _refuse_no_validation(shards, config)
+    if num_ranks > 1:
+        _refuse_one_process_options(config)
+    shares = config.shares or num_ranks
+    if num_ranks > 1 and config.device != "cpu":
+        raise ConfigError(
+            f"several ranks compute on the CPU, not on {config.device}",
+            hint="use --device cpu, or start one process",
+        )
     dtype = choose_dense_dtype(config.dense_dtype, open_device(config.device).type, cpu_features())
-    return replace(with_staging(config, shards), dense_dtype=dtype, shares=config.shares or 1)
+    return replace(with_staging(config, shards), dense_dtype=dtype, shares=shares)
 
 
 def _refuse_no_validation(shards: Shards, config: TrainConfig) -> None:
@@ -41,3 +52,17 @@ def _refuse_no_validation(shards: Shards, config: TrainConfig) -> None:
             "to the end",
             hint="give --plan online too, or leave --slow-bytes out",
         )
+
+
+def _refuse_one_process_options(config: TrainConfig) -> None:
+    """Raise ConfigError where the settings have what several ranks do not agree on, or do not hold."""
+    recipe = config.recipe
+    options = {
+        "--slow-bytes": config.slow_bytes,
+        "--keep-best": recipe.keeps_best or None,
+        "--max-time": recipe.max_time,
+        "--evaluate-time": recipe.evaluate_time,
+    }
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(f"{name} is for a run in one process", hint=f"leave {name} out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from rich.table import Table
 from ...pipeline.sizes import ByteSize, format_byte_size
 from ...train.checkpoints.checkpoint_settings import CheckpointSettings
 from ...train.config import TrainConfig
-from ..console import print_json, progress_bars, say, stdout_console
+from ...train.options.rank_options import RankOptions
+from ..console import print_json, progress_bars, say, set_verbosity, stdout_console
 from ..options import Dir, config_of, parse_options
 from ..printing.describe_stages import explain_all_hot
 from .train_options import parse_train
@@ -56,9 +58,14 @@ def run(command: str, arguments: Sequence[str]) -> int:
 def _train(arguments: Sequence[str]) -> int:
     options = parse_train(arguments)
     # torch takes a second and more to import: not before the options are known to be right.
+    from ...train.ranks.torch_ranks import is_first
     from ...train.run import train
     from ..machine_facts import describe_machine
 
+    # Rank 0 speaks for all; what the others have to say is why they stop.
+    if not is_first():
+        set_verbosity(quiet=True)
+        logging.getLogger("hotset").setLevel(logging.ERROR)
     # The machine is described before training, so that the description takes none of its time.
     machine = describe_machine()
     with progress_bars() as progress:
@@ -72,6 +79,7 @@ def _train(arguments: Sequence[str]) -> int:
             init_from=options.init_from,
             id_map=options.id_map,
             tensorboard=options.tensorboard,
+            rank_options=config_of(RankOptions, options),
             provenance={
                 "command": shlex.join(["hotset", "train", *arguments]),
                 "commit": machine["commit"],
@@ -79,6 +87,8 @@ def _train(arguments: Sequence[str]) -> int:
             },
             progress=progress,
         ).to_dict()
+    if not is_first():
+        return 0
     # Data on stdout: one object for a program, or tables for a reader with what to know about the run below.
     if options.json:
         print_json(summary)

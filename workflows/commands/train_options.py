@@ -8,13 +8,14 @@ from pathlib import Path
 
 from ...train.checkpoints.checkpoint_settings import CheckpointSettings
 from ...train.config import TrainConfig
+from ...train.options.rank_options import RankOptions
 from ..options import Dir, RecipeFile, parse_options
 from ..recipe_file import with_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainCommand(CheckpointSettings, TrainConfig):
-    """Options of ``hotset train``: those of its config, of its checkpoints, and the folders."""
+class TrainCommand(RankOptions, CheckpointSettings, TrainConfig):
+    """Options of ``hotset train``: those of its config, of its checkpoints and ranks, and the folders."""
 
     dir: Dir
     """Folder that `preprocess --out` created, or only its shards folder."""
@@ -47,6 +48,7 @@ class TrainCommand(CheckpointSettings, TrainConfig):
     def __post_init__(self) -> None:
         TrainConfig.__post_init__(self)
         CheckpointSettings.__post_init__(self)
+        RankOptions.__post_init__(self)
 
 
 def parse_train(arguments: Sequence[str]) -> TrainCommand:

@@ -1,17 +1,23 @@
-"""Hints of several ranks, which no command starts yet."""
+"""Hints of several ranks, here those of one process."""
 
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 import torch
 
+from hotset.pipeline.sizes import ByteSize
 from hotset.tests.support.hints import follows, hint_of
+from hotset.tests.support.shard_factory import write_shards
+from hotset.train.config import TrainConfig
 from hotset.train.data.batch_shares import BatchShares
+from hotset.train.data.shards import Shards
 from hotset.train.ranks.ranks import Ranks, refuse_other_plans
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 from hotset.train.ranks.torch_ranks import join_ranks
+from hotset.train.trainer_building.resolve_config import resolve
 
 
 def free_port() -> str:
@@ -44,13 +50,21 @@ def test_a_process_becomes_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @follows("train/data/batch_shares.py::BatchShares.__post_init__")
+def test_a_batch_has_a_sample_for_each_share() -> None:
+    hint = hint_of(lambda: BatchShares(3, 4))
+    assert hint == "preprocess with a larger --batch-size, or use fewer shares or ranks"
+    BatchShares(4, 4)
+    BatchShares(3, 3)
+
+
+@follows("train/data/batch_shares.py::BatchShares.__post_init__#2")
 def test_ranks_take_equally_many_shares() -> None:
     hint = hint_of(lambda: BatchShares(100, 6, 0, 4))
     assert hint == "--shares 4 gives each rank one"
     BatchShares(100, int(hint.split()[1]), 0, 4)
 
 
-@follows("train/ranks/ranks.py::refuse_other_plans")
+@follows("train/ranks/ranks.py::_refuse_others")
 def test_all_ranks_get_the_same_options() -> None:
     plans = [b"a" * 16, b"b" * 16]
 
@@ -59,3 +73,19 @@ def test_all_ranks_get_the_same_options() -> None:
 
     assert set(run_thread_ranks(2, hint)) == {"give all ranks the same shards, options and version of hotset"}
     run_thread_ranks(2, lambda ranks: refuse_other_plans(ranks, plans[0]))
+
+
+@follows("train/trainer_building/resolve_config.py::_refuse_one_process_options")
+def test_an_option_of_one_process_is_left_out(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards"))
+    hint = hint_of(lambda: resolve(shards, TrainConfig(slow_bytes=ByteSize(1000)), 2))
+    assert hint == "leave --slow-bytes out"
+    assert resolve(shards, TrainConfig(), 2).shares == 2
+
+
+@follows("train/trainer_building/resolve_config.py::resolve")
+def test_ranks_compute_on_the_cpu(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards"))
+    hint = hint_of(lambda: resolve(shards, TrainConfig(device="cuda"), 2))
+    assert hint == "use --device cpu, or start one process"
+    resolve(shards, TrainConfig(device="cpu"), 2)

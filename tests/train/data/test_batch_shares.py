@@ -37,3 +37,9 @@ def test_a_batch_of_one_share_is_taken_whole() -> None:
 def test_shares_that_are_no_subtree_of_a_rank_are_refused(num_shares: int, num_ranks: int) -> None:
     with pytest.raises(ConfigError, match=f"{num_shares} shares cannot be divided among {num_ranks} ranks"):
         BatchShares(100, num_shares, 0, num_ranks)
+
+
+def test_a_batch_is_cut_into_no_more_shares_than_it_has_samples() -> None:
+    BatchShares(6, 6, 1, 3)
+    with pytest.raises(ConfigError, match="a batch of 5 samples cannot be cut into 6 shares"):
+        BatchShares(5, 6, 1, 3)

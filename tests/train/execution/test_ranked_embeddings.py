@@ -1,0 +1,187 @@
+"""Training on several ranks ends with the bits of one process with as many shares.
+
+Tests `width_exchange`, `build_embeddings` and the ranks of `predict`, too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.train.config import TrainConfig
+from hotset.train.data.shards import Shards
+from hotset.train.exchange import row_messages
+from hotset.train.execution import ranked_embeddings
+from hotset.train.options.rank_options import HomesName
+from hotset.train.ranks.ranks import OneRank, RankError, Ranks
+from hotset.train.ranks.thread_ranks import run_thread_ranks
+from hotset.train.trainer import run_steps
+from hotset.train.trainer_building.build_trainer import build_trainer
+
+PLACEMENTS = ("all-fast", "hybrid", "hybrid-dedup", "fae", "cache", "lookahead")
+SPEC = ShardSpec(
+    num_rows=(60, 1, 90), num_hot=(3, 1, 5), num_hot_only=26, num_mixed=110, skew=1.2, batch_size=20
+)
+Result = tuple[list[float], float | None, dict[str, bytes]]
+
+
+def result(shards: Shards, fields: dict[str, Any], ranks: Ranks, homes: HomesName = "by-use") -> Result:
+    """Losses, AUC, and the bytes of weights and states."""
+    torch.set_num_threads(1)
+    config = TrainConfig(threads=1, **fields)
+    trainer = build_trainer(shards, config, ranks=ranks, homes=homes)
+    losses: list[float] = []
+    run_steps(trainer, lambda _, __, loss: losses.append(float(loss)))
+    quality = trainer.predictor.score_run()
+    weights = trainer.weights()
+    found = {name: weights[name].numpy().tobytes() for name in sorted(weights)}
+    for number, table in enumerate(shards.tables):
+        found[f"{table.name} state"] = trainer.embeddings.table(number, state=True).numpy().tobytes()
+    assert trainer.num_samples == shards.num_training_samples * config.epochs
+    return losses, quality.auc, found
+
+
+def on_ranks(
+    shards: Shards, fields: dict[str, Any], num_ranks: int, homes: HomesName = "by-use"
+) -> list[Result]:
+    return run_thread_ranks(num_ranks, lambda ranks: result(shards, fields, ranks, homes), 20)
+
+
+def fields_of(placement: str, num_shares: int) -> dict[str, Any]:
+    return {
+        "placement": placement,
+        "shares": num_shares,
+        "embedding_optimizer": "adagrad",
+        "staging_bytes": 2_000 if placement in ("cache", "lookahead") else None,
+    }
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
+    return Shards.open(write_shards(tmp_path_factory.mktemp("ranks") / "shards", SPEC))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_ranks_end_with_the_bits_of_one_process(placement: str, shards: Shards) -> None:
+    fields = fields_of(placement, 4)
+    wanted = result(shards, fields, OneRank())
+    for found in (on_ranks(shards, fields, 2, "striped"), on_ranks(shards, fields, 4)):
+        assert found[0] == wanted
+        # All ranks know losses and scores; only rank 0 has the tables.
+        assert all(each[:2] == wanted[:2] for each in found)
+
+
+def check_drawn(placement: str, num_ranks: int, per_rank: int, seed: int, path: Path) -> None:
+    """Compare a drawn run: tables, skew, widths, optimizers, bags, capacities, prefetch, short batches."""
+    rng = np.random.default_rng(seed)
+
+    def one_of(*values: Any) -> Any:
+        return values[int(rng.integers(len(values)))]
+
+    num_tables = int(rng.integers(1, 5))
+    num_rows = tuple(rng.integers(1, 80, num_tables).tolist())
+    multi_hot = tuple(n for n in range(num_tables) if rng.random() < 0.3)
+    spec = ShardSpec(
+        num_rows=num_rows,
+        num_hot=tuple(int(rng.integers(1, rows + 1)) for rows in num_rows),
+        batch_size=num_ranks * per_rank + int(rng.integers(0, 30)),
+        num_hot_only=int(rng.integers(0, 50)),
+        num_mixed=int(rng.integers(1, 120)),
+        num_evaluation=int(rng.integers(1, 70)),
+        num_dense=one_of(0, 2),
+        skew=1.2 if multi_hot else one_of(0, 1.2, 2.0),
+        seed=seed,
+        multi_hot=multi_hot,
+        table_dims=one_of(None, tuple(int(one_of(2, 4)) for _ in num_rows)),
+        order=one_of("grouped", "original"),
+    )
+    drawn = Shards.open(write_shards(path, spec))
+    staged = placement in ("cache", "lookahead")
+    fields = {
+        "placement": placement,
+        "shares": num_ranks * per_rank,
+        "embedding_optimizer": one_of("sgd", "momentum", "adagrad", "rowwise-adagrad", "adam"),
+        "epochs": one_of(1, 2),
+        "staging_bytes": one_of(100, 1_000, 20_000) if staged else None,
+        "prefetch": one_of(0, 1, 3) if staged else None,
+        "plan": one_of("epoch", "online") if placement == "lookahead" else "auto",
+    }
+    homes = one_of("striped", "by-use")
+    assert on_ranks(drawn, fields, num_ranks, homes)[0] == result(drawn, fields, OneRank())
+
+
+DRAWN = {
+    "placement": st.sampled_from(PLACEMENTS),
+    "num_ranks": st.sampled_from([2, 3, 4, 6, 8]),
+    "per_rank": st.sampled_from([1, 2, 4]),
+    "seed": st.integers(0, 10_000),
+}
+
+
+@given(**DRAWN)
+@settings(max_examples=6, deadline=None, derandomize=True)
+def test_drawn_runs_end_with_the_same_bits(
+    tmp_path_factory: pytest.TempPathFactory, placement: str, num_ranks: int, per_rank: int, seed: int
+) -> None:
+    check_drawn(placement, num_ranks, per_rank, seed, tmp_path_factory.mktemp("drawn") / "shards")
+
+
+@pytest.mark.slow
+@given(**DRAWN)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_many_drawn_runs_end_with_the_same_bits(
+    tmp_path_factory: pytest.TempPathFactory, placement: str, num_ranks: int, per_rank: int, seed: int
+) -> None:
+    check_drawn(placement, num_ranks, per_rank, seed, tmp_path_factory.mktemp("drawn") / "shards")
+
+
+def rank_order(places_SW: NDArray[np.int32], partials_ND: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The sum of ranks one after the other, in place of the tree."""
+    sums = np.zeros((places_SW.shape[0], partials_ND.shape[1]), np.float32)
+    for rank in range(places_SW.shape[1]):
+        has = places_SW[:, rank] >= 0
+        sums[has] += partials_ND[places_SW[has, rank]]
+    return sums
+
+
+def test_other_orders_of_addition_have_other_bits(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = fields_of("all-fast", 4)
+    wanted = result(shards, fields, OneRank())
+    monkeypatch.setattr(ranked_embeddings, "_sum_over_ranks", rank_order)
+    assert on_ranks(shards, fields, 4)[0] != wanted
+
+
+def test_vectors_that_are_sent_before_their_update_are_found(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = fields_of("all-fast", 4)
+    wanted = result(shards, fields, OneRank())
+    send = row_messages.RowMessages.send
+    # Every second exchange is of vectors: the fault sends those of the step before where they fit.
+    earlier: dict[tuple[int, ...], list[NDArray[np.float32]]] = {}
+
+    def send_late(self: Any, rows: Any, sent: Any, received: Any) -> Any:
+        key = (id(self), *(each.shape[0] for each in rows))
+        late = earlier.get(key, rows)
+        earlier[key] = [each.copy() for each in rows]
+        return send(self, late, sent, received)
+
+    monkeypatch.setattr(row_messages.RowMessages, "send", send_late)
+    assert on_ranks(shards, fields, 2)[0] != wanted
+
+
+def test_ranks_with_other_homes_are_refused(shards: Shards) -> None:
+    def work(ranks: Ranks) -> Result:
+        homes: HomesName = "striped" if ranks.rank == 1 else "by-use"
+        return result(shards, fields_of("all-fast", 2), ranks, homes)
+
+    with pytest.raises(RankError, match="rank 1 has another plan than rank 0"):
+        run_thread_ranks(2, work, 20)

@@ -1,0 +1,76 @@
+"""The rows of one width that live at this rank, as tables of their own.
+
+A row has one home rank, which holds its weights and optimizer state. The rows of a rank keep their order, so
+its part of a table is a table of fewer rows whose hot rows are a prefix, and tiers, placements and planners
+work on it as in one process. Keys number the rows of all tables of the width, table after table; such a map
+takes 5 bytes a row on every rank.
+
+Shapes: F tables of the width, K keys, R rows of this rank, S of these that a step serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...stats.batches.lookups_by_row import LookupsByRow
+from ..data.batch import EmbeddingTable
+from ..rows.initial_values import HeldIds
+
+
+class HeldRows:
+    """Where each row of a width lives, and the rows of this rank.
+
+    Args:
+        num_rows: of each table.
+        homes_K: (num_keys,); the rank of each row.
+        rank: this one.
+    """
+
+    def __init__(self, num_rows: Sequence[int], homes_K: NDArray[np.uint8], rank: int) -> None:
+        self.first_key_F1 = np.cumsum([0, *num_rows])
+        """Key of the first row of each table, and the end of the last."""
+        self.homes_K = homes_K
+        self.rank = rank
+        is_held_K = homes_K == rank
+        self._number_K = (np.cumsum(is_held_K) - 1).astype(np.int32)
+        self.keys_R = np.flatnonzero(is_held_K)
+        """Keys of the rows of this rank, ascending."""
+        first_F1 = np.searchsorted(self.keys_R, self.first_key_F1)
+        firsts_R = np.repeat(self.first_key_F1[:-1], np.diff(first_F1))
+        self.ids = HeldIds((self.keys_R - firsts_R).astype(np.int32), first_F1.astype(np.int64))
+        """Their ids."""
+
+    def cut(self, tables: Sequence[EmbeddingTable]) -> list[EmbeddingTable]:
+        """Return the tables of the width as they are here."""
+        return [
+            replace(
+                table,
+                num_rows=int(self.ids.of_table(number).size),
+                num_hot=int(np.searchsorted(self.ids.of_table(number), table.num_hot)),
+            )
+            for number, table in enumerate(tables)
+        ]
+
+    def keys(self, tables_N: NDArray[np.int64], ids_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the keys of rows by table and id."""
+        return self.first_key_F1[tables_N] + ids_N
+
+    def local_ids(self, tables_N: NDArray[np.int64], keys_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers that rows of this rank have in their tables here."""
+        return self._number_K[keys_N] - self.ids.first_F1[tables_N]
+
+    def served(self, keys_S: NDArray[np.int32]) -> LookupsByRow:
+        """Return one lookup of each of some rows of this rank, in its tables.
+
+        Args:
+            keys_S: (num_served,), ascending.
+        """
+        first_F1 = np.searchsorted(keys_S, self.first_key_F1)
+        firsts = np.repeat(self.ids.first_F1[:-1], np.diff(first_F1))
+        numbers = np.arange(keys_S.size + 1, dtype=np.int32)
+        rows = (self._number_K[keys_S] - firsts).astype(np.int32)
+        return LookupsByRow(numbers[:-1], rows, numbers, first_F1.astype(np.int64))

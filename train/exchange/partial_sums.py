@@ -1,0 +1,55 @@
+"""The sum of a row's gradients over ranks, at its home."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...stats.kernel import kernel
+
+
+@kernel
+def sum_partials(
+    places_SW: NDArray[np.int32],
+    partials_ND: NDArray[np.float32],
+    sums_SD: NDArray[np.float32],
+    stack_LD: NDArray[np.float32],
+    ranks_L: NDArray[np.int64],
+) -> None:
+    """Add the gradients of each row by the binary tree over rank numbers; ranks without one are passed over.
+
+    Args:
+        places_SW: (num_served, num_ranks); where the gradient of each rank is, -1 where it has none.
+        partials_ND: (num_partials, embedding_dim).
+        sums_SD: (num_served, embedding_dim), written.
+        stack_LD: (2 + log2(num_ranks), embedding_dim), workspace: sums of subtrees.
+        ranks_L: (as many,), workspace: a rank of each.
+
+    Error:
+        ``ceil(log2(num_ranks)) * 2**-24`` of the sum of magnitudes.
+
+    Source:
+        Higham, Accuracy and Stability of Numerical Algorithms (2002), section 4.2.
+    """
+    dim = sums_SD.shape[1]
+    for row in range(places_SW.shape[0]):
+        depth = 0
+        for rank in range(places_SW.shape[1]):
+            place = places_SW[row, rank]
+            if place < 0:
+                continue
+            # Of two subtrees that are nearer to each other than to this rank, none grows any more.
+            while depth > 1 and ranks_L[depth - 2] ^ ranks_L[depth - 1] < ranks_L[depth - 1] ^ rank:
+                depth -= 1
+                for column in range(dim):
+                    stack_LD[depth - 1, column] += stack_LD[depth, column]
+            for column in range(dim):
+                stack_LD[depth, column] = partials_ND[place, column]
+            ranks_L[depth] = rank
+            depth += 1
+        while depth > 1:
+            depth -= 1
+            for column in range(dim):
+                stack_LD[depth - 1, column] += stack_LD[depth, column]
+        for column in range(dim):
+            sums_SD[row, column] = stack_LD[0, column]

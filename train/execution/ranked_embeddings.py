@@ -1,0 +1,269 @@
+"""The embeddings of a rank: its own rows, those it looks up at other ranks, and the gradients of both.
+
+To the tiers of a rank, to its placement and to its planners a step is one lookup of each row that lives here
+and that any rank uses: the rows are brought, their vectors read, and updated by gradients that are summed
+already, as in one process. Around that, vectors and gradients cross between ranks:
+
+    look_up   vectors of served rows  -> to the ranks that use them
+              the rank's own lookups  <- kept and received vectors, initial values of rows used first
+    update    gradients of own rows, summed over the rank's shares  -> to the rows' homes
+              served rows             <- gradients of all ranks, added by the tree, one optimizer step
+
+Vectors of a step are read after the updates of the step before, in the loop, so no rank ever sees an older
+value. All ranks make the same exchanges in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...pipeline.sizes import MIB
+from ...stats.exchange.rank_masks import ranks_of_samples
+from ..data.batch import Batch, BatchIds, EmbeddingTable
+from ..data.batch_shares import BatchShares
+from ..data.stored_batches import StoredBatch
+from ..exchange.partial_sums import sum_partials
+from ..exchange.row_messages import RowMessages
+from ..exchange.width_exchange import ExchangeReader, WidthExchange, served_ids
+from ..placements.staging_placements import ColdRows, StagingPlacement
+from ..ranks.ranks import Message, Ranks
+from ..rows.initial_values import InitialValues
+from ..rows.row_backends import NumbaRows
+from ..rows.row_kernels import copy_rows, num_levels
+from ..rows.row_optimizers import RowOptimizer
+from ..work_threads import WorkThreads
+from .embeddings import Embeddings, PlannedStep, RowWidth, WidthLookups, WidthStep
+
+_FLOAT_BYTES = 4
+_SLICE_BYTES = 64 * MIB
+"""Bytes of a table that are brought together at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedWidth(RowWidth):
+    """The tables of one row width, of which some rows live here; ``reader`` reads them whole."""
+
+    shares: BatchShares
+    exchange: ExchangeReader
+    initial: InitialValues
+    """Values of the rows of the whole tables."""
+
+    def read(self, batch: Batch, stored: StoredBatch | None) -> WidthLookups:
+        """The rows that a step serves, once each, and what crosses between the ranks."""
+        ids = self.reader.read(batch)
+        lookups = self.by_row(ids, stored)
+        shares = self.shares
+        ranks_B = ranks_of_samples(ids.num_samples, shares.batch_size, shares.num_shares, shares.num_ranks)
+        own = self.reader.read(shares.cut(batch))
+        served, exchange = self.exchange.read(ids, lookups, ranks_B, own, is_training=True)
+        return WidthLookups(served_ids(served), served, exchange)
+
+    def read_round(self, batches: Sequence[Batch]) -> WidthLookups:
+        """The same of an evaluation in which rank r has the whole of batch r."""
+        parts = [self.reader.read(batch) for batch in batches]
+        ranks_B = np.repeat(np.arange(len(parts)), [part.num_samples for part in parts]).astype(np.uint8)
+        ids = _joined(parts)
+        own = parts[self.shares.rank]
+        served, exchange = self.exchange.read(ids, self.reader.by_row(ids), ranks_B, own, is_training=False)
+        return WidthLookups(served_ids(served), served, exchange)
+
+    def cold_rows(self, batch: Batch) -> ColdRows:
+        assert isinstance(self.placement, StagingPlacement)
+        return self.placement.cold_rows(self.exchange.served(self.reader.read(batch)))
+
+
+class RankedEmbeddings(Embeddings):
+    """The rows of this rank, and what moves them between its tiers and to other ranks.
+
+    Args:
+        tables: those of the shards.
+        widths: the same by width, of each the rows that live here.
+        ranks: all of them.
+        shares: of a batch.
+        optimizer: that of the rows.
+        threads: share the work on rows.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingTable],
+        widths: Sequence[RankedWidth],
+        ranks: Ranks,
+        shares: BatchShares,
+        optimizer: RowOptimizer,
+        threads: WorkThreads,
+    ) -> None:
+        super().__init__(len(tables), widths)
+        self._tables = tables
+        self._ranked = tuple(widths)
+        self._ranks = ranks
+        self._shares = shares
+        self._rows = NumbaRows(optimizer, threads, shares)
+        self._messages = RowMessages(ranks, [width.embedding_dim for width in widths])
+        self._served: list[torch.Tensor] = []
+        """(S, 1, D) vectors of each width that were read last, whose gradients become those of the rows."""
+
+    def own_part(self, batch: Batch) -> Batch:
+        return self._shares.cut(batch)
+
+    def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
+        """Steps of the evaluation batches that this rank has, one of W; an empty one where there is none."""
+        num_ranks, rank = self._ranks.num_ranks, self._ranks.rank
+        left = iter(numbers)
+        while group := list(islice(left, num_ranks)):
+            batches = [read(number) for number in group]
+            # Ranks beyond the last batch look up nothing, and serve their rows.
+            batches += [batches[0].cut(0, 0)] * (num_ranks - len(batches))
+            yield self._evaluation_step(group[min(rank, len(group) - 1)], batches)
+
+    def _evaluation_step(self, number: int, batches: Sequence[Batch]) -> PlannedStep:
+        parts = []
+        for width in self._ranked:
+            ids, lookups, exchange = width.read_round(batches)
+            plan = width.placement.plan_evaluation(is_replica_current=width.executor.is_replica_current)
+            parts.append(WidthStep(ids, lookups, plan, exchange))
+        own = batches[self._ranks.rank]
+        return PlannedStep(number, own, own.num_samples, tuple(parts))
+
+    def look_up(self, step: PlannedStep) -> list[torch.Tensor]:
+        """(B, F, D) embeddings of each width, of the samples of this rank."""
+        exchanges = _exchanges(step)
+        self._served = super().look_up(step)
+        served = [vectors.detach().squeeze(1).numpy() for vectors in self._served]
+        under_way = self._messages.send(
+            [vectors_SD[each.sent] for vectors_SD, each in zip(served, exchanges, strict=True)],
+            [each.sent_counts for each in exchanges],
+            [each.received_counts for each in exchanges],
+        )
+        # What is here already is put in its place while the others' vectors arrive.
+        own = []
+        for width, vectors_SD, each in zip(self._ranked, served, exchanges, strict=True):
+            vectors_OD = torch.empty(each.own_lookups.num_rows, width.embedding_dim)
+            copy_rows(vectors_SD, each.kept[1], vectors_OD.numpy(), each.kept[0])
+            width.initial.write(*each.made_rows, vectors_OD, each.made)
+            own.append(vectors_OD)
+        embeddings = []
+        for vectors_OD, found, each in zip(own, under_way.wait(), exchanges, strict=True):
+            vectors_OD.numpy()[each.received] = found
+            embeddings.append(self._look_up_own(vectors_OD, each))
+        return embeddings
+
+    def update(
+        self, step: PlannedStep, embeddings: Sequence[torch.Tensor], rate: float | None = None
+    ) -> None:
+        """Take one optimizer step on every row that lives here and that any rank looked up."""
+        exchanges = _exchanges(step)
+        sums = []
+        for emb_BFD, each in zip(embeddings, exchanges, strict=True):
+            assert emb_BFD.grad is not None, "the backward pass comes first"
+            grad_PD = emb_BFD.grad.reshape(-1, emb_BFD.shape[-1])
+            by_bag = each.own_ids.by_bag(each.own_lookups)
+            sums.append(self._rows.sums(by_bag, grad_PD, each.own_ids.num_features).numpy())
+        under_way = self._messages.send(
+            [sums_OD[each.gradients_sent] for sums_OD, each in zip(sums, exchanges, strict=True)],
+            [each.gradients_sent_counts for each in exchanges],
+            [each.gradients_received_counts for each in exchanges],
+        )
+        found = under_way.wait()
+        for vectors, received_ND, sums_OD, each in zip(self._served, found, sums, exchanges, strict=True):
+            partials_ND = np.concatenate([received_ND, sums_OD[each.kept[0]]])
+            vectors.grad = torch.from_numpy(_sum_over_ranks(each.partials_SW, partials_ND)).unsqueeze(1)
+        super().update(step, self._served, rate)
+
+    def _look_up_own(self, vectors_OD: torch.Tensor, exchange: WidthExchange) -> torch.Tensor:
+        """(B, F, D) embeddings of this rank's samples from its distinct rows."""
+        ids = exchange.own_ids
+        dim = vectors_OD.shape[1]
+        vectors_ND = torch.empty(ids.ids_N.size, dim)
+        self._rows.look_up(vectors_OD, exchange.own_lookups, np.arange(vectors_OD.shape[0]), vectors_ND)
+        if ids.bags_N is not None:
+            pooled_PD = torch.empty(ids.num_bags, dim)
+            self._rows.pool(vectors_ND, ids, pooled_PD)
+            vectors_ND = pooled_PD
+        return vectors_ND.view(ids.num_samples, ids.num_features, dim).requires_grad_(torch.is_grad_enabled())
+
+    def table_parts(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
+        """Yield the weights of one table, or its state, in id order, in parts, at rank 0.
+
+        Every rank calls this and takes all parts; those of the other ranks are empty.
+        """
+        width, position = self._position_of[table]
+        assert isinstance(width, RankedWidth)
+        held = width.exchange.held
+        ids = held.ids.of_table(position)
+        # A rank may have no row of a table.
+        fast = width.executor.fast
+        rows_ND = (
+            super().table(table, state=state)
+            if ids.size
+            else (fast.state_SW if state else fast.weights_SD)[:0]
+        )
+        first_key = int(held.first_key_F1[position])
+        num_rows, dim = self._tables[table].num_rows, rows_ND.shape[1]
+        # There is nothing to send of a table without rows, or of rows without a state.
+        if num_rows * dim == 0:
+            yield torch.empty(num_rows, dim)
+            return
+        most = max(_SLICE_BYTES // (_FLOAT_BYTES * dim), 1)
+        for first in range(0, num_rows, most):
+            stop = min(first + most, num_rows)
+            start, end = np.searchsorted(ids, [first, stop]).tolist()
+            homes_N = held.homes_K[first_key + first : first_key + stop]
+            yield self._brought_together(rows_ND[start:end], homes_N)
+
+    def table(self, table: int, *, state: bool = False) -> torch.Tensor:
+        return torch.cat(list(self.table_parts(table, state=state)))
+
+    def _brought_together(self, own_ND: torch.Tensor, homes_N: NDArray[np.uint8]) -> torch.Tensor:
+        """Return rows of all ranks in order at rank 0, none elsewhere."""
+        rank, num_ranks = self._ranks.rank, self._ranks.num_ranks
+        row_bytes = _FLOAT_BYTES * own_ND.shape[1]
+        out = tuple(row_bytes * own_ND.shape[0] if other == 0 and rank else 0 for other in range(num_ranks))
+        counts = np.bincount(homes_N, minlength=num_ranks).tolist()
+        into = tuple(row_bytes * counts[other] if rank == 0 and other else 0 for other in range(num_ranks))
+        data = (
+            own_ND.contiguous().reshape(-1).view(torch.uint8) if rank else torch.empty(0, dtype=torch.uint8)
+        )
+        received = Message.unset(into)
+        self._ranks.exchange(Message(data, out), received).wait()
+        if rank:
+            return own_ND[:0]
+        whole_ND = torch.empty(homes_N.size, own_ND.shape[1])
+        for other, part in enumerate(received.parts()):
+            rows_ND = part.view(torch.float32).view(-1, own_ND.shape[1]) if other else own_ND
+            whole_ND[torch.from_numpy(np.flatnonzero(homes_N == other))] = rows_ND
+        return whole_ND
+
+
+def _exchanges(step: PlannedStep) -> list[WidthExchange]:
+    found = [part.exchange for part in step.parts if part.exchange is not None]
+    assert len(found) == len(step.parts), "steps of several ranks say what crosses"
+    return found
+
+
+def _sum_over_ranks(partials_SW: NDArray[np.int32], partials_ND: NDArray[np.float32]) -> NDArray[np.float32]:
+    levels = num_levels(partials_SW.shape[1])
+    sums_SD = np.empty((partials_SW.shape[0], partials_ND.shape[1]), np.float32)
+    stack_LD = np.empty((levels, partials_ND.shape[1]), np.float32)
+    sum_partials(partials_SW, partials_ND, sums_SD, stack_LD, np.empty(levels, np.int64))
+    return sums_SD
+
+
+def _joined(parts: Sequence[BatchIds]) -> BatchIds:
+    """Return the lookups of batches as those of one."""
+    num_samples = sum(part.num_samples for part in parts)
+    ids_N = np.concatenate([part.ids_N for part in parts])
+    num_features = parts[0].num_features
+    bags: list[NDArray[np.int64]] = []
+    first = 0
+    for part in parts:
+        if part.bags_N is not None:
+            bags.append(part.bags_N + first * num_features)
+        first += part.num_samples
+    return BatchIds(ids_N, np.concatenate(bags) if bags else None, num_samples, num_features)

@@ -1,0 +1,140 @@
+"""Builds the tiers of a run with their initial rows: all of them, or those that live at one of the ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+from ...pipeline.sizes import format_byte_size
+from ...stats.ranking.row_bytes import row_bytes
+from ..config import TrainConfig
+from ..data.batch import IdReader
+from ..data.batch_shares import BatchShares
+from ..data.shards import Shards
+from ..device.verbs import Device
+from ..exchange.choose_homes import choose_homes
+from ..exchange.held_rows import HeldRows
+from ..exchange.width_exchange import ExchangeReader
+from ..execution.embeddings import Embeddings, RowWidth
+from ..execution.ranked_embeddings import RankedEmbeddings, RankedWidth
+from ..meter import Meter
+from ..model.dlrm_shape import tables_by_width
+from ..options.rank_options import HomesName
+from ..placements.choose_placement import build_placements
+from ..ranks.ranks import FINGERPRINT_BYTES, Ranks, refuse_other_plans
+from ..rows.initial_values import InitialValues
+from ..rows.mapped_rows import HostMemory
+from ..rows.row_optimizers import RowOptimizer
+from ..work_threads import WorkThreads
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTools:
+    """What the rows of a run are built with, beside its shards and settings."""
+
+    shares: BatchShares
+    device: torch.device
+    verbs: Device | None
+    """Verbs of the device that transfers are queued on; None: a thread of the host runs them."""
+    meter: Meter
+    threads: WorkThreads
+    host: HostMemory
+    marks_rows: bool
+    """Whether rows that steps change are marked, for checkpoints."""
+
+
+def build_embeddings(shards: Shards, config: TrainConfig, tools: RowTools) -> Embeddings:
+    """Build the tiers of the placement, with the initial value of every row."""
+    optimizer = _optimizer_of(shards, config)
+    embeddings = Embeddings.build(
+        shards.tables,
+        build_placements(config, shards),
+        optimizer,
+        config.seed,
+        tools.device,
+        tools.meter,
+        tools.threads,
+        tools.host,
+        shares=tools.shares,
+        verbs=tools.verbs,
+        tracks_changes=tools.marks_rows,
+    )
+    embeddings.initialize()
+    return embeddings
+
+
+def build_ranked_embeddings(
+    shards: Shards, config: TrainConfig, tools: RowTools, ranks: Ranks, homes: HomesName
+) -> RankedEmbeddings:
+    """Build the tiers of the rows that live at this rank, with their initial values."""
+    optimizer = _optimizer_of(shards, config)
+    shares = tools.shares
+    widths = tables_by_width([table.embedding_dim for table in shards.tables])
+    held = {}
+    initial = {}
+    tables = list(shards.tables)
+    plan = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
+    # Of each table the rows of this rank become a table of their own.
+    for dim, chosen in widths.items():
+        num_rows = [shards.tables[table].num_rows for table in chosen]
+        homes_K = choose_homes(homes, shards, chosen, ranks.num_ranks, shares.num_shares)
+        plan.update(homes_K.tobytes())
+        held[dim] = HeldRows(num_rows, homes_K, ranks.rank)
+        initial[dim] = InitialValues.of(config.seed, chosen, num_rows)
+        for table, cut in zip(chosen, held[dim].cut([tables[table] for table in chosen]), strict=True):
+            tables[table] = cut
+    refuse_other_plans(ranks, plan.digest())
+    local = Embeddings.build(
+        tables,
+        build_placements(config, shards, held),
+        optimizer,
+        config.seed,
+        tools.device,
+        tools.meter,
+        tools.threads,
+        tools.host,
+        initial_values={dim: replace(values, held=held[dim].ids) for dim, values in initial.items()},
+        tracks_changes=tools.marks_rows,
+    )
+    ranked = []
+    for width in local.widths:
+        dim = width.embedding_dim
+        reader = IdReader(shards.tables, width.tables)
+        exchange = ExchangeReader(reader, held[dim], ranks.num_ranks)
+        own = {field.name: getattr(width, field.name) for field in fields(RowWidth)} | {"reader": reader}
+        ranked.append(RankedWidth(**own, shares=shares, exchange=exchange, initial=initial[dim]))
+    embeddings = RankedEmbeddings(shards.tables, ranked, ranks, shares, optimizer, tools.threads)
+    embeddings.initialize()
+    return embeddings
+
+
+def _optimizer_of(shards: Shards, config: TrainConfig) -> RowOptimizer:
+    chosen = config.optimizers(shards.embedding_optimizer)
+    optimizer = RowOptimizer(chosen.embedding_optimizer, chosen.embedding_lr, config.recipe.embedding_decay)
+    # The two placements that keep hot rows on the fast tier permanently.
+    if config.placement in ("fae", "lookahead"):
+        _warn_of_row_bytes(shards, optimizer)
+    return optimizer
+
+
+def _warn_of_row_bytes(shards: Shards, optimizer: RowOptimizer) -> None:
+    """Warn where the hot rows take more bytes with this optimizer than with the one they were chosen for."""
+
+    def hot_bytes(name: str) -> int:
+        return sum(table.num_hot * row_bytes(table.embedding_dim, name) for table in shards.tables)
+
+    needed = hot_bytes(optimizer.name)
+    counted = hot_bytes(shards.embedding_optimizer)
+    if needed > counted:
+        _log.warning(
+            "the hot rows take %s with %s; the shards were packed for %s with %s",
+            format_byte_size(needed),
+            optimizer.name,
+            format_byte_size(counted),
+            shards.embedding_optimizer,
+        )
