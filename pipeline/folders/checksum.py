@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,24 @@ def known_checksum(path: Path) -> str:
             _known.clear()
         _known[state] = found
     return _known[state]
+
+
+def overwritten_file(folder: Path) -> Path | None:
+    """Return a file of ``folder`` that was written to in place since this process took its checksum, if any.
+
+    Stages map files, so they would go on with other values. A file that was replaced or removed is none: its
+    map stays as it was.
+    """
+    prefix = f"{folder}{os.sep}"
+    # The newest state of each file comes last.
+    newest = {state[0]: state for state in _known if state[0].startswith(prefix)}
+    for name, known in newest.items():
+        with suppress(OSError):
+            found = _state_of(Path(name))
+            _, *inode, written, _, num_bytes = found
+            if inode == list(known[1:3]) and (written, num_bytes) != (known[3], known[5]):
+                return Path(name)
+    return None
 
 
 def _state_of(path: Path) -> _State:

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ManifestError
 from ..runtime.remote_objects import RemoteObject
-from .checksum import checksum_of_written, note_checksum
+from .checksum import checksum_of_written, note_checksum, overwritten_file
 from .decision import Extend, ExtendFrom, FolderState, Fresh, GoBack, Refused, Resume, Sealed, decide
 from .discard import is_discarded
 from .disk import empty_folder, mark_removed
@@ -348,8 +348,24 @@ class Output(RemoteObject):
                 self.folder.rmdir()
             self._unlock()
 
+    def _refuse_overwritten_inputs(self) -> None:
+        """Raise ManifestError where another program wrote to a file that this run has mapped."""
+        for made_from in self._identity["inputs"]:
+            path = overwritten_file(self.folder.parent / made_from["name"])
+            if path is not None:
+                # What is finished may be of either contents, so no run resumes it.
+                self.abandon()
+                raise ManifestError(
+                    f"{path} was overwritten while it was read; nothing was kept of {self.folder}"
+                )
+
     def seal(self, totals: JsonRecord) -> Manifest:
-        """Write the manifest, which finishes the folder, and remove what is no part of it."""
+        """Write the manifest, which finishes the folder, and remove what is no part of it.
+
+        Raises:
+            ManifestError: a file of an input was written to in place meanwhile, or the disk is full.
+        """
+        self._refuse_overwritten_inputs()
         # Through JSON once, so that the checksum is of what a reader parses.
         files = [self.finished[name].to_json() for name in sorted(self.finished)]
         parts = json.loads(json.dumps({**self._identity, "files": files, "totals": totals.to_json()}))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,23 @@ from hotset.pipeline.stages.transpose import TransposeConfig, transpose
 from hotset.pipeline.verify.verify import verify
 from hotset.stats.prediction.workload import Machine
 from hotset.train.advice import AdviceConfig, advise
+from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
 from hotset.train.config import TrainConfig
 from hotset.train.evaluate import evaluate
+from hotset.train.options.interval import Interval
+from hotset.train.options.recipe_options import RecipeOptions
 from hotset.train.run import train
 from hotset.train.run_folder.verify_run import verify_run
+from hotset.train.scoring.predict_log import RunPredictor, predict_file
+from hotset.workflows.recipe_file import with_recipe
 
 ONE = Resources(workers=1, memory_bytes=None)
 SCHEDULE = ScheduleConfig(staging_bytes=ByteSize(3_000), prefetch=1, epochs=2, split_batches=True)
 TRAIN = TrainConfig(
     staging_bytes=SCHEDULE.staging_bytes, prefetch=SCHEDULE.prefetch, epochs=SCHEDULE.epochs, threads=1
 )
+KEEPING_BEST = replace(TRAIN, evaluate_every=3, recipe=RecipeOptions(keep_best=True))
+EVERY_FEW_STEPS = CheckpointSettings(checkpoint_every=Interval(steps=4))
 Reader = Callable[[Path, Path], Any]
 
 
@@ -101,6 +109,32 @@ def train_again(root: Path, out: Path, *, replay: bool = False) -> Any:
     return hash_file(out / "run" / "weights.safetensors")
 
 
+def init_from_run(root: Path, out: Path) -> Any:
+    """Train from the weights and states of the run."""
+    train(root / "dir", TRAIN, out / "run", init_from=root / "run")
+    return hash_file(out / "run" / "weights.safetensors")
+
+
+def init_from_older_ids(root: Path, out: Path) -> Any:
+    """Train from a run on the old vocabulary, whose ids are mapped."""
+    id_map = root / "dir" / "id_map"
+    train(root / "dir", TRAIN, out / "run", init_from=root / "old_run", id_map=id_map)
+    return hash_file(out / "run" / "weights.safetensors")
+
+
+def resume_run(root: Path, out: Path) -> Any:
+    """Finish a run that was interrupted."""
+    shutil.copytree(root / "halted", out / "halted")
+    train(root / "dir", KEEPING_BEST, out / "halted", checkpoints=EVERY_FEW_STEPS)
+    return hash_file(out / "halted" / "weights.safetensors")
+
+
+def predict_again(root: Path, out: Path) -> Any:
+    """Predict the lines of the log with the run and its vocabulary."""
+    predict_file(RunPredictor(root / "run"), root / "log.parquet", out / "scores.parquet")
+    return hash_file(out / "scores.parquet")
+
+
 def evaluate_again(root: Path, out: Path) -> Any:
     """Score the run."""
     return evaluate(root / "run", root / "dir").to_dict()
@@ -145,12 +179,18 @@ def faults_of_dir(root: Path, out: Path, *, rebuild: bool = False) -> list[str]:
     return verify(root / "dir", ONE, raw=raw, rebuild=rebuild, scratch=out, other_vocabulary=other)
 
 
-def faults_of_run(root: Path, out: Path) -> list[str]:
-    """Check the run."""
-    return verify_run(root / "run")
+def faults_of_run(name: str, root: Path, out: Path) -> list[str]:
+    """Check a run, finished or interrupted."""
+    return verify_run(root / name)
 
 
 def faults_of(made: Path, root: Path, scratch: Path) -> list[str]:
     """Check another DIR that was made from the same log."""
     scratch.mkdir()
     return verify(made, ONE, raw=[root / "log.parquet"], scratch=scratch)
+
+
+def recipe_of_file(root: Path, out: Path) -> list[str]:
+    """Read a recipe as the options of both commands."""
+    arguments = ["--recipe", str(root / "recipe.toml")]
+    return [word for command in ("preprocess", "train") for word in with_recipe(command, arguments)]

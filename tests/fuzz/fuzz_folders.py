@@ -2,7 +2,8 @@
 
     python -m hotset.tests.fuzz.fuzz_folders --folders 10000
 
-Each case edits a file of a preprocessed log, a schedule, an id map, a run, an unfinished folder or a schema:
+Each case edits a file of a preprocessed log, a schedule, an id map, a run, a run that was interrupted, an
+unfinished folder, a schema or a recipe:
 raw bytes, or values with every checksum computed anew, also those of the folders made from it. Whatever reads
 the file must refuse it in one line that names it, or give what it gave before. Only two kinds of other
 results are right: those of edits with new checksums that `verify` finds, and scores by other weights of a
@@ -29,48 +30,25 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
-
-import numpy as np
 
 from hotset.pipeline.errors import HotsetError
 from hotset.pipeline.folders.checksum import hash_file
-from hotset.pipeline.folders.manifest import MANIFEST, Manifest, checksum_of
-from hotset.pipeline.folders.output import Output
+from hotset.pipeline.folders.manifest import MANIFEST, checksum_of
 from hotset.pipeline.folders.partial_folder import BEGUN, PARTIAL
-from hotset.pipeline.schema.feature_settings import FeatureSettings
-from hotset.pipeline.schema.schema_file import setting_of
-from hotset.pipeline.sizes import ByteSize
-from hotset.pipeline.stages.count import CountConfig
-from hotset.pipeline.stages.ingest import IngestConfig
-from hotset.pipeline.stages.map_ids import map_ids
-from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
-from hotset.pipeline.stages.rank import RankConfig
-from hotset.pipeline.stages.schedule import schedule
-from hotset.pipeline.stages.split import SplitConfig
-from hotset.pipeline.stages.stage_order import FOLDERS, INPUTS
+from hotset.pipeline.stages.stage_order import INPUTS
 from hotset.tests.fuzz import folder_readers as readers
 from hotset.tests.fuzz.crafted_files import edit_bytes, edit_json, edit_values
-from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_parquet
-from hotset.tests.support.resealed import reseal_later_folders, write_manifest
-from hotset.train.run import train
+from hotset.tests.fuzz.whole_folders import BEGUN_STAGES, make_folders, write_log
+from hotset.tests.support.resealed import reseal_checkpoints, reseal_later_folders, write_manifest
+from hotset.train.checkpoints.checkpoint_files import CHECKPOINTS
 
 _HANG_SECONDS = 60
 _MEMORY_BYTES = 12 << 30
 """Address space of a worker: a number in a file that asks for more must be refused, not tried."""
-_KINDS = {"y": "label", "tags": "list text", "site": "hex8", "price": "float", "user": "integer"}
-_BEGUN = {
-    "begun-columns": "ingest",
-    "begun-counts": "count",
-    "begun-samples": "encode",
-    "begun-shards": "pack",
-}
-"""Folders of runs that were stopped before a stage was sealed."""
 _READERS_OF: dict[str, tuple[str, ...]] = {
     "columns": ("count", "encode", "pack", "adopt", "statistics", "tables", "advice"),
     "counts": ("rank", "statistics"),
@@ -80,14 +58,18 @@ _READERS_OF: dict[str, tuple[str, ...]] = {
     "shards": ("schedule", "transpose", "train", "evaluate", "statistics", "advice"),
     "schedule": ("train",),
     "lookups": ("train",),
-    "id_map": (),
-    "run": ("evaluate", "replay"),
+    "id_map": ("init-mapped",),
+    "run": ("evaluate", "replay", "init-from", "predict"),
+    "halted": ("resume-run",),
     "schema.toml": ("schema",),
-    **{name: (name,) for name in _BEGUN},
+    "recipe.toml": ("recipe",),
+    **{name: (name,) for name in BEGUN_STAGES},
 }
 """Readers of each folder, besides `verify`."""
 
 
+_TEXTS = ("schema.toml", "recipe.toml")
+"""Files that users write, which have no checksums."""
 _IS_RIGHT = ("same", "refused", "other")
 
 
@@ -114,9 +96,9 @@ class Crafter:
     def __init__(self, root: Path, seed: int) -> None:
         self.root = root
         self._seed = seed
-        self._config = _write_log(root, seed)
+        self._config = write_log(root, seed)
         if not (root / "run" / MANIFEST).exists():
-            _make_folders(root, self._config)
+            make_folders(root, self._config)
         self._scratch = root / "scratch"
         self._edited = Path()
         self.readers = self._all_readers()
@@ -132,7 +114,7 @@ class Crafter:
     def _all_readers(self) -> dict[str, readers.Reader]:
         config = self._config
         stages = {stage: partial(readers.run_again, stage, getattr(config, stage)) for stage in INPUTS}
-        begun = {name: partial(readers.resume, config, name, "log.parquet") for name in _BEGUN}
+        begun = {name: partial(readers.resume, config, name, "log.parquet") for name in BEGUN_STAGES}
         return {
             **stages,
             **begun,
@@ -142,14 +124,20 @@ class Crafter:
             "adopt": readers.adopt_again,
             "train": readers.train_again,
             "replay": partial(readers.train_again, replay=True),
+            "init-from": readers.init_from_run,
+            "init-mapped": readers.init_from_older_ids,
+            "resume-run": readers.resume_run,
             "evaluate": readers.evaluate_again,
+            "predict": readers.predict_again,
             "statistics": readers.statistics_of,
             "tables": readers.tables_of,
             "advice": readers.advice_of,
             "schema": readers.schema_of_file,
+            "recipe": readers.recipe_of_file,
             "verify": readers.faults_of_dir,
             "verify --inputs": partial(readers.faults_of_dir, rebuild=True),
-            "verify RUN": readers.faults_of_run,
+            "verify RUN": partial(readers.faults_of_run, "run"),
+            "verify halted": partial(readers.faults_of_run, "halted"),
         }
 
     def _read(self, name: str) -> Any:
@@ -162,7 +150,7 @@ class Crafter:
         luck = random.Random(f"{self._seed} {number}")
         folder = luck.choice(list(_READERS_OF))
         path = luck.choice([path for path in self._whole if _folder_of(path) == folder])
-        is_resealed = luck.random() < 0.6 and folder != "schema.toml"
+        is_resealed = luck.random() < 0.6 and folder not in _TEXTS
         self._edited = path
         try:
             self._edit(path, is_resealed, luck)
@@ -181,7 +169,9 @@ class Crafter:
         target = self.root / path
         whole = self._whole[path]
         edits_values = luck.random() < (0.7 if is_resealed else 0.3)
-        if is_resealed and path.name == MANIFEST:
+        if is_resealed and path.suffix == ".json" and path.parent.name == CHECKPOINTS:
+            target.write_bytes(edit_json(whole, luck))
+        elif is_resealed and path.name == MANIFEST:
             parts = json.loads(edit_json(whole, luck))
             if isinstance(parts, dict):
                 write_manifest(target.parent, {"checksum": ""} | parts)
@@ -196,12 +186,15 @@ class Crafter:
             target.write_bytes(luck.choice([own for own in self._whole.values() if own != whole]))
         else:
             target.write_bytes(edit_values(path, whole, luck) if edits_values else edit_bytes(whole, luck))
-        if is_resealed and path.parts[0] not in _BEGUN:
+        if is_resealed and path.parts[0] not in BEGUN_STAGES:
             self._reseal(path)
 
     def _reseal(self, path: Path) -> None:
         """Make the manifest, and those of the folders made from it, agree with the edited file."""
         folder = (self.root / path).parent
+        if path.parts[0] == "halted":
+            reseal_checkpoints(self.root / "halted")
+            return
         parts = json.loads((folder / MANIFEST).read_bytes())
         if path.name != MANIFEST:
             for entry in parts["files"]:
@@ -213,8 +206,9 @@ class Crafter:
             reseal_later_folders(self.root / "dir")
 
     def _judge_all(self, folder: str, is_resealed: bool) -> dict[str, str]:
-        names = [*_READERS_OF[folder], "verify RUN" if folder == "run" else "verify"]
-        if folder in ("schema.toml", *_BEGUN):
+        verify = {"run": "verify RUN", "halted": "verify halted"}.get(folder, "verify")
+        names = [*_READERS_OF[folder], verify]
+        if folder in (*_TEXTS, *BEGUN_STAGES):
             names = names[:1]
         outcomes = {name: self.judge(name) for name in names}
         others = [name for name, outcome in outcomes.items() if outcome == "other"]
@@ -242,14 +236,17 @@ class Crafter:
             return f"several lines: {message}"
         if "schema" in message or "is not a feature of this log" in message:
             return "refused"
+        # Weights and states may be any numbers, and huge ones make none of a loss; no file is at fault.
+        if "the training loss is" in message or "the weights have diverged" in message:
+            return "refused"
         is_named = str(self.root) in message or self._edited.name.removesuffix(".json") in message
         return "refused" if is_named else f"no file is named: {message}"
 
     def _judge_other(self, name: str, folder: str, is_resealed: bool, outcomes: dict[str, str]) -> str:
         """Say whether another result is right: the file says something else, and `verify` sees it."""
-        if name == "schema":
+        if name in ("schema", "recipe"):
             return "other"
-        if name in _BEGUN:
+        if name in BEGUN_STAGES:
             # What was left unfinished is checked as the sealed folder that it became.
             self._read(name)
             faults = readers.faults_of(self._scratch / "dir", self.root, self._scratch / "rebuilt")
@@ -258,7 +255,7 @@ class Crafter:
             return "other results from a file whose checksum is not that of its manifest"
         if folder in ("schedule", "lookups"):
             return f"a {folder} folder changed the weights"
-        if folder == "run" or outcomes.get("verify") == "refused":
+        if folder in ("run", "halted") or outcomes.get("verify") == "refused":
             return "other"
         found = outcomes.setdefault("verify --inputs", self.judge("verify --inputs"))
         return "other" if found == "refused" else f"other results, and verify finds nothing ({found})"
@@ -267,50 +264,6 @@ class Crafter:
 def _folder_of(path: Path) -> str:
     """The key of `_READERS_OF` that a file belongs to."""
     return path.parts[1] if path.parts[0] == "dir" else path.parts[0]
-
-
-def _write_log(root: Path, seed: int) -> PreprocessConfig:
-    """Write a log with lists, floats and texts, and its schema; return how to preprocess it."""
-    log = draw_log(160, _KINDS, np.random.default_rng(seed), empty_lists=True)
-    if not (root / "log.parquet").exists():
-        write_parquet(root / "log.parquet", log)
-        (root / "schema.toml").write_text(schema_text(log, format="parquet"))
-    return PreprocessConfig(
-        ingest=IngestConfig(schema=setting_of(str(root / "schema.toml")), block_bytes=ByteSize(24_000)),
-        count=CountConfig(eval_fraction=0.3),
-        rank=RankConfig(min_count=2),
-        split=SplitConfig(
-            hot_bytes=ByteSize(600), embedding_dim=4, feature_dims=FeatureSettings((("user", 8),))
-        ),
-        pack=PackConfig(batch_size=16, seed=4, order="original" if seed % 2 else "grouped"),
-    )
-
-
-class _StoppedError(Exception):
-    """A run was stopped before it sealed its folder."""
-
-
-def _make_folders(root: Path, config: PreprocessConfig) -> None:
-    """Fill ``root`` with every kind of folder there is."""
-    log = root / "log.parquet"
-    preprocess([log], config, root / "dir", readers.ONE)
-    old = replace(config, rank=RankConfig(min_count=1))
-    preprocess([log], old, root / "old", readers.ONE, until="rank")
-    before, after = (Manifest.read(root / name / "vocabulary") for name in ("old", "dir"))
-    map_ids(before, after, root / "dir" / "id_map", readers.ONE)
-    schedule(readers.SCHEDULE, Manifest.read(root / "dir" / "shards"), root / "dir" / "schedule", readers.ONE)
-    readers.transpose_again(root, root / "dir")
-    train(root / "dir", readers.TRAIN, root / "run")
-    seal = Output.seal
-    for name, stage in _BEGUN.items():
-
-        def stop(output: Output, totals: Any, stage: str = stage) -> Manifest:
-            if output.folder.name == FOLDERS[stage]:
-                raise _StoppedError
-            return seal(output, totals)
-
-        with mock.patch.object(Output, "seal", stop), contextlib.suppress(_StoppedError):
-            preprocess([log], config, root / name, readers.ONE)
 
 
 def run_child(root: Path, numbers: Sequence[int], seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import Manifest, checksum_of
 from hotset.pipeline.stages.map_ids import ID_MAP
 from hotset.pipeline.stages.stage_order import ALL_FOLDERS
+from hotset.train.checkpoints.checkpoint_files import CHECKPOINTS
 
 
 def reseal(folder: Path, change: Any, name: str | None = None) -> Path:
@@ -52,3 +54,34 @@ def reseal_later_folders(folder: Path) -> None:
                 made_from["fingerprint"] = fingerprints[made_from["name"]]
         write_manifest(folder / name, parts)
         fingerprints[name] = Manifest.read(folder / name).fingerprint
+
+
+def reseal_checkpoints(run: Path) -> None:
+    """Make the records of checkpoints agree with the files that they list, and with those of best weights."""
+    folder = run / CHECKPOINTS
+    for path in folder.glob("step-*.json"):
+        parts = json.loads(path.read_bytes())
+        if not isinstance(parts, dict):
+            continue
+        _reseal_entries(parts, run)
+        parts.pop("checksum", None)
+        path.write_text(json.dumps(parts | {"checksum": checksum_of(parts)}))
+
+
+def _reseal_entries(value: Any, run: Path) -> None:
+    """Hash again whatever file is named with a checksum, anywhere in a record."""
+    if isinstance(value, list):
+        for element in value:
+            _reseal_entries(element, run)
+    if not isinstance(value, dict):
+        return
+    for element in value.values():
+        _reseal_entries(element, run)
+    if "xxh3_128" not in value:
+        return
+    # Best weights are named by their step, other files by their path.
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        is_best = "path" not in value
+        path = run / (f"best-{value['step']:09}.safetensors" if is_best else f"{CHECKPOINTS}/{value['path']}")
+        num_bytes, checksum = hash_file(path)
+        value |= {"xxh3_128": checksum} | ({} if is_best else {"bytes": num_bytes})

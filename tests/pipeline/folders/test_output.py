@@ -15,7 +15,7 @@ import pytest
 import xxhash
 
 from hotset.pipeline.errors import ManifestError
-from hotset.pipeline.folders.checksum import hash_file
+from hotset.pipeline.folders.checksum import hash_file, known_checksum
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.folders.output import Output, input_of
 from hotset.pipeline.folders.partial_folder import PARTIAL
@@ -308,3 +308,26 @@ def test_a_folder_without_a_finished_file_is_withdrawn_as_a_whole(tmp_path: Path
     made_again = Output.begin("stage", 2, Config(), INPUTS, tmp_path / "out")
     made_again.withdraw()
     assert Manifest.read(tmp_path / "out") == made
+
+
+@pytest.mark.parametrize("change", ["overwritten", "replaced", "removed"])
+def test_an_input_that_is_overwritten_under_a_run_spoils_it(change: str, tmp_path: Path) -> None:
+    path = tmp_path / "columns" / "a.arrow"
+    path.parent.mkdir()
+    path.write_bytes(b"values")
+    output = Output.begin("stage", 2, Config(), INPUTS, tmp_path / "out")
+    known_checksum(path)
+    with output.writing("a.arrow", 1) as written:
+        written.write_bytes(b"a")
+    if change == "overwritten":
+        path.write_bytes(b"others, in place")
+        with pytest.raises(ManifestError, match=r"columns/a\.arrow was overwritten while it was read"):
+            output.seal(AnyRecord(samples=1))
+        assert Output.begin("stage", 2, Config(), INPUTS, tmp_path / "out").finished == {}
+        return
+    # The map of a file that is replaced or removed stays as it was; it keeps the inode, as an open file does.
+    with path.open("rb"):
+        path.unlink()
+        if change == "replaced":
+            path.write_bytes(b"others")
+        output.seal(AnyRecord(samples=1))
