@@ -88,7 +88,7 @@ def _plans_of(batch: Any) -> StepPlans:
     for name, (offsets, kind) in _LISTS.items():
         column = batch.column(name)
         # Offsets are read as they lie, so that plans are views of what was read.
-        bounds = np.frombuffer(column.buffers()[1], np.int64)[column.offset :][: len(column) + 1]
+        bounds = np.frombuffer(column.buffers()[1], np.int64)[: len(column) + 1]
         if arrays.setdefault(offsets, bounds) is not bounds and (arrays[offsets] != bounds).any():
             raise ValueError(f"its lists of {name} are cut otherwise than those beside them")
         arrays[name] = values_of(column.values, kind.to_pandas_dtype())

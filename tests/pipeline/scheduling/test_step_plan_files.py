@@ -107,9 +107,16 @@ def cut_otherwise(columns: dict[str, pa.Array]) -> None:
     columns["fetch_slots"] = pa.LargeListArray.from_arrays(offsets, values)
 
 
+def go_back(columns: dict[str, pa.Array]) -> None:
+    values = columns["slots"].values
+    offsets = pa.array([0, len(values), 0, len(values)], pa.int64())
+    columns["slots"] = pa.LargeListArray.from_arrays(offsets, values)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (go_back, "non-monotonic offset"),
         (leave_a_gap, "its steps are not consecutive"),
         (cut_otherwise, "its lists of fetch_slots are cut otherwise than those beside them"),
     ],

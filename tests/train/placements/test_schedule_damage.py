@@ -184,6 +184,10 @@ def no_seed(parts: dict[str, Any]) -> None:
     del parts["config"]["seed"]
 
 
+def older_version(parts: dict[str, Any]) -> None:
+    parts["version"] -= 1
+
+
 def epochs_in_words(parts: dict[str, Any]) -> None:
     parts["config"]["epochs"] = "two"
 
@@ -195,6 +199,7 @@ def epochs_in_words(parts: dict[str, Any]) -> None:
         (other_rows, "cold rows of width 4, the shards have"),
         (no_widths, "cold rows of width 4, the shards have"),
         (no_seed, "config.seed is missing"),
+        (older_version, "holds 'schedule' of version 1"),
         (epochs_in_words, "config.epochs is 'two', want a whole number"),
     ],
 )

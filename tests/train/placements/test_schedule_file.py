@@ -16,6 +16,7 @@ from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
 from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
+from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.placements.plan_queue import PlanQueue
 from hotset.train.placements.schedule_file import Schedule
@@ -75,6 +76,15 @@ def test_a_schedule_of_another_run_is_left_alone(
     caplog.set_level(logging.INFO)
     trained(Shards.open(data), placement="lookahead", **(SETTINGS | change))
     assert message in caplog.text
+
+
+def test_a_schedule_with_a_window_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    shards = Manifest.read(write_shards(tmp_path / "shards"))
+    config = ScheduleConfig(window=4, split_batches=True, **SETTINGS)
+    schedule(config, shards, tmp_path / "schedule")
+    assert Schedule.find(Shards.open(tmp_path), TrainConfig(placement="lookahead", **SETTINGS)) is None
+    assert "it has window 4, the run None" in caplog.text
 
 
 def test_the_defaults_of_schedule_are_those_of_training(
