@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.built
 
-.PHONY: env demo test test-long check gpu-test gpu-day clean
+.PHONY: env demo docs test test-long check gpu-test gpu-day clean
 
 env: $(STAMP)
 
@@ -15,6 +15,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/hotset demo
 
+# The pages of docs/ and the API, made from the docstrings, in build/site. The package is found by its name.
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	mkdir -p build/package && ln -sfn $(CURDIR) build/package/hotset
+	$(BIN)/python -m mkdocs build --strict
+
 # Each test process compiles every module it imports where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
@@ -25,7 +31,7 @@ test: $(STAMP)
 # Programs that read what hotset exports: only slow tests run them.
 INTEROP := $(VENV)/.interop
 $(INTEROP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,report,dev,onnx,interop]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,report,dev,docs,onnx,interop]'
 	touch $@
 
 # The slow tests; then the kernels as plain Python, so that coverage sees inside them and an error there shows its line.

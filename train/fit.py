@@ -107,7 +107,7 @@ def fit(
         HotsetError: what is wrong with the data, the settings or the model, in one line.
 
     Example:
-        ``run = hotset.fit("demo", "run", model=MyModel, epochs=2); print(run.summary.auc)``
+        ``run = hotset.fit("data", "run", placement="lookahead", epochs=2); print(run.summary.auc)``
     """
     chosen = _with_settings(config or TrainConfig(), settings)
     source: ModelSource | None = None
@@ -152,6 +152,9 @@ def evaluate(
 
     Raises:
         HotsetError: a damaged run, or shards that are not of its vocabulary.
+
+    Example:
+        ``print(hotset.evaluate("run", "data").auc)``
     """
     folder, source = (run.folder, model or run.model) if isinstance(run, FittedRun) else (Path(run), model)
     return _evaluate.evaluate(
@@ -169,6 +172,9 @@ def load_model(run: Folder, *, model: ModelSource | None = None) -> nn.Module:
 
     Raises:
         HotsetError: the run is unfinished or damaged, or the module is another one.
+
+    Example:
+        ``dense_layers = hotset.load_model("run")``
     """
     folder = Path(run)
     config = read_config(folder)

@@ -52,7 +52,7 @@ def predict(
         HotsetError: a damaged run, or a line or column that does not match the schema.
 
     Example:
-        ``scored = frame.hstack(hotset.predict("run", frame))``
+        ``scores = hotset.predict("run", "train.tsv")["probability"]``
     """
     import polars as pl
 
@@ -94,6 +94,9 @@ def export(
 
     Raises:
         HotsetError: a damaged run, a module that `torch.export` cannot record, or ``out`` exists.
+
+    Example:
+        ``folder = hotset.export("run", "exported", row_type="int8")``
     """
     folder, source = _source_of(run, model)
     given = None if vocabulary is None else Path(vocabulary)

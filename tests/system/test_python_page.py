@@ -1,8 +1,9 @@
-"""The programs of docs/python.md run as they stand: from a raw log to predictions in ONNX Runtime."""
+"""The programs of docs/python.md and the examples of docstrings run as they stand."""
 
 from __future__ import annotations
 
 import gzip
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import hotset
 from hotset.pipeline.generate.generate_log import GenerateConfig, generate
@@ -47,6 +49,28 @@ def test_the_program_runs_up_to_its_export(
     assert names["scores"].height == 800 and names["scores"]["probability"].is_between(0, 1).all()
     assert "AUC 0." in capsys.readouterr().out
     assert exported == [((names["run"], "exported"), {"onnx": True})]
+
+
+def examples() -> dict[str, str]:
+    """The example of each public function."""
+    found = {name: inspect.getdoc(getattr(hotset, name)) or "" for name in hotset.__all__}
+    codes = {name: re.search(r"Example:\n\s+``(.*?)``\n?$", text, re.DOTALL) for name, text in found.items()}
+    return {name: code[1] for name, code in codes.items() if code}
+
+
+@pytest.mark.parametrize("is_export", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_examples_of_docstrings_run_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_export: bool
+) -> None:
+    order = ("preprocess", "statistics", "Shards", "fit", "evaluate", "predict", "load_model", "export")
+    assert examples().keys() == set(order)
+    monkeypatch.chdir(tmp_path)
+    generate(GenerateConfig(samples=400, seed=1, scale=1000), tmp_path / "train.tsv", workers=1)
+    names: dict[str, Any] = {"hotset": hotset}
+    for name in order if is_export else order[:-1]:
+        exec(examples()[name], names)  # the docstring's own words
+    assert names["batch"]["label"].size == 343 and names["scores"].len() == 400
+    assert isinstance(names["dense_layers"], torch.nn.Module)
 
 
 @pytest.mark.slow

@@ -1,0 +1,37 @@
+"""The pages of the API are made from the docstrings without a warning, and have every public name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hotset
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_page_of_the_api_lists_every_public_name() -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    assert sorted(line[11:] for line in page.splitlines() if line.startswith("::: hotset.")) == sorted(
+        hotset.__all__
+    )
+
+
+@pytest.mark.slow
+def test_the_pages_are_made_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+    pytest.importorskip("mkdocstrings", reason="the extra docs is not installed")
+    # The package is found by its name, as `make docs` has it.
+    (ROOT / "build/package").mkdir(parents=True, exist_ok=True)
+    link = ROOT / "build/package/hotset"
+    if not link.exists():
+        link.symlink_to(ROOT)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "site/api/index.html").read_text()
+    ids = [name for name in hotset.__all__ if f'id="hotset.{name}"' not in page]
+    assert ids == []
