@@ -1,14 +1,11 @@
 """A GPU behind the verbs of a device.
 
 The stream of compute is that which is current when the device is opened, so that whatever torch is asked for
-in that thread runs in order with the steps. Host functions run in a thread of the driver, by
-`cudaLaunchHostFunc`, which torch has no call for.
+in that thread runs in order with the steps.
 """
 
 from __future__ import annotations
 
-import ctypes
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -16,7 +13,8 @@ import torch
 
 from .verbs import Event, Graph, StreamName
 
-_HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_MAPPED = 2
+"""``cudaHostRegisterMapped``: kernels find the memory at the host's own addresses."""
 
 
 class CudaDevice:
@@ -34,30 +32,29 @@ class CudaDevice:
             "compute": torch.cuda.current_stream(torch_device),
         }
         self._pinned: list[int] = []
-        self._host_calls = _HostCalls()
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         tensor = torch.empty(tuple(shape), dtype=dtype, device=self.torch_device)
-        # Memory is given back only after work that may still use it.
+        # Memory is given to others only after work that may still use it.
         for stream in self._streams.values():
             tensor.record_stream(stream)
         return tensor
 
     def allocate_pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+        # Memory is pinned for the current device of a thread, and threads begin with the first one.
+        with torch.cuda.device(self.torch_device):
+            return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
-    def pin(self, tensor: torch.Tensor) -> None:
-        # Not torch's own pinned memory, which is rounded up to a power of two.
+    def pin(self, tensor: torch.Tensor) -> bool:
         if tensor.numel() == 0:
-            return
+            return True
+        # Not torch's own pinned memory, which is rounded up to a power of two.
         cudart = cast(Any, torch.cuda.cudart())  # type: ignore[no-untyped-call]
-        # The pages stay where they are; from here on the GPU may copy from them by itself.
-        status = cudart.cudaHostRegister(tensor.data_ptr(), tensor.numel() * tensor.element_size(), 0)
-        if int(status) != 0:
-            raise RuntimeError(
-                f"cudaHostRegister of {tensor.numel() * tensor.element_size()} bytes: {status}"
-            )
+        num_bytes = tensor.numel() * tensor.element_size()
+        if int(cudart.cudaHostRegister(tensor.data_ptr(), num_bytes, _MAPPED)) != 0:
+            return False
         self._pinned.append(tensor.data_ptr())
+        return True
 
     def copy(self, stream: StreamName, source: torch.Tensor, target: torch.Tensor) -> None:
         with torch.cuda.stream(self._streams[stream]):
@@ -66,9 +63,6 @@ class CudaDevice:
     def launch(self, stream: StreamName, kernel: Callable[..., object], *arguments: Any) -> None:
         with torch.cuda.stream(self._streams[stream]):
             kernel(*arguments)
-
-    def call_host(self, stream: StreamName, function: Callable[[], None]) -> None:
-        self._host_calls.queue(self._streams[stream].cuda_stream, function)
 
     def record(self, stream: StreamName) -> Event:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -80,11 +74,9 @@ class CudaDevice:
 
     def wait_on_host(self, event: Event) -> None:
         cast(Any, event).synchronize()
-        self._host_calls.raise_error()
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
-        self._host_calls.raise_error()
 
     def capture(self, queue_work: Callable[[], None]) -> Graph:
         graph = torch.cuda.CUDAGraph()
@@ -108,53 +100,3 @@ class CudaDevice:
         cudart = cast(Any, torch.cuda.cudart())  # type: ignore[no-untyped-call]
         while self._pinned:
             cudart.cudaHostUnregister(self._pinned.pop())
-
-
-class _HostCalls:
-    """Functions that a thread of the driver calls in the turn of their stream."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._functions: dict[int, Callable[[], None]] = {}
-        self._next = 0
-        self._error: BaseException | None = None
-        # Kept as long as the driver may call it.
-        self._callback = _HostFunction(self._call)
-        self._launch: Any = None
-
-    def queue(self, stream: int, function: Callable[[], None]) -> None:
-        """Queue a function in the stream with this handle."""
-        if self._launch is None:
-            self._launch = ctypes.CDLL(_loaded_library("libcudart")).cudaLaunchHostFunc
-            self._launch.argtypes = [ctypes.c_void_p, _HostFunction, ctypes.c_void_p]
-        with self._lock:
-            # From 1: a null pointer arrives as None.
-            self._next += 1
-            self._functions[self._next] = function
-            status = self._launch(stream, self._callback, self._next)
-        if status != 0:
-            raise RuntimeError(f"cudaLaunchHostFunc failed with {status}")
-
-    def raise_error(self) -> None:
-        """Raise what a function has raised."""
-        if self._error is not None:
-            raise self._error
-
-    def _call(self, number: int) -> None:
-        function = self._functions.pop(number)
-        try:
-            if self._error is None:
-                function()
-        except BaseException as error:
-            # An exception cannot leave a thread of the driver.
-            self._error = error
-
-
-def _loaded_library(name: str) -> str:
-    """Return the path of a library that torch has loaded."""
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            path = line.split(maxsplit=5)[-1].strip()
-            if name in path.rsplit("/", 1)[-1]:
-                return path
-    raise RuntimeError(f"{name} is not loaded")

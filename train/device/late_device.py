@@ -77,17 +77,14 @@ class LateDevice:
     def allocate_pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return self.allocate(shape, dtype)
 
-    def pin(self, tensor: torch.Tensor) -> None:
-        """Nothing is to be done: all memory is the host's."""
+    def pin(self, tensor: torch.Tensor) -> bool:
+        return True
 
     def copy(self, stream: StreamName, source: torch.Tensor, target: torch.Tensor) -> None:
         self._queue(stream, lambda: target.copy_(source))
 
     def launch(self, stream: StreamName, kernel: Callable[..., object], *arguments: Any) -> None:
         self._queue(stream, lambda: kernel(*arguments))
-
-    def call_host(self, stream: StreamName, function: Callable[[], None]) -> None:
-        self._queue(stream, function)
 
     def record(self, stream: StreamName) -> Event:
         assert self._recording is None, "events are for work that is queued, not for work that is recorded"

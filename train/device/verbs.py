@@ -38,20 +38,15 @@ class Device(Protocol):
     def allocate_pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return host memory that copies of the device can read and write, with any content."""
 
-    def pin(self, tensor: torch.Tensor) -> None:
-        """Let kernels and copies of the device read and write host memory that exists already."""
+    def pin(self, tensor: torch.Tensor) -> bool:
+        """Let kernels of the device read and write host memory that exists already; return whether they can,
+        which is not so of mapped files."""
 
     def copy(self, stream: StreamName, source: torch.Tensor, target: torch.Tensor) -> None:
         """Queue a copy between pinned host memory and the device."""
 
     def launch(self, stream: StreamName, kernel: Callable[..., object], *arguments: Any) -> None:
         """Queue a kernel: a call that asks the device for work and does not read what the device computes."""
-
-    def call_host(self, stream: StreamName, function: Callable[[], None]) -> None:
-        """Queue a function for the host, which runs in its turn in the stream and asks nothing of the device.
-
-        What it raises is raised by the next wait of the host.
-        """
 
     def record(self, stream: StreamName) -> Event:
         """Return an event that has happened once all that the stream was given so far is done."""

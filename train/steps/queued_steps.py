@@ -181,7 +181,7 @@ class QueuedSteps:
         """Queue the transfers of a step, for which its compute waits."""
         if step.item is None:
             return
-        if any(isinstance(width.rows.executor.slow, FileTier) for width in self._widths):
+        if not all(width.moves_by_itself for width in self._widths):
             self._transfers.wait_for(step.item)  # rows in a file are the work of the host
             return
         transfers, kind = self._transfers.begin(step.item)
@@ -370,13 +370,14 @@ class _WidthOnDevice:
     layout: SlotLayout
     seeds: SeedTables
     root_scales_T: torch.Tensor
+    moves_by_itself: bool
+    """Whether kernels reach the rows of the slow tier, which may be in a file."""
 
     @classmethod
     def of(cls, width: RowWidth, device: Device) -> _WidthOnDevice:
         executor = width.executor
         fast, slow = executor.fast, executor.slow
-        for rows in (slow.weights_SD, slow.state_SW):
-            device.pin(rows)
+        is_pinned = not isinstance(slow, FileTier) and all(map(device.pin, (slow.weights_SD, slow.state_SW)))
         return cls(
             width,
             RowTensors(fast.weights_SD, fast.state_SW),
@@ -384,12 +385,13 @@ class _WidthOnDevice:
             SlotLayout.of(fast.layout, device.torch_device),
             SeedTables.of(slow.layout, executor.initial, device.torch_device),
             torch.from_numpy(executor.optimizer.root_scales).to(device.torch_device),
+            is_pinned,
         )
 
     def moves_of(self, part: WidthStep) -> list[tuple[np.ndarray, np.ndarray]]:
         """Sources and targets of each of `MOVES` for a step."""
         transfer = part.plan.transfer
-        if transfer is None or isinstance(self.rows.executor.slow, FileTier):
+        if transfer is None or not self.moves_by_itself:
             return [(_NONE, _NONE)] * len(MOVES)
         write_back, fetch, initialize = transfer.write_back, transfer.fetch, transfer.initialize
         return [

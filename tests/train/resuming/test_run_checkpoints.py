@@ -72,6 +72,8 @@ PLACEMENTS: tuple[dict[str, Any], ...] = (
     {"placement": "cache", "cache_policy": "lfu"},
     {"placement": "lookahead", "slow_bytes": ByteSize(60 * KIB)},
     {"placement": "hybrid", "slow_bytes": ByteSize(1)},
+    {"placement": "lookahead", "device": "late:3", "slow_bytes": ByteSize(60 * KIB)},
+    {"placement": "cache", "device": "late:4", "cache_policy": "lru"},
 )
 FIELDS: dict[str, Any] = {
     "embedding_optimizer": "adagrad",

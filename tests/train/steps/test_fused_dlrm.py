@@ -11,10 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+from hotset.pipeline.sizes import ByteSize
 from hotset.tests.support.late_runs import draw_run, is_wrong
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import trained
+from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
+from hotset.train.config import PlacementName, TrainConfig
 from hotset.train.data.shards import Shards
+from hotset.train.options.interval import parse_interval
+from hotset.train.run import train
 from hotset.train.steps.queued_steps import QueuedSteps
 
 LAYERS: dict[str, Any] = {"bottom_mlp": (7,), "top_mlp": (9, 5)}
@@ -71,3 +76,32 @@ def test_a_resumed_state_goes_on(optimizer: str, tmp_path: Path) -> None:
             for name in names - {"step"}:
                 assert state[name].shape == parameter.shape and state[name].abs().sum() > 0
             assert not names or state["step"] == trainer.step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("name", ["lookahead", "all-fast"])
+def test_a_stopped_run_on_the_device_ends_with_the_bits_of_an_unbroken_one(
+    name: PlacementName, optimizer: str, tmp_path: Path
+) -> None:
+    folder = write_shards(tmp_path / "shards", ShardSpec(num_mixed=500))
+    config = TrainConfig(
+        placement=name,
+        device="late:6",
+        kernels="torch",
+        dense_optimizer=optimizer,  # type: ignore[arg-type]
+        staging_bytes=ByteSize(3_000),
+        log_every=3,
+    )
+    every = CheckpointSettings(checkpoint_every=parse_interval("4"))
+    train(folder, config, tmp_path / "unbroken", checkpoints=every)
+
+    def stop(stage: str, done: int, *_: object) -> None:
+        if stage == "train" and done > 11 * 32:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(folder, config, tmp_path / "stopped", checkpoints=every, progress=stop)
+    train(folder, config, tmp_path / "stopped", checkpoints=every)
+    for file in ("weights.safetensors", "metrics.jsonl"):
+        assert (tmp_path / "stopped" / file).read_bytes() == (tmp_path / "unbroken" / file).read_bytes()
