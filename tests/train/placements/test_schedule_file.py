@@ -87,6 +87,14 @@ def test_a_schedule_with_a_window_is_left_alone(tmp_path: Path, caplog: pytest.L
     assert "it has window 4, the run None" in caplog.text
 
 
+def test_a_schedule_for_other_hot_rows_is_left_alone(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    shards = Shards.open(data)
+    other = shards.with_hot_rows([0] * len(shards.tables))
+    assert Schedule.find(other, TrainConfig(placement="lookahead", **SETTINGS)) is None
+    assert "it was written for other hot rows" in caplog.text
+
+
 def test_the_defaults_of_schedule_are_those_of_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
