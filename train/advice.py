@@ -76,6 +76,7 @@ def advise(
         ManifestError: the folder has not been preprocessed as far as its plan.
         ConfigError: a model that does not fit, or no size given that holds the dense parts.
     """
+    # The three folders that predictions need, of whatever stage the rest is.
     vocabulary, samples, plan = (Manifest.read(folder / name) for name in ("vocabulary", "samples", "plan"))
     batch_size = config.batch_size or packed_batch_size(folder) or PackConfig().batch_size
     workload = read_workload(vocabulary, plan, Manifest.read(folder / "columns"), config.model, batch_size)
@@ -87,6 +88,7 @@ def advise(
     for size in sizes:
         predictions = [one for budget in counted[size] for one in predict(workload, machine, budget)]
         options.append(_option(size, predictions))
+    # Two sizes are named: where nothing is faster, and where more is no longer worth it.
     best, enough = _conclusion(options)
     return {
         "workload": _described(workload),

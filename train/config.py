@@ -215,6 +215,7 @@ class TrainConfig:
         require_at_most("threads", self.threads, MOST_THREADS)
         require_at_least("shares", self.shares, 1)
         require_at_most("shares", self.shares, MOST_SHARES)
+        # What depends on the model is checked together.
         self._check_model()
         if not 0 <= self.cache_warmup <= 1:
             raise ConfigError(f"cache_warmup must be from 0 to 1, got {self.cache_warmup}")
@@ -230,6 +231,7 @@ class TrainConfig:
             for width in widths:
                 require_at_least(name, width, 1)
                 require_at_most(name, width, MOST_WIDTH)
+        # Absent options are those of the model that is chosen, and are checked with it.
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
         require_at_least("cross_layers", self.cross_layers, 1)

@@ -75,6 +75,7 @@ def refuse_other_tables(config: RunConfig, shards: Shards) -> None:
     """Raise ShardError where the shards' tables, dim or dense features are not those of the run."""
     folder = shards.manifest.folder
     hint = "evaluate on the shards the run was trained on, or on shards of the same vocabulary"
+    # What a row means must be equal, its number and its width; hot rows may differ.
     trained = [(table.name, table.num_rows, table.embedding_dim) for table in config.tables]
     sizes = {"embedding_dim": config.embedding_dim, "num_dense": config.num_dense}
     # The first table that differs is named; a missing or additional one at the end follows.

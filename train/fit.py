@@ -110,6 +110,7 @@ def fit(
         ``run = hotset.fit("data", "run", placement="lookahead", epochs=2); print(run.summary.auc)``
     """
     chosen = _with_settings(config or TrainConfig(), settings)
+    # A module or a function that makes one, or the name of a model that hotset knows.
     source: ModelSource | None = None
     if isinstance(model, str):
         chosen = replace(chosen, model=model)
@@ -117,6 +118,7 @@ def fit(
         source = model
         chosen = replace(chosen, model=name_of(source))
     options: dict[str, Any] = {} if progress is None else {"progress": progress}
+    # Paths may be text here; below they are paths.
     summary = _run.train(
         Path(data),
         chosen,
@@ -179,6 +181,7 @@ def load_model(run: Folder, *, model: ModelSource | None = None) -> nn.Module:
     folder = Path(run)
     config = read_config(folder)
     weights = read_weights(folder)
+    # The model as it was built for the run, then its weights, each checked by name, shape and value.
     inputs = ModelInputs.of(config)
     built = build_model(recorded_model(config), inputs, 0, model)
     refuse_other_weights(folder, weights, config, built)

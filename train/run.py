@@ -153,16 +153,19 @@ class _Start:
 def _prepare(request: _Request, ranks: Ranks, *, is_resumed: bool) -> _Start:
     """Read and check all that a run begins with."""
     out, config = request.out, request.config
+    # One rank refuses for all, before any of them writes.
     if not is_resumed and ranks.rank == 0:
         refuse_occupied(out)
     if request.slow_dir is not None:
         refuse_missing_folder(request.slow_dir)
+    # The shards first: what the settings leave open follows from them.
     opened = Shards.open(request.shards)
     if config.hot_bytes is not None:
         opened = with_hot_bytes(opened, config.hot_bytes, config.row_optimizer(opened.embedding_optimizer))
     opened.refuse_damage()
     threads = set_threads(config.threads)
     replay = request.replay
+    # A batch order that was changed since would be replayed as if it were the run's.
     if replay is not None and (recorded := read_manifest(replay)) is not None:
         refuse_changed_files(recorded, (BATCH_ORDER,))
     order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None
@@ -171,6 +174,7 @@ def _prepare(request: _Request, ranks: Ranks, *, is_resumed: bool) -> _Start:
         config = replace(config, shares=recorded_shares(out))
     config = resolve(opened, config, ranks.num_ranks)
     description = describe(opened, config, threads, is_replay=replay is not None)
+    # Weights to start from are checked against the shards, and become part of what decides the bits.
     source = None
     if request.init_from is not None:
         chosen = config.optimizers(opened.embedding_optimizer)
@@ -179,6 +183,7 @@ def _prepare(request: _Request, ranks: Ranks, *, is_resumed: bool) -> _Start:
         description["init_from"] = source.fingerprint
     elif request.id_map is not None:
         raise ConfigError("--id-map maps the ids of a run", hint="name the run: --init-from RUN")
+    # Last, when the description of this command is complete.
     if is_resumed:
         refuse_other_settings(out, description)
     return _Start(
@@ -208,11 +213,13 @@ def _build(
 ) -> tuple[Trainer, Checkpoint | None]:
     """Build the trainer of a run, with the checkpoint from which it goes on."""
     out, source = request.out, start.source
+    # Between the first look and the lock another process may have begun or ended a run there.
     if ranks.rank == 0 and is_unfinished(out) != is_resumed:
         refuse_occupied(out)  # by a run that has begun or ended since
     checkpoint = None
     if is_resumed:
         checkpoint = _last_checkpoint(out, start.shards, start.config, start.description)
+    # Rows come from the checkpoint if there is one, else from the run to start with, else they are initial.
     rows = RunStart(source.rows, is_fresh=False) if source else None
     if checkpoint is not None:
         rows = replace(checkpoint.start, is_fresh=source is None)
@@ -227,6 +234,7 @@ def _build(
         ranks=ranks,
         homes=request.rank_options.homes,
     )
+    # A checkpoint has the dense layers too, and they are restored with it.
     if source is not None and checkpoint is None:
         restore_dense(trainer.model, trainer.dense_optimizers, source.dense, source.where)
     if start.config.recipe.keeps_best:
@@ -268,13 +276,17 @@ def _run(
         warn_of_slow_bf16(trainer.dense.dtype, cpu_features())
     ranks = trainer.ranks
     begin = partial(_begin, trainer, out, description, checkpoint, settings, extras.tensorboard)
+    # Every rank begins, or none: a folder that one of them cannot write stops them all.
     folder, saved = agree(ranks, begin)
     best = trainer.resumables.get("best_weights")
     assert best is None or isinstance(best, BestWeights)
     interrupts = Interrupts()
     log = RunLog(folder, extras.progress, saved, interrupts, best, has_ranks=ranks.num_ranks > 1)
     try:
+        # Signals are noted from here on, and obeyed between two steps.
         with interrupts.noted():
+            # An evaluation that was due when the checkpoint was written is made first, as the unbroken run
+            # did.
             if checkpoint is not None and not checkpoint.record.state.is_logged:
                 log.evaluate(trainer)
             if trainer.stopping is None or trainer.stopping.reason is None:
@@ -292,6 +304,7 @@ def _run(
             saved.close()
     _warn_of_passes(trainer)
 
+    # Results in the order of their names in the folder; the manifest comes last and ends the run.
     summary = replace(summarize(trainer, threads, out, quality), provenance=extras.provenance)
     if quality.validation is not None:
         folder.log({"step": trainer.step, "validation": quality.validation.to_dict()})
@@ -339,6 +352,7 @@ def _begin_folder(
     checkpoint: Checkpoint | None,
     settings: CheckpointSettings,
 ) -> tuple[RunFolder, RunCheckpoints | None]:
+    # The room for the results is taken before the first step.
     weight_bytes = trainer.weights().num_bytes
     if settings.save_states:
         weight_bytes += optimizer_states(trainer).num_bytes
@@ -346,6 +360,7 @@ def _begin_folder(
         folder = RunFolder.begin(out, description, weight_bytes=weight_bytes)
     else:
         folder = RunFolder.resume(out, checkpoint.record.state.metrics, weight_bytes=weight_bytes)
+    # The vocabulary is kept in the run, so that the run alone can predict.
     origin = ShardOrigin.of(trainer.shards)
     if origin is not None:
         folder.keep_vocabulary(origin.vocabulary)
@@ -380,6 +395,7 @@ def _chosen(trainer: Trainer) -> dict[str, Any]:
 def _warn_of_passes(trainer: Trainer) -> None:
     """Warn of batches with more cold rows than there are slots, which fetch rows twice, and name a size that
     would be enough."""
+    # With slots enough for every batch there is nothing to say.
     source = trainer.step_source
     if not source.num_split:
         return

@@ -100,6 +100,7 @@ class RunConfig(JsonRecord):
         _require("num_dense", self.num_dense, 0, _MOST_FLOATS)
         if self.batch_size is not None:
             _require("batch_size", self.batch_size, 1, _MOST_ROWS)
+        # A model of hotset is one of its presets; any other is described beside its name.
         names: tuple[str, ...] = _PRESETS
         if self.dense_model is not None and self.dense_model.kind != "dlrm":
             names = (self.dense_model.name,)
@@ -110,6 +111,7 @@ class RunConfig(JsonRecord):
             _require(f"tables[{number}].embedding_dim", table.embedding_dim, 1, _MOST_FLOATS)
             if table.num_hot is not None:
                 _require(f"tables[{number}].num_hot", table.num_hot, 0, table.num_rows)
+        # Names are columns and tensors, so each must be of one table.
         tables = [table.name for table in self.tables]
         if len(set(tables)) != len(tables):
             raise RecordError("tables lists a table twice")

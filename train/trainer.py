@@ -140,10 +140,12 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
             trainer.num_samples += step.step.num_samples
             trainer.unlogged_samples += step.step.num_samples
             after_step(trainer, batch, loss_sum)
+            # The step that met the condition is the last one.
             if trainer.stopping is not None and trainer.stopping.reason is not None:
                 break
         # Clocked as part of training: a placement is not done before its rows are back.
         trainer.meter.enter("flush")
+        # A run that stops early leaves plans and transfers that nobody will need.
         if trainer.step < trainer.num_steps:
             steps.close()  # nothing is read and planned ahead any more
             trainer.embeddings.stop()

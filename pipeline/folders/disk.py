@@ -42,6 +42,7 @@ def temporary_folder(purpose: str, parent: Path | None = None) -> Iterator[Path]
     What a killed process left of its folder for the same purpose is removed by the next one.
     """
     prefix = f"hotset-{purpose}-"
+    # What processes that were killed have left is removed by the next one.
     for left in Path(parent or tempfile.gettempdir()).glob(f"{prefix}*"):
         _remove_left(left)
     folder, descriptor = _locked_folder(prefix, parent)
@@ -89,6 +90,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
         raise ManifestError(f"{path} exists", hint="remove it, or give another --out")
+    # Everything is written beside the final name, synced, and renamed as a whole.
     partial = path.with_name(f".{path.name}.partial")
     with write_errors_explained(partial):
         lock = FolderLock.take(partial / LOCK, path)

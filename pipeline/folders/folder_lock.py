@@ -109,6 +109,7 @@ def _lock_or_refuse(descriptor: int, folder: Path) -> None:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        # The holder has written its number into the lock, so the message can name it.
         if error.errno in _HELD_BY_ANOTHER:
             number = os.pread(descriptor, 32, 0).strip()
             raise _refusal(

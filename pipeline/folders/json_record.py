@@ -154,6 +154,7 @@ def _read_array(value: object, inner: tuple[Any, ...], path: str) -> tuple[Any, 
     """An array of any length where ``inner`` is ``(kind, ...)``, else of one value for each kind."""
     if not isinstance(value, list):
         raise RecordError(f"{path} is {_shown(value)}, want an array")
+    # One kind for any number of values, or a kind for each.
     kinds = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
     if len(value) != len(kinds):
         raise RecordError(f"{path} has {len(value)} values, want {len(kinds)}")

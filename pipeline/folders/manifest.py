@@ -72,10 +72,12 @@ class FileEntry:
         path, num_samples, num_bytes, checksum = (entry[key] for key in _FILE_KEYS)
         if not isinstance(path, str) or not isinstance(checksum, str):
             raise TypeError("path and xxh3_128 must be strings")
+        # A name with a separator would lead out of the folder.
         if Path(path).name != path or path in ("", ".", ".."):
             raise ValueError(f"file name {path!r} leaves the folder")
         if type(num_samples) is not int or type(num_bytes) is not int or min(num_samples, num_bytes) < 0:
             raise TypeError(f"samples and bytes of {path} must be whole numbers")
+        # All other keys are facts of the stage, which reads them by its own types.
         facts = {key: fact for key, fact in entry.items() if key not in _FILE_KEYS}
         return cls(path, num_samples, num_bytes, checksum, facts)
 

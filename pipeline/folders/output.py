@@ -170,6 +170,7 @@ class Output(RemoteObject):
         self.sealed = sealed
 
     def _prepare_extension(self, source: ExtendFrom) -> None:
+        # A sealed folder is opened again; one that was begun before keeps what it has.
         if source is ExtendFrom.SEALED:
             sealed = Manifest.read(self.folder)
             for entry in sealed.files:
@@ -312,6 +313,7 @@ class Output(RemoteObject):
         aside = self.temporary_path(name)
         with write_errors_explained(self.folder / name):
             aside.unlink(missing_ok=True)
+            # A link costs nothing, and both names stay valid if one is removed.
             try:
                 os.link(source, aside)
             except OSError:  # a file system without links

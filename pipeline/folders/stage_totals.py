@@ -96,6 +96,7 @@ class ColumnsTotals(StageTotals):
     def training_logs(self, num_train: int) -> list[TrainingLog]:
         """The files with some of the first ``num_train`` samples, and how many each has."""
         found = []
+        # Training samples are the first ones of the log, file after file.
         first = 0
         for log in self.raw:
             if first >= num_train:

@@ -329,10 +329,12 @@ def _lookahead(shards: Manifest, epoch: _Epoch, areas: Sequence[StagingArea]) ->
 
 def _cold_rows(stream: RowStream, is_mixed: NDArray[np.bool_], width: ColdWidth) -> RowStream:
     """Return the cold rows of the mixed batches, by the keys of cold rows."""
+    # Rows are numbered through all tables here, cold rows through the cold ones alone.
     first_key = np.cumsum(width.last) - width.last  # of each table, where all rows are numbered through
     table = np.searchsorted(first_key, stream.rows, side="right") - 1
     ids = stream.rows - first_key[table]
     batch = np.repeat(np.arange(is_mixed.shape[0]), np.diff(stream.offsets))
+    # Only mixed batches need cold rows; the others leave the epoch.
     is_cold = (ids >= width.first[table]) & is_mixed[batch]
     sizes = np.bincount(batch[is_cold], minlength=is_mixed.shape[0])[is_mixed]
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -349,6 +351,7 @@ def _cache(inspected: Inspected, epoch: _Epoch, areas: Sequence[StagingArea]) ->
         # The rows of all tables of one width share the slots.
         counts = np.concatenate([inspected.counts[table] for table in area.width.tables])
         num_slots = max(1, area.num_slots + int(area.width.first.sum()))
+        # The cache begins with the most frequent rows, as a run with warm-up does.
         warm = most_frequent(counts, num_slots)
         planner = cache_planner(
             CACHE_POLICY,

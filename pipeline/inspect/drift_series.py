@@ -355,6 +355,7 @@ def _pairs(
 
 def _by_age(judged: _Judged) -> list[DriftAge]:
     # The plan's set, the last, has no age: only the parts' own sets are averaged.
+    # What was served, and of how much: lookups, samples, and lookups of rows that were never seen.
     served = (
         (judged.hot_lookups, judged.lookups),
         (judged.hot_samples, judged.samples),

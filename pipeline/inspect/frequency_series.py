@@ -188,6 +188,7 @@ def _refuse_little_memory(inspected: Inspected) -> None:
     """
     num_rows = VocabularyTotals.of(inspected.vocabulary).num_rows
     num_lookups = min(inspected.num_train * len(inspected.tables), MAX_LOOKUPS)
+    # An estimate from below: what the largest arrays take together.
     needed = _ROW_BYTES * num_rows + _LOOKUP_BYTES * num_lookups
     free = available_bytes()
     if free is not None and free < needed:

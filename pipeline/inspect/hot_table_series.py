@@ -38,6 +38,7 @@ def hot_tables(inspected: Inspected) -> list[HotTableRow]:
     lookups = [int(count.sum()) for count in inspected.counts]
     # Hot rows are the first ids of a table.
     hot_lookups = [int(count[:hot].sum()) for count, hot in zip(inspected.counts, num_hot, strict=True)]
+    # Lookups that the plan leaves cold, over all tables: what more memory would be for.
     num_cold = sum(lookups) - sum(hot_lookups)
     num_evaluation = inspected.samples.num_samples - inspected.num_train
     return [

@@ -179,6 +179,7 @@ class _Sums:
 
 def _sum_log(columns: Manifest, inspected: Inspected, parts: Sequence[LogPart]) -> _Sums:
     """Sum over all files, in their order."""
+    # Parts of the log are ranges of samples, whatever files these lie in.
     bounds = [part.first for part in parts] + [columns.num_samples]
     tasks = (
         (columns, inspected.plan, entry, first, inspected.num_train, bounds)
@@ -277,6 +278,7 @@ def _share(part: float, whole: int) -> float | None:
 
 
 def _missing(log: ColumnsTotals, sums: _Sums) -> Iterator[MissingRow]:
+    # Rates are of training samples: the evaluation part is not looked at before it is scored.
     num_train = int(sums.kinds[:2].sum())
     clicks = int(sums.labels[:2].sum())
     for feature, name in enumerate(chain(log.dense, log.sparse)):
@@ -297,6 +299,7 @@ def _dense(log: ColumnsTotals, name: str, of: ValueSummary, sums: _Sums) -> Dens
     num_values, num_zero, num_negative = of.counts.tolist()
     transform = "none" if name in log.untransformed else "log1p"
     total, low, high = of.numbers.tolist()
+    # A column without values has no quantiles, but its row has their places.
     quantiles: list[float | None] = [*of.quantiles(QUANTILES)] or [None] * len(QUANTILES)
     num_train = int(sums.kinds[:2].sum())
     return {

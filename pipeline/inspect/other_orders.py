@@ -49,6 +49,7 @@ def sampled_levels(
     num_rows = [table.num_rows for table in SamplesTotals.of(samples).tables]
     first_row_T = np.cumsum([0, *num_rows])
     counts_R = np.zeros(int(first_row_T[-1]), np.int32)
+    # Only training samples are drawn from, as FAE does.
     tasks = (
         (samples, entry, first, min(num_train - first, entry.num_samples), seed, largest_key(share))
         for first, entry in samples.parts()
@@ -91,6 +92,7 @@ def peeled_levels(
 ) -> Levels | str:
     """Levels by peeling, for a folder ranked by frequency; or why there are none."""
     num_train = VocabularyTotals.of(vocabulary).num_train_samples
+    # Reasons not to peel are told in the report instead of the curve.
     if num_train > MAX_PEELED_SAMPLES:
         return f"the log has {num_train:,} training samples, peeling is shown up to {MAX_PEELED_SAMPLES:,}"
     if not num_train:

@@ -53,6 +53,7 @@ def provenance(folder: Path) -> Provenance:
     log = ColumnsTotals.of(columns)
     num_train = VocabularyTotals.of(vocabulary).num_train_samples
     trained = [found.num_train_samples for found in log.training_logs(num_train)]
+    # Stages that are not finished have nothing to tell.
     stages = {
         stage: Manifest.read(folder / name) for stage, name in FOLDERS.items() if is_sealed(folder / name)
     }

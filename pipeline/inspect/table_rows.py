@@ -159,6 +159,7 @@ def open_table(folder: Path, feature: str) -> TableRows:
     """
     vocabulary = Manifest.read(folder / "vocabulary")
     tables = {table.name: table for table in VocabularyTotals.of(vocabulary).tables}
+    # The hint names the features there are.
     if feature not in tables:
         raise ConfigError(f"no feature {feature!r} in {folder}", hint=f"one of {', '.join(tables)}")
     batch = read_batch(vocabulary, vocabulary.entry(f"{feature}.arrow"))
@@ -202,10 +203,12 @@ def parse_category(text: str, kind: str, feature: str) -> int:
         ConfigError: the table's categories are not written so.
     """
     try:
+        # A text is known by its hash, which may be given itself.
         if kind == "text":
             is_hash = len(text) == 17 and text.startswith("#")
             return int(text[1:], 16) if is_hash else xxhash.xxh3_64_intdigest(text.encode())
         number = int(text, 16 if kind == "hex8" else 10)
+        # Numbers have the range of their kind; a negative one is stored by its 64 bits.
         low, high = _RANGES[kind]
         if not low <= number < high:
             raise ValueError("out of range")

@@ -76,6 +76,7 @@ def read_manifest(run: Path) -> Manifest | None:
         _log.warning("%s has no %s (an earlier hotset wrote it): its files cannot be checked", run, MANIFEST)
         return None
     manifest = Manifest.read(run)
+    # The manifest of a stage has the same form, so its name and version are looked at.
     if (manifest.stage, manifest.version) != (RUN_STAGE, RUN_VERSION):
         raise ManifestError(
             f"{run} holds {manifest.stage!r} of version {manifest.version}, "

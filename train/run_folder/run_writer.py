@@ -129,8 +129,10 @@ class RunFolder:
 
     def _manifest(self) -> dict[str, Any]:
         there = [name for name in (*RUN_FILES, STATES) if (self.path / name).exists()]
+        # Hashed as they lie on the disk, which is what a reader will find.
         entries = [FileEntry(name, 0, *hash_file(self.path / name)) for name in there]
         shards = json.loads((self.path / CONFIG).read_bytes()).get("shards")
+        # What the run was made from, and the vocabulary that it keeps.
         inputs = [{"name": "shards", "fingerprint": shards}]
         if (self.path / VOCABULARY).is_dir():
             kept = Manifest.read(self.path / VOCABULARY)

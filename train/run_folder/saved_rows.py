@@ -55,6 +55,7 @@ class SavedTier(FileTier):
             own = self.layout.slots_of_table(table)
             for first in range(own.start, own.stop, self._part_rows):
                 stop = min(first + self._part_rows, own.stop)
+                # The wanted rows ascend, so those of this part of the file are a range of them.
                 start, end = np.searchsorted(wanted_U, [first, stop])
                 if start == end:
                     continue

@@ -64,8 +64,10 @@ def is_unfinished(path: Path) -> bool:
 def remove_begun(path: Path) -> None:
     """Remove what an unfinished run without a checkpoint has written, so that it can be begun again."""
     with explained(path):
+        # The config goes with the others: with it gone, the folder is vacant again.
         for name in (METRICS, WEIGHTS, STATES, BATCH_ORDER, SUMMARY, CONFIG):
             (path / name).unlink(missing_ok=True)
+        # Files that a kill left under their temporary names.
         for child in path.iterdir():
             is_aside = child.name in {f".{name}.tmp" for name in (*RUN_FILES, STATES, MANIFEST)}
             if is_aside or child.name.startswith(BEST_PREFIX):
@@ -82,6 +84,7 @@ def claimed(path: Path) -> Iterator[None]:
     Raises:
         HotsetError: it cannot be made, or another process trains there.
     """
+    # Folders that did not exist before are ours to remove.
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     make_folder(path)
     try:

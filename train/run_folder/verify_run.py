@@ -39,6 +39,7 @@ def verify_run(run: Path) -> list[str]:
         manifest = read_manifest(run)
     except HotsetError as error:
         return [str(error)]
+    # Without a manifest the run is unfinished or old, and both are said.
     if manifest is None:
         if is_unfinished(run):
             return list(_faults_of_unfinished(run))

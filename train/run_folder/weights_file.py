@@ -170,6 +170,7 @@ class _TensorFile:
         self._path = path
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._descriptor)
+        # The length of the header is bounded before it is read: the file may be anything.
         num_bytes = os.fstat(self._descriptor).st_size
         length = int.from_bytes(self._read_at(0, _LENGTH_BYTES).tobytes(), "little")
         if length > min(num_bytes - _LENGTH_BYTES, _MOST_HEADER_BYTES):
@@ -184,6 +185,7 @@ class _TensorFile:
         position = self._first_byte + self._starts[name] + dtype.itemsize * first
         try:
             found = self._read_at(position, dtype.itemsize * count)
+            # A byte that is neither 0 nor 1 is no truth value, whatever torch takes it for.
             if dtype == torch.bool and found.max(initial=0) > 1:
                 raise ValueError(f"{name} holds a truth value of {found.max()}")
             return found.view(_NUMPY[dtype])
@@ -194,6 +196,7 @@ class _TensorFile:
         found = np.empty(num_bytes, np.uint8)
         num_read = 0
         while num_read < num_bytes:
+            # The system reads 2 GiB at a time at most, and may read less.
             window = found[num_read : num_read + _MOST_READ]
             count = os.preadv(self._descriptor, [window.data], position + num_read)
             if count == 0:
