@@ -1,8 +1,9 @@
 """hotset prepares click logs and trains recommendation models on what it prepared.
 
 ``hotset.preprocess`` turns raw logs into shards, ``hotset.statistics`` shows how their lookups are
-distributed, ``hotset.Shards`` gives batches and counts, ``hotset.fit`` trains, ``hotset.evaluate``,
-``hotset.predict`` and ``hotset.export`` use the run, and ``hotset.load_model`` gives its dense layers back.
+distributed, ``hotset.Shards`` gives batches and counts, ``hotset.ShardDataset`` feeds training loops of your
+own, ``hotset.fit`` trains, ``hotset.evaluate``, ``hotset.predict`` and ``hotset.export`` use the run, and
+``hotset.load_model`` gives its dense layers back.
 
 Importing this module imports nothing else: each name is looked up when it is first used, because torch takes
 more than a second.
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .pipeline.errors import HotsetError
     from .train.config import TrainConfig
+    from .train.data.shard_dataset import ShardDataset
     from .train.fit import FittedRun, evaluate, fit, load_model
     from .train.model_building.model_inputs import ModelInputs, TableInput
     from .train.open_shards import Shards
@@ -28,6 +30,7 @@ __all__ = [
     "FittedRun",
     "HotsetError",
     "ModelInputs",
+    "ShardDataset",
     "Shards",
     "TableInput",
     "TrainConfig",
@@ -44,6 +47,7 @@ _MODULES = {
     "FittedRun": "train.fit",
     "HotsetError": "pipeline.errors",
     "ModelInputs": "train.model_building.model_inputs",
+    "ShardDataset": "train.data.shard_dataset",
     "Shards": "train.open_shards",
     "TableInput": "train.model_building.model_inputs",
     "TrainConfig": "train.config",

@@ -24,7 +24,7 @@ def run_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
     generate(GenerateConfig(samples=800, seed=1, scale=1000), folder / "log.tsv", workers=1)
     (folder / "log.tsv.gz").write_bytes(gzip.compress((folder / "log.tsv").read_bytes()))
     monkeypatch.chdir(folder)
-    program, _ = blocks()
+    program = blocks()[0]
     names: dict[str, Any] = {"__name__": "page"}
     exec(program, names)  # the page's own words
     return names
@@ -32,7 +32,7 @@ def run_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
 
 def blocks() -> list[str]:
     found = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(found) == 2
+    assert len(found) == 3
     return found
 
 
@@ -71,6 +71,17 @@ def test_the_examples_of_docstrings_run_one_after_another(
         exec(examples()[name], names)  # the docstring's own words
     assert names["batch"]["label"].size == 343 and names["scores"].len() == 400
     assert isinstance(names["dense_layers"], torch.nn.Module)
+
+
+def test_the_loop_of_ones_own_gets_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate(GenerateConfig(samples=300, scale=1000), tmp_path / "log.tsv", workers=1)
+    monkeypatch.chdir(tmp_path)
+    hotset.preprocess("log.tsv", "data", batch_size=64)
+    names: dict[str, Any] = {}
+    # Workers are forked processes, which other tests of the dataset start.
+    exec(blocks()[2].replace("num_workers=2", "num_workers=0"), names)
+    assert len(names["dataset"]) == 5 and names["epoch"] == 1
+    assert len(names["ids"]) == len(names["label"]) == len(names["dense"])
 
 
 @pytest.mark.slow

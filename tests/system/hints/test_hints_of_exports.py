@@ -1,14 +1,18 @@
-"""Hints about shards that are written for other programs."""
+"""Hints about shards for other programs."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
+import pytest
 
 from hotset.pipeline.export.column_files import csv_writer
 from hotset.tests.support.hints import Shell, follows, hint_of
+from hotset.train.data.shard_dataset import ShardDataset
 
 
 @follows("pipeline/folders/disk.py::new_folder")
@@ -64,3 +68,21 @@ def test_empty_lists_go_into_parquet(tmp_path: Path) -> None:
 
     # Shards of such a log come from Parquet only, where a list without elements is one.
     assert hint_of(write) == "take --to parquet"
+
+
+@follows("train/data/shard_dataset.py::_refuse_equal_names")
+def test_a_feature_called_like_the_offsets_of_another_is_renamed(shell: Shell) -> None:
+    rows: list[dict[str, object]] = [{"y": n % 2, "tags": [n, n + 1], "tags_offsets": n} for n in range(40)]
+    lists = 'label = "y"\n[sparse]\ntags = { kind = "integer", list = true }\n'
+    preprocessed(shell, f'{lists}tags_offsets = "integer"\n', rows)
+    hint = hint_of(lambda: ShardDataset("mine"))
+    assert hint == "give the feature another name in the schema: `name`"
+    shutil.rmtree("mine")
+    preprocessed(shell, f'{lists}tags_offsets = {{ kind = "integer", name = "first" }}\n', rows)
+    assert {"tags_offsets", "first"} < set(next(iter(ShardDataset("mine"))))
+
+
+@follows("train/data/shard_dataset.py::_keyed_jagged")
+def test_torchrec_is_installed_by_its_name(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchrec", None)
+    assert hint_of(lambda: next(iter(ShardDataset("data", keyed_jagged=True)))) == "pip install torchrec"
