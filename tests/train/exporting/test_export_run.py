@@ -83,7 +83,8 @@ def test_the_graph_gives_the_logits_of_evaluate(lists: ScoredRun) -> None:
 
 
 def test_criteo_and_dcn_are_served_too(tmp_path: Path) -> None:
-    scored = run_on_criteo(tmp_path, model="dcnv2")
+    """With what differs between training and use: batch normalization and dropout."""
+    scored = run_on_criteo(tmp_path, model="dcnv2", batch_norm=True, dropout=0.3)
     assert_close(logits_of_graph(scored, criteo_columns(scored.log)), scored.evaluated())
 
 
