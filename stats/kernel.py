@@ -170,6 +170,7 @@ class _CheckedFile:
         if found is None:
             return None
         digest, text = found
+        # The digest comes before unpickling: bytes that were damaged are never interpreted.
         if hashlib.sha256(text).digest() != digest:
             raise ValueError("the digest of compiled code is not that of its bytes")
         kept_key, data = pickle.loads(text)

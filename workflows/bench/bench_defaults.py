@@ -221,6 +221,7 @@ def _behind_best(runs: list[dict[str, Any]]) -> Iterator[str]:
         defaults = [run for run in of_size if run["optimizers"] == "defaults"]
         tried = [run for run in of_size if run["optimizers"] != "defaults"]
         if not defaults or not tried:
+            # Without a grid at this batch size there is nothing to compare with.
             continue
         best = min(tried, key=_loss)
         # Of the same seed: the grid has one, and seeds differ by more than good rates do.

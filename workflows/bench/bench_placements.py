@@ -188,6 +188,7 @@ def _ratios(moved: dict[str, dict[str, float]]) -> dict[str, float]:
         initialized = found.get("made", 0.0) if fetches_all else 0.0
         return max(found["to_fast"] + found["to_slow"] + initialized, 1e-9)
 
+    # Belady's bound fetches every row, so it is compared with look-ahead that does so too.
     lookahead = both_ways("lookahead")
     fetching_all = both_ways("lookahead", fetches_all=True)
     return {

@@ -100,6 +100,7 @@ def _run(module: str, words: list[str]) -> dict[str, Any]:
     if ended.returncode == 0:
         result: dict[str, Any] = json.loads(ended.stdout)
         return result
+    # A part that ended by a signal is worth more than any wrong verdict: it is told with its last line.
     by_signal = ended.returncode < 0
     status = signal.Signals(-ended.returncode).name if by_signal else f"exit status {ended.returncode}"
     last = (ended.stderr.strip().splitlines() or ["it printed nothing"])[-1]

@@ -88,6 +88,7 @@ def bench_schedule(config: BenchScheduleConfig, progress: ProgressCallback = sil
         scratch = Path(name)
         small = replace(config, samples=min(config.samples, _WARM_UP_SAMPLES))
         # Imports and compiled kernels are out of the way before the clock starts.
+        # A small log first, so that nothing is compiled in the measured process.
         _pack(small, scratch / "small")
         _pack(config, scratch / "data")
         progress("bench", 1, 3)
@@ -170,6 +171,7 @@ def train_job(out: Path, data: Path, config: BenchScheduleConfig) -> dict[str, A
         dense_optimizer="sgd",
         threads=1,
     )
+    # Checks of files, ids and plans by the functions that make them, each counted once.
     times = CallTimes()
     targets = [
         ("hashing", shards, "hash_file"),
@@ -210,6 +212,7 @@ def _facts(data: Path) -> dict[str, Any]:
     vectors = training_samples * sum(4 * dim for dim in packed.embedding_dims)
     moved = planned.bytes_to_fast + planned.bytes_to_slow
     made = planned.rows_made * row_bytes(packed.embedding_dim, _OPTIMIZER)
+    # Bytes with and without first uses, because other systems fetch these rows, too.
     return {
         "num_rows": packed.num_rows,
         "num_hot_rows": packed.num_hot_rows,

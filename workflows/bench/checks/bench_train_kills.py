@@ -137,6 +137,7 @@ class _Bench:
         unbroken = self._run_unbroken(placement, optimizer)
         out = self._scratch / "killed"
         arguments = self._train(out, placement, optimizer)
+        # A run may end before its kill; it is tried again at another moment of the same part.
         for _ in range(_MOST_TRIES):
             shutil.rmtree(out, ignore_errors=True)
             moment = (part + self._rng.random()) / self._config.kills
@@ -170,6 +171,7 @@ class _Bench:
     def _compare(self, arguments: list[str], out: Path, unbroken: _Unbroken, name: str) -> None:
         """Let a run end, unless it has, and compare its files."""
         self.tally.folders += 1
+        # What was killed last is resumed to its end, unless it had ended.
         if not (out / "manifest.json").exists():
             with start_command(arguments, self._scratch) as process:
                 process.wait()
@@ -195,6 +197,7 @@ class _Bench:
             self._unbroken[key] = _Unbroken(_checksums(out), seconds)
             shutil.rmtree(out)
             weights = self._unbroken[key].checksums["weights.safetensors"]
+            # Exact placements have the weights of all-fast; the shuffle scheduler has an order of its own.
             if self._weights.setdefault((placement == ("fae",), optimizer), weights) != weights:
                 self.tally.faults.append(
                     f"{' '.join(placement)} with {optimizer} has other weights than all-fast"
@@ -221,6 +224,7 @@ def bench_train_kills(config: BenchTrainKillsConfig, progress: ProgressCallback 
     ``identical`` of ``folders`` ended with the bits of the unbroken run; ``faults`` lists what else was
     wrong, a line each, and is empty if all went well.
     """
+    # Every placement meets every optimizer, in turn.
     combinations = [(placement, optimizer) for placement in _PLACEMENTS for optimizer in _OPTIMIZERS]
     with tempfile.TemporaryDirectory(prefix="hotset-train-kills-", dir=config.scratch) as name:
         bench = _Bench(config, Path(name))
@@ -253,12 +257,14 @@ def bench_train_kills(config: BenchTrainKillsConfig, progress: ProgressCallback 
 
 def phase_of(out: Path) -> str:
     """Return what a killed run was doing: starting, taking steps, writing a checkpoint, or its results."""
+    # The files that are there say how far the run had come.
     if not (out / "config.json").exists():
         return "start"
     if (out / "weights.safetensors").exists() or (out / ".weights.safetensors.tmp").exists():
         return "end"
     folder = out / CHECKPOINTS
     listed: set[str] = set()
+    # Files of a checkpoint that no record lists yet are being written.
     for path in record_paths(folder):
         try:
             record = read_record(path)
@@ -288,6 +294,7 @@ def print_bench_train_kills(result: dict[str, Any], console: Console) -> None:
         "bits of an unbroken one.",
         soft_wrap=True,
     )
+    # Pauses of training, beside the time that a plain copy of all rows takes.
     if stall := result["stall"]:
         console.print(
             f"Training stands still for {median(stall['all_changed_ms']):,.0f} ms where all of "

@@ -38,6 +38,7 @@ class CallTimes:
     def _timed(self, name: str, function: Any) -> Any:
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
+            # A function that calls another timed one is counted once, as a whole.
             if getattr(self._local, "is_inside", False):
                 return function(*arguments, **options)
             self._local.is_inside = True

@@ -38,6 +38,7 @@ def measure_stall(num_rows: int, scratch: Path) -> dict[str, Any]:
     )
     shards.write(scratch / "drawn" / "shards")
     config = TrainConfig(placement="all-fast", embedding_optimizer="adagrad", threads=1)
+    # No step is trained: rows are marked as changed, and what a checkpoint then costs is measured.
     trainer = build_trainer(Shards.open(scratch / "drawn"), config, tracks_changes=True)
     settings = CheckpointSettings(checkpoint_every=Interval(steps=1), keep_checkpoints=1)
     saved = RunCheckpoints(scratch / "checkpoints", "", settings, trainer)
@@ -48,6 +49,7 @@ def measure_stall(num_rows: int, scratch: Path) -> dict[str, Any]:
     written_seconds: list[float] = []
     num_bytes = 0
     for _ in range(_REPEATS):
+        # Few changed rows and all of them, in turn.
         for times, step in ((few_changed, _FEW), (all_changed, 1)):
             changed = _mark_every(trainer, step)
             if step == _FEW:

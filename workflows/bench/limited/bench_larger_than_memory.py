@@ -86,6 +86,7 @@ class BenchLargerThanMemoryConfig:
     def __post_init__(self) -> None:
         for name in ("batches", "epochs", "rounds", "batch_size", "embedding_dim"):
             require_at_least(name, getattr(self, name), 1)
+        # Without cold lookups no contestant would need a disk.
         if not self.cold_shares or not all(0 < share <= 1 for share in self.cold_shares):
             raise ConfigError("cold_shares must be above 0, and at most 1")
         if self.rows_of_table <= self.hot_rows_of_table or not self.hot_rows_of_table:
@@ -136,6 +137,7 @@ def bench_larger_than_memory(config: BenchLargerThanMemoryConfig) -> dict[str, A
             drawn = scratch / f"cold-{share}"
             config.shards(share).write(drawn)
             say(f"{share:.0%} cold lookups")
+            # All contestants of a share in turn, so that a slow minute hits each of them.
             turns = {one: partial(_measure, config, one, drawn, warm_up, scratch) for one in CONTESTANTS}
             found = take_turns(turns, config.rounds)
             is_limited &= all(one[1] for name, own in found.items() if name != IN_MEMORY for one in own)
@@ -168,6 +170,7 @@ def _measure(
             limit=limit,
         )
 
+    # The limit is a group of the system for the measured process alone.
     with memory_limit(config.memory) as limit:
         candidate = Candidate(
             contestant,
@@ -197,6 +200,7 @@ def _share(share: float, rounds: dict[str, list[Measurement]]) -> dict[str, Any]
     def speeds(contestant: str) -> list[float]:
         return [one.facts["num_samples"] / one.facts["training_seconds"] for one in rounds[contestant]]
 
+    # Equal weights show that memory limits change no bit.
     digests = {one.facts["digest"] for measured in rounds.values() for one in measured}
     return {
         "cold_share": share,
@@ -229,6 +233,7 @@ def show_larger_than_memory(result: dict[str, Any], console: Console) -> None:
     """Print a table for each share of cold lookups."""
     settings = result["settings"]
     memory = format_byte_size(settings["memory"]) if result["is_limited"] else "no limit of memory"
+    # What each contestant reads and writes stands beside its speed, since the disk explains it.
     console.print(f"tables of {format_byte_size(result['table_bytes'])}, {memory}")
     for share in result["shares"]:
         table = Table(box=None, pad_edge=False)

@@ -50,6 +50,7 @@ class DrawnShards:
         self, output: Output, kind: ShardKind, num_samples: int, rng: np.random.Generator
     ) -> None:
         num_batches = -(-num_samples // self.batch_size)
+        # The same columns as `pack` writes, so that training reads them as any shards.
         facts = ShardFacts(kind=kind, num_batches=num_batches)
         is_tagged = kind == "evaluation"
         fields = [
@@ -83,6 +84,7 @@ class DrawnShards:
         return np.where(rng.random(shape) < self.cold_share, cold, hot).astype(np.int32)
 
     def _totals(self) -> ShardsTotals:
+        # All tables alike: the sizes decide whether they fit, and nothing else.
         tables = tuple(
             PlannedTable(
                 name=f"C{number + 1}",

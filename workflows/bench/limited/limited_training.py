@@ -58,12 +58,14 @@ class LimitedRun:
 
 def train_limited(folder: Path, run: LimitedRun) -> dict[str, Any]:
     """Train, and return what it took; the files of rows lie in ``folder``."""
+    # The limit holds from here on, after everything that every contestant loads.
     if run.limit is not None:
         run.limit.join()
     set_threads(run.threads)
     shards = Shards.open(run.shards)
     start = time.perf_counter()
     trainer = build_trainer(shards, _config_of(run), spill_folder=folder)
+    # Setting up is measured apart from training, as are the bytes it reads.
     with _pages_read_ahead(trainer) if run.contestant == READ_AHEAD else _nothing():
         setup_seconds = time.perf_counter() - start
         before = _disk_traffic(trainer)
@@ -94,6 +96,7 @@ def digest_of(trainer: Trainer) -> str:
 
 def _config_of(run: LimitedRun) -> TrainConfig:
     is_mapped = run.contestant in (MAPPED, READ_AHEAD)
+    # A limit of one byte puts all rows in the file.
     slow_bytes = {IN_MEMORY: None, LOOKAHEAD: ByteSize(run.slow_bytes)}.get(run.contestant, ByteSize(1))
     return TrainConfig(
         placement="hybrid" if is_mapped else "lookahead",
@@ -131,6 +134,7 @@ def _nothing() -> Iterator[None]:
 @contextmanager
 def _pages_read_ahead(trainer: Trainer) -> Iterator[None]:
     """Let each batch that is read for a later step touch its pages first, in the order of the file."""
+    # Rows of a page come together, so a batch asks for pages and not for rows.
     (width,) = trainer.embeddings.widths
     weights_SD = width.executor.slow.weights_SD.numpy()
     rows_of_page = max(_PAGE_BYTES // (4 * weights_SD.shape[1]), 1)

@@ -46,6 +46,7 @@ def memory_limit(num_bytes: int) -> Iterator[MemoryLimit | None]:
 
 
 def _make(num_bytes: int) -> MemoryLimit | None:
+    # The first group that can be made and limited; a container may allow neither.
     for version, parent, file in _places():
         folder = parent / f"hotset-{os.getpid()}-{time.monotonic_ns()}"
         try:
@@ -67,6 +68,7 @@ def _places() -> Iterator[tuple[int, Path, str]]:
     except OSError:
         return
     for line in lines:
+        # A line of version 1 names its controllers, the one of version 2 names none.
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
             yield 1, _ROOT / "memory" / path.lstrip("/"), "memory.limit_in_bytes"

@@ -87,6 +87,7 @@ def bench_exchange(config: BenchExchangeConfig, progress: ProgressCallback = sil
         for number, ranks in enumerate(config.ranks):
             progress("bench", number, len(config.ranks))
             recipe = recipe_for(config.schema)
+            # Each rank has batches of the same size, so more ranks have larger batches together.
             pack = replace(recipe.pack, batch_size=ranks * config.rank_batch_size, order=config.order)
             split = replace(recipe.split, embedding_dim=config.embedding_dim)
             # What comes before the batches does not depend on their size and stays.
@@ -109,6 +110,7 @@ def _count(shards: Shards, config: BenchExchangeConfig, num_ranks: int) -> dict[
     begin = time.thread_time()
     epoch = read_epoch(reader, order.tolist())
     reading_seconds = time.thread_time() - begin
+    # How many bytes a move costs depends on the optimizer, whose state moves along.
     widths = {name: state_width(config.embedding_dim, name) for name in OPTIMIZERS}
     counts = {name: count_exchange(epoch, config.embedding_dim, width) for name, width in widths.items()}
     samples = epoch.num_samples
@@ -133,6 +135,7 @@ def _count(shards: Shards, config: BenchExchangeConfig, num_ranks: int) -> dict[
 def _rows(epoch: RankedEpoch, counts: ExchangeCounts) -> dict[str, float]:
     """Vectors and gradients a sample of each scheme, homes moving as they would without optimizer state."""
     messages = {
+        # From the plainest scheme to the least that any could send.
         "every lookup": 2 * epoch.remote_lookups,
         "deduplicated": counts.deduplicated,
         "first uses computed": counts.striped.rows,
@@ -173,6 +176,7 @@ def show_exchange(result: dict[str, Any], console: Console) -> None:
     for name in ranks[0]["moving"]:
         table.add_row(name, *(f"{each['moving'][name]['bytes_per_sample']:.0f}" for each in ranks))
     console.print(table)
+    # Planning must keep up with training, so its speed stands below what it saves.
     speeds = [each["num_samples"] / each["moving"]["sgd"]["plan_cpu_seconds"] / 1e6 for each in ranks]
     planned = ", ".join(
         f"{speed:.1f} M at {each['ranks']}" for speed, each in zip(speeds, ranks, strict=True)

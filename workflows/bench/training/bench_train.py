@@ -128,6 +128,7 @@ def bench_train(config: BenchTrainConfig) -> dict[str, Any]:
     parts: list[dict[str, Any]] = []
     try:
         with tempfile.TemporaryDirectory(prefix="hotset-bench-", dir=config.scratch) as scratch:
+            # One log, packed anew for each dim and batch size; every contestant trains on the same batches.
             for shards in _each_shards(config, Path(scratch)):
                 contestants = _contestants(shards, config)
                 for threads in config.threads:
@@ -139,6 +140,7 @@ def bench_train(config: BenchTrainConfig) -> dict[str, Any]:
                 if config.parts and config.model == "dlrm":
                     parts += _parts(shards, rates, config)
     finally:
+        # The number of threads is the process's, and was the caller's before.
         torch.set_num_threads(threads_before)
     return {
         "benchmark": "train",
@@ -188,6 +190,7 @@ def _order(shards: Shards, config: BenchTrainConfig) -> list[int]:
 
 def _contestants(shards: Shards, config: BenchTrainConfig) -> dict[str, Contestant]:
     order = _order(shards, config)
+    # The references read their batches from memory, so that reading costs them nothing.
     batches = [ReferenceBatch.of(shards.training_batch(number)) for number in order]
     torch.manual_seed(config.seed)
     # Equal shapes, batches and order; only what a machine cannot run is left out.
@@ -235,6 +238,7 @@ class _Hotset:
     def run(self, threads: int) -> Seconds:
         set_threads(threads)
         trainer = build_trainer(self._shards, replace(self._config, threads=threads), self._order)
+        # The clock starts when the warm-up is over.
         start = _now()
 
         def after_step(running: Trainer, *_: Any) -> None:
@@ -260,6 +264,7 @@ def _num_rows(shards: Shards) -> list[int]:
 
 
 def _training(config: BenchTrainConfig) -> TrainConfig:
+    # Plain SGD with one rate, which the reference implementation has too.
     return TrainConfig(
         model=config.model,
         cross_rank=config.cross_rank,
@@ -289,6 +294,7 @@ def _measured(
     contestants: dict[str, Contestant], shards: Shards, threads: int, config: BenchTrainConfig
 ) -> list[dict[str, Any]]:
     """Run all contestants in turn, round by round; return one record for each."""
+    # Steps that compile and allocate are left out of the samples as out of the time.
     num_samples = (len(_order(shards, config)) - _WARM_UP_STEPS) * shards.batch_size
     turns = {name: partial(contestant.run, threads) for name, contestant in contestants.items()}
     rounds = take_turns(turns, config.rounds)
@@ -317,6 +323,7 @@ def _measured(
 
 def _ratios(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return how many times as fast as the reference each contestant is: medians of the rounds' ratios."""
+    # A ratio is of two contestants in one setting.
     setting = ("batch_size", "embedding_dim", "threads")
     references = {tuple(r[key] for key in setting): r for r in records if r["name"] == REFERENCE}
     found = []
@@ -346,6 +353,7 @@ def show_train(result: dict[str, Any], console: Console) -> None:
     """Print the contestants, then the parts of a step, one table for each batch size and dim."""
     machine = result["machine"]
     console.print(f"{machine['cpu']}, load {machine['load_average']:.1f} at the beginning")
+    # One table for each batch size and dim, the settings in the order in which they were measured.
     ratios = {_key(ratio): ratio for ratio in result["ratios"]}
     settings = dict.fromkeys((r["batch_size"], r["embedding_dim"]) for r in result["contestants"])
     for batch_size, dim in settings:
@@ -387,6 +395,7 @@ def _show_parts(parts: list[dict[str, Any]], console: Console) -> None:
         table.add_column(column, justify="right")
     for part in parts:
         table.add_row(part["part"], f"{part['us']:.2f}", f"{part['floor_us']:.2f}", part["bound_by"])
+    # The parts add up to a step, as their lower bounds do.
     sums = [sum(part[name] for part in parts) for name in ("us", "floor_us")]
     table.add_row("sum", f"{sums[0]:.2f}", f"{sums[1]:.2f}", "", style="bold")
     console.print(table)

@@ -35,6 +35,7 @@ class ReferenceDcn(nn.Module):
         )
 
         def cross() -> nn.Module:
+            # A full matrix, or its two factors where the rank is limited.
             if rank is None:
                 return nn.Linear(num_inputs, num_inputs)
             return nn.Sequential(nn.Linear(num_inputs, rank, bias=False), nn.Linear(rank, num_inputs))

@@ -64,6 +64,7 @@ class ReferenceDlrm(nn.Module):
         super().__init__()
         self.bottom = _mlp(shape.bottom, sigmoid_last=False)
         self.top = _mlp(shape.top, sigmoid_last=True)
+        # Either one table after another, or all tables in one operator.
         self.tables: Any = (
             _fbgemm_tables(num_rows, shape.embedding_dim)
             if fbgemm
@@ -136,6 +137,7 @@ def _fbgemm_tables(num_rows: Sequence[int], embedding_dim: int) -> Any:
     training = importlib.import_module(f"{_FBGEMM}.split_table_batched_embeddings_ops_training")
     common = importlib.import_module(f"{_FBGEMM}.split_table_batched_embeddings_ops_common")
     config = importlib.import_module(f"{_FBGEMM}.split_embedding_configs")
+    # Tables in host memory with their update fused into the backward pass, as FBGEMM does best on a CPU.
     place = (common.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
     return training.SplitTableBatchedEmbeddingBagsCodegen(
         [(rows, embedding_dim, *place) for rows in num_rows],

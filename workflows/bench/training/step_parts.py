@@ -66,6 +66,7 @@ def measure_rates() -> MachineRates:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
+        # Larger than the caches, so that the rate is that of memory.
         source = np.ones(_COPIED_FLOATS, np.float32)
         target = np.ones(_COPIED_FLOATS, np.float32)
         copy_seconds = _least_seconds(partial(np.copyto, target, source))
@@ -193,6 +194,7 @@ def measure_parts(
             _run_step(trainer, step.step, watch)
             num_samples += step.step.batch.num_samples
         trainer.meter.enter(None)
+    # What each part must cost at least, from its products and its bytes.
     floors = lower_bounds(shape, trainer.shards.batch_size, rates)
     return [
         StepPart(name, watch.seconds[name] / num_samples * 1e6, floor * 1e6, bound)
@@ -204,6 +206,7 @@ def _run_step(trainer: Trainer, step: PlannedStep, watch: _Stopwatch) -> None:
     batch = step.batch
     with watch("look up rows"):
         embeddings = trainer.embeddings.look_up(step)
+    # Parts inside of the dense step are measured there; the rest of it is what they leave.
     before = sum(watch.seconds[part] for part in _INNER_PARTS)
     with watch("dense"):
         trainer.dense.train(batch, embeddings)
