@@ -43,6 +43,10 @@ class ColumnsFacts(FileFacts):
     """Elements of each list-valued feature."""
     bad: dict[str, int] = field(default_factory=dict)
     """Skipped lines by reason."""
+    first_time: int | None = None
+    """Time of the first sample, seconds since 1970; None without times or samples."""
+    last_time: int | None = None
+    """Time of the last one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -92,6 +92,8 @@ class ColumnsTotals(StageTotals):
     """Names of the dense features of which no logarithm is taken."""
     schema: str | None = None
     """The schema as text; None for Criteo's logs."""
+    has_time: bool = False
+    """Whether each sample has a time, which never goes back."""
 
     def training_logs(self, num_train: int) -> list[TrainingLog]:
         """The files with some of the first ``num_train`` samples, and how many each has."""

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..schema.schema import TIME_KINDS
+from ..schema.schema import SAMPLE_TIME, TIME_KINDS
 from .hash_text import DistinctTexts, hash_text
 from .text_fields import BAD, GOOD, MISSING, parse_hex8, parse_integers
 from .text_numbers import HARD, count_elements, parse_decimals, split_elements
@@ -94,7 +94,7 @@ def read_column(values: Any, kind: str, unit: str | None = None) -> Values:
 
     ``unit`` is that of times which are integers.
     """
-    if kind in TIME_KINDS:
+    if kind in (*TIME_KINDS, SAMPLE_TIME):
         return _read_times(values, kind, unit)
     if isinstance(values, ListSpans):
         offsets = np.empty(values.fields.starts.shape[0] + 1, np.int64)
@@ -119,7 +119,13 @@ def _read_times(values: Any, kind: str, unit: str | None) -> Values:
         # Only a column of nulls gets here with another type than one of times.
         states = np.where(values.is_valid().to_numpy(zero_copy_only=False), GOOD, MISSING).astype(np.uint8)
         seconds = seconds_of_temporal(values) if is_temporal(values.type) else np.zeros(len(values), np.int64)
-    return Values(np.where(states == GOOD, features_of(kind, seconds), np.uint64(0)), states)
+    if kind == SAMPLE_TIME:
+        # No click was logged before 1970, and manifests hold no numbers below zero.
+        states = np.where((states == GOOD) & (seconds < 0), BAD, states).astype(np.uint8)
+        found = seconds.view(np.uint64)
+    else:
+        found = features_of(kind, seconds)
+    return Values(np.where(states == GOOD, found, np.uint64(0)), states)
 
 
 def _read_texts(spans: Spans) -> Values:

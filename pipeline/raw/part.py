@@ -43,6 +43,8 @@ class Part:
     """Bytes of the raw file that it was parsed from; of Parquet, its share of them."""
     raw_xxh3_128: str = ""
     """Checksum of these bytes; empty of Parquet, whose file is hashed when all parts are read."""
+    disorder: Fault | None = None
+    """The first good line whose time is before that of the good one above it."""
     texts: dict[str, DistinctTexts] = field(default_factory=dict)
     """Distinct texts of each text column, bad lines included."""
 

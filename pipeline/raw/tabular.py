@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, InputError
-from ..schema.schema import TIME_KINDS, Schema
+from ..schema.schema import SAMPLE_TIME, TIME_KINDS, Schema
 from ..schema.schema_names import find_columns
 from .column_values import (
     FLOATS,
@@ -33,7 +33,7 @@ from .part import Fault, Part
 from .raw_blocks import Block
 from .raw_file import RawFile
 from .text_fields import BAD, MISSING, split_fields
-from .times import is_temporal
+from .times import is_temporal, shown_time
 
 _SHOWN_BYTES = 40
 _BOM = b"\xef\xbb\xbf"
@@ -47,8 +47,16 @@ _WANTED = {
     "text": "text, or nothing",
     "hex8": "8 hex digits, or nothing",
 }
-_WANTED_TIME = "a time such as 2026-01-31 23:59:59, or nothing"
-_REASONS = {"label": "bad_label", "dense": "bad_integer", "float": "bad_float", "float32": "bad_float"}
+_TIME = "a time such as 2026-01-31 23:59:59"
+_NEEDED = {"label": "missing_label", SAMPLE_TIME: "missing_time"}
+"""Reason for a missing value of each kind that a row must have."""
+_REASONS = {
+    SAMPLE_TIME: "bad_time",
+    "label": "bad_label",
+    "dense": "bad_integer",
+    "float": "bad_float",
+    "float32": "bad_float",
+}
 """Reason for a bad value of each kind; any other kind's is bad_category."""
 
 
@@ -68,8 +76,9 @@ class _Column:
     @property
     def wanted(self) -> str:
         """What a value should be, for messages."""
-        if self.kind in TIME_KINDS:
-            return f"an integer ({self.unit} since 1970), or nothing" if self.unit else _WANTED_TIME
+        if self.kind in (*TIME_KINDS, SAMPLE_TIME):
+            wanted = f"an integer ({self.unit} since 1970)" if self.unit else _TIME
+            return f"{wanted}, 1970 or later" if self.kind == SAMPLE_TIME else f"{wanted}, or nothing"
         return _WANTED[self.kind]
 
 
@@ -80,10 +89,15 @@ def _columns_of(schema: Schema, has_label: bool) -> list[_Column]:
     lists = dict(schema.lists)
     units = dict(schema.time_units)
     columns = schema.column_of | {"label": schema.label or ""}
-    return [
+    time = []
+    if schema.time is not None:
+        column, unit = schema.time
+        time.append(_Column(SAMPLE_TIME, column, SAMPLE_TIME, unit=unit or None))
+    features = [
         _Column(name, columns[name], kinds[name], lists.get(name), units.get(name))
         for name in (*label, *schema.dense, *schema.sparse)
     ]
+    return [*features[: len(label)], *time, *features[len(label) :]]
 
 
 def find_fields(wanted: Iterable[str], fields: Sequence[str], file: RawFile) -> list[int]:
@@ -190,7 +204,7 @@ def _misfit(column: _Column, kind: Any, *, is_sparse: bool) -> str | None:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
 
-    if column.kind in TIME_KINDS and column.unit is None:
+    if column.kind in (*TIME_KINDS, SAMPLE_TIME) and column.unit is None:
         fits = is_text(kind) or is_temporal(kind) or pa.types.is_null(kind)
         return None if fits else f"{found}, want times as text or timestamps, or integers with a unit"
 
@@ -213,8 +227,8 @@ def _rows(columns: list[tuple[_Column, Any]], is_ragged: NDArray[np.bool_]) -> P
     blame = np.full(is_ragged.shape[0], -1, np.int64)
     for number, ((column, _), values) in enumerate(zip(columns, read, strict=True)):
         refused = {BAD: _REASONS.get(column.kind, "bad_category")}
-        if column.kind == "label":
-            refused[MISSING] = "missing_label"
+        if column.kind in _NEEDED:
+            refused[MISSING] = _NEEDED[column.kind]
         for state, reason in refused.items():
             is_new = values.is_row(state) & ~is_bad
             bad[reason] += int(np.count_nonzero(is_new))
@@ -232,11 +246,24 @@ def _rows(columns: list[tuple[_Column, Any]], is_ragged: NDArray[np.bool_]) -> P
     pairs = [(column, values) for (column, _), values in zip(columns, read, strict=True)]
     arrays = {column.name: _array(column, values, keep) for column, values in pairs}
     texts = {column.name: values.texts for column, values in pairs if values.texts is not None}
-    return Part(arrays, int(np.count_nonzero(~is_bad)), +bad, fault, texts=texts)
+    times = next((values for column, values in pairs if column.kind == SAMPLE_TIME), None)
+    disorder = None if times is None else _disorder(times.values.view(np.int64), ~is_bad)
+    return Part(arrays, int(np.count_nonzero(~is_bad)), +bad, fault, disorder=disorder, texts=texts)
+
+
+def _disorder(seconds: NDArray[np.int64], is_good: NDArray[np.bool_]) -> Fault | None:
+    """Describe the first good row whose time is before that of the good row above it."""
+    rows = np.flatnonzero(is_good)
+    is_before = np.diff(seconds[rows]) < 0
+    if not is_before.any():
+        return None
+    first = int(np.argmax(is_before))
+    earlier, later = (shown_time(int(seconds[rows[row]])) for row in (first + 1, first))
+    return Fault("unordered_time", int(rows[first + 1]), f": its time, {earlier}, is before {later} above it")
 
 
 def _array(column: _Column, values: Values, keep: NDArray[np.bool_] | None) -> Any:
-    types = {"label": np.uint8, "dense": np.int32} | dict.fromkeys(FLOATS, np.float64)
+    types = {"label": np.uint8, "dense": np.int32, SAMPLE_TIME: np.int64} | dict.fromkeys(FLOATS, np.float64)
     values = values if keep is None else values.rows(keep)
     is_missing = values.states == MISSING
     typed = values.values.astype(types.get(column.kind, np.uint64))  # categories of any kind have one type
@@ -271,6 +298,6 @@ def _fault(row: int, column: _Column, cells: Any, values: Values) -> Fault:
         shown = str(cells[position].as_py())
     reason = _REASONS.get(column.kind, "bad_category")
     if is_missing:
-        reason = "missing_label"  # in any other column a missing value is good
+        reason = _NEEDED[column.kind]  # in any other column a missing value is good
         shown = "nothing"
     return Fault(reason, row, f"{where}: found {shown}, want {column.wanted}")

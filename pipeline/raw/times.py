@@ -54,6 +54,14 @@ def seconds_of_temporal(array: Any) -> NDArray[np.int64]:
     return np.asarray(ticks // TICKS["ms" if pa.types.is_date64(kind) else kind.unit])
 
 
+def shown_time(seconds: int) -> str:
+    """Return a time as messages show it, such as 2026-01-31 23:59:59."""
+    try:
+        return str(np.datetime64(seconds, "s")).replace("T", " ")
+    except (OverflowError, ValueError):
+        return f"{seconds} s since 1970"
+
+
 def is_temporal(kind: Any) -> bool:
     """Return whether an Arrow type is one of points in time."""
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))

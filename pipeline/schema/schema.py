@@ -17,6 +17,8 @@ TIME_KINDS = ("hour", "weekday")
 """Kinds of categories that are made from a time, in UTC: 0 to 23, and 1 for Monday to 7."""
 TIME_UNITS = ("s", "ms", "us", "ns")
 """Units of times that are written as integers since 1970-01-01."""
+SAMPLE_TIME = "sample_time"
+"""Column of columns/ with the time of each sample."""
 DENSE_KINDS = ("integer", "float")
 """Kinds of dense values: an integer from -2**31 to 2**31 - 1, or a float64."""
 TRANSFORMS = ("log1p", "none")
@@ -60,12 +62,17 @@ class Schema:
     time_units: Pairs = ()
     """Sparse features of TIME_KINDS from times that are integers, and the unit of these."""
 
+    time: tuple[str, str] | None = None
+    """Column of the time of each sample, by which the log is ordered and divided into parts, and the unit of
+    its integers, or nothing."""
+
     def columns(self, *, has_label: bool) -> tuple[str, ...]:
-        """Return the columns to read, named as in the log: label, dense, sparse; each once."""
+        """Return the columns to read, named as in the log: label, time, dense, sparse; each once."""
         label = (self.label,) if has_label and self.label is not None else ()
+        time = (self.time[0],) if self.time is not None else ()
         columns = self.column_of
         # Several features may be made from one column.
-        return tuple(dict.fromkeys((*label, *(columns[name] for name in self.dense + self.sparse))))
+        return tuple(dict.fromkeys((*label, *time, *(columns[name] for name in self.dense + self.sparse))))
 
     @property
     def column_of(self) -> dict[str, str]:

@@ -17,16 +17,25 @@ from typing import Any
 import xxhash
 
 from ..errors import ConfigError, first_line
-from .schema import SCHEMAS, Schema, schema_named
+from .schema import SCHEMAS, TIME_UNITS, Schema, schema_named
 from .schema_entries import Entry, is_separator, read_dense, read_sparse
 from .schema_names import find_columns, nearest, refuse_twice, shown
 
-_KEYS = ("format", "separator", "header", "fields", "label", "dense", "sparse")
+_KEYS = ("format", "separator", "header", "fields", "label", "time", "dense", "sparse")
 _CSV_ONLY = ("separator", "header", "fields")
 _FINGERPRINT = re.compile(r"toml:[0-9a-f]{32}")
 _Keys = dict[str, str | int]
 """Keys of one feature in a schema file."""
-_LATER_KEYS = ("lists", "floats", "untransformed", "renamed", "min_counts", "embedding_dims", "time_units")
+_LATER_KEYS = (
+    "lists",
+    "floats",
+    "untransformed",
+    "renamed",
+    "min_counts",
+    "embedding_dims",
+    "time_units",
+    "time",
+)
 """Left out of a fingerprint where they are empty, so that older schemas keep theirs."""
 
 
@@ -144,8 +153,25 @@ def _with_features(
         renamed=tuple((entry.name, entry.column) for entry in dense + sparse if entry.name != entry.column),
         min_counts=tuple(sorted(min_counts)),
         embedding_dims=tuple(sorted(dims)),
+        time=_time(keys.get("time")),
         time_units=tuple((entry.name, entry.unit) for entry in sparse if entry.unit is not None),
     )
+
+
+def _time(value: Any) -> tuple[str, str] | None:
+    """The column of times, and the unit of its integers: ``"ts"``, or ``{ column = "ts", unit = "ms" }``."""
+    if value is None:
+        return None
+    table = {"column": value} if isinstance(value, str) else value
+    is_right = isinstance(table, dict) and {"column"} <= table.keys() <= {"column", "unit"}
+    if not is_right or not isinstance(table["column"], str) or not table["column"]:
+        raise ConfigError(
+            f'time must be the name of a column, or {{ column = "NAME", unit = "s" }}, got {shown(value)}'
+        )
+    unit = table.get("unit", "")
+    if "unit" in table and unit not in TIME_UNITS:
+        raise ConfigError(f"unit of time must be one of {', '.join(TIME_UNITS)}, got {shown(unit)}")
+    return table["column"], unit
 
 
 def _fields(keys: dict[str, Any]) -> tuple[str, ...]:
@@ -180,6 +206,12 @@ def write_schema(schema: Schema, notes: dict[str, str] | None = None) -> str:
         lines.append(_list("fields", schema.fields))
     if schema.label is not None:
         lines.append(f"label = {_quoted(schema.label)}")
+    if schema.time is not None:
+        column, unit = schema.time
+        unit = f", unit = {_quoted(unit)}" if unit else ""
+        lines.append(
+            f"time = {{ column = {_quoted(column)}{unit} }}" if unit else f"time = {_quoted(column)}"
+        )
     # Dense columns are a plain list as long as none of them has a setting.
     renamed = dict(schema.renamed)
     if not (schema.floats or schema.untransformed or any(name in renamed for name in schema.dense)):

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import ConfigError
 
 MAX_NAME_BYTES = 200
-RESERVED = ("ids", "label", "dense", "is_hot")
+RESERVED = ("ids", "label", "dense", "is_hot", "sample_time")
 """Columns that shards have besides those named after a feature."""
 DENSE_PREFIX = "dense."
 """Beginning of the names that the weights of a run give to dense layers, beside those of tables."""

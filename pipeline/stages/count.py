@@ -21,6 +21,7 @@ from ...stats.counting.category_counter import BYTES_PER_TABLE_BYTE, SMALLEST_EN
 from ..counting.count_spans import Base, Span, bases_of, describe_spans, has_grown, parts_of, spans_of
 from ..counting.merged_counts import counts_in, counts_written, merged_counts, samples_from
 from ..counting.spilled_counts import SpilledCounts
+from ..counting.time_bounds import first_of_time
 from ..errors import ConfigError, require_at_least
 from ..folders.file_facts import CountsFacts
 from ..folders.manifest import FileEntry, Manifest, is_sealed
@@ -274,8 +275,7 @@ def num_training_samples(config: CountConfig, columns: Manifest) -> int:
     """
     num_samples = columns.num_samples
     files = _samples_of_files(columns)
-    num_train = num_samples - _num_test_samples(config, columns) - num_validation_samples(config, columns)
-    # Both parts as the user asked for them, for the message.
+    num_train = _first_of_parts(config, columns)[0]
     wishes = [
         f"eval_files {config.eval_files}" if config.eval_files else f"eval_fraction {config.eval_fraction}"
     ]
@@ -292,11 +292,27 @@ def num_training_samples(config: CountConfig, columns: Manifest) -> int:
 
 def num_validation_samples(config: CountConfig, columns: Manifest) -> int:
     """Return the number of samples of the validation part, which lies between the training and test parts."""
+    first, stop = _first_of_parts(config, columns)
+    return stop - first
+
+
+def _first_of_parts(config: CountConfig, columns: Manifest) -> tuple[int, int]:
+    """Return the first samples of the validation part and of the test part.
+
+    Where samples have times, a part that is a fraction of the log begins with all samples of one time.
+    """
+    files = _samples_of_files(columns)
+    first_of_test = columns.num_samples - _num_test_samples(config, columns)
+    first_of_validation = first_of_test - int(columns.num_samples * (config.valid_fraction or 0))
+    if not config.eval_files:
+        first_of_test = first_of_time(columns, first_of_test)
+    first_of_validation = first_of_time(columns, min(first_of_validation, first_of_test))
     if config.valid_files is not None:
-        files = _samples_of_files(columns)
         before = files[: len(files) - config.eval_files]
-        return int(sum(before[-config.valid_files :]))
-    return int(columns.num_samples * (config.valid_fraction or 0))
+        first_of_validation = first_of_test - int(sum(before[-config.valid_files :]))
+    elif config.valid_fraction is None:
+        first_of_validation = first_of_test
+    return first_of_validation, first_of_test
 
 
 def _num_test_samples(config: CountConfig, columns: Manifest) -> int:

@@ -28,14 +28,17 @@ from ..formats.category_texts import write_part_texts
 from ..raw.log_parts import open_parts
 from ..raw.part import Fault, RawParts, UnreadPart
 from ..raw.raw_file import RawFile
+from ..raw.times import shown_time
 from ..runtime.memory import workers_within
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..runtime.tasks import run_tasks
+from ..schema.schema import SAMPLE_TIME
 from ..schema.schema_file import is_fingerprint, schema_identity, schema_of, write_schema
 from ..sizes import MIB, ByteSize
 from .part_memory import part_bytes
 
 VERSION = 1
+_ORDER_HINT = "sort the log by its time column, or leave time out of the schema"
 _BLOCK_BYTES = ByteSize(16 * MIB)
 
 
@@ -79,6 +82,8 @@ class _Tally:
     digest: Any = field(default_factory=xxhash.xxh3_128)
     known: str | None = None
     """Checksum of a file that was read before; None while the file is being read."""
+    last_time: int | None = None
+    """Time of the last sample so far, seconds since 1970; of a file before until this one has a sample."""
 
     @property
     def checksum(self) -> str:
@@ -91,10 +96,13 @@ class _Tally:
         # Checksum and lines are in the totals; bad lines by reason only in the parts.
         raw = ColumnsTotals.of(before).raw[number]
         bad = Counter[str]()
+        last_time: int | None = None
         for _, entry in before.parts():
             if entry.path.startswith(f"file{number:04}-"):
-                bad.update(ColumnsFacts.of(before, entry).bad)
-        return cls(raw.num_lines, bad, known=raw.xxh3_128_of_blocks)
+                facts = ColumnsFacts.of(before, entry)
+                bad.update(facts.bad)
+                last_time = facts.last_time if facts.last_time is not None else last_time
+        return cls(raw.num_lines, bad, known=raw.xxh3_128_of_blocks, last_time=last_time)
 
 
 def ingest(
@@ -141,7 +149,9 @@ def ingest(
     try:
         for number, file in new:
             done = sum(file.num_bytes for file in files[:number])
-            tallies.append(_ingest_file(file, parts[number], config, output, (done, total), resources))
+            tally = _Tally(last_time=tallies[-1].last_time if tallies else None)
+            _ingest_file(file, parts[number], tally, config, output, (done, total), resources)
+            tallies.append(tally)
             _refuse_changed(file)  # its parts would be of two logs
             _refuse_too_many_bad(file, tallies[-1], config)
     except InputError:
@@ -188,12 +198,13 @@ def _open_parts(file: RawFile, number: int, config: IngestConfig) -> RawParts:
 def _ingest_file(
     file: RawFile,
     parts: RawParts,
+    tally: _Tally,
     config: IngestConfig,
     output: Output,
     done_total: tuple[int, int],
     resources: Resources,
-) -> _Tally:
-    tally = _Tally()
+) -> None:
+    """Read a file and write its parts; add what is read to the tally."""
     done, total = done_total
     # `done` moves on with the parts; `end` stays, to bound how many lines may follow.
     end = done + file.num_bytes
@@ -207,6 +218,7 @@ def _ingest_file(
                 raise InputError(f"{file.path}, {parts.unit} {line}{fault.text}", hint=_hint(fault, config))
             if name in output.finished:
                 facts = output.finished[name].read_facts(ColumnsFacts)
+                _refuse_earlier(file, facts, tally, parts)
                 tally.lines += facts.num_lines
                 tally.bad.update(facts.bad)
                 tally.digest.update(bytes.fromhex(facts.raw_xxh3_128))
@@ -217,7 +229,6 @@ def _ingest_file(
                 max_lines_left = max(end - done, 0) / parts.min_line_bytes
                 _refuse_too_many_bad(file, tally, config, max_lines_left=max_lines_left)
     parts.finish(tally.digest)
-    return tally
 
 
 def _ingest_part(unread: UnreadPart, config: IngestConfig, output: Output) -> tuple[str, Fault | None]:
@@ -232,6 +243,10 @@ def _ingest_part(unread: UnreadPart, config: IngestConfig, output: Output) -> tu
     # In strict mode the first fault ends the stage, which names its line.
     if part.fault is not None and config.on_bad_line == "error":
         return name, part.fault
+    # A time before the one above it is no fault of one line, so that none is skipped for it.
+    if part.disorder is not None:
+        return name, part.disorder
+    times = part.columns.get(SAMPLE_TIME) if part.num_samples else None
     # What the later stages need to know of the part, so that they do not open it.
     facts = ColumnsFacts(
         num_lines=part.num_samples + part.bad.total(),
@@ -239,6 +254,8 @@ def _ingest_part(unread: UnreadPart, config: IngestConfig, output: Output) -> tu
         raw_xxh3_128=part.raw_xxh3_128,
         lookups={name: len(part.columns[name].values) for name, _ in schema_of(config.schema).lists},
         bad=dict(sorted(part.bad.items())),
+        first_time=None if times is None else times[0].as_py(),
+        last_time=None if times is None else times[-1].as_py(),
     )
     write_part_texts(output, name, part.texts)  # first: a part that is there has its texts
     with output.writing(name, part.num_samples, facts) as path:
@@ -246,7 +263,23 @@ def _ingest_part(unread: UnreadPart, config: IngestConfig, output: Output) -> tu
     return name, None
 
 
+def _refuse_earlier(file: RawFile, facts: ColumnsFacts, tally: _Tally, parts: RawParts) -> None:
+    """Raise InputError where a part begins before the one above it ends; note its own end."""
+    if facts.first_time is None:
+        return
+    if tally.last_time is not None and facts.first_time < tally.last_time:
+        line = tally.lines + parts.num_header_lines
+        earlier, later = shown_time(facts.first_time), shown_time(tally.last_time)
+        raise InputError(
+            f"{file.path}, behind {parts.unit} {line}: the next time, {earlier}, is before {later} above it",
+            hint=_ORDER_HINT,
+        )
+    tally.last_time = facts.last_time
+
+
 def _hint(fault: Fault, config: IngestConfig) -> str:
+    if fault.reason == "unordered_time":
+        return _ORDER_HINT
     if fault.is_label_off:
         without = "without --no-label" if not config.label else "with --no-label"
         other = "labels" if not config.label else "no labels"
@@ -301,6 +334,7 @@ def _totals(
         sparse=tuple(schema.sparse),
         raw=raw,
         lists=tuple(name for name, _ in schema.lists),
+        has_time=schema.time is not None,
         floats=tuple(schema.floats),
         untransformed=tuple(schema.untransformed),
         schema=None if schema.format == "criteo" else write_schema(schema.without_settings),

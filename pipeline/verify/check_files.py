@@ -20,6 +20,7 @@ from ..folders.stage_totals import ColumnsTotals, CountsTotals, PlanTotals, Voca
 from ..formats.arrow_files import read_batch, values_of
 from ..formats.category_texts import CUT_MARK, read_texts
 from ..formats.tables import offsets_of, table_named
+from ..schema.schema import SAMPLE_TIME
 
 _REPLACED = "\ufffd"
 
@@ -37,6 +38,10 @@ def check_columns(entry: FileEntry, columns: Manifest, _: dict[str, Manifest]) -
     for name in totals.floats:
         if not np.isfinite(values_of(batch.column(name).fill_null(0), np.float64)).all():
             yield f"a value of {name} is not finite"
+    if totals.has_time and entry.num_samples:
+        times = values_of(batch.column(SAMPLE_TIME), np.int64)
+        if (np.diff(times) < 0).any() or (facts.first_time, facts.last_time) != (times[0], times[-1]):
+            yield "its times are not in order, or do not begin and end as the manifest says"
     if totals.has_label and entry.num_samples:
         if values_of(batch.column("label"), np.uint8).max() > 1:
             yield "a label is neither 0 nor 1"

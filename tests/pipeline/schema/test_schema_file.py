@@ -76,7 +76,9 @@ def test_a_schema_is_read() -> None:
             format="csv",
             renamed=(("hour", "ts"), ("a day", "ts"), ("of b", "b")),
             time_units=(("hour", "ms"), ("of b", "s")),
+            time=("ts", "ms"),
         ),
+        Schema(dense=(), sparse=("a",), kinds=("text",), format="parquet", time=('a "time"', "")),
     ],
 )
 def test_what_is_written_is_read_again(schema: Schema) -> None:
@@ -261,3 +263,12 @@ def test_columns_are_found_or_the_nearest_is_named() -> None:
     assert caught.value.hint == "it has ['x']"
     with pytest.raises(ConfigError, match="has two columns 'b'"):
         find_columns(["b"], ["b", "b"], "log.csv")
+
+
+@pytest.mark.parametrize(
+    "value", ["3", "{}", '""', '{ column = "ts", unt = "s" }', '{ column = "ts", unit = "h" }']
+)
+def test_a_wrong_entry_of_time_is_refused(value: str) -> None:
+    text = f'format = "csv"\ndense = []\ntime = {value}\n[sparse]\na = "text"\n'
+    with pytest.raises(ConfigError, match=r"^the schema: (time must be|unit of time must be one of s, ms)"):
+        read_schema(text)

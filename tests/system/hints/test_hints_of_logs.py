@@ -284,3 +284,21 @@ def test_a_feature_is_renamed(shell: Shell) -> None:
         line = line.replace('"..." = {', f'"{name}" = {{').replace("kind = ...", 'kind = "text"')
         line = line.replace('name = "..."', 'name = "country"')
         shell.works(*preprocess("log.csv", SCHEMA.replace('country = "text"', line)), "--redo", "ingest")
+
+
+@follows("pipeline/stages/ingest.py::_refuse_earlier")
+def test_a_log_is_sorted_by_its_time(shell: Shell) -> None:
+    schema = 'format = "csv"\nlabel = "click"\ntime = "ts"\ndense = []\n[sparse]\ncountry = "text"\n'
+    header = "click,country,ts\n"
+    for day, name in ((2, "first.csv"), (1, "second.csv")):
+        rows = [f"{number % 2},c{number % 7},2026-01-0{day}\n" for number in range(300)]
+        Path(name).write_text(header + "".join(rows))
+    command = preprocess("first.csv", schema)
+    place = command.index("first.csv") + 1
+    hint = shell.refused(*command[:place], "second.csv", *command[place:])
+    assert hint == "sort the log by its time column, or leave time out of the schema"
+    shell.works(*command[: place - 1], "second.csv", *command[place - 1 :])
+    # Or without times, in the order of the files.
+    other = preprocess("first.csv", schema.replace('time = "ts"\n', ""))
+    other[-1] = "untimed"
+    shell.works(*other[:place], "second.csv", *other[place:])
