@@ -45,7 +45,7 @@ def columns_of(logs: list[Path], out: Path, time: str = '"ts"', **changes: Any) 
 def seconds() -> list[int]:
     rng = np.random.default_rng(3)
     # Runs of one time, some longer than a part.
-    return np.sort(rng.integers(0, 9, 400) * HOUR + rng.integers(0, 2, 400) * 60).tolist()
+    return [int(time) for time in np.sort(rng.integers(0, 9, 400) * HOUR + rng.integers(0, 2, 400) * 60)]
 
 
 @pytest.fixture(scope="module")
