@@ -2,7 +2,7 @@
 
 Run as a program, in a process without Triton's interpreter; prints what is in the code of each kernel.
 
-    python -m hotset.tests.support.compiled_kernels DIM [OPTIMIZER…]
+    python -m hotset.tests.support.compiled_kernels DIM[,SAMPLES[,TABLES[,OUTPUTS]]] [OPTIMIZER…]
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import torch
 
-from hotset.tests.support.device_batches import draw_batch, draw_rows, numbers_of
+from hotset.tests.support.device_batches import DrawnBatch, draw_batch, draw_rows, numbers_of
 from hotset.train.gpu_kernels.batch_lists import RowMoves, SeedTables
 from hotset.train.gpu_kernels.dense_rule import DenseOptimizerName, DenseRule
+from hotset.train.gpu_kernels.dense_twins import BIAS_BLOCK, LOSS_BLOCK
 from hotset.train.gpu_kernels.kernel_table import kernel_of
 from hotset.train.rows.initial_values import InitialValues
 from hotset.train.rows.row_optimizers import RowOptimizer
@@ -45,7 +47,6 @@ OPERATIONS = (
     *("FFMA", "FMUL", "FADD", "LDL", "STL"),
 )
 _HOST = torch.device("cpu")
-_NUM_TABLES = 26
 
 
 class _Absent:
@@ -83,52 +84,82 @@ def compile_launches(launch: Callable[[], None]) -> list[Any]:
     return compiled
 
 
-def launch_all(dim: int, optimizers: list[str]) -> None:
-    """Call every kernel as a step of DLRM with 26 tables does."""
+@dataclass(frozen=True, slots=True)
+class LaunchSizes:
+    """The sizes of a step whose kernels are launched."""
+
+    embedding_dim: int
+    num_samples: int = 300
+    num_tables: int = 26
+    num_outputs: int = 256
+    """Of a layer."""
+
+
+def launch_all(sizes: LaunchSizes, optimizers: Sequence[str]) -> None:
+    """Call every kernel as a step of DLRM does."""
     rng = np.random.default_rng(1)
-    batch = draw_batch(np.zeros((300, _NUM_TABLES), np.int32), np.ones(_NUM_TABLES, np.int64), rng)
+    ids_BF = np.zeros((sizes.num_samples, sizes.num_tables), np.int32)
+    batch = draw_batch(ids_BF, np.ones(sizes.num_tables, np.int64), rng)
+    grad_BFD = torch.empty(*ids_BF.shape, sizes.embedding_dim)
+    _launch_rows(batch, grad_BFD, optimizers, rng)
+    for dtype in (torch.bfloat16, torch.float32):
+        _launch_dense(batch, grad_BFD, sizes, dtype)
+    for name in get_args(DenseOptimizerName):
+        rule = DenseRule(name)
+        weights, states = torch.empty(4096), torch.empty(rule.num_states, 4096)
+        rounded = torch.empty(4096, dtype=torch.bfloat16)
+        _call("step_dense", rule, torch.empty(2), weights, weights, states, rounded)
+
+
+def _launch_rows(
+    batch: DrawnBatch, grad_BFD: torch.Tensor, optimizers: Sequence[str], rng: np.random.Generator
+) -> None:
     lists, decoded = batch.lists, batch.decoded
-
-    def call(name: str, *args: Any) -> None:
-        kernel_of(name, "triton")(*args)
-
-    grad_BFD = torch.empty(300, _NUM_TABLES, dim)
-    sgd = draw_rows(RowOptimizer("sgd", 0.1), 64, dim, rng, _HOST)
-    call("decode_batch", lists, batch.layout, decoded)
-    call("gather_rows", sgd.weights_SD, decoded.slots_BF, lists.num_samples_1, grad_BFD)
+    _, num_tables, dim = grad_BFD.shape
+    weights = torch.empty(64, dim)
+    _call("decode_batch", lists, batch.layout, decoded)
+    _call("gather_rows", weights, decoded.slots_BF, lists.num_samples_1, grad_BFD)
     partials = batch.room.new_partials(dim, _HOST)
     sums_UD = torch.empty(batch.room.num_rows, dim)
-    call("sum_gradients", lists, decoded, grad_BFD, partials, sums_UD)
+    _call("sum_gradients", lists, decoded, grad_BFD, partials, sums_UD)
     integers = torch.zeros(64, dtype=torch.int32)
     moves = RowMoves(integers[:1], integers, integers)
-    layout = Layout.of([0] * _NUM_TABLES, [2] * _NUM_TABLES)
-    seeds = SeedTables.of(layout, InitialValues.of(1, range(_NUM_TABLES), [2] * _NUM_TABLES), _HOST)
+    layout = Layout.of([0] * num_tables, [2] * num_tables)
+    seeds = SeedTables.of(layout, InitialValues.of(1, range(num_tables), [2] * num_tables), _HOST)
     for name in optimizers:
         optimizer = RowOptimizer(name, 0.1)
         rows = draw_rows(optimizer, 64, dim, rng, _HOST)
         numbers = numbers_of(optimizer, _HOST)
-        call("sum_and_step", lists, decoded, grad_BFD, partials, optimizer, numbers, rows)
-        call("step_rows", integers[:1], decoded.slots_U, sums_UD, optimizer, numbers, rows)
-        call("move_rows", moves, rows, rows)
-        call("make_rows", moves, seeds, rows)
-    num_inputs = -(-(dim + (_NUM_TABLES + 1) * _NUM_TABLES // 2) // 16) * 16
-    for dtype in (torch.bfloat16, torch.float32):
-        bottom, inputs = torch.empty(300, dim, dtype=dtype), torch.empty(300, num_inputs, dtype=dtype)
-        gathered = (sgd.weights_SD, decoded.slots_BF, lists.num_samples_1, bottom, inputs)
-        call("gather_dots", *gathered)
-        call("gather_dots_backward", *gathered, grad_BFD, bottom)
-        values, outputs = torch.empty(300, 256, dtype=dtype), torch.empty(300, 256, dtype=dtype)
-        call("relu_backward", values, outputs, torch.empty(2, 256), torch.empty(256))
-        partials, sums = torch.empty(2, 257), torch.empty(257)
-        losses = torch.empty(2, dtype=torch.float64)
-        labels = torch.zeros(300, dtype=torch.uint8)
-        arrays = (values, sums, labels, lists.num_samples_1, 0.5, outputs, partials, losses, sums, losses)
-        call("last_layer", *arrays)
-    for dense_name in get_args(DenseOptimizerName):
-        rule = DenseRule(dense_name)
-        weights, states = torch.empty(4096), torch.empty(rule.num_states, 4096)
-        rounded = torch.empty(4096, dtype=torch.bfloat16)
-        call("step_dense", rule, torch.empty(2), weights, weights, states, rounded)
+        _call("sum_and_step", lists, decoded, grad_BFD, partials, optimizer, numbers, rows)
+        _call("step_rows", integers[:1], decoded.slots_U, sums_UD, optimizer, numbers, rows)
+        _call("move_rows", moves, rows, rows)
+        _call("make_rows", moves, seeds, rows)
+
+
+def _launch_dense(batch: DrawnBatch, grad_BFD: torch.Tensor, sizes: LaunchSizes, dtype: torch.dtype) -> None:
+    num_samples, num_tables, dim = grad_BFD.shape
+    num_inputs = -(-(dim + (num_tables + 1) * num_tables // 2) // 16) * 16
+    bottom = torch.empty(num_samples, dim, dtype=dtype)
+    inputs = torch.empty(num_samples, num_inputs, dtype=dtype)
+    weights, count_1 = torch.empty(64, dim), batch.lists.num_samples_1
+    _call("gather_dots", weights, batch.decoded.slots_BF, count_1, bottom, inputs)
+    gathered = (weights, batch.decoded.slots_BF, count_1)
+    _call("gather_dots_backward", *gathered, bottom, inputs, grad_BFD, bottom)
+    _call("gather_dots", *gathered, None, inputs)
+    _call("gather_dots_backward", *gathered, None, inputs, grad_BFD, None)
+
+    values = torch.empty(num_samples, sizes.num_outputs, dtype=dtype)
+    num_blocks = -(-num_samples // min(BIAS_BLOCK, LOSS_BLOCK))
+    biases = torch.empty(sizes.num_outputs)
+    _call("relu_backward", values, values, torch.empty(num_blocks, biases.numel()), biases)
+    sums = torch.empty(sizes.num_outputs + 1)
+    partials, losses = torch.empty(num_blocks, sums.numel()), torch.empty(num_blocks, dtype=torch.float64)
+    labels = torch.zeros(num_samples, dtype=torch.uint8)
+    _call("last_layer", values, sums, labels, count_1, 0.5, values, partials, losses, sums, losses)
+
+
+def _call(name: str, *args: Any) -> None:
+    kernel_of(name, "triton")(*args)
 
 
 def facts_of(kernel: Any) -> dict[str, Any]:
@@ -170,8 +201,9 @@ def _constants(kernel: Any) -> dict[str, Any]:
 def main() -> None:
     """Print a line of JSON for every kernel."""
     assert os.environ.get("TRITON_INTERPRET", "0") == "0"
-    dim, *optimizers = sys.argv[1:]
-    for kernel in compile_launches(lambda: launch_all(int(dim), optimizers)):
+    numbers, *optimizers = sys.argv[1:]
+    sizes = LaunchSizes(*map(int, numbers.split(",")))
+    for kernel in compile_launches(lambda: launch_all(sizes, optimizers)):
         print(json.dumps(facts_of(kernel)), flush=True)
 
 

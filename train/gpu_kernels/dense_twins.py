@@ -15,7 +15,7 @@ from .row_twins import gathered_rows, is_sample
 
 LOSS_BLOCK = 256
 """Samples whose losses are added at a time."""
-BIAS_BLOCK = 256
+BIAS_BLOCK = 128
 """Samples whose gradients of a bias are added at a time."""
 
 

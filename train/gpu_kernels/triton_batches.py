@@ -7,9 +7,10 @@ import triton
 import triton.language as tl
 
 from .batch_lists import BatchLists, DecodedBatch, SlotLayout
-from .launching import num_programs
+from .launching import floor_of, num_programs
 
-_ROWS = 256
+_TABLE_NUMBERS = 4096
+"""Comparisons of rows with tables that a program makes at a time."""
 _LOOKUPS = 512
 _NO_END = tl.constexpr(2**31 - 1)
 
@@ -18,7 +19,9 @@ def decode_batch(lists: BatchLists, layout: SlotLayout, decoded: DecodedBatch) -
     """See `row_twins.decode_batch`."""
     device = lists.rows_U.device
     num_samples, num_tables = decoded.slots_BF.shape
-    _locate_rows[(num_programs(triton.cdiv(decoded.starts_U1.numel(), _ROWS), device),)](
+    tables = triton.next_power_of_2(num_tables)
+    rows = floor_of(_TABLE_NUMBERS, tables)
+    _locate_rows[(num_programs(triton.cdiv(decoded.starts_U1.numel(), rows), device),)](
         lists.rows_U,
         lists.row_offsets_F1,
         lists.starts_U,
@@ -33,8 +36,8 @@ def decode_batch(lists: BatchLists, layout: SlotLayout, decoded: DecodedBatch) -
         decoded.starts_U1,
         decoded.long_rows_L,
         F=num_tables,
-        FP=triton.next_power_of_2(num_tables),
-        R=_ROWS,
+        FP=tables,
+        R=rows,
     )
     _scatter_slots[(num_programs(triton.cdiv(num_samples * num_tables, _LOOKUPS), device),)](
         lists.num_samples_1,
@@ -55,7 +58,7 @@ def gather_rows(
     """See `row_twins.gather_rows`."""
     dim = weights_SD.shape[1]
     width = triton.next_power_of_2(dim)
-    rows = max(1, 2048 // width)
+    rows = floor_of(2048, width)
     num_parts = triton.cdiv(slots_BF.numel(), rows)
     _gather_rows[(num_programs(num_parts, slots_BF.device),)](
         weights_SD,

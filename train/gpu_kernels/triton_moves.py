@@ -15,6 +15,8 @@ from .launching import EXACT, floor_of
 MOVING_PROGRAMS = 64
 """Programs of a transfer; each moves a tile of rows at a time."""
 _TILE_FLOATS = 2048
+_TABLE_NUMBERS = 4096
+"""Comparisons of rows with tables that a program makes at a time."""
 _MIX_ADD = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX_SECOND = tl.constexpr(0x94D049BB133111EB)
@@ -38,7 +40,9 @@ def move_rows(moves: RowMoves, source: RowTensors, target: RowTensors) -> None:
 def make_rows(moves: RowMoves, seeds: SeedTables, rows: RowTensors) -> None:
     """See `row_twins.make_rows`."""
     num_tables = seeds.base_F.numel()
+    tables = triton.next_power_of_2(num_tables)
     state_width = rows.state_SW.shape[1]
+    sizes = _sizes(rows.weights_SD.shape[1])
     _make_rows[_grid(moves)](
         moves.count_1,
         moves.sources_N,
@@ -50,10 +54,10 @@ def make_rows(moves: RowMoves, seeds: SeedTables, rows: RowTensors) -> None:
         rows.weights_SD,
         rows.state_SW,
         F=num_tables,
-        FP=triton.next_power_of_2(num_tables),
+        FP=tables,
         W=state_width,
         WP=triton.next_power_of_2(max(1, state_width)),
-        **_sizes(rows.weights_SD.shape[1]),
+        **sizes | {"R": min(sizes["R"], floor_of(_TABLE_NUMBERS, tables))},
         **EXACT,
     )
 

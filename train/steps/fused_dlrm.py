@@ -336,8 +336,8 @@ def _copy_dense(dense_BK: torch.Tensor, num_samples_1: torch.Tensor, target_BK: 
 
 def _forward(layer: _Layer, inputs_BM: torch.Tensor) -> None:
     """Write ``relu(inputs W^T + b)``; samples behind the batch get what the bias makes of zeros."""
-    torch.addmm(layer.bias_N, inputs_BM, layer.weight_NM.t(), out=layer.outputs_BN)
-    layer.outputs_BN.relu_()
+    # ReLU in the product's own pass over the outputs, as the libraries of a GPU have it.
+    torch._addmm_activation(layer.bias_N, inputs_BM, layer.weight_NM.t(), out=layer.outputs_BN)
 
 
 def _backward(layer: _Layer, inputs_BM: torch.Tensor, inputs_grad_BM: torch.Tensor | None) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -28,8 +29,13 @@ ROW_KERNELS = {
 
 @cache
 def compiled(dim: int) -> list[dict[str, Any]]:
-    """What is in the machine code of every kernel; compiled in a process without the interpreter."""
-    command = [sys.executable, "-m", "hotset.tests.support.compiled_kernels", str(dim), *OPTIMIZERS]
+    """What is in the machine code of every kernel at a row width."""
+    return compiled_for(str(dim), OPTIMIZERS)
+
+
+def compiled_for(sizes: str, optimizers: Sequence[str]) -> list[dict[str, Any]]:
+    """Compile in a process without the interpreter."""
+    command = [sys.executable, "-m", "hotset.tests.support.compiled_kernels", sizes, *optimizers]
     found = subprocess.run(
         command, env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True, timeout=600
     )
@@ -65,3 +71,10 @@ def test_products_and_sums_are_not_fused_where_bits_are_promised(dim: int) -> No
 def test_products_of_bfloat16_run_on_tensor_cores(dim: int) -> None:
     dots = [each for each in compiled(dim) if "dots" in each["name"] and "*bf16" in each["types"]]
     assert len(dots) == 2 and all(each["HMMA"] for each in dots)
+
+
+@pytest.mark.parametrize("sizes", ["3,1,1,1", "10,64,100,70"])
+def test_kernels_of_odd_sizes_compile(sizes: str) -> None:
+    # A number that is 1 is a constant to the compiler, and one that is a multiple of 16 is known to be so.
+    names = {each["name"] for each in compiled_for(sizes, ["rowwise-adagrad", "adam"])}
+    assert names >= ROW_KERNELS | {"_last_layer", "_mask_by_relu", "_step_dense"}
