@@ -32,6 +32,7 @@ from .options.rank_options import RankOptions
 from .ranks.ranks import Ranks, agree, refuse_other_settings_of_ranks
 from .ranks.torch_ranks import joined_ranks
 from .resuming.best_weights import BestWeights
+from .resuming.rank_checkpoints import RankCheckpoints
 from .resuming.run_checkpoints import (
     Checkpoint,
     RunCheckpoints,
@@ -117,8 +118,12 @@ def train(
             refuse_other_settings_of_ranks(ranks, _compared(start, request.rank_options))
         with claimed(out) if ranks.rank == 0 else nullcontext():
             settings = checkpoints or CheckpointSettings()
-            build = partial(_build, start, request, ranks, settings, model_source, is_resumed=is_resumed)
-            trainer, checkpoint = agree(ranks, build)
+            # Before anything is built on it, all ranks have found the same checkpoint.
+            checkpoint = agree(ranks, partial(_find, start, out, ranks, is_resumed=is_resumed))
+            step = checkpoint.record.state.step if checkpoint else None
+            refuse_other_settings_of_ranks(ranks, {"checkpoint": step})
+            build = partial(_build, start, request, ranks, settings, model_source, checkpoint)
+            trainer = agree(ranks, build)
             extras = RunExtras(provenance, tensorboard, progress)
             return _run(trainer, out, start.description, checkpoint, settings, start.threads, extras)
 
@@ -202,23 +207,26 @@ def _compared(start: _Start, options: RankOptions) -> dict[str, object]:
     return found
 
 
+def _find(start: _Start, out: Path, ranks: Ranks, *, is_resumed: bool) -> Checkpoint | None:
+    """Open the checkpoint from which an unfinished run goes on, where it has one."""
+    # Between the first look and the lock another process may have begun or ended a run there.
+    if ranks.rank == 0 and is_unfinished(out) != is_resumed:
+        refuse_occupied(out)  # by a run that has begun or ended since
+    if not is_resumed:
+        return None
+    return _last_checkpoint(out, start.shards, start.config, start.description, is_first=ranks.rank == 0)
+
+
 def _build(
     start: _Start,
     request: _Request,
     ranks: Ranks,
     settings: CheckpointSettings,
     model_source: ModelSource | None,
-    *,
-    is_resumed: bool,
-) -> tuple[Trainer, Checkpoint | None]:
-    """Build the trainer of a run, with the checkpoint from which it goes on."""
+    checkpoint: Checkpoint | None,
+) -> Trainer:
+    """Build the trainer of a run, with the rows of the checkpoint from which it goes on."""
     out, source = request.out, start.source
-    # Between the first look and the lock another process may have begun or ended a run there.
-    if ranks.rank == 0 and is_unfinished(out) != is_resumed:
-        refuse_occupied(out)  # by a run that has begun or ended since
-    checkpoint = None
-    if is_resumed:
-        checkpoint = _last_checkpoint(out, start.shards, start.config, start.description)
     # Rows come from the checkpoint if there is one, else from the run to start with, else they are initial.
     rows = RunStart(source.rows, is_fresh=False) if source else None
     if checkpoint is not None:
@@ -241,7 +249,7 @@ def _build(
         best = BestWeights(out, settings.keep_checkpoints)
         best.reserve(trainer.weights().num_bytes)
         trainer.resumables["best_weights"] = best
-    return trainer, checkpoint
+    return trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,16 +335,21 @@ def _begin(
     checkpoint: Checkpoint | None,
     settings: CheckpointSettings,
     tensorboard: Path | None,
-) -> tuple[RunFolder, RunCheckpoints | None]:
+) -> tuple[RunFolder, RunCheckpoints | RankCheckpoints | None]:
     """Begin or resume the folder of a run, with room for its weights and checkpoints."""
     if checkpoint is not None:
         restore(trainer, checkpoint)
-    if trainer.ranks.rank:
-        return RankFolder(out), None
+    ranks = trainer.ranks
+    is_saved = not settings.checkpoint_every.is_off
+    last_step = checkpoint.record.state.step if checkpoint else None
+    if ranks.rank:
+        return RankFolder(out), RankCheckpoints(trainer, None, last_step) if is_saved else None
     try:
         folder, saved = _begin_folder(trainer, out, description, checkpoint, settings)
         if tensorboard is not None:
             folder.tensorboard = TensorboardEvents(tensorboard, folder.metrics)
+        if ranks.num_ranks > 1 and saved is not None:
+            return folder, RankCheckpoints(trainer, saved, last_step)
         return folder, saved
     except HotsetError:
         # A disk without room for the run leaves nothing of it.
@@ -365,7 +378,7 @@ def _begin_folder(
     if origin is not None:
         folder.keep_vocabulary(origin.vocabulary)
     saved = None
-    if not settings.checkpoint_every.is_off and trainer.ranks.num_ranks == 1:
+    if not settings.checkpoint_every.is_off:
         run = checksum_of(settings_of(description))
         last = checkpoint.record if checkpoint else None
         saved = RunCheckpoints(out / CHECKPOINTS, run, settings, trainer, last)
@@ -373,13 +386,18 @@ def _begin_folder(
 
 
 def _last_checkpoint(
-    out: Path, shards: Shards, config: TrainConfig, description: dict[str, Any]
+    out: Path, shards: Shards, config: TrainConfig, description: dict[str, Any], *, is_first: bool
 ) -> Checkpoint | None:
-    """The checkpoint from which an unfinished run goes on; None, with a warning, where it has none."""
+    """The checkpoint from which an unfinished run goes on; None, with a warning, where it has none.
+
+    Args:
+        is_first: whether this process writes the folder, and may remove what was begun there.
+    """
     record = newest_whole(out / CHECKPOINTS, checksum_of(settings_of(description)))
     if record is None:
         _log.warning("%s was stopped before its first checkpoint: training starts from the first step", out)
-        remove_begun(out)
+        if is_first:
+            remove_begun(out)
         return None
     _log.warning("%s is resumed from its checkpoint of step %s", out, record.state.step)
     return Checkpoint.open(out / CHECKPOINTS, record, table_sizes(shards, config))

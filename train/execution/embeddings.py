@@ -363,6 +363,17 @@ class Embeddings:
         width, position = self._position_of[table]
         return width.executor.table_parts(position, state=state)
 
+    def held_ids(
+        self, tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
+        """Which rows live in this process, and the ids that these have here.
+
+        Args:
+            tables_N: (N,); table of each row as numbered in the shards, all of one width.
+            ids_N: (N,), its id there.
+        """
+        return np.ones(ids_N.size, np.bool_), ids_N
+
     def spill_traffic(self) -> list[SpillTraffic]:
         """What each row store of cold rows in a file has read and written so far."""
         tiers = (width.executor.slow for width in self.widths)

@@ -188,6 +188,31 @@ class RankedEmbeddings(Embeddings):
             vectors_ND = pooled_PD
         return vectors_ND.view(ids.num_samples, ids.num_features, dim).requires_grad_(torch.is_grad_enabled())
 
+    def held_ids(
+        self, tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
+        """Which rows live here, and their ids here; all of them count as used from now on."""
+        if ids_N.size == 0:
+            return np.ones(0, np.bool_), ids_N
+        width, positions_N = self._positions(tables_N)
+        held = width.exchange.held
+        keys_N = held.keys(positions_N, ids_N.astype(np.int64))
+        width.exchange.mark_used(keys_N)
+        is_held_N = held.homes_K[keys_N] == held.rank
+        local_N = held.local_ids(positions_N[is_held_N], keys_N[is_held_N])
+        return is_held_N, local_N.astype(np.int32)
+
+    def shard_ids(self, tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the ids that rows of this rank have in the shards."""
+        width, positions_N = self._positions(tables_N)
+        return width.exchange.held.ids.of(positions_N, ids_N.astype(np.int64)).astype(np.int32)
+
+    def _positions(self, tables_N: NDArray[np.int32]) -> tuple[RankedWidth, NDArray[np.int64]]:
+        """The width of some rows, and the position of each one's table among those of the width."""
+        width, _ = self._position_of[int(tables_N[0])]
+        assert isinstance(width, RankedWidth)
+        return width, np.searchsorted(np.array(width.tables), tables_N).astype(np.int64)
+
     def table_parts(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
         """Yield the weights of one table, or its state, in id order, in parts, at rank 0.
 

@@ -10,7 +10,7 @@ number of processes. Shapes: N rows of one width in a part, D floats of a row, W
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +98,9 @@ def _newest(embeddings: Embeddings, source: RowsSource) -> Iterator[tuple[RowWid
     seen = {
         width.embedding_dim: np.zeros(sum(width.placement.num_rows), np.bool_) for width in embeddings.widths
     }
-    for part in source():
+    for whole in source():
+        is_held_N, ids_N = embeddings.held_ids(whole.tables_N, whole.ids_N)
+        part = replace(whole.chosen(is_held_N), ids_N=ids_N)
         if part.ids_N.size == 0:
             continue
         width = width_of[int(part.tables_N[0])]

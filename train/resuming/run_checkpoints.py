@@ -330,6 +330,31 @@ class RunCheckpoints:
         self._last_step = trainer.step
         self._last_time = time.monotonic()
 
+    def take_parts(
+        self,
+        trainer: Trainer,
+        metrics: Iterable[str],
+        parts: Iterable[RowsPart],
+        num_used: int,
+        *,
+        is_logged: bool = True,
+    ) -> None:
+        """Begin a checkpoint of rows that were copied elsewhere; `settle` waits for its end.
+
+        Args:
+            parts: rows that changed since the last checkpoint, whose memory is not used again.
+            num_used: rows that were ever changed.
+        """
+        self.stall_seconds.append(0.0)
+        self.longest_stall_seconds.append(0.0)
+        with self._standing_still(trainer):
+            self._writer.begin(trainer.step)
+            for part in parts:
+                self._writer.put(part, lambda: None)
+            self._writer.finish(*capture(trainer, metrics, is_logged=is_logged), num_used)
+        self._last_step = trainer.step
+        self._last_time = time.monotonic()
+
     @property
     def is_copying(self) -> bool:
         """Whether rows of a checkpoint are still to be copied."""

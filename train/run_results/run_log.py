@@ -18,6 +18,7 @@ from ..data.batch import Batch
 from ..options.interval import parse_interval
 from ..ranks.ranks import OneRank, Ranks
 from ..resuming.best_weights import BestWeights
+from ..resuming.rank_checkpoints import RankCheckpoints
 from ..resuming.run_checkpoints import (
     RunCheckpoints,
 )
@@ -44,7 +45,7 @@ class RunLog:
         self,
         folder: RunFolder,
         progress: TrainProgress,
-        saved: RunCheckpoints | None,
+        saved: RunCheckpoints | RankCheckpoints | None,
         interrupts: Interrupts,
         best: BestWeights | None,
         *,
@@ -179,7 +180,7 @@ class RunLog:
             last = self._saved.last_written
         self._refuse(trainer, f"the training loss is {loss} at step {step}", last)
 
-    def _settle(self, trainer: Trainer, saved: RunCheckpoints) -> None:
+    def _settle(self, trainer: Trainer, saved: RunCheckpoints | RankCheckpoints) -> None:
         """Note how the last checkpoint ended; raises HotsetError where weights are not finite."""
         try:
             saved.settle(trainer)

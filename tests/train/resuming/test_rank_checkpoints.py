@@ -1,0 +1,122 @@
+"""A run on several ranks is saved, and goes on with any number of ranks to the same bits."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.train.checkpoints import checkpoint_writer
+from hotset.train.checkpoints.checkpoint_files import CheckpointRecord, newest_whole, write_record
+from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
+from hotset.train.config import TrainConfig
+from hotset.train.data.batch import Batch
+from hotset.train.data.shards import Shards
+from hotset.train.options.interval import parse_interval
+from hotset.train.ranks.ranks import OneRank, Ranks
+from hotset.train.ranks.thread_ranks import run_thread_ranks
+from hotset.train.resuming.rank_checkpoints import RankCheckpoints
+from hotset.train.resuming.run_checkpoints import Checkpoint, RunCheckpoints, restore, table_sizes
+from hotset.train.trainer import Trainer, run_steps
+from hotset.train.trainer_building.build_trainer import build_trainer
+
+SETTINGS = replace(CheckpointSettings(), checkpoint_every=parse_interval("2"))
+SPEC = ShardSpec(
+    num_rows=(60, 1, 90),
+    num_hot=(3, 1, 5),
+    num_hot_only=26,
+    num_mixed=110,
+    skew=1.2,
+    batch_size=20,
+    table_dims=(4, 2, 4),
+)
+
+
+class _KilledError(Exception):
+    """The process is gone."""
+
+
+def train(
+    shards: Shards, folder: Path, fields: dict[str, Any], ranks: Ranks, *, stop_after: int | None = None
+) -> dict[str, bytes]:
+    """Go on from the last checkpoint, and save the run every two steps; return weights and states."""
+    torch.set_num_threads(1)
+    config = TrainConfig(threads=1, shares=4, embedding_optimizer="adagrad", **fields)
+    record = newest_whole(folder)
+    checkpoint = Checkpoint.open(folder, record, table_sizes(shards, config)) if record else None
+    start = checkpoint.start if checkpoint else None
+    trainer = build_trainer(shards, config, start=start, tracks_changes=True, ranks=ranks)
+    if checkpoint:
+        restore(trainer, checkpoint)
+    written = None if ranks.rank else RunCheckpoints(folder, "run", SETTINGS, trainer, record)
+    saved: RankCheckpoints | RunCheckpoints
+    if ranks.num_ranks == 1:
+        assert written is not None
+        saved = written
+    else:
+        saved = RankCheckpoints(trainer, written, record.state.step if record else None)
+
+    def after_step(trainer: Trainer, _: Batch, __: torch.Tensor) -> None:
+        if saved.is_due(trainer.step):
+            saved.take(trainer, [])
+            saved.settle(trainer, wait=True)
+        if trainer.step == stop_after:
+            raise _KilledError
+
+    try:
+        run_steps(trainer, after_step)
+    finally:
+        saved.close()
+    weights = trainer.weights()
+    found = {name: weights[name].numpy().tobytes() for name in sorted(weights)}
+    for number, table in enumerate(shards.tables):
+        found[f"{table.name} state"] = trainer.embeddings.table(number, state=True).numpy().tobytes()
+    return found
+
+
+def on_ranks(shards: Shards, folder: Path, fields: dict[str, Any], num_ranks: int, **options: Any) -> Any:
+    if num_ranks == 1:
+        return train(shards, folder, fields, OneRank(), **options)
+    return run_thread_ranks(num_ranks, lambda ranks: train(shards, folder, fields, ranks, **options), 20)[0]
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("all-fast", "fae", "cache", "hybrid")]
+
+
+@pytest.mark.parametrize("placement", ["lookahead", *SLOW])
+def test_a_run_goes_on_with_another_number_of_ranks(placement: str, tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    staged = placement in ("lookahead", "cache")
+    fields = {"placement": placement, "epochs": 2, "staging_bytes": 1_000 if staged else None}
+    wanted = on_ranks(shards, tmp_path / "unbroken", fields, 1)
+    folder = tmp_path / "saved"
+    for num_ranks, stop_after in ((2, 5), (4, 9), (1, 11)):
+        with suppress(_KilledError):
+            on_ranks(shards, folder, fields, num_ranks, stop_after=stop_after)
+        record = newest_whole(folder)
+        assert record is not None and stop_after - 2 < record.state.step <= stop_after
+    assert on_ranks(shards, folder, fields, 4) == wanted
+
+
+def test_rows_of_a_lost_checkpoint_are_saved_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    fields = {"placement": "all-fast"}
+    wanted = on_ranks(shards, tmp_path / "unbroken", fields, 1)
+
+    def write_but_one(folder: Path, record: CheckpointRecord) -> None:
+        if record.state.step == 4:
+            raise OSError(28, "No space left on device")
+        write_record(folder, record)
+
+    monkeypatch.setattr(checkpoint_writer, "write_record", write_but_one)
+    folder = tmp_path / "saved"
+    with suppress(_KilledError):
+        on_ranks(shards, folder, fields, 2, stop_after=7)
+    assert on_ranks(shards, folder, fields, 4) == wanted

@@ -1,0 +1,162 @@
+"""Checkpoints of a run on several ranks: each sends the rows that changed to rank 0, which writes them.
+
+So the files are those of one process, rows by table and id, and any number of ranks goes on from them. All
+ranks stand still until a checkpoint is whole, and learn whether it is: rows of one that was lost count as
+changed still, at every rank.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ...pipeline.errors import SaidElsewhereError
+from ...pipeline.sizes import MIB
+from ..checkpoints.checkpoint_writer import NotFiniteError
+from ..execution.ranked_embeddings import RankedEmbeddings
+from ..execution.row_parts import RowsPart, settle
+from ..execution.rows_copy import RowsCopy
+from ..ranks.ranks import Message
+from ..trainer import Trainer
+from .run_checkpoints import RunCheckpoints
+
+_PART_BYTES = 16 * MIB
+_NAME_BYTES = 4
+_WHOLE, _LOST, _NOT_FINITE = range(3)
+
+
+class RankCheckpoints:
+    """The checkpoints of a run under way, as one of its ranks takes part in them.
+
+    Args:
+        trainer: the run.
+        written: at rank 0 what writes them; None elsewhere.
+        last_step: of the checkpoint that the run was resumed from.
+    """
+
+    def __init__(self, trainer: Trainer, written: RunCheckpoints | None, last_step: int | None) -> None:
+        self._ranks = trainer.ranks
+        self._written = written
+        self.last_written = last_step
+        """Step of the newest checkpoint that is whole."""
+
+    def is_due(self, step: int) -> bool:
+        """Whether the next checkpoint is to be taken now, by the clock of rank 0."""
+        own = self._written is not None and self._written.is_due(step)
+        return bool(self._ranks.gather(torch.tensor([own]))[0])
+
+    def take(self, trainer: Trainer, metrics: Iterable[str], *, is_logged: bool = True) -> None:
+        """Write a checkpoint of the run as it is now.
+
+        Raises:
+            NotFiniteError: weights are not finite.
+            SaidElsewhereError: the same, at other ranks than the first.
+        """
+        embeddings = trainer.embeddings
+        own = sum(width.changed.num_used for width in embeddings.widths if width.changed)
+        num_used = sum(int(each) for each in self._ranks.gather(torch.tensor([own])))
+        parts = _brought_parts(trainer)
+        outcome = _WHOLE
+        error: NotFiniteError | None = None
+        if self._written is None:
+            assert not list(parts), "parts go to rank 0"
+        else:
+            self._written.take_parts(trainer, metrics, parts, num_used, is_logged=is_logged)
+            try:
+                self._written.settle(trainer, wait=True)
+            except NotFiniteError as raised:
+                error = raised
+            is_whole = self._written.last_written == trainer.step
+            outcome = _NOT_FINITE if error else _WHOLE if is_whole else _LOST
+        outcome = int(self._ranks.gather(torch.tensor([outcome]))[0])
+        if self._written is None:
+            settle(embeddings, is_lost=outcome != _WHOLE)
+        if error is not None:
+            raise error
+        if outcome == _NOT_FINITE:
+            raise SaidElsewhereError("weights are not finite")
+        if outcome == _WHOLE:
+            self.last_written = trainer.step
+
+    def save_last(self, trainer: Trainer, metrics: Iterable[str], *, is_logged: bool) -> bool:
+        """Write a checkpoint of the last step, unless there is one; returns whether there is one."""
+        if self.last_written != trainer.step:
+            self.take(trainer, metrics, is_logged=is_logged)
+        return self.last_written == trainer.step
+
+    def go_on(self, trainer: Trainer, *, to_end: bool = False) -> None:
+        """Nothing is left to be copied once a checkpoint was taken."""
+
+    def settle(self, trainer: Trainer, *, wait: bool = False) -> None:
+        """A checkpoint is whole or lost once it was taken."""
+
+    def close(self) -> None:
+        """Stop the writer."""
+        if self._written is not None:
+            self._written.close()
+
+
+def _brought_parts(trainer: Trainer) -> Iterator[RowsPart]:
+    """Yield the rows that changed at any rank, at rank 0; every rank calls this and takes all parts."""
+    embeddings, ranks = trainer.embeddings, trainer.ranks
+    assert isinstance(embeddings, RankedEmbeddings)
+    copied: deque[RowsPart] = deque()
+
+    def put(part: RowsPart, _: Callable[[], None]) -> None:
+        # The memory of a part is not used again: it is sent, or written by another thread.
+        copied.append(replace(part, ids_N=embeddings.shard_ids(part.tables_N, part.ids_N)))
+
+    copy = RowsCopy(embeddings, _PART_BYTES, trainer.threads, put)
+    copy.begin()
+    widths = [(width.embedding_dim, width.executor.fast.state_SW.shape[1]) for width in embeddings.widths]
+    # One part of each rank at a time, until none has any; its size is said first.
+    while True:
+        while not copied and copy.is_under_way:
+            copy.copy_part()
+        own = copied.popleft() if copied else None
+        number = [dim for dim, _ in widths].index(own.weights_ND.shape[1]) if own else 0
+        found = ranks.gather(torch.tensor([own.ids_N.size if own else 0, number]))
+        sizes = [(int(count), widths[int(width)]) for count, width in found]
+        if not any(count for count, _ in sizes):
+            return
+        if ranks.rank == 0 and own is not None:
+            yield own
+        yield from _exchanged(trainer, own, sizes)
+
+
+def _exchanged(
+    trainer: Trainer, own: RowsPart | None, sizes: list[tuple[int, tuple[int, int]]]
+) -> Iterator[RowsPart]:
+    """Yield the parts of the other ranks, at rank 0."""
+    ranks = trainer.ranks
+    num_bytes = [count * (2 * _NAME_BYTES + 4 * sum(width)) for count, width in sizes]
+    is_sent = ranks.rank and own is not None
+    data = _packed(own) if is_sent and own is not None else torch.empty(0, dtype=torch.uint8)
+    out = tuple(data.numel() if rank == 0 else 0 for rank in range(ranks.num_ranks))
+    into = tuple(num_bytes[rank] if rank and ranks.rank == 0 else 0 for rank in range(ranks.num_ranks))
+    received = Message.unset(into)
+    ranks.exchange(Message(data, out), received).wait()
+    for part, (count, width) in zip(received.parts(), sizes, strict=True):
+        if part.numel():
+            yield _unpacked(part, count, width)
+
+
+def _packed(part: RowsPart) -> torch.Tensor:
+    arrays = (part.tables_N, part.ids_N, part.weights_ND, part.state_NW)
+    joined = np.concatenate([np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in arrays])
+    return torch.from_numpy(joined)
+
+
+def _unpacked(data: torch.Tensor, count: int, width: tuple[int, int]) -> RowsPart:
+    words = data.numpy().view(np.int32)
+    dim, state = width
+    ends = np.cumsum([count, count, count * dim, count * state])
+    tables_N, ids_N, weights, states = np.split(words, ends[:-1])
+    floats = np.float32
+    return RowsPart(
+        tables_N, ids_N, weights.view(floats).reshape(count, dim), states.view(floats).reshape(count, state)
+    )
