@@ -59,7 +59,7 @@ class MissingExtraError(HotsetError):
 
 
 class SaidElsewhereError(HotsetError):
-    """What stops this process is said by another one of the same run."""
+    """Another process of the same run reports what stops this one."""
 
 
 class SystemFaultError(HotsetError):

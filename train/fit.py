@@ -45,7 +45,7 @@ class FittedRun:
     summary: TrainSummary
     """The quality it reached and its cost."""
     model: ModelSource | None = None
-    """What made its module, where that was given as an object."""
+    """Maker of its module, where that was given as an object."""
 
     def load_model(self) -> nn.Module:
         """Return the dense layers with their trained weights, in evaluation mode; see `load_model`."""

@@ -130,7 +130,7 @@ def train(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """What `train` was asked for."""
+    """The arguments of `train`."""
 
     shards: Path
     config: TrainConfig
@@ -197,7 +197,7 @@ def _prepare(request: _Request, ranks: Ranks, *, is_resumed: bool) -> _Start:
 
 
 def _compared(start: _Start, options: RankOptions) -> dict[str, object]:
-    """What ranks must have in common, by the names that a user knows."""
+    """Return what ranks must have in common, by the names that a user knows."""
     found: dict[str, object] = dict(start.description) | {"version": __version__, "homes": options.homes}
     settings = found.pop("config")
     assert isinstance(settings, dict)
@@ -254,10 +254,10 @@ def _build(
 
 @dataclass(frozen=True, slots=True)
 class RunExtras:
-    """What a run is given besides its settings; changes no weight."""
+    """The arguments of a run that change no weight."""
 
     provenance: Mapping[str, Any] | None
-    """What made the run."""
+    """The command and the machine that made the run."""
     tensorboard: Path | None
     """Folder of a file that TensorBoard reads."""
     progress: TrainProgress

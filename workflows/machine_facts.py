@@ -1,4 +1,4 @@
-"""What a timing depends on: the machine, the versions of libraries, the commit."""
+"""Describes what a timing depends on: the machine, the versions of libraries, the commit."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def columns_for(note: str, width: int) -> tuple[ProgressColumn, ...]:
 
 
 class _NoteColumn(ProgressColumn):
-    """What is known of the work so far, such as the loss."""
+    """Note on the work so far, such as the loss."""
 
     def render(self, task: Task) -> Text:
         """Return the note that came with the last call."""

@@ -1,4 +1,4 @@
-"""What facebookresearch/dlrm's loader reads instead of Criteo's Kaggle log: three ``.npz`` files.
+"""Writes what facebookresearch/dlrm's loader reads instead of Criteo's Kaggle log: three ``.npz`` files.
 
 With ``--data-set=kaggle --raw-data-file=OUT/train.txt`` and the first of them as ``--processed-data-file`` it
 finds all (dlrm_data_pytorch.py, class CriteoDataset). That program takes log(x + 1) of dense values itself,

@@ -35,7 +35,7 @@ class ExportedFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportedShards:
-    """What `export_shards` wrote."""
+    """The files and counts that `export_shards` wrote."""
 
     num_samples: dict[Split, int]
     """Samples of each split that is not empty."""

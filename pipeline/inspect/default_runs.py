@@ -39,7 +39,7 @@ MOST_PLANNED_LOOKUPS = 1 << 28
 
 
 class RunSettings(TypedDict, total=False):
-    """What the runs were simulated with, see `default_runs`; empty where there is no run to simulate."""
+    """The settings of the simulated runs, see `default_runs`; empty where there is no run to simulate."""
 
     batch_size: int
     order: str
@@ -59,7 +59,7 @@ class RunSettings(TypedDict, total=False):
 
 
 class MovedRow(TypedDict):
-    """What one placement moves, see `default_runs`."""
+    """The rows that one placement moves, see `default_runs`."""
 
     placement: str
     fast_bytes: int

@@ -138,7 +138,7 @@ PairShare = Literal["common_rows_share", "hot_lookup_share", "hot_sample_share",
 
 
 class ServedShares(TypedDict):
-    """What hot rows serve."""
+    """The lookups and samples that hot rows serve."""
 
     hot_lookup_share: float
     hot_sample_share: float
@@ -146,7 +146,7 @@ class ServedShares(TypedDict):
 
 
 class DriftPair(ServedShares):
-    """What the hot rows of one part serve in another."""
+    """The lookups and samples that the hot rows of one part serve in another."""
 
     chosen_on: str
     serves: str
@@ -155,7 +155,7 @@ class DriftPair(ServedShares):
 
 
 class DriftAge(ServedShares):
-    """What hot rows of one age serve in the mean."""
+    """The lookups and samples that hot rows of one age serve in the mean."""
 
     age: int
 

@@ -22,7 +22,7 @@ BUDGETS = tuple(int(size) for size in (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * M
 
 
 class BudgetRow(TypedDict):
-    """What a budget makes hot."""
+    """The rows and samples that a budget makes hot."""
 
     bytes: int
     num_hot_rows: int
@@ -40,7 +40,7 @@ class ListedBudgetRow(BudgetRow):
 
 
 class OrderRow(BudgetRow):
-    """What a budget makes hot under one order of rows."""
+    """The rows and samples that a budget makes hot under one order of rows."""
 
     order: str
 

@@ -9,7 +9,7 @@ from .inspected_folder import Inspected
 
 
 class HotTableRow(TypedDict):
-    """What a table takes of the plan's fast memory and what it gives, see `hot_tables`."""
+    """A table's share of the plan's fast memory, and what it gives for it, see `hot_tables`."""
 
     table: str
     num_rows: int

@@ -164,7 +164,7 @@ class _Sums:
     missing_clicks: NDArray[np.int64]
     """(num_features,), clicks of those for training."""
     dense: list[ValueSummary]
-    """Of each dense feature in the training part."""
+    """Summary of each dense feature in the training part."""
 
     def __add__(self, other: _Sums) -> _Sums:
         return _Sums(

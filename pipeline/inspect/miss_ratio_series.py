@@ -21,7 +21,7 @@ NUM_SIZES = 7
 
 
 class MissRatioRow(TypedDict):
-    """What one policy loads again with one number of slots."""
+    """The rows that one policy loads again with one number of slots."""
 
     policy: str
     num_slots: int

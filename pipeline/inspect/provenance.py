@@ -22,7 +22,7 @@ class RawLogRow(TypedDict):
 
 
 class Provenance(TypedDict):
-    """What makes the same folder again, see `provenance`."""
+    """The logs, settings and fingerprints that make the same folder again, see `provenance`."""
 
     hotset: str
     schema: str

@@ -31,7 +31,7 @@ _TELLING = re.compile(r"(^|[^a-z])(ts|time|date|datetime|timestamp|epoch|when)([
 
 @dataclass(frozen=True, slots=True)
 class InferredTimes:
-    """What a column of times may become."""
+    """The kinds that a column of times may become."""
 
     features: tuple[tuple[str, str], ...]
     """Name and kind of each feature: the hour, the weekday, or both; none where neither changes."""

@@ -58,7 +58,7 @@ class Block:
     num_bytes: int
     """Bytes of the lines; a newline that the end of the file lacked is counted in."""
     tally: TextTally | None = None
-    """Of the lines; None where they are not counted and hashed yet."""
+    """Tally of the lines; None where they are not counted and hashed yet."""
 
     def tallied(self) -> Block:
         """Return this block with the tally of its lines."""

@@ -75,7 +75,7 @@ class _Column:
 
     @property
     def wanted(self) -> str:
-        """What a value should be, for messages."""
+        """The form that a value should have, for messages."""
         if self.kind in (*TIME_KINDS, SAMPLE_TIME):
             wanted = f"an integer ({self.unit} since 1970)" if self.unit else _TIME
             return f"{wanted}, 1970 or later" if self.kind == SAMPLE_TIME else f"{wanted}, or nothing"

@@ -35,7 +35,7 @@ from ..sizes import MIB
 
 VERSION = 1
 _SAMPLED_VERSION = 2
-"""Of folders by sampled counts, since they hold the order of first appearance."""
+"""Version of folders by sampled counts, since they hold the order of first appearance."""
 _MAX_ROWS = 2**31 - 1
 _LEAST_ROOM = 16 * MIB
 """Bytes that each worker needs at least: chunks of counts, and runs."""

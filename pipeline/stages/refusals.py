@@ -1,4 +1,4 @@
-"""What a stage refuses before it writes anything, for a run that first removes a finished folder."""
+"""Refuses what a stage would refuse, before a run removes a finished folder to write it again."""
 
 from __future__ import annotations
 

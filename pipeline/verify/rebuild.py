@@ -41,7 +41,7 @@ _Build = Callable[[Path], Manifest]
 
 @dataclass(frozen=True, slots=True)
 class Rebuilding:
-    """What stages are run again with."""
+    """The inputs and resources that stages are run again with."""
 
     resources: Resources
     scratch: Path | None = None

@@ -29,7 +29,7 @@ _CLICKS, _SAMPLES, _TWICE_LOST = 0, 1, 2
 
 
 class RankCounts(NamedTuple):
-    """What has been counted of samples in the order of falling logits."""
+    """Counts of samples in the order of falling logits."""
 
     counts_G3: NDArray[np.int64]
     """Clicks, samples, and twice the pairs that clicks lost, of each group; complete groups of ties only."""

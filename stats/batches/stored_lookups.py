@@ -21,7 +21,7 @@ host does not: its threads share the rows of a batch, and a row has the lookups 
 
 
 class StoredLookups(NamedTuple):
-    """What is stored of a batch: lists of all its tables, one behind the other. Nothing in it is trusted."""
+    """The stored lookups of a batch: lists of all its tables, one behind the other. Nothing is trusted."""
 
     order: NDArray[Any]
     """(num_lookups,) uint16 or int32; numbers among the lookups of the table."""

@@ -1,4 +1,4 @@
-"""What a codec of rows is: the bytes it makes of a message, known before the message is, and its promise.
+"""The interface of a codec of rows: the bytes of a message, known before the message is, and its promise.
 
 The bytes of a message depend on its rows, their width and its tables alone, never on their values, so a
 receiver knows the size of each message from the plan.
@@ -38,7 +38,7 @@ class RowMessage(NamedTuple):
 
 
 class MessageShape(NamedTuple):
-    """What both sides know of a message."""
+    """The part of a message that both sides know."""
 
     starts_T1: NDArray[np.int64]
     embedding_dim: int

@@ -46,16 +46,16 @@ _FAR = 1 << 62
 
 
 class MoveCosts(NamedTuple):
-    """What crosses between ranks, in numbers of 4 bytes."""
+    """The costs of crossings between ranks, in numbers of 4 bytes."""
 
     vector: int
-    """Of a row's vector or gradient."""
+    """Cost of a row's vector or gradient."""
     state: int
-    """Of its optimizer state, which crosses where the home moves."""
+    """Cost of its optimizer state, which crosses where the home moves."""
 
 
 class HomeChoices(NamedTuple):
-    """What the steps behind say about each entry of a stream."""
+    """The choices that the steps behind leave to each entry of a stream."""
 
     best_U: NDArray[np.uint8]
     """The user that is the best home if the row moves."""

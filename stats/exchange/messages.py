@@ -39,7 +39,7 @@ class RowLists(NamedTuple):
 
 
 class RankMessages(NamedTuple):
-    """What one rank sends and receives in a step. Gradients never move a row."""
+    """The rows that one rank sends and receives in a step. Gradients never move a row."""
 
     vectors_out: RowLists
     vectors_in: RowLists

@@ -1,4 +1,4 @@
-"""What crosses between ranks in a step, counted from the homes of its rows, and the least that must cross.
+"""Counts what crosses between ranks in a step, from the homes of its rows, and the least that must cross.
 
 A vector crosses for each user of a row that is not its home, except at the row's first use, whose initial
 values every rank computes; a gradient crosses back from each. Where a home moves, the optimizer state crosses

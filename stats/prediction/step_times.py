@@ -176,7 +176,7 @@ class _Moved:
     to_fast: float
     to_slow: float
     initialized: float
-    """Of rows at their first use."""
+    """Bytes of rows at their first use."""
 
     @property
     def num_bytes(self) -> float:

@@ -45,7 +45,7 @@ _FAULTS = {
     _PASSES: "it runs in passes, but not over its own rows, or not alone",
     _COUNT: "it lists another number of rows than its batch looks up",
 }
-"""What a step plan must not do, by the code that the kernel returns."""
+"""The faults of a step plan, by the code that the kernel returns."""
 _NEW = 0
 _HOME = 1
 _STAGED = 2

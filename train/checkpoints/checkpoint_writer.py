@@ -48,7 +48,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class TableSizes:
-    """What the tables of a run are like, by number."""
+    """The sizes of the tables of a run, by number."""
 
     num_rows: list[int]
     widths: list[tuple[int, int]]

@@ -21,7 +21,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """What has arrived so far."""
+    """The signals that have arrived so far."""
 
     def __init__(self) -> None:
         self.number: int | None = None

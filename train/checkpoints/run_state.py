@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside rows and dense layers: how far the run is, and what it has counted.
+"""The record of a checkpoint beside rows and dense layers: how far the run is, and what it has counted.
 
 A part of a run that has a state of its own, such as a schedule of learning rates or the best score so far,
 gives and takes it by the protocol `Resumable`; the trainer keeps a dict of them, by name.

@@ -79,7 +79,7 @@ class RecordedOrder:
 
 
 class ResumedOrder:
-    """What is left of an order after the steps of a checkpoint.
+    """The rest of an order after the steps of a checkpoint.
 
     Args:
         order: that of the run from its beginning.

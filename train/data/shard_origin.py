@@ -17,7 +17,7 @@ CRITEO = "criteo-kaggle"
 
 @dataclass(frozen=True, slots=True)
 class ShardOrigin:
-    """What the lines of a log become samples with."""
+    """The schema and vocabulary by which the lines of a log become samples."""
 
     schema: str
     """The schema as a setting: the name of a built-in one, or TOML."""

@@ -36,7 +36,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """What is stored of one training batch; checked when it is placed."""
+    """The stored lookups of one training batch; checked when it is placed."""
 
     lookups: StoredLookups
     path: Path
@@ -101,7 +101,7 @@ class StoredBatches:
         return cls(Manifest.read(folder), shards)
 
     def read(self, number: int) -> StoredBatch:
-        """What is stored of a training batch."""
+        """Return the stored lookups of a training batch."""
         file, index = self._positions[number]
         return StoredBatch(file.read(index, len(self._names)), file.path, index, self._names)
 

@@ -43,7 +43,7 @@ class UnchangedFile:
             self._found = _status_of(descriptor)
         self._position = 0
         self.chunks: list[NDArray[np.uint8]] = []
-        """What was read since the list was emptied; Arrow's buffers lie in these."""
+        """Blocks that were read since the list was emptied; Arrow's buffers lie in these."""
 
     @contextmanager
     def _descriptor(self) -> Iterator[int]:
@@ -101,7 +101,7 @@ class UnchangedFile:
 
 
 def _status_of(descriptor: int) -> tuple[int, ...]:
-    """What tells one file, and one state of it, from another."""
+    """Return what tells one file, and one state of it, from another."""
     status = os.fstat(descriptor)
     return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
 

@@ -1,1 +1,1 @@
-"""What orchestration may ask of a device: a few verbs, on a GPU and on a simulated device."""
+"""The interface of a device: a few verbs, on a GPU and on a simulated device."""

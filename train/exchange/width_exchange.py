@@ -1,4 +1,4 @@
-"""What a rank looks up, serves, sends and receives in one step, for the rows of one width.
+"""Finds what a rank looks up, serves, sends and receives in one step, for the rows of one width.
 
 Every rank reads the lookups of the whole batch, so it knows which rows each rank uses and makes the same
 lists as they do (`stats.exchange.messages`); nothing is asked. Before the step the home of a row sends its

@@ -104,7 +104,7 @@ class WidthStep:
     """The same lookups by row."""
     plan: StepPlan
     exchange: WidthExchange | None = None
-    """What crosses between ranks, where there are several."""
+    """Exchange between ranks, where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +375,7 @@ class Embeddings:
         return np.ones(ids_N.size, np.bool_), ids_N
 
     def spill_traffic(self) -> list[SpillTraffic]:
-        """What each row store of cold rows in a file has read and written so far."""
+        """Return counts of what each store of cold rows in a file has read and written so far."""
         tiers = (width.executor.slow for width in self.widths)
         return [tier.store.traffic for tier in tiers if isinstance(tier, SpilledTier) and tier.is_open]
 

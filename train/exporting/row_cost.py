@@ -1,4 +1,4 @@
-"""What a number type of rows costs: the scores of a run with its rows packed, beside its own."""
+"""Measures what a number type of rows costs: the scores of a run with its rows packed, beside its own."""
 
 from __future__ import annotations
 

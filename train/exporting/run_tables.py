@@ -45,7 +45,7 @@ class TableCategories:
 
 @dataclass(frozen=True, slots=True)
 class RunTables:
-    """What an export reads of a run."""
+    """The parts of a run that an export reads."""
 
     run: Path
     config: RunConfig

@@ -1,4 +1,4 @@
-"""What kernels read of a batch: tensors of the device, as they are sent to it and as they are decoded there.
+"""The lists of a batch that kernels read: tensors of the device, as they are sent and as they are decoded.
 
 Every tensor has room for the largest batch, so that addresses and shapes are the same in all steps; what lies
 behind the end of a batch is anything and is never used. The ends themselves are numbers on the device, so
@@ -74,7 +74,7 @@ class SlotLayout(NamedTuple):
 
 
 class DecodedBatch(NamedTuple):
-    """What `decode_batch` writes, and the other kernels read."""
+    """The lists that `decode_batch` writes, and the other kernels read."""
 
     slots_BF: torch.Tensor
     """int32; slot of each lookup, -1 where its row has none."""

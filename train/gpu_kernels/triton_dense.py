@@ -11,12 +11,12 @@ from .dense_twins import BIAS_BLOCK, LOSS_BLOCK
 from .launching import EXACT
 
 _COLUMNS = 64
-"""Of a part of the outputs of a layer: a cache line in bfloat16."""
+"""Columns of a part of the outputs of a layer: a cache line in bfloat16."""
 _BLOCKS = 64
 """Blocks whose sums are added at a time."""
 _STEP_NUMBERS = 1024
 _TILE_NUMBERS = 4096
-"""Of the inputs of the last layer that a program has at a time."""
+"""Number of the inputs of the last layer that a program has at a time."""
 
 
 def last_layer(

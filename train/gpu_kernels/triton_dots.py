@@ -19,7 +19,7 @@ _MOST_PART = 32
 """Columns of vectors in a part, a cache line of a row. A loop over parts needs 96 registers a thread at most
 in bfloat16; all of 128 columns at once need 180, and in float32 more than there are."""
 _TILE_NUMBERS = 4096
-"""Of twice the vectors of a program."""
+"""Numbers of twice the vectors of a program."""
 
 
 def gather_dots(

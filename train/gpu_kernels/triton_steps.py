@@ -22,7 +22,8 @@ from .batch_lists import BatchLists, DecodedBatch, RowTensors, StepNumbers
 from .launching import EXACT, floor_of, num_programs
 
 _TILE_FLOATS = 512
-"""Of a program that sums rows: a warp has four numbers of 16 bytes for each of its threads at dim 16."""
+"""Numbers of a tile of a program that sums rows: a warp has four numbers of 16 bytes for each of its
+threads at dim 16."""
 _BLOCK = tl.constexpr(BLOCK_SAMPLES)
 _LONG = tl.constexpr(LONG_LOOKUPS)
 _AHEAD = tl.constexpr(8)

@@ -1,4 +1,4 @@
-"""What a step asks of a dense model: logits from dense features and embeddings.
+"""The interface of a dense model to a step: logits from dense features and embeddings.
 
 DLRM and DCN V2 are such models, and a user's module is wrapped as one. A step passes it forward and backward
 (`dense_step`); nothing else of a run depends on which model it is.

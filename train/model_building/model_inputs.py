@@ -39,7 +39,7 @@ class TableInput:
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """What the constructor of a user's module gets as its first argument."""
+    """The sizes that the constructor of a user's module gets as its first argument."""
 
     num_dense: int
     """Number of dense features, which may be 0."""

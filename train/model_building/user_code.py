@@ -23,7 +23,7 @@ from ...pipeline.errors import ConfigError, HotsetError, first_line, system_faul
 from ...pipeline.schema.schema_names import nearest
 
 ModelSource = Callable[..., nn.Module] | nn.Module
-"""What makes a module: a class, a function, or a module as it is."""
+"""The maker of a module: a class, a function, or a module as it is."""
 _OURS = Path(__file__).resolve().parents[1]
 
 

@@ -1,4 +1,4 @@
-"""What a dense model is made of, as a run records it: enough to build it again. Imports nothing heavy.
+"""The parts of a dense model, as a run records them: enough to build it again. Imports nothing heavy.
 
 `train --model` names a model in one word; the widths that the word stands for are written out here.
 """

@@ -46,7 +46,7 @@ class PlanQueue:
         """Distinct cold rows and their lookups of each batch not yet given to the planner."""
         self._chunks: deque[StepPlans] = deque()
         self._fetches: deque[ChunkFetches] = deque()
-        """What is fetched next of the rows that each chunk writes back, where the slow tier is a file."""
+        """Next fetches of the rows that each chunk writes back, where the slow tier is a file."""
         self._next_fetch = 0
         """Number of the next fetch, there."""
         self._num_taken = 0

@@ -1,4 +1,4 @@
-"""What a training run asks of the ranks it shares its work with, and the case of a single one.
+"""The interface of the ranks that share the work of a run, and the case of a single one.
 
 Nothing is negotiated: each rank knows from the plan how many bytes it sends to every other and how many it
 receives. Calls are collective: all ranks make the same calls in the same order.

@@ -17,7 +17,7 @@ _POLL_SECONDS = 0.01
 
 
 class _Mailboxes:
-    """What is under way between the ranks of a process, in the order it was sent."""
+    """The messages under way between the ranks of a process, in the order they were sent."""
 
     def __init__(self, num_ranks: int, timeout_seconds: float) -> None:
         self.num_ranks = num_ranks

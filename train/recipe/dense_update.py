@@ -1,4 +1,4 @@
-"""What is done to the gradients and optimizers of the dense layers before they take a step."""
+"""Prepares the gradients and optimizers of the dense layers for a step."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Checkpoint:
 
     @property
     def start(self) -> RunStart:
-        """What the trainer of a resumed run is built from."""
+        """The rows and steps that the trainer of a resumed run is built from."""
         return RunStart(self.rows, self.tensors[_NUMBERS].numpy(), self.record.state.test_losses)
 
     @property
@@ -304,7 +304,7 @@ class RunCheckpoints:
         self._copy = RowsCopy(trainer.embeddings, self._part_bytes, trainer.threads, self._writer.put)
         trainer.before_update = partial(self.before_update, trainer)
         self._captured: tuple[RunState, dict[str, torch.Tensor], int] | None = None
-        """What the present checkpoint has beside its rows, until these are copied."""
+        """Record of the present checkpoint beside its rows, until these are copied."""
         self.stall_seconds: list[float] = []
         """How long training stood still for each checkpoint, altogether."""
         self.longest_stall_seconds: list[float] = []

@@ -59,7 +59,7 @@ class SourceRun:
     """A run to start from, that fits the shards of the new one."""
 
     fingerprint: dict[str, str | None]
-    """What decides the bits that come from it, for the settings of the new run."""
+    """Fingerprints that decide the bits that come from it, for the settings of the new run."""
     rows: RowsSource
     dense: dict[str, torch.Tensor]
     """The dense layers, and their optimizers' state where those are of the same kind."""

@@ -56,7 +56,7 @@ def describe(shards: Shards, config: TrainConfig, threads: int, *, is_replay: bo
 
 
 def settings_of(description: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a description decides the bits of a run."""
+    """Return the part of a description that decides the bits of a run."""
     found = {name: value for name, value in description.items() if name not in ("threads", "schema")}
     if isinstance(found.get("config"), dict):
         found["config"] = {name: value for name, value in found["config"].items() if name != "threads"}

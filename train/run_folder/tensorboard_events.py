@@ -23,7 +23,7 @@ from .run_files import explained, make_folder
 EVENTS = "events.out.tfevents.0.hotset"
 _VERSION = "brain.Event:2"
 _POLYNOMIAL = 0x82F63B78
-"""Of CRC-32C, its bits in reverse order."""
+"""Polynomial of CRC-32C, its bits in reverse order."""
 _MASK = 0xA282EAD8
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 """How the value of a protobuf field is written."""

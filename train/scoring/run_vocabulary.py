@@ -27,7 +27,7 @@ _OTHER_HINT = "name the folder whose shards the run was trained on"
 
 @dataclass(frozen=True, slots=True)
 class RunVocabulary:
-    """What the lines of a log become samples with."""
+    """The schema and vocabulary by which the lines of a log become samples."""
 
     schema: Schema
     folder: Manifest

@@ -47,7 +47,7 @@ _PART_PLACES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SpillTraffic:
-    """What a store has read and written so far."""
+    """Counts of what a store has read and written so far."""
 
     block_bytes: int
     reads: int
@@ -124,7 +124,7 @@ class RowStore:
 
     @property
     def traffic(self) -> SpillTraffic:
-        """What was read and written so far."""
+        """Return counts of what was read and written so far."""
         return SpillTraffic(self.sizes.block_bytes, self._file.reads, self._file.writes)
 
     def put(

@@ -118,7 +118,7 @@ def find_fetches(
 
 
 _Found = list[tuple[tuple[ChunkFetches, ...], NDArray[np.int64]]]
-"""Of each epoch the results of its chunks, and of its residents."""
+"""Results of the chunks of each epoch, and of its residents."""
 
 
 def _find_in_range(

@@ -62,7 +62,7 @@ class SpillShape:
 
 @dataclass(frozen=True, slots=True)
 class SpillSizes:
-    """What lies in memory."""
+    """The parts that lie in memory."""
 
     arena_rows: int
     """Rows of a group, and half those of a range of rows, which is merged at the end."""

@@ -37,7 +37,7 @@ _STATES: dict[str, tuple[str, ...]] = {"sgd": (), "adagrad": ("sum",), "adam": (
 
 @dataclass(frozen=True, slots=True)
 class DenseInputs:
-    """What the dense layers take from the rest of a step, in fixed memory."""
+    """The inputs of the dense layers from the rest of a step, in fixed memory."""
 
     label_B: torch.Tensor
     """uint8."""
@@ -313,7 +313,7 @@ class _Layer:
 
 
 def rule_of(name: str, decay: float) -> DenseRule:
-    """What the dense optimizer of this name does."""
+    """Return the update rule of the dense optimizer of this name."""
     names: dict[str, DenseOptimizerName] = {"sgd": "sgd", "adagrad": "adagrad", "adam": "adam"}
     return DenseRule(names[name], decay)
 

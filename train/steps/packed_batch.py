@@ -171,7 +171,7 @@ class PackedBatch:
     num_bytes: int
     """Up to the end of the rows to move; what is behind is not sent."""
     num_moves: tuple[tuple[int, ...], ...]
-    """Of each width the rows of each list of `MOVES`."""
+    """Number of rows of each list of `MOVES`, for each width."""
 
     def set_rates(self, rates: Sequence[NDArray[np.float32]], dense_2: NDArray[np.float32] | None) -> None:
         """Write the numbers of the step: those of each width's row optimizer, and of the dense one."""

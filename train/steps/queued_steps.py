@@ -318,7 +318,7 @@ class _Inputs:
     lists: list[BatchLists]
     """The lookups of each width."""
     rates: list[torch.Tensor]
-    """Of each width the numbers of its row optimizer."""
+    """Numbers of the row optimizer of each width."""
     copied: Event
     """When the batch has arrived."""
     read: Event | None = None
@@ -362,7 +362,7 @@ class _WidthWork:
 
 @dataclass(frozen=True, slots=True)
 class _WidthOnDevice:
-    """What kernels know of the rows of one width."""
+    """The tensors of the rows of one width, as kernels take them."""
 
     rows: RowWidth
     fast: RowTensors

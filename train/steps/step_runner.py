@@ -50,7 +50,7 @@ class StepRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """What a step works on."""
+    """The batch and rows that a step works on."""
 
     embeddings: Embeddings
     dense: DenseStep

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTools:
-    """What the rows of a run are built with, beside its shards and settings."""
+    """The parts that the rows of a run are built with, beside its shards and settings."""
 
     shares: BatchShares
     device: torch.device

@@ -63,7 +63,7 @@ class RunStart:
     done: NDArray[np.int32] | None = None
     """(num_steps,); training batch of each step so far; None: a new run."""
     test_losses: tuple[float, ...] = ()
-    """What the scheduler of fae has seen."""
+    """Test losses that the scheduler of fae has seen."""
     is_fresh: bool = True
     """Whether rows that no step has used have their initial values; not where the run began with others."""
 

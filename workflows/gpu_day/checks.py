@@ -1,4 +1,4 @@
-"""What must hold on the device: that steps run at all, the GPU tests, and equal bits of placements."""
+"""Checks what must hold on the device: that steps run at all, the GPU tests, and equal bits of placements."""
 
 from __future__ import annotations
 

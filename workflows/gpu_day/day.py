@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 _OUTPUT_CHARACTERS = 4000
-"""Of a part's output, the end is kept."""
+"""Characters that are kept of the end of a part's output."""
 _LEAST_SECONDS = 5.0
 """A part is not begun with less time left."""
 
 Status = Literal["ok", "failed", "timeout", "rubbish", "not begun"]
 RECORDS = ("fact", "check", "row")
-"""What a part may write: a line is an object with one of these keys."""
+"""Kinds of records that a part may write: a line is an object with one of these keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DaySettings:
-    """What a day is run with."""
+    """The settings of a day."""
 
     device: str = "cuda"
     seconds: float = 480.0

@@ -1,4 +1,4 @@
-"""What the device is, and its ceilings: bytes moved and products computed per second."""
+"""Describes the device and its ceilings: bytes moved and products computed per second."""
 
 from __future__ import annotations
 

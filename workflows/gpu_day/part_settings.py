@@ -1,4 +1,4 @@
-"""What every part of a GPU day is told."""
+"""The settings that every part of a GPU day gets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...train.trainer_building.devices import LATE, open_device
 
 @dataclass(frozen=True, slots=True)
 class PartSettings:
-    """What a part works with."""
+    """The settings that a part works with."""
 
     device: str
     """Name of the device: cuda, cpu, or late, a simulated GPU."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 _TRACE_CHARACTERS = 2000
-"""Of a traceback, the end is kept."""
+"""Characters that are kept of the end of a traceback."""
 
 
 class Records:

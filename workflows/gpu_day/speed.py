@@ -28,7 +28,7 @@ _SAMPLES = 2_500_000
 _SMALL_SAMPLES = 6_000
 _SMALL_SCALE = 1000.0
 _HOT_SHARE = 0.0075
-"""Of all rows; as many slots stage the others, so that 1.5 % of the rows are on the device."""
+"""Share of all rows that is hot; as many slots stage the others: 1.5 % of the rows are on the device."""
 _WARM_UP_STEPS = 5
 _MOST_STEPS = 60
 _FEWEST_STEPS = 10

@@ -1,4 +1,4 @@
-"""What a step of DLRM takes on a GPU at least, part by part: arithmetic, not measured.
+"""Computes what a step of DLRM takes on a GPU at least, part by part: arithmetic, not measured.
 
 A part is bound by the bytes it moves in the GPU's memory or by its products, whichever takes longer; nothing
 is assumed to be found in a cache. ``python -m hotset.workflows.gpu_day.step_floors`` prints the tables of
@@ -14,7 +14,7 @@ from ...stats.ranking.row_bytes import row_bytes
 from ...train.model.dlrm_shape import DlrmShape, dlrm_shape
 
 NUM_TABLES, NUM_DENSE = 26, 13
-"""Of the Criteo logs."""
+"""Numbers of tables and of dense features of the Criteo logs."""
 BATCH_SIZES = (2_048, 16_384, 65_536)
 EMBEDDING_DIMS = (16, 64, 128)
 _DISTINCT_ROWS = {2_048: 6.98, 16_384: 4.13, 65_536: 2.89}
@@ -23,7 +23,7 @@ batches look up hot rows alone."""
 _HALF, _FLOAT, _INT = 2, 4, 4
 """Bytes of a bfloat16, a float32 and an int32 number."""
 _KERNEL_SECONDS = 2e-6
-"""Of a kernel in a recorded step, however little it does."""
+"""Time of a kernel in a recorded step, however little it does."""
 _REACHED = 0.45
 """Share of the lower bound that kernels of this kind reach as a rule: 35 to 60 %."""
 
@@ -64,7 +64,7 @@ def part_floors(embedding_dim: int, batch_size: int, rates: GpuRates | None = No
 
 
 def _product_seconds(inputs: int, outputs: int, rates: GpuRates) -> float:
-    """Of the three products of a layer: its outputs, and the gradients of its weights and inputs."""
+    """Return the time of the three products of a layer: outputs, gradients of weights and of inputs."""
     flops = 2 * inputs * outputs / rates.flops
     return 3 * max(flops, _HALF * (inputs + outputs) / rates.memory_bytes)
 

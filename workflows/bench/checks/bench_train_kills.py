@@ -111,7 +111,7 @@ class _Unbroken:
 
 
 class _Bench:
-    """What all kills share."""
+    """The parts that all kills share."""
 
     def __init__(self, config: BenchTrainKillsConfig, scratch: Path) -> None:
         self._config = config
