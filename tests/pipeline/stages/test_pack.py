@@ -236,6 +236,27 @@ def test_what_is_held_at_a_time_fits_in_the_memory_given(
         assert len(group) == 1 or spare_bytes
 
 
+def test_a_long_log_is_packed_in_passes_however_much_memory_there_is(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = PackConfig(batch_size=8)
+    pack_in(folder, tmp_path / "once", config)
+    monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 4 * WORDS * 8)
+    passes: list[int] = []
+
+    def recording(group: list[Any], *others: Any) -> Any:
+        passes.append(sum(file.num_samples for file in group))
+        return scatter_samples(group, *others)
+
+    monkeypatch.setattr("hotset.pipeline.stages.pack.scatter_samples", recording)
+    shards = pack_in(folder, tmp_path / "shards", config)
+    assert sum(passes) == NUM_SAMPLES and 3 <= len(passes) <= 4 < len(shards.files)
+    assert max(passes) <= NUM_SAMPLES / 3
+    once = Manifest.read(tmp_path / "once")
+    for kind in ("hot_only", "mixed", "evaluation"):
+        assert list(batches_of(shards, kind)) == list(batches_of(once, kind))
+
+
 def test_a_cap_that_cannot_be_kept_is_refused_with_one_that_can(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"pack cannot stay within 1 MiB of memory") as caught:
         pack_in(folder, tmp_path / "shards", PackConfig(), memory_bytes=1 << 20)
