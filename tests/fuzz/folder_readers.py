@@ -1,4 +1,4 @@
-"""What reads the folders that `fuzz_folders` edits: each stage, the trainer, statistics, `verify`.
+"""The readers of the folders that `fuzz_folders` edits: each stage, the trainer, statistics, `verify`.
 
 Each reader is given a folder with DIR, the old vocabulary that DIR's id map is from, and a run, and an empty
 folder to write to. It returns something to compare.

@@ -215,7 +215,7 @@ def test_a_damaged_cache_that_cannot_be_written_is_reported_and_not_run(
 
 
 def test_a_plain_numba_function_dies_of_the_same_damage(cache: Path) -> None:
-    """What the decorator is for: if Numba learns to do this, it can go."""
+    """The purpose of the decorator: if Numba learns to do this, it can go."""
     numba.njit(cache=True)(_add)(Pair(np.int64(2), np.int64(3)))
     (path,) = cache.rglob("*.nbi")
     path.write_bytes(_cut(path.read_bytes()))

@@ -92,7 +92,7 @@ class LaunchSizes:
     num_samples: int = 300
     num_tables: int = 26
     num_outputs: int = 256
-    """Of a layer."""
+    """Numbers of inputs and outputs of a layer."""
 
 
 def launch_all(sizes: LaunchSizes, optimizers: Sequence[str]) -> None:
@@ -163,7 +163,7 @@ def _call(name: str, *args: Any) -> None:
 
 
 def facts_of(kernel: Any) -> dict[str, Any]:
-    """What the machine code of a kernel needs and how often each of `OPERATIONS` is in it."""
+    """The needs of a kernel's machine code, and how often each of `OPERATIONS` is in it."""
     import triton
 
     tools = Path(triton.__file__).parent / "backends/nvidia/bin"

@@ -30,7 +30,7 @@ POISON = 0x7F7F7F7F
 
 
 GUARD = 7.0
-"""What lies before rows: where a kernel writes that takes a slot of -1 for one."""
+"""Room before rows: where a kernel writes that takes a slot of -1 for one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class Screen:
 
     @property
     def lines(self) -> list[str]:
-        """What is to be seen, without blanks at line ends."""
+        """Return the visible lines, without blanks at their ends."""
         return ["".join(row).rstrip() for row in self._rows]
 
     def write(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What the docs refer to is there: pages, folders and modules, commands and their options."""
+"""References of the docs lead somewhere: pages, folders and modules, commands and their options."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
 
 @pytest.fixture(scope="module")
 def all_fast(shards: Shards) -> Trainer:
-    """What training has to end with."""
+    """The weights that training has to end with."""
     return trained(shards, placement="all-fast", **FIELDS)
 
 

@@ -46,7 +46,7 @@ def log(original: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def made(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a run makes that nothing gets in the way of; not to be changed."""
+    """The folder of a run that nothing disturbs; not to be changed."""
     out = tmp_path_factory.mktemp("made") / "dir"
     preprocess([original], CONFIG, out, Resources(workers=1))
     return out

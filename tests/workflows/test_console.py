@@ -1,4 +1,4 @@
-"""What a user sees on the terminal while a command works and after it (`console`, `progress_columns`)."""
+"""The terminal while a command works and after it (`console`, `progress_columns`)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from hotset.workflows.options import command_options, config_of, find_options, p
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpinConfig:
-    """What is to be spun."""
+    """The options of a made-up command."""
 
     rounds_per_minute: float = 1 / 3
     """Speed of the wheel."""

@@ -1,4 +1,4 @@
-"""What is noted while a file is written is what reading it back would say."""
+"""Checksums noted while a file is written are those of reading it back."""
 
 from __future__ import annotations
 

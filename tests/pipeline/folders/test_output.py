@@ -29,7 +29,7 @@ NAMES = ("b.arrow", "a.arrow", "c.arrow")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """What a made-up stage may vary."""
+    """The settings of a made-up stage."""
 
     width: int = 3
     fraction: float = 1 / 7

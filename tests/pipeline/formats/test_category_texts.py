@@ -64,7 +64,7 @@ def hash_of(text: str) -> int:
 
 
 def naive_kept(words: list[str], always: int) -> set[str]:
-    """What one part keeps of one column."""
+    """The texts that one part keeps of one column."""
     counts = Counter(word for word in words if word)
     once = sorted((word for word in counts if counts[word] == 1), key=hash_of)
     recurring = {word for word in counts if counts[word] > 1}

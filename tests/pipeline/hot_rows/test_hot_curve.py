@@ -1,4 +1,4 @@
-"""What is hot under each budget, against a walk over all samples."""
+"""Hot rows and samples under each budget, against a walk over all samples."""
 
 from __future__ import annotations
 

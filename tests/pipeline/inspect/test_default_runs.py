@@ -1,4 +1,4 @@
-"""What `hotset stats` simulates is what `hotset train` counts without any option."""
+"""The bytes that `hotset stats` simulates are those that `hotset train` counts without any option."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def simulated(folder: Path) -> Any:
-    """What is told of all placements at once."""
+    """Return the series of all placements at once."""
     return series(folder)["default_runs"]
 
 

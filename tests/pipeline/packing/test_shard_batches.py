@@ -105,7 +105,7 @@ def test_floats_keep_every_bit(rng: np.random.Generator) -> None:
 def test_a_batch_is_overwritten_by_the_next_one_of_its_thread_and_lists_are_not(
     rng: np.random.Generator,
 ) -> None:
-    """What the docstring warns of: the file's writer takes each batch before it asks for the next."""
+    """The docstring warns of this: the file's writer takes each batch before it asks for the next."""
     file = drawn_file(INPUTS["lists"], 8, rng)
     first = file.batches.batch(np.arange(4))
     kept = first.column("tags").to_pylist()

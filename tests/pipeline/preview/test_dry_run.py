@@ -1,4 +1,4 @@
-"""What a dry run says is what a run then does, and it writes nothing.
+"""A dry run says what a run then does, and writes nothing.
 
 Tests `run_states`, too.
 """

@@ -1,4 +1,4 @@
-"""What a column is taken for, from its first rows: kinds, notes, and what is left out."""
+"""Columns inferred from their first rows: kinds, notes, and what is left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is proposed for logs nobody described, and that it can be used as it stands."""
+"""Schemas proposed for logs nobody described can be used as they stand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked before the first stage: disk and memory."""
+"""Checks before the first stage: disk and memory."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def log(samples: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def made(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a run with one worker makes that nothing disturbs; not to be changed."""
+    """The folder of a run with one worker that nothing disturbs; not to be changed."""
     out = tmp_path_factory.mktemp("made") / "dir"
     preprocess([log], CONFIG, out, Resources(workers=1))
     return out

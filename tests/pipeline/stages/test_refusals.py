@@ -1,4 +1,4 @@
-"""What stages refuse before a finished folder is removed, or before they begin one."""
+"""Stages refuse before a finished folder is removed, or before they begin one."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def made_of_lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def faults_after(
     check: Check, made: Path, out: Path, stage: str, change: Callable[[dict[str, Any]], None], name: str
 ) -> list[str]:
-    """What ``check`` says of a file whose columns were changed and sealed again."""
+    """Return the faults that ``check`` finds in a file whose columns were changed and sealed again."""
     copy_of(made, out)
     reseal(out / stage, change, name)
     manifest = Manifest.read(out / stage)

@@ -52,7 +52,7 @@ def faults_of(folder: Path, stage: str, name: str) -> list[str]:
 
 
 def faults_after(made: Path, out: Path, stage: str, name: str, change: Change) -> list[str]:
-    """What the check of a stage says of a file whose columns were changed and sealed again."""
+    """Return the faults that a stage's check finds in a file that was changed and sealed again."""
     copy_of(made, out)
     reseal(out / stage, change, name)
     return faults_of(out, stage, name)

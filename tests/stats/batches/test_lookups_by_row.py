@@ -12,7 +12,7 @@ from hotset.stats.batches.batch_lookups import BatchLookups, of_bags, of_matrix,
 from hotset.stats.batches.lookups_by_row import LookupsByRow, group_lookups
 
 Lists = list[tuple[int, int, list[int]]]
-"""Of each distinct row in order: table, id, lookups."""
+"""Table, id and lookups of each distinct row, in order."""
 
 
 def naive_groups(ids: list[tuple[int, int, int]]) -> Lists:

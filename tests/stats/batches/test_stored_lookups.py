@@ -1,4 +1,4 @@
-"""What is stored of a batch is taken only where it is what grouping finds."""
+"""Stored lookups of a batch are taken only where grouping finds the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hotset.stats.batches.stored_lookups import LONG_LOOKUPS, StoredLookups, pla
 
 
 def stored_of(batch: BatchLookups, dtype: type = np.int32) -> StoredLookups:
-    """What `transpose` stores of a batch, put together list by list."""
+    """Return the stored lookups of a batch as `transpose` writes them, put together list by list."""
     local = group_lookups(batch, is_local=True)
     offsets = batch.offsets_F1
     tables = np.repeat(np.arange(offsets.size - 1), np.diff(local.first_F1))

@@ -1,4 +1,4 @@
-"""What ranks send and receive: two sides of one list, and all that crosses."""
+"""Messages between ranks: two sides of one list, and all that crosses."""
 
 from __future__ import annotations
 

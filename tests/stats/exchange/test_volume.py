@@ -1,4 +1,4 @@
-"""What crosses between ranks, against sets of users; and that nothing is below the bound."""
+"""Crossings between ranks, against sets of users; and that nothing is below the bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is hot under many budgets at once, against a pass for each."""
+"""Hot rows under many budgets at once, against a pass for each."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def check(epochs: list[Epoch]) -> None:
 
 
 def values_read(epochs: list[Epoch]) -> list[list[int]]:
-    """What each step reads, naively: a row's value is the number of steps that updated it.
+    """Return what each step reads, naively: a row's value is the number of steps that updated it.
 
     Raises:
         IndexError: a slot or row is outside its array.

@@ -124,7 +124,7 @@ def schema_text(log: Log, *, format: str = "csv", more: str = "") -> str:
 
 
 def naive_category(kind: str, value: Value) -> Any:
-    """What a category is in columns/; a missing list has one missing element."""
+    """Return a category as columns/ has it; a missing list has one missing element."""
     if kind.startswith("list "):
         return [naive_category(kind[5:], element) for element in value] if value is not None else [None]
     if value is None or value == "":
@@ -135,7 +135,7 @@ def naive_category(kind: str, value: Value) -> Any:
 
 
 def naive_columns(log: Log) -> dict[str, list[Any]]:
-    """What columns/ should hold."""
+    """Return the columns that columns/ should hold."""
     columns: dict[str, list[Any]] = {}
     for number, (name, kind) in enumerate(log.kinds.items()):
         values = [row[number] for row in log.rows]
@@ -149,7 +149,7 @@ def naive_columns(log: Log) -> dict[str, list[Any]]:
 
 
 def columns_in(columns: Manifest) -> dict[str, list[Any]]:
-    """What columns/ holds, in log order."""
+    """Return the columns of columns/, in log order."""
     batches = [read_batch(columns, entry) for entry in columns.files if not entry.is_texts]
     names: Sequence[str] = batches[0].schema.names
     return {name: [value for batch in batches for value in batch.column(name).to_pylist()] for name in names}

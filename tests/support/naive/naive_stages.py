@@ -1,4 +1,4 @@
-"""What the stages should make of a log, computed slowly with dictionaries and sorted lists."""
+"""The results of the stages, computed slowly with dictionaries and sorted lists."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_to(
 
 OOV = "oov"
 Row = tuple[int | str | None, int]
-"""What a row is for (a category, None for missing, or OOV), and its lookups."""
+"""The purpose of a row (a category, None for missing, or OOV), and its lookups."""
 
 
 def naive_table(column: Sequence[int | None], min_count: int) -> list[Row]:

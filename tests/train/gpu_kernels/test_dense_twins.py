@@ -18,7 +18,7 @@ from hotset.train.model import dense_kernels
 
 F32 = np.float32
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""Of the norm."""
+"""Tolerance of the norm."""
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -29,7 +29,7 @@ ROW_KERNELS = {
 
 @cache
 def compiled(dim: int) -> list[dict[str, Any]]:
-    """What is in the machine code of every kernel at a row width."""
+    """The machine code of every kernel at a row width."""
     return compiled_for(str(dim), OPTIMIZERS)
 
 

@@ -80,7 +80,7 @@ def test_tiles_leave_the_gradients_of_the_whole_batch(num_samples: int) -> None:
 
 
 def by_shares(step: DenseStep, model: DenseModel, bounds: list[tuple[int, int]], num_samples: int) -> Rows:
-    """What a step leaves that is given one share after the other, added by the tree."""
+    """Return the gradients of a step given one share after the other, added by the tree."""
     batch, embeddings = drawn(num_samples)
     found = []
     grads = []

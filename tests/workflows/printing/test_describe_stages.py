@@ -121,7 +121,7 @@ def test_an_id_map_tells_what_is_new(data: Path, tmp_path: Path) -> None:
 
 
 def test_an_id_map_tells_what_is_kept(data: Path, tmp_path: Path) -> None:
-    """Of a vocabulary mapped to itself every row is kept."""
+    """A vocabulary mapped to itself keeps every row."""
     vocabulary = Manifest.read(data / "vocabulary")
     made = map_ids(vocabulary, vocabulary, tmp_path / "map")
     rows = f"{vocabulary.totals['num_rows']:,}"

@@ -27,7 +27,7 @@ def printed(show: Any, what: dict[str, Any], width: int = 200) -> str:
 
 
 def words_of(what: dict[str, Any]) -> str:
-    """What is printed in one line, because a title wraps at the width of its table."""
+    """Return all that is printed as one line, because a title wraps at the width of its table."""
     return " ".join(printed(show_statistics, what).split())
 
 

@@ -240,7 +240,7 @@ def test_the_commands_of_the_page_run_as_they_are_printed(
 
 
 def test_alternatives_are_blocks_of_their_own() -> None:
-    """What is pasted is one alternative, without its name: a comment is an error in some shells."""
+    """A block that is pasted is one alternative, without its name: a comment is an error in some shells."""
     shown = _commands(["# One", "hotset a <x>", "hotset b", "# Or two", "hotset c --an-option y"])
     blocks = re.findall("<pre>(.*?)</pre>", shown, re.DOTALL)
     # No browser breaks a line within an option.
