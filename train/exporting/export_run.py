@@ -22,6 +22,7 @@ from ...pipeline.errors import MissingExtraError, install_hint
 from ...pipeline.formats.whole_folder import whole_folder, write_json, write_text
 from ...pipeline.schema.schema import Schema
 from ...pipeline.schema.schema_names import DENSE_PREFIX
+from ..checkpoints.reserved_room import ReservedRoom
 from ..model_building.build_model import build_model
 from ..model_building.choose_model import recorded_model
 from ..model_building.model_inputs import ModelInputs
@@ -38,6 +39,8 @@ PROGRAM = "model.pt2"
 ONNX = "model.onnx"
 STAGE = "export"
 VERSION = 1
+_GRAPH_BYTES = 1 << 20
+"""Bytes of an exported graph without its tensors, at the most."""
 _TRACED_SAMPLES = 3
 """Samples of the batch that the graph is recorded with; a size of 0 or 1 would be taken for a constant."""
 
@@ -69,7 +72,13 @@ def export_run(
     found = RunTables.open(run, vocabulary)
     inputs = [{"name": "run", "fingerprint": found.fingerprint}]
     with whole_folder(out, stage=STAGE, version=VERSION, inputs=inputs) as folder:
-        program = _program_of(build_graph(found, config, model_source), found)
+        graph = build_graph(found, config, model_source)
+        program = _program_of(graph, found)
+        # torch and ONNX end the process where the disk is full, so the room is taken first, and given back.
+        num_bytes = sum(tensor.nbytes for tensor in graph.state_dict().values()) + _GRAPH_BYTES
+        num_bytes *= 2 if config.onnx else 1
+        room = ReservedRoom(folder, num_bytes, "the model", "export smaller rows: --row-type int8")
+        room.give(num_bytes)
         torch.export.save(program, folder / PROGRAM)
         if config.onnx:
             _write_onnx(program, found, folder / ONNX)
@@ -104,10 +113,12 @@ def features_of(schema: Schema) -> dict[str, Any]:
     """Describe the features as `FEATURES` has them: names, columns of the log, kinds of categories."""
     columns = dict(schema.renamed)
     lists = dict(schema.lists)
+    units = dict(schema.time_units)
     return {
         "dense": [{"name": name, "column": columns.get(name, name)} for name in schema.dense],
         "sparse": [
             {"name": name, "column": columns.get(name, name), "kind": kind, "is_list": name in lists}
+            | ({"unit": units[name]} if name in units else {})
             for name, kind in schema.kind_of.items()
         ],
     }

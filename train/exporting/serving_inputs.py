@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class ServingInputs:
         is_missing = np.zeros((num_samples, len(self.one_hot)), np.bool_)
         for position, feature in enumerate(self.one_hot):
             for row, value in enumerate(columns[feature["column"]]):
-                category = category_of(feature["kind"], value)
+                category = category_of(feature["kind"], value, feature.get("unit"))
                 categories[row, position] = category or 0
                 is_missing[row, position] = category is None
         inputs: dict[str, Any] = {"dense": dense, "categories": categories, IS_MISSING: is_missing}
@@ -78,14 +79,22 @@ class ServingInputs:
         )
 
 
-def category_of(kind: str, value: Any) -> int | None:
+def category_of(kind: str, value: Any, unit: str | None = None) -> int | None:
     """Return a value as a 64-bit category, a signed integer; None where it is missing.
 
+    Args:
+        kind: ``integer``, ``unsigned``, ``hex8``, ``text``, ``hour`` or ``weekday``.
+        value: as it stands in the log.
+        unit: of a time that is an integer since 1970.
+
     Raises:
-        ValueError: it is not of the kind ``integer``, ``unsigned``, ``hex8`` or ``text``.
+        ValueError: it is not of the kind.
     """
     if value is None or value == "":
         return None
+    if kind in ("hour", "weekday"):
+        time = _time_of(value, unit)
+        return time.hour if kind == "hour" else time.isoweekday()
     if kind == "text":
         category = xxhash.xxh3_64_intdigest(str(value).encode())
     elif kind == "hex8" and isinstance(value, str):
@@ -96,6 +105,15 @@ def category_of(kind: str, value: Any) -> int | None:
             raise ValueError(f"{value!r} is no integer")
     # Two's complement: integers from 2**63 on are compared as negative ones.
     return (category + 2**63) % 2**64 - 2**63
+
+
+def _time_of(value: Any, unit: str | None) -> datetime:
+    """Return a time in UTC, which is that of times without a zone."""
+    if unit is not None:
+        seconds = int(value) // {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}[unit]
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+    time = datetime.fromisoformat(str(value))
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
 def bag_name(feature: str) -> str:

@@ -5,7 +5,10 @@ Tests `serving_graph`, `serving_inputs`, `run_tables`, `export_readme`, `row_cos
 
 from __future__ import annotations
 
+import datetime
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -22,10 +25,11 @@ import hotset
 from hotset.pipeline.errors import ConfigError, HotsetError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.stage_totals import VocabularyTotals
+from hotset.pipeline.schema.schema_file import read_schema
 from hotset.tests.support.logs.other_logs import Log, write_csv
 from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo, run_on_lists
 from hotset.train.exporting import export_run as export_module
-from hotset.train.exporting.export_run import build_graph, export_run
+from hotset.train.exporting.export_run import build_graph, export_run, features_of
 from hotset.train.exporting.row_cost import score_packed_rows
 from hotset.train.exporting.run_tables import RunTables
 from hotset.train.exporting.serving_graph import CategoryIndex
@@ -221,6 +225,27 @@ def test_the_folder_is_sealed_and_not_written_twice(exported: Path, lists: Score
         export_run(lists.run, exported)
 
 
+def test_a_disk_without_room_for_the_model_is_one_line(
+    lists: ScoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch itself ends the process by SIGABRT there."""
+
+    def is_full(descriptor: int, start: int, count: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", is_full)
+    with pytest.raises(HotsetError, match=r"has no room for .* of the model: No space left on device"):
+        export_run(lists.run, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_times_are_described_with_their_unit() -> None:
+    times = '[{ kind = "hour", unit = "ms", name = "h" }, { kind = "weekday", name = "d" }]'
+    (hour, day) = features_of(read_schema(f'format = "csv"\n[sparse]\nts = {times}\n'))["sparse"]
+    assert hour == {"name": "h", "column": "ts", "kind": "hour", "is_list": False, "unit": "ms"}
+    assert day == {"name": "d", "column": "ts", "kind": "weekday", "is_list": False}
+
+
 def test_values_become_categories_as_in_a_log(lists: ScoredRun, tmp_path: Path) -> None:
     """Numbers at the edges of 64 bits, and what is no number of the kind."""
     assert category_of("unsigned", 2**64 - 1) == -1 and category_of("integer", -(2**63)) == -(2**63)
@@ -230,6 +255,12 @@ def test_values_become_categories_as_in_a_log(lists: ScoredRun, tmp_path: Path) 
     for kind, value in (("integer", 1.5), ("integer", "x"), ("hex8", "xyz")):
         with pytest.raises(ValueError):
             category_of(kind, value)
+    # Times are those of the log, in UTC.
+    for value, unit in (("2024-05-05T23:30:00-01:00", None), (1_714_955_400_999, "ms"), (" 1714955400", "s")):
+        assert (category_of("hour", value, unit), category_of("weekday", value, unit)) == (0, 1)
+    assert category_of("weekday", datetime.date(2024, 5, 5)) == 7 and category_of("hour", None, "s") is None
+    with pytest.raises(ValueError):
+        category_of("hour", "noon")
     # An unknown text and a missing one get the rows that a log of them gets.
     assert lists.lines is not None
     number = list(lists.lines.kinds).index("user")
