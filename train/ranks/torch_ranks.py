@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -100,6 +101,9 @@ def join_ranks(backend: str = "gloo", timeout_seconds: float = 60.0) -> Ranks:
             hint="start it with `torchrun --nproc-per-node 2`, or set them as torchrun does",
         )
     timeout = datetime.timedelta(seconds=timeout_seconds)
+    # Ray Train has joined its workers already.
+    if dist.is_initialized():
+        return TorchRanks()
     with _lost_ranks(int(os.environ["RANK"])):
         dist.init_process_group(backend, timeout=timeout)
     return TorchRanks()
@@ -111,8 +115,15 @@ def _lost_ranks(rank: int) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise RankError(
-            f"rank {rank} lost another rank: {reason[0]}",
+            f"rank {rank} lost another rank: {first_reason(error)}",
             hint="look for the first error among the ranks",
         ) from error
+
+
+def first_reason(error: Exception) -> str:
+    """Return the first sentence of an error of torch, without the place in its code."""
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    return re.sub(r"^\[[^]]*\] ", "", lines[0]).split(". ")[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.train.ranks.torch_ranks import is_launched, join_ranks
+from hotset.train.ranks.torch_ranks import first_reason, is_launched, join_ranks
 
 _PROGRAM = """
 import os, torch
@@ -27,7 +27,7 @@ ranks.exchange(Message(sent, tuple(sizes)), received).wait()
 assert received.data.tolist() == [other + 7] * sum(back), received
 refuse_other_plans(ranks, bytes(16))
 gradient = torch.arange(9.0) * (1 + ranks.rank)
-DenseSums(ranks, 9).add(gradient)
+assert DenseSums(ranks, 9).add(gradient, 0.5) == 1.0
 assert gradient.tolist() == [3.0 * i for i in range(9)]
 # Gone as a killed process is, without a word: torch's own threads may abort at an orderly end.
 if ranks.rank == 1:
@@ -62,3 +62,9 @@ def test_a_process_that_is_no_rank_says_how_to_start_one(monkeypatch: pytest.Mon
         join_ranks()
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert not is_launched()
+
+
+def test_the_place_in_torchs_own_code_is_left_out() -> None:
+    text = "[/third_party/gloo/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:19075. This is typical."
+    assert first_reason(RuntimeError(text)) == "Connection closed by peer [127.0.0.1]:19075"
+    assert first_reason(RuntimeError("\n")) == "RuntimeError"
