@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...pipeline.folders.stage_totals import LookupsTotals
 from ...stats.batches.lookups_by_row import LookupsByRow
 from ...stats.batches.stored_lookups import LONG_LOOKUPS
 from ..gpu_kernels.batch_lists import BatchLists, BatchRoom, RowMoves
@@ -187,6 +188,22 @@ class PackedBatch:
         count = self.num_moves[width][kind]
         moves = self.room.sections["moves"].of(packed)[before : before + 1 + 2 * count]
         return RowMoves(moves[:1], moves[1 : 1 + count], moves[1 + count :])
+
+
+def bytes_per_sample(lookups: LookupsTotals, num_dense: int, *, has_long_numbers: bool = False) -> float:
+    """Return what the batches of a log take of a copy, by the totals of its lookups.
+
+    Rows to move come on top.
+
+    Args:
+        lookups: of the folder that `transpose` wrote.
+        num_dense: dense features.
+        has_long_numbers: whether batches have more than 65,536 samples.
+    """
+    number = 4 if has_long_numbers else 2
+    # A row has its id, where its lookups begin, and perhaps an entry among those with long lists.
+    rows = lookups.rows * (4 + number) + 4 * lookups.long_rows
+    return 1 + 4 * num_dense + (number * lookups.lookups + rows) / max(lookups.samples, 1)
 
 
 def pack(

@@ -92,6 +92,8 @@ class QueuedSteps:
         self._ring = InputRing(device, num_ahead)
         self._num_inputs = num_ahead
         self._num_sent = 0
+        self.sent_bytes = 0
+        """Bytes of all copies of batches so far."""
         # That of the thread that packs; inputs on the device follow when its first batch is sent.
         self._packing_room = PackedRoom(
             batch_size,
@@ -164,6 +166,7 @@ class QueuedSteps:
         """Queue the copy of a batch to the next inputs."""
         inputs = self._inputs[self._num_sent % len(self._inputs)]
         self._num_sent += 1
+        self.sent_bytes += packed.num_bytes
         # What is known last is written last: the rates of the step.
         packed.set_rates(
             [width.rows.executor.optimizer.step_rates(rates.rows) for width in self._widths],

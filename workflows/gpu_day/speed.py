@@ -15,6 +15,7 @@ from ...stats.ranking.row_bytes import row_bytes
 from ...train.config import TrainConfig
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
+from ...train.steps.queued_steps import QueuedSteps
 from ...train.trainer import run_steps
 from ...train.trainer_building.build_trainer import build_trainer
 from .kaggle_shards import KaggleSamples, draw_kaggle, write_kaggle_shards
@@ -133,6 +134,8 @@ def _measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[
     if not measured:
         raise ValueError(f"the run ended after {trainer.step} steps, want {_WARM_UP_STEPS + _FEWEST_STEPS}")
     traffic = trainer.meter.training_bytes()
+    if isinstance(trainer.runner, QueuedSteps):
+        measured["bytes_sent_per_sample"] = trainer.runner.sent_bytes / trainer.num_samples
     return measured | {"bytes_to_device": traffic[0], "bytes_to_host": traffic[1], "all_steps": trainer.step}
 
 
