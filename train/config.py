@@ -18,7 +18,7 @@ from .options.model_config import (
 )
 from .options.recipe_options import RecipeOptions
 
-PlacementName = Literal["all-fast", "hybrid", "hybrid-dedup", "fae", "cache", "lookahead"]
+PlacementName = Literal["all-fast", "hybrid", "hybrid-dedup", "hybrid-uva", "fae", "cache", "lookahead"]
 EmbeddingOptimizer = Literal["sgd", "momentum", "adagrad", "rowwise-adagrad", "adam"]
 DenseOptimizer = Literal["same", "sgd", "adagrad", "adam"]
 
@@ -62,9 +62,9 @@ class TrainConfig:
 
     placement: PlacementName = "lookahead"
     """Where embedding rows live: all on the fast tier (all-fast), all on the slow one, without or with
-    deduplication inside a batch (hybrid, hybrid-dedup), hot rows on both in turns (fae), in a cache on the
-    fast tier (cache), or hot rows on the fast tier and the others loaded there just before they are needed
-    (lookahead)."""
+    deduplication inside a batch (hybrid, hybrid-dedup), there but for those of one batch at a time
+    (hybrid-uva), hot rows on both in turns (fae), in a cache on the fast tier (cache), or hot rows on the
+    fast tier and the others loaded there just before they are needed (lookahead)."""
 
     hot_bytes: ByteSize | None = None
     """Fast memory for hot rows with their optimizer state; by default the budget that the shards were packed

@@ -25,6 +25,7 @@ PLACEMENTS: tuple[dict[str, Any], ...] = (
     {"placement": "cache", "cache_policy": "lru", "cache_batches": 2},
     {"placement": "hybrid"},
     {"placement": "hybrid-dedup"},
+    {"placement": "hybrid-uva"},
     {"placement": "fae"},
 )
 

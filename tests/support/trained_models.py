@@ -24,6 +24,7 @@ STAGING: tuple[dict[str, Any], ...] = (
     {"placement": "lookahead", "plan": "online", "window": 3},
     *({"placement": "cache", "cache_policy": policy} for policy in ("lru", "lfu", "dataset")),
     {"placement": "cache", "cache_batches": 3},
+    {"placement": "hybrid-uva"},
 )
 
 

@@ -26,7 +26,7 @@ from ..exchange.held_rows import HeldRows
 from ..model.dlrm_shape import tables_by_width
 from .fae import Fae
 from .placements import AllFast, Hybrid, HybridDedup, Placement
-from .staging_placements import Cache, Lookahead
+from .staging_placements import Cache, HybridUva, Lookahead
 
 _WITHOUT_SETTINGS: dict[str, type[Placement]] = {
     kind.name: kind for kind in (AllFast, Hybrid, HybridDedup, Fae)
@@ -70,6 +70,8 @@ def _build_placement(
     # These need no staging, and so nothing of the settings.
     if config.placement in _WITHOUT_SETTINGS:
         return _WITHOUT_SETTINGS[config.placement](tables)
+    if config.placement == "hybrid-uva":
+        return HybridUva(tables, shards.batch_size)
     assert config.prefetch is not None, "with_staging comes first"
     num_slots = staging_slots(config, shards)[dim]
     if held is not None:

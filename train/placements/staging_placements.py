@@ -184,3 +184,35 @@ class Cache(StagingPlacement):
             rank_of_row=rank_N,
             splits=True,
         )
+
+
+class HybridUva(StagingPlacement):
+    """Every row lives on the slow tier; those of one batch at a time are in slots, and none runs ahead.
+
+    A row that the batch before did not look up is fetched, and one that the next does not is written back:
+    the best that a GPU can do that reads host memory as it goes, without a cache and a plan.
+
+    Args:
+        tables: those of one row width.
+        batch_size: samples of the largest batch.
+    """
+
+    name = "hybrid-uva"
+    stages_hot_only = True
+    needs_whole_epoch = False
+
+    def __init__(self, tables: Sequence[EmbeddingTable], batch_size: int) -> None:
+        # Slots for whatever rows a batch has. A bag may have any of its table's.
+        most = [table.num_rows if table.is_multi_hot else min(table.num_rows, batch_size) for table in tables]
+        super().__init__(tables, max(sum(most), 1), prefetch=0)
+        self.fast = Layout.of(self.none, self.none)
+        self.slow = Layout.of(self.none, self.num_rows)
+
+    def planner(self, location_of_row: NDArray[np.int32] | None = None) -> StagingPlanner:
+        return cache_planner(
+            "static",
+            max(self.slow.num_own_slots, 1),
+            self.num_staging_slots,
+            prefetch=self.prefetch,
+            warmup_ratio=0.0,
+        )

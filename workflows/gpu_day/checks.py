@@ -23,7 +23,7 @@ from .part_settings import PartSettings
 from .records import Records
 
 _ROOT = Path(__file__).resolve().parents[2]
-_EXACT: tuple[PlacementName, ...] = ("lookahead", "cache", "hybrid", "hybrid-dedup")
+_EXACT: tuple[PlacementName, ...] = ("lookahead", "cache", "hybrid", "hybrid-dedup", "hybrid-uva")
 """Placements that train in the batch order of all-fast, and promise its bits."""
 _STAGING_BYTES = ByteSize(1 << 20)
 _SCALE = 1000.0

@@ -75,6 +75,7 @@ def _contestants(settings: PartSettings, half: ByteSize) -> Iterable[tuple[str, 
     yield "lookahead", replace(base, placement="lookahead"), False
     yield "hot-only", replace(base, placement="lookahead"), True
     yield "hybrid", replace(base, placement="hybrid"), False
+    yield "hybrid-uva", replace(base, placement="hybrid-uva"), False
     yield "fae", replace(base, placement="fae", fae_variant="code"), False
     yield "cache", replace(base, placement="cache"), False
 

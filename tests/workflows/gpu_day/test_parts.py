@@ -42,9 +42,9 @@ def test_a_day_without_a_gpu_finds_nothing_wrong(device: str, tmp_path: Path) ->
     result = json.loads(out.read_text())
     assert found.returncode == 0, found.stdout + found.stderr
     assert [part["status"] for part in result["parts"]] == ["ok"] * len(PARTS)
-    assert len(result["checks"]) >= 2 + 6 + 1 + 20 and all(check["is_right"] for check in result["checks"])
+    assert len(result["checks"]) >= 2 + 7 + 1 + 25 and all(check["is_right"] for check in result["checks"])
     speeds = {(row["placement"], row["embedding_dim"]) for row in result["rows"] if "placement" in row}
-    names = ("all-fast", "lookahead", "hot-only", "hybrid", "fae", "cache")
+    names = ("all-fast", "lookahead", "hot-only", "hybrid", "hybrid-uva", "fae", "cache")
     assert speeds == {(name, dim) for name in names for dim in (16, 64, 128)}
     assert all(row["samples_per_second"] > 0 for row in result["rows"] if "placement" in row)
     assert result["device"] and "torch" in result["facts"]["libraries"]
