@@ -34,6 +34,7 @@ def parquet_writer(path: Path, schema: Any) -> Iterator[BatchWriter]:
 
     def write(batch: Any) -> None:
         waiting.append(batch)
+        # Batches are small, and a row group pays for each of its columns.
         if sum(map(len, waiting)) >= _ROW_GROUP:
             flush()
 
@@ -71,6 +72,7 @@ def _flat_type(kind: Any) -> Any:
 def _flat(column: Any, name: str) -> Any:
     if not pa.types.is_list(column.type):
         return column
+    # An empty text is a missing value in CSV.
     if pc.any(pc.equal(pc.list_value_length(column), 0)).as_py():
         raise ConfigError(
             f"a list of {name} is empty, which CSV cannot tell from a missing one",

@@ -27,6 +27,7 @@ def write_column_map(shards: NamedBatches, out: Path) -> None:
         }
         for table in totals.tables
     ]
+    # Columns by their part in training, since their names do not tell it.
     found = {
         "label": LABEL if totals.has_label else None,
         "dense": list(totals.dense),

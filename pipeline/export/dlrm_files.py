@@ -47,6 +47,7 @@ def write_dlrm_files(shards: NamedBatches, out: Path, workers: int = 0) -> Itera
             file.write(values_of(batch.column(LABEL), np.int8).astype(np.int32).tobytes())
         with archive.open("counts.npy", "w") as file:
             np.lib.format.write_array(file, counts_F)
+    # The sizes stand in files of their own, where the loader looks for them.
     np.savez(out / FEATURE_COUNT, counts=counts_F)
     np.savez(out / DAY_COUNT, total_per_file=_days(shards.num_samples["train"], num_samples))
 

@@ -58,8 +58,10 @@ def export_shards(
     batches = NamedBatches(shards, first_id=FIRST_ID if to == "fuxictr" else 0)
     if to in ("fuxictr", "dlrm-npz"):
         _refuse_other_logs(batches, to)
+    # Parts without samples get no file.
     splits: list[Split] = [split for split, count in batches.num_samples.items() if count]
     total = sum(batches.num_samples.values())
+    # The folder takes its name when everything is in it.
     with new_folder(out) as folder:
         done = 0
         for num_samples in _written(batches, to, splits, folder, resources.workers):
@@ -91,6 +93,7 @@ def _written(
         with write_errors_explained(folder):
             yield from write_dlrm_files(batches, folder, workers)
         return
+    # One file for each part, batch by batch, so that memory does not grow with the log.
     for split in splits:
         path = folder / f"{split}.{_SUFFIX[to]}"
         opened: AbstractContextManager[BatchWriter] = _WRITERS[to](path, batches.schema)

@@ -61,6 +61,7 @@ class NamedBatches:
         self.totals = ShardsTotals.of(shards)
         self.batch_size = ShardSettings.of(shards).batch_size
         self._train, self._evaluation = self._positions()
+        # Samples by part: the validation part is cut from the evaluation samples.
         self.num_samples: dict[Split, int] = {
             "train": sum(entry.num_samples for entry in shards.files) - self.totals.samples.evaluation,
             "valid": self.totals.num_valid_samples,
@@ -95,6 +96,7 @@ class NamedBatches:
         start = 0
         for batch in run_tasks(self._read, ((position,) for position in self._evaluation), workers=workers):
             end = start + len(batch)
+            # A batch on the border of the two parts is cut.
             if start < last and end > first:
                 low = max(first - start, 0)
                 yield batch.slice(low, min(last, end) - start - low)
@@ -121,6 +123,7 @@ class NamedBatches:
             columns.append(pa.array(values_of(batch.column(LABEL), np.float32).astype(np.int8)))
         columns += _columns_of(batch, "dense", np.float32, len(self.totals.dense))
         tables = self.totals.tables
+        # Columns in the order of the tables, wherever `pack` has put them.
         one_hot_ids = iter(_columns_of(batch, "ids", np.int32, len(one_hot(tables))))
         bags = {table.name: batch.column(table.name) for table in multi_hot(tables)}
         for table in tables:
@@ -132,6 +135,7 @@ class NamedBatches:
         """Return a column of ids, all of them rows of ``table``, with the first id added."""
         values, num_lookups = lookups_of(column, num_samples)
         ids = values_of(values, np.int32)[:num_lookups]
+        # Programs that read the files index tables by these ids without a check.
         if ids.size and not 0 <= ids.min() <= ids.max() < table.num_rows:
             raise ShardError(
                 f"{self._shards.folder} looks up a row outside the {table.num_rows} of {table.name}",

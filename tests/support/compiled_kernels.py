@@ -92,7 +92,7 @@ class LaunchSizes:
     num_samples: int = 300
     num_tables: int = 26
     num_outputs: int = 256
-    """Numbers of inputs and outputs of a layer."""
+    """Outputs of a layer."""
 
 
 def launch_all(sizes: LaunchSizes, optimizers: Sequence[str]) -> None:

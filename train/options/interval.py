@@ -46,11 +46,13 @@ def parse_interval(text: str) -> Interval:
     Raises:
         ConfigError: it is anything else, or not above 0.
     """
+    # A number is of steps, a number with a unit of time.
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text)
     if text.strip() == "off":
         return Interval()
     if match is None or (match[2] and match[2] not in _SECONDS) or (not match[2] and "." in match[1]):
         raise ConfigError(f"not a number of steps or a time: {text!r}", hint=_HINT)
+    # Never is said by a word, so a 0 is a slip.
     if float(match[1]) == 0:
         raise ConfigError(f"{text!r} must be above 0", hint=_HINT)
     if match[2]:

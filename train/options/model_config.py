@@ -54,6 +54,7 @@ def parse_arguments(text: str | None) -> dict[str, Any]:
     """
     if text is None:
         return {}
+    # Anything but an object would not be keyword arguments.
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

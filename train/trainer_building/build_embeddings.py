@@ -82,12 +82,14 @@ def build_ranked_embeddings(
     # Of each table the rows of this rank become a table of their own.
     for dim, chosen in widths.items():
         num_rows = [shards.tables[table].num_rows for table in chosen]
+        # Homes are a function of the shards and the options, so every rank finds the same ones.
         homes_K = choose_homes(homes, shards, chosen, ranks.num_ranks, shares.num_shares)
         plan.update(homes_K.tobytes())
         held[dim] = HeldRows(num_rows, homes_K, ranks.rank)
         initial[dim] = InitialValues.of(config.seed, chosen, num_rows)
         for table, cut in zip(chosen, held[dim].cut([tables[table] for table in chosen]), strict=True):
             tables[table] = cut
+    # Ranks that planned otherwise would wait for messages that nobody sends.
     refuse_other_plans(ranks, plan.digest())
     local = Embeddings.build(
         tables,
@@ -101,6 +103,7 @@ def build_ranked_embeddings(
         initial_values={dim: replace(values, held=held[dim].ids) for dim, values in initial.items()},
         tracks_changes=tools.marks_rows,
     )
+    # Each width reads the ids of all ranks, and has the rows of its own.
     ranked = []
     for width in local.widths:
         dim = width.embedding_dim
@@ -128,6 +131,7 @@ def _warn_of_row_bytes(shards: Shards, optimizer: RowOptimizer) -> None:
     def hot_bytes(name: str) -> int:
         return sum(table.num_hot * row_bytes(table.embedding_dim, name) for table in shards.tables)
 
+    # The bytes that the hot rows take now, beside those that they were chosen by.
     needed = hot_bytes(optimizer.name)
     counted = hot_bytes(shards.embedding_optimizer)
     if needed > counted:

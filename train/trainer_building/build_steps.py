@@ -61,12 +61,14 @@ def build_runner(
     """
     update = DenseUpdate(model.parameters(), optimizers, config.recipe.clip_gradient)
     parts = StepParts(embeddings, dense, update.prepare, [each.step for each in optimizers], threads)
+    # On the host a step is taken at once, by kernels that need no choice.
     if verbs is None:
         if config.kernels is not None:
             raise ConfigError("--kernels chooses those of a GPU, and the run is on the host")
         return StepsAtOnce(parts)
     kernels = choose_kernels(verbs.torch_device, config.kernels or "")
     fused = None
+    # The layers of DLRM as few kernels, where the device and the model allow them; else as torch has them.
     if has_fused_layers(config, shards, model, verbs):
         assert isinstance(model, Dlrm)
         name = config.optimizers(shards.embedding_optimizer).dense_optimizer

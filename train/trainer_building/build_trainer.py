@@ -107,6 +107,7 @@ def build_trainer(
     row_threads = WorkThreads(config.threads or num_workers(0))
     threads = WorkThreads(1) if device.type == "cuda" else row_threads
     assert config.shares is not None, "resolve chooses it"
+    # The samples of this rank, and the shape of all sums, which shares decide.
     batch_shares = BatchShares(shards.batch_size, config.shares, ranks.rank, ranks.num_ranks)
     build_sums = partial(DenseSums, ranks) if ranks.num_ranks > 1 else None
     model, dense = _build_dense_layers(
@@ -114,6 +115,7 @@ def build_trainer(
     )
 
     folder = spill_folder or Path(tempfile.gettempdir())
+    # Host memory has a limit where rows are to lie in a file beyond it.
     host = HostMemory(config.slow_bytes, folder, is_planned=spills(config, shards))
     marks_rows = tracks_changes or start is not None
     tools = RowTools(
@@ -152,6 +154,7 @@ def build_trainer(
     optimizers = build_dense_optimizers(
         model, chosen, threads.num_threads, config.recipe.dense_decay, is_tiled=is_tiled
     )
+    # Rates decay to the last step that is taken, not to that of the last epoch.
     num_steps = config.epochs * shards.num_training_batches
     if config.recipe.max_steps is not None:
         num_steps = min(num_steps, config.recipe.max_steps)
@@ -219,6 +222,7 @@ def build_step_source(
     may_fetch = is_fresh or not has_first_fetches
     if config.placement == "lookahead" and config.plan == "auto" and is_alone and may_fetch:
         schedule = Schedule.find(shards, config)
+    # The steps that the checkpoint counts are done in every epoch they belong to.
     done = NOTHING_DONE
     if start is not None and start.done is not None:
         done = DoneSteps.of(start.done, shards.num_training_batches)

@@ -35,6 +35,7 @@ def build_dense_optimizers(
     for parameter in sorted(model.parameters(), key=torch.Tensor.numel, reverse=True):
         min(parts, key=lambda part: sum(each.numel() for each in part)).append(parameter)
     build = kinds[chosen.dense_optimizer]
+    # Fused Adam reads parameters as they lie in memory, which the tiled step sees to.
     options: dict[str, Any] = {"lr": chosen.dense_lr, "weight_decay": decay}
     if chosen.dense_optimizer == "adam":
         options["fused"] = is_tiled

@@ -24,8 +24,10 @@ def open_verbs(name: str) -> Device | None:
 
 def open_device(name: str) -> torch.device:
     """The torch device ``name``; raises ConfigError where this machine has no such device."""
+    # The simulated device computes on the host.
     if _is_late(name):
         return torch.device("cpu")
+    # The device must be one that torch knows, that training runs on, and that this machine has.
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -24,6 +24,7 @@ def resolve(shards: Shards, config: TrainConfig, num_ranks: int = 1) -> TrainCon
     """
     if shards.num_training_batches == 0:
         raise ShardError(f"{shards.manifest.folder} has no training batch")
+    # Refusals first, in the order in which a user can mend them.
     _refuse_no_validation(shards, config)
     if num_ranks > 1:
         _refuse_one_process_options(config)
@@ -33,6 +34,7 @@ def resolve(shards: Shards, config: TrainConfig, num_ranks: int = 1) -> TrainCon
             f"several ranks compute on the CPU, not on {config.device}",
             hint="use --device cpu, or start one process",
         )
+    # The type of the products follows from the device and the CPU, the staging area from the shards.
     dtype = choose_dense_dtype(config.dense_dtype, open_device(config.device).type, cpu_features())
     return replace(with_staging(config, shards), dense_dtype=dtype, shares=shares)
 
@@ -57,6 +59,7 @@ def _refuse_no_validation(shards: Shards, config: TrainConfig) -> None:
 def _refuse_one_process_options(config: TrainConfig) -> None:
     """Raise ConfigError where the settings have what several ranks do not agree on, or do not hold."""
     recipe = config.recipe
+    # These need one process to decide for all, or rows that no other rank has.
     options = {
         "--slow-bytes": config.slow_bytes,
         "--keep-best": recipe.keeps_best or None,
