@@ -8,6 +8,9 @@ from typing import Any
 from ..options.export_config import ExportConfig
 
 _EXAMPLES: dict[str, Any] = {"integer": 7, "unsigned": 7, "hex8": "0000beef", "text": "a"}
+_TIME = "2026-01-31 23:59:59"
+_INTEGER_TIME = 1_700_000_000
+"""Seconds since 1970 of a time in 2023; in other units it is one in 1970."""
 _ROWS = {
     "fp32": "float32, as they were trained",
     "fp16": "float16",
@@ -19,8 +22,9 @@ _ROWS = {
 def readme_of(features: Mapping[str, Any], config: ExportConfig, fingerprint: str | None) -> str:
     """Return the text; its programs run as they stand in the folder."""
     columns: dict[str, list[Any]] = {each["column"]: [0.0, None] for each in features["dense"]}
-    for each in features["sparse"]:
-        value = _EXAMPLES[each["kind"]]
+    # Times last: a column that others are made from, too, is shown as one.
+    for each in sorted(features["sparse"], key=lambda each: each["kind"] not in _EXAMPLES):
+        value = _EXAMPLES.get(each["kind"], _INTEGER_TIME if "unit" in each else _TIME)
         columns[each["column"]] = [[value, value], None] if each["is_list"] else [value, None]
     shown = "\n".join(f"    {name!r}: {values!r}," for name, values in columns.items())
     text = f"""\

@@ -123,8 +123,8 @@ def bag_name(feature: str) -> str:
 
 def _bag_inputs(feature: Mapping[str, Any], bags: Sequence[Any]) -> dict[str, Any]:
     # A missing list has one missing element.
-    kind = feature["kind"]
-    found = [[None] if bag is None else [category_of(kind, value) for value in bag] for bag in bags]
+    kind, unit = feature["kind"], feature.get("unit")
+    found = [[None] if bag is None else [category_of(kind, value, unit) for value in bag] for bag in bags]
     longest = max([1, *map(len, found)])
     categories = np.zeros((len(found), longest), np.int64)
     is_missing = np.zeros((len(found), longest), np.bool_)

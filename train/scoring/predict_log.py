@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,9 @@ class RunPredictor:
             refuse_changed_files(manifest, (CONFIG, WEIGHTS))
         self._threads = set_threads(config.threads or recorded.threads)
         self._batch_size = config.batch_size or recorded.batch_size or _BATCH_SIZE
-        self.schema: Schema = origin.schema
-        self._encoder = SampleEncoder(origin.schema, origin.folder, self._threads)
+        # The time that divides a log into parts decides nothing about a sample.
+        self.schema: Schema = replace(origin.schema, time=None)
+        self._encoder = SampleEncoder(self.schema, origin.folder, self._threads)
         self._model = LoadedModel.load(
             run,
             recorded,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -284,3 +285,37 @@ def test_an_unknown_type_is_refused() -> None:
     settings: dict[str, Any] = {"row_type": "int4"}
     with pytest.raises(ConfigError, match="row_type must be one of fp32, fp16, bf16, int8, got 'int4'"):
         ExportConfig(**settings)
+
+
+def test_times_become_categories_as_in_a_log(tmp_path: Path) -> None:
+    """The time that divides the log into parts is not needed, and need not be there."""
+    start = datetime.datetime(2026, 1, 30, 21, 7, 59, 999_999, tzinfo=datetime.UTC)
+    times = [start + datetime.timedelta(hours=7 * row) for row in range(60)]
+    texts = [str(time.replace(tzinfo=None)) for time in times]
+    ticks = [int(time.timestamp() * 1000) for time in times]
+    pairs = enumerate(zip(texts, ticks, strict=True))
+    lines = [f"{row % 2},{row},{text},{tick}" for row, (text, tick) in pairs]
+    (tmp_path / "log.csv").write_text("\n".join(["y,at,ts,ms", *lines]))
+    (tmp_path / "log.toml").write_text(
+        """
+        format = "csv"
+        label = "y"
+        time = { column = "at", unit = "s" }
+        dense = []
+        [sparse]
+        ts = [{ kind = "weekday", name = "day" }, { kind = "hour", name = "hour" }]
+        ms = { kind = "hour", unit = "ms" }
+        """
+    )
+    schema = str(tmp_path / "log.toml")
+    hotset.preprocess(tmp_path / "log.csv", tmp_path / "data", schema=schema, workers=1, embedding_dim=4)
+    hotset.fit(tmp_path / "data", tmp_path / "run", threads=1)
+    scored = ScoredRun(tmp_path / "run", tmp_path / "data", tmp_path / "log.csv")
+    wanted = hotset.predict(scored.run, pl.DataFrame({"ts": times, "ms": ticks}))["probability"]
+    assert wanted.n_unique() > 20
+    for values in (texts, times, [text.replace(" ", "T") + "Z" for text in texts]):
+        found = logits_of_graph(scored, {"ts": values, "ms": ticks})
+        assert_close(1 / (1 + np.exp(-found)), wanted.to_numpy())
+    for kind, value, unit in (("hour", "noon", None), ("hour", 12, None), ("weekday", "x", "s")):
+        with pytest.raises(ValueError):
+            category_of(kind, value, unit)
