@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -57,12 +58,12 @@ def choose_kernels(device: torch.device, wanted: str = "") -> dict[str, Kernel]:
     Args:
         device: where they run.
         wanted: exceptions, ``ENGINE:KERNEL`` with commas between, such as ``torch:gather_dots``; ``torch``
-            alone is all of them.
+            alone is all of them. Triton runs on the host, too, with ``TRITON_INTERPRET=1``, for tests.
 
     Raises:
         ConfigError: no such engine or kernel, or Triton where it cannot run.
     """
-    engines = dict.fromkeys(TWINS, "triton" if _has_triton(device) else "torch")
+    engines = dict.fromkeys(TWINS, "triton" if device.type == "cuda" and _has_triton() else "torch")
     for word in wanted.split(",") if wanted else ():
         engine, _, name = word.strip().partition(":")
         if engine not in ENGINES or (name and name not in TWINS):
@@ -70,7 +71,7 @@ def choose_kernels(device: torch.device, wanted: str = "") -> dict[str, Kernel]:
             raise ConfigError(
                 f"no kernel {word.strip()!r}: want triton or torch, or ENGINE:KERNEL of {names}"
             )
-        if engine == "triton" and not _has_triton(device):
+        if engine == "triton" and not (_has_triton() and (device.type == "cuda" or _is_interpreted())):
             raise ConfigError(f"{word.strip()!r} needs a GPU and the package triton; the device is {device}")
         engines |= dict.fromkeys([name] if name else TWINS, engine)
     return {name: kernel_of(name, engine) for name, engine in engines.items()}
@@ -83,5 +84,10 @@ def kernel_of(name: str, engine: str) -> Kernel:
     return kernel  # type: ignore[no-any-return]
 
 
-def _has_triton(device: torch.device) -> bool:
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _is_interpreted() -> bool:
+    """Whether Triton's interpreter runs its kernels, on the host."""
+    return os.environ.get("TRITON_INTERPRET") == "1"

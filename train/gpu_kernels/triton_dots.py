@@ -86,7 +86,6 @@ def _sizes(
         "V": vectors,
         "PART": part,
         "HAS_BOTTOM": has_bottom,
-        "num_warps": 8 if vectors > 64 else 4,
         "B": max(1, _TILE_NUMBERS // (vectors * 2 * part)),
     }
 

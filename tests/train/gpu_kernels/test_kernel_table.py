@@ -25,6 +25,7 @@ def test_a_kernel_that_is_not_there_is_refused(wanted: str) -> None:
         choose_kernels(HOST, wanted)
 
 
-def test_triton_on_the_host_is_refused() -> None:
+def test_triton_on_the_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ConfigError, match="needs a GPU and the package triton"):
         choose_kernels(HOST, "triton:gather_dots")
