@@ -13,8 +13,10 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
+import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -72,6 +74,9 @@ class BenchTrainKillsConfig:
     seed: int = 0
     """Seed of the moments of kills and of the log."""
 
+    workers: int = 2
+    """Number of runs at a time; each takes one thread."""
+
     stall_rows: int = 10_000_000
     """Rows at which the time is taken that training stands still for a checkpoint; 0 leaves it out."""
 
@@ -79,7 +84,7 @@ class BenchTrainKillsConfig:
     """Folder for temporary files; the system's temporary folder by default."""
 
     def __post_init__(self) -> None:
-        for name in ("kills", "samples", "epochs", "checkpoint_every"):
+        for name in ("kills", "samples", "epochs", "checkpoint_every", "workers"):
             require_at_least(name, getattr(self, name), 1)
         require_at_least("stall_rows", self.stall_rows, 0)
 
@@ -99,6 +104,8 @@ class _Tally:
     placements: Counter[str] = field(default_factory=Counter)
     optimizers: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while workers count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +118,16 @@ class _Unbroken:
 
 
 class _Bench:
-    """The parts that all kills share."""
+    """The parts that all kills share.
+
+    Args:
+        config: of the benchmark.
+        scratch: folder of the shards, and of a folder for each kill.
+    """
 
     def __init__(self, config: BenchTrainKillsConfig, scratch: Path) -> None:
         self._config = config
         self._scratch = scratch
-        self._rng = random.Random(config.seed)
         self._unbroken: dict[tuple[tuple[str, ...], str], _Unbroken] = {}
         self._weights: dict[tuple[bool, str], str] = {}
         """Checksum of the weights by what alone may change them: the order of fae, and the optimizer."""
@@ -129,79 +140,93 @@ class _Bench:
             self._scratch / "log.tsv",
         )
         arguments = ["preprocess", str(self._scratch / "log.tsv"), "--out", str(self._scratch / "data")]
-        self._run_to_end([*arguments, "--hot-bytes", "256KiB", "--batch-size", "512", "-q"])
-        self._run_to_end(self._train(self._scratch / "warm", ("cache",), "adam"))
+        arguments += ["--hot-bytes", "256KiB", "--batch-size", "512", "-q"]
+        self._run_to_end(arguments, self._scratch)
+        self._run_to_end(self._train(self._scratch / "warm", ("cache",), "adam"), self._scratch)
 
-    def kill(self, part: int, placement: tuple[str, ...], optimizer: str) -> None:
+    def kill(self, number: int, part: int, placement: tuple[str, ...], optimizer: str) -> None:
         """Kill a run in one part of its time, resume it, and compare."""
-        unbroken = self._run_unbroken(placement, optimizer)
-        out = self._scratch / "killed"
+        if self.tally.kills >= self._config.kills:
+            return
+        # A folder and random numbers of its own, so that several may be under way.
+        scratch = self._scratch / f"kill-{number}"
+        scratch.mkdir()
+        rng = random.Random(f"{self._config.seed} {number}")
+        unbroken = self._run_unbroken(placement, optimizer, scratch)
+        out = scratch / "killed"
         arguments = self._train(out, placement, optimizer)
-        # A run may end before its kill; it is tried again at another moment of the same part.
         for _ in range(_MOST_TRIES):
             shutil.rmtree(out, ignore_errors=True)
-            moment = (part + self._rng.random()) / self._config.kills
-            if self._kill_once(arguments, moment * unbroken.seconds, out):
+            moment = (part + rng.random()) / self._config.kills
+            if self._kill_once(arguments, moment * unbroken.seconds, out, scratch):
                 break
-            self.tally.late += 1
+            self._count_late()
         else:
             return
         self._count(placement, optimizer, out)
         # Some are killed a second time, anywhere.
-        if self._rng.random() < _AGAIN and self.tally.kills < self._config.kills:
-            if self._kill_once(arguments, self._rng.random() * unbroken.seconds, out):
+        if rng.random() < _AGAIN and self.tally.kills < self._config.kills:
+            if self._kill_once(arguments, rng.random() * unbroken.seconds, out, scratch):
                 self._count(placement, optimizer, out)
             else:
-                self.tally.late += 1
-        self._compare(arguments, out, unbroken, " ".join((*placement, optimizer)))
+                self._count_late()
+        self._compare(arguments, out, unbroken, " ".join((*placement, optimizer)), scratch)
+        shutil.rmtree(scratch)
 
     def _count(self, placement: tuple[str, ...], optimizer: str, out: Path) -> None:
-        self.tally.kills += 1
-        self.tally.phases[phase_of(out)] += 1
-        self.tally.placements[" ".join(placement)] += 1
-        self.tally.optimizers[optimizer] += 1
+        with self.tally.lock:
+            self.tally.kills += 1
+            self.tally.phases[phase_of(out)] += 1
+            self.tally.placements[" ".join(placement)] += 1
+            self.tally.optimizers[optimizer] += 1
 
-    def _kill_once(self, arguments: list[str], seconds: float, out: Path) -> bool:
+    def _count_late(self) -> None:
+        with self.tally.lock:
+            self.tally.late += 1
+
+    def _kill_once(self, arguments: list[str], seconds: float, out: Path, scratch: Path) -> bool:
         """Kill a run after ``seconds``; returns whether it had not ended."""
-        status = kill_after(seconds, start_command(arguments, self._scratch))
+        status = kill_after(seconds, start_command(arguments, scratch))
         if status > 0 and not (out / "manifest.json").exists():
-            self.tally.faults.append(f"a run ended with exit status {status}: {last_line(self._scratch)}")
+            self.tally.faults.append(f"a run ended with exit status {status}: {last_line(scratch)}")
         return status < 0
 
-    def _compare(self, arguments: list[str], out: Path, unbroken: _Unbroken, name: str) -> None:
+    def _compare(
+        self, arguments: list[str], out: Path, unbroken: _Unbroken, name: str, scratch: Path
+    ) -> None:
         """Let a run end, unless it has, and compare its files."""
-        self.tally.folders += 1
-        # What was killed last is resumed to its end, unless it had ended.
+        fault = None
         if not (out / "manifest.json").exists():
-            with start_command(arguments, self._scratch) as process:
+            with start_command(arguments, scratch) as process:
                 process.wait()
             if process.returncode:
-                self.tally.faults.append(
-                    f"{name}: exit status {process.returncode}: {last_line(self._scratch)}"
-                )
-                return
+                fault = f"{name}: exit status {process.returncode}: {last_line(scratch)}"
         found = _checksums(out)
         wrong = [file for file in _FILES if found.get(file) != unbroken.checksums.get(file)]
-        self.tally.identical += not wrong
-        if wrong:
-            self.tally.faults.append(f"{name}: {', '.join(wrong)} differs from that of an unbroken run")
-        shutil.rmtree(out)
+        if wrong and fault is None:
+            fault = f"{name}: {', '.join(wrong)} differs from that of an unbroken run"
+        with self.tally.lock:
+            self.tally.folders += 1
+            self.tally.identical += fault is None
+            if fault is not None:
+                self.tally.faults.append(fault)
 
-    def _run_unbroken(self, placement: tuple[str, ...], optimizer: str) -> _Unbroken:
+    def _run_unbroken(self, placement: tuple[str, ...], optimizer: str, scratch: Path) -> _Unbroken:
         key = (placement, optimizer)
+        # Two workers may both run the first of a kind: with equal bits, or it is a fault.
         if key not in self._unbroken:
-            out = self._scratch / "unbroken"
+            out = scratch / "unbroken"
             started_at = time.perf_counter()
-            self._run_to_end(self._train(out, placement, optimizer))
+            self._run_to_end(self._train(out, placement, optimizer), scratch)
             seconds = time.perf_counter() - started_at
             self._unbroken[key] = _Unbroken(_checksums(out), seconds)
             shutil.rmtree(out)
             weights = self._unbroken[key].checksums["weights.safetensors"]
-            # Exact placements have the weights of all-fast; the shuffle scheduler has an order of its own.
-            if self._weights.setdefault((placement == ("fae",), optimizer), weights) != weights:
-                self.tally.faults.append(
-                    f"{' '.join(placement)} with {optimizer} has other weights than all-fast"
-                )
+            with self.tally.lock:
+                if self._weights.setdefault((placement == ("fae",), optimizer), weights) != weights:
+                    self.tally.faults.append(
+                        f"{' '.join(placement)} with {optimizer} has other weights than all-fast"
+                    )
         return self._unbroken[key]
 
     def _train(self, out: Path, placement: tuple[str, ...], optimizer: str) -> list[str]:
@@ -211,11 +236,11 @@ class _Bench:
         arguments += ["--checkpoint-every", str(config.checkpoint_every), "--epochs", str(config.epochs)]
         return [*arguments, "--log-every", "5", "--staging-bytes", "2MiB"]
 
-    def _run_to_end(self, arguments: list[str]) -> None:
-        with start_command(arguments, self._scratch) as process:
+    def _run_to_end(self, arguments: list[str], scratch: Path) -> None:
+        with start_command(arguments, scratch) as process:
             process.wait()
         if process.returncode:
-            raise ConfigError(f"{arguments[0]} failed: {last_line(self._scratch)}")
+            raise ConfigError(f"{arguments[0]} failed: {last_line(scratch)}")
 
 
 def bench_train_kills(config: BenchTrainKillsConfig, progress: ProgressCallback = silent) -> dict[str, Any]:
@@ -232,11 +257,14 @@ def bench_train_kills(config: BenchTrainKillsConfig, progress: ProgressCallback 
         # Parts of the time in a drawn order, so that every placement is hit early and late.
         parts = list(range(config.kills))
         random.Random(config.seed).shuffle(parts)
-        for number, part in enumerate(parts):
-            if bench.tally.kills >= config.kills:
-                break
-            bench.kill(part, *combinations[number % len(combinations)])
-            progress("kills", min(bench.tally.kills, config.kills), config.kills)
+        with ThreadPoolExecutor(config.workers) as pool:
+            kills = [
+                pool.submit(bench.kill, number, part, *combinations[number % len(combinations)])
+                for number, part in enumerate(parts)
+            ]
+            for kill in as_completed(kills):
+                kill.result()
+                progress("kills", min(bench.tally.kills, config.kills), config.kills)
         stall = measure_stall(config.stall_rows, Path(name)) if config.stall_rows else None
     tally = bench.tally
     return {
