@@ -9,7 +9,7 @@ from typing import Literal
 from ...pipeline.errors import ConfigError, require_at_least
 from .interval import is_time
 
-Schedule = Literal["constant", "linear", "cosine", "polynomial"]
+Schedule = Literal["constant", "linear", "cosine", "polynomial", "plateau"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,8 +17,9 @@ class RecipeOptions:
     """Learning rates over the steps, clipping, decay, and when training stops."""
 
     lr_schedule: Schedule = "constant"
-    """Course of the learning rates after warm-up: constant, or from --decay-start on a decay that is linear,
-    half a cosine, or polynomial of degree --decay-power, as DLRM's."""
+    """Course of the learning rates after warm-up: constant; from --decay-start on a decay that is linear,
+    half a cosine, or polynomial of degree --decay-power, as DLRM's; or plateau, which lowers them whenever
+    evaluations of the validation part do not get better."""
 
     lr_schedule_of: Literal["all", "dense", "rows"] = "all"
     """Parameters whose learning rate follows warm-up and schedule: all of them, those of the dense layers, or
@@ -37,8 +38,14 @@ class RecipeOptions:
     decay_power: float = 2.0
     """Degree of the polynomial decay."""
 
+    plateau_factor: float = 0.1
+    """Number by which plateau multiplies the learning rates."""
+
+    plateau_patience: int = 1
+    """Number of evaluations in a row without a better score after which plateau lowers the learning rates."""
+
     final_lr: float = 0.0
-    """Least learning rate of a decay, which it ends with, as a share of the full one."""
+    """Least learning rate of a decay, which it ends with, or of plateau, as a share of the full one."""
 
     clip_gradient: float | None = None
     """Largest norm of the gradient of all dense layers together; a longer one is scaled down to it. By
@@ -83,6 +90,9 @@ class RecipeOptions:
                 raise ConfigError(f"{name} must be from 0 to below 1, got {getattr(self, name)}")
         if not 0 <= self.final_lr <= 1:
             raise ConfigError(f"final_lr must be from 0 to 1, got {self.final_lr}")
+        if not 0 < self.plateau_factor < 1:
+            raise ConfigError(f"plateau_factor must be in (0, 1), got {self.plateau_factor}")
+        require_at_least("plateau_patience", self.plateau_patience, 1)
         require_at_least("max_steps", self.max_steps, 1)
         require_at_least("patience", self.patience, 1)
         if self.stop_at_auc is not None and not 0 < self.stop_at_auc <= 1:
@@ -106,6 +116,13 @@ class RecipeOptions:
     @property
     def needs_validation(self) -> str | None:
         """The option that needs evaluations of a validation part; None where none is given."""
+        return self._ends_by_validation or (
+            "--lr-schedule plateau" if self.lr_schedule == "plateau" else None
+        )
+
+    @property
+    def _ends_by_validation(self) -> str | None:
+        """The option by which the validation part decides on the last step, or on the weights kept."""
         given = {
             "patience": self.patience is not None,
             "stop_at_auc": self.stop_at_auc is not None,
@@ -119,16 +136,16 @@ class RecipeOptions:
         none is given."""
         if self.max_steps is not None:
             return "--max-steps"
-        return "--max-time" if self.max_time is not None else self.needs_validation
+        return "--max-time" if self.max_time is not None else self._ends_by_validation
 
     def _refuse_unused(self) -> None:
         """Raise ConfigError where an option would change nothing, which its user did not mean."""
         # The options of a schedule that decays do nothing under a constant one.
-        if self.lr_schedule == "constant":
+        if self.lr_schedule in ("constant", "plateau"):
             for name in ("decay_start", "decay_steps"):
                 if getattr(self, name) is not None:
                     raise ConfigError(
-                        f"{name} is of no use with the schedule constant",
+                        f"{name} is of no use with the schedule {self.lr_schedule}",
                         hint="give --lr-schedule linear, cosine or polynomial too",
                     )
         if self.decay_start is not None and self.decay_start < self.warmup_steps:

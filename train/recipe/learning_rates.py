@@ -7,6 +7,7 @@ cosine and a power may differ in the last bit between machines, as exp does in t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,9 +32,17 @@ class LearningRates:
         options: schedule, warm-up and decay.
         full: rates at the end of warm-up.
         num_steps: steps of the whole run.
+        num_reductions: how often the schedule plateau has lowered the rates so far.
     """
 
-    def __init__(self, options: RecipeOptions, full: Optimizers, num_steps: int) -> None:
+    def __init__(
+        self,
+        options: RecipeOptions,
+        full: Optimizers,
+        num_steps: int,
+        num_reductions: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._num_reductions = num_reductions
         self._options = options
         self._full = full
         self._start = options.warmup_steps if options.decay_start is None else options.decay_start
@@ -59,12 +68,14 @@ class LearningRates:
         Source:
             facebookresearch/dlrm, ``LRPolicyScheduler``, for warm-up and the polynomial, there of degree 2;
             it keeps the last rate before the end, this one the end; Loshchilov and Hutter, arXiv 1608.03983,
-            equation 5, for the cosine.
+            equation 5, for the cosine; torch's ``ReduceLROnPlateau`` for plateau, there with a threshold.
         """
         options = self._options
         number = step + 1
         if number < options.warmup_steps:
             return number / options.warmup_steps
+        if options.lr_schedule == "plateau":
+            return max(math.pow(options.plateau_factor, self._num_reductions()), options.final_lr)
         if options.lr_schedule == "constant" or number <= self._start:
             return 1.0
         left = max(self._num_decay_steps - (number - self._start), 0) / self._num_decay_steps

@@ -35,6 +35,8 @@ class Stopping:
         """Steps before the evaluation that had it."""
         self.num_without_progress = 0
         """Evaluations since."""
+        self.num_reductions = 0
+        """How often the schedule plateau has lowered the learning rates."""
         self.reason: str | None = None
         """Why training stops before its last step; None while it goes on."""
 
@@ -64,6 +66,7 @@ class Stopping:
             self.num_without_progress = 0
         else:
             self.num_without_progress += 1
+            self.num_reductions += self.num_without_progress % options.plateau_patience == 0
         # The first reason found is kept: an evaluation may give several.
         if options.stop_at_auc is not None and scores.auc is not None and scores.auc >= options.stop_at_auc:
             reached = f"AUC {scores.auc:.6f} has reached --stop-at-auc {options.stop_at_auc}"
@@ -80,6 +83,7 @@ class Stopping:
             "best_score": self.best_score,
             "best_step": self.best_step,
             "num_without_progress": self.num_without_progress,
+            "num_reductions": self.num_reductions,
             "reason": self.reason,
             "seconds": self.seconds,
         }
@@ -90,6 +94,7 @@ class Stopping:
             "best_score": (float, type(None)),
             "best_step": (int, type(None)),
             "num_without_progress": (int,),
+            "num_reductions": (int,),
             "reason": (str, type(None)),
         }
         # Types are checked before anything is set, so that a damaged state changes nothing.

@@ -175,7 +175,7 @@ def build_trainer(
         device,
         threads,
         runner,
-        LearningRates(config.recipe, chosen, num_steps),
+        LearningRates(config.recipe, chosen, num_steps, lambda: stopping.num_reductions),
         stopping=stopping,
         resumables={"stopping": stopping},
         ranks=ranks,

@@ -35,6 +35,18 @@ def test_patience_counts_evaluations_without_a_better_score() -> None:
     assert found.best_step == 3 and found.reason == "2 evaluations without progress (--patience 2)"
 
 
+def test_plateau_lowers_the_rates_after_evaluations_without_progress() -> None:
+    found = stopping(lr_schedule="plateau", plateau_patience=2)
+    reductions = []
+    for step, auc in enumerate([0.5, 0.4, 0.4, 0.4, 0.4, 0.6, 0.5, 0.5]):
+        found.note_evaluation(step, Scores(auc=auc))
+        reductions.append(found.num_reductions)
+    assert reductions == [0, 0, 1, 1, 2, 2, 2, 3] and found.reason is None
+    again = stopping(lr_schedule="plateau", plateau_patience=2)
+    again.restore(json.loads(json.dumps(found.state())))
+    assert again.num_reductions == 3
+
+
 def test_a_lower_log_loss_is_better() -> None:
     found = stopping(patience=1, best_by="log-loss")
     assert found.note_evaluation(1, Scores(auc=0.5, log_loss=0.5))

@@ -234,3 +234,28 @@ def test_a_changed_file_of_best_weights_is_refused(
     monkeypatch.setattr(best_weights.BestWeights, "save", save_and_damage)
     with pytest.raises(HotsetError, match=r"best-\d+.safetensors is damaged"):
         run(data, tmp_path / "run", RecipeOptions(patience=1))
+
+
+def test_rates_lowered_on_a_plateau_are_those_of_a_resumed_run(data: Path, tmp_path: Path) -> None:
+    recipe = RecipeOptions(lr_schedule="plateau", plateau_factor=0.3)
+    plain = run(data, tmp_path / "plain", RecipeOptions(), placement="all-fast", epochs=3)
+    unbroken = run(data, tmp_path / "unbroken", recipe, placement="all-fast", epochs=3)
+    assert unbroken.auc != plain.auc, "the rates were lowered"
+
+    def progress(stage: str, done: int, *_: object) -> None:
+        if stage == "train" and done >= 70 * 20:
+            raise Killed
+
+    # Another placement, killed behind the first evaluations; a schedule on the way is no early end.
+    config = TrainConfig(recipe=recipe, **FIELDS | {"epochs": 3, "placement": "lookahead"})
+    settings = CheckpointSettings(checkpoint_every=Interval(steps=10))
+    with pytest.raises(Killed):
+        train(data, config, tmp_path / "run", checkpoints=settings, progress=progress)
+    train(data, config, tmp_path / "run", checkpoints=settings)
+    for name in ("weights.safetensors", "metrics.jsonl"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+
+
+def test_plateau_needs_a_validation_part_and_not_the_rows_before_the_end() -> None:
+    recipe = RecipeOptions(lr_schedule="plateau")
+    assert recipe.needs_validation == "--lr-schedule plateau" and recipe.may_stop is None
