@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from hotset.tests.support.drawn_tiers import draw_lookups, make_tier, step
 from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.trained_models import FIELDS, STAGING, TIGHT, assert_equal_bits, trained
 from hotset.train.data.shards import Shards
+from hotset.train.device.cuda_device import CudaDevice
+from hotset.train.device.verbs import Event, StreamName
 from hotset.train.rows.row_backends import NumbaRows, TorchRows
 from hotset.train.rows.row_optimizers import RowOptimizer
 from hotset.train.work_threads import WorkThreads
@@ -42,3 +46,49 @@ def test_staging_on_a_gpu_ends_with_the_bits_of_all_fast_there(
     shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
     wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
     assert_equal_bits(trained(shards, device="cuda", **placement, **FIELDS), wanted)
+
+
+def let_streams_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hold up a stream for up to a millisecond before each copy and each kernel, but for those of compute now
+    and then."""
+    delays = random.Random(1)
+
+    def late(verb: Callable[..., None]) -> Callable[..., None]:
+        def wait_first(device: CudaDevice, stream: StreamName, *arguments: Any) -> None:
+            if stream != "compute" or delays.random() < 0.1:
+                with torch.cuda.stream(device._streams[stream]):
+                    torch.cuda._sleep(delays.randrange(1_500_000))  # type: ignore[no-untyped-call]
+            verb(device, stream, *arguments)
+
+        return wait_first
+
+    for name in ("copy", "launch"):
+        monkeypatch.setattr(CudaDevice, name, late(getattr(CudaDevice, name)))
+
+
+@pytest.mark.parametrize("placement", STAGING, ids=str)
+def test_late_streams_of_a_gpu_change_no_bit(
+    placement: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
+    wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
+    let_streams_be_late(monkeypatch)
+    assert_equal_bits(trained(shards, device="cuda", **placement, **FIELDS), wanted)
+
+
+@pytest.mark.parametrize("waiting", ["compute", "moves"])
+def test_a_wait_that_is_left_out_on_a_gpu_is_found(
+    waiting: StreamName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
+    wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
+    let_streams_be_late(monkeypatch)
+    wait = CudaDevice.wait
+
+    def wait_unless(device: CudaDevice, stream: StreamName, event: Event) -> None:
+        if stream != waiting:
+            wait(device, stream, event)
+
+    monkeypatch.setattr(CudaDevice, "wait", wait_unless)
+    with pytest.raises((AssertionError, RuntimeError)):
+        assert_equal_bits(trained(shards, device="cuda", placement="lookahead", **FIELDS), wanted)
