@@ -130,6 +130,7 @@ class _WidthCopy:
         self._open: _Buffers | None = None
         self._count = 0
         """Rows in the open part."""
+        self._warm_up()
 
     def begin(self) -> None:
         """Begin a checkpoint; no transfer may run."""
@@ -179,6 +180,17 @@ class _WidthCopy:
         self._open = None
         self._put(buffers.part(0, self._count), partial(self._spare.append, buffers))
         self._count = 0
+
+    def _warm_up(self) -> None:
+        """Compile the kernels on no rows, so that the first checkpoint does not wait for the compiler."""
+        no_rows_N = np.empty(0, np.int64)
+        nothing = _Buffers.empty(0, *self._dims).part(0, 0)
+        self._name(no_rows_N, nothing.tables_N, nothing.ids_N)
+        for tier in (self._fast, self._slow):
+            layout = tier.layout
+            ranges = (layout.first_F, layout.last_F, layout.base_F)
+            locate_named_rows(nothing.tables_N, nothing.ids_N, *ranges, no_rows_N)
+            _copy_found(tier, no_rows_N, nothing.weights_ND, nothing.state_NW)
 
     def _copy_own(self, rows_N: NDArray[np.int64], _: int, target: RowsPart) -> None:
         """Copy rows from their own slots, in all threads."""
