@@ -94,6 +94,8 @@ class QueuedSteps:
         self._num_sent = 0
         self.sent_bytes = 0
         """Bytes of all copies of batches so far."""
+        self.sent_samples = 0
+        """Samples of these batches; steps that are taken at once send none."""
         # That of the thread that packs; inputs on the device follow when its first batch is sent.
         self._packing_room = PackedRoom(
             batch_size,
@@ -167,6 +169,7 @@ class QueuedSteps:
         inputs = self._inputs[self._num_sent % len(self._inputs)]
         self._num_sent += 1
         self.sent_bytes += packed.num_bytes
+        self.sent_samples += packed.num_samples
         # What is known last is written last: the rates of the step.
         packed.set_rates(
             [width.rows.executor.optimizer.step_rates(rates.rows) for width in self._widths],

@@ -135,8 +135,9 @@ def _measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[
     if not measured:
         raise ValueError(f"the run ended after {trainer.step} steps, want {_WARM_UP_STEPS + _FEWEST_STEPS}")
     traffic = trainer.meter.training_bytes()
-    if isinstance(trainer.runner, QueuedSteps):
-        measured["bytes_sent_per_sample"] = trainer.runner.sent_bytes / trainer.num_samples
+    runner = trainer.runner
+    if isinstance(runner, QueuedSteps) and runner.sent_samples:
+        measured["bytes_sent_per_sample"] = runner.sent_bytes / runner.sent_samples
     return measured | {"bytes_to_device": traffic[0], "bytes_to_host": traffic[1], "all_steps": trainer.step}
 
 
