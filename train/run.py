@@ -199,8 +199,8 @@ def _prepare(request: _Request, ranks: Ranks, *, is_resumed: bool) -> _Start:
 def _compared(start: _Start, options: RankOptions) -> dict[str, object]:
     """Return what ranks must have in common, by the names that a user knows."""
     found: dict[str, object] = dict(start.description) | {"version": __version__, "homes": options.homes}
-    settings = found.pop("config")
-    assert isinstance(settings, dict)
+    settings = dict(start.description["config"])
+    del found["config"]
     # Options are named one by one; the number of threads is the one in force.
     recipe = settings.pop("recipe", {})
     found |= settings | recipe | {"threads": start.threads}

@@ -21,6 +21,7 @@ from hotset.train.model.dense_step import TiledStep, build_dense_step
 from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.dlrm_shape import DlrmShape, dlrm_shape, tables_by_width
 from hotset.train.model.graph_step import GraphStep
+from hotset.train.model.tile_gradients import TileGradients
 from hotset.train.work_threads import WorkThreads
 
 KAGGLE = dlrm_shape("kaggle", 13, 26, 16)
@@ -307,3 +308,10 @@ def test_the_host_takes_tiles() -> None:
     assert isinstance(
         build_dense_step(Dlrm(KAGGLE, 0).to("meta"), BatchShares(64), WorkThreads(1)), GraphStep
     )
+
+
+def test_a_rank_without_samples_leaves_a_gradient_that_changes_no_sign() -> None:
+    """It is added to those of other ranks: -0 is the identity there, 0 would turn a -0 into 0."""
+    gradients = TileGradients(5, WorkThreads(1))
+    gradients.add([])
+    assert gradients.sums_N.signbit().all() and not gradients.sums_N.any()

@@ -1,0 +1,86 @@
+"""Ranks as processes end with the bits of one process, also where they are killed and others go on.
+
+``HOTSET_KILLS=20 pytest -m slow tests/train/ranks/test_killed_ranks.py`` kills as often as issue 13 asks.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+
+KILLS = int(os.environ.get("HOTSET_KILLS", "2"))
+SPEC = ShardSpec(
+    num_rows=(300, 40, 900), num_hot=(9, 3, 20), num_hot_only=60, num_mixed=900, skew=1.2, batch_size=24
+)
+OPTIONS = ("--shares", "4", "--threads", "1", "--epochs", "4", "--checkpoint-every", "5", "-q")
+
+
+def start(num_ranks: int, folder: Path, *options: str) -> list[subprocess.Popen[bytes]]:
+    """Start the ranks of a run as a launcher does, one process each."""
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        port = str(opened.getsockname()[1])
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(num_ranks)}
+    command = [sys.executable, "-m", "hotset", "train", "shards", *OPTIONS, *options]
+    return [
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env=os.environ | shared | {"RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(num_ranks)
+    ]
+
+
+def finished(num_ranks: int, folder: Path, out: str, *options: str) -> bytes:
+    """Train to the end, and return the weights."""
+    ranks = start(num_ranks, folder, "--out", out, *options)
+    ends = [(process.communicate(timeout=300)[1].decode(), process.returncode) for process in ranks]
+    assert [code for _, code in ends] == [0] * num_ranks, ends
+    return (folder / out / "weights.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["lookahead", "hybrid"])
+def test_processes_write_the_weights_of_one(placement: str, tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", SPEC)
+    wanted = finished(1, tmp_path, "one", "--placement", placement)
+    assert finished(2, tmp_path, "two", "--placement", placement) == wanted
+    log = [(tmp_path / out / "metrics.jsonl").read_text() for out in ("one", "two")]
+    assert log[0] == log[1]
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_noticed_and_any_number_of_ranks_goes_on(tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", SPEC)
+    wanted = finished(1, tmp_path, "unbroken")
+    rng = random.Random(7)
+    for kill in range(KILLS):
+        out = f"killed-{kill}"
+        ranks = start(2, tmp_path, "--out", out, "--rank-timeout", "30")
+        # From the first checkpoint on, at a moment of its own each time.
+        deadline = time.monotonic() + 120
+        while not list((tmp_path / out).glob("checkpoints/step-*.json")) and time.monotonic() < deadline:
+            if ranks[0].poll() is not None:
+                break
+            time.sleep(0.01)
+        time.sleep(rng.random() * 0.3)
+        victim = rng.randrange(2)
+        ranks[victim].kill()
+        _, stderr = ranks[1 - victim].communicate(timeout=60)
+        ranks[victim].communicate(timeout=60)
+        # The run may have ended just before.
+        if not (tmp_path / out / "manifest.json").exists():
+            assert b"lost another rank" in stderr
+            assert finished(rng.choice((1, 4)), tmp_path, out) == wanted
