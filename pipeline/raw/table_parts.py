@@ -31,10 +31,8 @@ class TableParts:
     min_line_bytes = 0
 
     def __init__(self, table: Any, schema: Schema, *, rows_of_part: int) -> None:
-        # In memory a list is a list, whatever separates its elements in the text of a log.
-        lists = tuple((name, "") for name, _ in schema.lists)
         # Where rows stand in time matters to the parts of a log alone.
-        self.schema = replace(schema, format="parquet", fields=(), lists=lists, time=None)
+        self.schema = replace(schema, format="parquet", fields=(), time=None)
         names = self.schema.columns(has_label=False)
         try:
             find_columns(names, table.schema.names, "the table")
