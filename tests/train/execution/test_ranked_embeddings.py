@@ -96,7 +96,7 @@ def check_drawn(placement: str, num_ranks: int, per_rank: int, seed: int, path: 
         num_hot_only=int(rng.integers(0, 50)),
         num_mixed=int(rng.integers(1, 120)),
         num_evaluation=int(rng.integers(1, 70)),
-        num_dense=one_of(0, 2),
+        num_dense=2 if num_tables == 1 else one_of(0, 2),
         skew=1.2 if multi_hot else one_of(0, 1.2, 2.0),
         seed=seed,
         multi_hot=multi_hot,
