@@ -28,19 +28,21 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 test: $(STAMP)
 	$(PYTEST) -m "not slow"
 
-# Programs that read what hotset exports: only slow tests run them.
-INTEROP := $(VENV)/.interop
-$(INTEROP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,report,dev,docs,onnx,interop]'
+# What only some users install: other programs that read exports, Triton for the interpreter of GPU kernels, ONNX, docs.
+EXTRAS := $(VENV)/.extras
+$(EXTRAS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs,onnx,interop,tensorboard,gpu-dev]'
 	touch $@
 
-# The slow tests; then the kernels as plain Python, so that coverage sees inside them and an error there shows its line.
+# The slow tests; those of GPU kernels, which `make test` skips without Triton; then Numba's kernels as plain Python,
+# so that coverage sees inside them and an error there shows its line.
 # Integers wrap there with a warning. Outside stats/ a kernel's test stands where its module does;
 # the generator's are left out, because a world of categories takes minutes to draw uncompiled.
 KERNELS := $(shell grep -rlE '^@(inlined_)?kernel' --include='*.py' pipeline/raw train)
 KERNEL_TESTS := tests/stats $(wildcard $(foreach path,$(KERNELS),tests/$(dir $(path))test_$(notdir $(path))))
-test-long: $(INTEROP)
+test-long: $(EXTRAS)
 	$(PYTEST) -m slow
+	$(PYTEST) -m "not slow" tests/train/gpu_kernels
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "not slow" -W ignore::RuntimeWarning $(KERNEL_TESTS)
 
 # mypy needs the folder to be called like the package (docs: the root is the package).
