@@ -31,6 +31,7 @@ def test_mutated_files_are_read_rightly_or_refused(num_files: int, lists: bool) 
     assert result["inputs"] == num_files and result["outcomes"]["verify: refused"] >= num_files // 4
 
 
+@pytest.mark.slow
 def test_a_reader_that_crashes_is_counted_and_the_next_file_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     program = """
 import os, sys
@@ -56,6 +57,7 @@ fuzz_files.main()
     assert result["wrong"] == ["file 0: the process ended with -6"] and result["inputs"] == 1
 
 
+@pytest.mark.slow
 def test_other_data_that_verify_does_not_see_are_wrong(
     fuzzer: Fuzzer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

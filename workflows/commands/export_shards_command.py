@@ -42,7 +42,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         ExportShardsCommand,
         arguments,
         command=command,
-        description="Write the samples of shards, shuffled and with ids for categories, for other programs.",
+        description="Write the samples of shards for other programs.",
     )
     inner = options.dir / "shards"
     shards = Manifest.read(inner if inner.is_dir() else options.dir)

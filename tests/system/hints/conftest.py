@@ -44,3 +44,11 @@ def shell(
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return Shell(tmp_path, capsys)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the cases to the slow run; that each hint has one is asked in every run."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and item.path.name != "test_hints.py":
+            item.add_marker(pytest.mark.slow)

@@ -197,15 +197,14 @@ def test_a_schedule_is_planned_again(shell: Shell) -> None:
 
 
 @follows("train/placements/schedule_file.py::Schedule.queue")
-def test_a_schedule_for_another_order(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schedule_for_another_order(shell: Shell) -> None:
     schedule: Any = SimpleNamespace(
         _width=lambda *_: SimpleNamespace(num_slots=4),
-        _entries=lambda *_: {"plans": [None]},
-        _own_batches=lambda epoch: np.array([1], np.int32),
+        _read=lambda *_: SimpleNamespace(batches=np.array([1], np.int32)),
+        _checkers={16: None},
         _manifest=SimpleNamespace(folder=Path("data/schedule")),
     )
     placement: Any = SimpleNamespace(num_staging_slots=4)
-    monkeypatch.setattr(schedule_file, "read_plans", lambda *_: [(None, np.array([1], np.int32))])
     hint = hint_of(lambda: schedule_file.Schedule.queue(schedule, 1, placement, 16, [2]))
     assert hint == "train with --plan epoch, which does not use it"
     shell.works(*TRAIN, "other", "--plan", "epoch")

@@ -98,7 +98,8 @@ def charts_in(seen: Seen) -> dict[str, str]:
     return {piece.split('"')[0]: piece.split("<details")[0] for piece in pieces}
 
 
-@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True])
 def test_a_browser_draws_every_chart_without_a_word_or_a_request(
     page: Path, tmp_path: Path, dark: bool
 ) -> None:
