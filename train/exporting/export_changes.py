@@ -80,15 +80,18 @@ def export_changes(
     config = config or ExportConfig()
     if config.onnx:
         raise ConfigError("changes have no graph: --onnx is for a whole export")
+    # Both runs must have the same tables: the server keeps one set of them.
     new, old = RunTables.open(run, vocabulary), RunTables.open(since)
     _refuse_other_tables(new, old)
     pairs = (("run", new), ("since", old))
     inputs = [{"name": name, "fingerprint": each.fingerprint} for name, each in pairs]
     with whole_folder(out, stage=STAGE, version=VERSION, inputs=inputs) as folder:
+        # The dense layers go whole, as every step changes them.
         tensors = {
             name: read_finite(run, new.weights, name) for name in new.weights if name.startswith(DENSE_PREFIX)
         }
         counts = []
+        # Of each table only the categories whose row is new or differs, and those that went.
         for found, before in zip(new.categories(), old.categories(), strict=True):
             changed = _changes_of(found, before, new, old)
             counts.append(changed.counts)
@@ -121,6 +124,7 @@ class _Changes:
 
     def tensors(self, new: RunTables, config: ExportConfig) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors of the table by name."""
+        # Rows are refused unless they are finite, and stored in the order of their categories.
         name = self.found.table.name
         weights_ND = read_finite(new.run, new.weights, name)
         rows_MD = weights_ND[torch.from_numpy(self.found.ids_N[self.stored]).long()]
@@ -139,10 +143,12 @@ def _changes_of(found: TableCategories, before: TableCategories, new: RunTables,
     # The place of each category among those before, and whether it is the same one there.
     was_there_N, places_N = _places_in(found.categories_N, before.categories_N)
     is_gone_N, _ = _places_in(before.categories_N, found.categories_N)
+    # The rows of categories that both runs have, under the id that each run gives them.
     rows = new.weights[name][torch.from_numpy(found.ids_N[was_there_N]).long()]
     rows_before = old.weights[name][torch.from_numpy(before.ids_N[places_N[was_there_N]]).long()]
     # By their bits: a server is to end with those of the new run.
     is_changed = (rows.view(torch.int32) != rows_before.view(torch.int32)).any(1).numpy()
+    # New categories are stored in any case, known ones where a bit of their row changed.
     stored_N = ~was_there_N
     stored_N[was_there_N] = is_changed
     counts = TableChanges(

@@ -82,6 +82,7 @@ def export_run(
         torch.export.save(program, folder / PROGRAM)
         if config.onnx:
             _write_onnx(program, found, folder / ONNX)
+        # What a server needs beside the graph: the features, the code that makes inputs, and how to use both.
         write_json(folder / FEATURES, features_of(found.schema))
         write_text(folder / f"{serving_inputs.__name__.split('.')[-1]}.py", inspect.getsource(serving_inputs))
         write_text(folder / "README.md", readme_of(features_of(found.schema), config, found.fingerprint))
@@ -91,11 +92,13 @@ def build_graph(
     found: RunTables, config: ExportConfig, model_source: ModelSource | None = None
 ) -> ServingGraph:
     """Build the graph of a run, in evaluation mode."""
+    # The dense layers, with the weights of the run in place of initial ones.
     chosen = recorded_model(found.config)
     model = build_model(chosen, ModelInputs.of(found.config), 0, model_source)
     refuse_other_weights(found.run, found.weights, found.config, model)
     names = model.state_dict()
     model.load_state_dict({name: _finite(found, f"{DENSE_PREFIX}{name}") for name in names})
+    # The vocabulary and the rows, of the type that was asked for.
     index = CategoryIndex(list(found.categories()))
     tables = [RowTable(_finite(found, table.name), config.row_type) for table in found.tables]
     graph = ServingGraph(
@@ -111,6 +114,7 @@ def build_graph(
 
 def features_of(schema: Schema) -> dict[str, Any]:
     """Describe the features as `FEATURES` has them: names, columns of the log, kinds of categories."""
+    # A feature may have another name than its column in the log.
     columns = dict(schema.renamed)
     lists = dict(schema.lists)
     units = dict(schema.time_units)
@@ -136,6 +140,7 @@ def _program_of(graph: ServingGraph, found: RunTables) -> torch.export.ExportedP
     size = _TRACED_SAMPLES
     # Bags of different lengths: equal ones would be taken for one length.
     bags = [torch.zeros(size, size + number, dtype=torch.int64) for number in range(num_lists)]
+    # One batch of zeros: values do not matter, shapes and types do.
     arguments = (
         torch.zeros(size, num_dense, dtype=torch.float64),
         torch.zeros(size, num_one_hot, dtype=torch.int64),
@@ -144,6 +149,7 @@ def _program_of(graph: ServingGraph, found: RunTables) -> torch.export.ExportedP
         [torch.zeros_like(bag, dtype=torch.bool) for bag in bags],
         [torch.ones(size, dtype=torch.int64) for _ in bags],
     )
+    # The batch is of one size in all inputs; every bag has a length of its own.
     batch = torch.export.Dim("batch")
     of_batch = {0: batch}
     of_bags = [{0: batch, 1: torch.export.Dim(f"length{number}")} for number in range(num_lists)]
@@ -162,6 +168,7 @@ def _refuse_missing_onnx() -> None:
 
 def _write_onnx(program: torch.export.ExportedProgram, found: RunTables, path: Path) -> None:
     """Write the program for ONNX Runtime, tensors in a file beside it: a model file has at most 2 GiB."""
+    # Names of the inputs, in the order in which the graph takes them.
     lists = [bag_name(table.name) for table in found.tables if table.is_multi_hot]
     names = ["dense", "categories", IS_MISSING, *lists]
     names += [f"{name}.{IS_MISSING}" for name in lists] + [f"{name}.{LENGTH}" for name in lists]

@@ -33,11 +33,13 @@ class CategoryIndex(nn.Module):
 
     def __init__(self, tables: Sequence[TableCategories]) -> None:
         super().__init__()
+        # The categories of all tables behind one another, each table's ascending, with the id of each.
         sizes = [table.categories_N.shape[0] for table in tables]
         stops = np.cumsum(sizes)
         # One more entry at the end: a search in an empty table reads it, and finds nothing.
         categories = np.concatenate([*(table.categories_N for table in tables), [0]])
         ids = np.concatenate([*(table.ids_N for table in tables), [0]])
+        # So many jumps reach every place of the longest table.
         self.num_steps = max(sizes, default=0).bit_length()
         self.register_buffer("categories_C", torch.from_numpy(categories.astype(np.int64)))
         self.register_buffer("ids_C", torch.from_numpy(ids.astype(np.int32)))
@@ -61,6 +63,7 @@ class CategoryIndex(nn.Module):
             is_missing_BX: bool.
             features_X: number of the feature of each column, or one number for all columns.
         """
+        # The range of each feature in the list of categories.
         start_X = self.starts_F[features_X]
         stop_X = self.stops_F[features_X]
         # The last category that is not above the wanted one: try a jump of each power of two.
@@ -70,6 +73,7 @@ class CategoryIndex(nn.Module):
             inside_BX = torch.minimum(next_BX, stop_X)
             is_ahead_BX = (next_BX < stop_X) & (self.categories_C[inside_BX] <= categories_BX)
             place_BX = torch.where(is_ahead_BX, next_BX, place_BX)
+        # Categories that are not found get the row of unknown ones, missing values that of missing ones.
         is_found_BX = (place_BX < stop_X) & (self.categories_C[place_BX] == categories_BX)
         id_BX = torch.where(is_found_BX, self.ids_C[place_BX].long(), self.oov_F[features_X])
         return torch.where(is_missing_BX, self.missing_F[features_X], id_BX)
@@ -93,6 +97,7 @@ class RowTable(nn.Module):
 
     def forward(self, id_BL: torch.Tensor) -> torch.Tensor:
         """Return (B, L, D) float32 rows of (B, L) ids."""
+        # Rows of int8 are the least value of the row plus so many of its steps.
         rows_BLD = self.rows_ND[id_BL].float()
         if self.scale_N2 is None:
             return rows_BLD
@@ -111,6 +116,7 @@ class DenseTransform(nn.Module):
 
     def forward(self, values_BK: torch.Tensor) -> torch.Tensor:
         """Map (B, K) float64, NaN where missing, to (B, K) float32."""
+        # A missing value is 0 before the transform and after it, as in shards.
         there_BK = torch.where(values_BK.isnan(), torch.zeros_like(values_BK), values_BK)
         positive_BK = torch.maximum(there_BK, torch.zeros_like(there_BK))
         return torch.where(self.is_log_K, torch.log1p(positive_BK), there_BK).float()
@@ -170,6 +176,7 @@ class ServingGraph(nn.Module):
             bag_is_missing: (B, L) bool of each.
             bag_lengths: (B,) int64 of each.
         """
+        # All one-hot features in one search, then each bag by itself, as bags differ in length.
         found: dict[int, torch.Tensor] = {}
         if self._one_hot:
             id_BG = self.index(categories, is_missing, self.one_hot_G)
@@ -179,6 +186,7 @@ class ServingGraph(nn.Module):
             feature = torch.tensor([number])
             id_BL = self.index(bags[bag], bag_is_missing[bag], feature)
             found[number] = self._pooled(self.tables[number](id_BL), bag_lengths[bag])
+        # Features by the width of their rows, as the model takes them.
         embeddings = [
             torch.stack([found[number] for number in numbers], dim=1) for numbers in self._widths.values()
         ]
@@ -186,6 +194,7 @@ class ServingGraph(nn.Module):
         return torch.sigmoid(logit_B), logit_B
 
     def _pooled(self, rows_BLD: torch.Tensor, length_B: torch.Tensor) -> torch.Tensor:
+        # What lies behind the length of a bag is left out, whatever it holds.
         places_L = torch.arange(rows_BLD.shape[1])
         is_there_BL1 = (places_L < length_B.unsqueeze(1)).unsqueeze(2)
         sum_BD = torch.where(is_there_BL1, rows_BLD, torch.zeros_like(rows_BLD)).sum(1)

@@ -45,12 +45,14 @@ class ServingInputs:
             KeyError: a column is not there.
             ValueError: a value is not of the kind that the feature has.
         """
+        # Dense values; those that are missing stay NaN, which the graph turns into 0.
         num_samples = len(columns[next(iter(columns))])
         dense = np.full((num_samples, len(self.dense)), np.nan)
         for position, feature in enumerate(self.dense):
             for row, value in enumerate(columns[feature["column"]]):
                 if value is not None and value != "":
                     dense[row, position] = float(value)
+        # Features with one value: a category, and whether it is missing, as 0 is a category too.
         categories = np.zeros((num_samples, len(self.one_hot)), np.int64)
         is_missing = np.zeros((num_samples, len(self.one_hot)), np.bool_)
         for position, feature in enumerate(self.one_hot):
@@ -92,9 +94,11 @@ def category_of(kind: str, value: Any, unit: str | None = None) -> int | None:
     """
     if value is None or value == "":
         return None
+    # Times become an hour, or a weekday from Monday, 1, to Sunday, 7.
     if kind in ("hour", "weekday"):
         time = _time_of(value, unit)
         return time.hour if kind == "hour" else time.isoweekday()
+    # Text is hashed as `preprocess` hashes it; numbers are their own category.
     if kind == "text":
         category = xxhash.xxh3_64_intdigest(str(value).encode())
     elif kind == "hex8" and isinstance(value, str):
@@ -125,6 +129,7 @@ def _bag_inputs(feature: Mapping[str, Any], bags: Sequence[Any]) -> dict[str, An
     # A missing list has one missing element.
     kind, unit = feature["kind"], feature.get("unit")
     found = [[None] if bag is None else [category_of(kind, value, unit) for value in bag] for bag in bags]
+    # Bags are padded to the longest, and to one place at least.
     longest = max([1, *map(len, found)])
     categories = np.zeros((len(found), longest), np.int64)
     is_missing = np.zeros((len(found), longest), np.bool_)

@@ -65,6 +65,7 @@ class SlotLayout(NamedTuple):
         Raises:
             ValueError: slots beyond 32 bits.
         """
+        # Kernels take slots and ids of 32 bits, which halves what they read.
         if layout.num_own_slots >= 1 << 31:
             raise ValueError(f"{layout.num_own_slots} slots, want less than {1 << 31}")
         return cls(
@@ -123,6 +124,7 @@ class BatchRoom:
 
     def new_lists(self, device: torch.device) -> BatchLists:
         """Allocate lists."""
+        # Zeros: lists of no lookups, until a batch is copied over them.
         offsets = self.num_tables + 1
         numbers = self.number_dtype
         return BatchLists(
@@ -140,6 +142,7 @@ class BatchRoom:
 
     def new_decoded(self, device: torch.device) -> DecodedBatch:
         """Allocate what is decoded from lists."""
+        # One more start than there are rows, for the end of the last row's lookups.
         return DecodedBatch(
             slots_BF=_integers(self.num_samples * self.num_tables, device).view(self.num_samples, -1),
             slots_U=_integers(self.num_rows, device),

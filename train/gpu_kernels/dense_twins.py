@@ -39,10 +39,12 @@ def gather_dots(
     Error:
         Of a dot at most ``D * 2**-24`` of the sum of magnitudes, besides the rounding of its factors.
     """
+    # All pairs of vectors are multiplied, and the distinct ones picked.
     vectors_BVD = _vectors(weights_SD, slots_BF, num_samples_1, bottom_BD, inputs_BP.dtype)
     pairs_P, _ = pair_positions(vectors_BVD.shape[1])
     dots_BVV = torch.bmm(vectors_BVD, vectors_BVD.transpose(1, 2))
     dots_BP = dots_BVV.flatten(1).index_select(1, pairs_P.to(weights_SD.device))
+    # What rounds the number of inputs up stays zero.
     inputs_BP.zero_()
     num_passed = 0
     if bottom_BD is not None:
@@ -73,6 +75,7 @@ def gather_dots_backward(
     """
     vectors_BVD = _vectors(weights_SD, slots_BF, num_samples_1, bottom_BD, grad_BP.dtype).float()
     num_samples, num_vectors, dim = vectors_BVD.shape
+    # The gradients of the dots lie behind those of the bottom MLP's output.
     num_passed = 0 if bottom_BD is None else dim
     pairs_P, mirror_VV = pair_positions(num_vectors)
     grads = grad_BP[:, num_passed : num_passed + pairs_P.numel()].float()
@@ -83,6 +86,7 @@ def gather_dots_backward(
     if bottom_grad_BD is None:
         grad_BFD.copy_(vector_grads_BVD)
         return
+    # The first vector is the bottom MLP's output, which is an input of the top MLP, too.
     grad_BFD.copy_(vector_grads_BVD[:, 1:])
     total_BD = vector_grads_BVD[:, 0] + grad_BP[:, :dim].float()
     is_live = is_sample(num_samples, num_samples_1).unsqueeze(1)
@@ -119,6 +123,7 @@ def last_layer(
         Logits and gradients are float32, losses are computed and added in float64. Sums are those of
         `LOSS_BLOCK` samples, then of the blocks, in an order that depends on the shape alone.
     """
+    # Forward: one logit for each sample, none of those behind the batch.
     is_live = is_sample(hidden_BN.shape[0], num_samples_1)
     hidden = torch.where(is_live.unsqueeze(1), hidden_BN, 0.0).float()
     logits = hidden @ weights_M[:-1] + weights_M[-1]
@@ -128,6 +133,7 @@ def last_layer(
     small = torch.exp(-wide.abs())
     losses = wide.clamp(min=0) - wide * labels + torch.log1p(small)
     loss_1.copy_(torch.where(is_live, losses, 0.0).sum())
+    # Backward: the sigmoid less the label, divided by the nominal batch size.
     small_32 = small.float()
     chances = torch.where(logits >= 0, torch.ones_like(small_32), small_32) / (1 + small_32)
     grad_B = torch.where(is_live, (chances - labels.float()) * scale, 0.0)

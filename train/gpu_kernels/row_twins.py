@@ -24,6 +24,7 @@ def decode_batch(lists: BatchLists, layout: SlotLayout, decoded: DecodedBatch) -
         layout: where rows of the fast tier are.
         decoded: written as far as the batch goes; samples behind it get -1.
     """
+    # The table of each distinct row; rows lie table after table.
     num_samples = int(lists.num_samples_1)
     num_rows = int(lists.row_offsets_F1[-1])
     num_tables = layout.base_F.numel()
@@ -33,6 +34,7 @@ def decode_batch(lists: BatchLists, layout: SlotLayout, decoded: DecodedBatch) -
     starts_U = lists.starts_U[:num_rows].long() + lists.order_offsets_F1.long()[tables_U]
     decoded.starts_U1[:num_rows] = starts_U.int()
     decoded.starts_U1[num_rows] = lists.order_offsets_F1[-1]
+    # Positions within a table become positions among all rows.
     long_rows = torch.arange(int(lists.long_offsets_F1[-1]), device=row_offsets.device)
     tables_L = _tables_of(long_rows, lists.long_offsets_F1.long())
     decoded.long_rows_L[: long_rows.numel()] = (
@@ -49,6 +51,7 @@ def decode_batch(lists: BatchLists, layout: SlotLayout, decoded: DecodedBatch) -
     slots_U[is_staged] = lists.staged_C[positions[is_staged]]
     decoded.slots_U[:num_rows] = slots_U
 
+    # The slot of a row is that of all its lookups, put at their places by sample and table.
     lookups_U = decoded.starts_U1[: num_rows + 1].diff().long()
     slots_N = slots_U.repeat_interleave(lookups_U)
     decoded.slots_BF[num_samples:] = -1
@@ -98,6 +101,7 @@ def sum_gradients(
     Error:
         The bits of `row_kernels.sum_gradients`.
     """
+    # The row of each lookup, and the block of samples that it lies in.
     num_samples = int(lists.num_samples_1)
     num_rows = int(lists.row_offsets_F1[-1])
     num_tables = grad_BFD.shape[1]
@@ -176,6 +180,7 @@ def move_rows(moves: RowMoves, source: RowTensors, target: RowTensors) -> None:
         source: where they are; on another device than ``target`` it is read by its lists there.
         target: written.
     """
+    # Weights first, then the optimizer state.
     count = int(moves.count_1)
     for source_SW, target_SW in zip(source, target, strict=True):
         moved_NW = source_SW.index_select(0, moves.sources_N[:count].long().to(source_SW.device))

@@ -17,6 +17,7 @@ _NO_END = tl.constexpr(2**31 - 1)
 
 def decode_batch(lists: BatchLists, layout: SlotLayout, decoded: DecodedBatch) -> None:
     """See `row_twins.decode_batch`."""
+    # First the slot of each distinct row, then of each lookup: two kernels, as the second reads all rows.
     device = lists.rows_U.device
     num_samples, num_tables = decoded.slots_BF.shape
     tables = triton.next_power_of_2(num_tables)
@@ -98,6 +99,7 @@ def _locate_rows(
     FP: tl.constexpr,
     R: tl.constexpr,
 ):
+    # Rows of all tables lie one behind the other: the table is found by comparing with all ends at once.
     table_numbers = tl.arange(0, FP)
     is_table = table_numbers < F
     row_ends = tl.load(row_offsets + 1 + table_numbers, mask=is_table, other=_NO_END)
@@ -108,6 +110,7 @@ def _locate_rows(
         row = at + tl.arange(0, R)
         is_row = row < num_rows
         table = tl.where(is_row, _table_of(row, row_ends, FP), F)
+        # Where the lookups of the row begin, counted over all tables instead of its own.
         start = tl.load(starts + row, mask=is_row, other=0).to(tl.int32) + tl.load(order_offsets + table)
         tl.store(starts_out + row, start, mask=row <= num_rows)
 
@@ -117,11 +120,13 @@ def _locate_rows(
         num_staged = tl.load(staged_offsets + table + 1) - first_staged
         behind = row - (tl.load(row_offsets + table + 1) - num_staged)
         is_staged = is_row & (behind >= 0)
+        # All others have their slot by id; staged ones have it in the list that came with the batch.
         own = tl.load(rows + row, mask=is_row, other=0) + tl.load(base + table) - tl.load(first + table)
         slot = tl.where(is_staged, tl.load(staged + first_staged + behind, mask=is_staged, other=0), own)
         tl.store(slots_out + row, slot, mask=is_row)
         at += tl.num_programs(0) * R
 
+    # Of rows with a long list, positions within a table become positions among all rows.
     long_ends = tl.load(long_offsets + 1 + table_numbers, mask=is_table, other=_NO_END)
     num_long = tl.load(long_offsets + F)
     at = tl.program_id(0) * R
@@ -146,6 +151,7 @@ def _scatter_slots(
     F: tl.constexpr,
     R: tl.constexpr,
 ):
+    # One entry for each lookup, and for the samples of padding behind the batch.
     num_samples = tl.load(num_samples_1)
     num_lookups = num_samples * F
     at = tl.program_id(0) * R
@@ -161,6 +167,7 @@ def _scatter_slots(
             is_before = tl.load(starts + middle) <= lookup
             low = tl.where(is_before, middle, low)
             high = tl.where(is_before, high, middle)
+        # The slot goes to the place of the lookup in its sample; padding gets -1.
         slot = tl.load(slots + low, mask=is_lookup, other=-1)
         sample = tl.load(order + lookup, mask=is_lookup, other=0).to(tl.int32)
         # What lies behind the batch are its samples of padding.
@@ -181,6 +188,7 @@ def _gather_rows(
     DP: tl.constexpr,
     R: tl.constexpr,
 ):
+    # Lookups without a slot, and padding, read nothing and become zeros.
     num_lookups = tl.load(num_samples_1) * F
     column = tl.arange(0, DP)
     at = tl.program_id(0) * R

@@ -32,6 +32,7 @@ def last_layer(
     loss_1: torch.Tensor,
 ) -> None:
     """See `dense_twins.last_layer`."""
+    # Every block leaves its sums, which are then added in order: atomic adds would vary from run to run.
     num_samples, num_inputs = hidden_BN.shape
     num_blocks = triton.cdiv(num_samples, LOSS_BLOCK)
     width = triton.next_power_of_2(num_inputs)
@@ -117,6 +118,7 @@ def _last_layer(
     R: tl.constexpr,
 ):
     """A block of samples a program, R at a time."""
+    # The weights are read once; what the block adds up stays in registers.
     num_samples = tl.load(num_samples_1)
     block = tl.program_id(0)
     column = tl.arange(0, NP)
@@ -131,6 +133,7 @@ def _last_layer(
         at = sample[:, None] * N + column[None, :]
         is_input = is_sample[:, None] & (column < N)[None, :]
         value = tl.load(hidden + at, mask=is_input, other=0.0).to(tl.float32)
+        # The logit of each sample, which is the only output of the layer.
         logit = tl.sum(value * weight[None, :], axis=1) + bias
         label = tl.load(labels + sample, mask=is_sample, other=0).to(tl.float32)
         # An exponent that is not positive, so that none overflows.
@@ -138,14 +141,17 @@ def _last_layer(
         small = tl.exp(-tl.abs(wide))
         loss = tl.maximum(wide, 0.0) - wide * label.to(tl.float64) + tl.log(1.0 + small)
         loss_sum += tl.sum(tl.where(is_sample, loss, 0.0), axis=0)
+        # The sigmoid from the same exponential, divided as IEEE rounds it. Samples behind the batch get 0.
         small_32 = small.to(tl.float32)
         one = tl.full((R,), 1.0, tl.float32)
         chance = tl.div_rn(tl.where(logit >= 0.0, one, small_32), one + small_32)
         grad = tl.where(is_sample, (chance - label) * scale, 0.0)
         hidden_grad = (grad[:, None] * weight[None, :]).to(hidden_grads.dtype.element_ty)
+        # Rows behind the batch are written too, as zeros: the next kernel reads the whole room.
         tl.store(hidden_grads + at, hidden_grad, mask=(sample < room)[:, None] & (column < N)[None, :])
         weight_grad += tl.sum(value * grad[:, None], axis=0)
         bias_grad += tl.sum(grad, axis=0)
+    # The weights' sums of the block, with that of the bias behind them, and its loss.
     tl.store(partials + block * (N + 1) + column, weight_grad, mask=column < N)
     tl.store(partials + block * (N + 1) + N, bias_grad)
     tl.store(losses + block + tl.arange(0, 1), loss_sum)
@@ -167,20 +173,24 @@ def _mask_by_relu(
     R: tl.constexpr,
     C: tl.constexpr,
 ):
+    # A tile: a block of samples by some columns.
     sample = tl.program_id(0) * R + tl.arange(0, R)
     column = tl.program_id(1) * C + tl.arange(0, C)
     at = sample.to(tl.int64)[:, None] * num_outputs + column[None, :]
     is_number = (sample < num_samples)[:, None] & (column < num_outputs)[None, :]
     grad = tl.load(grads + at, mask=is_number, other=0.0)
     output = tl.load(outputs + at, mask=is_number, other=0.0)
+    # No gradient passes where the output is 0; a NaN lets it pass.
     grad = tl.where(output <= 0.0, 0.0, grad)
     tl.store(grads + at, grad, mask=is_number)
+    # The gradients as they are stored, perhaps rounded, are added up for the bias.
     total = tl.sum(grad.to(tl.float32), axis=0)
     tl.store(partials + tl.program_id(0) * num_outputs + column, total, mask=column < num_outputs)
 
 
 @triton.jit
 def _add_sums(partials, sums, num_blocks, num_outputs, K: tl.constexpr, C: tl.constexpr):
+    # One program has its columns of all blocks, so that the order of the sum is fixed by the shape.
     column = tl.program_id(0) * C + tl.arange(0, C)
     total = tl.zeros((C,), tl.float32)
     first = 0
@@ -211,13 +221,16 @@ def _step_dense(
     IS_ROUNDED: tl.constexpr,
     R: tl.constexpr,
 ):
+    # A program updates some parameters; those of all layers are one vector.
     number = tl.program_id(0) * R + tl.arange(0, R)
     is_number = number < size
     rate = tl.load(rates)
     weight = tl.load(weights + number, mask=is_number, other=0.0)
     grad = tl.load(grads + number, mask=is_number, other=0.0)
+    # Weight decay is part of the gradient, as in torch's optimizers.
     if DECAY != 0.0:
         grad = grad + weight * DECAY
+    # Each operation is rounded on its own: `EXACT` forbids the compiler to contract them.
     if RULE == "sgd":
         weight = weight - grad * rate
     elif RULE == "adagrad":
@@ -227,6 +240,7 @@ def _step_dense(
     else:
         tl.static_assert(RULE == "adam")
         mean = tl.load(states + number, mask=is_number, other=0.0) * KEEP_FIRST + grad * TAKE_FIRST
+        # The second moments lie behind the first ones of all parameters.
         square_at = states + size + number
         square = tl.load(square_at, mask=is_number, other=1.0) * KEEP_SECOND + (grad * grad) * TAKE_SECOND
         tl.store(states + number, mean, mask=is_number)
@@ -234,5 +248,6 @@ def _step_dense(
         root_scale = tl.full((R,), 0.0, tl.float32) + tl.load(rates + 1)
         weight = weight - tl.div_rn(mean * rate, tl.div_rn(tl.sqrt_rn(square), root_scale) + EPS)
     tl.store(weights + number, weight, mask=is_number)
+    # The copy that the products of the next step read.
     if IS_ROUNDED:
         tl.store(rounded + number, weight.to(tl.bfloat16), mask=is_number)

@@ -105,9 +105,11 @@ def _vectors(
     HAS_BOTTOM: tl.constexpr,
 ):
     """(B, V, PART) columns from ``first`` of all vectors of the samples, rounded to a type."""
+    # Rows from the tier, with zeros where a vector is none.
     column = (first + tl.arange(0, PART))[None, None, :]
     is_number = (slot >= 0)[:, :, None] & (column < D)
     values = tl.load(weights + slot[:, :, None] * D + column, mask=is_number, other=0.0).to(dtype)
+    # The output of the bottom MLP is the first vector; it is added to the zeros there.
     if HAS_BOTTOM:
         is_first = (tl.arange(0, V) == 0)[None, :, None]
         is_bottom = is_sample[:, None, None] & is_first & (column < D)
@@ -146,15 +148,18 @@ def _gather_dots(
     HAS_BOTTOM: tl.constexpr,
     B: tl.constexpr,
 ):
+    # The samples of this program, and the slots of their rows.
     dtype: tl.constexpr = inputs.dtype.element_ty
     sample = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     is_sample = sample < tl.load(num_samples_1)
     is_written = sample < room
     slot = _slots(slots, sample, is_sample, F, V, HAS_BOTTOM)
+    # The dot products of all pairs, added up over the parts of the columns.
     dots = tl.zeros((B, V, V), tl.float32)
     for first in range(0, D, PART):
         values = _vectors(weights, slot, bottom, sample, is_sample, first, dtype, D, V, PART, HAS_BOTTOM)
         dots = tl.dot(values, tl.trans(values, (0, 2, 1)), acc=dots, input_precision="ieee")
+        # The output of the bottom MLP is an input of the top MLP too, copied part by part.
         if HAS_BOTTOM:
             column = first + tl.arange(0, PART)[None, :]
             passed = tl.load(
@@ -212,6 +217,7 @@ def _gather_dots_backward(
     source = grad + sample[:, None, None] * P + D * HAS_BOTTOM + pair[None, :, :]
     matrix = tl.load(source, mask=is_sample[:, None, None] & is_pair[None, :, :], other=0.0)
 
+    # The gradients of all vectors are the matrix times the vectors, a part of the columns at a time.
     vector = tl.arange(0, V)[None, :, None]
     table = vector - HAS_BOTTOM
     is_row = is_sample[:, None, None] & (table >= 0) & (table < F)

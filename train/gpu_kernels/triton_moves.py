@@ -82,6 +82,7 @@ def _move_rows(
     DP: tl.constexpr,
     R: tl.constexpr,
 ):
+    # The number of rows is read on the device, so that one launch serves any step.
     count = tl.load(count_1)
     column = tl.arange(0, DP)[None, :]
     at = tl.program_id(0) * R
@@ -125,6 +126,7 @@ def _make_rows(
     DP: tl.constexpr,
     R: tl.constexpr,
 ):
+    # The bases of all tables, which tell the table of a row.
     count = tl.load(count_1)
     table_numbers = tl.arange(0, FP)
     bases = tl.load(base + table_numbers, mask=table_numbers < F, other=2**31 - 1)
@@ -137,7 +139,9 @@ def _make_rows(
         target = tl.load(targets + number, mask=is_made, other=0).to(tl.int64)
         # Of several tables with one base all but the last are empty.
         table = tl.sum((home[:, None] >= bases[None, :]).to(tl.int32), axis=1) - 1
+        # The id of the row in its table, which its initial values depend on.
         row = home - tl.load(base + table) + tl.load(first + table)
+        # A stream of random bits for each row, hashed from the stream of its table; see `InitialValues`.
         stream = tl.load(streams + table).to(tl.uint64, bitcast=True)
         row_stream = _mix(_mix(stream) ^ row.to(tl.uint64))
         bits = _mix(_mix(row_stream)[:, None] ^ column.to(tl.uint64)) >> 40
@@ -145,6 +149,7 @@ def _make_rows(
         odd = 2 * bits.to(tl.int32) + 1 - 16777216
         value = (odd.to(tl.float32) * (2.0**-24)) * tl.load(bounds + table)[:, None]
         tl.store(weights + target[:, None] * D + column, value, mask=is_made[:, None] & (column < D))
+        # The optimizer state of a new row is zero.
         if W > 0:
             state_column = tl.arange(0, WP)[None, :]
             is_state = is_made[:, None] & (state_column < W)

@@ -103,6 +103,7 @@ def _sum(
         **sizes,
         **EXACT,
     )
+    # The rows with short lists, summed and finished at once.
     num_rows = decoded.slots_U.numel()
     _sum_rows[(num_programs(triton.cdiv(num_rows, sizes["R"]), device),)](
         lists.num_samples_1,
@@ -116,6 +117,7 @@ def _sum(
         **sizes,
         **EXACT,
     )
+    # The rows with long lists are few: small tiles of one warp spread them over more programs.
     long_sizes = sizes | {"R": floor_of(128, sizes["DP"]), "num_warps": 1}
     _add_blocks[(num_programs(triton.cdiv(num_long, long_sizes["R"]), device),)](
         lists.num_samples_1,
@@ -184,6 +186,7 @@ def _finish_rows(
     R: tl.constexpr,
 ):
     """Take a step on rows with a slot by their summed gradients; or store the sums where there is no rule."""
+    # Sums go to the place of the row in the batch, steps to its slot.
     if RULE == "none":
         column = tl.arange(0, DP)[None, :]
         target = weights + row.to(tl.int64)[:, None] * D + column
@@ -217,9 +220,11 @@ def _take_step(
     """Take one optimizer step, each operation rounded on its own."""
     column = tl.arange(0, DP)[None, :]
     is_number = is_here[:, None] & (column < D)
+    # Addresses take 64 bits: a tier may have more than 2**31 numbers.
     slot = slot.to(tl.int64)
     at = weights + slot[:, None] * D + column
     weight = tl.load(at, mask=is_number, other=0.0)
+    # Weight decay is part of the gradient, as in torch's optimizers.
     if DECAY != 0.0:
         total = total + weight * DECAY
     if RULE == "sgd":
@@ -235,6 +240,7 @@ def _take_step(
         tl.store(state_at, squares, mask=is_number)
         weight = weight - tl.div_rn(total * tl.load(rates), tl.sqrt_rn(squares) + EPS)
     elif RULE == "rowwise-adagrad":
+        # One number of state for the whole row: the mean square of its gradient, summed in a fixed order.
         mean = tl.div_rn(_fold(tl.where(column < D, total * total, 0.0), R, DP), tl.full((R,), D, tl.float32))
         squares = tl.load(state + slot, mask=is_here, other=1.0) + mean
         tl.store(state + slot, squares, mask=is_here)
@@ -242,6 +248,7 @@ def _take_step(
         weight = weight - tl.div_rn(total * tl.load(rates), root)
     else:
         tl.static_assert(RULE == "adam")
+        # Both moments of a row, then how many steps it has taken.
         steps_at = state + slot * (2 * D + 1) + 2 * D
         steps = tl.load(steps_at, mask=is_here, other=0.0) + 1.0
         tl.store(steps_at, steps, mask=is_here)
@@ -285,6 +292,7 @@ def _sum_rows(
     R: tl.constexpr,
 ):
     """Sum the gradients of each row without a long list, and finish it."""
+    # Numbers of the batch come from the device: programs loop over as many rows as there are.
     num_samples = tl.maximum(tl.load(num_samples_1), 1)
     num_rows = tl.load(num_rows_1)
     column = tl.arange(0, DP)[None, :]
@@ -292,6 +300,7 @@ def _sum_rows(
     while at < num_rows:
         row = at + tl.arange(0, R)
         is_row = row < num_rows
+        # Rows with a long list belong to the other kernels; those without a slot take no step.
         start = tl.load(starts + row, mask=is_row, other=0)
         stop = tl.load(starts + row + 1, mask=is_row, other=0)
         slot = tl.load(slots + row, mask=is_row, other=-1)
@@ -299,12 +308,14 @@ def _sum_rows(
         if RULE != "none":
             is_row = is_row & (slot >= 0)
         num_lookups = tl.where(is_row, stop - start, 0)
+        # Every table has one lookup in each sample, so the start of a list tells the table.
         table = start // num_samples
         total = tl.zeros((R, DP), tl.float32)
         partial = tl.zeros((R, DP), tl.float32)
         block = tl.zeros((R,), tl.int32)
         first = 0
         most = tl.max(num_lookups)
+        # As many rounds as the longest list of the tile needs; lists that ended add nothing.
         while first < most:
             for i in tl.static_range(_AHEAD):
                 is_on = first + i < num_lookups
@@ -317,6 +328,7 @@ def _sum_rows(
                 partial = tl.where(is_next[:, None], gradient, partial + gradient)
                 block = tl.where(is_on, sample // _BLOCK, block)
             first += _AHEAD
+        # The last block has no lookup behind it.
         total = total + partial
         _finish_rows(
             total, row, slot, is_row, weights, state, rates, root_scales,
@@ -328,6 +340,7 @@ def _sum_rows(
 @triton.jit
 def _first_lookup(order, start, stop, sample):
     """Where the first lookup of ``sample``, or of one behind it, is in a row's list."""
+    # Binary search, for all entries at once until the last one is done.
     low = start
     high = stop
     while tl.max(high - low) > 0:
@@ -355,6 +368,7 @@ def _sum_blocks(
     R: tl.constexpr,
 ):
     """Sum the gradients of rows with a long list in every block of samples; R blocks a program."""
+    # A part is one row and R consecutive blocks of samples.
     num_samples = tl.maximum(tl.load(num_samples_1), 1)
     num_blocks = tl.cdiv(num_samples, _BLOCK)
     num_groups = tl.cdiv(num_blocks, R)
@@ -362,17 +376,20 @@ def _sum_blocks(
     column = tl.arange(0, DP)[None, :]
     part = tl.program_id(0)
     while part < num_parts:
+        # The list of the row, which is ascending by sample.
         number = part // num_groups
         row = tl.load(long_rows + number)
         start = tl.load(starts + row)
         stop = tl.load(starts + row + 1)
         table = start // num_samples
+        # Where each block begins and ends in the list.
         block = (part % num_groups) * R + tl.arange(0, R)
         zero = tl.zeros((R,), tl.int32)
         first = _first_lookup(order, zero + start, zero + stop, block * _BLOCK)
         # A row has one lookup in a sample.
         most_last = tl.minimum(first + _BLOCK, stop)
         last = _first_lookup(order, first, most_last, (block + 1) * _BLOCK)
+        # One after the other within a block, in the order of the samples.
         partial = tl.zeros((R, DP), tl.float32)
         most = tl.max(last - first)
         lookup = 0
@@ -383,6 +400,7 @@ def _sum_blocks(
                 source = grad + (sample * F + table)[:, None] * D + column
                 partial += tl.load(source, mask=is_on[:, None] & (column < D), other=0.0)
             lookup += _AHEAD
+        # By row and block, so that the next kernel adds them in order.
         target = partials + (number.to(tl.int64) * room + block)[:, None] * D + column
         tl.store(target, partial, mask=(block < num_blocks)[:, None] & (column < D))
         part += tl.num_programs(0)
@@ -410,6 +428,7 @@ def _add_blocks(
     R: tl.constexpr,
 ):
     """Add the sums of the blocks of rows with a long list, in order, and finish these rows."""
+    # As many rows as this batch has with a long list, perhaps none.
     num_blocks = tl.cdiv(tl.load(num_samples_1), _BLOCK)
     num_long = tl.load(num_long_1)
     column = tl.arange(0, DP)[None, :]
@@ -420,6 +439,7 @@ def _add_blocks(
         row = tl.load(long_rows + number, mask=is_row, other=0)
         slot = tl.load(slots + row, mask=is_row, other=-1)
         is_number = is_row[:, None] & (column < D)
+        # From the first block to the last; several loads are under way at a time.
         total = tl.zeros((R, DP), tl.float32)
         block = 0
         while block < num_blocks:

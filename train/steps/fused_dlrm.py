@@ -89,6 +89,7 @@ class FusedDlrm:
             (_rounded(inputs) if number in (0, num_bottom) else inputs, outputs)
             for number, (inputs, outputs) in enumerate(model.shape.layers)
         ]
+        # All parameters are one vector, layer after layer, so that one kernel takes the whole step.
         num_weights = sum((inputs + 1) * outputs for inputs, outputs in shapes)
         self._weights_N = torch.zeros(num_weights, device=on)
         self._grad_N = torch.zeros(num_weights, device=on)
@@ -96,6 +97,7 @@ class FusedDlrm:
         self._rounded_N = torch.zeros(num_weights, dtype=compute, device=on) if dtype == "bf16" else None
 
         used_N = self._weights_N if self._rounded_N is None else self._rounded_N
+        # In bfloat16 the products read a rounded copy, which the step writes with the weights.
         layers = [
             _Layer.of(start, inputs, outputs, used_N, self._grad_N, batch_size)
             for start, (inputs, outputs) in zip(_starts(shapes), shapes, strict=True)
@@ -109,6 +111,7 @@ class FusedDlrm:
         first_of_top = (self._top or [self._last])[0]
         self._inputs_BP = torch.zeros(batch_size, first_of_top.num_inputs, dtype=compute, device=on)
         self._inputs_grad_BP = torch.zeros_like(self._inputs_BP)
+        # Each block of samples leaves its loss and the gradients of the last layer.
         num_blocks = -(-batch_size // LOSS_BLOCK)
         self._losses_K = torch.zeros(num_blocks, dtype=torch.float64, device=on)
         self._last_partials_KM = torch.zeros(num_blocks, self._last.num_inputs + 1, device=on)
@@ -117,6 +120,7 @@ class FusedDlrm:
 
     def next_rates(self, rate: float) -> NDArray[np.float32]:
         """The numbers of the step that is queued next, for this learning rate."""
+        # Counted when a step is queued, as the numbers go up with its batch.
         counts = self._adopt_states()
         for count in counts:
             count += 1
@@ -142,7 +146,9 @@ class FusedDlrm:
 
     def _queue_forward(self, launch: Launch, inputs: DenseInputs) -> None:
         bottom_BD = None
+        # Dense values through the bottom MLP, where the model has one.
         if self._bottom:
+            # Then the dots of its output with the rows, which are the inputs of the top MLP.
             launch(_copy_dense, inputs.dense_BK, inputs.num_samples_1, self._dense_BK)
             bottom_BD = self._dense_BK
             for layer in self._bottom:
@@ -164,6 +170,7 @@ class FusedDlrm:
     def _queue_last(self, launch: Launch, inputs: DenseInputs) -> None:
         """Queue the last layer, whose products are those of vectors, and the loss."""
         place = slice(self._last.weight_place.start, self._last.bias_place.stop)
+        # Without hidden layers in the top MLP, the last layer reads the dots themselves.
         launch(
             "last_layer",
             self._top[-1].outputs_BN if self._top else self._inputs_BP,
@@ -179,6 +186,7 @@ class FusedDlrm:
         )
 
     def _queue_backward(self, launch: Launch, inputs: DenseInputs) -> None:
+        # Back through the top MLP, the dots and the bottom MLP; nothing wants the gradient of dense values.
         self._queue_mlp_backward(launch, self._top, self._inputs_BP, self._inputs_grad_BP)
         bottom_BD = self._bottom[-1].outputs_BN if self._bottom else None
         launch(
@@ -203,6 +211,7 @@ class FusedDlrm:
         """Queue the gradients of layers, from those by the outputs of the last to those by the inputs."""
         for number in reversed(range(len(layers))):
             layer = layers[number]
+            # The layer before has the inputs and takes their gradient; the first layer has the MLP's own.
             before = layers[number - 1] if number else None
             launch("relu_backward", layer.grad_BN, layer.outputs_BN, layer.partials_KN, layer.bias_grad_N)
             launch(
@@ -219,12 +228,14 @@ class FusedDlrm:
         linears = [
             each for module in modules if module for each in module if isinstance(each, torch.nn.Linear)
         ]
+        # Each parameter of the model becomes a view of its part, so checkpoints and exports see every step.
         for linear, layer in zip(linears, layers, strict=True):
             for parameter, place in ((linear.weight, layer.weight_place), (linear.bias, layer.bias_place)):
                 view = self._view(self._weights_N, parameter, place, layer)
                 view.copy_(parameter.detach())
                 parameter.data = view
                 self._parameters.append((parameter, place, parameter.shape, layer.num_inputs))
+        # The first products need the rounded weights before any step wrote them.
         if self._rounded_N is not None:
             self._rounded_N.copy_(self._weights_N)
 
@@ -246,6 +257,7 @@ class FusedDlrm:
         if self._rounded_N is not None:
             self._rounded_N.copy_(self._weights_N)
         self._step_counts = []
+        # The optimizer that holds the state of each parameter.
         owner = {
             parameter: optimizer
             for optimizer in self._optimizers
@@ -254,12 +266,14 @@ class FusedDlrm:
         }
         for parameter, place, shape, num_inputs in self._parameters:
             state = owner[parameter].state[parameter]
+            # A restored state is copied to its part; from then on torch's optimizer has a view of it.
             for number, name in enumerate(_STATES[self.rule.name]):
                 part = self._states_KN[number][place]
                 view = part.view(-1, num_inputs)[:, : shape[1]] if len(shape) == 2 else part
                 if name in state:
                     view.copy_(state[name])
                 state[name] = view
+            # Every parameter has a count of its own in torch; all are equal here.
             if _STATES[self.rule.name]:
                 state["step"] = torch.tensor(float(state.get("step", 0.0)))
                 self._step_counts.append(state["step"])
@@ -297,6 +311,7 @@ class _Layer:
     ) -> _Layer:
         middle = start + num_inputs * num_outputs
         weight_place, bias_place = slice(start, middle), slice(middle, middle + num_outputs)
+        # What the layer leaves for the backward pass, with the memory of its gradients.
         outputs_BN = torch.zeros(batch_size, num_outputs, dtype=weights_N.dtype, device=weights_N.device)
         return cls(
             num_inputs,
@@ -342,6 +357,7 @@ def _forward(layer: _Layer, inputs_BM: torch.Tensor) -> None:
 
 def _backward(layer: _Layer, inputs_BM: torch.Tensor, inputs_grad_BM: torch.Tensor | None) -> None:
     """Write the gradients of the weights and, where wanted, of the inputs."""
+    # The product writes float32 directly where its factors are float32; else it is converted.
     if layer.grad_BN.dtype == layer.weight_grad_NM.dtype:
         torch.mm(layer.grad_BN.t(), inputs_BM, out=layer.weight_grad_NM)
     else:

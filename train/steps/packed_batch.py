@@ -71,6 +71,7 @@ class PackedRoom:
     @cached_property
     def sections(self) -> Mapping[str, Section]:
         """All lists by name, in the order of their bytes."""
+        # Each list begins at a multiple of the alignment behind the one before.
         sections: dict[str, Section] = {}
         next_byte = 0
         for name, count, dtype in self._lists():
@@ -96,6 +97,7 @@ class PackedRoom:
 
     def with_room_for(self, widths: Sequence[HostLists], num_moves: int) -> PackedRoom:
         """This room, or more where a batch does not fit."""
+        # Only what depends on the lookups grows; samples and tables are fixed for a run.
         rooms = []
         for room, lists in zip(self.widths, widths, strict=True):
             rooms.append(
@@ -107,6 +109,7 @@ class PackedRoom:
                 )
             )
         grown = replace(self, widths=tuple(rooms), num_moves=_grown(self.num_moves, num_moves))
+        # The same object where nothing grew: steps compare by identity, and record again where it changed.
         return self if grown == self else grown
 
     def lists_on(self, packed: torch.Tensor, width: int) -> BatchLists:
@@ -142,12 +145,14 @@ class HostLists:
             own_U: slot of each distinct row that lives on the fast tier, else -1.
             staged_U: slots of the others, in their order.
         """
+        # Rows with long lists, and rows without a place on the fast tier, by table.
         num_tables = lookups.first_F1.size - 1
         num_rows_F = np.diff(lookups.first_F1)
         long_rows = np.flatnonzero(lookups.counts_U > LONG_LOOKUPS)
         long_offsets_F1 = np.searchsorted(long_rows, lookups.first_F1)
         staged_offsets_F1 = np.searchsorted(np.flatnonzero(own_U < 0), lookups.first_F1)
         assert staged_offsets_F1[-1] == staged_U.size, "the plan lists too few rows"
+        # The device gets numbers within a table, which mostly fit 16 bits, and adds the offsets itself.
         lookups_before_U = np.repeat(np.arange(num_tables) * num_samples, num_rows_F)
         return cls(
             order_N=lookups.order_N // np.int32(num_tables),
@@ -183,6 +188,7 @@ class PackedBatch:
 
     def moves_on(self, packed: torch.Tensor, width: int, kind: int) -> RowMoves:
         """The rows of one list as views of the packed batch: sources and targets are as they were packed."""
+        # Each list is its count, its sources and its targets, behind those of earlier widths and kinds.
         before = sum(2 * count + 1 for counts in self.num_moves[:width] for count in counts)
         before += sum(2 * count + 1 for count in self.num_moves[width][:kind])
         count = self.num_moves[width][kind]
@@ -232,6 +238,7 @@ def pack(
         place = packed[section.first_byte : section.stop_byte].view(_NUMPY[section.dtype])
         place[: values.size] = values.reshape(-1)
 
+    # Everything of fixed places first.
     num_samples = label_B.size
     put("label", label_B)
     put("dense", dense_BK)
@@ -250,6 +257,7 @@ def pack(
     ]
     rows = np.concatenate(parts)
     put("moves", rows)
+    # The rows to move are last, so that the copy ends with what this step has.
     num_bytes = room.sections["moves"].first_byte + 4 * rows.size
     counts = tuple(tuple(sources_N.size for sources_N, _ in of_width) for of_width in moves)
     return PackedBatch(room, slot, num_samples, num_bytes, counts)

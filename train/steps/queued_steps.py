@@ -115,6 +115,7 @@ class QueuedSteps:
     def prepare(self, step: PlannedStep) -> PreparedStep:
         if self._has_shares or not all(map(_can_be_queued, step.parts)):
             return PreparedStep(step)
+        # The lists of each width: lookups by row, the slots of staged rows, and the rows to move.
         num_samples = step.batch.num_samples
         widths = []
         moves = []
@@ -123,8 +124,10 @@ class QueuedSteps:
             staged_U = np.empty(0, np.int64) if part.plan.staged_U is None else part.plan.staged_U
             widths.append(HostLists.of(part.lookups, num_samples, own_U, staged_U))
             moves.append(width.moves_of(part))
+        # A batch larger than all before it enlarges the room; memory on the device follows in `train`.
         num_moves = sum(sources_N.size for of_width in moves for sources_N, _ in of_width)
         self._packing_room = self._packing_room.with_room_for(widths, num_moves)
+        # The whole batch goes to a slot of pinned memory, ready for its one copy.
         slot = self._ring.take(self._packing_room.num_bytes)
         packed = pack(
             self._packing_room,
@@ -137,6 +140,7 @@ class QueuedSteps:
         return PreparedStep(step, packed)
 
     def train(self, prepared: PreparedStep, number: int, rates: StepRates) -> torch.Tensor:
+        # What cannot be packed, and copies of all hot rows, run while the device stands still.
         step, packed = prepared.step, prepared.packed
         if packed is None or any(part.plan.copy_hot for part in step.parts):
             self._device.synchronize()
@@ -144,10 +148,12 @@ class QueuedSteps:
             return self._at_once.train(prepared, number, rates)
         for width, part in zip(self._widths, step.parts, strict=True):
             width.rows.executor.copy_hot(part.plan)
+        # The copy goes up first, then rows move, then compute waits for both.
         self._make_room(packed.room)
         inputs = self._send(packed, rates)
         self._move_rows(step, packed, inputs)
         self._device.wait("compute", inputs.copied)
+        # With fused layers a step is one piece of work; else the model runs between two.
         loss_1 = self._new_loss()
         if self._fused is not None:
             self._queue(inputs, "step", self._whole_step)
@@ -157,6 +163,7 @@ class QueuedSteps:
             self._device.launch("compute", self._train_dense, inputs, packed.num_samples, number, loss_1)
             self._queue(inputs, "update", self._update)
             self._device.launch("compute", self._step_dense, rates.dense)
+        # These inputs are free once all of this has run.
         inputs.read = self._device.record("compute")
         self._parts.embeddings.mark_updated(step)
         return loss_1[0]
@@ -175,6 +182,7 @@ class QueuedSteps:
             [width.rows.executor.optimizer.step_rates(rates.rows) for width in self._widths],
             None if self._fused is None else self._fused.next_rates(rates.dense),
         )
+        # The copy waits, on the device, for the step that last read this place.
         if inputs.read is not None:
             self._device.wait("copies", inputs.read)
         source = packed.slot[: packed.num_bytes]
@@ -255,6 +263,7 @@ class QueuedSteps:
 
     def _train_dense(self, inputs: _Inputs, num_samples: int, number: int, loss_1: torch.Tensor) -> None:
         """Pass the dense layers forward and backward; a kernel as far as the device is concerned."""
+        # The model gets detached rows, and leaves their gradients in ``grad``.
         batch = Batch(
             inputs.label_B[:num_samples].float(),
             inputs.dense_BK[:num_samples],
@@ -296,6 +305,7 @@ class QueuedSteps:
         """Allocate memory on the device for batches of these sizes, where there is less."""
         if room is self._room:
             return
+        # Queued work may still use the old memory; recorded work has its addresses, and goes with it.
         self._device.synchronize()
         self._room = room
         self._inputs = [_Inputs.of(room, self._device) for _ in range(self._num_inputs)]
@@ -333,6 +343,7 @@ class _Inputs:
 
     @classmethod
     def of(cls, room: PackedRoom, device: Device) -> _Inputs:
+        # Every list is a view of the one range that the copy fills.
         packed = device.allocate([room.num_bytes], torch.uint8)
         return cls(
             packed,
@@ -383,6 +394,7 @@ class _WidthOnDevice:
     def of(cls, width: RowWidth, device: Device) -> _WidthOnDevice:
         executor = width.executor
         fast, slow = executor.fast, executor.slow
+        # Rows in a file cannot be pinned, and a system may refuse to pin many: then the host moves rows.
         is_pinned = not isinstance(slow, FileTier) and all(map(device.pin, (slow.weights_SD, slow.state_SW)))
         return cls(
             width,
@@ -396,6 +408,7 @@ class _WidthOnDevice:
 
     def moves_of(self, part: WidthStep) -> list[tuple[np.ndarray, np.ndarray]]:
         """Sources and targets of each of `MOVES` for a step."""
+        # A write-back goes from slots to rows, the others from rows to slots.
         transfer = part.plan.transfer
         if transfer is None or not self.moves_by_itself:
             return [(_NONE, _NONE)] * len(MOVES)
