@@ -54,6 +54,7 @@ def multiply_add(left: Float16x, right: Float16x, start: Float16x) -> Float16x:
         right: a value.
         start: a value.
     """
+    # A product of two float32 is exact in float64; the sum is rounded there and once more to float32.
     exact = np.asarray(left, np.float64) * right + start
     return exact.astype(np.float32)
 
@@ -79,6 +80,7 @@ def add_neighbors(left: Float16x, right: Float16x) -> Float16x:
 
 class _ValueType(types.Type):  # type: ignore[misc]
     def __init__(self) -> None:
+        # The name tells this type from others in the signatures of compiled kernels.
         super().__init__("float32 x 16")
 
 
@@ -92,6 +94,7 @@ class _ValueModel(models.PrimitiveModel):  # type: ignore[misc]
 
 
 def _pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    # Of the array's parts only the address of its data is used: positions are not checked.
     data = create_struct_proxy(signature.args[0])(context, builder, value=arguments[0]).data
     return builder.bitcast(builder.gep(data, [arguments[1]]), _VALUE.as_pointer())
 
@@ -109,6 +112,7 @@ def _repeated(builder: Any, number: Any) -> Any:
 
 @intrinsic
 def _load(_: Any, array: Any, position: Any) -> Any:
+    # A value may begin at any number, so only the alignment of a float32 is promised.
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         found = builder.load(_pointer(context, builder, signature, arguments))
         found.align = _FLOAT_BYTES
@@ -138,9 +142,11 @@ def _zeros(_: Any) -> Any:
 @intrinsic
 def _multiply_add(_: Any, left: Any, right: Any, start: Any) -> Any:
     def generate(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        # One number is repeated sixteen times; a value is taken as it is.
         factor = arguments[0]
         if signature.args[0] is types.float32:
             factor = _repeated(builder, factor)
+        # A fused multiply-add by name: the compiler would not fuse a product and a sum by itself.
         kind = ir.FunctionType(_VALUE, [_VALUE] * 3)
         function = get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDTH}f32")
         return builder.call(function, [factor, *arguments[1:]])
@@ -151,6 +157,7 @@ def _multiply_add(_: Any, left: Any, right: Any, start: Any) -> Any:
 @intrinsic
 def _subtract_product(_: Any, start: Any, factor: Any, value: Any) -> Any:
     def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        # Two instructions, which the compiler leaves apart without fast math.
         product = builder.fmul(_repeated(builder, arguments[1]), arguments[2])
         return builder.fsub(arguments[0], product)
 
@@ -168,6 +175,7 @@ def _add(_: Any, left: Any, right: Any) -> Any:
 @intrinsic
 def _add_neighbors(_: Any, left: Any, right: Any) -> Any:
     def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        # Numbers at even and at odd places of both values, in order.
         even = builder.shuffle_vector(*arguments, _lanes(range(0, 2 * WIDTH, 2)))
         odd = builder.shuffle_vector(*arguments, _lanes(range(1, 2 * WIDTH, 2)))
         return builder.fadd(even, odd)

@@ -157,6 +157,7 @@ def frequency_statistics(
         ConfigError: there is no such series.
         ManifestError: the folder has not been preprocessed as far as its plan, or is damaged.
     """
+    # Names are refused before anything is read.
     wanted = list(SERIES) if series is None else list(series)
     for name in wanted:
         if name not in SERIES:

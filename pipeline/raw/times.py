@@ -84,6 +84,7 @@ def _read_digits(text: NDArray[np.uint8], first: int, stop: int, num_digits: int
 @kernel
 def _read_date(text: NDArray[np.uint8], first: int, stop: int) -> int:
     """Return the days from 1970 to a Gregorian date, ``YYYY-MM-DD``; -2**62 for anything else."""
+    # The digits at their places first, then the separators between them.
     year = _read_digits(text, first, stop, 4)
     month = _read_digits(text, first + 5, stop, 2)
     day = _read_digits(text, first + 8, stop, 2)
@@ -91,12 +92,14 @@ def _read_date(text: NDArray[np.uint8], first: int, stop: int) -> int:
         return -(2**62)
     if text[first + 4] != _MINUS or text[first + 7] != _MINUS:
         return -(2**62)
+    # Gregorian leap years, also for years before that calendar, as libraries of dates do.
     is_leap = (year % 4 == 0 and year % 100 != 0) or year % 400 == 0
     length = _DAYS_BEFORE_MONTH[month] - _DAYS_BEFORE_MONTH[month - 1]
     if month == 2 and is_leap:
         length += 1
     if day > length:
         return -(2**62)
+    # Days of the years before, by their leap years, and of the months before.
     past = year - 1
     days = past * 365 + past // 4 - past // 100 + past // 400 + _DAYS_BEFORE_MONTH[month - 1] + day - 1
     if month > 2 and is_leap:
@@ -109,6 +112,7 @@ def _read_offset(text: NDArray[np.uint8], first: int, stop: int) -> int:
     """Return the seconds east of UTC of nothing, ``Z``, ``+HH:MM``, ``+HHMM`` or ``+HH``; 2**62 otherwise."""
     if first == stop or (stop - first == 1 and text[first] == _LARGE_Z):
         return 0
+    # Hours are needed behind a sign; minutes may be left out or follow a colon.
     hours = _read_digits(text, first + 1, stop, 2)
     if hours < 0 or hours > 23 or (text[first] != _PLUS and text[first] != _MINUS):
         return 2**62
@@ -133,6 +137,7 @@ def _read_time(text: NDArray[np.uint8], first: int, stop: int) -> int:
     position = first + 10
     if position == stop:
         return seconds
+    # A date alone is midnight; otherwise hours and minutes follow a space or a T.
     hour = _read_digits(text, position + 1, stop, 2)
     minute = _read_digits(text, position + 4, stop, 2)
     if hour < 0 or hour > 23 or minute < 0 or minute > 59 or text[position + 3] != _COLON:
@@ -155,6 +160,7 @@ def _read_time(text: NDArray[np.uint8], first: int, stop: int) -> int:
                 return -(2**62)
             while position < stop and _ZERO <= text[position] <= _ZERO + 9:
                 position += 1
+    # Clocks east of UTC are ahead of it, so their offset is taken off.
     east = _read_offset(text, position, stop)
     return -(2**62) if east == 2**62 else seconds - east
 
@@ -181,6 +187,7 @@ def parse_times(
         states[i] = MISSING
         if starts[i] == stops[i]:
             continue
+        # Bad until read: the state tells a time that is 0 from none.
         found = _read_time(text, starts[i], stops[i])
         states[i] = BAD
         if found != -(2**62):

@@ -44,6 +44,7 @@ def anonymous_bytes() -> int:
 
 def available_bytes() -> int | None:
     """Return the memory that this process may still take, the least of the limits; None if none is known."""
+    # The machine, a container and a limit of the process may each bind; unknown ones do not.
     limits = [_available_to_machine(), _available_to_cgroup(), _available_to_process()]
     return min((limit for limit in limits if limit is not None), default=None)
 
@@ -114,6 +115,7 @@ def workers_within(stage: str, resources: Resources, worker_bytes: int, *, optio
     """
     cap = resources.memory_bytes or default_memory_bytes()
     spent = max(FIXED_BYTES, anonymous_bytes() + _SLACK_BYTES)
+    # One worker fewer until all fit, as each takes the same.
     workers = num_workers(resources.workers)
     while workers > 1 and spent + num_processes(workers) * FIXED_BYTES + workers * worker_bytes > cap:
         workers -= 1
@@ -128,6 +130,7 @@ def refuse_small_cap(
     """Raise MemoryCapError where ``stage`` cannot keep within the memory cap, if there is one."""
     wanted = (1 + num_processes(resources.workers)) * FIXED_BYTES + needed_bytes
     if resources.memory_bytes is not None and resources.memory_bytes < wanted:
+        # Rounded up to whole mebibytes, so that the cap in the hint is accepted.
         enough = -(-wanted // MIB)
         raise MemoryCapError(
             f"{stage} cannot stay within {format_byte_size(resources.memory_bytes)} of memory",
@@ -156,6 +159,7 @@ def groups_within(
 
 def give_back() -> None:
     """Return to the system what this thread's buffers and the allocators keep."""
+    # First what this package keeps, then the pools of Arrow and of the C library.
     drop_thread_buffers()
     pa.default_memory_pool().release_unused()
     try:

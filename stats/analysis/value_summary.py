@@ -79,6 +79,7 @@ def count_labels_of_rows(
         lookups: (num_slots,), added to.
         clicks: (num_slots,), added to.
     """
+    # Where lookups lie in lists, offsets may begin beyond 0: those of a part of a log.
     is_one_each = offsets.shape[0] == 0
     for sample in range(label.shape[0]):
         first = sample if is_one_each else offsets[sample] - offsets[0]
@@ -92,6 +93,7 @@ def count_labels_of_rows(
 
 def bin_edge(number: int) -> float:
     """Return the edge of a bin that is nearest to 0: its least value, or its greatest where it is below 0."""
+    # Bins of negative numbers mirror those of positive ones.
     bits = number - _ZERO_BIN if number >= _ZERO_BIN else _ZERO_BIN - 1 - number
     size = float(np.array([bits << 16], np.uint32).view(np.float32)[0])
     return size if number >= _ZERO_BIN else -size
@@ -127,6 +129,7 @@ class ValueSummary:
             is_valid: see there.
             histogram: (NUM_BINS,) room to count in.
         """
+        # Only the bins in use are kept: most of 65,536 are empty.
         counts, numbers = cls.nothing().counts, cls.nothing().numbers
         histogram[:] = 0
         add_to_summary(values, is_valid, counts, numbers, histogram)
@@ -160,8 +163,10 @@ class ValueSummary:
         """
         if not self.counts[0]:
             return []
+        # The bin of the value with each rank, counted from the least.
         up_to = np.cumsum(self.bin_counts)
         ranks = [max(1, int(np.ceil(share * int(self.counts[0])))) for share in shares]
+        # An edge may lie outside of what was seen: no quantile does.
         numbers = self.bins[np.searchsorted(up_to, ranks)]
         low, high = float(self.numbers[1]), float(self.numbers[2])
         return [min(max(bin_edge(int(number)), low), high) for number in numbers]
@@ -171,6 +176,7 @@ class ValueSummary:
 
         0 has a bin of its own, as low and high; bins without values are left out.
         """
+        # A bin lies within one power of two, as it is a part of one exponent.
         edges = [bin_edge(int(number)) for number in self.bins]
         found: dict[tuple[float, float], int] = {}
         for edge, count in zip(edges, self.bin_counts.tolist(), strict=True):

@@ -24,6 +24,7 @@ def tag_cold_bags(
         is_hot: (num_samples,) in and out.
     """
     for i in range(is_hot.shape[0]):
+        # Cold lookups are counted without a branch; only the tag needs one.
         num_cold = 0
         for lookup in range(offsets[i], offsets[i + 1]):
             num_cold += ids[lookup] >= num_hot
@@ -74,6 +75,7 @@ def place_bags(
         row_places: (capacity,) out, the place of each row.
     """
     for i in range(files.shape[0]):
+        # The row's place is that of its first lookup; the bags of all its tables follow one another.
         file = files[i]
         places[i] = next_lookup[file]
         row_places[next_row[file]] = next_lookup[file]

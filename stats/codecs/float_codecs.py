@@ -23,6 +23,7 @@ _LARGEST_FP16 = np.float32(65_504)
 def first_infinite_row(bits_ND: NDArray[np.uint32]) -> int:
     """Return the first row with an infinity or a NaN, -1 where there is none. Exact."""
     for row in range(bits_ND.shape[0]):
+        # The greatest exponent tells: infinities and NaN have all of its bits.
         top = np.uint32(0)
         for column in range(bits_ND.shape[1]):
             top = max(top, bits_ND[row, column] & _SIGN_OFF)

@@ -91,6 +91,7 @@ class StagingPlanner:
 
     def _joined(self, batches: RowStream) -> Steps:
         """The steps held back, and those of ``batches`` behind them."""
+        # Next uses are needed by look-ahead alone, and found by the kernel where the window is limited.
         held = self._held
         rule = self._rule
         if batches.next_uses is None and rule.policy == LOOKAHEAD and rule.window < 0:
@@ -99,6 +100,7 @@ class StagingPlanner:
         known = rule.window < 0 and batches.next_uses is not None
         next_uses = batches.next_uses if known else np.full(batches.rows.size, NEVER, np.int64)
         assert next_uses is not None
+        # Offsets of the new steps count from behind the entries held back.
         return Steps(
             np.concatenate([held.offsets, batches.offsets[1:] + held.offsets[-1]]),
             np.concatenate([held.rows, batches.rows]),
@@ -153,6 +155,7 @@ class StagingPlanner:
 
     def _new_plans(self) -> PlanArrays:
         """Arrays for the plans of all steps held, each as long as it may get."""
+        # At most every row used is fetched, and the warm ones; write-backs at the end are one for each slot.
         num_steps = self.num_held_back
         num_entries = self._held.rows.size
         num_fetches = num_entries + self._warm.rows.size
@@ -240,6 +243,7 @@ def cache_planner(
             important; all from 2^31 - 1 on are equal.
         splits: as in `lookahead_planner`; not for ``static``.
     """
+    # Refuse settings that make no sense; the kernel checks none.
     if policy not in CACHE_POLICIES:
         raise ValueError(f"no cache policy {policy!r}: want one of {', '.join(CACHE_POLICIES)}")
     if not 0 <= warmup_ratio <= 1:

@@ -91,6 +91,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         self._first = 0
         self._position = 0
         self._opened: tuple[int, Shards] | None = None
+        # Files are hashed once, here, and not again by each worker that opens them.
         shards = self._shards()
         shards.refuse_damage(("hot_only", "mixed") if split == "train" else ("evaluation",))
         _refuse_equal_names(shards)
@@ -143,6 +144,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         Raises:
             ConfigError: the state is of other shards, or of another split, seed, rank or number of workers.
         """
+        # The position means nothing in another order of batches, so what decides the order must be equal.
         own = self.state_dict()
         for key in ("version", "shards", "split", "seed", "rank", "world_size", "workers"):
             if state.get(key) != own[key]:
@@ -166,6 +168,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         shards = self._shards()
         if self._split != "train":
             return list(shards.batches_of(_PARTS[self._split]))[self._rank :: self._world_size]
+        # The same number of batches for each rank: a rank with one more would wait for the others forever.
         order: list[int] = epoch_order(
             shards.is_hot_only, self._seed, self._epoch, spread=shards.is_grouped
         ).tolist()

@@ -83,6 +83,7 @@ class UnchangedFile:
 
     def read(self, num_bytes: int) -> NDArray[np.uint8]:
         """Read bytes into new memory; a damaged file may ask for more than there are."""
+        # Never more than the file has: what a damaged file asks for could be all memory.
         num_bytes = max(0, min(num_bytes, self._found[0] - self._position))
         # Aligned as in the file, whatever the allocator gives: libraries may order sums by alignment.
         memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
@@ -92,6 +93,7 @@ class UnchangedFile:
         if num_bytes:
             with self._descriptor() as descriptor:
                 num_read = os.preadv(descriptor, [chunk.data], self._position)
+        # A file that was cut short meanwhile is named as changed; anything else is an error of the disk.
         if num_read != num_bytes:
             self.refuse_change()
             raise OSError(f"{num_read} of {num_bytes} bytes could be read")
@@ -151,6 +153,7 @@ class _OpenFiles:
 
     def _close_least_recent(self) -> None:
         """Make room for one more file; those that are being read stay."""
+        # Half of the files that the process may open are left to others.
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = max(1, soft // 2) if soft != resource.RLIM_INFINITY else len(self._descriptors) + 1
         for number in list(self._descriptors):

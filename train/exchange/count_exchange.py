@@ -110,6 +110,7 @@ def _homes_by_use(epoch: RankedEpoch) -> Homes:
 
 def _walk(epoch: RankedEpoch, move: Callable[[slice, Homes], tuple[Homes, Homes]]) -> tuple[Crossings, Homes]:
     """Count the crossings of all steps; ``move`` returns the homes of a step's rows before and after it."""
+    # No row has a home or a step yet: the epoch begins with unused rows.
     homes = np.full(epoch.num_rows, NO_HOME, np.uint8)
     last_steps = np.full(epoch.num_rows, -2, np.int32)
     total = NOTHING

@@ -43,6 +43,7 @@ class RowsUnderWay:
         """Return the rows of each width, (num_rows, embedding_dim), those of rank r behind those of r - 1."""
         self._pending.wait()
         floats = self._received.data.numpy().view(np.float32)
+        # With one width the message is the rows as they are.
         if len(self._dims) == 1:
             return [floats.reshape(-1, self._dims[0])]
         parts: list[list[NDArray[np.float32]]] = [[] for _ in self._dims]

@@ -101,11 +101,13 @@ class ExchangeReader:
             is_training: whether rows count as used from then on; if not, also unused ones come from their
                 home.
         """
+        # The distinct rows of the step, the home of each, and the ranks that use it.
         rank, held = self.held.rank, self.held
         keys_U = self._keys(lookups)
         homes_U = held.homes_K[keys_U]
         ranks_N = np.repeat(ranks_B, ids.num_features) if ids.bags_N is None else _of_bags(ranks_B, ids)
         masks_U = rank_masks(lookups, ranks_N, self._num_ranks)
+        # A row has no home before its first use, so each user computes its initial value.
         before_U = homes_U
         if is_training:
             before_U = np.where(self._is_used_K[keys_U], homes_U, np.uint8(NO_HOME)).astype(np.uint8)
@@ -117,6 +119,7 @@ class ExchangeReader:
         is_own_U = (masks_U >> masks_U.dtype.type(rank) & 1).astype(np.bool_)
         served_U = (np.cumsum(is_served_U) - 1).astype(np.int32)
         own_U = (np.cumsum(is_own_U) - 1).astype(np.int32)
+        # Rows used here that live here, and those used for the first time that live elsewhere.
         kept = np.flatnonzero(is_served_U & is_own_U)
         made = np.flatnonzero(is_own_U & ~is_served_U & (before_U == NO_HOME))
         tables_M = np.searchsorted(held.first_key_F1, keys_U[made], side="right") - 1

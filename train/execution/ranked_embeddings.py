@@ -56,6 +56,7 @@ class RankedWidth(RowWidth):
 
     def read(self, batch: Batch, stored: StoredBatch | None) -> WidthLookups:
         """The rows that a step serves, once each, and what crosses between the ranks."""
+        # Every rank reads the whole batch, and cuts its own share out of it.
         ids = self.reader.read(batch)
         lookups = self.by_row(ids, stored)
         shares = self.shares
@@ -66,6 +67,7 @@ class RankedWidth(RowWidth):
 
     def read_round(self, batches: Sequence[Batch]) -> WidthLookups:
         """The same of an evaluation in which rank r has the whole of batch r."""
+        # The batches of all ranks as one, with the rank of each sample.
         parts = [self.reader.read(batch) for batch in batches]
         ranks_B = np.repeat(np.arange(len(parts)), [part.num_samples for part in parts]).astype(np.uint8)
         ids = _joined(parts)
@@ -114,6 +116,7 @@ class RankedEmbeddings(Embeddings):
 
     def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
         """Steps of the evaluation batches that this rank has, one of W; an empty one where there is none."""
+        # One batch for each rank at a time: all take part in each step, as any may need their rows.
         num_ranks, rank = self._ranks.num_ranks, self._ranks.rank
         left = iter(numbers)
         while group := list(islice(left, num_ranks)):
@@ -133,6 +136,7 @@ class RankedEmbeddings(Embeddings):
 
     def look_up(self, step: PlannedStep) -> list[torch.Tensor]:
         """(B, F, D) embeddings of each width, of the samples of this rank."""
+        # The vectors of served rows go out first.
         exchanges = _exchanges(step)
         self._served = super().look_up(step)
         served = [vectors.detach().squeeze(1).numpy() for vectors in self._served]
@@ -148,6 +152,7 @@ class RankedEmbeddings(Embeddings):
             copy_rows(vectors_SD, each.kept[1], vectors_OD.numpy(), each.kept[0])
             width.initial.write(*each.made_rows, vectors_OD, each.made)
             own.append(vectors_OD)
+        # Received vectors fill the gaps, and the rank's own lookups read all of them.
         embeddings = []
         for vectors_OD, found, each in zip(own, under_way.wait(), exchanges, strict=True):
             vectors_OD.numpy()[each.received] = found
@@ -158,6 +163,7 @@ class RankedEmbeddings(Embeddings):
         self, step: PlannedStep, embeddings: Sequence[torch.Tensor], rate: float | None = None
     ) -> None:
         """Take one optimizer step on every row that lives here and that any rank looked up."""
+        # The gradients of each own row, summed over the shares of this rank.
         exchanges = _exchanges(step)
         sums = []
         for emb_BFD, each in zip(embeddings, exchanges, strict=True):
@@ -165,12 +171,14 @@ class RankedEmbeddings(Embeddings):
             grad_PD = emb_BFD.grad.reshape(-1, emb_BFD.shape[-1])
             by_bag = each.own_ids.by_bag(each.own_lookups)
             sums.append(self._rows.sums(by_bag, grad_PD, each.own_ids.num_features).numpy())
+        # Sums go to the homes of their rows; those that live here are kept.
         under_way = self._messages.send(
             [sums_OD[each.gradients_sent] for sums_OD, each in zip(sums, exchanges, strict=True)],
             [each.gradients_sent_counts for each in exchanges],
             [each.gradients_received_counts for each in exchanges],
         )
         found = under_way.wait()
+        # A home adds the sums of all ranks by the tree, as one process adds those of its shares.
         for vectors, received_ND, sums_OD, each in zip(self._served, found, sums, exchanges, strict=True):
             partials_ND = np.concatenate([received_ND, sums_OD[each.kept[0]]])
             vectors.grad = torch.from_numpy(_sum_over_ranks(each.partials_SW, partials_ND)).unsqueeze(1)
@@ -178,6 +186,7 @@ class RankedEmbeddings(Embeddings):
 
     def _look_up_own(self, vectors_OD: torch.Tensor, exchange: WidthExchange) -> torch.Tensor:
         """(B, F, D) embeddings of this rank's samples from its distinct rows."""
+        # One vector for each lookup, pooled where features have bags.
         ids = exchange.own_ids
         dim = vectors_OD.shape[1]
         vectors_ND = torch.empty(ids.ids_N.size, dim)
@@ -194,6 +203,7 @@ class RankedEmbeddings(Embeddings):
         """Which rows live here, and their ids here; all of them count as used from now on."""
         if ids_N.size == 0:
             return np.ones(0, np.bool_), ids_N
+        # By number over all tables of the width: where each row lives, and its number there.
         width, positions_N = self._positions(tables_N)
         held = width.exchange.held
         keys_N = held.keys(positions_N, ids_N.astype(np.int64))
@@ -247,6 +257,7 @@ class RankedEmbeddings(Embeddings):
 
     def _brought_together(self, own_ND: torch.Tensor, homes_N: NDArray[np.uint8]) -> torch.Tensor:
         """Return rows of all ranks in order at rank 0, none elsewhere."""
+        # Only rank 0 receives; the others send all they have of this part.
         rank, num_ranks = self._ranks.rank, self._ranks.num_ranks
         row_bytes = _FLOAT_BYTES * own_ND.shape[1]
         out = tuple(row_bytes * own_ND.shape[0] if other == 0 and rank else 0 for other in range(num_ranks))
@@ -259,6 +270,7 @@ class RankedEmbeddings(Embeddings):
         self._ranks.exchange(Message(data, out), received).wait()
         if rank:
             return own_ND[:0]
+        # Rows of a rank arrive in ascending order, so its places in the whole are those with its home.
         whole_ND = torch.empty(homes_N.size, own_ND.shape[1])
         for other, part in enumerate(received.parts()):
             rows_ND = part.view(torch.float32).view(-1, own_ND.shape[1]) if other else own_ND

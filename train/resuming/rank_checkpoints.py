@@ -56,9 +56,11 @@ class RankCheckpoints:
             NotFiniteError: weights are not finite.
             SaidElsewhereError: the same, at other ranks than the first.
         """
+        # Rows that were ever changed, at all ranks together.
         embeddings = trainer.embeddings
         own = sum(width.changed.num_used for width in embeddings.widths if width.changed)
         num_used = sum(int(each) for each in self._ranks.gather(torch.tensor([own])))
+        # Rank 0 writes what all ranks send; the others only send.
         parts = _brought_parts(trainer)
         outcome = _WHOLE
         error: NotFiniteError | None = None
@@ -72,6 +74,7 @@ class RankCheckpoints:
                 error = raised
             is_whole = self._written.last_written == trainer.step
             outcome = _NOT_FINITE if error else _WHOLE if is_whole else _LOST
+        # Every rank learns what became of it, and counts its rows as saved or changed.
         outcome = int(self._ranks.gather(torch.tensor([outcome]))[0])
         if self._written is None:
             settle(embeddings, is_lost=outcome != _WHOLE)
@@ -104,6 +107,7 @@ def _brought_parts(trainer: Trainer) -> Iterator[RowsPart]:
     """Yield the rows that changed at any rank, at rank 0; every rank calls this and takes all parts."""
     embeddings, ranks = trainer.embeddings, trainer.ranks
     assert isinstance(embeddings, RankedEmbeddings)
+    # Parts that were copied and not sent yet.
     copied: deque[RowsPart] = deque()
 
     def put(part: RowsPart, _: Callable[[], None]) -> None:
@@ -132,6 +136,7 @@ def _exchanged(
     trainer: Trainer, own: RowsPart | None, sizes: list[tuple[int, tuple[int, int]]]
 ) -> Iterator[RowsPart]:
     """Yield the parts of the other ranks, at rank 0."""
+    # All messages go to rank 0, whose own part needs none.
     ranks = trainer.ranks
     num_bytes = [count * (2 * _NAME_BYTES + 4 * sum(width)) for count, width in sizes]
     is_sent = ranks.rank and own is not None
@@ -152,6 +157,7 @@ def _packed(part: RowsPart) -> torch.Tensor:
 
 
 def _unpacked(data: torch.Tensor, count: int, width: tuple[int, int]) -> RowsPart:
+    # Tables, ids, weights and states, in the order in which they were packed.
     words = data.numpy().view(np.int32)
     dim, state = width
     ends = np.cumsum([count, count, count * dim, count * state])

@@ -55,6 +55,7 @@ def _begin(marks_R: NDArray[np.uint8]) -> int:
     """
     count = 0
     for row in range(marks_R.size):
+        # From changed (1) to saving and pending (2 + 8); whether the row was used (4) stays.
         mark = marks_R[row]
         is_changed = mark & 1
         count += is_changed
@@ -127,6 +128,7 @@ def _settle(marks_R: NDArray[np.uint8], is_lost: bool) -> None:
         is_lost: whether the checkpoint could not be written.
     """
     for row in range(marks_R.size):
+        # Saving and pending end; a row of a lost checkpoint is changed again.
         if marks_R[row] & 2:
             marks_R[row] = (marks_R[row] & 0xF5) | (1 if is_lost else 0)
 

@@ -43,6 +43,7 @@ class RunVocabulary:
             ConfigError: the run keeps none, and none is given.
             ManifestError: it is damaged, or not the one whose ids the rows of the run have.
         """
+        # The folder that is named comes first, then what the run keeps; its schema comes from the same place.
         if given is not None:
             folder = Manifest.read(given / VOCABULARY)
             schema = ColumnsTotals.of(Manifest.read(given / "columns")).schema or CRITEO
@@ -56,6 +57,7 @@ class RunVocabulary:
             )
         if folder.stage not in _STAGES:
             raise ManifestError(f"{folder.folder} holds the stage {folder.stage!r}, want a vocabulary")
+        # With the ids of another vocabulary each category would get the row of another one.
         if config.vocabulary is not None and folder.fingerprint != config.vocabulary:
             raise ManifestError(
                 f"{folder.folder} is not the vocabulary of {run}: its fingerprint is "

@@ -69,6 +69,7 @@ def build_page(folder: Path, statistics: Statistics, advice: PlacementAdvice | N
 
 def _facts(statistics: Statistics) -> list[tuple[str, str]]:
     """Return the figures at the head of the page."""
+    # Left out where the log has no labels.
     rate = label_rate(statistics["log"])
     return [
         ("training samples", f"{statistics['num_train_samples']:,}"),
@@ -117,6 +118,7 @@ def _placements(advice: PlacementAdvice, folder: Path) -> Section:
     machine = advice["machine"]
     link = machine["link_bytes_per_second"] / 1e9
     host = machine["host_bytes_per_second"] / 1e9
+    # The command has the bandwidths that were used, ready to be changed.
     text = (
         f"Predicted, not measured, for steps of {batch_size:,} samples, {link:g} GB/s each way between host "
         f"and fast memory, {host:g} GB/s for random rows in host memory, and {machine['flops'] / 1e12:g} "

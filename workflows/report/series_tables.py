@@ -140,6 +140,7 @@ def drift_matrix(drift: Drift, key: PairShare, title: str) -> TextTable:
     # Evaluation parts choose no rows, so there are fewer rows than columns.
     sets = list(dict.fromkeys(pair["chosen_on"] for pair in drift["pairs"]))
     found = {(pair["chosen_on"], pair["serves"]): pair[key] for pair in drift["pairs"]}
+    # Shades are spread over the shares that occur.
     shares = [share for share in found.values() if share is not None]
     low = min(shares, default=0.0)
     width = max(max(shares, default=1.0) - low, _LEAST_SHADED_WIDTH)
@@ -191,12 +192,14 @@ def predicted_seconds(seconds: float) -> str:
 
 def predicted_bytes(num_bytes: float) -> str:
     """Return predicted bytes with two digits."""
+    # Two digits of the number as it is printed, so rounded in its own unit.
     unit = 1024 ** (max(0, int(num_bytes).bit_length() - 1) // 10)
     return format_byte_size(float(f"{num_bytes / unit:.2g}") * unit)
 
 
 def memory(advice: PlacementAdvice, *, only_fastest: bool) -> TextTable:
     """Return bytes by use, of the fastest placement that fits each size or of all, even those too large."""
+    # The placements of a size are sorted by speed, the fastest first.
     cells = [
         [
             format_byte_size(option["fast_bytes"]),
