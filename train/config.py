@@ -131,8 +131,8 @@ class TrainConfig:
     dropped in training, such as 0.2; by default none."""
 
     batch_norm: bool = False
-    """Normalize the outputs of the hidden layers of all MLPs over the batch, before their ReLU. Batches are
-    then passed as a whole, in one thread."""
+    """Normalize the outputs of the hidden layers of all MLPs over the batch, before their ReLU. Each
+    batch is then computed as a whole, in one thread."""
 
     pooling: Pooling = "sum"
     """How the rows of a multi-hot feature become one embedding: their sum or their mean."""
@@ -153,8 +153,8 @@ class TrainConfig:
 
     kernels: str | None = None
     """Kernels of steps on a GPU: torch for those that torch has, torch:NAME for one of them, more with commas
-    between; by default Triton's, where it is installed. On the device late they are for dense layers too,
-    which are the host's by default."""
+    between; by default Triton's, where it is installed. On the device late they run the dense layers too,
+    which the host runs by default."""
 
     embedding_optimizer: EmbeddingOptimizer | None = None
     """Optimizer of the embedding rows; by default the one that the shards were packed for, which
@@ -194,7 +194,7 @@ class TrainConfig:
     do not depend on it."""
 
     shares: int | None = None
-    """Number of equal parts of a batch whose gradients are summed by themselves, then added by a binary tree:
+    """Number of equal parts of a batch whose gradients are summed separately, then added by a binary tree:
     the weights depend on it, and not on how many ranks compute the parts. By default one for each rank."""
 
     recipe: RecipeOptions = field(default_factory=RecipeOptions)

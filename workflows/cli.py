@@ -51,7 +51,7 @@ def usage() -> str:
         "Preprocess click logs, and train recommendation models whose embedding tables do not fit on the "
         "GPU.",
         "hotset COMMAND --help explains the options of a command; hotset -V (--version) prints the version. "
-        "Every command takes -q (--quiet), which shows errors and warnings alone, and -v (--verbose), which "
+        "Every command takes -q (--quiet), which shows only errors and warnings, and -v (--verbose), which "
         "reports details.",
         "Exit status: 0 success, 1 an error that you can fix, 2 wrong usage, 130 interrupted.",
     )

@@ -40,7 +40,7 @@ def read_recipe(path: Path) -> dict[str, dict[str, Any]]:
     """
     # A name on the command line may be anything, a pipe or a huge file too.
     try:
-        if not path.is_file():  # opening a pipe would wait for ever
+        if not path.is_file():  # opening a pipe would wait forever
             raise ValueError("it is no plain file" if path.exists() else "there is no such file")
         if path.stat().st_size > _MOST_BYTES:
             raise ValueError(f"it has {path.stat().st_size:,} bytes")

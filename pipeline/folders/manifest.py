@@ -109,9 +109,9 @@ class Manifest:
             if not stat.S_ISREG(path.lstat().st_mode):
                 raise ManifestError(f"{path} is not a plain file", hint=_NOT_PLAIN)
             text = path.read_bytes()
-        # The hint names the command that would write the folder, by whether it stands in a preprocessed one.
         except FileNotFoundError:
             state = "is unfinished" if folder.is_dir() else "does not exist"
+            # The hint names the command that would write the folder, by whether other stages lie beside it.
             is_alone = not any((folder.parent / name).exists() for name in STAGE_OF)
             hint = hint_to_write(folder, is_alone=is_alone)
             raise ManifestError(f"{folder} {state}: it has no {MANIFEST}", hint=hint) from None

@@ -149,7 +149,7 @@ def profile_names() -> list[str]:
 def load_profile(name: str) -> Profile:
     """Read the profile called ``name``; raises ConfigError with the names of all."""
     if name not in profile_names():
-        raise ConfigError(f"no profile {name!r}", hint=f"one of {', '.join(profile_names())}")
+        raise ConfigError(f"no profile {name!r}", hint=f"use one of {', '.join(profile_names())}")
     return parse_profile(json.loads((PROFILES / f"{name}.json").read_text()))
 
 

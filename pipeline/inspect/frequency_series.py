@@ -161,7 +161,7 @@ def frequency_statistics(
     wanted = list(SERIES) if series is None else list(series)
     for name in wanted:
         if name not in SERIES:
-            raise ConfigError(f"no series {name!r}", hint=f"one of {', '.join(SERIES)}")
+            raise ConfigError(f"no series {name!r}", hint=f"use one of {', '.join(SERIES)}")
     try:
         # Series run in the order of SERIES, whatever the order they were asked for: output does not depend on
         # it.

@@ -161,7 +161,7 @@ def open_table(folder: Path, feature: str) -> TableRows:
     tables = {table.name: table for table in VocabularyTotals.of(vocabulary).tables}
     # The hint names the features there are.
     if feature not in tables:
-        raise ConfigError(f"no feature {feature!r} in {folder}", hint=f"one of {', '.join(tables)}")
+        raise ConfigError(f"no feature {feature!r} in {folder}", hint=f"use one of {', '.join(tables)}")
     batch = read_batch(vocabulary, vocabulary.entry(f"{feature}.arrow"))
     array = batch.column("category")
     categories = values_of(array, array.type.to_pandas_dtype())

@@ -120,5 +120,5 @@ SCHEMAS = {"criteo-kaggle": _CRITEO, "criteo-1tb": _CRITEO, "avazu": _AVAZU}
 def schema_named(name: str) -> Schema:
     """Return the built-in schema called ``name``; raises ConfigError with the names of all."""
     if name not in SCHEMAS:
-        raise ConfigError(f"no schema {name!r}", hint=f"one of {', '.join(SCHEMAS)}, or a .toml file")
+        raise ConfigError(f"no schema {name!r}", hint=f"use one of {', '.join(SCHEMAS)}, or a .toml file")
     return SCHEMAS[name]

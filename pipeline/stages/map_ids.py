@@ -1,4 +1,4 @@
-"""``map-ids``: two vocabularies -> id_map/, so that a model of the old ids goes on with the new ones.
+"""``map-ids``: two vocabularies -> id_map/, so that a model of the old ids continues with the new ones.
 
 Ids are ranks: a day more changes them. A row whose category is in both vocabularies is copied from its old
 place to its new one, and only rows of new categories begin anew. The new vocabulary is looked up by the old

@@ -71,7 +71,7 @@ class PackConfig:
 
     train_last: int | None = unless_none()
     """Number of raw files, the last ones of the training part, whose samples are trained on; by default all.
-    The others count for ids and hot rows alone, for a run that goes on from one that has seen them."""
+    The others count for ids and hot rows alone, for a run that continues one that has seen them."""
 
     def __post_init__(self) -> None:
         require_at_least("batch_size", self.batch_size, 1)

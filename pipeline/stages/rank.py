@@ -56,8 +56,8 @@ class RankConfig:
     """Another --min-count for some features, such as C3=10,C5=2."""
 
     peel_floor: int = 4096
-    """With peel: number of rows, the most looked-up of all tables, that stay first, by frequency. The more,
-    the less memory is needed."""
+    """With peel: number of rows, the most looked-up of all tables, that stay first, by frequency. A larger
+    number needs less memory."""
 
     peel_row_bytes: FeatureSettings = NO_SETTINGS
     """With peel: bytes per row of each feature, if they differ. `preprocess` sets this itself."""

@@ -93,7 +93,7 @@ def check_shards(entry: FileEntry, shards: Manifest, _: dict[str, Manifest]) -> 
         if facts.kind == "hot_only" and not is_hot.all():
             faults.append("a lookup of a hot-only batch hits a cold row")
         if facts.kind == "mixed" and hot_only is None and is_hot.any():
-            faults.append("a fully hot sample stands in a mixed batch")
+            faults.append("a fully hot sample is in a mixed batch")
         if hot_only is not None and bool(is_hot.all()) != (number in hot_only):
             faults.append("the manifest says wrongly whether it is hot-only")
         yield from (f"batch {number}: {fault}" for fault in faults)

@@ -197,7 +197,7 @@ def load_warm_rows(state: AreaState, rule: Rule, warm: WarmRows, plans: PlanArra
             queue[area.tail, 0] = state.location_of_row[row]
             queue[area.tail, 1] = LONG_AGO
             area.tail += 1
-        # A key orders the heap of these two policies; ties go to the more important row.
+        # A key orders the heap of these two policies; of rows with equal counts the more important stays.
         if rule.policy == DATASET:
             record.key = -np.int64(state.rank_of_row[row])
         elif rule.policy == LFU:

@@ -148,7 +148,7 @@ def refuse_damaged_files(folder: Path, record: CheckpointRecord) -> None:
 
 
 def _refuse_no_file(path: Path) -> None:
-    """Raise ValueError unless it is a plain file: a link may lead anywhere, and a pipe waits for ever."""
+    """Raise ValueError unless it is a plain file: a link may lead anywhere, and a pipe waits forever."""
     if not stat.S_ISREG(path.lstat().st_mode):
         raise ValueError("it is not a plain file")
 

@@ -16,10 +16,11 @@ class CheckpointSettings:
 
     checkpoint_every: Interval = DEFAULT_INTERVAL
     """Steps (500) or time (10min) between two checkpoints, from which the same command resumes an interrupted
-    run; off writes none. They are written beside training."""
+    run; off writes none. They are written while training continues."""
 
     keep_checkpoints: int = 2
-    """Number of checkpoints kept while the run trains. A damaged one falls back to the one before."""
+    """Number of checkpoints kept while the run trains. If one is damaged, the run resumes from
+    the one before."""
 
     save_states: bool = field(
         default=True,

@@ -26,7 +26,7 @@ def dense_state(
     for name, parameter in model.named_parameters():
         for key, value in state_of.get(parameter, {}).items():
             found[f"{_OPTIMIZER}{name}{_SEPARATOR}{key}"] = torch.as_tensor(value)
-    # Copies in the usual layout: training goes on while they are written.
+    # Copies in the usual layout: training continues while they are written.
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in found.items()}
 
 

@@ -20,8 +20,8 @@ class Resumable(Protocol):
 
     What `state` returns after a step and `restore` is given before the next one in another process: plain
     JSON values (numbers, strings, lists, dicts, None), and tensors on the host. Tensors must be copies:
-    training goes on while they are written. A file is not trusted: `restore` raises HotsetError or ValueError
-    on values that `state` does not return.
+    training continues while they are written. A file is not trusted: `restore` raises HotsetError or
+    ValueError on values that `state` does not return.
     """
 
     def state(self) -> Mapping[str, Any]: ...

@@ -126,7 +126,7 @@ class _OpenFiles:
             return self._next
 
     def remove(self, number: int) -> None:
-        """Close a file for ever; nobody may read it."""
+        """Close a file for good; nobody may read it any more."""
         with self._lock:
             self._paths.pop(number, None)
             self._readers.pop(number, None)

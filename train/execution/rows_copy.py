@@ -1,4 +1,4 @@
-"""Copies the rows of a checkpoint while training goes on.
+"""Copies the rows of a checkpoint while training continues.
 
 A checkpoint has the rows as they are after one step. Copied at that step are only rows that lie in staging
 slots, whose place changes; all others are pending. They are copied part by part between later steps, and what

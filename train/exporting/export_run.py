@@ -40,7 +40,7 @@ ONNX = "model.onnx"
 STAGE = "export"
 VERSION = 1
 _GRAPH_BYTES = 1 << 20
-"""Bytes of an exported graph without its tensors, at the most."""
+"""Bytes of an exported graph without its tensors, at most."""
 _TRACED_SAMPLES = 3
 """Samples of the batch that the graph is recorded with; a size of 0 or 1 would be taken for a constant."""
 

@@ -47,7 +47,7 @@ class _Place:
 
 
 class FlatParameters:
-    """One float32 vector that all parameters of a model are moved to; the model goes on using them there.
+    """One float32 vector that all parameters of a model are moved to; the model keeps using them there.
 
     Args:
         model: a model on the host.

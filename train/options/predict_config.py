@@ -18,7 +18,7 @@ class PredictConfig:
     """Number of samples predicted together; by default that of the training."""
 
     threads: int | None = None
-    """Number of threads that parse, and of those that predict; by default as many as trained."""
+    """Number of threads that parse, and of those that predict; by default as many as the training used."""
 
     slow_bytes: ByteSize | None = None
     """Memory for embedding rows; if not all fit, those of some batches at a time are read from the run's

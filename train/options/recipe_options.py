@@ -19,7 +19,7 @@ class RecipeOptions:
     lr_schedule: Schedule = "constant"
     """Course of the learning rates after warm-up: constant; from --decay-start on a decay that is linear,
     half a cosine, or polynomial of degree --decay-power, as DLRM's; or plateau, which lowers them whenever
-    evaluations of the validation part do not get better."""
+    the score of the validation part stops improving."""
 
     lr_schedule_of: Literal["all", "dense", "rows"] = "all"
     """Parameters whose learning rate follows warm-up and schedule: all of them, those of the dense layers, or
@@ -33,7 +33,7 @@ class RecipeOptions:
     """Step at which the decay of the learning rates starts; by default the end of warm-up."""
 
     decay_steps: int | None = None
-    """Number of steps the decay of the learning rates takes; by default those that are left of the run."""
+    """Number of steps the decay of the learning rates takes; by default the remaining ones."""
 
     decay_power: float = 2.0
     """Degree of the polynomial decay."""
@@ -55,11 +55,11 @@ class RecipeOptions:
     """Weight decay of the dense layers (L2): the share of the weights that is added to their gradient."""
 
     embedding_decay: float = 0.0
-    """Weight decay of embedding rows (L2): the share of a row's weights that is added to its gradient at each
-    step that looks it up, once however often. Rows that are not looked up do not decay."""
+    """Weight decay of embedding rows (L2): the share of a row's weights that is added to its gradient once in
+    each step that looks it up. Rows that are not looked up do not decay."""
 
     max_steps: int | None = None
-    """Number of steps after which training stops; by default it goes through all epochs. Decays without
+    """Number of steps after which training stops; by default it completes all epochs. Decays without
     --decay-steps end there."""
 
     max_time: str | None = None
@@ -79,7 +79,7 @@ class RecipeOptions:
     """Keep the weights of the best evaluation of the validation part, not those of the last step."""
 
     best_by: Literal["auc", "log-loss"] = "auc"
-    """Score by which an evaluation is better than another."""
+    """Score that decides which evaluation is the best."""
 
     def __post_init__(self) -> None:
         require_at_least("warmup_steps", self.warmup_steps, 0)

@@ -104,7 +104,7 @@ class OneRank:
 
 
 def agree(ranks: Ranks, work: Callable[[], Found]) -> Found:
-    """Do what may be refused, and go on only where it succeeds on every rank.
+    """Do what may be refused, and continue only where it succeeds on every rank.
 
     Raises:
         HotsetError: what ``work`` raised here, where no rank before this one failed.

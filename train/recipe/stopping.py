@@ -38,7 +38,7 @@ class Stopping:
         self.num_reductions = 0
         """How often the schedule plateau has lowered the learning rates."""
         self.reason: str | None = None
-        """Why training stops before its last step; None while it goes on."""
+        """Why training stops before its last step; None while it continues."""
 
     @property
     def seconds(self) -> float:

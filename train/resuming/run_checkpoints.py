@@ -417,7 +417,7 @@ class RunCheckpoints:
             )
             reason = getattr(written.error, "strerror", None) or first_line(written.error)
             _log.warning(
-                "the checkpoint of step %s could not be written: %s; %s, and training goes on",
+                "the checkpoint of step %s could not be written: %s; %s, and training continues",
                 written.step,
                 reason,
                 kept,

@@ -56,11 +56,11 @@ def make_folder(path: Path) -> None:
 def refuse_missing_folder(path: Path) -> None:
     """Raise HotsetError unless ``path`` is a folder."""
     if not path.is_dir():
-        raise HotsetError(f"{path} is no folder", hint=f"`mkdir -p {shlex.quote(str(path))}` creates it")
+        raise HotsetError(f"{path} is not a folder", hint=f"`mkdir -p {shlex.quote(str(path))}` creates it")
 
 
 def plain_file(path: Path) -> Path:
-    """Return ``path``; raises HotsetError where it is no plain file: opening a pipe waits for ever."""
+    """Return ``path``; raises HotsetError where it is no plain file: opening a pipe waits forever."""
     try:
         is_plain = stat.S_ISREG(path.stat().st_mode)
     except OSError as error:

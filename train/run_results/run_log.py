@@ -192,7 +192,7 @@ class RunLog:
         one."""
         if last is None:
             raise divergence(fault)
-        # Without a checkpoint the run must begin again; with one it goes on from there, at a tenth of the
+        # Without a checkpoint the run must begin again; with one it continues from there, at a tenth of the
         # rates.
         run = self._folder.path
         shards = trainer.shards.manifest.folder
@@ -204,7 +204,7 @@ class RunLog:
         )
         raise HotsetError(
             f"{fault}; the checkpoint of step {last} is kept",
-            hint=f"`{command}` goes on from it with lower rates",
+            hint=f"`{command}` continues from it with lower rates",
         )
 
     def _stop_if_interrupted(self, ranks: Ranks) -> None:

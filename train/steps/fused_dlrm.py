@@ -222,7 +222,7 @@ class FusedDlrm:
             )
 
     def _adopt_parameters(self, layers: Sequence[_Layer]) -> None:
-        """Move the parameters of the model into the vector; the model goes on using them there."""
+        """Move the parameters of the model into the vector; the model keeps using them there."""
         self._parameters: list[tuple[torch.Tensor, slice, torch.Size, int]] = []
         modules = [self._model.bottom, self._model.top]
         linears = [

@@ -13,7 +13,7 @@ import torch
 from ..device.verbs import Device, Event
 
 _COPIES_BEHIND = 2
-"""Copies that may be under way when the host goes on."""
+"""Copies that may be under way when the host continues."""
 
 
 class InputRing:

@@ -1,4 +1,4 @@
-"""``hotset bench days``: a model that goes on every day beside models trained from scratch.
+"""``hotset bench days``: a model that is continued every day beside models trained from scratch.
 
 Each day's model is scored on the day after it. Three ways to make it are compared: going on from the model of
 the day before with the new day alone (``preprocess --extend --map-ids --train-last 1`` and ``train

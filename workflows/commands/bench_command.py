@@ -34,9 +34,9 @@ BENCHES = {
     "placements": ("bench_placements", "compare bytes, speed and AUC of all placements"),
     "quality": ("bench_quality", "measure AUC over seeds on a small real sample"),
     "defaults": ("bench_defaults", "compare default optimizers and learning rates by batch size"),
-    "days": ("bench_days", "compare a model that goes on every day with models from scratch"),
+    "days": ("bench_days", "compare a model continued every day with models from scratch"),
     "orders": ("bench_orders", "count fully hot samples per budget and order of rows"),
-    "fuzz": ("checks.bench_fuzz", "read mutated lines, files and folders: each is right or refused"),
+    "fuzz": ("checks.bench_fuzz", "check that mutated lines, files and folders are read right or refused"),
     "kills": ("bench_kills", "kill preprocessing at random moments, compare bytes"),
     "train-kills": (
         "checks.bench_train_kills",

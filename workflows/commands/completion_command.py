@@ -31,7 +31,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         CompletionCommand,
         arguments,
         command=command,
-        description="Print a completion script that says how it is installed.",
+        description="Print a completion script that says how to install it.",
     )
     print(SHELLS[options.shell](describe_commands()), end="")
     return 0

@@ -94,8 +94,8 @@ class PreprocessCommand(PreprocessConfig):
     on DIR, the log must then be parsed again."""
 
     recipe_file: RecipeFile = None
-    """Recipe with options in its table [preprocess]; those that are typed come before them. `hotset recipe`
-    prints one."""
+    """Recipe with options in its table [preprocess]; options on the command line take precedence.
+    `hotset recipe` prints one."""
 
     run: RunOptions = field(default_factory=RunOptions)
     """The same for every stage. None of these changes a byte of the output."""

@@ -41,8 +41,8 @@ class RecipeCommand:
     sources: Annotated[
         tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="SOURCE", help_behavior_hint="")
     ] = ()
-    """Recipe files, folders of preprocess and runs of train, whose options are printed; of what none of them
-    says, the defaults."""
+    """Recipe files, folders of preprocess and runs of train, whose options are printed; an option that none
+    of them sets has its default."""
 
     json: bool = False
     """Print one JSON object on stdout."""

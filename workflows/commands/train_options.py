@@ -25,16 +25,16 @@ class TrainCommand(RankOptions, CheckpointSettings, TrainConfig):
     settings is resumed."""
 
     recipe_file: RecipeFile = None
-    """Recipe with options in its table [train]; those that are typed come before them. `hotset recipe` prints
-    one."""
+    """Recipe with options in its table [train]; options on the command line take precedence. `hotset
+    recipe` prints one."""
 
     init_from: Path | None = None
     """Run whose weights and optimizer states this one starts with: a finished one, or the last checkpoint of
     another. Its ids must be those of DIR, or be mapped by --id-map."""
 
     id_map: Path | None = None
-    """Folder id_map that `map-ids` or `--extend --map-ids` wrote, or the DIR that has it: where DIR has a
-    newer vocabulary than the run of --init-from."""
+    """Folder id_map that `map-ids` or `--extend --map-ids` wrote, or the DIR that has it; needed where DIR
+    has a newer vocabulary than the run of --init-from."""
 
     slow_dir: Path | None = None
     """Folder on the disk that takes rows beyond --slow-bytes while the run trains; by default --out."""

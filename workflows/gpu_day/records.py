@@ -42,7 +42,7 @@ class Records:
 
     @contextmanager
     def catching(self, name: str) -> Iterator[None]:
-        """Note a check that failed where the block raises, and go on behind it."""
+        """Note a check that failed where the block raises, and continue after it."""
         try:
             yield
         except Exception:  # whatever a first run on a device raises is a finding, and not the last one

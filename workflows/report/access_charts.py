@@ -80,7 +80,7 @@ def unique_rows_chart(rows: Sequence[UniqueRowsRow], *, width: float = WIDE) -> 
     """Return the distinct rows per batch, expected and measured, by batch size."""
     lines: dict[str, BatchFigure] = {"lookups": "num_lookups", "distinct rows, expected": "expected"}
     colors = {"lookups": INK, "distinct rows, expected": BLUE}
-    # What is computed is drawn as lines, what was counted as points on them.
+    # Computed figures are drawn as lines, those counted in batches as points.
     points = [_batch_point(row, name, key) for row in rows for name, key in lines.items()]
     measured = [_batch_point(row, "distinct rows, measured", "measured") for row in rows]
     # The y axis ends at powers of ten just beyond the data.

@@ -17,7 +17,7 @@ _ROW_HEIGHT = 19
 """Height of a row of a chart (pixels)."""
 _VALUE_ROOM = 1.16
 _NARROW_VALUE_ROOM = 1.4
-"""How far the axis goes on behind the longest bar, for its value."""
+"""How far the axis extends beyond the longest bar, for its value."""
 _MOST_LETTERS, _NARROW_MOST_LETTERS = 22, 15
 """Letters of a name that are drawn on a laptop and on a phone."""
 _NUMBER = "abs(datum.value) < 1 ? format(datum.value, '~g') : format(datum.value, '~s')"

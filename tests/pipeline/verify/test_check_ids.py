@@ -165,7 +165,7 @@ def test_a_cold_row_in_a_hot_only_batch_and_a_hot_sample_in_a_mixed_one_are_foun
 
     assert all(table["num_hot"] for table in tables)
     assert faults_after(made, tmp_path / "mixed", "shards", mixed, heat) == [
-        "batch 0: a fully hot sample stands in a mixed batch"
+        "batch 0: a fully hot sample is in a mixed batch"
     ]
 
 

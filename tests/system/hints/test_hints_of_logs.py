@@ -216,14 +216,14 @@ def test_a_log_without_categories(shell: Shell) -> None:
 def test_a_profile_is_named(shell: Shell) -> None:
     arguments = ["generate", "--samples", "5", "--out", "new.tsv", "--profile"]
     hint = shell.refused(*arguments, "criteo")
-    assert hint == f"one of {', '.join(profile.profile_names())}"
-    shell.works(*arguments, hint.removeprefix("one of ").split(", ")[0])
+    assert hint == f"use one of {', '.join(profile.profile_names())}"
+    shell.works(*arguments, hint.removeprefix("use one of ").split(", ")[0])
 
 
 @follows("pipeline/schema/schema.py::schema_named")
 def test_a_schema_is_named(shell: Shell) -> None:
     hint = shell.refused("preprocess", "log.tsv", "--out", "other", "--schema", "criteo")
-    assert hint.startswith("one of criteo-kaggle, ") and hint.endswith("or a .toml file")
+    assert hint.startswith("use one of criteo-kaggle, ") and hint.endswith("or a .toml file")
     shell.works("preprocess", "log.tsv", "--out", "other", "--schema", "criteo-kaggle")
     write_csv()
     shell.works(*preprocess("log.csv", SCHEMA)[:-1], "csv")

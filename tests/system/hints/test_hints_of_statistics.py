@@ -49,7 +49,7 @@ def test_a_series_is_named_and_damage_is_looked_for(shell: Shell, monkeypatch: p
         shell.obey(shell.refused("stats", "data"))
     hint = hint_of(lambda: frequency_series.frequency_statistics(Path("data"), Resources(), series=["x"]))
     frequency_series.frequency_statistics(
-        Path("data"), Resources(), series=hint.removeprefix("one of ").split(", ")[:1]
+        Path("data"), Resources(), series=hint.removeprefix("use one of ").split(", ")[:1]
     )
 
 
@@ -70,7 +70,7 @@ def test_statistics_that_take_less_memory(shell: Shell, monkeypatch: pytest.Monk
     "pipeline/inspect/table_rows.py::parse_category",
 )
 def test_rows_of_a_table_are_found(shell: Shell) -> None:
-    feature = shell.refused("stats", "data", "--feature", "C99").removeprefix("one of ").split(", ")[0]
+    feature = shell.refused("stats", "data", "--feature", "C99").removeprefix("use one of ").split(", ")[0]
     arguments = ["stats", "data", "--feature", feature]
     last = re.search(r"from 0 to (\d+)", shell.refused(*arguments, "--id", "999999"))
     assert last is not None

@@ -260,7 +260,7 @@ def test_the_spill_file_lies_where_it_is_asked_for(
 
     monkeypatch.setattr(BlockFile, "__init__", recorded)
     config = TrainConfig(slow_bytes=ByteSize(LIMIT), threads=1, **FIELDS)
-    with pytest.raises(HotsetError, match="disk is no folder") as caught:
+    with pytest.raises(HotsetError, match="disk is not a folder") as caught:
         train(shards.manifest.folder, config, tmp_path / "run", slow_dir=tmp_path / "disk")
     assert (
         caught.value.hint == f"`mkdir -p {tmp_path / 'disk'}` creates it" and not (tmp_path / "run").exists()

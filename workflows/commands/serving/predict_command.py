@@ -29,7 +29,7 @@ class _Files:
     """Parquet file to write: a column `probability`, one row for each line, in the order of the log."""
 
     no_label: bool = False
-    """The lines have no label, where the format has no names of columns (Criteo, CSV without a header)."""
+    """Read lines without a label, in a format without column names (Criteo, CSV without a header)."""
 
     vocabulary: Path | None = None
     """Folder that `preprocess --out` created, for a run that was trained on shards alone."""
