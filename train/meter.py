@@ -104,6 +104,7 @@ class Meter:
         return event
 
     def _add_up(self) -> None:
+        # On a GPU the time between two events is read once the later one has passed.
         for kind, start, end in self._laps:
             if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
                 end.synchronize()

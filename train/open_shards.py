@@ -90,6 +90,7 @@ class Shards:
             ConfigError: there is no such kind.
             ShardError: a damaged file.
         """
+        # Evaluation batches are numbered apart from those that are trained on.
         shards = self._shards
         if kind == "evaluation":
             for number in range(shards.num_evaluation_batches):
@@ -120,6 +121,7 @@ class Shards:
         return origin.vocabulary
 
     def _arrays(self, batch: Batch) -> dict[str, Any]:
+        # Ids of one-hot tables are columns of one matrix, those of the others are bags, both in table order.
         columns = iter(batch.ids_BF.T)
         bags = iter(batch.bags)
         arrays: dict[str, Any] = {"label": batch.label_B.numpy(), "dense": batch.dense_BK.numpy()}

@@ -56,6 +56,7 @@ def predict(
     """
     import polars as pl
 
+    # A run that was just fitted knows what made its module, so nothing needs to be imported.
     folder, source = _source_of(run, model)
     predictor = RunPredictor(
         folder,
@@ -63,6 +64,7 @@ def predict(
         vocabulary=None if vocabulary is None else Path(vocabulary),
         model_source=source,
     )
+    # Messages name the log by its path, and a frame as such.
     if isinstance(data, pl.DataFrame):
         parts, where = predictor.parts_of_table(data.to_arrow()), "the frame"
     else:

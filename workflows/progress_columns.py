@@ -55,6 +55,7 @@ class Speed:
 
     def after(self, seconds: float, done: int) -> float | None:
         """Return units per second after a call at ``seconds`` of a clock, with ``done`` units in all."""
+        # Calls older than the window are dropped, but two always stay to measure by.
         self._calls.append((seconds, done))
         while len(self._calls) > 2 and seconds - self._calls[0][0] > _WINDOW_SECONDS:
             self._calls.popleft()
@@ -146,6 +147,7 @@ class _RateColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """Return the rate, nothing where it is unknown or in a unit that no user knows."""
+        # Bytes have units of their own; other rates name theirs where there is room.
         unit = _UNITS.get(task.description)
         speed = task.fields.get("speed")
         if not speed or unit is None:
@@ -162,6 +164,7 @@ class _TimeColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Return minutes and seconds, and the word that tells which time they are."""
         speed = task.fields.get("speed")
+        # With a speed the time that is left, without one the time that has passed.
         left = (task.total - task.completed) / speed if task.total and speed else None
         seconds = int(task.elapsed or 0) if left is None or task.finished else int(left)
         hours, rest = divmod(seconds, 3600)

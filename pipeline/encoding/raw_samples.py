@@ -62,6 +62,7 @@ class SampleEncoder:
                 f"{vocabulary.folder} has the features {', '.join(names)}, "
                 f"the schema has {', '.join(schema.sparse)}"
             )
+        # Whole tables are loaded once and shared by the threads: lines are looked up as they come.
         loading = ((vocabulary, piece, None) for piece in whole_tables(vocabulary))
         self._pieces: list[LoadedPiece] = list(
             run_tasks(load_piece, loading, workers=workers, shares_memory=True)
@@ -116,6 +117,7 @@ def encode_parts(
     with closing(run_tasks(_encode_part, tasks, workers=workers, shares_memory=True)) as results:
         for found in results:
             if isinstance(found, Fault):
+                # Lines count from the beginning of the log, its header included.
                 line = num_lines + found.line_in_block + 1 + parts.num_header_lines
                 raise InputError(f"{source}, {parts.unit} {line}{found.text}", hint=_hint(found))
             if found is not None:

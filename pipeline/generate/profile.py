@@ -198,6 +198,7 @@ def without_missing(
         missing_rank: rank of missing among the values, 0 = most frequent.
         missing_share: of all fields, in [0, 1).
     """
+    # Ranks behind the missing value move up by one, and lose its share.
     kept = [
         (rank - 1, max(share - missing_share, 0.0)) if rank > missing_rank else (rank, share)
         for rank, share in zip(ranks, shares, strict=True)
@@ -207,6 +208,7 @@ def without_missing(
 
 
 def _coverage(knots: list[tuple[int, float]]) -> Coverage:
+    # Shares are divided by the last one, so that all values together have 1.
     scale = knots[-1][1]
     return Coverage(
         np.array([rank for rank, _ in knots], np.float64),

@@ -84,6 +84,7 @@ class PackInputs:
 
     def refuse_other_parts(self) -> None:
         """Raise ManifestError where the folders are not of the same parts and tables: kernels trust that."""
+        # The parts of all three folders go together by name and number of samples.
         wanted = [(entry.path, entry.num_samples) for _, entry in self.plan.parts()]
         for folder in (self.columns, self.samples):
             found = [(entry.path, entry.num_samples) for _, entry in folder.parts()]
@@ -93,6 +94,7 @@ class PackInputs:
                     f"{len(found)} and {len(wanted)} files, or of other lengths",
                     hint=hint_to_verify(self.plan.folder),
                 )
+        # Ids of one vocabulary would point anywhere in the tables of another.
         tables = [
             [(table.name, table.num_rows, table.is_multi_hot) for table in found]
             for found in (SamplesTotals.of(self.samples).tables, self.tables)

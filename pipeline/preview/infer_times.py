@@ -65,12 +65,14 @@ def infer_times(name: str, values: Any, names: Sequence[str]) -> InferredTimes |
         for kind in TIME_KINDS
         if np.unique(found[kind]).shape[0] > 1 or (num_times < _MIN_TIMES and found[kind].any())
     ]
+    # Each feature is named after the column and its kind, unless that name is taken.
     features = tuple((_free_name(f"{name}_{kind}", names), kind) for kind in changing)
     try:
         for feature, _ in features:
             check_name(feature)
     except ConfigError:  # the name of the column is too long to have more behind it
         features = ()
+    # Integers are times for sure where they never go back or their name says so.
     is_certain = unit is None or _is_ascending(values) or bool(_TELLING.search(name.lower()))
     if not features:
         return InferredTimes((), unit, is_certain, "times with the same hour and weekday in every row")
@@ -99,6 +101,7 @@ def _unit_of(values: Any) -> str | None:
     """Return the unit in which integers are times of our years; None where there is none, or too few."""
     if not isinstance(values, Spans) and not pa.types.is_integer(values.type):
         return None
+    # Few distinct integers could be anything; many within our years are hardly chance.
     found = read_column(values, "integer")
     numbers = found.values[found.states == GOOD].view(np.int64)
     if (found.states == BAD).any() or np.unique(numbers).shape[0] < _MIN_TIMES:

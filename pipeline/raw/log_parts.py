@@ -104,6 +104,7 @@ class _CriteoParts:
 
     def parse(self, block: Block, *, is_first: bool) -> Part:
         """Parse the lines of a block."""
+        # Bad lines are told apart by reason only where they are counted.
         parsed = parse_block(block, self._schema, has_label=self._has_label)
         bad: Counter[str] = Counter()
         fault = None

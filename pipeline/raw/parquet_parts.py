@@ -68,6 +68,7 @@ class ParquetParts:
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
         """Yield each batch of rows; a row group whose parts are finished is not read again."""
         with self._open() as parquet:
+            # A row group is read as a whole or not at all: parts do not cross from one to the next.
             row = 0
             num_rows = parquet.metadata.num_rows
             for group in range(parquet.num_row_groups):
@@ -145,6 +146,7 @@ class ParquetParts:
     def _finished_names(self, row: int, end: int, finished: Mapping[str, FileEntry]) -> list[str]:
         """Return the names of the parts of rows ``[row, end)`` if all are finished, else none."""
         names = []
+        # The manifest says how many rows each part took, which leads to the next one.
         while row < end:
             entry = finished.get(self._name(row))
             if entry is None:
@@ -156,6 +158,7 @@ class ParquetParts:
     def finish(self, digest: Any) -> None:
         """Hash the file as `verify` hashes any log: by blocks, or whole where no line ends cut it."""
         try:
+            # Hashed in blocks as text is, so that `verify` has one way for all logs.
             for unread in iterate_blocks(self._file, self._block_bytes, in_thread_buffer=True):
                 block = unread.read()
                 if block.num_bytes:

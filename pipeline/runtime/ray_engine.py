@@ -103,6 +103,7 @@ class RayEngine(Engine):
             raise ConfigError(
                 f"{count} workers on a Ray cluster of {self.num_workers()} CPUs", hint="give fewer --workers"
             )
+        # As many workers as there is room for now: the tasks, and so the bytes, stay the same.
         free = self._wait_for(count)
         return joblib.Parallel(n_jobs=free, backend=_BACKEND, ray_remote_args={"num_cpus": 1}, **options)
 

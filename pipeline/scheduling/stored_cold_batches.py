@@ -46,6 +46,7 @@ def lookups_beside(shards: Manifest) -> Manifest | None:
     Raises:
         ManifestError: they are of other shards, or their manifest is damaged.
     """
+    # An unfinished folder counts as none: lookups only save time.
     folder = shards.folder.parent / "lookups"
     if not is_sealed(folder):
         return None
@@ -80,6 +81,7 @@ def stored_rows_of_file(
     places = [np.array(width.tables, np.int64) for width in widths]
     number = 0
     try:
+        # The checksum comes first: the kernels trust what is read from here on.
         reader = open_hashed(lookups, own)
         if not is_lookup_schema(reader.schema):
             raise TypeError("its columns are not those of lookups by row")
@@ -95,6 +97,7 @@ def stored_rows_of_file(
         raise
     except DAMAGE as error:
         refuse_system_fault(path, error)
+        # The kernel names the table at fault by its number.
         fault = first_line(error)
         if isinstance(error, ValueError) and error.args and isinstance(error.args[0], int):
             fault = f"its rows of {tables[error.args[0]].name} are not in order, or outside the table"

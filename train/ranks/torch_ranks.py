@@ -43,6 +43,7 @@ class TorchRanks:
     def exchange(self, sent: Message, received: Message) -> Pending:
         """Start one all-to-all of bytes."""
         assert sent.sizes_W[self.rank] == received.sizes_W[self.rank] == 0, "a rank sends nothing to itself"
+        # Sizes are known at both ends, so one call moves the bytes of all ranks.
         with _lost_ranks(self.rank):
             work = dist.all_to_all_single(
                 received.data, sent.data, list(received.sizes_W), list(sent.sizes_W), async_op=True

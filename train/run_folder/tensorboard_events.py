@@ -41,6 +41,7 @@ class TensorboardEvents:
     """
 
     def __init__(self, folder: Path, metrics: Iterable[str]) -> None:
+        # The first record names the version of the format, as readers expect it.
         make_folder(folder)
         self._path = folder / EVENTS
         with explained(self._path):
@@ -50,6 +51,7 @@ class TensorboardEvents:
 
     def add(self, entry: Mapping[str, Any]) -> None:
         """Add the numbers of one line of metrics, at its step."""
+        # One event for each line: the time, the step, and a summary with a value for each tag.
         values = b"".join(
             _field(1, _BYTES, _field(1, _BYTES, tag.encode()) + _field(2, _FIXED32, struct.pack("<f", value)))
             for tag, value in _numbers(entry)

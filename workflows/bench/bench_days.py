@@ -85,6 +85,7 @@ def bench_days(config: BenchDaysConfig, progress: ProgressCallback = silent) -> 
         folder = Path(name)
         logs = [write_day(config, day, folder / f"day_{day}") for day in range(config.days + 1)]
         before: Path | None = None
+        # Day by day: the folder of all days is extended, and that of the last day likewise.
         for day in range(config.days):
             data = folder / "all"
             preprocess(
@@ -135,6 +136,7 @@ def _renew(category: pl.Expr, renewed: float, day: int) -> pl.Expr:
     A value has eight hexadecimal digits. A category that was renewed n times has them turned by n places,
     which is another value, but for the few whose digits repeat.
     """
+    # How often each category was renewed so far, drawn by its hash for each day.
     times = pl.lit(0)
     for earlier in range(day):
         is_renewed = category.hash(seed=earlier) < int(renewed * (2**64 - 1))

@@ -111,6 +111,7 @@ def _measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[
 
     def after_step(trainer: Any, *_: object) -> None:
         nonlocal begin, first_samples
+        # The clock starts once the device has done the first steps, not when they are queued.
         if trainer.step == _WARM_UP_STEPS:
             trainer.runner.synchronize()
             begin = time.perf_counter()
@@ -118,6 +119,7 @@ def _measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[
         steps = trainer.step - _WARM_UP_STEPS
         if steps < _FEWEST_STEPS:
             return
+        # It stops after some seconds or steps, with the device at rest again.
         if steps == _MOST_STEPS or time.perf_counter() - begin > _STEP_SECONDS:
             trainer.runner.synchronize()
             seconds = time.perf_counter() - begin

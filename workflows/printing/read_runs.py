@@ -56,12 +56,14 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
 
 
 def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
+    # A run holds no other runs, so the search ends at its config.
     if (folder / _CONFIG).is_file():
         yield folder
         return
     if depth == 0:
         return
     try:
+        # Links are not followed: they could lead round in circles.
         children = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
     except OSError as error:
         raise HotsetError(f"{folder} cannot be read: {error.strerror}") from error
@@ -70,6 +72,7 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _read_run(path: Path, name: str) -> Run:
+    # A damaged run is listed with its fault, beside those that can be read.
     try:
         config = _object_in(path / _CONFIG)
         summary = _object_in(path / _SUMMARY) if (path / _SUMMARY).is_file() else None
@@ -102,6 +105,7 @@ def _curves_in(path: Path) -> dict[str, list[tuple[int, float]]]:
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError(f"{path} has {path.stat().st_size:,} bytes")
     curves: dict[str, list[tuple[int, float]]] = {"loss": [], "validation": [], "evaluation": []}
+    # A line has a loss, or scores of one part; whatever else it holds is left out.
     for line in path.read_text().splitlines():
         entry = json.loads(line)
         for name, points in curves.items():

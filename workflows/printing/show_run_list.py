@@ -41,12 +41,14 @@ def page_of_runs(runs: Sequence[Run]) -> str:
     """Return a page of HTML with the table and the curves of runs; it needs nothing else."""
     names = differing_settings(runs)
     ordered = best_first(runs)
+    # The color of a row is that of its curves below.
     rows = []
     for number, run in enumerate(ordered):
         cells = [run.name, *_figures(run), _differences(run, names), _provenance(run)]
         swatch = f'<td style="background:{_COLORS[number % len(_COLORS)]}">&nbsp;</td>'
         rows.append(f"<tr>{swatch}{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>")
     titles = ("", "run", "AUC", "log loss", "samples/s", "bytes moved", "what differs", "made by")
+    # A chart for each series that any of the runs has.
     charts = [
         f"<h2>{title}</h2>{_chart([run.curves.get(name, []) for run in ordered])}"
         for name, title in (
@@ -103,6 +105,7 @@ def _provenance(run: Run) -> str:
 
 def _chart(curves: Sequence[Sequence[tuple[int, float]]]) -> str:
     """Draw curves over the same axes as SVG, in the colors of the table."""
+    # All curves share their axes; a constant one must not divide by zero.
     points = [point for curve in curves for point in curve]
     last = max(max(step for step, _ in points), 1)
     low, high = min(value for _, value in points), max(value for _, value in points)
@@ -119,6 +122,7 @@ def _chart(curves: Sequence[Sequence[tuple[int, float]]]) -> str:
         if len(curve) > 1:
             path = " ".join(place(*point) for point in curve)
             lines.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>')
+        # A curve of one point has no line, so the point itself is drawn.
         for point in curve[:1] if len(curve) == 1 else []:
             x, y = place(*point).split(",")
             lines.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{color}"/>')

@@ -68,6 +68,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
             )
             names = ("num_rows", "num_new", "num_changed", "num_gone")
             report["changes"] = {each.name: {name: getattr(each, name) for name in names} for each in changes}
+        # Rows are packed and unpacked as exported, and scored beside those of the run.
         if options.evaluate is not None:
             packed, trained = score_packed_rows(options.run, options.evaluate, options.row_type)
             report |= {"auc": packed.auc, "auc_fp32": trained.auc}
