@@ -18,7 +18,8 @@ demo: $(STAMP)
 # The pages of docs/ and the API, made from the docstrings, in build/site. The package is found by its name.
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
-	mkdir -p build/package && ln -sfn $(CURDIR) build/package/hotset
+	rm -rf build/package && mkdir -p build/package/hotset
+	ln -s $(addprefix $(CURDIR)/,__init__.py pipeline stats train workflows) build/package/hotset
 	$(BIN)/python -m mkdocs build --strict
 
 # Each test process compiles every module it imports where this is set.

@@ -34,6 +34,8 @@ from ..machine_facts import describe_machine
 _HOT_BYTES = ByteSize(4 * MIB)
 _MOST_KILLS_PER_FOLDER = 4
 _POLL_SECONDS = 0.002
+_SOONER = 0.8
+"""Factor of the moment of a kill for each one before it that came too late."""
 """Interval at which the undisturbed run is watched for its manifests."""
 Tree = dict[str, tuple[int, str]]
 """Bytes and checksum of every file below a folder, by relative path."""
@@ -82,6 +84,8 @@ class _Tally:
     kills: int = 0
     late: int = 0
     """Kills that came when every stage was finished; not among ``kills``."""
+    late_in_turn: int = 0
+    """Those of them since the last kill that hit."""
     folders: int = 0
     identical: int = 0
     """Folders that ended with the bytes of the undisturbed run."""
@@ -210,6 +214,8 @@ def _kill_and_resume(
     for _ in range(rng.randint(1, _MOST_KILLS_PER_FOLDER)):
         process = _start(config, scratch, out, rng)
         seconds = unbroken.start_seconds + _draw_moment(unbroken.end_seconds, _stage_hit(out), rng)
+        # Where the machine was busy while the undisturbed run was timed, all moments would come too late.
+        seconds *= _SOONER**tally.late_in_turn
         status = kill_after(seconds, process)
         stage = _stage_hit(out)
         # Whatever looks finished now must be complete: the next run will trust it.
@@ -218,6 +224,7 @@ def _kill_and_resume(
             # Negative is the kill; positive is an error of the run itself.
             tally.faults.append(f"a resumed run ended with exit status {status}: {last_line(scratch)}")
         tally.late += stage is None
+        tally.late_in_turn = tally.late_in_turn + 1 if stage is None else 0
         if stage is None or tally.kills == config.kills:
             break
         tally.kills += 1
