@@ -128,7 +128,7 @@ def read_batch_order(path: Path) -> NDArray[np.int32]:
         HotsetError: the file is missing, or anything else than such an array.
     """
     try:
-        # Opening a pipe would wait for ever.
+        # Opening a pipe would wait forever.
         if not path.is_file():
             raise FileNotFoundError("there is no such plain file")
         # Only this one header is read, so that nothing of NumPy's parser of headers is trusted.

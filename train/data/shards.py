@@ -293,7 +293,7 @@ class Shards:
 
     def _read(self, position: _BatchPosition) -> Batch:
         file = self._files[position.file]
-        # The file is mapped, not trusted: its sizes and ids are checked against the manifest.
+        # The file is not trusted: its sizes and ids are checked against the manifest.
         batch = file.read(position.index, self._columns, is_hot_only=position.is_hot_only)
         where = f"{file.path}: batch {position.index}"
         left = self.manifest.files[position.file].num_samples - position.index * self.batch_size

@@ -80,7 +80,7 @@ class CudaDevice:
 
     def capture(self, queue_work: Callable[[], None]) -> Graph:
         graph = torch.cuda.CUDAGraph()
-        # Other threads go on with pinned memory and events of their own meanwhile.
+        # Other threads keep working with pinned memory and events of their own meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             compute = self._streams["compute"]
             self._streams["compute"] = torch.cuda.current_stream(self.torch_device)

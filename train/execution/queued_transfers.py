@@ -89,7 +89,7 @@ class QueuedTransfers(Generic[Work]):
         """Let the device finish what it was given; items that were put and not begun are left for later."""
         self._device.synchronize()
         yield
-        # What the block asked of a GPU outside its streams is over before they go on.
+        # What the block asked of a GPU outside its streams is over before they continue.
         self._device.synchronize()
 
     def drain(self) -> None:

@@ -119,7 +119,7 @@ class RunFolder:
         """Write the summary, seal the folder, which marks the run as finished, and remove its checkpoints."""
         self._write_aside(SUMMARY, lambda aside: aside.write_text(_to_json(summary)))
         self.seal()
-        # Last, so that a kill before leaves an unfinished run that can go on.
+        # Last, so that a kill before leaves an unfinished run that can be resumed.
         if (self.path / CHECKPOINTS).is_dir():
             shutil.rmtree(self.path / CHECKPOINTS)
 

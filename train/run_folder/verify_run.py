@@ -49,7 +49,7 @@ def verify_run(run: Path) -> list[str]:
 
 def _faults_of_unfinished(run: Path) -> Iterator[str]:
     """That the run is unfinished, and every checkpoint of it that cannot be resumed."""
-    # Newest first: the first whole one is where the run would go on.
+    # Newest first: the first whole one is where the run would resume.
     whole = []
     for path in record_paths(run / CHECKPOINTS):
         try:

@@ -156,7 +156,7 @@ class RowStore:
             if bucket == PAST_GROUP:
                 raise RuntimeError(f"row {rows_N[done]} is wanted by fetch {next_fetches_N[done]}, long made")
             self._flush(bucket)
-            # The kernel stopped because this bucket's block is full: write it, and go on in a free one.
+            # The kernel stopped because this bucket's block is full: write it, and continue in a free one.
             self._buckets.buffer_of[bucket] = self._free.get()
 
     def take(
@@ -368,7 +368,7 @@ class RowStore:
         buffer = int(self._buckets.buffer_of[bucket])
         if buffer < 0:
             return
-        # The block gets its place now, and its bytes while training goes on.
+        # The block gets its place now, and its bytes while training continues.
         number = self._file.allocate()
         self._on_disk[bucket].append(number)
         written = self._writers.submit(self._write, number, buffer)
@@ -394,7 +394,7 @@ class RowStore:
             self._fault = error
             raise
         finally:
-            # Also after an error: nobody waits for ever.
+            # Also after an error: nobody waits forever.
             self._free.put(buffer)
 
     def _wait_for_loads(self) -> None:

@@ -118,7 +118,7 @@ def bench_defaults(config: BenchDefaultsConfig) -> dict[str, Any]:
             if batch_size in config.batch_sizes:
                 for ladder in LADDERS:
                     runs += _climb(ladder, trial, config.seeds[0])
-    # The seed and sizes are settings; a log of one's own is named without its folder.
+    # The seed and sizes are settings; a user's log is named without its folder.
     return {
         "data": config.data.name if config.data else f"generated, {config.samples:,} samples",
         "samples": samples,
