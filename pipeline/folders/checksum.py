@@ -24,6 +24,9 @@ _written: dict[str, tuple[int, str]] = {}
 """Bytes and checksum of files that this process wrote and nobody has asked for yet, by path."""
 _known: dict[_State, str] = {}
 """Checksums by the state of the file they were taken of."""
+_uses: dict[str, tuple[int, _State]] = {}
+"""The number of the last time that the checksum of each path was asked for, and the file's state then."""
+_num_uses = 0
 
 
 class HashedFile(io.RawIOBase):
@@ -89,7 +92,10 @@ def note_checksum(path: Path, checksum: str) -> None:
 
 def known_checksum(path: Path) -> str:
     """Return the xxh3-128 of a file, which is read only where it is not known of the file's present state."""
+    global _num_uses
     state = _state_of(path)
+    _num_uses += 1
+    _uses[state[0]] = _num_uses, state
     if state not in _known:
         # The state of before: a file that is written to meanwhile has another afterwards, and is read again.
         _, found = hash_file(path)
@@ -99,16 +105,25 @@ def known_checksum(path: Path) -> str:
     return _known[state]
 
 
-def overwritten_file(folder: Path) -> Path | None:
-    """Return a file of ``folder`` that was written to in place since this process took its checksum, if any.
+def num_uses() -> int:
+    """Return how often checksums were asked for so far, as a mark for `overwritten_file`."""
+    return _num_uses
 
-    Stages map files, so they would go on with other values. A file that was replaced or removed is none: its
-    map stays as it was.
+
+def overwritten_file(folder: Path, since: int) -> Path | None:
+    """Return a file of ``folder`` that was written to in place since its checksum was asked for, if any.
+
+    Stages map files, so they would continue with other values. A file that was replaced or removed is none:
+    its map stays as it was.
+
+    Args:
+        folder: folder of the files.
+        since: `num_uses` before the first file was used. What was asked for earlier may have been another
+            file of that name, and the system gives the inode of a removed file to a new one.
     """
     prefix = f"{folder}{os.sep}"
-    # The newest state of each file comes last.
-    newest = {state[0]: state for state in _known if state[0].startswith(prefix)}
-    for name, known in newest.items():
+    used = {name: state for name, (use, state) in _uses.items() if use > since and name.startswith(prefix)}
+    for name, known in used.items():
         with suppress(OSError):
             found = _state_of(Path(name))
             _, *inode, written, _, num_bytes = found

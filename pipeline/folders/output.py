@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ManifestError
 from ..runtime.remote_objects import RemoteObject
-from .checksum import checksum_of_written, note_checksum, overwritten_file
+from .checksum import checksum_of_written, note_checksum, num_uses, overwritten_file
 from .decision import Extend, ExtendFrom, FolderState, Fresh, GoBack, Refused, Resume, Sealed, decide
 from .discard import is_discarded
 from .disk import empty_folder, mark_removed
@@ -76,6 +76,8 @@ class Output(RemoteObject):
         self._unlock: Callable[[], object] = lambda: None
         self._generation = ""
         """Token of this run, which its workers show; see `worker_fence`."""
+        self._first_use = num_uses()
+        """Checksums asked for before this run began."""
         self._is_durable = False
         self._suffix = ""
         """Ending of what a copy in a worker writes aside, different in each copy."""
@@ -353,7 +355,7 @@ class Output(RemoteObject):
     def _refuse_overwritten_inputs(self) -> None:
         """Raise ManifestError where another program wrote to a file that this run has mapped."""
         for made_from in self._identity["inputs"]:
-            path = overwritten_file(self.folder.parent / made_from["name"])
+            path = overwritten_file(self.folder.parent / made_from["name"], self._first_use)
             if path is not None:
                 # What is finished may be of either contents, so no run resumes it.
                 self.abandon()

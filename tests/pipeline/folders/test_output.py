@@ -310,6 +310,19 @@ def test_a_folder_without_a_finished_file_is_withdrawn_as_a_whole(tmp_path: Path
     assert Manifest.read(tmp_path / "out") == made
 
 
+def test_a_file_of_an_earlier_run_at_the_same_place_spoils_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "columns" / "a.arrow"
+    path.parent.mkdir()
+    path.write_bytes(b"values")
+    known_checksum(path)
+    # As where a folder is made anew and the system gives an old inode to the new file.
+    path.write_bytes(b"others, in place")
+    output = Output.begin("stage", 2, Config(), INPUTS, tmp_path / "out")
+    with output.writing("a.arrow", 1) as written:
+        written.write_bytes(b"a")
+    output.seal(AnyRecord(samples=1))
+
+
 @pytest.mark.parametrize("change", ["overwritten", "replaced", "removed"])
 def test_an_input_that_is_overwritten_under_a_run_spoils_it(change: str, tmp_path: Path) -> None:
     path = tmp_path / "columns" / "a.arrow"
