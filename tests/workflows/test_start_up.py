@@ -22,6 +22,7 @@ def unneeded_imports(unneeded: tuple[str, ...], *commands: tuple[str, ...]) -> s
     program = f"""
 import contextlib, io, sys
 from hotset.workflows.cli import main
+sys.modules["pandas"] = None  # where it is installed, Arrow imports it with its first array
 found = []
 for command in {commands!r}:
     before = set(sys.modules)
@@ -31,7 +32,7 @@ for command in {commands!r}:
         except SystemExit as ended:
             status = ended.code
     assert status == 0, command
-    found += [f"{{command[0]}} {{name}}" for name in {unneeded!r} if name in sys.modules]
+    found += [f"{{command[0]}} {{name}}" for name in {unneeded!r} if sys.modules.get(name)]
 print(", ".join(found))
 """
     return subprocess.run(

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the day; 0 where every part and check was right."""
     parser = argparse.ArgumentParser(prog="gpu_day", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("gpu-day.json"), help="file of the result")
-    parser.add_argument("--device", default="cuda", help="cuda, or late or cpu to try it (default: cuda)")
+    parser.add_argument("--device", default="cuda", help="cuda, or late to try it (default: cuda)")
     parser.add_argument("--only", default="", help="parts to run, with commas between: " + _names(PARTS))
     parser.add_argument("--seconds", type=float, default=480, help="time of all parts (default: 480)")
     parser.add_argument("--small", action="store_true", help="few rows and samples: does everything run?")

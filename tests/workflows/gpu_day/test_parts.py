@@ -28,13 +28,12 @@ sys.meta_path.insert(0, Blocked())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", "late"])
-def test_a_day_without_a_gpu_finds_nothing_wrong(device: str, tmp_path: Path) -> None:
+def test_a_day_without_a_gpu_finds_nothing_wrong(tmp_path: Path) -> None:
     # Processes read this file when they start, so every part lives without these packages.
     (tmp_path / "sitecustomize.py").write_text(_BLOCKED)
     out = tmp_path / "day.json"
     root = Path(__file__).resolve().parents[4]
-    command = [sys.executable, "-m", "hotset.workflows.gpu_day", "--device", device, "--small"]
+    command = [sys.executable, "-m", "hotset.workflows.gpu_day", "--device", "late", "--small"]
     environment = {"PYTHONPATH": f"{tmp_path}:{root}", "PATH": os.environ["PATH"]}
     found = subprocess.run(
         [*command, "--out", str(out)], capture_output=True, text=True, env=environment, timeout=540
