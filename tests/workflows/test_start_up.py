@@ -21,8 +21,12 @@ def unneeded_imports(unneeded: tuple[str, ...], *commands: tuple[str, ...]) -> s
     """Run commands one after another in a fresh process, and return which imported what they do not need."""
     program = f"""
 import contextlib, io, sys
+class NoPandas:  # which Arrow imports with its first array where it is installed
+    def find_spec(self, name, path=None, target=None):
+        if name == "pandas":
+            raise ImportError(name)
+sys.meta_path.insert(0, NoPandas())
 from hotset.workflows.cli import main
-sys.modules["pandas"] = None  # where it is installed, Arrow imports it with its first array
 found = []
 for command in {commands!r}:
     before = set(sys.modules)
@@ -32,7 +36,7 @@ for command in {commands!r}:
         except SystemExit as ended:
             status = ended.code
     assert status == 0, command
-    found += [f"{{command[0]}} {{name}}" for name in {unneeded!r} if sys.modules.get(name)]
+    found += [f"{{command[0]}} {{name}}" for name in {unneeded!r} if name in sys.modules]
 print(", ".join(found))
 """
     return subprocess.run(
