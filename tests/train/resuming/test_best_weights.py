@@ -143,7 +143,8 @@ def test_without_a_number_of_steps_each_epoch_is_evaluated(data: Path, tmp_path:
 
 
 def test_evaluations_come_by_time_too(data: Path, tmp_path: Path) -> None:
-    run(data, tmp_path / "run", RecipeOptions(evaluate_time="0.001s", max_steps=3), evaluate_every=None)
+    # Each step takes longer than this.
+    run(data, tmp_path / "run", RecipeOptions(evaluate_time="0.000001s", max_steps=3), evaluate_every=None)
     assert list(validations(tmp_path / "run"))[:3] == [1, 2, 3]
 
 
