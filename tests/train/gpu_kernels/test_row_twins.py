@@ -1,6 +1,7 @@
 """Kernels over rows give the bits of the host's, with torch and in Triton.
 
-Tests `row_twins`, `batch_lists`, `triton_batches`, `triton_steps`, `triton_moves` and `launching`.
+Tests `row_twins`, `batch_lists`, `launching`, and with Triton `triton_batches`, `triton_steps`,
+`triton_rules` and `triton_moves`.
 """
 
 from __future__ import annotations
