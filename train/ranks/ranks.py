@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -18,6 +19,10 @@ from ...pipeline.errors import HotsetError, SaidElsewhereError
 
 FINGERPRINT_BYTES = 16
 Found = TypeVar("Found")
+_SIGN_SECONDS = 0.1
+"""Between two signs that a rank is still at work; far less than any wait for one that is gone."""
+_UNDER_WAY, _FAILED = -1, -2
+"""What rank 0 says of its work, instead of the number that comes of it."""
 
 
 class RankError(HotsetError):
@@ -124,6 +129,41 @@ def agree(ranks: Ranks, work: Callable[[], Found]) -> Found:
     if error is not None and first == ranks.rank:
         raise error
     raise SaidElsewhereError(f"rank {first} cannot start") from error
+
+
+def wait_for_first(ranks: Ranks, work: Callable[[], int]) -> int:
+    """Do work at rank 0 alone, while the others wait for it however long it takes.
+
+    A rank that writes a large file is not gone: every now and then it tells the others that it is there.
+
+    Args:
+        work: makes no calls to other ranks; returns a number from 0 on.
+
+    Returns:
+        The number, at every rank.
+
+    Raises:
+        Exception: what ``work`` raises, at rank 0.
+        SaidElsewhereError: at the other ranks in this case.
+    """
+    if ranks.rank:
+        while (number := int(ranks.gather(torch.tensor([_UNDER_WAY]))[0])) == _UNDER_WAY:
+            pass
+        if number == _FAILED:
+            raise SaidElsewhereError("rank 0 cannot go on")
+        return number
+    if ranks.num_ranks == 1:
+        return work()
+    # The work is done in a thread, so that this one can speak meanwhile.
+    with ThreadPoolExecutor(1, "first") as pool:
+        under_way = pool.submit(work)
+        while not under_way.done():
+            wait([under_way], timeout=_SIGN_SECONDS)
+            if not under_way.done():
+                ranks.gather(torch.tensor([_UNDER_WAY]))
+    is_done = under_way.exception() is None
+    ranks.gather(torch.tensor([under_way.result() if is_done else _FAILED]))
+    return under_way.result()
 
 
 def refuse_other_settings_of_ranks(ranks: Ranks, settings: Mapping[str, object]) -> None:

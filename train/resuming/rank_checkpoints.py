@@ -8,8 +8,9 @@ changed still, at every rank.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from ..checkpoints.checkpoint_writer import NotFiniteError
 from ..execution.ranked_embeddings import RankedEmbeddings
 from ..execution.row_parts import RowsPart, settle
 from ..execution.rows_copy import RowsCopy
-from ..ranks.ranks import Message
+from ..ranks.ranks import Message, wait_for_first
 from ..trainer import Trainer
 from .run_checkpoints import RunCheckpoints
 
@@ -43,6 +44,8 @@ class RankCheckpoints:
         self._written = written
         self.last_written = last_step
         """Step of the newest checkpoint that is whole."""
+        self._error: NotFiniteError | None = None
+        """Why the last one was refused, at rank 0."""
 
     def is_due(self, step: int) -> bool:
         """Whether the next checkpoint is to be taken now, by the clock of rank 0."""
@@ -60,30 +63,37 @@ class RankCheckpoints:
         embeddings = trainer.embeddings
         own = sum(width.changed.num_used for width in embeddings.widths if width.changed)
         num_used = sum(int(each) for each in self._ranks.gather(torch.tensor([own])))
-        # Rank 0 writes what all ranks send; the others only send.
-        parts = _brought_parts(trainer)
-        outcome = _WHOLE
-        error: NotFiniteError | None = None
-        if self._written is None:
-            assert not list(parts), "parts go to rank 0"
-        else:
-            self._written.take_parts(trainer, metrics, parts, num_used, is_logged=is_logged)
-            try:
-                self._written.settle(trainer, wait=True)
-            except NotFiniteError as raised:
-                error = raised
-            is_whole = self._written.last_written == trainer.step
-            outcome = _NOT_FINITE if error else _WHOLE if is_whole else _LOST
+        # Rank 0 writes what all ranks send, and the others wait for it however long that takes.
+        if self._written is not None:
+            self._written.begin_parts(trainer, metrics, num_used, is_logged=is_logged)
+        for parts in _brought_parts(trainer):
+            wait_for_first(self._ranks, partial(self._put, trainer, parts))
         # Every rank learns what became of it, and counts its rows as saved or changed.
-        outcome = int(self._ranks.gather(torch.tensor([outcome]))[0])
+        outcome = wait_for_first(self._ranks, partial(self._end, trainer))
         if self._written is None:
             settle(embeddings, is_lost=outcome != _WHOLE)
-        if error is not None:
-            raise error
+        if self._error is not None:
+            raise self._error
         if outcome == _NOT_FINITE:
             raise SaidElsewhereError("weights are not finite")
         if outcome == _WHOLE:
             self.last_written = trainer.step
+
+    def _put(self, trainer: Trainer, parts: Sequence[RowsPart]) -> int:
+        """Hand rows of all ranks to the writer, at rank 0."""
+        assert self._written is not None
+        self._written.put_parts(trainer, parts)
+        return 0
+
+    def _end(self, trainer: Trainer) -> int:
+        """Return how the writing of the checkpoint ended, at rank 0."""
+        assert self._written is not None
+        try:
+            self._written.end_parts(trainer)
+        except NotFiniteError as error:
+            self._error = error
+            return _NOT_FINITE
+        return _WHOLE if self._written.last_written == trainer.step else _LOST
 
     def save_last(self, trainer: Trainer, metrics: Iterable[str], *, is_logged: bool) -> bool:
         """Write a checkpoint of the last step, unless there is one; returns whether there is one."""
@@ -103,8 +113,11 @@ class RankCheckpoints:
             self._written.close()
 
 
-def _brought_parts(trainer: Trainer) -> Iterator[RowsPart]:
-    """Yield the rows that changed at any rank, at rank 0; every rank calls this and takes all parts."""
+def _brought_parts(trainer: Trainer) -> Iterator[list[RowsPart]]:
+    """Yield the rows that changed at any rank, a part of each rank at a time, at rank 0.
+
+    Every rank calls this and takes all; the lists of the others are empty.
+    """
     embeddings, ranks = trainer.embeddings, trainer.ranks
     assert isinstance(embeddings, RankedEmbeddings)
     # Parts that were copied and not sent yet.
@@ -127,15 +140,14 @@ def _brought_parts(trainer: Trainer) -> Iterator[RowsPart]:
         sizes = [(int(count), widths[int(width)]) for count, width in found]
         if not any(count for count, _ in sizes):
             return
-        if ranks.rank == 0 and own is not None:
-            yield own
-        yield from _exchanged(trainer, own, sizes)
+        parts = [own] if ranks.rank == 0 and own is not None else []
+        yield parts + _exchanged(trainer, own, sizes)
 
 
 def _exchanged(
     trainer: Trainer, own: RowsPart | None, sizes: list[tuple[int, tuple[int, int]]]
-) -> Iterator[RowsPart]:
-    """Yield the parts of the other ranks, at rank 0."""
+) -> list[RowsPart]:
+    """Return the parts of the other ranks, at rank 0."""
     # All messages go to rank 0, whose own part needs none.
     ranks = trainer.ranks
     num_bytes = [count * (2 * _NAME_BYTES + 4 * sum(width)) for count, width in sizes]
@@ -145,9 +157,11 @@ def _exchanged(
     into = tuple(num_bytes[rank] if rank and ranks.rank == 0 else 0 for rank in range(ranks.num_ranks))
     received = Message.unset(into)
     ranks.exchange(Message(data, out), received).wait()
-    for part, (count, width) in zip(received.parts(), sizes, strict=True):
-        if part.numel():
-            yield _unpacked(part, count, width)
+    return [
+        _unpacked(part, count, width)
+        for part, (count, width) in zip(received.parts(), sizes, strict=True)
+        if part.numel()
+    ]
 
 
 def _packed(part: RowsPart) -> torch.Tensor:

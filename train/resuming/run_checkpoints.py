@@ -330,30 +330,35 @@ class RunCheckpoints:
         self._last_step = trainer.step
         self._last_time = time.monotonic()
 
-    def take_parts(
-        self,
-        trainer: Trainer,
-        metrics: Iterable[str],
-        parts: Iterable[RowsPart],
-        num_used: int,
-        *,
-        is_logged: bool = True,
+    def begin_parts(
+        self, trainer: Trainer, metrics: Iterable[str], num_used: int, *, is_logged: bool = True
     ) -> None:
-        """Begin a checkpoint of rows that were copied elsewhere; `settle` waits for its end.
+        """Begin a checkpoint of rows that are copied elsewhere: `put_parts` and `end_parts` follow.
 
         Args:
-            parts: rows that changed since the last checkpoint, whose memory is not used again.
             num_used: rows that were ever changed.
         """
         self.stall_seconds.append(0.0)
         self.longest_stall_seconds.append(0.0)
         with self._standing_still(trainer):
             self._writer.begin(trainer.step)
+            self._captured = (*capture(trainer, metrics, is_logged=is_logged), num_used)
+
+    def put_parts(self, trainer: Trainer, parts: Iterable[RowsPart]) -> None:
+        """Add rows that changed since the last checkpoint, whose memory is not used again."""
+        with self._standing_still(trainer):
             for part in parts:
                 self._writer.put(part, lambda: None)
-            self._writer.finish(*capture(trainer, metrics, is_logged=is_logged), num_used)
+
+    def end_parts(self, trainer: Trainer) -> Written | None:
+        """Wait until the checkpoint is written; as `settle`."""
+        assert self._captured is not None, "begin_parts comes first"
+        with self._standing_still(trainer):
+            self._writer.finish(*self._captured)
+            self._captured = None
         self._last_step = trainer.step
         self._last_time = time.monotonic()
+        return self.settle(trainer, wait=True)
 
     @property
     def is_copying(self) -> bool:

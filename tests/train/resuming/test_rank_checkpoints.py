@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,14 @@ from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.checkpoints import checkpoint_writer
 from hotset.train.checkpoints.checkpoint_files import CheckpointRecord, newest_whole, write_record
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
+from hotset.train.checkpoints.tensor_file import write_part
 from hotset.train.config import TrainConfig
 from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards
+from hotset.train.execution.row_parts import RowsPart
 from hotset.train.options.interval import parse_interval
 from hotset.train.ranks.ranks import OneRank, Ranks
-from hotset.train.ranks.thread_ranks import run_thread_ranks
+from hotset.train.ranks.thread_ranks import ThreadRanks, run_thread_ranks
 from hotset.train.resuming.rank_checkpoints import RankCheckpoints
 from hotset.train.resuming.run_checkpoints import Checkpoint, RunCheckpoints, restore, table_sizes
 from hotset.train.trainer import Trainer, run_steps
@@ -120,3 +123,31 @@ def test_rows_of_a_lost_checkpoint_are_saved_by_the_next(
     with suppress(_KilledError):
         on_ranks(shards, folder, fields, 2, stop_after=7)
     assert on_ranks(shards, folder, fields, 4) == wanted
+
+
+def test_ranks_wait_for_a_checkpoint_that_takes_longer_than_they_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    fields = {"placement": "all-fast"}
+    wanted = on_ranks(shards, tmp_path / "unbroken", fields, 1)
+    # The disk takes no byte until the ranks have waited for it several times.
+    num_signs = 0
+    is_patient = threading.Event()
+
+    def gather(self: ThreadRanks, part: torch.Tensor) -> list[torch.Tensor]:
+        nonlocal num_signs
+        found = gathered(self, part)
+        num_signs += self.rank == 1 and found[0].tolist() == [-1]
+        if num_signs > 2:
+            is_patient.set()
+        return found
+
+    def write(path: Path, part: RowsPart) -> tuple[int, str]:
+        assert is_patient.wait(60), "nobody waited"
+        return write_part(path, part)
+
+    gathered = ThreadRanks.gather
+    monkeypatch.setattr(ThreadRanks, "gather", gather)
+    monkeypatch.setattr(checkpoint_writer, "write_part", write)
+    assert on_ranks(shards, tmp_path / "saved", fields, 2) == wanted
