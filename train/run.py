@@ -246,7 +246,7 @@ def _build(
     if source is not None and checkpoint is None:
         restore_dense(trainer.model, trainer.dense_optimizers, source.dense, source.where)
     if start.config.recipe.keeps_best:
-        best = BestWeights(out, settings.keep_checkpoints)
+        best = BestWeights(out, settings.keep_checkpoints, ranks)
         best.reserve(trainer.weights().num_bytes)
         trainer.resumables["best_weights"] = best
     return trainer

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...pipeline.sizes import MIB
 from ...stats.batches.lookups_by_row import LookupsByRow
 from ..data.batch import Batch, BatchIds, EmbeddingTable, IdReader
 from ..data.batch_shares import BatchShares
@@ -48,6 +49,9 @@ from .executor import Executor
 from .queued_transfers import QueuedTransfers
 from .traffic import Way
 from .transfer_thread import TransferThread
+
+_PART_BYTES = 8 * MIB
+"""Bytes of newest rows that are copied at a time."""
 
 _Work = tuple[tuple[Transfer | None, ...], Kind]
 """One transfer per width, and the kind of work they count as."""
@@ -363,6 +367,17 @@ class Embeddings:
         width, position = self._position_of[table]
         return width.executor.table_parts(position, state=state)
 
+    def newest_parts(self, table: int) -> Iterator[torch.Tensor]:
+        """Yield the newest weights of one table in id order, in parts of bounded size, wherever each row is.
+
+        Valid while no transfer runs, and where no row is in a file.
+        """
+        width, position = self._position_of[table]
+        num_rows = width.placement.num_rows[position]
+        most = max(_PART_BYTES // width.executor.fast.row_bytes, 1)
+        for first in range(0, num_rows, most):
+            yield newest_rows(width, position, first, min(first + most, num_rows))
+
     def held_ids(
         self, tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
@@ -399,6 +414,23 @@ class Embeddings:
         """
         width, position = self._position_of[table]
         return width.executor.table(position, state=state)
+
+
+def newest_rows(width: RowWidth, position: int, first: int, stop: int) -> torch.Tensor:
+    """(stop - first, D) newest weights of some rows of a table that live here; as `Embeddings.newest_parts`.
+
+    Args:
+        position: of the table among those of the width.
+    """
+    ids_N = np.arange(first, stop)
+    weights_ND = torch.empty(ids_N.size, width.embedding_dim)
+    state_NW = torch.empty(ids_N.size, width.executor.fast.state_SW.shape[1])
+    tables_N = np.full(ids_N.size, position)
+    is_copied_N = width.executor.copy_newest(
+        tables_N, ids_N, width.executor.residents(), weights_ND, state_NW
+    )
+    assert is_copied_N.all(), "rows are in memory"
+    return weights_ND
 
 
 def _changed_rows(placement: Placement, host: HostMemory | None) -> ChangedRows:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -38,7 +39,7 @@ from ..rows.row_backends import NumbaRows
 from ..rows.row_kernels import copy_rows, num_levels
 from ..rows.row_optimizers import RowOptimizer
 from ..work_threads import WorkThreads
-from .embeddings import Embeddings, PlannedStep, RowWidth, WidthLookups, WidthStep
+from .embeddings import Embeddings, PlannedStep, RowWidth, WidthLookups, WidthStep, newest_rows
 
 _FLOAT_BYTES = 4
 _SLICE_BYTES = 64 * MIB
@@ -228,19 +229,39 @@ class RankedEmbeddings(Embeddings):
 
         Every rank calls this and takes all parts; those of the other ranks are empty.
         """
+        width, _ = self._position_of[table]
+        # A rank may have no row of a table.
+        fast = width.executor.fast
+        rows_ND = (fast.state_SW if state else fast.weights_SD)[:0]
+        if self._num_held(table):
+            rows_ND = super().table(table, state=state)
+        yield from self._brought_parts(table, rows_ND.shape[1], lambda first, stop: rows_ND[first:stop])
+
+    def newest_parts(self, table: int) -> Iterator[torch.Tensor]:
+        """As `table_parts`, of the newest weights wherever they are."""
+        width, position = self._position_of[table]
+        return self._brought_parts(table, width.embedding_dim, partial(newest_rows, width, position))
+
+    def _num_held(self, table: int) -> int:
+        """Rows of a table that live here."""
+        width, position = self._position_of[table]
+        return width.placement.num_rows[position]
+
+    def _brought_parts(
+        self, table: int, dim: int, rows_of: Callable[[int, int], torch.Tensor]
+    ) -> Iterator[torch.Tensor]:
+        """Yield rows of a table of all ranks in id order, in parts, at rank 0, and none elsewhere.
+
+        Args:
+            dim: floats of a row.
+            rows_of: the rows that live here, from the first to before the last, by their ids here.
+        """
         width, position = self._position_of[table]
         assert isinstance(width, RankedWidth)
         held = width.exchange.held
         ids = held.ids.of_table(position)
-        # A rank may have no row of a table.
-        fast = width.executor.fast
-        rows_ND = (
-            super().table(table, state=state)
-            if ids.size
-            else (fast.state_SW if state else fast.weights_SD)[:0]
-        )
         first_key = int(held.first_key_F1[position])
-        num_rows, dim = self._tables[table].num_rows, rows_ND.shape[1]
+        num_rows = self._tables[table].num_rows
         # There is nothing to send of a table without rows, or of rows without a state.
         if num_rows * dim == 0:
             yield torch.empty(num_rows, dim)
@@ -250,7 +271,7 @@ class RankedEmbeddings(Embeddings):
             stop = min(first + most, num_rows)
             start, end = np.searchsorted(ids, [first, stop]).tolist()
             homes_N = held.homes_K[first_key + first : first_key + stop]
-            yield self._brought_together(rows_ND[start:end], homes_N)
+            yield self._brought_together(rows_of(start, end), homes_N)
 
     def table(self, table: int, *, state: bool = False) -> torch.Tensor:
         return torch.cat(list(self.table_parts(table, state=state)))

@@ -131,6 +131,11 @@ def agree(ranks: Ranks, work: Callable[[], Found]) -> Found:
     raise SaidElsewhereError(f"rank {first} cannot start") from error
 
 
+def first_says(ranks: Ranks, own: bool) -> bool:
+    """Return what rank 0 says, such as by its clock; every rank calls this."""
+    return bool(ranks.gather(torch.tensor([own]))[0])
+
+
 def wait_for_first(ranks: Ranks, work: Callable[[], int]) -> int:
     """Do work at rank 0 alone, while the others wait for it however long it takes.
 

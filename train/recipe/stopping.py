@@ -45,11 +45,16 @@ class Stopping:
         """Seconds of the run so far, evaluations and earlier processes included."""
         return self._clock() - self._start
 
-    def note_step(self, step: int) -> None:
-        """Take note of a step, with the number of those so far."""
+    @property
+    def is_time_over(self) -> bool:
+        """Whether the limit of time has passed, by the clock of this process."""
+        return self._most_seconds is not None and self.seconds >= self._most_seconds
+
+    def note_step(self, step: int, *, is_time_over: bool) -> None:
+        """Take note of a step, with the number of those so far, and of the limit of time."""
         if self._options.max_steps is not None and step >= self._options.max_steps:
             self.reason = self.reason or f"--max-steps {self._options.max_steps}"
-        if self._most_seconds is not None and self.seconds >= self._most_seconds:
+        if is_time_over:
             self.reason = self.reason or f"--max-time {self._options.max_time}"
 
     def note_evaluation(self, step: int, scores: Scores) -> bool:

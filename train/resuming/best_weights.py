@@ -2,9 +2,10 @@
 
     best-000001200.safetensors      dense layers and tables, as weights.safetensors has them
 
-They are written as a whole at each better evaluation. A checkpoint names the file that was the best when it
-was taken, so files that one of the last checkpoints names are kept beside the best one. The rows of a run
-whose cold rows lie in a spill file by their next use are not all at hand before its end: it is refused.
+They are written as a whole at each better evaluation; of several ranks the first writes them, and all read
+them. A checkpoint names the file that was the best when it was taken, so files that one of the last
+checkpoints names are kept beside the best one. The rows of a run whose cold rows lie in a spill file by their
+next use are not all at hand before its end: it is refused.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ from ...pipeline.errors import HotsetError
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.schema.schema_names import DENSE_PREFIX
 from ..checkpoints.reserved_room import ReservedRoom
-from ..execution.embeddings import RowWidth
+from ..ranks.ranks import Ranks, agree, wait_for_first
+from ..run_folder.rank_folder import send_weights
 from ..run_folder.run_files import BEST_PREFIX, explained
 from ..run_folder.weights_file import Weights, open_weights, write_weights
 from ..trainer import Trainer
@@ -39,12 +42,14 @@ class BestWeights:
     Args:
         folder: that of the run.
         num_checkpoints: checkpoints that are kept, and may name an earlier file.
+        ranks: of the run; all of them make the same calls.
     """
 
-    def __init__(self, folder: Path, num_checkpoints: int) -> None:
+    def __init__(self, folder: Path, num_checkpoints: int, ranks: Ranks) -> None:
         self._folder = folder
+        self._ranks = ranks
         self._best: tuple[int, str] | None = None
-        """Step and checksum of the best file."""
+        """Step and checksum of the best file; rank 0 alone knows the checksum of one that it has written."""
         # One more than are kept: the one that is being written.
         self._named: deque[int] = deque(maxlen=num_checkpoints + 1)
         self._room: ReservedRoom | None = None
@@ -60,6 +65,8 @@ class BestWeights:
         Raises:
             HotsetError: the disk is too small.
         """
+        if self._ranks.rank:
+            return
         there = len(list(self._folder.glob(f"{BEST_PREFIX}*.safetensors")))
         self._room = ReservedRoom(
             self._folder,
@@ -70,24 +77,48 @@ class BestWeights:
 
     def save(self, trainer: Trainer) -> None:
         """Write the weights as they are now; raises HotsetError where the disk is full."""
-        path = self._path(trainer.step)
+        weights = newest_weights(trainer)
+        with trainer.embeddings.rows_written_back():
+            if self._ranks.rank:
+                send_weights(weights)
+            else:
+                self._write(self._path(trainer.step), weights)
+        self._best = trainer.step, ""
+        wait_for_first(self._ranks, self._end_saving)
+
+    def _write(self, path: Path, weights: Weights) -> None:
         aside = path.with_suffix(".tmp")
         if self._room is not None:
-            self._room.give(trainer.weights().num_bytes)
-        with explained(path), trainer.embeddings.rows_written_back():
-            write_weights(aside, newest_weights(trainer))
+            self._room.give(weights.num_bytes)
+        with explained(path):
+            write_weights(aside, weights)
             aside.replace(path)
-        self._best = trainer.step, hash_file(path)[1]
-        self._remove_all_but({trainer.step, *self._named})
+
+    def _end_saving(self) -> int:
+        """Note the checksum of the best file, and remove those that are not needed any more, at rank 0."""
+        assert self._best is not None
+        step, _ = self._best
+        self._best = step, hash_file(self._path(step))[1]
+        self._remove_all_but({step, *self._named})
+        return 0
 
     def load(self, trainer: Trainer) -> bool:
         """Set the run to its best weights; return whether there are any. It cannot train on.
 
         Raises:
-            HotsetError: the file is damaged.
+            HotsetError: the file is damaged, or a rank cannot read it.
         """
-        if self._best is None:
+        if self._best is None or not wait_for_first(self._ranks, self._is_whole):
             return False
+        # The best step may be the last one, whose weights are in place.
+        step, _ = self._best
+        if step != trainer.step:
+            _set_weights(trainer, agree(self._ranks, partial(open_weights, self._path(step))))
+        return True
+
+    def _is_whole(self) -> int:
+        """Return whether the best file is there; raises HotsetError where it is damaged."""
+        assert self._best is not None
         step, checksum = self._best
         # The file may have been removed by hand: then the run ends with the weights that it has.
         path = self._path(step)
@@ -99,14 +130,12 @@ class BestWeights:
                 f"{path} is damaged: its checksum is not {checksum}",
                 hint="remove it and give the same command again: it keeps the weights of the last step",
             )
-        # The best step may be the last one, whose weights are in place.
-        if step != trainer.step:
-            _set_weights(trainer, open_weights(path))
         return True
 
     def remove(self) -> None:
         """Remove the files."""
-        self._remove_all_but(set())
+        if self._ranks.rank == 0:
+            self._remove_all_but(set())
 
     def state(self) -> Mapping[str, Any]:
         """Return what `restore` takes; the file is kept as long as a checkpoint may have it."""
@@ -138,26 +167,18 @@ class BestWeights:
 def newest_weights(trainer: Trainer) -> Weights:
     """Return the weights as they are now, wherever the newest values of rows are; no transfer may run."""
     whole = trainer.weights()
-    positions = _positions(trainer)
+    numbers = {table.name: number for number, table in enumerate(trainer.shards.tables)}
 
-    # Tables in parts, each of newest values: a row may be in a slot, in its home, or only just evicted.
+    # A row may be in a slot, in its home, or only just evicted.
     def parts_of(name: str) -> Iterator[torch.Tensor]:
-        if name not in positions:
+        if name in numbers:
+            yield from trainer.embeddings.newest_parts(numbers[name])
+        else:
             yield whole[name]
-            return
-        width, table = positions[name]
-        for ids_N in _id_ranges(width, whole.shapes[name][0]):
-            weights_ND = torch.empty(ids_N.size, width.embedding_dim)
-            state_NW = torch.empty(ids_N.size, width.executor.fast.state_SW.shape[1])
-            tables_N = np.full(ids_N.size, table)
-            residents = width.executor.residents()
-            is_copied_N = width.executor.copy_newest(tables_N, ids_N, residents, weights_ND, state_NW)
-            assert is_copied_N.all(), "a run with rows in a file keeps no best weights"
-            yield weights_ND
 
     # Whole tensors where they are small enough to be asked for whole.
     def tensor_of(name: str) -> torch.Tensor:
-        return torch.cat(list(parts_of(name))) if name in positions else whole[name]
+        return torch.cat(list(parts_of(name)))
 
     return Weights(
         whole.shapes,
@@ -172,26 +193,19 @@ def _set_weights(trainer: Trainer, weights: Weights) -> None:
     model = trainer.model
     names = model.state_dict()
     model.load_state_dict({name: weights[f"{DENSE_PREFIX}{name}"] for name in names})
-    with trainer.embeddings.rows_written_back():
-        for width in trainer.embeddings.widths:
+    embeddings = trainer.embeddings
+    with embeddings.rows_written_back():
+        for width in embeddings.widths:
             width.executor.forget_residents()
-    for name, (width, table) in _positions(trainer).items():
-        for ids_N in _id_ranges(width, weights.shapes[name][0]):
-            rows_ND = weights.rows(name, int(ids_N[0]), int(ids_N[-1]) + 1).numpy()
-            state_NW = np.zeros((ids_N.size, width.executor.fast.state_SW.shape[1]), np.float32)
-            width.executor.restore(np.full(ids_N.size, table), ids_N, rows_ND, state_NW)
-
-
-def _positions(trainer: Trainer) -> dict[str, tuple[RowWidth, int]]:
-    """The width of each table, and its position among the tables of that width."""
-    return {
-        trainer.shards.tables[table].name: (width, position)
-        for width in trainer.embeddings.widths
-        for position, table in enumerate(width.tables)
-    }
-
-
-def _id_ranges(width: RowWidth, num_rows: int) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
-    most = max(_PART_BYTES // (4 * (width.embedding_dim + width.executor.fast.state_SW.shape[1])), 1)
-    for first in range(0, num_rows, most):
-        yield np.arange(first, min(first + most, num_rows))
+    # Of each table the rows that live here, by their ids here.
+    for width in embeddings.widths:
+        most = max(_PART_BYTES // width.executor.fast.row_bytes, 1)
+        for position, table in enumerate(width.tables):
+            name, num_rows = trainer.shards.tables[table].name, trainer.shards.tables[table].num_rows
+            for first in range(0, num_rows, most):
+                shard_ids_N = np.arange(first, min(first + most, num_rows), dtype=np.int32)
+                is_held_N, ids_N = embeddings.held_ids(np.full_like(shard_ids_N, table), shard_ids_N)
+                rows_ND = weights.rows(name, first, first + shard_ids_N.size).numpy()[is_held_N]
+                state_NW = np.zeros((ids_N.size, width.executor.fast.state_SW.shape[1]), np.float32)
+                positions_N = np.full(ids_N.size, position)
+                width.executor.restore(positions_N, ids_N.astype(np.int64), rows_ND, state_NW)

@@ -21,7 +21,7 @@ from ..checkpoints.checkpoint_writer import NotFiniteError
 from ..execution.ranked_embeddings import RankedEmbeddings
 from ..execution.row_parts import RowsPart, settle
 from ..execution.rows_copy import RowsCopy
-from ..ranks.ranks import Message, wait_for_first
+from ..ranks.ranks import Message, first_says, wait_for_first
 from ..trainer import Trainer
 from .run_checkpoints import RunCheckpoints
 
@@ -50,7 +50,7 @@ class RankCheckpoints:
     def is_due(self, step: int) -> bool:
         """Whether the next checkpoint is to be taken now, by the clock of rank 0."""
         own = self._written is not None and self._written.is_due(step)
-        return bool(self._ranks.gather(torch.tensor([own]))[0])
+        return first_says(self._ranks, own)
 
     def take(self, trainer: Trainer, metrics: Iterable[str], *, is_logged: bool = True) -> None:
         """Write a checkpoint of the run as it is now.

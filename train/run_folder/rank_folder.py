@@ -32,9 +32,7 @@ class RankFolder(RunFolder):
     def save_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Send the rows that live here to rank 0, in the order in which it writes."""
         assert isinstance(weights, Weights)
-        for name in sorted(weights.shapes):
-            for _ in weights.parts(name):
-                pass
+        send_weights(weights)
 
     def save_states(self, states: Weights) -> None:
         """Send the states of these rows, likewise."""
@@ -45,3 +43,10 @@ class RankFolder(RunFolder):
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Leave the summary to rank 0."""
+
+
+def send_weights(weights: Weights) -> None:
+    """Send the rows that live here to rank 0, in the order in which `write_weights` takes them there."""
+    for name in sorted(weights.shapes):
+        for _ in weights.parts(name):
+            pass

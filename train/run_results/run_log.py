@@ -16,7 +16,7 @@ from ..checkpoints.checkpoint_writer import NotFiniteError
 from ..checkpoints.interrupts import Interrupted, Interrupts
 from ..data.batch import Batch
 from ..options.interval import parse_interval
-from ..ranks.ranks import OneRank, Ranks
+from ..ranks.ranks import OneRank, Ranks, first_says
 from ..resuming.best_weights import BestWeights
 from ..resuming.rank_checkpoints import RankCheckpoints
 from ..resuming.run_checkpoints import (
@@ -77,7 +77,7 @@ class RunLog:
         if self._is_evaluation_due(trainer):
             self.evaluate(trainer)
         if trainer.stopping is not None:
-            trainer.stopping.note_step(trainer.step)
+            trainer.stopping.note_step(trainer.step, is_time_over=self._is_time_over(trainer))
         # A checkpoint of a loss that is no number would be one to resume a broken run from.
         if self._saved is not None:
             self._saved.go_on(trainer)
@@ -121,6 +121,13 @@ class RunLog:
         _log.info("the weights are those of step %s", stopping.best_step)
         return stopping.best_step == trainer.step
 
+    def _is_time_over(self, trainer: Trainer) -> bool:
+        """Whether the run has reached its limit of time, where it has one."""
+        # Ranks ask the clock of the first, so that all of them stop after the same step.
+        if trainer.stopping is None or trainer.config.recipe.max_time is None:
+            return False
+        return first_says(trainer.ranks, trainer.stopping.is_time_over)
+
     def _is_evaluation_due(self, trainer: Trainer) -> bool:
         """Whether the run is to be evaluated after this step."""
         every = trainer.config.evaluate_every
@@ -128,7 +135,7 @@ class RunLog:
         if recipe.evaluate_time is not None:
             seconds = parse_interval(recipe.evaluate_time).seconds
             assert seconds is not None, "the options refuse steps"
-            return time.monotonic() - self._last_evaluation[1] >= seconds
+            return first_says(trainer.ranks, time.monotonic() - self._last_evaluation[1] >= seconds)
         if every is None and recipe.needs_validation is not None:
             every = trainer.shards.num_training_batches
         return every is not None and trainer.step % every == 0

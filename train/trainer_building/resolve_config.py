@@ -27,7 +27,7 @@ def resolve(shards: Shards, config: TrainConfig, num_ranks: int = 1) -> TrainCon
     # Refusals first, in the order in which a user can mend them.
     _refuse_no_validation(shards, config)
     if num_ranks > 1:
-        _refuse_one_process_options(config)
+        _refuse_rows_in_a_file(config)
     shares = config.shares or num_ranks
     if num_ranks > 1 and config.device != "cpu":
         raise ConfigError(
@@ -56,16 +56,7 @@ def _refuse_no_validation(shards: Shards, config: TrainConfig) -> None:
         )
 
 
-def _refuse_one_process_options(config: TrainConfig) -> None:
-    """Raise ConfigError where the settings have what several ranks do not agree on, or do not hold."""
-    recipe = config.recipe
-    # These need one process to decide for all, or rows that no other rank has.
-    options = {
-        "--slow-bytes": config.slow_bytes,
-        "--keep-best": recipe.keeps_best or None,
-        "--max-time": recipe.max_time,
-        "--evaluate-time": recipe.evaluate_time,
-    }
-    for name, value in options.items():
-        if value is not None:
-            raise ConfigError(f"{name} is for a run in one process", hint=f"leave {name} out")
+def _refuse_rows_in_a_file(config: TrainConfig) -> None:
+    """Raise ConfigError where several ranks are to hold rows in a file."""
+    if config.slow_bytes is not None:
+        raise ConfigError("--slow-bytes is for a run in one process", hint="leave --slow-bytes out")

@@ -75,7 +75,7 @@ def test_all_ranks_get_the_same_options() -> None:
     run_thread_ranks(2, lambda ranks: refuse_other_plans(ranks, plans[0]))
 
 
-@follows("train/trainer_building/resolve_config.py::_refuse_one_process_options")
+@follows("train/trainer_building/resolve_config.py::_refuse_rows_in_a_file")
 def test_an_option_of_one_process_is_left_out(tmp_path: Path) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards"))
     hint = hint_of(lambda: resolve(shards, TrainConfig(slow_bytes=ByteSize(1000)), 2))

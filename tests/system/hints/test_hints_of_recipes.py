@@ -11,6 +11,7 @@ import numpy as np
 from hotset.tests.support.hints import Shell, follows, hint_of
 from hotset.train.metrics.scores import ScoreCounter
 from hotset.train.metrics.sorted_scores import SortedScores
+from hotset.train.ranks.ranks import OneRank
 from hotset.train.resuming.best_weights import BestWeights
 
 TRAIN = ("train", "data", "--threads", "1", "--out")
@@ -105,10 +106,10 @@ def test_early_stop_wants_a_validation_part_and_all_rows(shell: Shell) -> None:
     shell.works(*TRAIN, "third", "--patience", "2")
 
 
-@follows("train/resuming/best_weights.py::BestWeights.load")
+@follows("train/resuming/best_weights.py::BestWeights._is_whole")
 def test_damaged_best_weights_are_left_out(shell: Shell) -> None:
     Path("best-000000003.safetensors").write_bytes(b"x")
-    best = BestWeights(Path("."), 2)
+    best = BestWeights(Path("."), 2, OneRank())
     best.restore({"step": 3, "xxh3_128": "0" * 32})
     trainer: Any = SimpleNamespace(step=9)
     hint = hint_of(lambda: best.load(trainer))

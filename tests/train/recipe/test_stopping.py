@@ -23,7 +23,7 @@ def test_without_options_a_run_goes_on_and_knows_its_best() -> None:
         False,
         True,
     ]
-    found.note_step(10**9)
+    found.note_step(10**9, is_time_over=False)
     assert (found.best_step, found.best_score, found.reason) == (3, 0.7, None)
 
 
@@ -63,16 +63,16 @@ def test_a_target_a_number_of_steps_and_a_time_stop_a_run() -> None:
     found = stopping(max_steps=3)
     reasons = []
     for step in (1, 2, 3):
-        found.note_step(step)
+        found.note_step(step, is_time_over=False)
         reasons.append(found.reason)
     assert reasons == [None, None, "--max-steps 3"]
     now = [100.0]
     found = Stopping(RecipeOptions(max_time="2min"), lambda: now[0])
     now[0] += 119
-    found.note_step(1)
+    found.note_step(1, is_time_over=found.is_time_over)
     assert found.reason is None
     now[0] += 1
-    found.note_step(2)
+    found.note_step(2, is_time_over=found.is_time_over)
     assert found.reason == "--max-time 2min"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 from pathlib import Path
@@ -12,14 +13,17 @@ import pytest
 
 from hotset.pipeline.errors import ConfigError, HotsetError
 from hotset.pipeline.sizes import ByteSize
+from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
 from hotset.train.config import TrainConfig
 from hotset.train.evaluate import evaluate
 from hotset.train.options.interval import Interval
 from hotset.train.options.recipe_options import RecipeOptions
+from hotset.train.ranks.ranks import Ranks, first_says
 from hotset.train.resuming import best_weights
 from hotset.train.run import train
+from hotset.train.run_results import run_log
 from hotset.train.run_results.run_summary import TrainSummary
 
 SPEC = ShardSpec(
@@ -151,7 +155,7 @@ def test_evaluations_come_by_time_too(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "stop", [12, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (5, 30, 50, 70))]
 )
-@pytest.mark.parametrize("placement", ["lookahead", "fae"])
+@pytest.mark.parametrize("placement", ["lookahead", pytest.param("fae", marks=pytest.mark.slow)])
 def test_a_killed_run_ends_with_the_best_weights_of_the_unbroken_one(
     data: Path, tmp_path: Path, stop: int, placement: str
 ) -> None:
@@ -178,6 +182,43 @@ def test_a_killed_run_ends_with_the_best_weights_of_the_unbroken_one(
     )
     for name in ("weights.safetensors", "batch_order.npy", "metrics.jsonl"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "placement", ["lookahead", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fae", "cache"))]
+)
+def test_ranks_stop_with_the_best_weights_of_one_process(
+    placement: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = RecipeOptions(patience=1, max_time="1h")
+    fields = FIELDS | {"placement": placement, "shares": 2}
+    alone = run(data, tmp_path / "alone", recipe, **fields)
+    config = TrainConfig(recipe=recipe, **fields)
+    # Saved often, so that files of best weights that checkpoints name are kept, too.
+    saved = CheckpointSettings(checkpoint_every=Interval(steps=20))
+    found = train_on_ranks(2, monkeypatch, data, config, tmp_path / "ranks", checkpoints=saved)
+    assert found.best_step is not None and found.best_step < found.num_steps == alone.num_steps < 198
+    for name in ("weights.safetensors", "metrics.jsonl"):
+        assert (tmp_path / "ranks" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+    assert not list((tmp_path / "ranks").glob("best-*"))
+
+
+def test_ranks_stop_and_evaluate_by_the_clock_of_the_first(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Rank 1 never finds that it is time; rank 0 evaluates after each step, and stops at its fifth.
+    looks = itertools.count()
+
+    def says(ranks: Ranks, own: bool) -> bool:
+        is_time = ranks.rank == 0 and ((look := next(looks)) % 2 == 0 or look == 9)
+        return first_says(ranks, is_time)
+
+    monkeypatch.setattr(run_log, "first_says", says)
+    recipe = RecipeOptions(max_time="1h", evaluate_time="1h")
+    config = TrainConfig(recipe=recipe, **FIELDS | {"evaluate_every": None})
+    found = train_on_ranks(2, monkeypatch, data, config, tmp_path / "run", checkpoints=OFF)
+    assert (found.stopped, found.num_steps) == ("--max-time 1h", 5)
+    assert list(validations(tmp_path / "run")) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("recipe", [{"patience": 1}, {"stop_at_auc": 0.9}, {"keep_best": True}])

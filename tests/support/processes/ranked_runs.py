@@ -1,0 +1,33 @@
+"""Whole runs on several ranks, each a thread of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from hotset.train import run
+from hotset.train.ranks.ranks import Ranks
+from hotset.train.ranks.thread_ranks import run_thread_ranks
+from hotset.train.run_results.run_summary import TrainSummary
+
+
+def train_on_ranks(
+    num_ranks: int, monkeypatch: pytest.MonkeyPatch, *arguments: Any, **options: Any
+) -> TrainSummary:
+    """Call `train` at each rank; returns what it returns at rank 0."""
+    own = threading.local()
+
+    @contextmanager
+    def joined_ranks(timeout_seconds: float) -> Iterator[Ranks]:
+        yield own.ranks
+
+    def work(ranks: Ranks) -> TrainSummary:
+        own.ranks = ranks
+        return run.train(*arguments, **options)
+
+    monkeypatch.setattr(run, "joined_ranks", joined_ranks)
+    return run_thread_ranks(num_ranks, work)[0]
