@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
 
@@ -49,10 +48,11 @@ def test_help_and_version_import_no_library_of_numbers() -> None:
     assert unneeded_imports(unneeded, ("--help",), ("--version",)) == ""
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_help_of_training_comes_without_torch_and_kernels(command: str) -> None:
+def test_help_of_training_and_completion_come_without_torch_and_kernels() -> None:
     unneeded = (*TRAINING, *TABLES, *PROCESSES, *DRAWING, "numba", "pyarrow", "typeguard")
-    assert unneeded_imports(unneeded, (command, "--help")) == ""
+    assert (
+        unneeded_imports(unneeded, ("completion", "bash"), ("train", "--help"), ("evaluate", "--help")) == ""
+    )
 
 
 def test_commands_on_a_log_import_neither_torch_nor_what_reads_other_logs(tmp_path: Path) -> None:

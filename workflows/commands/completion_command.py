@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Literal
 
 import tyro
 
-from ..command_list import COMMANDS
-from ..completion import SHELLS
-from ..option_list import Option
-from ..options import options_of, parse_options
-from .bench_command import BENCHES
+from ..completion.kept_options import read_commands
+from ..completion.shell_scripts import SHELLS
+from ..options import parse_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,26 +29,5 @@ def run(command: str, arguments: Sequence[str]) -> int:
         command=command,
         description="Print a completion script that says how to install it.",
     )
-    print(SHELLS[options.shell](describe_commands()), end="")
+    print(SHELLS[options.shell](read_commands()), end="")
     return 0
-
-
-def describe_commands() -> dict[str, tuple[str, list[Option]]]:
-    """Return a line of help and the options of every command, each benchmark being a command of its own."""
-    found: dict[str, tuple[str, list[Option]]] = {}
-    for name, (_, description) in COMMANDS.items():
-        if name == "bench":
-            for bench, (_, measured) in BENCHES.items():
-                found[f"bench {bench}"] = (measured, _options_of("bench", bench))
-        else:
-            found[name] = (description, _options_of(name))
-    return found
-
-
-def _options_of(command: str, *arguments: str) -> list[Option]:
-    """Return the options of a command; none where a package that it needs is missing."""
-    try:
-        module = importlib.import_module(f".{COMMANDS[command][0]}", __package__)
-        return options_of(partial(module.run, command, arguments))
-    except ModuleNotFoundError:
-        return []

@@ -1,4 +1,4 @@
-"""Completion in real shells (`completion_command`): what a user is offered at a place of the command line."""
+"""Completion in real shells (`shell_scripts`, `completion_command`): what is offered at some place."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hotset.workflows.command_list import COMMANDS
-from hotset.workflows.commands.completion_command import describe_commands
-from hotset.workflows.completion import SHELLS
+from hotset.workflows.completion.kept_options import read_commands
+from hotset.workflows.completion.shell_scripts import SHELLS
 
 COMPLETE = """
 source "$0"
@@ -25,7 +25,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The script of each shell."""
     folder = tmp_path_factory.mktemp("completion")
-    commands = describe_commands()
+    commands = read_commands()
     for shell, script in SHELLS.items():
         (folder / shell).write_text(script(commands))
     return {shell: folder / shell for shell in SHELLS}

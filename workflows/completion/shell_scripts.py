@@ -7,12 +7,8 @@ zsh's own ``bashcompinit``.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
 
-from .option_list import Option
-
-Commands = Mapping[str, tuple[str, Sequence[Option]]]
-"""For each command (``bench kills`` is one) a line of help and its options."""
+from .kept_options import Commands
 
 _BASH = """\
 # Completion of hotset for bash. To install it for all shells to come:
