@@ -19,7 +19,7 @@ demo: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	rm -rf build/package && mkdir -p build/package/hotset
-	ln -s $(addprefix $(CURDIR)/,__init__.py pipeline stats train workflows) build/package/hotset
+	ln -s $(addprefix $(CURDIR)/,__init__.py nn.py pipeline stats train workflows) build/package/hotset
 	$(BIN)/python -m mkdocs build --strict
 
 # Each test process compiles every module it imports where this is set.

@@ -2,8 +2,8 @@
 
 ``hotset.preprocess`` turns raw logs into shards, ``hotset.statistics`` shows how their lookups are
 distributed, ``hotset.Shards`` gives batches and counts, ``hotset.ShardDataset`` feeds training loops of your
-own, ``hotset.fit`` trains, ``hotset.evaluate``, ``hotset.predict`` and ``hotset.export`` use the run, and
-``hotset.load_model`` gives its dense layers back.
+own, where ``hotset.nn.Embeddings`` holds the rows, ``hotset.fit`` trains, ``hotset.evaluate``,
+``hotset.predict`` and ``hotset.export`` use the run, and ``hotset.load_model`` gives its dense layers back.
 
 Importing this module imports nothing else: each name is looked up when it is first used, because torch takes
 more than a second.
@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import nn
     from .pipeline.errors import HotsetError
     from .train.config import TrainConfig
     from .train.data.shard_dataset import ShardDataset
@@ -38,6 +39,7 @@ __all__ = [
     "export",
     "fit",
     "load_model",
+    "nn",
     "predict",
     "preprocess",
     "statistics",
@@ -59,14 +61,16 @@ _MODULES = {
     "preprocess": "workflows.library",
     "statistics": "workflows.library",
 }
-"""Where each public name is defined."""
+"""Where each public name is defined that is no module itself."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+    found = importlib.import_module(f".{_MODULES.get(name, name)}", __name__)
+    if name in _MODULES:
+        found = getattr(found, name)
     globals()[name] = found
     return found
 

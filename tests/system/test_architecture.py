@@ -38,7 +38,7 @@ FLOORS = {
     "train": (
         "serve open_shards",
         "fit",
-        "run",
+        "run own_loop",
         "run_results exporting",
         "evaluate resuming",
         "scoring",

@@ -6,6 +6,7 @@ import gzip
 import inspect
 import re
 import sys
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def run_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
 
 def blocks() -> list[str]:
     found = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(found) == 3
+    assert len(found) == 4
     return found
 
 
@@ -53,7 +54,8 @@ def test_the_program_runs_up_to_its_export(
 
 def examples() -> dict[str, str]:
     """The example of each public function."""
-    found = {name: inspect.getdoc(getattr(hotset, name)) or "" for name in hotset.__all__}
+    public = [*hotset.__all__, "nn.Embeddings"]
+    found = {name: inspect.getdoc(attrgetter(name)(hotset)) or "" for name in public}
     codes = {name: re.search(r"Example:\n\s+``(.*?)``\n?$", text, re.DOTALL) for name, text in found.items()}
     return {name: code[1] for name, code in codes.items() if code}
 
@@ -62,7 +64,17 @@ def examples() -> dict[str, str]:
 def test_the_examples_of_docstrings_run_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_export: bool
 ) -> None:
-    order = ("preprocess", "statistics", "Shards", "fit", "evaluate", "predict", "load_model", "export")
+    order = (
+        "preprocess",
+        "statistics",
+        "Shards",
+        "nn.Embeddings",
+        "fit",
+        "evaluate",
+        "predict",
+        "load_model",
+        "export",
+    )
     assert examples().keys() == set(order)
     monkeypatch.chdir(tmp_path)
     generate(GenerateConfig(samples=400, seed=1, scale=1000), tmp_path / "train.tsv", workers=1)
@@ -82,6 +94,12 @@ def test_the_loop_of_ones_own_gets_every_batch(tmp_path: Path, monkeypatch: pyte
     exec(blocks()[2].replace("num_workers=2", "num_workers=0"), names)
     assert len(names["dataset"]) == 5 and names["epoch"] == 1
     assert len(names["ids"]) == len(names["label"]) == len(names["dense"])
+
+    # The same loop with rows of its own ends with a checkpoint and scores.
+    exec(blocks()[3], names)
+    assert sum(len(logits) for logits in names["valid"]) == 42
+    kept = torch.load("checkpoint.pt")["rows"]
+    assert kept["C3.weight"].shape == kept["C3.state"].shape and kept["C3.state"].any()
 
 
 @pytest.mark.slow

@@ -193,7 +193,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         for name, (ids, offsets) in features.items():
             found[name] = ids
             if offsets is not None:
-                found[_offsets_name(name)] = offsets
+                found[offsets_name(name)] = offsets
         return found
 
 
@@ -229,13 +229,13 @@ def _keyed_jagged(features: Mapping[str, tuple[torch.Tensor, torch.Tensor | None
     return KeyedJaggedTensor(keys=list(features), values=values, lengths=torch.cat(lengths))
 
 
-def _offsets_name(name: str) -> str:
+def offsets_name(name: str) -> str:
     return f"{name}_offsets"
 
 
 def _refuse_equal_names(shards: Shards) -> None:
     names = [LABEL, DENSE, *(table.name for table in shards.tables)]
-    names += [_offsets_name(table.name) for table in shards.tables if table.is_multi_hot]
+    names += [offsets_name(table.name) for table in shards.tables if table.is_multi_hot]
     equal = sorted({name for name in names if names.count(name) > 1})
     if equal:
         raise ConfigError(

@@ -1,0 +1,54 @@
+"""Ids that anybody may have made reach no kernel unchecked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hotset.pipeline.errors import ConfigError
+from hotset.train.data.batch import EmbeddingTable
+from hotset.train.own_loop.batch_dictionary import DictionaryReader
+
+ONE_HOT = EmbeddingTable("a", 10, 4, 2)
+LISTS = EmbeddingTable("b", 20, 5, 2, is_multi_hot=True)
+GOOD: dict[str, Any] = {"a": [3, 0], "b": [4, 1, 2], "b_offsets": [0, 1, 3], "label": "anything"}
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, list])
+def test_lookups_are_those_of_the_dictionary(kind: Any) -> None:
+    features = {name: kind(value) if name != "label" else value for name, value in GOOD.items()}
+    batch = DictionaryReader([ONE_HOT, LISTS]).read(features)
+    assert batch.ids_BF.tolist() == [[3], [0]] and batch.num_samples == 2
+    assert batch.bags[0].ids_N.tolist() == [4, 1, 2] and batch.bags[0].offsets_B1.tolist() == [0, 1, 3]
+    assert batch.is_hot_only
+    assert not DictionaryReader([ONE_HOT, LISTS]).read(features | {"a": [4, 0]}).is_hot_only
+    assert not DictionaryReader([ONE_HOT, LISTS]).read(features | {"b": [4, 5, 0]}).is_hot_only
+    assert DictionaryReader([LISTS]).read(features).num_samples == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"a": [3, 10]}, "feature 'a' has the id 10, and its table 10 rows"),
+        ({"a": [-1, 0]}, "feature 'a' has the id -1"),
+        ({"a": np.array([2**32, 0])}, "feature 'a' has the id 4294967296"),
+        ({"a": [[1, 2]]}, r"'a' is int64 of shape \(1, 2\), want a vector of integers"),
+        ({"a": [1.0, 2.0]}, "'a' is float64"),
+        ({"a": [1]}, "'b' has 2 samples, and 'a' has 1"),
+        ({"b_offsets": [0, 2]}, "'b_offsets' must ascend from 0 to 3"),
+        ({"b_offsets": [0, 4, 3]}, "'b_offsets' must ascend"),
+        ({"b_offsets": [1, 1, 3]}, "'b_offsets' must ascend"),
+        ({"b_offsets": np.array([], np.int64)}, "'b_offsets' must ascend"),
+    ],
+)
+def test_other_ids_and_shapes_are_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DictionaryReader([ONE_HOT, LISTS]).read(GOOD | changed)
+
+
+def test_a_missing_feature_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^the batch has no 'b_offsets'; it has 'a', 'b'$"):
+        DictionaryReader([ONE_HOT, LISTS]).read({"a": [1], "b": [1]})

@@ -1,0 +1,243 @@
+"""A loop of one's own ends with the bits of `hotset.fit`, whatever its placement and its interruptions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hotset.nn
+from hotset.pipeline.errors import ConfigError
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.support.trained_models import no_log
+from hotset.train.config import TrainConfig
+from hotset.train.data.shard_dataset import ShardDataset
+from hotset.train.data.shards import Shards
+from hotset.train.model_building.user_code import name_of
+from hotset.train.trainer import run_steps
+from hotset.train.trainer_building.build_trainer import build_trainer
+
+SPEC = ShardSpec(
+    num_rows=(60, 80, 200),
+    num_hot=(3, 5, 10),
+    num_hot_only=40,
+    num_mixed=200,
+    skew=1.2,
+    batch_size=20,
+    multi_hot=(1,),
+    table_dims=(4, 4, 2),
+)
+FIELDS: dict[str, Any] = {"embedding_optimizer": "adagrad", "seed": 3}
+PLACEMENTS: tuple[dict[str, Any], ...] = (
+    *({"placement": name} for name in ("hybrid", "hybrid-dedup", "hybrid-uva", "fae")),
+    {"placement": "cache", "staging_bytes": 3000, "prefetch": 2},
+    {"placement": "lookahead", "staging_bytes": 3000, "prefetch": 2, "window": 5},
+    # Fewer slots than a batch has cold rows, so that batches run in passes.
+    {"placement": "lookahead", "staging_bytes": "300"},
+)
+
+
+class Net(torch.nn.Module):
+    def __init__(self, inputs: hotset.ModelInputs) -> None:
+        super().__init__()
+        self.last = torch.nn.Linear(inputs.num_dense + inputs.total_dim, 1)
+
+    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        found: torch.Tensor = self.last(torch.cat([dense, *embeddings.values()], dim=1)).squeeze(1)
+        return found
+
+
+class Loop:
+    """A training loop as a user would write it."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        torch.set_num_threads(1)
+        self.emb = hotset.nn.Embeddings(folder, threads=1, **FIELDS, **settings)
+        torch.manual_seed(0)
+        self.net = Net(self.emb.inputs)
+        self.first = copy.deepcopy(self.net)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.001)
+
+    def train(self, batch: dict[str, Any]) -> None:
+        logit = self.net(batch["dense"], self.emb(batch))
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logit, batch["label"], reduction="sum")
+        self.optimizer.zero_grad()
+        (loss / SPEC.batch_size).backward()  # type: ignore[no-untyped-call]
+        self.emb.step()
+        self.optimizer.step()
+
+    def state(self) -> dict[str, Any]:
+        """Copies of all weights and states."""
+        return copy.deepcopy(self.emb.state_dict() | self.net.state_dict())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("own_loop") / "shards", SPEC)
+
+
+@pytest.fixture(scope="module")
+def wanted(folder: Path) -> dict[str, Any]:
+    """Weights and states of two epochs of all-fast, those of the trainer itself."""
+    loop = Loop(folder, placement="all-fast")
+    shards = Shards.open(folder)
+    config = TrainConfig(placement="all-fast", model=name_of(loop.first), epochs=2, threads=1, **FIELDS)
+    trainer = build_trainer(shards, config, model_source=loop.first)
+    run_steps(trainer, no_log)
+    found = {name.removeprefix("dense."): tensor for name, tensor in trainer.model.state_dict().items()}
+    for number, table in enumerate(shards.tables):
+        found[f"{table.name}.weight"] = trainer.embeddings.table(number)
+        found[f"{table.name}.state"] = trainer.embeddings.table(number, state=True)
+    return found
+
+
+def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    values = {name.rpartition("module.")[2]: tensor for name, tensor in wanted.items()}
+    assert found.keys() == values.keys()
+    assert [name for name in found if not torch.equal(found[name], values[name])] == []
+
+
+def batches_of(folder: Path, epoch: int, first: int = 0) -> ShardDataset:
+    dataset = ShardDataset(folder, seed=FIELDS["seed"])
+    dataset.set_epoch(epoch, first)
+    return dataset
+
+
+@pytest.mark.parametrize("settings", [{"placement": "all-fast"}, *PLACEMENTS])
+def test_a_loop_of_ones_own_ends_with_the_bits_of_the_trainer(
+    folder: Path, wanted: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    loop = Loop(folder, **settings)
+    for epoch in range(2):
+        for batch in loop.emb.read_ahead(batches_of(folder, epoch)):
+            loop.train(batch)
+    assert_equal(loop.state(), wanted)
+
+
+@pytest.mark.parametrize("settings", PLACEMENTS)
+def test_evaluations_pauses_and_a_resumed_run_change_no_bit(
+    folder: Path, wanted: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    loop = Loop(folder, **settings)
+    valid = next(iter(ShardDataset(folder, split="test")))
+    plain = iter(batches_of(folder, 0))
+    # Two batches that nobody announced, then some of which those behind the third are planned in vain.
+    for _ in range(2):
+        loop.train(next(plain))
+    ahead = loop.emb.read_ahead(plain)
+    loop.train(next(ahead))
+    loop.emb.eval()
+    before = loop.emb(valid)
+    loop.emb.train()
+    loop.train(next(ahead))
+    kept = loop.state()
+    seen = evaluated(loop, valid)
+    assert torch.equal(seen["C3"], kept["C3.weight"][valid["C3"]])
+    assert not torch.equal(seen["C3"], before["C3"])
+    # A batch without a step changes nothing, and neither does one that is not even looked up.
+    next(ahead)
+    loop.emb(next(ahead))
+    assert all(torch.equal(found, seen[name]) for name, found in evaluated(loop, valid).items())
+    ahead.close()  # type: ignore[attr-defined]
+    assert_equal(loop.state(), kept)
+    # Another placement goes on from there, with the optimizer as it was.
+    other = Loop(folder, placement="lookahead", staging_bytes=2000)
+    other.emb.load_state_dict({name: kept[name] for name in kept if name in other.emb.state_dict()})
+    other.net, other.optimizer = loop.net, loop.optimizer
+    for batches in (batches_of(folder, 0, first=4), batches_of(folder, 1)):
+        for batch in other.emb.read_ahead(batches):
+            other.train(batch)
+    assert_equal(other.state(), wanted)
+
+
+@torch.no_grad()
+def evaluated(loop: Loop, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = loop.emb(batch)
+    return found
+
+
+@pytest.mark.parametrize("settings", PLACEMENTS)
+def test_a_loop_may_end_after_any_batch(
+    folder: Path, wanted: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    loop = Loop(folder, **settings)
+    batches = [batch for epoch in range(2) for batch in batches_of(folder, epoch)]
+    for position in range(len(batches)):
+        ahead = loop.emb.read_ahead(batches[position:])
+        loop.train(next(ahead))
+        ahead.close()  # type: ignore[attr-defined]
+    assert_equal(loop.state(), wanted)
+
+
+def test_embeddings_are_sums_of_rows_and_the_callers_to_keep(folder: Path) -> None:
+    loop = Loop(folder, placement="lookahead", staging_bytes=1000)
+    dataset = list(ShardDataset(folder))
+    kept = [(batch, loop.emb(batch)) for batch in loop.emb.read_ahead(dataset)]
+    rows = loop.emb.state_dict()
+    for batch, vectors in kept:
+        assert torch.equal(vectors["C1"], rows["C1.weight"][batch["C1"]])
+        bags = torch.nn.functional.embedding_bag(
+            batch["C2"].long(), rows["C2.weight"], batch["C2_offsets"], mode="sum", include_last_offset=True
+        )
+        torch.testing.assert_close(vectors["C2"], bags)
+        # Ids of any type of integers, as an own order of samples may have them.
+        other = {name: value.long() if name.startswith("C") else value for name, value in batch.items()}
+        with torch.no_grad():
+            assert torch.equal(loop.emb(other)["C3"], vectors["C3"])
+    assert sum(parameter.numel() for parameter in loop.emb.parameters()) == 0
+
+
+def test_a_rate_of_a_step_is_that_of_the_rows(folder: Path) -> None:
+    batch = next(iter(ShardDataset(folder)))
+    found = []
+    for settings, rate in (({"embedding_lr": 0.5}, None), ({}, 0.5), ({}, None)):
+        emb = hotset.nn.Embeddings(folder, placement="hybrid", **settings)
+        emb(batch)["C1"].sum().backward()
+        emb.step(lr=rate)
+        found.append(emb.state_dict()["C1.weight"])
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
+def test_what_cannot_be_done_is_refused_in_one_line(folder: Path) -> None:
+    emb = hotset.nn.Embeddings(folder, placement="lookahead")
+    batches = list(ShardDataset(folder))
+    refused: list[tuple[str, Callable[[], object]]] = [
+        ("comes after a batch was looked up", emb.step),
+        ("there is no setting 'epochs'", lambda: hotset.nn.Embeddings(folder, epochs=3)),
+        ("the batch has no 'C1'; it has 'C9'", lambda: emb({"C9": [1]})),
+    ]
+    ahead = emb.read_ahead(batches)
+    refuse(refused)
+    first = next(ahead)
+    vectors = emb(first)
+    refuse(
+        [
+            ("comes after backward", emb.step),
+            ("read_ahead is under way: end", lambda: next(iter(emb.read_ahead(batches)))),
+            ("read_ahead is under way: load", lambda: emb.load_state_dict(emb.state_dict())),
+            ("is not the one that read_ahead", lambda: emb(batches[5])),
+        ]
+    )
+    vectors["C3"].sum().backward()
+    emb.step()
+    refuse([("is trained on once", lambda: emb(first))])
+    ahead.close()  # type: ignore[attr-defined]
+    whole = emb.state_dict()
+    for changed, message in (
+        ({"C1.weight": whole["C1.weight"][1:]}, r"C1.weight has the shape \(59, 4\), want \(60, 4\)"),
+        ({"C7.weight": whole["C1.weight"]}, "Unexpected key"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            emb.load_state_dict(whole | changed)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        emb.load_state_dict({})
+
+
+def refuse(calls: list[tuple[str, Callable[[], object]]]) -> None:
+    for message, call in calls:
+        with pytest.raises(ConfigError, match=message):
+            call()

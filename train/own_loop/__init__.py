@@ -1,0 +1,1 @@
+"""Rows of hotset in training loops of one's own."""

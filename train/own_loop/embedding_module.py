@@ -1,0 +1,394 @@
+"""`hotset.nn.Embeddings`: the placements as a module of torch, in a training loop of one's own.
+
+The module holds the rows and moves them; labels, dense layers and their optimizer are the caller's. With
+`Embeddings.read_ahead` around the batches, rows are planned and loaded before the batch that needs them, as
+in ``hotset train``; without it each batch brings its own rows when it comes. Neither changes a bit.
+
+Embeddings are handed out as copies, 3.4 MB for 2,048 samples of 26 features of width 16: the memory of a
+lookup is used again by the next one, and callers may keep theirs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from ...pipeline.errors import ConfigError
+from ...pipeline.runtime.tasks import num_workers
+from ...pipeline.sizes import parse_byte_size
+from ..config import PlacementName, TrainConfig
+from ..data.background import BackgroundIterator
+from ..data.batch import Batch
+from ..data.batch_shares import BatchShares
+from ..data.shards import Shards, with_hot_bytes
+from ..execution.embeddings import Embeddings as Rows
+from ..execution.embeddings import PlannedStep, RowWidth
+from ..execution.row_parts import changed_of
+from ..execution.step_source import StepSource
+from ..meter import Meter
+from ..model_building.model_inputs import ModelInputs
+from ..rows.mapped_rows import HostMemory
+from ..trainer import num_steps_ahead
+from ..trainer_building.build_embeddings import RowTools, build_embeddings
+from ..trainer_building.resolve_config import resolve
+from ..work_threads import WorkThreads
+from .batch_dictionary import DictionaryReader
+
+_SETTINGS = (
+    "hot_bytes",
+    "staging_bytes",
+    "prefetch",
+    "window",
+    "cache_policy",
+    "cache_warmup",
+    "cache_batches",
+    "embedding_optimizer",
+    "embedding_lr",
+    "seed",
+    "threads",
+)
+"""Fields of `TrainConfig` that decide about rows alone."""
+_WEIGHT = ".weight"
+_STATE = ".state"
+_Dictionary = TypeVar("_Dictionary", bound=Mapping[str, Any])
+
+
+class Embeddings(nn.Module):
+    """The embedding tables of shards, wherever their rows live, for a training loop of your own.
+
+    Calling the module with a batch, as `hotset.ShardDataset` hands them out, returns the embeddings of each
+    feature by name, (B, embedding_dim) float32; those of a feature with lists are the sum of its rows. After
+    ``backward``, `step` updates the rows that the batch looked up. Rows are no parameters of torch: your
+    optimizer is for the other layers.
+
+    In evaluation mode (``eval()``), or under ``torch.no_grad()``, a call reads the newest rows and needs no
+    step. ``state_dict()`` holds every table, ``NAME.weight``, and its optimizer state, ``NAME.state``; it
+    fits every placement and budget.
+
+    All placements give the same bits for the same batches. Rows and their tiers are on the host.
+
+    Example:
+        ``emb = hotset.nn.Embeddings("data", placement="lookahead", staging_bytes="64MiB")``
+    """
+
+    def __init__(
+        self, data: str | Path, *, placement: PlacementName = "lookahead", decay: float = 0.0, **settings: Any
+    ) -> None:
+        """Open the shards of ``data`` and give every row its initial values.
+
+        Args:
+            data: folder that `hotset.preprocess` wrote, or its ``shards/`` alone.
+            placement: where rows live, as in `hotset.fit`.
+            decay: weight decay of rows, per use.
+            settings: fields of `TrainConfig` that are about rows: ``hot_bytes``, ``staging_bytes`` (also as
+                text, "64MiB"), ``prefetch``, ``window``, ``cache_policy``, ``cache_warmup``,
+                ``cache_batches``, ``embedding_optimizer``, ``embedding_lr``, ``seed`` and ``threads``.
+
+        Raises:
+            HotsetError: no shards, another setting, or more rows than memory.
+        """
+        super().__init__()
+        for name, value in settings.items():
+            if name not in _SETTINGS:
+                raise ConfigError(f"there is no setting {name!r}, want some of {', '.join(_SETTINGS)}")
+            if name.endswith("_bytes") and isinstance(value, str):
+                settings[name] = parse_byte_size(value)
+        # What comes later than a window of batches is not known here, so plans are made batch by batch.
+        config = TrainConfig(placement=placement, plan="online", **settings)
+        config = replace(config, recipe=replace(config.recipe, embedding_decay=decay))
+        shards = Shards.open(Path(data))
+        if config.hot_bytes is not None:
+            optimizer = config.row_optimizer(shards.embedding_optimizer)
+            shards = with_hot_bytes(shards, config.hot_bytes, optimizer)
+        self._config = resolve(shards, config)
+        self._tables = shards.tables
+        self._reader = DictionaryReader(shards.tables)
+        self._inputs = ModelInputs.of(shards)
+        host = torch.device("cpu")
+        tools = RowTools(
+            shares=BatchShares(shards.batch_size, 1, 0, 1),
+            device=host,
+            verbs=None,
+            meter=Meter(host),
+            threads=WorkThreads(config.threads or num_workers(0)),
+            host=HostMemory(None, Path(tempfile.gettempdir()), may_spill=False),
+            marks_rows=True,
+        )
+        self._rows = build_embeddings(shards, self._config, tools)
+        self._current: _Current | None = None
+        """Batch that is trained on now, or that `read_ahead` has handed out."""
+        self._is_reading = False
+        self._is_written_back = False
+        """Whether the slow tier has the newest values of staged rows too."""
+
+    @property
+    def inputs(self) -> ModelInputs:
+        """Sizes of the dense features and of the tables, for building the other layers."""
+        return self._inputs
+
+    def read_ahead(self, batches: Iterable[_Dictionary]) -> Iterator[_Dictionary]:
+        """Yield the batches of an epoch, or of a part of one, while the rows of those to come are loaded.
+
+        A batch is read, planned and served ahead of the loop, at most ``window`` and a few more batches. The
+        iterable is read in another thread. What is left of it when the loop ends early is forgotten.
+
+        Args:
+            batches: as `forward` takes them: a `hotset.ShardDataset`, a loader of it, or any others.
+
+        Raises:
+            ConfigError: another loop over `read_ahead` is not over.
+        """
+        if self._is_reading:
+            raise ConfigError("read_ahead is under way: end that loop first")
+        self._end_step()
+        self._is_reading = True
+        held: dict[int, tuple[_Dictionary, Batch]] = {}
+
+        def numbers() -> Iterator[int]:
+            for number, dictionary in enumerate(batches):
+                held[number] = (dictionary, self._reader.read(dictionary))
+                yield number
+
+        steps = self._source(held, is_fresh=True).steps([numbers()])
+        # A copy of hot rows (fae) is planned with its batch, and must be made before the next one is planned.
+        depth = num_steps_ahead(self._config)
+        ahead = None if self._config.placement == "fae" else BackgroundIterator(steps, depth, "read ahead")
+        try:
+            for step in ahead or steps:
+                dictionary, _ = held.pop(step.number)
+                self._current = _Current(step, dictionary)
+                yield dictionary
+                self._end_step()
+        finally:
+            if ahead is not None:
+                ahead.close()
+            self._end_step()
+            self._bring_home()
+            self._is_reading = False
+
+    def forward(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the embeddings of a batch, (B, embedding_dim) of each feature by its name.
+
+        Args:
+            batch: ids of each feature by name, (B,) integers; for a feature with lists those of all samples,
+                (N,), and under ``NAME_offsets`` where those of each begin, (B + 1,). Other entries are left
+                alone.
+
+        Raises:
+            ConfigError: a feature is missing or has an id that its table has not; or `read_ahead` has handed
+                out another batch.
+        """
+        if not (self.training and torch.is_grad_enabled()):
+            return self._by_name(self._evaluated(self._reader.read(batch)))
+        current = self._current_of(batch)
+        # A batch that is looked up twice has one place for its gradients.
+        if not current.leaves:
+            self._rows.wait_for_rows(current.step)
+            with torch.no_grad():
+                found = [emb_BFd.clone() for emb_BFd in self._rows.look_up(current.step)]
+            current.leaves = [emb_BFd.requires_grad_() for emb_BFd in found]
+        return self._by_name(current.leaves)
+
+    def step(self, lr: float | None = None) -> None:
+        """Update the rows of the last batch by the gradients of its embeddings.
+
+        A batch without a step leaves all rows as they are.
+
+        Args:
+            lr: learning rate of this step; by default ``embedding_lr``.
+
+        Raises:
+            ConfigError: no batch was looked up, or no loss was passed backward since.
+        """
+        current = self._current
+        if current is None or not current.leaves:
+            raise ConfigError("step() comes after a batch was looked up in training mode")
+        if all(leaf.grad is None for leaf in current.leaves):
+            raise ConfigError("step() comes after backward(): the embeddings have no gradient")
+        # Tables of a width that the loss does not depend on have a gradient of zero.
+        for leaf in current.leaves:
+            if leaf.grad is None:
+                leaf.grad = torch.zeros_like(leaf)
+        self._rows.update(current.step, current.leaves, None if lr is None else float(np.float32(lr)))
+        current.is_done = True
+        self._is_written_back = False
+        if not self._is_reading:
+            self._end_step()
+
+    def _current_of(self, batch: Mapping[str, Any]) -> _Current:
+        """Return the step of a batch: the one that was read ahead, or one of its own."""
+        current = self._current
+        if self._is_reading:
+            if current is None or current.is_done:
+                raise ConfigError("a batch of read_ahead is trained on once: take the next one")
+            if batch is not current.dictionary and not _is_same(self._reader.read(batch), current.step.batch):
+                raise ConfigError("the batch is not the one that read_ahead handed out last")
+            return current
+        if current is not None and batch is current.dictionary:
+            return current
+        # Nothing is known of the batches before and behind: its rows come, and go home after its step.
+        self._end_step()
+        held = {0: (batch, self._reader.read(batch))}
+        (step,) = islice(self._source(held, is_fresh=False).steps([[0]]), 1)
+        self._current = _Current(step, batch)
+        return self._current
+
+    def _end_step(self) -> None:
+        """Leave the present batch behind, whether or not a step was taken on it."""
+        current, self._current = self._current, None
+        if current is None:
+            return
+        if not current.is_done:
+            # Its rows came, and hot rows were copied, for the batches behind it too.
+            if not current.leaves:
+                self._rows.wait_for_rows(current.step)
+            self._rows.mark_updated(current.step)
+        if not self._is_reading:
+            self._bring_home()
+
+    def _bring_home(self) -> None:
+        """Write all rows back, and forget what was planned for batches that do not come."""
+        self._rows.stop()
+        for width in self._rows.widths:
+            width.executor.forget_residents()
+        # Transfers that were stopped stay so: the same tiers get new ones.
+        self._rows = Rows(len(self._tables), self._rows.widths)
+
+    def _source(self, held: Mapping[int, tuple[object, Batch]], *, is_fresh: bool) -> StepSource:
+        """Return a source of the steps of some batches.
+
+        Args:
+            held: batches by number.
+            is_fresh: whether rows that no step has changed are initialized at their first use.
+        """
+        return StepSource(
+            self._rows,
+            lambda number: held[number][1],
+            lambda number: held[number][1].is_hot_only,
+            is_fresh=is_fresh,
+            is_resumed=is_fresh,
+        )
+
+    @torch.no_grad()
+    def _evaluated(self, batch: Batch) -> list[torch.Tensor]:
+        """Return the embeddings of each width by the newest rows."""
+        paused = self._rows.transfers_paused if self._is_written_back else self._rows.rows_written_back
+        with paused():
+            self._is_written_back = True
+            step = self._rows.plan_evaluation(0, batch)
+            return [emb_BFd.clone() for emb_BFd in self._rows.look_up(step)]
+
+    def _by_name(self, embeddings: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return those of each table, in the order of the tables."""
+        of_table = {
+            table: emb_BFd[:, position]
+            for width, emb_BFd in zip(self._rows.widths, embeddings, strict=True)
+            for position, table in enumerate(width.tables)
+        }
+        return {table.name: of_table[number] for number, table in enumerate(self._tables)}
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Put copies of all tables into a state dictionary of torch."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        with self._rows.transfers_paused():
+            for width in self._rows.widths:
+                residents = width.executor.residents()
+                for position, number in enumerate(width.tables):
+                    table = self._tables[number]
+                    tables_N, ids_N = _all_rows(position, table.num_rows)
+                    weights_ND = torch.empty(table.num_rows, table.embedding_dim)
+                    state_NW = torch.empty(table.num_rows, _state_width(width))
+                    width.executor.copy_newest(tables_N, ids_N, residents, weights_ND, state_NW)
+                    destination[f"{prefix}{table.name}{_WEIGHT}"] = weights_ND
+                    if state_NW.shape[1]:
+                        destination[f"{prefix}{table.name}{_STATE}"] = state_NW
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Set all rows by a state dictionary of torch, which raises what is put into the lists."""
+        if self._is_reading:
+            raise ConfigError("read_ahead is under way: load rows before that loop or after it")
+        self._end_step()
+        wanted = {}
+        for width in self._rows.widths:
+            for number in width.tables:
+                table = self._tables[number]
+                wanted[f"{prefix}{table.name}{_WEIGHT}"] = (table.num_rows, table.embedding_dim)
+                if _state_width(width):
+                    wanted[f"{prefix}{table.name}{_STATE}"] = (table.num_rows, _state_width(width))
+        for name, shape in wanted.items():
+            if name not in state_dict:
+                missing_keys.append(name)
+            elif tuple(state_dict[name].shape) != shape:
+                error_msgs.append(f"{name} has the shape {tuple(state_dict[name].shape)}, want {shape}")
+        unexpected_keys.extend(
+            name for name in state_dict if strict and name.startswith(prefix) and name not in wanted
+        )
+        # All rows or none: half of a table would be of no run.
+        if missing_keys or error_msgs:
+            return
+        for width in self._rows.widths:
+            for position, number in enumerate(width.tables):
+                table = self._tables[number]
+                weights_ND = _floats(state_dict[f"{prefix}{table.name}{_WEIGHT}"])
+                state_NW = np.empty((table.num_rows, 0), np.float32)
+                if _state_width(width):
+                    state_NW = _floats(state_dict[f"{prefix}{table.name}{_STATE}"])
+                tables_N, ids_N = _all_rows(position, table.num_rows)
+                width.executor.restore(tables_N, ids_N, weights_ND, state_NW)
+                # None of these rows has its initial value any more.
+                changed = changed_of(width)
+                changed.mark_rows(changed.layout.slots_of_rows(tables_N, ids_N), is_saved=True)
+
+
+@dataclass(slots=True)
+class _Current:
+    """A batch on its way through a step."""
+
+    step: PlannedStep
+    dictionary: Mapping[str, Any]
+    leaves: list[torch.Tensor] = field(default_factory=list)
+    """(B, F, d) embeddings of each row width, once they are looked up."""
+    is_done: bool = False
+    """Whether its rows are updated."""
+
+
+def _is_same(batch: Batch, other: Batch) -> bool:
+    """Return whether two batches have the same lookups."""
+    if not np.array_equal(batch.ids_BF, other.ids_BF):
+        return False
+    return all(
+        np.array_equal(bags.offsets_B1, others.offsets_B1) and np.array_equal(bags.ids_N, others.ids_N)
+        for bags, others in zip(batch.bags, other.bags, strict=True)
+    )
+
+
+def _all_rows(position: int, num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the table, among those of its width, and the id of every row of a table."""
+    return np.full(num_rows, position, np.int64), np.arange(num_rows)
+
+
+def _state_width(width: RowWidth) -> int:
+    return width.executor.optimizer.state_width(width.embedding_dim)
+
+
+def _floats(tensor: torch.Tensor) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+    return found
