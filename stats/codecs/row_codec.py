@@ -25,7 +25,8 @@ class RowMessage(NamedTuple):
     keys_N: NDArray[np.int64]
     """A number for each row, the same wherever it is sent; random bits of its rounding depend on it."""
     stream: int | None = None
-    """Seed of stochastic rounding, one for each step and rank; None rounds to nearest."""
+    """Seed of stochastic rounding, one for each step and rank; None rounds to nearest. Exact codecs round
+    nothing."""
 
     @classmethod
     def of(
@@ -63,8 +64,6 @@ class RowCodec(Protocol):
     """As an option names it."""
     is_exact: bool
     """Whether decoded rows have the bits of those encoded."""
-    rounds_stochastically: bool
-    """Whether a message may ask for stochastic rounding."""
 
     def num_bytes(self, shape: MessageShape) -> int:
         """Return the bytes of a message."""
@@ -81,7 +80,6 @@ class RowCodec(Protocol):
 
         Raises:
             NotFiniteError: a row is not finite.
-            ValueError: stochastic rounding was asked of a codec that has none.
         """
 
     def decode(self, data: NDArray[np.uint8], shape: MessageShape, rows: NDArray[np.float32]) -> None:
@@ -97,9 +95,3 @@ def refuse_infinite(position: int) -> None:
     """Raise NotFiniteError where a kernel stopped at a row; -1: it did not."""
     if position >= 0:
         raise NotFiniteError(position)
-
-
-def refuse_stream(name: str, message: RowMessage) -> None:
-    """Raise ValueError where a message asks for stochastic rounding."""
-    if message.stream is not None:
-        raise ValueError(f"{name} rounds to nearest only")

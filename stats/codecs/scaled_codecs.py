@@ -9,9 +9,8 @@ behind them their codes. Promises, for finite x, but for 2**-149 where products 
     int4    x' = s q, |q| <= 7       likewise,  s <= (1 + 2**-7) m / 7 + 2**-133
     fp8     x' = s q, q in e4m3      |x - x'| <= max(2**-4 |x|, 2**-10 s) (1 + 2**-20)
 
-2**-133 is the smallest bfloat16. Stochastic rounding takes
-the next code up or down, each as likely as it is near, with random bits that depend on the message's stream,
-the row's key and the column alone: unbiased, |x - x'| <= s (1 + 2**-16), and the same in every run.
+2**-133 is the smallest bfloat16. Stochastic rounding takes the next code up or down, each as likely as it is
+near, with the bits of `random_bits`: unbiased, at most twice these errors, and the same in every run.
 
 Source:
     Row-wise scales as in FBGEMM's and TorchRec's quantized communications; e4m3 as in Micikevicius et al.,
@@ -25,9 +24,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..hashing import mix64, mix64_pair
 from ..kernel import inlined_kernel, kernel
-from .row_codec import MessageShape, RowMessage, refuse_infinite, refuse_stream
+from .random_bits import COLUMNS_OF_WORD, seed_of_row, word_of_columns
+from .row_codec import MessageShape, RowMessage, refuse_infinite
 
 _SIGN_OFF = np.uint32(0x7FFF_FFFF)
 _INFINITY = np.uint32(0x7F80_0000)
@@ -36,8 +35,6 @@ _LARGEST = np.finfo(np.float32).max
 _LARGEST_FP8 = 448
 _UNIT = np.float32(2.0**-16)
 """Random numbers of stochastic rounding are odd multiples of half of it, so that their mean is 1/2."""
-_COLUMNS_OF_WORD = 4
-"""Columns that one hash of 64 bits serves."""
 
 
 @kernel
@@ -102,13 +99,11 @@ def _round_stochastically(
 ) -> None:
     for row in range(rows_ND.shape[0]):
         divisor = _divisor(scales_N[row])
-        # The random numbers follow from the row's key, so every rank rounds alike.
-        seed = mix64_pair(stream, np.uint64(keys_N[row]))
+        seed = seed_of_row(stream, keys_N[row])
         word = np.uint64(0)
         for column in range(rows_ND.shape[1]):
-            # One word of random bits serves four columns, sixteen bits each.
-            if column % _COLUMNS_OF_WORD == 0:
-                word = mix64(seed ^ np.uint64(column))
+            if column % COLUMNS_OF_WORD == 0:
+                word = word_of_columns(seed, column)
             random = (np.float32(word & np.uint64(0xFFFF)) + np.float32(0.5)) * _UNIT
             word >>= np.uint64(16)
             code = np.floor(rows_ND[row, column] / divisor + random)
@@ -174,6 +169,42 @@ def _to_fp8(
             codes_ND[row, column] = np.uint8(code | sign)
 
 
+@kernel
+def _to_fp8_stochastically(
+    rows_ND: NDArray[np.float32],
+    scales_N: NDArray[np.float32],
+    quotients_D: NDArray[np.float32],
+    keys_N: NDArray[np.int64],
+    stream: np.uint64,
+    codes_ND: NDArray[np.uint8],
+) -> None:
+    """Write each number over its row's scale as one of the two e4m3 around it; ``quotients_D`` is changed."""
+    bits_D = quotients_D.view(np.uint32)
+    for row in range(rows_ND.shape[0]):
+        divisor = _divisor(scales_N[row])
+        for column in range(rows_ND.shape[1]):
+            quotients_D[column] = rows_ND[row, column] / divisor
+        seed = seed_of_row(stream, keys_N[row])
+        word = np.uint64(0)
+        for column in range(rows_ND.shape[1]):
+            if column % COLUMNS_OF_WORD == 0:
+                word = word_of_columns(seed, column)
+            random = np.uint32(word & np.uint64(0xFFFF))
+            word >>= np.uint64(16)
+            bits = bits_D[column]
+            sign = (bits >> np.uint32(24)) & np.uint32(0x80)
+            bits &= _SIGN_OFF
+            if bits >= np.uint32(121 << 23):
+                # Random digits in place of the half that rounds to nearest: 16 bits, and the middle of the
+                # other four.
+                kept = (bits + (random << np.uint32(4)) + np.uint32(8)) >> np.uint32(20)
+                code = min(kept - np.uint32(120 << 3), np.uint32(0x7E))
+            else:
+                fraction = (np.float32(random) + np.float32(0.5)) * _UNIT
+                code = np.uint32(np.floor(abs(quotients_D[column]) * np.float32(512) + fraction))
+            codes_ND[row, column] = np.uint8(code | sign)
+
+
 def _fp8_numbers() -> NDArray[np.float32]:
     """Return the number of each e4m3 code, (256,); no encoder writes the two NaN codes, here 0."""
     codes = np.arange(256)
@@ -216,7 +247,6 @@ class Int8Codec:
 
     name = "int8"
     is_exact = False
-    rounds_stochastically = True
     _largest = 127
 
     def num_bytes(self, shape: MessageShape) -> int:
@@ -241,7 +271,6 @@ class Int4Codec:
 
     name = "int4"
     is_exact = False
-    rounds_stochastically = True
     _largest = 7
 
     def num_bytes(self, shape: MessageShape) -> int:
@@ -270,7 +299,6 @@ class Float8Codec:
 
     name = "fp8"
     is_exact = False
-    rounds_stochastically = False
 
     def num_bytes(self, shape: MessageShape) -> int:
         """A byte a number, and two a row."""
@@ -278,10 +306,14 @@ class Float8Codec:
 
     def encode(self, message: RowMessage, data: NDArray[np.uint8]) -> int:
         """Round the rows; nothing saturates."""
-        refuse_stream(self.name, message)
         scale_codes_N, codes_ND = _split(data, message.rows_ND.shape[0])
         scales_N = _write_scales(message, _LARGEST_FP8, scale_codes_N)
-        _to_fp8(message.rows_ND, scales_N, np.empty(message.rows_ND.shape[1], np.float32), codes_ND)
+        quotients_D = np.empty(message.rows_ND.shape[1], np.float32)
+        if message.stream is None:
+            _to_fp8(message.rows_ND, scales_N, quotients_D, codes_ND)
+            return 0
+        stream = np.uint64(message.stream)
+        _to_fp8_stochastically(message.rows_ND, scales_N, quotients_D, message.keys_N, stream, codes_ND)
         return 0
 
     def decode(self, data: NDArray[np.uint8], shape: MessageShape, rows: NDArray[np.float32]) -> None:
