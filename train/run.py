@@ -25,9 +25,12 @@ from .config import TrainConfig
 from .data.batch_order import BATCH_ORDER, BatchOrder, RecordedOrder
 from .data.shard_origin import ShardOrigin
 from .data.shards import Shards, with_hot_bytes
+from .exchange.chosen_exchange import ChosenExchange, chosen_by
+from .exchange.row_messages import NotFiniteRowError
 from .model.dense_dtype import cpu_features, warn_of_slow_bf16
 from .model_building.choose_model import choose_model
 from .model_building.user_code import ModelSource
+from .options.exchange_options import AUTO
 from .options.rank_options import RankOptions
 from .ranks.ranks import Ranks, agree, refuse_other_settings_of_ranks
 from .ranks.torch_ranks import joined_ranks
@@ -42,7 +45,13 @@ from .resuming.run_checkpoints import (
 )
 from .resuming.source_run import SourceRun, open_source
 from .run_folder.rank_folder import RankFolder
-from .run_folder.run_description import describe, recorded_shares, refuse_other_settings, settings_of
+from .run_folder.run_description import (
+    describe,
+    recorded_exchange,
+    recorded_shares,
+    refuse_other_settings,
+    settings_of,
+)
 from .run_folder.run_files import refuse_missing_folder
 from .run_folder.run_reader import read_manifest, refuse_changed_files
 from .run_folder.run_writer import RunFolder
@@ -52,6 +61,7 @@ from .run_results.run_log import RunLog, TrainProgress, no_progress
 from .run_results.run_summary import TrainSummary, summarize
 from .trainer import Trainer, run_steps
 from .trainer_building.build_trainer import RunStart, build_trainer
+from .trainer_building.choose_exchange import choose_exchange
 from .trainer_building.devices import set_threads
 from .trainer_building.resolve_config import resolve
 
@@ -124,8 +134,12 @@ def train(
             refuse_other_settings_of_ranks(ranks, {"checkpoint": step})
             build = partial(_build, start, request, ranks, settings, model_source, checkpoint)
             trainer = agree(ranks, build)
+            description = start.description
+            if start.leaves_codecs_open:
+                trainer.coded.use(choose_exchange(trainer, request.rank_options))
+                description = description | _coding_of(trainer.coded.chosen, ranks, request.rank_options)
             extras = RunExtras(provenance, tensorboard, progress)
-            return _run(trainer, out, start.description, checkpoint, settings, start.threads, extras)
+            return _run(trainer, out, description, checkpoint, settings, start.threads, extras)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +167,10 @@ class _Start:
     description: dict[str, Any]
     source: SourceRun | None
     """The run that this one starts from."""
+    exchange: ChosenExchange
+    """Codecs of what crosses between ranks, as far as options name them."""
+    leaves_codecs_open: bool
+    """Whether some are to be chosen by a measurement."""
 
 
 def _prepare(request: _Request, ranks: Ranks, *, is_resumed: bool) -> _Start:
@@ -179,6 +197,16 @@ def _prepare(request: _Request, ranks: Ranks, *, is_resumed: bool) -> _Start:
         config = replace(config, shares=recorded_shares(out))
     config = resolve(opened, config, ranks.num_ranks)
     description = describe(opened, config, threads, is_replay=replay is not None)
+    # One process sends nothing. A resumed run keeps what was chosen for it, and measures no more.
+    options = request.rank_options
+    exchange = ChosenExchange()
+    leaves_codecs_open = ranks.num_ranks > 1 and options.exchange == AUTO
+    if ranks.num_ranks > 1:
+        exchange = chosen_by(options, config.epochs * opened.num_training_batches)
+    if leaves_codecs_open and is_resumed:
+        exchange = recorded_exchange(out)
+        leaves_codecs_open = False
+    description |= _coding_of(exchange, ranks, options)
     # Weights to start from are checked against the shards, and become part of what decides the bits.
     source = None
     if request.init_from is not None:
@@ -192,8 +220,26 @@ def _prepare(request: _Request, ranks: Ranks, *, is_resumed: bool) -> _Start:
     if is_resumed:
         refuse_other_settings(out, description)
     return _Start(
-        shards=opened, config=config, threads=threads, order=order, description=description, source=source
+        shards=opened,
+        config=config,
+        threads=threads,
+        order=order,
+        description=description,
+        source=source,
+        exchange=exchange,
+        leaves_codecs_open=leaves_codecs_open,
     )
+
+
+def _coding_of(exchange: ChosenExchange, ranks: Ranks, options: RankOptions) -> dict[str, Any]:
+    """Return the part of a run's description that codecs decide; none where rows cross as they are.
+
+    Which rows are rounded depends on where they live and on who uses them, so homes and ranks decide the bits
+    of such a run, too.
+    """
+    if exchange.is_exact:
+        return {}
+    return {"exchange": exchange.to_json() | {"ranks": ranks.num_ranks, "homes": options.homes}}
 
 
 def _compared(start: _Start, options: RankOptions) -> dict[str, object]:
@@ -241,6 +287,7 @@ def _build(
         tracks_changes=not settings.checkpoint_every.is_off,
         ranks=ranks,
         homes=request.rank_options.homes,
+        exchange=start.exchange,
     )
     # A checkpoint has the dense layers too, and they are restored with it.
     if source is not None and checkpoint is None:
@@ -304,6 +351,8 @@ def _run(
             log.log_loss(trainer)
             is_last = log.choose_weights(trainer)
             quality = trainer.predictor.score_run(progress=log.evaluating)
+    except NotFiniteRowError as error:
+        log.refuse_divergence(trainer, str(error))
     except Interrupted:
         log.save_last(trainer)
         raise

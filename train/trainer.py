@@ -16,6 +16,7 @@ from .data.background import BackgroundIterator
 from .data.batch import Batch
 from .data.batch_order import BatchOrder
 from .data.shards import Shards
+from .exchange.coded_exchange import CodedExchange
 from .execution.embeddings import Embeddings, PlannedStep
 from .execution.step_source import StepSource
 from .meter import Meter
@@ -75,6 +76,8 @@ class Trainer:
     """Bytes that processes of the run before this one read from their spill files, and wrote."""
     ranks: Ranks = field(default_factory=OneRank)
     """The ranks that share the run."""
+    coded: CodedExchange = field(default_factory=lambda: CodedExchange(0, 0))
+    """Codecs and counts of what crosses between them."""
 
     @property
     def num_steps(self) -> int:

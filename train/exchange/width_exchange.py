@@ -19,14 +19,12 @@ from numpy.typing import NDArray
 
 from ...stats.batches.lookups_by_row import LookupsByRow
 from ...stats.exchange.home_moves import NO_HOME
-from ...stats.exchange.messages import list_messages
+from ...stats.exchange.messages import RowLists, list_messages
 from ...stats.exchange.rank_masks import rank_masks
 from ...stats.exchange.volume import StepRows
 from ..data.batch import BatchIds, IdReader
 from .held_rows import HeldRows
-
-Counts = tuple[int, ...]
-"""Rows to or from each rank."""
+from .row_messages import CrossingRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +35,24 @@ class WidthExchange:
     """Lookups of this rank."""
     own_lookups: LookupsByRow
     """The same by row."""
+    is_training: bool
+    """Whether the rows are those of a training step: those of an evaluation cross as they are."""
+    sent_rows: CrossingRows
     sent: NDArray[np.int32]
     """Served rows whose vectors are sent."""
-    sent_counts: Counts
+    received_rows: CrossingRows
     received: NDArray[np.int32]
     """Own rows whose vectors are received."""
-    received_counts: Counts
     kept: tuple[NDArray[np.int64], NDArray[np.int64]]
     """Own rows that live here, as such and as served ones."""
     made: NDArray[np.int64]
     """Own rows that live elsewhere and are used for the first time."""
     made_rows: tuple[NDArray[np.int64], NDArray[np.int64]]
     """Table and id of each."""
+    gradients_sent_rows: CrossingRows
     gradients_sent: NDArray[np.int32]
     """Own rows whose gradients are sent."""
-    gradients_sent_counts: Counts
-    gradients_received_counts: Counts
+    gradients_received_rows: CrossingRows
     partials_SW: NDArray[np.int32]
     """Where the gradient of each served row by each rank is among those received, then those kept; -1 where
     there is none."""
@@ -132,16 +132,17 @@ class ExchangeReader:
         exchange = WidthExchange(
             own_ids=own,
             own_lookups=self.reader.by_row(own),
+            is_training=is_training,
+            sent_rows=_crossing(messages.vectors_out, keys_U),
             sent=served_U[messages.vectors_out.positions],
-            sent_counts=_counts(messages.vectors_out.starts_W1),
+            received_rows=_crossing(messages.vectors_in, keys_U),
             received=own_U[messages.vectors_in.positions],
-            received_counts=_counts(messages.vectors_in.starts_W1),
             kept=(own_U[kept].astype(np.int64), served_U[kept].astype(np.int64)),
             made=own_U[made].astype(np.int64),
             made_rows=(tables_M, keys_U[made] - held.first_key_F1[tables_M]),
+            gradients_sent_rows=_crossing(messages.gradients_out, keys_U),
             gradients_sent=own_U[messages.gradients_out.positions],
-            gradients_sent_counts=_counts(messages.gradients_out.starts_W1),
-            gradients_received_counts=_counts(incoming.starts_W1),
+            gradients_received_rows=_crossing(incoming, keys_U),
             partials_SW=partials_SW,
         )
         return held.served(keys_U[is_served_U]), exchange
@@ -163,5 +164,5 @@ def _of_bags(ranks_B: NDArray[np.uint8], ids: BatchIds) -> NDArray[np.uint8]:
     return ranks_B[ids.bags_N // max(ids.num_features, 1)]
 
 
-def _counts(starts_W1: NDArray[np.int64]) -> Counts:
-    return tuple(np.diff(starts_W1).tolist())
+def _crossing(lists: RowLists, keys_U: NDArray[np.int32]) -> CrossingRows:
+    return CrossingRows(tuple(np.diff(lists.starts_W1).tolist()), keys_U[lists.positions])

@@ -16,6 +16,7 @@ value. All ranks make the same exchanges in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -25,12 +26,14 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.sizes import MIB
+from ...stats.batches.lookups_by_row import LookupsByRow
 from ...stats.exchange.rank_masks import ranks_of_samples
 from ..data.batch import Batch, BatchIds, EmbeddingTable
 from ..data.batch_shares import BatchShares
 from ..data.stored_batches import StoredBatch
+from ..exchange.coded_exchange import EXACT, CodedExchange, Kind
 from ..exchange.partial_sums import sum_partials
-from ..exchange.row_messages import RowMessages
+from ..exchange.row_messages import NotFiniteRowError, RowMessages, RowsUnderWay, WidthLayout
 from ..exchange.width_exchange import ExchangeReader, WidthExchange, served_ids
 from ..placements.staging_placements import ColdRows, StagingPlacement
 from ..ranks.ranks import Message, Ranks
@@ -57,14 +60,23 @@ class RankedWidth(RowWidth):
 
     def read(self, batch: Batch, stored: StoredBatch | None) -> WidthLookups:
         """The rows that a step serves, once each, and what crosses between the ranks."""
+        served, exchange = self._read(batch, stored, is_training=True)
+        return WidthLookups(served_ids(served), served, exchange)
+
+    def look_at(self, batch: Batch) -> WidthExchange:
+        """What would cross in a training step if all its rows had been used before; nothing is remembered."""
+        return self._read(batch, None, is_training=False)[1]
+
+    def _read(
+        self, batch: Batch, stored: StoredBatch | None, *, is_training: bool
+    ) -> tuple[LookupsByRow, WidthExchange]:
         # Every rank reads the whole batch, and cuts its own share out of it.
         ids = self.reader.read(batch)
         lookups = self.by_row(ids, stored)
         shares = self.shares
         ranks_B = ranks_of_samples(ids.num_samples, shares.batch_size, shares.num_shares, shares.num_ranks)
         own = self.reader.read(shares.cut(batch))
-        served, exchange = self.exchange.read(ids, lookups, ranks_B, own, is_training=True)
-        return WidthLookups(served_ids(served), served, exchange)
+        return self.exchange.read(ids, lookups, ranks_B, own, is_training=is_training)
 
     def read_round(self, batches: Sequence[Batch]) -> WidthLookups:
         """The same of an evaluation in which rank r has the whole of batch r."""
@@ -91,6 +103,7 @@ class RankedEmbeddings(Embeddings):
         shares: of a batch.
         optimizer: that of the rows.
         threads: share the work on rows.
+        coded: codecs and counts of what crosses.
     """
 
     def __init__(
@@ -101,6 +114,7 @@ class RankedEmbeddings(Embeddings):
         shares: BatchShares,
         optimizer: RowOptimizer,
         threads: WorkThreads,
+        coded: CodedExchange,
     ) -> None:
         super().__init__(len(tables), widths)
         self._tables = tables
@@ -108,7 +122,16 @@ class RankedEmbeddings(Embeddings):
         self._ranks = ranks
         self._shares = shares
         self._rows = NumbaRows(optimizer, threads, shares)
-        self._messages = RowMessages(ranks, [width.embedding_dim for width in widths])
+        self._coded = coded
+        layout = [
+            WidthLayout(
+                width.embedding_dim,
+                width.exchange.held.first_key_F1,
+                tuple(tables[table].name for table in width.tables),
+            )
+            for width in widths
+        ]
+        self._messages = RowMessages(ranks, layout)
         self._served: list[torch.Tensor] = []
         """(S, 1, D) vectors of each width that were read last, whose gradients become those of the rows."""
 
@@ -141,11 +164,7 @@ class RankedEmbeddings(Embeddings):
         exchanges = _exchanges(step)
         self._served = super().look_up(step)
         served = [vectors.detach().squeeze(1).numpy() for vectors in self._served]
-        under_way = self._messages.send(
-            [vectors_SD[each.sent] for vectors_SD, each in zip(served, exchanges, strict=True)],
-            [each.sent_counts for each in exchanges],
-            [each.received_counts for each in exchanges],
-        )
+        under_way = self._send_vectors(served, exchanges)
         # What is here already is put in its place while the others' vectors arrive.
         own = []
         for width, vectors_SD, each in zip(self._ranked, served, exchanges, strict=True):
@@ -155,7 +174,9 @@ class RankedEmbeddings(Embeddings):
             own.append(vectors_OD)
         # Received vectors fill the gaps, and the rank's own lookups read all of them.
         embeddings = []
-        for vectors_OD, found, each in zip(own, under_way.wait(), exchanges, strict=True):
+        with self._coded.clocked():
+            arrived = under_way.wait()
+        for vectors_OD, found, each in zip(own, arrived, exchanges, strict=True):
             vectors_OD.numpy()[each.received] = found
             embeddings.append(self._look_up_own(vectors_OD, each))
         return embeddings
@@ -173,17 +194,53 @@ class RankedEmbeddings(Embeddings):
             by_bag = each.own_ids.by_bag(each.own_lookups)
             sums.append(self._rows.sums(by_bag, grad_PD, each.own_ids.num_features).numpy())
         # Sums go to the homes of their rows; those that live here are kept.
-        under_way = self._messages.send(
-            [sums_OD[each.gradients_sent] for sums_OD, each in zip(sums, exchanges, strict=True)],
-            [each.gradients_sent_counts for each in exchanges],
-            [each.gradients_received_counts for each in exchanges],
-        )
-        found = under_way.wait()
+        with self._coded.clocked():
+            found = self._send_gradients(sums, exchanges).wait()
         # A home adds the sums of all ranks by the tree, as one process adds those of its shares.
         for vectors, received_ND, sums_OD, each in zip(self._served, found, sums, exchanges, strict=True):
             partials_ND = np.concatenate([received_ND, sums_OD[each.kept[0]]])
             vectors.grad = torch.from_numpy(_sum_over_ranks(each.partials_SW, partials_ND)).unsqueeze(1)
         super().update(step, self._served, rate)
+        self._coded.note_step()
+
+    def _send_vectors(
+        self, served: Sequence[NDArray[np.float32]], exchanges: Sequence[WidthExchange]
+    ) -> RowsUnderWay:
+        """Send the vectors of served rows to the ranks that look them up."""
+        rows = [vectors_SD[each.sent] for vectors_SD, each in zip(served, exchanges, strict=True)]
+        sent = [each.sent_rows for each in exchanges]
+        received = [each.received_rows for each in exchanges]
+        # Scores are those of the weights, whatever crosses in training.
+        if not exchanges[0].is_training:
+            return self._messages.send(rows, sent, received, EXACT)
+        with self._coded.clocked(), self._step_named("the vector"):
+            under_way = self._messages.send(rows, sent, received, self._coded.vectors())
+        self._count("vectors")
+        return under_way
+
+    def _send_gradients(
+        self, sums: Sequence[NDArray[np.float32]], exchanges: Sequence[WidthExchange]
+    ) -> RowsUnderWay:
+        """Send one gradient of each row that lives elsewhere to its home."""
+        rows = [sums_OD[each.gradients_sent] for sums_OD, each in zip(sums, exchanges, strict=True)]
+        sent = [each.gradients_sent_rows for each in exchanges]
+        received = [each.gradients_received_rows for each in exchanges]
+        with self._step_named("the gradient"):
+            under_way = self._messages.send(rows, sent, received, self._coded.gradients())
+        self._count("gradients")
+        return under_way
+
+    def _count(self, kind: Kind) -> None:
+        self._coded.counts.sent_bytes[kind] += self._messages.sent_bytes
+        self._coded.counts.num_saturated += self._messages.num_saturated
+
+    @contextmanager
+    def _step_named(self, what: str) -> Iterator[None]:
+        """Say in which step a row is not finite."""
+        try:
+            yield
+        except NotFiniteRowError as error:
+            raise NotFiniteRowError(f"{what} of {error} at step {self._coded.step + 1}") from None
 
     def _look_up_own(self, vectors_OD: torch.Tensor, exchange: WidthExchange) -> torch.Tensor:
         """(B, F, D) embeddings of this rank's samples from its distinct rows."""

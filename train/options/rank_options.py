@@ -1,4 +1,4 @@
-"""Options of a run on several ranks, which change no bit of it. Imports nothing heavy."""
+"""Options of a run on several ranks. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...pipeline.errors import ConfigError
+from .exchange_options import ExchangeOptions
 
 HomesName = Literal["striped", "by-use"]
 MOST_SECONDS = 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankOptions:
-    """Options of a run on several ranks."""
+class RankOptions(ExchangeOptions):
+    """Options of a run on several ranks. Only codecs change a bit of it."""
 
     homes: HomesName = "by-use"
     """Rank where an embedding row and its optimizer state live, on several ranks: striped over them by id, or
@@ -23,6 +24,7 @@ class RankOptions:
     """Seconds that a rank waits for another before it stops the run."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.rank_timeout <= MOST_SECONDS:
             raise ConfigError(
                 f"rank_timeout must be above 0 and at most {MOST_SECONDS}, got {self.rank_timeout:g}"

@@ -12,6 +12,7 @@ from ...pipeline.errors import HotsetError, first_line
 from ..config import MOST_SHARES, TrainConfig
 from ..data.shard_origin import ShardOrigin, vocabulary_of
 from ..data.shards import Shards
+from ..exchange.chosen_exchange import ChosenExchange
 from ..model_building.choose_model import choose_model, recorded_name
 from .run_files import (
     CONFIG,
@@ -90,6 +91,15 @@ def recorded_shares(path: Path) -> int | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # `refuse_other_settings` says what is wrong with it
     return found if isinstance(found, int) and 1 <= found <= MOST_SHARES else None
+
+
+def recorded_exchange(path: Path) -> ChosenExchange:
+    """Return the codecs of an unfinished run; none where its config names none."""
+    try:
+        found = json.loads(plain_file(path / CONFIG).read_bytes()).get("exchange")
+        return ChosenExchange() if found is None else ChosenExchange.of_json(found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ChosenExchange()  # `refuse_other_settings` says what is wrong with it
 
 
 def _differences(

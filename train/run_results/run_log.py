@@ -70,7 +70,7 @@ class RunLog:
         trainer.losses.append(loss_sum)
         # A loss on the host can be looked at without waiting for a device.
         if trainer.runner.is_at_once and loss_sum.device.type == "cpu" and not math.isfinite(float(loss_sum)):
-            self._refuse_divergence(trainer, float(loss_sum), trainer.step)
+            self.refuse_divergence(trainer, f"the training loss is {float(loss_sum)} at step {trainer.step}")
         # First the log, then the evaluation, then the checkpoint: each contains what came before it.
         if trainer.step % trainer.config.log_every == 0:
             self.log_loss(trainer)
@@ -175,9 +175,10 @@ class RunLog:
         losses = torch.stack(trainer.losses).tolist()
         for step, loss in enumerate(losses, trainer.step - len(losses) + 1):
             if not math.isfinite(loss):
-                self._refuse_divergence(trainer, loss, step)
+                self.refuse_divergence(trainer, f"the training loss is {loss} at step {step}")
 
-    def _refuse_divergence(self, trainer: Trainer, loss: float, step: int) -> NoReturn:
+    def refuse_divergence(self, trainer: Trainer, fault: str) -> NoReturn:
+        """Raise HotsetError: numbers of the run are no longer finite."""
         trainer.shards.refuse_damage()  # which explains such a loss better than a learning rate does
         last = None
         if self._saved is not None:
@@ -185,7 +186,7 @@ class RunLog:
             with suppress(NotFiniteError):
                 self._saved.settle(trainer, wait=True)
             last = self._saved.last_written
-        self._refuse(trainer, f"the training loss is {loss} at step {step}", last)
+        self._refuse(trainer, fault, last)
 
     def _settle(self, trainer: Trainer, saved: RunCheckpoints | RankCheckpoints) -> None:
         """Note how the last checkpoint ended; raises HotsetError where weights are not finite."""

@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ..exchange.coded_exchange import ExchangePrediction
 from ..execution.traffic import Way
 from ..meter import Kind
 from ..metrics.scores import RunQuality
@@ -38,6 +41,25 @@ class TransferSummary:
     """Bytes of blocks read from the spill file, where cold rows lie in one by their next use."""
     file_bytes_written: int
     """Bytes of blocks written to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeSummary:
+    """The traffic between ranks in training steps, since the run was begun or resumed."""
+
+    ranks: int
+    codecs: dict[str, str]
+    """Codec of vectors, gradients, and the dense layers' gradients."""
+    has_equal_bits: bool
+    """Whether the weights are those of any number of ranks: everything crossed as it is."""
+    bytes_by_rank: list[dict[str, int]]
+    """Bytes that each rank sent, by kind."""
+    num_saturated: int
+    """Numbers that were too large for their code and became its largest."""
+    seconds_per_step: float
+    """Seconds of a step for coding and waiting, at the slowest rank."""
+    prediction: ExchangePrediction | None
+    """The measurement by which `--exchange auto` chose; None where codecs were named."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +96,8 @@ class TrainSummary(RunQuality):
     """Why training stopped before its last step; None where it did not."""
     provenance: Mapping[str, Any] | None = None
     """The command, the machine and the commit that made the run; None where a program does not say."""
+    exchange: ExchangeSummary | None = None
+    """Traffic between the ranks of a run; None where it has one."""
     test_losses: list[float]
     """Test loss after each switch of ``fae``, nats per sample."""
 
@@ -104,10 +128,31 @@ def summarize(trainer: Trainer, threads: int, out: Path, quality: RunQuality) ->
         bytes_to_slow_by_kind=dict(meter.bytes_to_slow),
         rows_by_table=dict(zip(names, trainer.embeddings.rows_by_table(), strict=True)),
         transfers=summarize_transfers(trainer),
+        exchange=_summarize_exchange(trainer),
         threads=threads,
         best_step=trainer.stopping.best_step if trainer.stopping else None,
         stopped=trainer.stopping.reason if trainer.stopping else None,
         test_losses=list(trainer.scheduler.losses) if trainer.scheduler else [],
+    )
+
+
+def _summarize_exchange(trainer: Trainer) -> ExchangeSummary | None:
+    """Bring together what all ranks have sent; every rank calls this."""
+    ranks, coded = trainer.ranks, trainer.coded
+    if ranks.num_ranks == 1:
+        return None
+    counts = coded.counts
+    sent = ranks.gather(torch.tensor([*counts.sent_bytes.values(), counts.num_saturated]))
+    seconds = ranks.gather(torch.tensor([counts.seconds], dtype=torch.float64))
+    chosen = coded.chosen
+    return ExchangeSummary(
+        ranks=ranks.num_ranks,
+        codecs={"vectors": chosen.vectors, "gradients": chosen.gradients, "dense": chosen.dense},
+        has_equal_bits=chosen.is_exact,
+        bytes_by_rank=[dict(zip(counts.sent_bytes, each.tolist()[:-1], strict=True)) for each in sent],
+        num_saturated=sum(int(each[-1]) for each in sent),
+        seconds_per_step=max(float(each) for each in seconds) / max(counts.num_steps, 1),
+        prediction=coded.prediction,
     )
 
 

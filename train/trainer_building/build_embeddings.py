@@ -16,6 +16,8 @@ from ..data.batch_shares import BatchShares
 from ..data.shards import Shards
 from ..device.verbs import Device
 from ..exchange.choose_homes import choose_homes
+from ..exchange.chosen_exchange import ChosenExchange, refuse_unknown_tables
+from ..exchange.coded_exchange import CodedExchange
 from ..exchange.held_rows import HeldRows
 from ..exchange.width_exchange import ExchangeReader
 from ..execution.embeddings import Embeddings, RowWidth
@@ -68,8 +70,32 @@ def build_embeddings(shards: Shards, config: TrainConfig, tools: RowTools) -> Em
     return embeddings
 
 
+def build_coded_exchange(
+    shards: Shards, seed: int, rank: int, chosen: ChosenExchange, num_done: int
+) -> CodedExchange:
+    """Build the codecs of what crosses between ranks.
+
+    Args:
+        chosen: their names.
+        num_done: steps of the run that are done.
+
+    Raises:
+        ConfigError: a bound of a table that is not there.
+    """
+    refuse_unknown_tables(chosen, shards.tables)
+    widths = tables_by_width([table.embedding_dim for table in shards.tables]).values()
+    coded = CodedExchange(rank, seed, [[shards.tables[n] for n in of_width] for of_width in widths], num_done)
+    coded.use(chosen)
+    return coded
+
+
 def build_ranked_embeddings(
-    shards: Shards, config: TrainConfig, tools: RowTools, ranks: Ranks, homes: HomesName
+    shards: Shards,
+    config: TrainConfig,
+    tools: RowTools,
+    ranks: Ranks,
+    homes: HomesName,
+    coded: CodedExchange,
 ) -> RankedEmbeddings:
     """Build the tiers of the rows that live at this rank, with their initial values."""
     optimizer = _optimizer_of(shards, config)
@@ -111,7 +137,7 @@ def build_ranked_embeddings(
         exchange = ExchangeReader(reader, held[dim], ranks.num_ranks)
         own = {field.name: getattr(width, field.name) for field in fields(RowWidth)} | {"reader": reader}
         ranked.append(RankedWidth(**own, shares=shares, exchange=exchange, initial=initial[dim]))
-    embeddings = RankedEmbeddings(shards.tables, ranked, ranks, shares, optimizer, tools.threads)
+    embeddings = RankedEmbeddings(shards.tables, ranked, ranks, shares, optimizer, tools.threads, coded)
     embeddings.initialize()
     return embeddings
 

@@ -19,6 +19,7 @@ from ..data.batch_shares import BatchShares
 from ..data.shards import Shards
 from ..data.stored_batches import StoredBatches
 from ..device.verbs import Device
+from ..exchange.chosen_exchange import ChosenExchange
 from ..exchange.dense_sums import DenseSums
 from ..execution.embeddings import Embeddings
 from ..execution.ranked_embeddings import RankedEmbeddings
@@ -46,7 +47,12 @@ from ..recipe.stopping import Stopping
 from ..rows.mapped_rows import HostMemory
 from ..trainer import Trainer
 from ..work_threads import WorkThreads
-from .build_embeddings import RowTools, build_embeddings, build_ranked_embeddings
+from .build_embeddings import (
+    RowTools,
+    build_coded_exchange,
+    build_embeddings,
+    build_ranked_embeddings,
+)
 from .build_steps import build_runner, has_fused_layers
 from .dense_optimizers import build_dense_optimizers
 from .devices import open_device, open_verbs
@@ -79,6 +85,7 @@ def build_trainer(
     tracks_changes: bool = False,
     ranks: Ranks | None = None,
     homes: HomesName = "by-use",
+    exchange: ChosenExchange | None = None,
 ) -> Trainer:
     """Build the model, the tiers with their initial rows, and the order of batches.
 
@@ -91,6 +98,7 @@ def build_trainer(
         tracks_changes: whether rows that steps change are marked, for checkpoints.
         ranks: share the batches and the rows; None: this process does it all.
         homes: where rows live among several ranks.
+        exchange: codecs of what crosses between them; None: it crosses as it is.
 
     Raises:
         HotsetError: no disk space for such rows.
@@ -109,7 +117,10 @@ def build_trainer(
     assert config.shares is not None, "resolve chooses it"
     # The samples of this rank, and the shape of all sums, which shares decide.
     batch_shares = BatchShares(shards.batch_size, config.shares, ranks.rank, ranks.num_ranks)
-    build_sums = partial(DenseSums, ranks) if ranks.num_ranks > 1 else None
+    num_done = start.done.size if start is not None and start.done is not None else 0
+    chosen_exchange = exchange or ChosenExchange()
+    coded = build_coded_exchange(shards, config.seed, ranks.rank, chosen_exchange, num_done)
+    build_sums = partial(DenseSums, ranks, coded) if ranks.num_ranks > 1 else None
     model, dense = _build_dense_layers(
         shards, config, batch_shares, build_sums, model_source, device, verbs, threads
     )
@@ -129,7 +140,7 @@ def build_trainer(
     )
     embeddings: Embeddings
     if ranks.num_ranks > 1:
-        embeddings = build_ranked_embeddings(shards, config, tools, ranks, homes)
+        embeddings = build_ranked_embeddings(shards, config, tools, ranks, homes, coded)
     else:
         embeddings = build_embeddings(shards, config, tools)
     if start is not None:
@@ -179,6 +190,7 @@ def build_trainer(
         stopping=stopping,
         resumables={"stopping": stopping},
         ranks=ranks,
+        coded=coded,
     )
 
 

@@ -14,6 +14,7 @@ from hotset.tests.support.shard_factory import write_shards
 from hotset.train.config import TrainConfig
 from hotset.train.data.batch_shares import BatchShares
 from hotset.train.data.shards import Shards
+from hotset.train.exchange.chosen_exchange import ChosenExchange, refuse_unknown_tables
 from hotset.train.ranks.ranks import Ranks, refuse_other_plans
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 from hotset.train.ranks.torch_ranks import join_ranks
@@ -89,3 +90,11 @@ def test_ranks_compute_on_the_cpu(tmp_path: Path) -> None:
     hint = hint_of(lambda: resolve(shards, TrainConfig(device="cuda"), 2))
     assert hint == "use --device cpu, or start one process"
     resolve(shards, TrainConfig(device="cpu"), 2)
+
+
+@follows("train/exchange/chosen_exchange.py::refuse_unknown_tables")
+def test_a_bound_is_of_a_table_of_the_shards(tmp_path: Path) -> None:
+    tables = Shards.open(write_shards(tmp_path / "shards")).tables
+    hint = hint_of(lambda: refuse_unknown_tables(ChosenExchange("bounded:0.1,nope=0.2"), tables))
+    assert hint == f"tables are {', '.join(table.name for table in tables)}"
+    refuse_unknown_tables(ChosenExchange(f"bounded:0.1,{tables[0].name}=0.2"), tables)

@@ -4,33 +4,82 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from hotset.train.exchange.row_messages import RowMessages
+from hotset.stats.codecs.codec_names import codec_of
+from hotset.train.exchange.coded_exchange import EXACT, Coding
+from hotset.train.exchange.row_messages import (
+    CrossingRows,
+    NotFiniteRowError,
+    RowMessages,
+    WidthLayout,
+)
 from hotset.train.ranks.ranks import Ranks
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 
+COUNTS = np.array([[[0, 2, 1], [3, 0, 0], [1, 1, 0]], [[0, 1, 4], [0, 0, 2], [2, 0, 0]]])
+"""(widths, sources, targets)."""
 
+
+def rows(width: int, source: int, target: int, dim: int) -> NDArray[np.float32]:
+    """Rows that no other message has."""
+    rng = np.random.default_rng((width, source, target))
+    return rng.normal(size=(COUNTS[width, source, target], dim)).astype(np.float32)
+
+
+def crossing(width: int, rank: int, *, is_sent: bool) -> CrossingRows:
+    """Rows 3, 5, … of a table of 8 rows and one behind it."""
+    counts = COUNTS[width, rank] if is_sent else COUNTS[width, :, rank]
+    return CrossingRows(
+        tuple(counts.tolist()), np.concatenate([3 + 2 * np.arange(count, dtype=np.int32) for count in counts])
+    )
+
+
+def layout_of(dims: tuple[int, ...]) -> list[WidthLayout]:
+    return [WidthLayout(dim, np.array([0, 8, 20]), (f"A{dim}", f"B{dim}")) for dim in dims]
+
+
+@pytest.mark.parametrize("names", [None, ("int8", "bounded:0.01"), ("bf16", "int4")])
 @pytest.mark.parametrize("dims", [(3,), (2, 5)])
-def test_rows_arrive_by_width_and_rank(dims: tuple[int, ...]) -> None:
-    counts = np.array([[[0, 2, 1], [3, 0, 0], [1, 1, 0]], [[0, 1, 4], [0, 0, 2], [2, 0, 0]]])[: len(dims)]
-
-    def rows(width: int, source: int, target: int) -> np.ndarray:
-        count = counts[width, source, target]
-        return np.full((count, dims[width]), 100 * source + 10 * target + width, np.float32)
+def test_rows_arrive_by_width_and_rank(dims: tuple[int, ...], names: tuple[str, str] | None) -> None:
+    codecs = [codec_of(name) for name in (names or ())[: len(dims)]]
+    coding = Coding(codecs, [None] * len(codecs)) if names else EXACT
 
     def work(ranks: Ranks) -> int:
-        messages = RowMessages(ranks, dims)
+        messages = RowMessages(ranks, layout_of(dims))
         own = ranks.rank
         for _ in range(2):
             under_way = messages.send(
-                [np.concatenate([rows(width, own, to) for to in range(3)]) for width in range(len(dims))],
-                [tuple(each[own].tolist()) for each in counts],
-                [tuple(each[:, own].tolist()) for each in counts],
+                [np.concatenate([rows(n, own, to, dim) for to in range(3)]) for n, dim in enumerate(dims)],
+                [crossing(width, own, is_sent=True) for width in range(len(dims))],
+                [crossing(width, own, is_sent=False) for width in range(len(dims))],
+                coding,
             )
             for width, found in enumerate(under_way.wait()):
-                wanted = np.concatenate([rows(width, source, own) for source in range(3)])
-                np.testing.assert_array_equal(found, wanted)
+                wanted = np.concatenate([rows(width, source, own, dims[width]) for source in range(3)])
+                if names is None:
+                    np.testing.assert_array_equal(found, wanted)
+                else:
+                    # Within the error of int4; rows of other messages are farther away.
+                    np.testing.assert_allclose(found, wanted, atol=0.2)
         return messages.sent_bytes
 
     sent = sum(run_thread_ranks(3, work))
-    assert sent == 2 * 4 * sum(dim * int(each.sum()) for dim, each in zip(dims, counts, strict=True))
+    num_floats = sum(dim * int(each.sum()) for dim, each in zip(dims, COUNTS, strict=False))
+    assert sent == 4 * num_floats if names is None else 0 < sent < 4 * num_floats + 16 * 9
+
+
+def test_a_row_that_is_not_finite_is_named() -> None:
+    def work(ranks: Ranks) -> None:
+        messages = RowMessages(ranks, layout_of((4,)))
+        sent = crossing(0, ranks.rank, is_sent=True)
+        rows_ND = np.ones((sent.keys_N.size, 4), np.float32)
+        # Of three rows that rank 1 sends to rank 0 the last one, key 7, and of rank 2 the first to rank 1.
+        if ranks.rank == 1:
+            rows_ND[2, 1] = np.inf
+        received = crossing(0, ranks.rank, is_sent=False)
+        messages.send([rows_ND], [sent], [received], Coding([codec_of("int8")], [None])).wait()
+
+    with pytest.raises(NotFiniteRowError, match="row 7 of table A4, sent to rank 0, is not finite"):
+        run_thread_ranks(3, work)
+    assert layout_of((4,))[0].name_of(8) == "row 0 of table B4"

@@ -15,10 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from hotset.stats.codecs.codec_names import codec_of
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.exchange import row_messages
+from hotset.train.exchange.chosen_exchange import ChosenExchange
+from hotset.train.exchange.coded_exchange import Coding
 from hotset.train.execution import ranked_embeddings
 from hotset.train.options.rank_options import HomesName
 from hotset.train.ranks.ranks import OneRank, RankError, Ranks
@@ -33,11 +36,17 @@ SPEC = ShardSpec(
 Result = tuple[list[float], float | None, dict[str, bytes]]
 
 
-def result(shards: Shards, fields: dict[str, Any], ranks: Ranks, homes: HomesName = "by-use") -> Result:
+def result(
+    shards: Shards,
+    fields: dict[str, Any],
+    ranks: Ranks,
+    homes: HomesName = "by-use",
+    exchange: ChosenExchange | None = None,
+) -> Result:
     """Losses, AUC, and the bytes of weights and states."""
     torch.set_num_threads(1)
     config = TrainConfig(threads=1, **fields)
-    trainer = build_trainer(shards, config, ranks=ranks, homes=homes)
+    trainer = build_trainer(shards, config, ranks=ranks, homes=homes, exchange=exchange)
     losses: list[float] = []
     run_steps(trainer, lambda _, __, loss: losses.append(float(loss)))
     quality = trainer.predictor.score_run()
@@ -50,9 +59,13 @@ def result(shards: Shards, fields: dict[str, Any], ranks: Ranks, homes: HomesNam
 
 
 def on_ranks(
-    shards: Shards, fields: dict[str, Any], num_ranks: int, homes: HomesName = "by-use"
+    shards: Shards,
+    fields: dict[str, Any],
+    num_ranks: int,
+    homes: HomesName = "by-use",
+    exchange: ChosenExchange | None = None,
 ) -> list[Result]:
-    return run_thread_ranks(num_ranks, lambda ranks: result(shards, fields, ranks, homes), 20)
+    return run_thread_ranks(num_ranks, lambda ranks: result(shards, fields, ranks, homes, exchange), 20)
 
 
 def fields_of(placement: str, num_shares: int) -> dict[str, Any]:
@@ -168,14 +181,47 @@ def test_vectors_that_are_sent_before_their_update_are_found(
     # Every second exchange is of vectors: the fault sends those of the step before where they fit.
     earlier: dict[tuple[int, ...], list[NDArray[np.float32]]] = {}
 
-    def send_late(self: Any, rows: Any, sent: Any, received: Any) -> Any:
+    def send_late(self: Any, rows: Any, sent: Any, received: Any, coding: Any) -> Any:
         key = (id(self), *(each.shape[0] for each in rows))
         late = earlier.get(key, rows)
         earlier[key] = [each.copy() for each in rows]
-        return send(self, late, sent, received)
+        return send(self, late, sent, received, coding)
 
     monkeypatch.setattr(row_messages.RowMessages, "send", send_late)
     assert on_ranks(shards, fields, 2)[0] != wanted
+
+
+INT8 = ChosenExchange("int8", "int8", "bf16")
+
+
+def test_a_coded_run_is_repeatable_under_every_placement(shards: Shards) -> None:
+    wanted = result(shards, fields_of("all-fast", 2), OneRank())
+    found = on_ranks(shards, fields_of("all-fast", 2), 2, exchange=INT8)
+    # Rounded, but near.
+    assert found[0] != wanted
+    assert found[0][0] == pytest.approx(wanted[0], rel=0.02)
+    assert all(each[:2] == found[0][:2] for each in found)
+    for placement in ("lookahead", "hybrid-dedup"):
+        assert on_ranks(shards, fields_of(placement, 2), 2, exchange=INT8)[0] == found[0]
+    # Each way by itself is rounded, too.
+    for exchange in (ChosenExchange("int8"), ChosenExchange(gradients="int8"), ChosenExchange(dense="bf16")):
+        assert on_ranks(shards, fields_of("all-fast", 2), 2, exchange=exchange)[0] not in (wanted, found[0])
+
+
+def test_evaluation_reads_rows_as_they_are(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig(threads=1, shares=2, placement="all-fast")
+
+    def scored(ranks: Ranks) -> tuple[float | None, int]:
+        trainer = build_trainer(shards, config, ranks=ranks, exchange=INT8)
+        return trainer.predictor.score_run().auc, sum(trainer.coded.counts.sent_bytes.values())
+
+    exact = build_trainer(
+        shards, TrainConfig(threads=1, shares=2, placement="all-fast")
+    ).predictor.score_run()
+    # Evaluations are not counted as training, either.
+    assert run_thread_ranks(2, scored, 20) == [(exact.auc, 0)] * 2
+    monkeypatch.setattr(ranked_embeddings, "EXACT", Coding([codec_of("int4")], [None]))
+    assert run_thread_ranks(2, scored, 20) != [(exact.auc, 0)] * 2
 
 
 def test_ranks_with_other_homes_are_refused(shards: Shards) -> None:

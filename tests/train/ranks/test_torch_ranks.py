@@ -14,6 +14,7 @@ from hotset.train.ranks.torch_ranks import first_reason, is_launched, join_ranks
 _PROGRAM = """
 import os, torch
 from hotset.train.exchange.dense_sums import DenseSums
+from hotset.train.exchange.coded_exchange import CodedExchange
 from hotset.train.ranks.ranks import Message, RankError, refuse_other_plans
 from hotset.train.ranks.torch_ranks import is_launched, join_ranks
 assert is_launched()
@@ -27,7 +28,7 @@ ranks.exchange(Message(sent, tuple(sizes)), received).wait()
 assert received.data.tolist() == [other + 7] * sum(back), received
 refuse_other_plans(ranks, bytes(16))
 gradient = torch.arange(9.0) * (1 + ranks.rank)
-assert DenseSums(ranks, 9).add(gradient, 0.5) == 1.0
+assert DenseSums(ranks, CodedExchange(ranks.rank, 0), 9).add(gradient, 0.5) == 1.0
 assert gradient.tolist() == [3.0 * i for i in range(9)]
 # Gone as a killed process is, without a word: torch's own threads may abort at an orderly end.
 if ranks.rank == 1:

@@ -1,0 +1,40 @@
+"""Codecs are read from options, and what is none is refused by its option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hotset.pipeline.errors import ConfigError
+from hotset.stats.codecs.codec_names import CODEC_NAMES
+from hotset.train.options.exchange_options import FIXED_CODECS, CodecChoice, ExchangeOptions, parse_codec
+
+
+def test_codecs_are_read() -> None:
+    assert sorted(FIXED_CODECS) == sorted(CODEC_NAMES)
+    for name in (*FIXED_CODECS, "auto"):
+        assert parse_codec("exchange", name) == CodecChoice(name)
+    assert parse_codec("exchange", "bounded:0.03") == CodecChoice("bounded", 0.03)
+    tables = (("C3", 0.01), ("C7", 0.05))
+    assert parse_codec("exchange", "bounded:sizes,C3=0.01,C7=5e-2") == CodecChoice("bounded", None, tables)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"exchange": "int7"}, "exchange must be none, fp16, .* got 'int7'"),
+        ({"exchange": "int8:3"}, "exchange must be .* got 'int8:3'"),
+        ({"exchange": "bounded:"}, "got 'bounded:'"),
+        ({"exchange": "bounded:0.5"}, "from 2\\*\\*-16 to below 0.5, got '0.5'"),
+        ({"exchange": "bounded:nan"}, "got 'nan'"),
+        ({"exchange_back": "bounded:0.1,C3"}, "exchange_back: want TABLE=BOUND, got 'C3'"),
+        ({"exchange_back": "auto"}, "exchange_back cannot be auto"),
+        ({"exchange_dense": "auto"}, "exchange_dense cannot be auto"),
+        ({"exchange_dense": "bounded:0.1"}, "exchange_dense must be one of none, fp16"),
+        ({"exchange_early": 0.0}, "exchange_early must be above 0"),
+    ],
+)
+def test_what_is_no_codec_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ExchangeOptions(**fields)

@@ -1,0 +1,130 @@
+"""The codecs of a run's exchange: what was chosen, and the codec of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ...pipeline.errors import ConfigError
+from ...stats.codecs.bound_decay import BoundDecay, bound_factor
+from ...stats.codecs.bounded_codec import BoundedCodec
+from ...stats.codecs.codec_names import codec_of
+from ...stats.codecs.row_codec import RowCodec
+from ..data.batch import EmbeddingTable
+from ..options.exchange_options import AUTO, CodecChoice, ExchangeOptions, parse_codec
+
+_EXACT = "none"
+_BACK_OF_BOUNDED = "int8"
+"""Gradients of rows differ in size by decades, so one range for a table would erase those of rare rows."""
+_MANY_ROWS, _TIGHT = 400_000, 0.01
+_FEW_ROWS, _LOOSE = 1_000, 0.05
+_MEDIUM = 0.03
+"""Bounds by the size of a table, as Feng et al. (SC'24) released them; their table lists follow from these
+sizes but for two tables of Criteo's Kaggle log."""
+_MOST_BOUND = 0.49
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenExchange:
+    """Codecs by the names that options take; none of them is left open."""
+
+    vectors: str = _EXACT
+    gradients: str = _EXACT
+    dense: str = _EXACT
+    decay: BoundDecay = "none"
+    early_steps: int = 0
+    """Steps in which bounds are looser."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether everything crosses as it is."""
+        return self.vectors == self.gradients == self.dense == _EXACT
+
+    def to_json(self) -> dict[str, Any]:
+        """The choice as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> ChosenExchange:
+        """Read a recorded choice, which may stand among other settings."""
+        return cls(**{field.name: found[field.name] for field in fields(cls)})
+
+
+def chosen_by(options: ExchangeOptions, num_steps: int) -> ChosenExchange:
+    """Return the codecs that options name; where ``--exchange auto`` leaves one open it is none so far.
+
+    Args:
+        options: of the exchange.
+        num_steps: of the run.
+    """
+    vectors = _EXACT if options.exchange == AUTO else options.exchange
+    is_bounded = parse_codec("exchange", vectors).kind == "bounded"
+    back = options.exchange_back or (_BACK_OF_BOUNDED if is_bounded else vectors)
+    early = options.exchange_early
+    return ChosenExchange(
+        vectors=vectors,
+        gradients=back,
+        dense=options.exchange_dense or _EXACT,
+        decay=options.exchange_decay,
+        early_steps=0
+        if options.exchange_decay == "none"
+        else int(early if early >= 1 else early * num_steps),
+    )
+
+
+class WidthCodec:
+    """The codec of the rows of some tables, which may change from step to step.
+
+    Args:
+        option: the name of the setting, for errors.
+        text: the codec's name.
+        tables: of one width.
+
+    Raises:
+        ConfigError: no such codec.
+    """
+
+    def __init__(self, option: str, text: str, tables: Sequence[EmbeddingTable]) -> None:
+        choice = parse_codec(option, text)
+        self._bounded = None if choice.kind != "bounded" else _bounds_of(choice, tables)
+        self._fixed = codec_of(_EXACT if self._bounded else choice.kind)
+
+    def at(self, factor: float) -> RowCodec:
+        """Return the codec of a step whose bounds are multiplied by ``factor``."""
+        if self._bounded is None:
+            return self._fixed
+        if factor == 1:
+            return self._bounded
+        codec = self._bounded
+        of_tables = {table: min(bound * factor, _MOST_BOUND) for table, bound in codec.of_tables.items()}
+        return BoundedCodec(min(codec.bound * factor, _MOST_BOUND), of_tables)
+
+
+def refuse_unknown_tables(chosen: ChosenExchange, tables: Sequence[EmbeddingTable]) -> None:
+    """Raise ConfigError where a bound is of a table that is not there."""
+    names = [table.name for table in tables]
+    for option, text in (("exchange", chosen.vectors), ("exchange_back", chosen.gradients)):
+        for name, _ in parse_codec(option, text).of_tables:
+            if name not in names:
+                raise ConfigError(
+                    f"{option}: there is no table {name!r}", hint=f"tables are {', '.join(names)}"
+                )
+
+
+def factor_at(chosen: ChosenExchange, step: int) -> float:
+    """Return the factor of all bounds in a step, counted from 0."""
+    return bound_factor(chosen.decay, step, chosen.early_steps)
+
+
+def _bounds_of(choice: CodecChoice, tables: Sequence[EmbeddingTable]) -> BoundedCodec:
+    bounds = dict(enumerate(choice.bound or _bound_by_size(table.num_rows) for table in tables))
+    of_names = dict(choice.of_tables)
+    bounds |= {n: of_names[table.name] for n, table in enumerate(tables) if table.name in of_names}
+    return BoundedCodec(choice.bound or _MEDIUM, bounds)
+
+
+def _bound_by_size(num_rows: int) -> float:
+    if num_rows > _MANY_ROWS:
+        return _TIGHT
+    return _LOOSE if num_rows < _FEW_ROWS else _MEDIUM
