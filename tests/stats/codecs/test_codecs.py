@@ -1,6 +1,6 @@
 """Every codec keeps its promise on hostile rows, has the size it says, and refuses what is not finite.
 
-Tests `row_codec`, `float_codecs`, `scaled_codecs`, `bounded_codec` and `codec_names`.
+Tests `row_codec`, `random_bits`, `float_codecs`, `scaled_codecs`, `bounded_codec` and `codec_names`.
 """
 
 from __future__ import annotations
