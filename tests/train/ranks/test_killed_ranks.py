@@ -1,6 +1,6 @@
 """Ranks as processes end with the bits of one process, also where they are killed and others go on.
 
-``HOTSET_KILLS=20 pytest -m slow tests/train/ranks/test_killed_ranks.py`` kills as often as issue 13 asks.
+``hotset bench train-kills --ranks`` kills more often, and under all placements.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 
-KILLS = int(os.environ.get("HOTSET_KILLS", "2"))
+KILLS = 2
 SPEC = ShardSpec(
     num_rows=(300, 40, 900), num_hot=(9, 3, 20), num_hot_only=60, num_mixed=900, skew=1.2, batch_size=24
 )

@@ -1,11 +1,13 @@
 """``hotset bench train-kills``: SIGKILL training at random moments, resume it, compare every bit.
 
 Moments are spread evenly over the time from the start of the process to its end, so that runs are hit while
-they import, train, write a checkpoint and write their results. Each kill hits a run of another placement and
-optimizer; a third of the resumed runs are killed once more. The last run of a folder is not disturbed and
-must leave the weights, states, metrics and order of batches of a run that nothing disturbed; those of all
-placements with one order of batches must be the same. Then the time is taken that training stands still for
-a checkpoint, at a number of rows that all changed.
+they import, train, write a checkpoint and write their results. Each kill hits a run of another kind
+(placement, rows in a file, weights of another run to start from, two ranks) and optimizer; half of the
+resumed runs are killed once more. Of a run on ranks one is killed, the others must stop by themselves, and
+another number of ranks goes on. The last run of a folder is not disturbed and must leave the weights, states,
+metrics and order of batches of a run that nothing disturbed; the weights of all kinds with one order of
+batches, the same shares and the same beginning must be the same. Then the time is taken that training stands
+still for a checkpoint, at a number of rows that all changed.
 """
 
 from __future__ import annotations
@@ -31,26 +33,18 @@ from ....pipeline.generate.generate_log import GenerateConfig, generate
 from ....pipeline.runtime.resources import ProgressCallback, silent
 from ....train.checkpoints.checkpoint_files import CHECKPOINTS, read_record, record_paths
 from ...machine_facts import describe_machine
-from ..bench_kills import kill_after, last_line, start_command
+from ..bench_kills import last_line
 from .checkpoint_stall import measure_stall
+from .killed_runs import KINDS, NUM_SHARES, RANKED_KINDS, RunKind, StartedRun
 
-_PLACEMENTS: tuple[tuple[str, ...], ...] = (
-    ("all-fast",),
-    ("hybrid",),
-    ("hybrid-dedup",),
-    ("fae",),
-    ("cache",),
-    ("lookahead",),
-    ("lookahead", "--plan", "online"),
-    ("lookahead", "--slow-bytes", "1MiB"),
-    ("hybrid", "--slow-bytes", "1"),
-)
 _OPTIMIZERS = ("sgd", "adagrad", "adam")
 _FILES = ("weights.safetensors", "states.safetensors", "metrics.jsonl", "batch_order.npy")
 """Files of a finished run that must have the bytes of an unbroken one."""
 _MOST_TRIES = 5
 """Attempts to hit a run in one part of its time."""
-_AGAIN = 1 / 3
+_SOONER = 0.9
+"""Factor of the moment of a kill for each one of the same folder that came too late."""
+_AGAIN = 1 / 2
 """Share of resumed runs that are killed once more."""
 PHASES = ("start", "steps", "checkpoint", "end")
 
@@ -62,7 +56,7 @@ class BenchTrainKillsConfig:
     kills: int = 108
     """Number of kills that hit a run before its end."""
 
-    samples: int = 20_000
+    samples: int = 12_000
     """Samples of the generated log."""
 
     epochs: int = 2
@@ -76,6 +70,9 @@ class BenchTrainKillsConfig:
 
     workers: int = 2
     """Number of runs at a time; each takes one thread."""
+
+    ranks: bool = False
+    """Kill runs on two ranks alone, of all placements."""
 
     stall_rows: int = 10_000_000
     """Rows at which the time is taken that training stands still for a checkpoint; 0 leaves it out."""
@@ -101,7 +98,7 @@ class _Tally:
     """Folders that ended with the bytes of the unbroken run."""
     phases: Counter[str] = field(default_factory=Counter)
     """Kills by what the run did when they came."""
-    placements: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
     optimizers: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -117,6 +114,26 @@ class _Unbroken:
     """From the start of its process to the end."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A run that is killed, or that nothing disturbs."""
+
+    kind: RunKind
+    optimizer: str
+    out: Path
+    """Its folder."""
+    scratch: Path
+    """Folder of its messages."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind.name}, {self.optimizer}"
+
+    @property
+    def is_finished(self) -> bool:
+        return (self.out / "manifest.json").exists()
+
+
 class _Bench:
     """The parts that all kills share.
 
@@ -128,9 +145,9 @@ class _Bench:
     def __init__(self, config: BenchTrainKillsConfig, scratch: Path) -> None:
         self._config = config
         self._scratch = scratch
-        self._unbroken: dict[tuple[tuple[str, ...], str], _Unbroken] = {}
-        self._weights: dict[tuple[bool, str], str] = {}
-        """Checksum of the weights by what alone may change them: the order of fae, and the optimizer."""
+        self._unbroken: dict[tuple[RunKind, str], _Unbroken] = {}
+        self._weights: dict[tuple[tuple[bool, ...], str], str] = {}
+        """Checksum of the weights by what alone may change them."""
         self.tally = _Tally()
 
     def prepare(self) -> None:
@@ -142,9 +159,11 @@ class _Bench:
         arguments = ["preprocess", str(self._scratch / "log.tsv"), "--out", str(self._scratch / "data")]
         arguments += ["--hot-bytes", "256KiB", "--batch-size", "512", "-q"]
         self._run_to_end(arguments, self._scratch)
-        self._run_to_end(self._train(self._scratch / "warm", ("cache",), "adam"), self._scratch)
+        # It is the run, too, from whose weights others start.
+        warm = _Job(RunKind(placement="cache"), "adam", self._scratch / "warm", self._scratch)
+        self._run_to_end(self._train(warm), self._scratch)
 
-    def kill(self, number: int, part: int, placement: tuple[str, ...], optimizer: str) -> None:
+    def kill(self, number: int, part: int, kind: RunKind, optimizer: str) -> None:
         """Kill a run in one part of its time, resume it, and compare."""
         if self.tally.kills >= self._config.kills:
             return
@@ -152,94 +171,101 @@ class _Bench:
         scratch = self._scratch / f"kill-{number}"
         scratch.mkdir()
         rng = random.Random(f"{self._config.seed} {number}")
-        unbroken = self._run_unbroken(placement, optimizer, scratch)
-        out = scratch / "killed"
-        arguments = self._train(out, placement, optimizer)
-        for _ in range(_MOST_TRIES):
-            shutil.rmtree(out, ignore_errors=True)
+        unbroken = self._run_unbroken(kind, optimizer, scratch)
+        job = _Job(kind, optimizer, scratch / "killed", scratch)
+        for num_late in range(_MOST_TRIES):
+            shutil.rmtree(job.out, ignore_errors=True)
             moment = (part + rng.random()) / self._config.kills
-            if self._kill_once(arguments, moment * unbroken.seconds, out, scratch):
+            if self._kill_once(job, moment * unbroken.seconds * _SOONER**num_late, kind.num_ranks, rng):
                 break
             self._count_late()
         else:
             return
-        self._count(placement, optimizer, out)
+        self._count(job)
         # Some are killed a second time, anywhere.
         if rng.random() < _AGAIN and self.tally.kills < self._config.kills:
-            if self._kill_once(arguments, rng.random() * unbroken.seconds, out, scratch):
-                self._count(placement, optimizer, out)
+            if self._kill_once(job, rng.random() * unbroken.seconds, kind.num_ranks, rng):
+                self._count(job)
             else:
                 self._count_late()
-        self._compare(arguments, out, unbroken, " ".join((*placement, optimizer)), scratch)
+        self._compare(job, unbroken, kind.other_ranks(rng))
         shutil.rmtree(scratch)
 
-    def _count(self, placement: tuple[str, ...], optimizer: str, out: Path) -> None:
+    def _count(self, job: _Job) -> None:
         with self.tally.lock:
             self.tally.kills += 1
-            self.tally.phases[phase_of(out)] += 1
-            self.tally.placements[" ".join(placement)] += 1
-            self.tally.optimizers[optimizer] += 1
+            self.tally.phases[phase_of(job.out)] += 1
+            self.tally.kinds[job.kind.name] += 1
+            self.tally.optimizers[job.optimizer] += 1
 
     def _count_late(self) -> None:
         with self.tally.lock:
             self.tally.late += 1
 
-    def _kill_once(self, arguments: list[str], seconds: float, out: Path, scratch: Path) -> bool:
-        """Kill a run after ``seconds``; returns whether it had not ended."""
-        status = kill_after(seconds, start_command(arguments, scratch))
-        if status > 0 and not (out / "manifest.json").exists():
-            self.tally.faults.append(f"a run ended with exit status {status}: {last_line(scratch)}")
-        return status < 0
+    def _note(self, fault: str) -> None:
+        with self.tally.lock:
+            self.tally.faults.append(fault)
 
-    def _compare(
-        self, arguments: list[str], out: Path, unbroken: _Unbroken, name: str, scratch: Path
-    ) -> None:
+    def _kill_once(self, job: _Job, seconds: float, num_ranks: int, rng: random.Random) -> bool:
+        """Kill a run, or one of its ranks, after ``seconds``; returns whether it had not ended."""
+        run = StartedRun(self._train(job), job.scratch, num_ranks, is_killed=True)
+        victim = rng.randrange(num_ranks)
+        is_hit = run.kill_after(seconds, victim)
+        if not run.survivors_stop(victim):
+            self._note(f"{job.name}: a rank goes on after rank {victim} was killed")
+        status = max(run.wait())
+        # Ranks that lost another one end with an error; a run by itself has none.
+        if status > 0 and not (is_hit and num_ranks > 1) and not job.is_finished:
+            self._note(f"{job.name}: a run ended with exit status {status}: {last_line(job.scratch)}")
+        return is_hit
+
+    def _compare(self, job: _Job, unbroken: _Unbroken, num_ranks: int) -> None:
         """Let a run end, unless it has, and compare its files."""
         fault = None
-        if not (out / "manifest.json").exists():
-            with start_command(arguments, scratch) as process:
-                process.wait()
-            if process.returncode:
-                fault = f"{name}: exit status {process.returncode}: {last_line(scratch)}"
-        found = _checksums(out)
+        if not job.is_finished:
+            statuses = StartedRun(self._train(job), job.scratch, num_ranks).wait()
+            if any(statuses):
+                fault = f"{job.name}: exit status {max(statuses, key=abs)}: {last_line(job.scratch)}"
+        found = _checksums(job.out)
         wrong = [file for file in _FILES if found.get(file) != unbroken.checksums.get(file)]
         if wrong and fault is None:
-            fault = f"{name}: {', '.join(wrong)} differs from that of an unbroken run"
+            fault = f"{job.name}: {', '.join(wrong)} differs from that of an unbroken run"
         with self.tally.lock:
             self.tally.folders += 1
             self.tally.identical += fault is None
-            if fault is not None:
-                self.tally.faults.append(fault)
+        if fault is not None:
+            self._note(fault)
 
-    def _run_unbroken(self, placement: tuple[str, ...], optimizer: str, scratch: Path) -> _Unbroken:
-        key = (placement, optimizer)
+    def _run_unbroken(self, kind: RunKind, optimizer: str, scratch: Path) -> _Unbroken:
+        key = (kind, optimizer)
         # Two workers may both run the first of a kind: with equal bits, or it is a fault.
         if key not in self._unbroken:
-            out = scratch / "unbroken"
+            job = _Job(kind, optimizer, scratch / "unbroken", scratch)
             started_at = time.perf_counter()
-            self._run_to_end(self._train(out, placement, optimizer), scratch)
+            self._run_to_end(self._train(job), scratch, kind.num_ranks)
             seconds = time.perf_counter() - started_at
-            self._unbroken[key] = _Unbroken(_checksums(out), seconds)
-            shutil.rmtree(out)
+            self._unbroken[key] = _Unbroken(_checksums(job.out), seconds)
+            shutil.rmtree(job.out)
             weights = self._unbroken[key].checksums["weights.safetensors"]
             with self.tally.lock:
-                if self._weights.setdefault((placement == ("fae",), optimizer), weights) != weights:
-                    self.tally.faults.append(
-                        f"{' '.join(placement)} with {optimizer} has other weights than all-fast"
-                    )
+                first = self._weights.setdefault((kind.decides, optimizer), weights)
+            if first != weights:
+                self._note(f"{job.name} has other weights than another placement")
         return self._unbroken[key]
 
-    def _train(self, out: Path, placement: tuple[str, ...], optimizer: str) -> list[str]:
-        config = self._config
-        arguments = ["train", str(self._scratch / "data"), "--out", str(out), "-q", "--threads", "1"]
-        arguments += ["--placement", *placement, "--embedding-optimizer", optimizer]
+    def _train(self, job: _Job) -> list[str]:
+        config, kind = self._config, job.kind
+        arguments = ["train", str(self._scratch / "data"), "--out", str(job.out), "-q", "--threads", "1"]
+        arguments += ["--placement", kind.placement, *kind.options, "--embedding-optimizer", job.optimizer]
         arguments += ["--checkpoint-every", str(config.checkpoint_every), "--epochs", str(config.epochs)]
+        if kind.num_ranks > 1:
+            arguments += ["--shares", str(NUM_SHARES)]
+        if kind.is_continued:
+            arguments += ["--init-from", str(self._scratch / "warm")]
         return [*arguments, "--log-every", "5", "--staging-bytes", "2MiB"]
 
-    def _run_to_end(self, arguments: list[str], scratch: Path) -> None:
-        with start_command(arguments, scratch) as process:
-            process.wait()
-        if process.returncode:
+    def _run_to_end(self, arguments: list[str], scratch: Path, num_ranks: int = 1) -> None:
+        if any(StartedRun(arguments, scratch, num_ranks).wait()):
             raise ConfigError(f"{arguments[0]} failed: {last_line(scratch)}")
 
 
@@ -249,8 +275,10 @@ def bench_train_kills(config: BenchTrainKillsConfig, progress: ProgressCallback 
     ``identical`` of ``folders`` ended with the bits of the unbroken run; ``faults`` lists what else was
     wrong, a line each, and is empty if all went well.
     """
-    # Every placement meets every optimizer, in turn.
-    combinations = [(placement, optimizer) for placement in _PLACEMENTS for optimizer in _OPTIMIZERS]
+    # Every kind meets every optimizer, in turn.
+    kinds = RANKED_KINDS if config.ranks else KINDS
+    combinations = [(kind, optimizer) for optimizer in _OPTIMIZERS for kind in kinds]
+    started_at = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="hotset-train-kills-", dir=config.scratch) as name:
         bench = _Bench(config, Path(name))
         bench.prepare()
@@ -265,6 +293,7 @@ def bench_train_kills(config: BenchTrainKillsConfig, progress: ProgressCallback 
             for kill in as_completed(kills):
                 kill.result()
                 progress("kills", min(bench.tally.kills, config.kills), config.kills)
+        seconds = time.perf_counter() - started_at
         stall = measure_stall(config.stall_rows, Path(name)) if config.stall_rows else None
     tally = bench.tally
     return {
@@ -272,11 +301,12 @@ def bench_train_kills(config: BenchTrainKillsConfig, progress: ProgressCallback 
         "kills": tally.kills,
         "late": tally.late,
         "phases": {phase: tally.phases[phase] for phase in PHASES},
-        "placements": dict(tally.placements),
+        "kinds": dict(tally.kinds),
         "optimizers": dict(tally.optimizers),
         "folders": tally.folders,
         "identical": tally.identical,
         "faults": tally.faults,
+        "seconds": seconds,
         "stall": stall,
         "settings": {name: setting for name, setting in asdict(config).items() if name != "scratch"},
         "machine": describe_machine(),
@@ -312,7 +342,7 @@ def print_bench_train_kills(result: dict[str, Any], console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("killed during")
     table.add_column("kills", justify="right")
-    for kind in ("phases", "placements", "optimizers"):
+    for kind in ("phases", "kinds", "optimizers"):
         for name, kills in result[kind].items():
             table.add_row(name, str(kills))
         table.add_section()
