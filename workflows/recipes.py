@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ..pipeline.folders.manifest import Manifest
@@ -46,6 +48,22 @@ def avazu() -> PreprocessConfig:
     return PreprocessConfig(ingest=IngestConfig(schema="avazu"), count=CountConfig(eval_fraction=0.1))
 
 
+def published_split(schema: str, embedding_dim: int, min_count: int) -> PreprocessConfig:
+    """Return the settings for a published split: files for training, validation and test, in this order.
+
+    Source: the settings of its leaderboard in BARS (Zhu et al., CIKM 2021).
+    """
+    recipe = PreprocessConfig()
+    return replace(
+        recipe,
+        ingest=IngestConfig(schema=schema),
+        count=CountConfig(eval_files=1, valid_files=1),
+        rank=RankConfig(min_count=min_count),
+        split=SplitConfig(embedding_dim=embedding_dim),
+        pack=replace(recipe.pack, batch_size=4096),
+    )
+
+
 def small_real_sample() -> PreprocessConfig:
     """Return the settings for a uniform sample of some 100,000 Criteo lines.
 
@@ -79,7 +97,15 @@ def small_real_sample_training(model: str = "auto") -> TrainConfig:
 
 
 DEFAULT_SCHEMA = "criteo-kaggle"
-RECIPES = {"criteo-kaggle": criteo_kaggle, "criteo-1tb": criteo_1tb, "avazu": avazu}
+RECIPES: dict[str, Callable[[], PreprocessConfig]] = {
+    "criteo-kaggle": criteo_kaggle,
+    "criteo-1tb": criteo_1tb,
+    "avazu": avazu,
+    "criteo-x1": partial(published_split, "criteo-x1", embedding_dim=10, min_count=1),
+    "criteo-x4": partial(published_split, "criteo-x4", embedding_dim=16, min_count=10),
+    "avazu-x1": partial(published_split, "avazu-x1", embedding_dim=10, min_count=1),
+    "avazu-x4": partial(published_split, "avazu-x4", embedding_dim=16, min_count=2),
+}
 
 
 def recipe_for(schema: str) -> PreprocessConfig:

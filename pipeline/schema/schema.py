@@ -114,7 +114,37 @@ _AVAZU = Schema(
 )
 """Kaggle's Avazu log without its column ``id``, which is unique in every line."""
 
-SCHEMAS = {"criteo-kaggle": _CRITEO, "criteo-1tb": _CRITEO, "avazu": _AVAZU}
+_CRITEO_X4 = replace(_CRITEO, label="Label", format="csv")
+"""The Kaggle log as comma-separated values with a header, divided at random."""
+
+_CRITEO_X1 = replace(
+    _CRITEO,
+    kinds=("integer",) * len(_CRITEO.sparse),
+    format="csv",
+    floats=_CRITEO.dense,
+    untransformed=_CRITEO.dense,
+)
+"""The same log with numbers that were scaled and categories that were numbered by those who published it."""
+
+_AVAZU_X1 = Schema(
+    dense=(),
+    sparse=tuple(f"feat_{number}" for number in range(1, 23)),
+    kinds=("integer",) * 22,
+    format="csv",
+)
+"""The Avazu log with categories that were numbered by those who published it."""
+
+SCHEMAS = {
+    "criteo-kaggle": _CRITEO,
+    "criteo-1tb": _CRITEO,
+    "avazu": _AVAZU,
+    "criteo-x1": _CRITEO_X1,
+    "criteo-x4": _CRITEO_X4,
+    "avazu-x1": _AVAZU_X1,
+    "avazu-x4": _AVAZU,
+}
+"""The built-in schemas. Those of x1 and x4 are the splits of BARS (Zhu et al., CIKM 2021), files as published
+in reczoo/Datasets: train.csv, valid.csv and test.csv."""
 
 
 def schema_named(name: str) -> Schema:

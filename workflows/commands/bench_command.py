@@ -32,7 +32,7 @@ BENCHES = {
     "schedule": ("checks.bench_schedule", "count bytes and CPU seconds of a schedule, and of its checks"),
     "exchange": ("ranks.bench_exchange", "count the rows that cross between ranks, by the scheme of homes"),
     "placements": ("bench_placements", "compare bytes, speed and AUC of all placements"),
-    "quality": ("bench_quality", "measure AUC over seeds on a small real sample"),
+    "quality": ("quality.bench_quality", "measure AUC over seeds: small samples, published splits"),
     "defaults": ("bench_defaults", "compare default optimizers and learning rates by batch size"),
     "days": ("bench_days", "compare a model continued every day with models from scratch"),
     "orders": ("bench_orders", "count fully hot samples per budget and order of rows"),

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...pipeline.errors import ConfigError
 from ...pipeline.folders.discard import is_discarded
+from ...pipeline.formats.md5_list import md5_faults
 from ...pipeline.runtime.resources import Resources
 from ...pipeline.sizes import ByteSize
 from ...pipeline.verify.verify import STAGE_FOLDERS, verify
@@ -23,6 +25,9 @@ class VerifyCommand:
 
     inputs: tuple[Path, ...] = ()
     """Raw logs that DIR was written from, in order: these are hashed and parsed again, too."""
+
+    md5sums: Path | None = None
+    """List of the raw logs' checksums, as md5sum prints it: --inputs are compared with it."""
 
     rebuild: bool = field(
         default=True,
@@ -56,8 +61,14 @@ def run(command: str, arguments: Sequence[str]) -> int:
     # A run folder is known by its config, and has checks of its own.
     if (options.dir / "config.json").exists():
         return _verify_run(options)
+    # Published logs are told apart from damaged ones before they are parsed.
+    published: list[str] = []
+    if options.md5sums is not None:
+        if not options.inputs:
+            raise ConfigError("md5sums are of raw logs: name them by --inputs")
+        published = md5_faults(options.inputs, options.md5sums)
     with progress_bars() as progress:
-        faults = verify(
+        faults = published + verify(
             options.dir,
             Resources(workers=options.workers, memory_bytes=options.memory, progress=progress),
             raw=options.inputs,

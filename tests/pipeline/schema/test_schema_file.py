@@ -242,7 +242,7 @@ def test_built_in_schemas_go_by_their_names(name: str) -> None:
 def test_schemas_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no schema 'movielens'") as caught:
         setting_of("movielens")
-    assert caught.value.hint == "use one of criteo-kaggle, criteo-1tb, avazu, or a .toml file"
+    assert caught.value.hint == f"use one of {', '.join(SCHEMAS)}, or a .toml file"
     with pytest.raises(ConfigError, match=r"none\.toml cannot be read: No such file"):
         setting_of(str(tmp_path / "none.toml"))
     (tmp_path / "latin.toml").write_bytes(b"\xff")

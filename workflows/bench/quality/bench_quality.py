@@ -16,14 +16,15 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline.errors import ConfigError
-from ...pipeline.folders.stage_totals import ShardsTotals
-from ...pipeline.stages.preprocess import preprocess
-from ...train.config import PlacementName
-from ...train.options.model_config import refuse_unknown_model
-from ...train.run import train
-from ..machine_facts import commit, describe_machine
-from ..recipes import small_real_sample, small_real_sample_training
+from ....pipeline.errors import ConfigError
+from ....pipeline.folders.stage_totals import ShardsTotals
+from ....pipeline.stages.preprocess import preprocess
+from ....train.config import PlacementName
+from ....train.options.model_config import refuse_unknown_model
+from ....train.run import train
+from ...machine_facts import commit, describe_machine
+from ...recipes import small_real_sample, small_real_sample_training
+from .published_quality import ProtocolName, published_quality, show_published
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +32,20 @@ class BenchQualityConfig:
     """Settings of the quality benchmark: the log, the seeds and the placements."""
 
     data: Path
-    """A small raw Criteo log."""
+    """A small raw Criteo log; with --protocol the folder of train.csv, valid.csv and test.csv."""
 
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of the models and the batch order; each trains every placement once."""
+    protocol: ProtocolName | None = None
+    """A published split, trained as its leaderboard does: criteo-x1, criteo-x4, avazu-x1 or avazu-x4."""
 
-    placements: tuple[PlacementName, ...] = ("all-fast", "fae")
-    """Placements to train with each seed."""
+    md5sums: Path | None = None
+    """With --protocol: list of the checksums of the three files, as md5sum prints it."""
+
+    seeds: tuple[int, ...] | None = None
+    """Seeds of the models and the batch order; each trains every placement once. By default three, with
+    --protocol five."""
+
+    placements: tuple[PlacementName, ...] | None = None
+    """Placements to train with each seed. By default all-fast and fae, with --protocol lookahead."""
 
     models: tuple[str, ...] = ("auto",)
     """Models to train with each seed and placement, each with its recipe for small samples."""
@@ -49,19 +57,29 @@ class BenchQualityConfig:
     """Number type of the products of the dense layers."""
 
     def __post_init__(self) -> None:
-        if not self.seeds or not self.placements or not self.models:
+        if self.seeds == () or self.placements == () or not self.models:
             raise ConfigError("name at least one seed, one placement and one model")
         for model in self.models:
             refuse_unknown_model(model)
+        if self.md5sums is not None and self.protocol is None:
+            raise ConfigError("md5sums are of the files of a published split: give --protocol too")
 
 
 def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
-    """Preprocess the log once with the recipe for small samples, and train every placement with every seed.
+    """Preprocess the log once with the recipe for small samples, and train every placement with every seed;
+    with a protocol, by `published_quality`.
 
     Returns:
         ``auc`` and ``log_loss`` by placement, or by model and placement where there are several models, one
         per seed; their means; the recipe and the machine.
     """
+    seeds = config.seeds or ((0, 1, 2) if config.protocol is None else (0, 1, 2, 3, 4))
+    if config.protocol is not None:
+        placements = config.placements or ("lookahead",)
+        return published_quality(
+            config.protocol, config.data, seeds, placements, config.models, config.md5sums
+        )
+    placements = config.placements or ("all-fast", "fae")
     trainings = {
         model: replace(small_real_sample_training(model), dense_dtype=config.dense_dtype)
         for model in config.models
@@ -71,7 +89,7 @@ def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
     jobs = {
         f"{model}, {placement}" if has_models else placement: replace(training, placement=placement)
         for model, training in trainings.items()
-        for placement in config.placements
+        for placement in placements
     }
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
     recipe = small_real_sample()
@@ -80,14 +98,14 @@ def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
         data = Path(folder) / "data"
         # The shards do not depend on the seed, the placement or the model.
         shards = preprocess([config.data], recipe, data)
-        for seed in config.seeds:
+        for seed in seeds:
             for number, (name, job) in enumerate(jobs.items()):
                 out = Path(folder) / f"{number}-{seed}"
                 runs[name].append(train(data, replace(job, seed=seed), out).to_dict())
     result: dict[str, Any] = {
         "data": config.data.name,
         "samples": ShardsTotals.of(shards).samples.to_json(),
-        "seeds": list(config.seeds),
+        "seeds": list(seeds),
     }
     # Every seed's score is kept, so that a reader can see their spread.
     for score in ("auc", "log_loss"):
@@ -100,7 +118,10 @@ def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
 
 
 def show_quality(result: dict[str, Any], console: Console) -> None:
-    """Print a table of AUC, one row per seed."""
+    """Print a table of AUC, one row per seed; of a published split, its leaderboard too."""
+    if "protocol" in result:
+        show_published(result, console)
+        return
     table = Table(box=None, pad_edge=False)
     table.add_column("AUC, seed")
     for name in result["auc"]:

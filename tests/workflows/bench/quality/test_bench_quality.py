@@ -9,7 +9,7 @@ from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.generate.generate_log import GenerateConfig, generate
-from hotset.workflows.bench.bench_quality import BenchQualityConfig, bench_quality, show_quality
+from hotset.workflows.bench.quality.bench_quality import BenchQualityConfig, bench_quality, show_quality
 
 
 def test_every_placement_is_trained_with_every_seed(tmp_path: Path) -> None:
