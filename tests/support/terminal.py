@@ -6,14 +6,17 @@ import errno
 import fcntl
 import os
 import re
+import select
 import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+_MOST_SECONDS = 60.0
+"""Time without a change of the screen after which a program is killed."""
 _TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b.|[\s\S]")
 
 
@@ -73,11 +76,21 @@ class Screen:
 
 
 def run_in_terminal(
-    arguments: Sequence[str], columns: int, *, color: bool = True, cwd: Path | None = None
+    arguments: Sequence[str],
+    columns: int,
+    *,
+    color: bool = True,
+    cwd: Path | None = None,
+    until: Callable[[list[str]], bool] | None = None,
 ) -> tuple[int, Screen]:
-    """Run Python with ``arguments`` in a terminal of this width; return its exit status and the screen."""
-    master, slave = os.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    """Run Python with ``arguments`` in a terminal of this width; return its exit status and the screen.
+
+    Args:
+        until: says of the lines of the screen whether they are those waited for. The program waits for a line
+            of input and gets it then, and the screen of that moment is returned. A program that never shows
+            them is killed after a minute without a change of its screen.
+    """
+    master, slave = _open_terminal(columns)
     unset = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     environment |= {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT.parent)}
@@ -88,18 +101,43 @@ def run_in_terminal(
     )
     os.close(slave)
     written = b""
-    while True:
-        try:
-            piece = os.read(master, 1 << 16)
-        except OSError as error:
-            # Linux ends the reading side so when the program has closed the terminal.
-            if error.errno != errno.EIO:
-                raise
-            break
-        if not piece:
-            break
+    waited_for: Screen | None = None
+    while piece := _read(master, process):
         written += piece
+        if until is not None and waited_for is None:
+            screen = _screen_of(written, columns)
+            if until(screen.lines):
+                waited_for = screen
+                os.write(master, b"\n")
     os.close(master)
+    return process.wait(), waited_for or _screen_of(written, columns)
+
+
+def _open_terminal(columns: int) -> tuple[int, int]:
+    """Return both ends of a terminal that shows nothing of what is typed."""
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    modes = termios.tcgetattr(slave)
+    modes[3] &= ~termios.ECHO
+    termios.tcsetattr(slave, termios.TCSANOW, modes)
+    return master, slave
+
+
+def _read(master: int, process: subprocess.Popen[bytes]) -> bytes:
+    """Return what the program wrote meanwhile; nothing once it has closed the terminal."""
+    if not select.select([master], [], [], _MOST_SECONDS)[0]:
+        process.kill()
+    try:
+        return os.read(master, 1 << 16)
+    except OSError as error:
+        # Linux ends the reading side so when the program has closed the terminal.
+        if error.errno != errno.EIO:
+            raise
+        return b""
+
+
+def _screen_of(written: bytes, columns: int) -> Screen:
+    """Return the screen after a program wrote this, perhaps a part of its last character only."""
     screen = Screen(columns)
-    screen.write(written.decode())
-    return process.wait(), screen
+    screen.write(written.decode(errors="ignore"))
+    return screen

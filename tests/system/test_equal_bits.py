@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from hotset.tests.support.trained_models import (
     trained,
 )
 from hotset.train.data.shards import Shards
-from hotset.train.execution.embeddings import Embeddings
+from hotset.train.execution.embeddings import Embeddings, PlannedStep
 from hotset.train.execution.executor import Executor
 from hotset.train.execution.transfer_thread import TransferThread
 from hotset.train.meter import Kind
@@ -251,15 +250,34 @@ def test_a_fetch_that_overtakes_a_write_back_is_noticed(
     assert differs(shards, all_fast, placement="lookahead")
 
 
+class AllAhead:
+    """Stands for `BackgroundIterator`: all steps of the run are made before the first one is taken."""
+
+    def __init__(self, steps: Iterable[PlannedStep], *_: Any) -> None:
+        self._steps = list(steps)
+
+    def __iter__(self) -> Iterator[PlannedStep]:
+        return iter(self._steps)
+
+    def close(self) -> None:
+        """Do nothing: no thread is at work."""
+
+
 def test_a_transfer_that_does_not_wait_for_compute_is_noticed(
     shards: Shards, all_fast: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("hotset.train.trainer.BackgroundIterator", AllAhead)
+    assert not differs(shards, all_fast, placement="lookahead")
     put = TransferThread.put
     monkeypatch.setattr(
         TransferThread, "put", lambda transfer_thread, work, after: put(transfer_thread, work, -1)
     )
-    # Slow batches, so that transfers get ahead of them on a busy machine too.
-    assert differs(shards, all_fast, after_step=lambda *_: time.sleep(0.003), placement="lookahead")
+
+    # After the first step, let the transfers of all others get ahead of it.
+    def drain(trainer: Trainer, *_: Any) -> None:
+        trainer.embeddings.transfers.drain()
+
+    assert differs(shards, all_fast, after_step=drain, placement="lookahead")
 
 
 def test_an_epoch_that_starts_before_the_flush_is_noticed(

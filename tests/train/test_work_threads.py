@@ -22,7 +22,7 @@ def test_each_piece_is_done_once(num_threads: int, num_pieces: int) -> None:
 
 @pytest.mark.parametrize("num_threads", [2, 3])
 def test_threads_work_at_the_same_time_each_with_a_number_of_its_own(num_threads: int) -> None:
-    together = threading.Barrier(num_threads, timeout=10)
+    together = threading.Barrier(num_threads, timeout=60)
     workers = []
 
     def work(_: int, worker: int) -> None:

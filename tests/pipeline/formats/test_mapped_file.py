@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.formats.mapped_file import map_file
+from hotset.tests.support.processes.descriptors import open_files
 
 
 def test_a_map_holds_the_bytes_of_its_file_and_keeps_no_file_open(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"a\xff")
     path.write_bytes(bytes(range(256)) * 40)
-    before = os.listdir("/proc/self/fd")
     maps = [map_file(path) for _ in range(50)]
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert open_files(tmp_path) == []
     path.unlink()
     for found in maps:
         values = np.frombuffer(found, np.uint8)

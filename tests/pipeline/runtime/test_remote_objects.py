@@ -13,10 +13,10 @@ import os, threading, time
 from hotset.pipeline.runtime.remote_objects import _exit_after
 threading.Thread(target=_exit_after, args=(os.getppid(),), daemon=True).start()
 print("at work", flush=True)
-time.sleep(20)
+time.sleep(120)
 print("still here", flush=True)
 """
-_MAIN = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {worker!r}]); time.sleep(60)"
+_MAIN = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {worker!r}]); time.sleep(120)"
 
 
 @pytest.mark.parametrize("without", ["", "del os.pidfd_open"], ids=["told", "looking"])

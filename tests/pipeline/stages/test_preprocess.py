@@ -6,12 +6,9 @@ Tests `stage_order`, too.
 from __future__ import annotations
 
 import gzip
-import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -277,32 +274,35 @@ def test_damage_in_any_folder_is_named(tmp_path: Path, log: Path, made: Path, na
 
 
 KILLED = """
-import sys
+import os, sys
 from pathlib import Path
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.stages.preprocess import preprocess
 from hotset.tests.support.preprocess_runs import CONFIG
+replace, left = os.replace, int(sys.argv[3])
+def replace_or_wait(*names):
+    global left
+    left -= 1
+    if left < 0:
+        os.write(1, b"waiting\\n")
+        sys.stdin.read()
+    replace(*names)
+os.replace = replace_or_wait
 preprocess([Path(sys.argv[1])], CONFIG, Path(sys.argv[2]), Resources(workers=2))
 """
-
-
-def num_files_in(folder: Path) -> int:
-    """Count Arrow files in a folder that a running process renames; `rglob` fails on what goes meanwhile."""
-    return sum(name.endswith(".arrow") for _, _, names in os.walk(folder) for name in names)
 
 
 def test_killed_at_any_moment_the_same_run_goes_on_to_the_same_bytes(
     tmp_path: Path, log: Path, unbroken: dict[str, bytes]
 ) -> None:
-    out, luck, num_killed = tmp_path / "dir", random.Random(1), 0
-    for num_files in (2, 25, 75):
-        process = subprocess.Popen([sys.executable, "-c", KILLED, str(log), str(out)])
-        while process.poll() is None and num_files_in(out) < num_files:
-            time.sleep(0.001)
-        time.sleep(luck.random() * 0.02)
-        process.send_signal(signal.SIGKILL)
-        num_killed += process.wait() == -signal.SIGKILL
-    assert num_killed > 0
+    out = tmp_path / "dir"
+    # One of its threads is about to rename a file; the other is wherever it is.
+    for num_renames in (2, 25, 75):
+        command = [sys.executable, "-c", KILLED, str(log), str(out), str(num_renames)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None and process.stdout.readline() == "waiting\n"
+            process.kill()
+        assert process.returncode == -signal.SIGKILL
     preprocess([log], CONFIG, out, Resources(workers=1))
     assert tree_of(out) == unbroken
 

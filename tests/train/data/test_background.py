@@ -38,7 +38,7 @@ def test_an_error_arrives_before_what_is_in_the_queue() -> None:
     def items() -> Iterator[int]:
         yield 0
         yield 1
-        assert used.wait(10)
+        assert used.wait(60)
         raise OSError("no more")
 
     used = threading.Event()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hotset.pipeline.errors import ShardError
+from hotset.tests.support.processes.descriptors import open_files
 from hotset.train.data.unchanged_file import UnchangedFile
 
 
@@ -34,15 +35,14 @@ def _few_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_few_files")
 def test_more_files_than_a_process_may_open_are_read_in_any_order(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
     files = [UnchangedFile(path) for path in write_files(tmp_path, 40)]
     for number in [*range(40), *range(39, -1, -1), 7, 7, 20]:
         assert read(files[number], 990) == bytes([number]) * 10
         files[number].refuse_change()
-        assert len(os.listdir("/proc/self/fd")) <= before + 2
-    num_open = len(os.listdir("/proc/self/fd"))
+        assert len(open_files(tmp_path)) <= 2
+    assert len(open_files(tmp_path)) == 2
     del files
-    assert len(os.listdir("/proc/self/fd")) == num_open - 2
+    assert open_files(tmp_path) == []
 
 
 @pytest.mark.usefixtures("_few_files")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -13,6 +14,11 @@ from hypothesis import strategies as st
 from hotset.train.device.late_device import LateDevice
 from hotset.train.execution.embeddings import Embeddings
 from hotset.train.execution.transfer_thread import TransferThread
+
+
+def assert_is_set(event: threading.Event) -> None:
+    """Wait for an event that another thread sets."""
+    assert event.wait(60)
 
 
 @given(
@@ -79,7 +85,7 @@ def test_nothing_moves_in_a_pause() -> None:
 
     transfer_thread = TransferThread(run)
     transfer_thread.put(0, -1)
-    started.wait(10)
+    assert_is_set(started)
     transfer_thread.put(1, -1)
     with transfer_thread.paused():
         before = list(done)
@@ -100,15 +106,26 @@ def test_closing_forgets_what_waits() -> None:
         transfer_thread.put(2, -1)
 
 
-def test_stalls_and_work_are_counted() -> None:
-    transfer_thread: TransferThread[float] = TransferThread(time.sleep)
-    transfer_thread.put(0.01, -1)
+def test_stalls_and_work_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()
+    is_waited_for = threading.Event()
+
+    def clock() -> float:
+        # Whoever has to wait looks at the clock first: only then does the transfer end.
+        if threading.current_thread() is threading.main_thread():
+            is_waited_for.set()
+        return float(next(seconds))
+
+    monkeypatch.setattr("hotset.train.execution.transfer_thread.time.perf_counter", clock)
+    transfer_thread: TransferThread[None] = TransferThread(lambda _: assert_is_set(is_waited_for))
+    transfer_thread.put(None, -1)
     transfer_thread.wait_for(0)
-    transfer_thread.put(0.0, -1)
+    transfer_thread.put(None, -1)
     transfer_thread.drain()
     transfer_thread.wait_for(1)
     assert transfer_thread.num_stalls == 1
-    assert 0 < transfer_thread.stall_seconds and 0.01 <= transfer_thread.busy_seconds
+    # Each of the two transfers took some ticks of the clock, and the wait for the first one did.
+    assert transfer_thread.stall_seconds >= 1 and transfer_thread.busy_seconds >= 2
     transfer_thread.close()
 
 

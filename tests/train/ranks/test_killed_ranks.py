@@ -68,19 +68,16 @@ def test_a_killed_rank_is_noticed_and_any_number_of_ranks_goes_on(tmp_path: Path
     rng = random.Random(7)
     for kill in range(KILLS):
         out = f"killed-{kill}"
-        ranks = start(2, tmp_path, "--out", out, "--rank-timeout", "30")
+        ranks = start(2, tmp_path, "--out", out, "--rank-timeout", "300")
         # From the first checkpoint on, at a moment of its own each time.
-        deadline = time.monotonic() + 120
-        while not list((tmp_path / out).glob("checkpoints/step-*.json")) and time.monotonic() < deadline:
-            if ranks[0].poll() is not None:
-                break
+        while not list((tmp_path / out).glob("checkpoints/step-*.json")) and ranks[0].poll() is None:
             time.sleep(0.01)
         time.sleep(rng.random() * 0.3)
         victim = rng.randrange(2)
         ranks[victim].kill()
-        _, stderr = ranks[1 - victim].communicate(timeout=60)
-        ranks[victim].communicate(timeout=60)
-        # The run may have ended just before.
+        _, stderr = ranks[1 - victim].communicate(timeout=300)
+        ranks[victim].communicate(timeout=300)
+        # One of them, or both, may have ended just before.
+        assert ranks[1 - victim].returncode == 0 or b"lost another rank" in stderr
         if not (tmp_path / out / "manifest.json").exists():
-            assert b"lost another rank" in stderr
             assert finished(rng.choice((1, 4)), tmp_path, out) == wanted

@@ -18,7 +18,7 @@ from hotset.train.exchange.coded_exchange import CodedExchange
 from hotset.train.ranks.ranks import Message, RankError, refuse_other_plans
 from hotset.train.ranks.torch_ranks import is_launched, join_ranks
 assert is_launched()
-ranks = join_ranks(timeout_seconds=20)
+ranks = join_ranks(timeout_seconds=300)
 other = 1 - ranks.rank
 sizes = [0, 3] if ranks.rank == 0 else [5, 0]
 back = [0, 5] if ranks.rank == 0 else [3, 0]
@@ -48,7 +48,7 @@ def test_two_processes_exchange_and_notice_that_one_is_gone(tmp_path: Path) -> N
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    found = subprocess.run([*command, str(program)], capture_output=True, text=True, timeout=300)
+    found = subprocess.run([*command, str(program)], capture_output=True, text=True, timeout=600)
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip() == "the other is gone"
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,15 +86,19 @@ def test_the_file_written_for_the_rate_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_seconds_of_stages_add_up_to_those_of_the_process(tmp_path: Path) -> None:
+def test_a_stage_costs_what_the_process_spent_since_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generate(GenerateConfig(samples=200), tmp_path / "log.tsv", workers=1)
-    before = time.process_time()
+    # The clock of user mode reads 0, 2, 6, 12, … seconds, that of the system half as much.
+    looks = itertools.count()
+    seconds = (look * (look + 1) for look in looks)
+    times = (SimpleNamespace(user=float(user), system=user / 2) for user in seconds)
+    monkeypatch.setattr(bench_growth.os, "times", lambda: next(times))
     found = preprocess_by_stage(tmp_path, tmp_path / "log.tsv", 1, criteo_kaggle(), 1 << 30)
-    spent = time.process_time() - before
     stages = found["stages"]
     assert list(stages) == list(FOLDERS) and found["num_samples"] == 200
-    # The clocks of user and system mode tick 100 times a second.
-    assert 0 <= sum(stage["cpu_seconds"] for stage in stages.values()) <= spent + 0.02
-    for stage in stages.values():
-        assert stage["cpu_seconds"] == stage["user_seconds"] + stage["system_seconds"]
+    for number, stage in enumerate(stages.values(), 1):
+        assert (stage["user_seconds"], stage["system_seconds"]) == (2 * number, number)
+        assert stage["cpu_seconds"] == 3 * number
         assert stage["written_bytes"] > 0 and stage["num_files"] > 0
