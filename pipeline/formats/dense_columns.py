@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.batches.dense_values import log1p_table, transform_dense, transform_values
+from ...stats.kernel import read_only
 from .arrow_files import validity_of, values_of
 
 _LOG1P = log1p_table(1 << 16)
@@ -25,9 +26,9 @@ def transform_column(
         is_float: whether the feature is a float instead of a whole number.
         is_log: whether its transform is log1p(max(x, 0)) and not the value itself.
     """
-    # Small whole numbers have their logarithm in a table.
-    if is_log and not is_float:
-        transform_dense(values_of(array, np.int32), validity_of(array), chosen, _LOG1P, out)
+    values = read_only(values_of(array, np.float64 if is_float else np.int32))
+    is_valid = read_only(validity_of(array))
+    if is_log and not is_float:  # small whole numbers have their logarithm in a table
+        transform_dense(values, is_valid, chosen, _LOG1P, out)
     else:
-        values = values_of(array, np.float64 if is_float else np.int32)
-        transform_values(values, validity_of(array), chosen, is_log, out)
+        transform_values(values, is_valid, chosen, is_log, out)

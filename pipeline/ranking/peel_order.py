@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ...stats.kernel import read_only
 from ...stats.ranking import peeling as kernels
 from ..errors import ConfigError, ManifestError
 from ..folders.manifest import Manifest
@@ -188,6 +189,7 @@ def _append_table(
     rows = (places[first_id:] - floor).astype(np.int32)
     del places
     for first, offsets, ids in table.iterate_lookups(columns, counted, opened):
+        ids, offsets = read_only(ids), read_only(offsets)
         if not kernels.append_samples(ids, offsets, first, first_id, rows, starts, ends, row_samples):
             raise ManifestError(
                 f"{table.counts.folder} counts fewer lookups of {table.name} than {columns.folder} has",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernel import kernel
+from ..kernel import kernel, read_only
 
 NUM_BINS = 1 << 16
 _ZERO_BIN = 1 << 15
@@ -132,7 +132,7 @@ class ValueSummary:
         # Only the bins in use are kept: most of 65,536 are empty.
         counts, numbers = cls.nothing().counts, cls.nothing().numbers
         histogram[:] = 0
-        add_to_summary(values, is_valid, counts, numbers, histogram)
+        add_to_summary(read_only(values), read_only(is_valid), counts, numbers, histogram)
         bins = np.flatnonzero(histogram)
         return cls(counts, numbers, bins, histogram[bins])
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernel import read_only
 from .hash_probing import HALF, LOW_HALF, MAX_LOAD
 from .hash_table import add_counts, compact_entries, copy_entries
 from .packed_counts import add_short_counts, compact_short_entries, copy_short_entries, widened
@@ -59,6 +60,8 @@ class CategoryCounter:
             make_room: called when the table is full, to `grow` it or to `take` what it holds; None grows.
         """
         done = 0
+        # Of logs in memory and of mapped files alike.
+        categories, is_valid = read_only(categories), read_only(is_valid)
         while True:
             # Wide categories fit in no short entry.
             if self._is_short and categories.dtype != np.uint32:

@@ -54,7 +54,7 @@ def add_counts(
             # A full table is handed back with the place in the chunk, where the caller goes on after growing
             # it.
             if num_used == max_used:
-                return int(i), num_used, num_missing
+                return int(np.int64(i)), num_used, num_missing
             table[entry, 0] = category
             num_used += 1
         table[entry, 1] += np.uint64(1)

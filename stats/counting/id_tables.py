@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cpu_prefetch import AHEAD, prefetch
-from ..kernel import kernel
+from ..kernel import kernel, read_only
 from .hash_probing import (
     ENTRY_BITS,
     HALF,
@@ -60,6 +60,7 @@ def build_id_table(
         oov_id: id of an unknown category.
     """
     is_short = categories.dtype.itemsize == 4
+    categories = read_only(categories)
     table = (new_short_table if is_short else new_table)(categories.shape[0])
     (insert_short_ids if is_short else insert_long_ids)(categories, first_id, missing_id, oov_id, table)
     return table
@@ -84,7 +85,7 @@ def find_ids(
         ids: (num_lookups,) out.
     """
     find = find_short_ids if table.ndim == 1 else find_long_ids
-    find(categories, is_valid, table, missing_id, oov_id, ids)
+    find(read_only(categories), read_only(is_valid), table, missing_id, oov_id, ids)
 
 
 @kernel

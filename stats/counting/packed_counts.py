@@ -74,11 +74,11 @@ def _add(
             # A full table is handed back with the place in the chunk, where the caller goes on after growing
             # it.
             if num_used == max_used:
-                return int(i), num_used, num_missing
+                return int(np.int64(i)), num_used, num_missing
             found = category << HALF
             num_used += 1
         elif (found & LOW_HALF) == LOW_HALF:  # one more would carry into the category
-            return int(i), num_used, num_missing
+            return int(np.int64(i)), num_used, num_missing
         table[entry] = found + _ONE
     return categories.shape[0], num_used, num_missing
 

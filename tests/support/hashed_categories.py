@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-ALL_VALID = np.zeros(0, np.uint8)
+from hotset.stats.kernel import read_only
+
+ALL_VALID = read_only(np.zeros(0, np.uint8))
 _INVERSE = pow(0x9E3779B97F4A7C15, -1, 2**64)
 COLLIDING = [(number * _INVERSE) % 2**64 for number in range(12)]
 """64-bit categories whose first probe is the same entry."""
@@ -13,7 +15,7 @@ COLLIDING = [(number * _INVERSE) % 2**64 for number in range(12)]
 
 def bitmap(is_valid: list[bool]) -> NDArray[np.uint8]:
     """Return an Arrow validity bitmap."""
-    return np.packbits(np.array(is_valid, np.bool_), bitorder="little")
+    return read_only(np.packbits(np.array(is_valid, np.bool_), bitorder="little"))
 
 
 def entries_of(table: NDArray[np.uint64]) -> dict[int, int]:

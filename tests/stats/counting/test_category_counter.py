@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from hotset.stats.counting.category_counter import CategoryCounter
 from hotset.stats.counting.count_merging import merge_counts
+from hotset.stats.counting.hash_table import add_counts
+from hotset.stats.counting.packed_counts import add_short_counts
+from hotset.stats.kernel import read_only
 
 _ALL_VALID = np.zeros(0, np.uint8)
 
@@ -69,6 +72,17 @@ def test_a_large_table_doubles() -> None:
     counter.add(categories, _ALL_VALID)
     assert counter.num_bytes == 8 * 2**19
     assert counted(counter) == dict.fromkeys(range(250_000), 1)
+
+
+def test_the_place_to_go_on_from_is_a_whole_number() -> None:
+    """As 0 is, where the first call begins: one of another type would be compiled for by itself."""
+    categories, is_valid = np.arange(9, dtype=np.uint32), np.zeros(0, np.uint8)
+    for table, count in (
+        (np.zeros(16, np.uint64), add_short_counts),
+        (np.zeros((16, 2), np.uint64), add_counts),
+    ):
+        stopped, _, _ = count(read_only(categories), read_only(is_valid), 0, table, 0, 4)
+        assert stopped == 4 and isinstance(stopped, int)
 
 
 def test_only_missing_values_give_no_category() -> None:

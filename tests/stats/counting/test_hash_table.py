@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hotset.stats.counting.hash_probing import MAX_LOAD, new_table
 from hotset.stats.counting.hash_table import add_counts, compact_entries, copy_entries
+from hotset.stats.kernel import read_only
 from hotset.tests.support.hashed_categories import ALL_VALID, COLLIDING, bitmap, entries_of
 
 
@@ -34,7 +35,7 @@ def test_a_new_table_has_room(num_entries: int) -> None:
     room=st.integers(0, 15),
 )
 def test_counts_agree_with_a_counter_up_to_the_room(lookups: list[tuple[int, bool]], room: int) -> None:
-    categories = np.array([category for category, _ in lookups], np.uint64)
+    categories = read_only(np.array([category for category, _ in lookups], np.uint64))
     is_valid = bitmap([valid for _, valid in lookups]) if lookups else ALL_VALID
     table = new_table(0)
     stopped, num_used, num_missing = add_counts(categories, is_valid, 0, table, 0, room)
@@ -52,7 +53,7 @@ def test_counts_agree_with_a_counter_up_to_the_room(lookups: list[tuple[int, boo
 
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
 def test_counting_goes_on_where_it_stopped(dtype: type, rng: np.random.Generator) -> None:
-    categories: NDArray[Any] = (rng.zipf(1.3, 3000) % 400).astype(dtype)
+    categories: NDArray[Any] = read_only((rng.zipf(1.3, 3000) % 400).astype(dtype))
     table = new_table(0)
     done = 0
     num_used = 0

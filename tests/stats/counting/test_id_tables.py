@@ -22,6 +22,7 @@ from hotset.stats.counting.id_tables import (
     most_rows_within,
     settle_unknown,
 )
+from hotset.stats.kernel import read_only
 from hotset.tests.support.hashed_categories import ALL_VALID, COLLIDING, bitmap, entries_of
 
 _SHORT = st.sampled_from([0, 1, 5, 2**31, 2**32 - 1, *((number << 27) + 1 for number in range(12))])
@@ -48,7 +49,7 @@ def test_ids_agree_with_a_dictionary(
     wanted = [ids.get(category, 101) if valid else 100 for category, valid in lookups]
     looked_up = np.array([category for category, _ in lookups], np.uint64)
     is_valid = bitmap([valid for _, valid in lookups]) if lookups else ALL_VALID
-    find_long_ids(looked_up, is_valid, table, 100, 101, matrix[:, 1])
+    find_long_ids(read_only(looked_up), is_valid, table, 100, 101, matrix[:, 1])
     assert matrix[:, 1].tolist() == wanted
     assert (matrix[:, ::2] == -7).all()
 
@@ -70,7 +71,7 @@ def test_short_tables_agree_with_a_dictionary(
     looked_up = np.array([category for category, _ in lookups], np.uint32)
     is_valid = bitmap([valid for _, valid in lookups]) if lookups else ALL_VALID
     found = np.empty(len(lookups), np.int32)
-    find_short_ids(looked_up, is_valid, table, 100, -1, found)
+    find_short_ids(read_only(looked_up), is_valid, table, 100, -1, found)
     assert found.tolist() == [ids.get(category, -1) if valid else 100 for category, valid in lookups]
 
 
@@ -80,7 +81,7 @@ def test_ids_of_uint32_without_missing_values(rng: np.random.Generator) -> None:
     insert_long_ids(categories, 0, -1, -1, table)
     order = rng.permutation(categories.shape[0])
     ids = np.empty(categories.shape[0], np.int32)
-    find_long_ids(categories[order], ALL_VALID, table, -1, -2, ids)
+    find_long_ids(read_only(categories[order]), ALL_VALID, table, -1, -2, ids)
     np.testing.assert_array_equal(ids, order)
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from hotset.stats.kernel import read_only
 from hotset.stats.ranking.peeling import append_samples, entry_order, hot_samples_of_prefixes, list_rows, peel
 from hotset.tests.support.naive.naive_peel import Samples, naive_entries, naive_peel
 
@@ -20,14 +21,14 @@ class Incidence:
 
     def __init__(self, samples: Samples, num_rows: int) -> None:
         lookups = np.array([row for rows in samples for row in rows], np.int32)
-        offsets = np.cumsum([0, *map(len, samples)])
+        offsets = np.cumsum([0, *map(len, samples)]).astype(np.int32)
         self.row_starts = np.concatenate([[0], np.cumsum(np.bincount(lookups, minlength=num_rows))])
         self.row_starts = self.row_starts.astype(np.int64)
         self.row_ends = self.row_starts[:-1].copy()
         self.row_samples = np.zeros(self.row_starts[-1], np.uint32)
         rows = np.arange(num_rows, dtype=np.int32)
         lists = (self.row_starts, self.row_ends, self.row_samples)
-        assert append_samples(lookups, offsets, 0, 0, rows, *lists)
+        assert append_samples(read_only(lookups), read_only(offsets), 0, 0, rows, *lists)
         self.sample_starts = np.zeros(len(samples) + 1, np.int64)
         self.sample_rows = np.zeros(int((self.row_ends - self.row_starts[:-1]).sum()), np.int32)
         list_rows(*lists, self.sample_starts, self.sample_rows)
@@ -91,8 +92,8 @@ def test_more_lookups_than_were_counted_are_not_written() -> None:
     starts = np.array([0, 1, 2])
     ends = np.array([0, 1])
     samples = np.full(2, 9, np.uint32)
-    ids = np.array([5, 7, 6, 6], np.int32)
-    offsets = np.arange(5)
+    ids = read_only(np.array([5, 7, 6, 6], np.int32))
+    offsets = read_only(np.arange(5, dtype=np.int32))
     rows = np.array([0, 1], np.int32)
     assert not append_samples(ids, offsets, 4, 6, rows, starts, ends, samples)
     assert samples.tolist() == [6, 5]
