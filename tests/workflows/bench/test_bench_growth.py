@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,7 +95,7 @@ def test_a_stage_costs_what_the_process_spent_since_the_one_before(
     looks = itertools.count()
     seconds = (look * (look + 1) for look in looks)
     times = (SimpleNamespace(user=float(user), system=user / 2) for user in seconds)
-    monkeypatch.setattr(bench_growth.os, "times", lambda: next(times))
+    monkeypatch.setattr(os, "times", lambda: next(times))
     found = preprocess_by_stage(tmp_path, tmp_path / "log.tsv", 1, criteo_kaggle(), 1 << 30)
     stages = found["stages"]
     assert list(stages) == list(FOLDERS) and found["num_samples"] == 200
