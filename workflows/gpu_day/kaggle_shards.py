@@ -44,16 +44,17 @@ class KaggleSamples:
 
     def num_hot(self, share: float) -> tuple[int, ...]:
         """Return the prefix of each table that is hot, all together about ``share`` of the rows."""
-        counts = [np.bincount(self.ids_NF[:, table], minlength=1) for table in range(len(self.num_rows))]
-        wanted = share * sum(self.num_rows)
-        found = tuple(1 for _ in counts)
-        # The lowest count that is still rare enough; a prefix ends behind its last such row.
-        for least in range(int(max(count.max() for count in counts)), 0, -1):
-            sizes = tuple(max(1, int(np.flatnonzero(count >= least)[-1:].sum()) + 1) for count in counts)
-            if sum(sizes) > wanted:
-                break
-            found = sizes
-        return found
+        # A prefix that holds all rows looked up at least so often ends where no row behind is: the largest
+        # count from a row on, which only falls. The first row of a table is hot whatever its count.
+        falling = []
+        for table in range(len(self.num_rows)):
+            counts = np.bincount(self.ids_NF[:, table], minlength=1)
+            falling.append(np.maximum.accumulate(counts[::-1])[::-1][1:])
+        # Rows of all prefixes by their least count, from which the lowest that is within the share follows.
+        rows_by_count = np.bincount(np.concatenate(falling))
+        num_hot = len(falling) + np.cumsum(rows_by_count[::-1])[::-1]
+        least = max(1, int(np.count_nonzero(num_hot > share * sum(self.num_rows))))
+        return tuple(1 + int(np.count_nonzero(each >= least)) for each in falling)
 
 
 def draw_kaggle(num_samples: int, scale: float = 1.0, seed: int = 0) -> KaggleSamples:

@@ -26,6 +26,28 @@ def test_hot_rows_are_about_the_share_asked_for(samples: KaggleSamples) -> None:
         assert all(1 <= hot <= rows for hot, rows in zip(num_hot, samples.num_rows, strict=True))
 
 
+def naive_num_hot(samples: KaggleSamples, share: float) -> tuple[int, ...]:
+    counts = [np.bincount(ids_N) for ids_N in samples.ids_NF.T]
+    found = tuple(1 for _ in counts)
+    for least in range(int(max(each.max() for each in counts)), 0, -1):
+        sizes = tuple(1 + max((row for row in range(each.size) if each[row] >= least), default=0) for each in counts)
+        if sum(sizes) > share * sum(samples.num_rows):
+            break
+        found = sizes
+    return found
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.4, 1.0])
+def test_hot_rows_are_the_longest_prefixes_within_the_share(share: float) -> None:
+    rng = np.random.default_rng(3)
+    ids_NF = np.stack([rng.integers(0, most, 60).astype(np.int32) for most in (1, 9, 40)], axis=1)
+    nothing = np.zeros(60, np.float32)
+    drawn = KaggleSamples(
+        ids_NF=ids_NF, dense_NK=nothing[:, None], label_N=nothing, names=("a", "b", "c"), num_rows=(1, 9, 50)
+    )
+    assert drawn.num_hot(share) == naive_num_hot(drawn, share)
+
+
 def test_batches_are_of_one_kind_each_and_train(samples: KaggleSamples, tmp_path: Path) -> None:
     write_kaggle_shards(
         samples, tmp_path / "shards", batch_size=256, embedding_dim=8, hot_share=0.1, num_evaluation=500
