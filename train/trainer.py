@@ -15,6 +15,7 @@ from .config import Optimizers, TrainConfig
 from .data.background import BackgroundIterator
 from .data.batch import Batch
 from .data.batch_order import BatchOrder
+from .data.readers import Readers
 from .data.shards import Shards
 from .exchange.coded_exchange import CodedExchange
 from .execution.embeddings import Embeddings, PlannedStep
@@ -58,6 +59,8 @@ class Trainer:
     runner: StepRunner
     """Takes the steps."""
     rates: LearningRates
+    readers: Readers = field(default_factory=Readers)
+    """Threads that read and pack ahead of a device; none for the host."""
     step: int = 0
     num_samples: int = 0
     numbers: list[int] = field(default_factory=list)
@@ -93,7 +96,7 @@ class Trainer:
         """The training steps in the order of the run, each timed from here on."""
         steps = self._prepared_steps()
         # An order that depends on the run (fae) cannot be read ahead.
-        num_ahead = num_steps_ahead(self.config)
+        num_ahead = num_steps_ahead(self.config) + self.readers.num_threads
         ahead = BackgroundIterator(steps, num_ahead, "steps") if self.order.is_known else None
         try:
             for step in ahead or steps:
@@ -105,7 +108,7 @@ class Trainer:
                 ahead.close()
 
     def _prepared_steps(self) -> Generator[PreparedStep]:
-        with closing(self.step_source.steps(self.order.epochs())) as steps:
+        with self.readers, closing(self.step_source.steps(self.order.epochs())) as steps:
             for step in steps:
                 yield self.runner.prepare(step)
 

@@ -38,7 +38,11 @@ class StoredLookups(NamedTuple):
 
 @kernel
 def _place_lookups(
-    stored: StoredLookups, tables_F: NDArray[np.int64], batch: BatchLookups, found: LookupsByRow
+    stored: StoredLookups,
+    tables_F: NDArray[np.int64],
+    batch: BatchLookups,
+    ids_L: NDArray[np.int32],
+    found: LookupsByRow,
 ) -> int:
     """Turn numbers within tables into positions, and hold every one of them against the ids of the batch.
 
@@ -49,6 +53,7 @@ def _place_lookups(
         stored: of a batch, all tables.
         tables_F: which of these tables ``batch`` is of, ascending, each below their number.
         batch: the lookups of these tables.
+        ids_L: as many as a table has lookups, workspace.
         found: written, see `_group_lookups`.
 
     Returns:
@@ -68,6 +73,12 @@ def _place_lookups(
         # As many lookups as the batch has, and no row without one.
         if stored.order_offsets[table + 1] - first_order != num_lookups or num_rows > num_lookups:
             return fault
+        # The ids of this table alone, which stay in a cache while they are looked at in another order.
+        for i in range(num_lookups):
+            position = i * num_tables + feature
+            if batch.positions_N.shape[0]:
+                position = np.int64(batch.positions_N[np.uint64(first + i)])
+            ids_L[np.uint64(i)] = batch.ids_N[np.uint64(position)]
         found.first_F1[feature] = num_found
         last_row = np.int64(-1)
         start = np.int64(0)
@@ -98,7 +109,7 @@ def _place_lookups(
                 position = number * num_tables + feature
                 if batch.positions_N.shape[0]:
                     position = np.int64(batch.positions_N[np.uint64(first + number)])
-                if batch.ids_N[np.uint64(position)] != row:
+                if ids_L[np.uint64(number)] != row:
                     return fault
                 found.order_N[np.uint64(first + k)] = np.int32(position)
                 last = number
@@ -131,7 +142,8 @@ def place_lookups(stored: StoredLookups, tables: NDArray[np.int64], batch: Batch
         rows=np.require(stored.rows, requirements="W"),
         long_rows=np.require(stored.long_rows, requirements="W"),
     )
-    num_rows = _place_lookups(plain, tables, batch, found)
+    ids_L = np.empty(int(np.diff(batch.offsets_F1).max(initial=0)), np.int32)
+    num_rows = _place_lookups(plain, tables, batch, ids_L, found)
     if num_rows < 0:
         raise ValueError(int(tables[-1 - num_rows]))
     return found

@@ -45,12 +45,10 @@ class ShardFile:
         self.path = path
         self.entry = entry
         self.facts = facts
-        self._reading = threading.Lock()
+        self._readers = threading.local()
         with damage_named(path, ShardError, _FAULT):
-            # The file is parsed once; several threads read its batches, one at a time.
             self._file = UnchangedFile(path)
-            self._reader = pa.ipc.open_file(pa.PythonFile(self._file, "r"))
-            num_batches = self._reader.num_record_batches
+            num_batches = self._reader().num_record_batches
         if num_batches != facts.num_batches:
             raise ShardError(
                 f"{path} has {num_batches} batches, want {facts.num_batches}",
@@ -79,11 +77,16 @@ class ShardFile:
         )
 
     def _get_batch(self, index: int) -> tuple[Any, Chunks]:
-        # Arrow asks for one range after another, while another thread may read another batch.
-        with self._reading:
-            self._file.refuse_change()
-            self._file.chunks.clear()
-            return self._reader.get_batch(index), tuple(self._file.chunks)
+        reader = self._reader()
+        self._file.refuse_change()
+        self._file.chunks.clear()
+        return reader.get_batch(index), tuple(self._file.chunks)
+
+    def _reader(self) -> Any:
+        """The file as Arrow parsed it for this thread: others read other batches meanwhile."""
+        if not hasattr(self._readers, "reader"):
+            self._readers.reader = pa.ipc.open_file(pa.PythonFile(self._file, "r"))
+        return self._readers.reader
 
 
 def refuse_wild_values(dense_BK: NDArray[np.float32], label_B: NDArray[np.float32], number: int) -> None:

@@ -111,17 +111,15 @@ class _LookupFile:
 
     def __init__(self, path: Path, facts: LookupsFacts) -> None:
         self.path = path
-        self._reading = threading.Lock()
+        self._readers = threading.local()
         try:
             self._file = UnchangedFile(path)
-            self._reader = pa.ipc.open_file(pa.PythonFile(self._file, "r"))
+            reader = self._reader()
             # The schema is compared whole, because batches are read without another look at their types.
-            if not is_lookup_schema(self._reader.schema):
+            if not is_lookup_schema(reader.schema):
                 raise TypeError("its columns are not those of lookups by row")
-            if self._reader.num_record_batches != facts.num_batches:
-                raise ValueError(
-                    f"it has {self._reader.num_record_batches} batches, want {facts.num_batches}"
-                )
+            if reader.num_record_batches != facts.num_batches:
+                raise ValueError(f"it has {reader.num_record_batches} batches, want {facts.num_batches}")
         except HotsetError:
             raise
         except DAMAGE as error:
@@ -141,10 +139,16 @@ class _LookupFile:
             raise _damaged(self.path, f"batch {index}: {first_line(error)}") from error
 
     def _get_batch(self, index: int) -> Any:
-        with self._reading:
-            self._file.refuse_change()
-            self._file.chunks.clear()
-            return self._reader.get_batch(index)
+        reader = self._reader()
+        self._file.refuse_change()
+        self._file.chunks.clear()
+        return reader.get_batch(index)
+
+    def _reader(self) -> Any:
+        """The file as Arrow parsed it for this thread: others read other batches meanwhile."""
+        if not hasattr(self._readers, "reader"):
+            self._readers.reader = pa.ipc.open_file(pa.PythonFile(self._file, "r"))
+        return self._readers.reader
 
 
 def _refuse_other_shards(manifest: Manifest, shards: Shards) -> None:

@@ -28,11 +28,20 @@ Chunks = tuple[NDArray[np.uint8], ...]
 """The bytes of a file that were read for one batch."""
 
 
+class _Cursor(threading.local):
+    """Where a thread reads a file, and what it has read."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.chunks: list[NDArray[np.uint8]] = []
+
+
 class UnchangedFile:
     """The bytes of a file as it was when it was opened, for Arrow to read; whatever else is found raises.
 
     Mapped files kill the process where another program cuts them short. Arrow's own files
-    refuse names that are not UTF-8, and give memory that torch takes for read-only.
+    refuse names that are not UTF-8, and give memory that torch takes for read-only. Each thread has
+    a position of its own.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,9 +50,12 @@ class UnchangedFile:
         self._close = weakref.finalize(self, _open_files.remove, self._number)
         with _open_files.descriptor(self._number) as descriptor:
             self._found = _status_of(descriptor)
-        self._position = 0
-        self.chunks: list[NDArray[np.uint8]] = []
-        """Blocks that were read since the list was emptied; Arrow's buffers lie in these."""
+        self._cursor = _Cursor()
+
+    @property
+    def chunks(self) -> list[NDArray[np.uint8]]:
+        """Blocks that this thread has read since it emptied the list; Arrow's buffers lie in these."""
+        return self._cursor.chunks
 
     @contextmanager
     def _descriptor(self) -> Iterator[int]:
@@ -74,30 +86,30 @@ class UnchangedFile:
         self._close()
 
     def tell(self) -> int:
-        return self._position
+        return self._cursor.position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._found[0]}[whence]
-        self._position = base + offset
-        return self._position
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._cursor.position, os.SEEK_END: self._found[0]}[whence]
+        self._cursor.position = base + offset
+        return self._cursor.position
 
     def read(self, num_bytes: int) -> NDArray[np.uint8]:
         """Read bytes into new memory; a damaged file may ask for more than there are."""
         # Never more than the file has: what a damaged file asks for could be all memory.
-        num_bytes = max(0, min(num_bytes, self._found[0] - self._position))
+        num_bytes = max(0, min(num_bytes, self._found[0] - self._cursor.position))
         # Aligned as in the file, whatever the allocator gives: libraries may order sums by alignment.
         memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
-        start = (self._position - memory.ctypes.data) % _ALIGNMENT
+        start = (self._cursor.position - memory.ctypes.data) % _ALIGNMENT
         chunk = memory[start : start + num_bytes]
         num_read = 0
         if num_bytes:
             with self._descriptor() as descriptor:
-                num_read = os.preadv(descriptor, [chunk.data], self._position)
+                num_read = os.preadv(descriptor, [chunk.data], self._cursor.position)
         # A file that was cut short meanwhile is named as changed; anything else is an error of the disk.
         if num_read != num_bytes:
             self.refuse_change()
             raise OSError(f"{num_read} of {num_bytes} bytes could be read")
-        self._position += num_bytes
+        self._cursor.position += num_bytes
         self.chunks.append(chunk)
         return chunk
 

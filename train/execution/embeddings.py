@@ -191,10 +191,10 @@ class Embeddings:
             width.executor.initialize()
             width.executor.warm_up()
 
-    def plan(self, number: int, batch: Batch, stored: StoredBatch | None = None) -> PlannedStep:
-        """The next training step; ``stored`` is what `transpose` stored of the batch."""
+    def plan(self, number: int, batch: Batch, lookups: Sequence[WidthLookups]) -> PlannedStep:
+        """The next training step; its lookups are given by width."""
         plans = [width.placement.plan(is_hot_only=batch.is_hot_only) for width in self.widths]
-        return self._step(number, batch, plans, stored)
+        return self._step(number, batch, plans, lookups)
 
     def plan_evaluation(self, number: int, batch: Batch) -> PlannedStep:
         """A step that reads the newest weights and moves no row for good."""
@@ -202,7 +202,7 @@ class Embeddings:
             width.placement.plan_evaluation(is_replica_current=width.executor.is_replica_current)
             for width in self.widths
         ]
-        return self._step(number, batch, plans, None)
+        return self._step(number, batch, plans, [width.read(batch, None) for width in self.widths])
 
     def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
         """Steps of evaluation batches in order; valid inside `rows_written_back`.
@@ -226,19 +226,19 @@ class Embeddings:
             for width in filed:
                 width.executor.read_rows(np.empty(0, np.int64))
 
-    def hot_step(self, number: int, batch: Batch, stored: StoredBatch | None = None) -> PlannedStep:
+    def hot_step(self, number: int, batch: Batch, lookups: Sequence[WidthLookups]) -> PlannedStep:
         """A step all of whose lookups are of rows that live on the fast tier."""
         # No placement is asked: what it has planned for other batches stays as it is.
-        return self._step(number, batch, [NOTHING_TO_MOVE] * len(self.widths), stored)
+        return self._step(number, batch, [NOTHING_TO_MOVE] * len(self.widths), lookups)
 
     def _step(
-        self, number: int, batch: Batch, plans: Sequence[StepPlan], stored: StoredBatch | None
+        self, number: int, batch: Batch, plans: Sequence[StepPlan], lookups: Sequence[WidthLookups]
     ) -> PlannedStep:
-        parts = []
-        for width, plan in zip(self.widths, plans, strict=True):
-            ids, lookups, exchange = width.read(batch, stored)
-            parts.append(WidthStep(ids, lookups, plan, exchange))
-        return PlannedStep(number, self.own_part(batch), batch.num_samples, tuple(parts))
+        parts = tuple(
+            WidthStep(read.ids, read.by_row, plan, read.exchange)
+            for read, plan in zip(lookups, plans, strict=True)
+        )
+        return PlannedStep(number, self.own_part(batch), batch.num_samples, parts)
 
     def own_part(self, batch: Batch) -> Batch:
         """The samples of a training batch that are computed here."""

@@ -22,14 +22,15 @@ from numpy.typing import NDArray
 
 from ...stats.staging.staging_planner import StagingPlanner
 from ..data.batch import Batch
+from ..data.readers import Readers
 from ..data.stored_batches import StoredBatch, StoredBatches
 from ..meter import Kind
 from ..placements.plan_queue import PlanQueue
 from ..placements.schedule_file import Schedule
 from ..placements.spooled_plans import EpochSpool
-from ..placements.staging_placements import StagingPlacement
+from ..placements.staging_placements import ColdRows, StagingPlacement
 from ..spill.mapped_arrays import SpooledArrays, mapped_zeros
-from .embeddings import Embeddings, PlannedStep, RowWidth, WidthStep
+from .embeddings import Embeddings, PlannedStep, RowWidth, WidthLookups, WidthStep
 from .row_parts import used_slow_rows
 from .spilled_run import SpillLimits, open_stores
 
@@ -53,6 +54,16 @@ class DoneSteps:
 NOTHING_DONE = DoneSteps(0, ())
 
 
+@dataclass(frozen=True, slots=True)
+class ReadBatch:
+    """A training batch as a step needs it, before it is planned."""
+
+    batch: Batch
+    widths: tuple[WidthLookups, ...]
+    cold: tuple[ColdRows, ...]
+    """Rows of each width that staging slots have to serve; none where the batch needs no staging."""
+
+
 class StepSource:
     """The steps of a run.
 
@@ -65,6 +76,7 @@ class StepSource:
         done: where a run goes on in the middle.
         schedule: step plans made beforehand.
         stored: training batches by row; without them they are grouped here.
+        readers: read batches ahead; None: each is read where its step is made.
     """
 
     def __init__(
@@ -78,6 +90,7 @@ class StepSource:
         done: DoneSteps = NOTHING_DONE,
         schedule: Schedule | None = None,
         stored: StoredBatches | None = None,
+        readers: Readers | None = None,
     ) -> None:
         self._embeddings = embeddings
         self._read = read
@@ -87,6 +100,7 @@ class StepSource:
         self._done = done
         self._schedule = schedule
         self._stored_batches = stored
+        self._readers = readers or Readers()
         self._last_item = -1
         """Item of the last batch that has one."""
         self.num_shortened = 0
@@ -106,8 +120,8 @@ class StepSource:
         # Without staging a step needs nothing but its own batch.
         if not self._staged:
             for numbers in epochs:
-                for number in numbers:
-                    yield self._embeddings.plan(number, self._read(number), self._stored(number))
+                for number, read in self._readers.in_order(self._read_whole, numbers):
+                    yield self._embeddings.plan(number, read.batch, read.widths)
             return
         if self._planned is not None:
             while self._planned:
@@ -228,8 +242,8 @@ class StepSource:
 
     def _run_epoch(self, numbers: list[int], queues: list[PlanQueue]) -> Iterator[PlannedStep]:
         first_item = self._embeddings.transfers.num_items
-        for number in numbers:
-            yield self._take(number, queues, first_item)
+        for number, read in self._readers.in_order(self._read_whole, numbers):
+            yield self._take(number, read, queues, first_item)
         self._flush(queues)
 
     def _planned_online(self, numbers: Iterable[int], queues: list[PlanQueue]) -> Iterator[PlannedStep]:
@@ -241,12 +255,13 @@ class StepSource:
             waiting.append(number)
             self._add(number, queues)
             while waiting and self._is_ready(waiting[0], queues):
-                yield self._take(waiting.popleft(), queues, first_item)
+                ready = waiting.popleft()
+                yield self._take(ready, self._read_whole(ready), queues, first_item)
         # The end of the epoch is known now, so whatever was held back is planned.
         for queue in queues:
             queue.finish()
-        while waiting:
-            yield self._take(waiting.popleft(), queues, first_item)
+        for number in waiting:
+            yield self._take(number, self._read_whole(number), queues, first_item)
         self._flush(queues)
 
     def _add(self, number: int, queues: Sequence[PlanQueue | EpochSpool]) -> None:
@@ -271,18 +286,24 @@ class StepSource:
     def _is_staged(self, number: int) -> bool:
         return not self._is_hot_only(number) or _staging(self._staged[0]).stages_hot_only
 
-    def _take(self, number: int, queues: list[PlanQueue], first_item: int) -> PlannedStep:
-        """Read a batch to run it and queue its transfers."""
+    def _read_whole(self, number: int) -> ReadBatch:
+        """Read a batch to run it: what needs no plan, and may be done in any thread."""
         batch = self._read(number)
-        if not self._is_staged(number):
-            return self._embeddings.hot_step(number, batch, self._stored(number))
-        parts = []
         stored = self._stored(number)
-        for width, queue in zip(self._staged, queues, strict=True):
-            ids, lookups, exchange = width.read(batch, stored)
-            cold = _staging(width).cold_rows(lookups)
+        widths = tuple(width.read(batch, stored) for width in self._embeddings.widths)
+        is_staged = bool(self._staged) and self._is_staged(number)
+        cold = zip(self._staged, widths, strict=True) if is_staged else ()
+        return ReadBatch(batch, widths, tuple(_staging(width).cold_rows(read.by_row) for width, read in cold))
+
+    def _take(self, number: int, read: ReadBatch, queues: list[PlanQueue], first_item: int) -> PlannedStep:
+        """Plan a batch and queue its transfers."""
+        batch = read.batch
+        if not read.cold:
+            return self._embeddings.hot_step(number, batch, read.widths)
+        parts = []
+        for queue, lookups, cold in zip(queues, read.widths, read.cold, strict=True):
             plan = queue.take(cold.rows_U, is_fresh=self._is_fresh)
-            parts.append(WidthStep(ids, lookups, plan, exchange))
+            parts.append(WidthStep(lookups.ids, lookups.by_row, plan, lookups.exchange))
         transfers = [part.plan.transfer for part in parts]
         # Each width has an ``after`` of its own; the last of them is right for all. Plans count from the
         # first batch of their epoch, items from the first of the run.

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +22,9 @@ from numpy.typing import NDArray
 
 from ...pipeline.folders.stage_totals import LookupsTotals
 from ...stats.batches.lookups_by_row import LookupsByRow
-from ...stats.batches.stored_lookups import LONG_LOOKUPS
+from ...stats.batches.packed_lookups import PackedLookups, count_long_rows, pack_lookups
 from ..gpu_kernels.batch_lists import BatchLists, BatchRoom, RowMoves
+from ..rows.tiers import Layout
 
 _ALIGNMENT = 64
 """Bytes; what the widest loads of kernels and the engines of copies like."""
@@ -103,8 +105,8 @@ class PackedRoom:
             rooms.append(
                 replace(
                     room,
-                    num_rows=_grown(room.num_rows, lists.rows_U.size),
-                    num_long=_grown(room.num_long, lists.long_rows_L.size),
+                    num_rows=_grown(room.num_rows, lists.lookups.num_rows),
+                    num_long=_grown(room.num_long, lists.num_long),
                     num_staged=_grown(room.num_staged, lists.staged_C.size),
                 )
             )
@@ -119,51 +121,19 @@ class PackedRoom:
 
 @dataclass(frozen=True, slots=True)
 class HostLists:
-    """The lookups of a batch in the tables of one width, as they are packed."""
+    """The lookups of a batch in the tables of one width, one lookup of each table in a sample."""
 
-    order_N: NDArray[np.int32]
-    """Samples."""
-    rows_U: NDArray[np.int32]
-    row_offsets_F1: NDArray[np.int64]
-    starts_U: NDArray[np.int32]
-    """Numbers within the table."""
-    long_rows_L: NDArray[np.int64]
-    """Positions within the table."""
-    long_offsets_F1: NDArray[np.int64]
+    lookups: LookupsByRow
+    layout: Layout
+    """Of the rows that live on the fast tier."""
     staged_C: NDArray[np.int64]
-    staged_offsets_F1: NDArray[np.int64]
+    """Slot of each other row, in order."""
+    num_long: int
+    """Rows with a long list."""
 
     @classmethod
-    def of(
-        cls, lookups: LookupsByRow, num_samples: int, own_U: NDArray[np.int64], staged_U: NDArray[np.int64]
-    ) -> HostLists:
-        """The lists of lookups by row, one lookup of each table in a sample.
-
-        Args:
-            lookups: of the batch.
-            num_samples: of the batch.
-            own_U: slot of each distinct row that lives on the fast tier, else -1.
-            staged_U: slots of the others, in their order.
-        """
-        # Rows with long lists, and rows without a place on the fast tier, by table.
-        num_tables = lookups.first_F1.size - 1
-        num_rows_F = np.diff(lookups.first_F1)
-        long_rows = np.flatnonzero(lookups.counts_U > LONG_LOOKUPS)
-        long_offsets_F1 = np.searchsorted(long_rows, lookups.first_F1)
-        staged_offsets_F1 = np.searchsorted(np.flatnonzero(own_U < 0), lookups.first_F1)
-        assert staged_offsets_F1[-1] == staged_U.size, "the plan lists too few rows"
-        # The device gets numbers within a table, which mostly fit 16 bits, and adds the offsets itself.
-        lookups_before_U = np.repeat(np.arange(num_tables) * num_samples, num_rows_F)
-        return cls(
-            order_N=lookups.order_N // np.int32(num_tables),
-            rows_U=lookups.rows_U,
-            row_offsets_F1=lookups.first_F1,
-            starts_U=lookups.starts_U1[:-1] - lookups_before_U,
-            long_rows_L=long_rows - np.repeat(lookups.first_F1[:-1], np.diff(long_offsets_F1)),
-            long_offsets_F1=long_offsets_F1,
-            staged_C=staged_U,
-            staged_offsets_F1=staged_offsets_F1,
-        )
+    def of(cls, lookups: LookupsByRow, layout: Layout, staged_C: NDArray[np.int64]) -> HostLists:
+        return cls(lookups, layout, staged_C, count_long_rows(lookups.starts_U1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,21 +203,30 @@ def pack(
 
     packed = slot.numpy()
 
-    def put(name: str, values: NDArray[np.generic]) -> None:
+    def place_of(name: str) -> NDArray[Any]:
         section = room.sections[name]
-        place = packed[section.first_byte : section.stop_byte].view(_NUMPY[section.dtype])
-        place[: values.size] = values.reshape(-1)
+        return packed[section.first_byte : section.stop_byte].view(_NUMPY[section.dtype])
+
+    def put(name: str, values: NDArray[np.generic]) -> None:
+        place_of(name)[: values.size] = values.reshape(-1)
 
     # Everything of fixed places first.
     num_samples = label_B.size
     put("label", label_B)
     put("dense", dense_BK)
     for width, lists in enumerate(widths):
-        num_tables = lists.row_offsets_F1.size - 1
+        lookups, layout = lists.lookups, lists.layout
         put(f"num_samples_1{width}", np.array([num_samples]))
-        put(f"order_offsets_F1{width}", np.arange(num_tables + 1) * num_samples)
-        for name in HostLists.__slots__:
-            put(f"{name}{width}", getattr(lists, name))
+        put(f"order_offsets_F1{width}", np.arange(layout.num_tables + 1) * num_samples)
+        put(f"rows_U{width}", lookups.rows_U)
+        put(f"row_offsets_F1{width}", lookups.first_F1)
+        put(f"staged_C{width}", lists.staged_C)
+        # Numbers within each table; the device adds the offsets itself.
+        places = PackedLookups(*(place_of(f"{name}{width}") for name in PackedLookups._fields))
+        pack_lookups(lookups, num_samples, layout.first_F, layout.last_F, places)
+        assert places.staged_offsets_F1[layout.num_tables] == lists.staged_C.size, (
+            "the plan lists too few rows"
+        )
     # Counts stand before the rows of their list, for kernels that read them on the device.
     parts = [
         part

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from ..data.batch import Batch
+from ..data.readers import Readers
 from ..device.verbs import Device, Event, Graph
 from ..execution.embeddings import PlannedStep, RowWidth, WidthStep
 from ..execution.queued_transfers import QueuedTransfers
@@ -56,7 +57,8 @@ class QueuedSteps:
         kernels: of the device.
         batch_size: samples of the largest batch.
         num_dense: dense features.
-        num_ahead: batches that are read ahead, at most.
+        num_ahead: batches on the device at a time, at most.
+        readers: pack batches, one each besides those.
         fused: the dense layers as kernels; None: the step in ``parts`` passes them.
         is_recorded: whether work with fixed memory is recorded once and replayed; all kernels must allow it.
     """
@@ -71,6 +73,7 @@ class QueuedSteps:
         batch_size: int,
         num_dense: int,
         num_ahead: int,
+        readers: Readers,
         *,
         fused: FusedDlrm | None = None,
         is_recorded: bool,
@@ -89,7 +92,8 @@ class QueuedSteps:
         )
         assert isinstance(parts.embeddings.transfers, QueuedTransfers), "host and device take turns"
         self._transfers = parts.embeddings.transfers
-        self._ring = InputRing(device, num_ahead)
+        self._readers = readers
+        self._ring = InputRing(device, num_ahead + readers.num_threads)
         self._num_inputs = num_ahead
         self._num_sent = 0
         self.sent_bytes = 0
@@ -116,32 +120,26 @@ class QueuedSteps:
         if self._has_shares or not all(map(_can_be_queued, step.parts)):
             return PreparedStep(step)
         # The lists of each width: lookups by row, the slots of staged rows, and the rows to move.
-        num_samples = step.batch.num_samples
         widths = []
         moves = []
         for width, part in zip(self._widths, step.parts, strict=True):
-            own_U, _ = width.rows.executor.fast.layout.slots_of(part.lookups)
             staged_U = np.empty(0, np.int64) if part.plan.staged_U is None else part.plan.staged_U
-            widths.append(HostLists.of(part.lookups, num_samples, own_U, staged_U))
+            widths.append(HostLists.of(part.lookups, width.rows.executor.fast.layout, staged_U))
             moves.append(width.moves_of(part))
         # A batch larger than all before it enlarges the room; memory on the device follows in `train`.
         num_moves = sum(sources_N.size for of_width in moves for sources_N, _ in of_width)
         self._packing_room = self._packing_room.with_room_for(widths, num_moves)
-        # The whole batch goes to a slot of pinned memory, ready for its one copy.
+        # The whole batch goes to a slot of pinned memory, ready for its one copy. Slots are taken in the
+        # order of the steps, and filled by whichever reader is free.
         slot = self._ring.take(self._packing_room.num_bytes)
-        packed = pack(
-            self._packing_room,
-            slot,
-            step.batch.label_B.numpy(),
-            step.batch.dense_BK.numpy(),
-            widths,
-            moves,
-        )
-        return PreparedStep(step, packed)
+        batch = step.batch
+        arguments = (self._packing_room, slot, batch.label_B.numpy(), batch.dense_BK.numpy(), widths, moves)
+        return PreparedStep(step, self._readers.submit(pack, *arguments))
 
     def train(self, prepared: PreparedStep, number: int, rates: StepRates) -> torch.Tensor:
         # What cannot be packed, and copies of all hot rows, run while the device stands still.
-        step, packed = prepared.step, prepared.packed
+        step = prepared.step
+        packed = None if prepared.packing is None else prepared.packing.result()
         if packed is None or any(part.plan.copy_hot for part in step.parts):
             self._device.synchronize()
         if packed is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -21,8 +22,8 @@ class PreparedStep:
     """A step as the loop gets it."""
 
     step: PlannedStep
-    packed: PackedBatch | None = None
-    """The batch in a slot of pinned memory, where it is sent to a device."""
+    packing: Future[PackedBatch] | None = None
+    """The batch in a slot of pinned memory, where it is sent to a device, once a reader has packed it."""
 
 
 class StepRunner(Protocol):

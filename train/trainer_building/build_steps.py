@@ -8,6 +8,7 @@ import torch
 
 from ...pipeline.errors import ConfigError
 from ..config import TrainConfig
+from ..data.readers import Readers
 from ..data.shards import Shards
 from ..device.verbs import Device
 from ..execution.embeddings import Embeddings
@@ -46,6 +47,7 @@ def build_runner(
     embeddings: Embeddings,
     verbs: Device | None,
     threads: WorkThreads,
+    readers: Readers,
 ) -> StepRunner:
     """Build what takes the steps.
 
@@ -55,6 +57,7 @@ def build_runner(
         optimizers: those of its parameters.
         verbs: the device on which steps are queued; None: the host takes them.
         threads: of the step.
+        readers: pack batches for a device.
 
     Raises:
         ConfigError: kernels that there are not.
@@ -83,6 +86,7 @@ def build_runner(
         shards.batch_size,
         shards.num_dense,
         num_steps_ahead(config),
+        readers,
         fused=fused,
         is_recorded=_can_be_recorded(kernels),
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from hotset.tests.support.late_runs import PLACEMENTS, draw_run, ignore_waits, is_wrong, train_late
@@ -104,6 +105,23 @@ def test_a_slot_of_the_ring_that_is_used_too_early_is_found(
 
     monkeypatch.setattr(InputRing, "__init__", begin_with_few_slots)
     assert any(is_wrong(run, wanted, seed, placement="lookahead") for seed in range(6))
+
+
+def test_batches_packed_by_other_threads_into_a_slot_in_use_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = draw_run(9, tmp_path)
+    wanted = trained(run.shards, placement="all-fast", **run.fields)
+    assert not is_wrong(run, wanted, 0, placement="lookahead", threads=3)
+    shared = torch.zeros(1 << 20, dtype=torch.uint8)
+    take = InputRing.take
+
+    def take_the_same(ring: InputRing, num_bytes: int) -> torch.Tensor:
+        take(ring, num_bytes)
+        return shared
+
+    monkeypatch.setattr(InputRing, "take", take_the_same)
+    assert any(is_wrong(run, wanted, seed, placement="lookahead", threads=3) for seed in range(6))
 
 
 def test_a_flush_that_does_not_wait_for_the_last_step_is_found(

@@ -30,7 +30,9 @@ def naive_num_hot(samples: KaggleSamples, share: float) -> tuple[int, ...]:
     counts = [np.bincount(ids_N) for ids_N in samples.ids_NF.T]
     found = tuple(1 for _ in counts)
     for least in range(int(max(each.max() for each in counts)), 0, -1):
-        sizes = tuple(1 + max((row for row in range(each.size) if each[row] >= least), default=0) for each in counts)
+        sizes = tuple(
+            1 + max((row for row in range(each.size) if each[row] >= least), default=0) for each in counts
+        )
         if sum(sizes) > share * sum(samples.num_rows):
             break
         found = sizes
