@@ -10,7 +10,17 @@ import pytest
 from numpy.typing import NDArray
 
 from hotset.stats.kernel import kernel
-from hotset.stats.simd import WIDTH, add, add_neighbors, load, multiply_add, store, subtract_product, zeros
+from hotset.stats.simd import (
+    WIDTH,
+    add,
+    add_neighbors,
+    aligned_zeros,
+    load,
+    multiply_add,
+    store,
+    subtract_product,
+    zeros,
+)
 
 
 @kernel
@@ -67,3 +77,11 @@ def test_a_product_is_not_rounded_before_it_is_added(rng: np.random.Generator) -
     ]
     np.testing.assert_array_equal(found[1], wanted)
     assert np.count_nonzero(wanted) > WIDTH // 2
+
+
+@pytest.mark.parametrize("shape", [(1,), (0, 16), (27, 16), (27, 80), (5, 3)])
+def test_workspace_begins_with_a_cache_line_wherever_its_memory_does(shape: tuple[int, ...]) -> None:
+    # Arrays that stay move the next one to other places.
+    found = [aligned_zeros(*shape) for _ in range(9)]
+    assert all(each.ctypes.data % (4 * WIDTH) == 0 for each in found)
+    assert all(each.shape == shape and each.flags.c_contiguous and not each.any() for each in found)

@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from ...stats.simd import aligned_zeros
 from .dense_kernels import last_layer_gradients, logistic_loss
 from .dlrm_shape import DlrmShape, tables_by_width
 from .flat_parameters import stored_inputs
@@ -61,9 +62,9 @@ class DenseTile:
         # One sample's vectors, their gradients, and the dots of its pairs.
         width = padded_dim(dim)
         self._pair_starts = pair_starts(vectors, width)
-        self._vectors_VW = np.zeros((vectors, width), np.float32)
-        self._vector_grads_VW = np.zeros((vectors, width), np.float32)
-        self._dots_K = np.empty(self._pair_starts.shape[1], np.float32)
+        self._vectors_VW = aligned_zeros(vectors, width)
+        self._vector_grads_VW = aligned_zeros(vectors, width)
+        self._dots_K = aligned_zeros(self._pair_starts.shape[1])
 
     def forward(self, dense_TK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return (T,) logits; their memory is used again by the next tile.
