@@ -77,8 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             say_error(str(error), error.hint)
         return 1
     except KeyboardInterrupt:
-        resumes = f"`hotset {shlex.join(arguments)}` resumes the run" if command == "train" else None
-        say_error(_AFTER_INTERRUPTION.get(command, _STAGE_INTERRUPTED), resumes, kind="interrupted")
+        _say_interrupted(command, arguments)
         return 130
     except BrokenPipeError:  # the reader of stdout has gone: nothing may be flushed to it at exit
         _drop_stdout()
@@ -94,6 +93,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _drop_stdout()  # what is left in it would fail again at exit
         say_error(str(fault), fault.hint)
         return 1
+
+
+def _say_interrupted(command: str, arguments: Sequence[str]) -> None:
+    """Say what is left of an interrupted command, and how it continues; the first of several ranks does."""
+    resumes = None
+    if command == "train":
+        # Imported here: most commands import nothing of training.
+        from ..train.options.rank_options import is_first, is_launched
+
+        if not is_first():
+            return
+        resumes = f"`hotset {shlex.join(arguments)}` resumes the run"
+        if is_launched():
+            resumes = "the same command of the launcher resumes the run, with any number of ranks"
+    say_error(_AFTER_INTERRUPTION.get(command, _STAGE_INTERRUPTED), resumes, kind="interrupted")
 
 
 def _answer(arguments: Sequence[str]) -> int:

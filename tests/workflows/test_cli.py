@@ -10,6 +10,7 @@ import gzip
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotset.pipeline.errors import install_hint
+from hotset.workflows import cli
 from hotset.workflows.cli import main
 from hotset.workflows.command_list import COMMANDS
 from hotset.workflows.console import say
@@ -238,3 +240,21 @@ def test_help_on_a_full_disk_is_one_line(words: list[str]) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: stdout cannot be written: No space left on device")
     assert done.stderr.count("error:") == 1 and "Traceback" not in done.stderr
+
+
+def test_the_first_of_several_ranks_says_how_an_interrupted_run_continues(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(arguments: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_answer", interrupt)
+    said = []
+    for variables in ({}, {"WORLD_SIZE": "2", "RANK": "0"}, {"WORLD_SIZE": "2", "RANK": "1"}):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert main(["train", "DIR", "--out", "RUN"]) == 130
+        said.append(capsys.readouterr().err)
+    alone, first, second = said
+    assert alone.endswith("hint: `hotset train DIR --out RUN` resumes the run\n")
+    assert "the same command of the launcher resumes the run" in first and second == ""

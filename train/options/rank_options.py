@@ -1,7 +1,8 @@
-"""Options of a run on several ranks. Imports nothing heavy."""
+"""Options of a run on several ranks, and whether this process is one. Imports nothing heavy."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,3 +30,13 @@ class RankOptions(ExchangeOptions):
             raise ConfigError(
                 f"rank_timeout must be above 0 and at most {MOST_SECONDS}, got {self.rank_timeout:g}"
             )
+
+
+def is_launched() -> bool:
+    """Whether this process was started as one of several ranks."""
+    return int(os.environ.get("WORLD_SIZE") or 1) > 1
+
+
+def is_first() -> bool:
+    """Whether this process speaks for the run: it is alone, or rank 0."""
+    return not is_launched() or os.environ.get("RANK") == "0"

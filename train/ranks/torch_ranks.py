@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ...pipeline.errors import ConfigError
+from ..options.rank_options import is_launched
 from .ranks import Done, Message, OneRank, Pending, RankError, Ranks
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -61,16 +62,6 @@ class TorchRanks:
         """Leave the group."""
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def is_launched() -> bool:
-    """Whether this process was started as one of several ranks."""
-    return int(os.environ.get("WORLD_SIZE") or 1) > 1
-
-
-def is_first() -> bool:
-    """Whether this process speaks for the run: it is alone, or rank 0."""
-    return not is_launched() or os.environ.get("RANK") == "0"
 
 
 @contextmanager

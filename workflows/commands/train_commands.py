@@ -58,7 +58,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
 def _train(arguments: Sequence[str]) -> int:
     options = parse_train(arguments)
     # torch takes a second and more to import: not before the options are known to be right.
-    from ...train.ranks.torch_ranks import is_first
+    from ...train.options.rank_options import is_first
     from ...train.run import train
     from ..machine_facts import describe_machine
 

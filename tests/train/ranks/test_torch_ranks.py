@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.train.ranks.torch_ranks import first_reason, is_launched, join_ranks
+from hotset.train.options.rank_options import is_launched
+from hotset.train.ranks.torch_ranks import first_reason, join_ranks
 
 _PROGRAM = """
 import os, torch
 from hotset.train.exchange.dense_sums import DenseSums
 from hotset.train.exchange.coded_exchange import CodedExchange
 from hotset.train.ranks.ranks import Message, RankError, refuse_other_plans
-from hotset.train.ranks.torch_ranks import is_launched, join_ranks
+from hotset.train.options.rank_options import is_launched
+from hotset.train.ranks.torch_ranks import join_ranks
 assert is_launched()
 ranks = join_ranks(timeout_seconds=300)
 other = 1 - ranks.rank
