@@ -18,11 +18,18 @@ from .column_map import write_column_map
 from .dlrm_files import write_dlrm_files
 from .fuxictr_files import FIRST_ID, write_feature_map
 from .named_batches import NamedBatches, Split
+from .planner_files import write_planner_files
 
-ExportFormat = Literal["parquet", "csv", "fuxictr", "dlrm-npz"]
-"""Files of named columns, Parquet with FuxiCTR's feature map, or what facebookresearch/dlrm loads."""
-_WRITERS = {"parquet": parquet_writer, "csv": csv_writer, "fuxictr": parquet_writer}
-_SUFFIX = {"parquet": "parquet", "csv": "csv", "fuxictr": "parquet"}
+ExportFormat = Literal["parquet", "csv", "fuxictr", "dlrm-npz", "torchrec"]
+"""Files of named columns, Parquet with FuxiCTR's feature map, what facebookresearch/dlrm loads, or Parquet
+with the inputs of TorchRec's planner."""
+_WRITERS = {
+    "parquet": parquet_writer,
+    "csv": csv_writer,
+    "fuxictr": parquet_writer,
+    "torchrec": parquet_writer,
+}
+_SUFFIX = {"parquet": "parquet", "csv": "csv", "fuxictr": "parquet", "torchrec": "parquet"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,8 +76,10 @@ def export_shards(
             resources.progress("export", done, total)
         if to == "fuxictr":
             write_feature_map(batches, folder, out.name)
-        elif to in ("parquet", "csv"):
+        elif to != "dlrm-npz":
             write_column_map(batches, folder)
+        if to == "torchrec":
+            write_planner_files(shards, folder)
     files = tuple(ExportedFile(name=path.name, num_bytes=path.stat().st_size) for path in paths_in(out))
     return ExportedShards(num_samples={split: batches.num_samples[split] for split in splits}, files=files)
 

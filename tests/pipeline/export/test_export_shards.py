@@ -1,6 +1,7 @@
 """Exported files hold the samples of the shards, split by split, each with its names and in order.
 
-`named_batches`, `column_files`, `column_map`, `fuxictr_files` and `dlrm_files` are tested here.
+`named_batches`, `column_files`, `column_map`, `fuxictr_files` and `dlrm_files` are tested here, those of a
+planner in `test_planner_files`.
 """
 
 from __future__ import annotations

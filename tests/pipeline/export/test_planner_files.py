@@ -1,0 +1,132 @@
+"""The inputs of TorchRec's planner are those of the counts, and its classes take them."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+import types
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.errors import ManifestError
+from hotset.pipeline.export.export_shards import export_shards
+from hotset.pipeline.export.planner_files import LOAD_FACTORS, cache_statistics
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.ranking.vocabulary_files import read_tables
+from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.stages.count import CountConfig
+from hotset.pipeline.stages.preprocess import preprocess
+from hotset.tests.support.logs.criteo_text import draw_samples, text_of
+from hotset.tests.support.preprocess_runs import CONFIG
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planner")
+    (folder / "log.tsv").write_bytes(text_of(draw_samples(300, np.random.default_rng(5))))
+    config = replace(CONFIG, count=CountConfig(eval_fraction=0.2))
+    preprocess((folder / "log.tsv",), config, folder / "dir", Resources(workers=1))
+    return folder / "dir"
+
+
+@pytest.fixture
+def exported(data: Path, tmp_path: Path) -> Path:
+    export_shards(Manifest.read(data / "shards"), "torchrec", tmp_path / "out", Resources(workers=1))
+    return tmp_path / "out"
+
+
+@dataclass
+class ParameterConstraints:
+    pooling_factors: list[float]
+    batch_sizes: list[int]
+    cache_params: Any
+
+
+@dataclass
+class CacheParams:
+    load_factor: float
+    stats: Any
+
+
+class CacheStatistics:
+    pass
+
+
+def with_torchrec(monkeypatch: pytest.MonkeyPatch, **classes: type) -> None:
+    """Put a stand-in for TorchRec, which needs builds of torch that hotset does not pin."""
+    names = ("torchrec", "torchrec.distributed", "torchrec.distributed.planner")
+    for name in (*names, "torchrec.distributed.planner.types", "torchrec.distributed.types"):
+        module = types.ModuleType(name)
+        vars(module).update(classes)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_torchrec_gets_constraints_of_every_table(
+    exported: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_ins = {"ParameterConstraints": ParameterConstraints, "CacheStatistics": CacheStatistics}
+    with_torchrec(monkeypatch, **stand_ins, CacheParams=CacheParams)
+    constraints = runpy.run_path(str(exported / "planner_inputs.py"))["constraints"](exported)
+    shards = Manifest.read(data / "shards")
+    tables = shards.totals["tables"]
+    assert [*constraints] == [table["name"] for table in tables]
+    for table in tables:
+        found = constraints[table["name"]]
+        assert found.pooling_factors == [1.0] and found.batch_sizes == [CONFIG.pack.batch_size]
+        assert found.cache_params.load_factor == table["num_hot"] / table["num_rows"]
+        statistics = found.cache_params.stats
+        assert statistics.expected_miss_rate(0) == 1 and statistics.expected_miss_rate(1.0) == 0
+        rates = [statistics.expected_miss_rate(factor) for factor in np.linspace(0, 1, 40)]
+        assert rates == sorted(rates, reverse=True)
+        assert 0 < statistics.cacheability < 1
+        assert 1 <= statistics.expected_lookups <= min(table["num_rows"], CONFIG.pack.batch_size)
+
+
+def test_counts_and_their_fit_stand_in_one_file(exported: Path, data: Path) -> None:
+    found = json.loads((exported / "planner.json").read_text())
+    vocabulary = Manifest.read(data / "vocabulary")
+    for table, counts in zip(found["tables"].values(), read_tables(vocabulary, "count"), strict=True):
+        fit = table["fbgemm"]
+        assert fit["num_indices"] == counts.sum() == found["samples"]
+        assert fit["heavy_hitters"][0] == counts.max() / counts.sum()
+        assert fit["max_index"] == counts.size - 1 and 0 <= fit["fit_error"] < 1
+    assert (exported / "train.parquet").exists() and (exported / "columns.json").exists()
+
+
+def test_cache_statistics_agree_with_a_simulation(rng: np.random.Generator) -> None:
+    counts = np.array([50, 20, 10, 5, 5, 4, 3, 1, 1, 1])
+    found = cache_statistics(counts, 12.0)
+    draws = rng.choice(counts.size, (20_000, 12), p=counts / counts.sum())
+    is_there = np.stack([(draws == row).any(axis=1) for row in range(counts.size)], axis=1)
+    assert found["expected_lookups"] == pytest.approx(is_there.sum(axis=1).mean(), rel=0.01)
+    rates = dict(found["miss_rates"])
+    assert list(rates) == list(LOAD_FACTORS)
+    for factor in (0.1, 0.2, 0.4, 0.8):
+        missed = is_there[:, int(factor * counts.size) :].sum() / is_there.sum()
+        assert rates[factor] == pytest.approx(missed, abs=0.01)
+
+
+def test_tables_without_a_lookup_need_no_cache() -> None:
+    found = cache_statistics(np.zeros(4, np.int64), 0.0)
+    assert found["expected_lookups"] == 0 and found["cacheability"] == 0
+
+
+def test_shards_without_their_vocabulary_are_refused(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "shards").symlink_to(data / "shards")
+    with pytest.raises(ManifestError, match="vocabulary does not exist"):
+        export_shards(Manifest.read(tmp_path / "shards"), "torchrec", tmp_path / "out", Resources(workers=1))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_torchrecs_own_classes_take_them(exported: Path) -> None:
+    pytest.importorskip("torchrec", reason="TorchRec is not installed")
+    constraints = runpy.run_path(str(exported / "planner_inputs.py"))["constraints"](exported)
+    statistics = next(iter(constraints.values())).cache_params.stats
+    assert statistics.expected_miss_rate(0.0) == 1
