@@ -6,6 +6,7 @@ in that thread runs in order with the steps.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -52,6 +53,9 @@ class CudaDevice:
         cudart = cast(Any, torch.cuda.cudart())  # type: ignore[no-untyped-call]
         num_bytes = tensor.numel() * tensor.element_size()
         if int(cudart.cudaHostRegister(tensor.data_ptr(), num_bytes, _MAPPED)) != 0:
+            # The error is told once more, to whoever launches the next kernel: to this one.
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device=self.torch_device)
             return False
         self._pinned.append(tensor.data_ptr())
         return True

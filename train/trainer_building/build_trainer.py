@@ -131,7 +131,9 @@ def build_trainer(
 
     folder = spill_folder or Path(tempfile.gettempdir())
     # Host memory has a limit where rows are to lie in a file beyond it.
-    host = HostMemory(config.slow_bytes, folder, is_planned=spills(config, shards))
+    host = HostMemory(
+        config.slow_bytes, folder, is_planned=spills(config, shards), is_pinned=verbs is not None
+    )
     marks_rows = tracks_changes or start is not None
     tools = RowTools(
         shares=batch_shares,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -99,3 +100,13 @@ def test_a_command_without_a_file_for_rows_offers_none(monkeypatch: pytest.Monke
     with pytest.raises(HotsetError) as caught:
         refuse_more_rows_than_memory(9, 0, 5 * MIB, HostMemory(None, Path(), may_spill=False))
     assert "--slow-bytes" not in str(caught.value.hint) and "more memory" in str(caught.value.hint)
+
+
+def test_rows_to_be_pinned_have_pages_of_their_own(tmp_path: Path) -> None:
+    host = HostMemory(None, tmp_path, is_pinned=True)
+    rows = [host.rows(3, 4), host.rows(0, 4), host.rows(2, 1)]
+    assert [tuple(each.shape) for each in rows] == [(3, 4), (0, 4), (2, 1)]
+    assert all(each.data_ptr() % mmap.PAGESIZE == 0 for each in rows if each.numel())
+    assert all((each == 0).all() for each in rows)
+    rows[0].fill_(7)
+    assert (rows[2] == 0).all()
