@@ -30,6 +30,9 @@ _ALIGNMENT = 64
 """Bytes; what the widest loads of kernels and the engines of copies like."""
 _SPARE_SHARE = 0.25
 """Room beyond the largest batch so far, so that few batches need more again."""
+_MOVE_NUMBERS = 4
+"""Lists of rows to move begin at multiples of so many numbers, 16 bytes: Triton compiles a kernel once for
+such addresses, and anew for each mixture with others."""
 MOVES = ("write_back", "fetch", "initialize")
 """Lists of rows to move, in the order of their work."""
 _NUMPY = {
@@ -95,7 +98,9 @@ class PackedRoom:
             lists = room.new_lists(torch.device("meta"))
             for name, tensor in lists._asdict().items():
                 yield f"{name}{width}", tensor.numel(), tensor.dtype
-        yield "moves", 2 * self.num_moves + len(MOVES) * len(self.widths), torch.int32
+        # Each list has its count, and its two parts are filled up.
+        most_filled = 3 * _MOVE_NUMBERS * len(MOVES) * len(self.widths)
+        yield "moves", 2 * self.num_moves + most_filled, torch.int32
 
     def with_room_for(self, widths: Sequence[HostLists], num_moves: int) -> PackedRoom:
         """This room, or more where a batch does not fit."""
@@ -159,11 +164,16 @@ class PackedBatch:
     def moves_on(self, packed: torch.Tensor, width: int, kind: int) -> RowMoves:
         """The rows of one list as views of the packed batch: sources and targets are as they were packed."""
         # Each list is its count, its sources and its targets, behind those of earlier widths and kinds.
-        before = sum(2 * count + 1 for counts in self.num_moves[:width] for count in counts)
-        before += sum(2 * count + 1 for count in self.num_moves[width][:kind])
+        earlier = [count for counts in self.num_moves[:width] for count in counts]
+        earlier += self.num_moves[width][:kind]
         count = self.num_moves[width][kind]
-        moves = self.room.sections["moves"].of(packed)[before : before + 1 + 2 * count]
-        return RowMoves(moves[:1], moves[1 : 1 + count], moves[1 + count :])
+        first = sum(_MOVE_NUMBERS + 2 * _filled_up(each) for each in earlier)
+        sources = first + _MOVE_NUMBERS
+        targets = sources + _filled_up(count)
+        moves = self.room.sections["moves"].of(packed)
+        return RowMoves(
+            moves[first : first + 1], moves[sources : sources + count], moves[targets : targets + count]
+        )
 
 
 def bytes_per_sample(lookups: LookupsTotals, num_dense: int, *, has_long_numbers: bool = False) -> float:
@@ -228,18 +238,24 @@ def pack(
             "the plan lists too few rows"
         )
     # Counts stand before the rows of their list, for kernels that read them on the device.
-    parts = [
-        part
-        for lists_of_width in moves
-        for sources_N, targets_N in lists_of_width
-        for part in (np.array([sources_N.size]), sources_N, targets_N)
-    ]
-    rows = np.concatenate(parts)
-    put("moves", rows)
+    place = place_of("moves")
+    first = 0
+    for of_width in moves:
+        for sources_N, targets_N in of_width:
+            place[first] = sources_N.size
+            first += _MOVE_NUMBERS
+            for rows_N in (sources_N, targets_N):
+                place[first : first + rows_N.size] = rows_N
+                first += _filled_up(rows_N.size)
     # The rows to move are last, so that the copy ends with what this step has.
-    num_bytes = room.sections["moves"].first_byte + 4 * rows.size
+    num_bytes = room.sections["moves"].first_byte + 4 * first
     counts = tuple(tuple(sources_N.size for sources_N, _ in of_width) for of_width in moves)
     return PackedBatch(room, slot, num_samples, num_bytes, counts)
+
+
+def _filled_up(count: int) -> int:
+    """So many numbers, and what is behind them up to where a list may begin."""
+    return -(-count // _MOVE_NUMBERS) * _MOVE_NUMBERS
 
 
 def _grown(room: int, needed: int) -> int:

@@ -80,6 +80,7 @@ def test_lists_come_back_as_they_were(num_samples: int, rng: np.random.Generator
         assert listed.count_1.tolist() == [sources_N.size]
         assert listed.sources_N.tolist() == sources_N.tolist()
         assert listed.targets_N.tolist() == targets_N.tolist()
+        assert all(part.data_ptr() % 16 == sent.data_ptr() % 16 for part in listed)
     # The slot is written as far as the batch goes.
     assert slot[packed.num_bytes :].eq(255).all()
 
