@@ -305,6 +305,7 @@ class QueuedSteps:
             return
         # Queued work may still use the old memory; recorded work has its addresses, and goes with it.
         self._device.synchronize()
+        self._warm.clear()  # kernels may be compiled anew for other memory
         self._room = room
         self._inputs = [_Inputs.of(room, self._device) for _ in range(self._num_inputs)]
         self._work = [
