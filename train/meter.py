@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
@@ -18,7 +19,7 @@ Kind = Literal["hot_only", "mixed", "switch", "flush", "evaluation", "checkpoint
 TRAINING_KINDS: tuple[Kind, ...] = ("hot_only", "mixed", "switch", "flush")
 KINDS: tuple[Kind, ...] = (*TRAINING_KINDS, "evaluation", "checkpoint")
 _MAX_OPEN_LAPS = 256
-"""Laps whose events are kept at most before they are read."""
+"""Laps whose events are kept before those that have passed are read."""
 
 _Instant = float | torch.cuda.Event
 """Seconds of the host's clock, or an event in the stream of a GPU."""
@@ -36,7 +37,7 @@ class Meter:
         self._on_gpu = device.type == "cuda"
         self._kind: Kind | None = None
         self._start: _Instant = 0.0
-        self._laps: list[tuple[Kind, _Instant, _Instant]] = []
+        self._laps: deque[tuple[Kind, _Instant, _Instant]] = deque()
 
     def enter(self, kind: Kind | None) -> None:
         """Count what follows as work of ``kind``; None stops the clock."""
@@ -47,9 +48,12 @@ class Meter:
             self._laps.append((self._kind, self._start, now))
         self._kind = kind
         self._start = now
-        # Read now and then: open laps hold events, and reading one waits for the GPU to pass it.
-        if len(self._laps) > _MAX_OPEN_LAPS or kind is None:
+        # Open laps hold events, so those that the GPU has passed are read now and then; the last ones are
+        # waited for.
+        if kind is None:
             self._add_up()
+        elif len(self._laps) > _MAX_OPEN_LAPS:
+            self._add_up(only_passed=True)
 
     @contextmanager
     def during(self, kind: Kind) -> Iterator[None]:
@@ -103,12 +107,15 @@ class Meter:
         event.record()
         return event
 
-    def _add_up(self) -> None:
+    def _add_up(self, *, only_passed: bool = False) -> None:
         # On a GPU the time between two events is read once the later one has passed.
-        for kind, start, end in self._laps:
+        while self._laps:
+            kind, start, end = self._laps[0]
             if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
+                if only_passed and not end.query():  # type: ignore[no-untyped-call]
+                    return
                 end.synchronize()
                 self.seconds[kind] += start.elapsed_time(end) / 1e3
             elif isinstance(start, float) and isinstance(end, float):
                 self.seconds[kind] += end - start
-        self._laps.clear()
+            self._laps.popleft()
