@@ -60,6 +60,7 @@ class Executor:
         self.fast = fast
         self.slow = slow
         self.optimizer = optimizer
+        self._threads = threads
         self.shares = shares
         self.initial = initial
         self.traffic = TrafficCounter(meter, slow.layout)
@@ -83,8 +84,8 @@ class Executor:
 
     def initialize(self) -> None:
         """Give every row its initial values."""
-        self.fast.initialize(self.initial)
-        self.slow.initialize(self.initial)
+        self.fast.initialize(self.initial, self._threads)
+        self.slow.initialize(self.initial, self._threads)
 
     def warm_up(self) -> None:
         """Compile every kernel a run will use, so that its first step is not timed with the compiler."""

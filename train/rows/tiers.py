@@ -20,8 +20,12 @@ from ...stats.batches.bags import locate_bags
 from ...stats.batches.lookups_by_row import LookupsByRow
 from ...stats.batches.row_slots import locate_distinct_rows, locate_rows
 from ..data.batch import BatchIds
+from ..work_threads import WorkThreads
 from .initial_values import InitialValues
 from .mapped_rows import HostMemory
+
+_ROWS_AT_ONCE = 1 << 16
+"""Rows that are initialized in one piece of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +56,14 @@ class Layout:
     def num_tables(self) -> int:
         return int(self.first_F.size)
 
+    def num_rows(self, table: int) -> int:
+        """Rows of a table that are held."""
+        return int(self.last_F[table] - self.first_F[table])
+
     def slots_of_table(self, table: int) -> slice:
         """The slots of a table's rows, in id order."""
         base = int(self.base_F[table])
-        return slice(base, base + int(self.last_F[table] - self.first_F[table]))
+        return slice(base, base + self.num_rows(table))
 
     def locate(self, ids: BatchIds) -> tuple[NDArray[np.int64], int]:
         """The slot of every lookup in sample order, -1 where its row is not here; how many are not."""
@@ -126,15 +134,32 @@ class Tier:
         rows = self.state_SW if state else self.weights_SD
         return rows[self.layout.slots_of_table(table)]
 
-    def initialize(self, initial: InitialValues) -> None:
-        """Give every row that lives here its initial values."""
-        for table in range(self.layout.num_tables):
-            rows = self.weights_SD[self.layout.slots_of_table(table)]
-            # The kernel writes to the host; a tier on a GPU gets a copy.
-            values = rows if rows.device.type == "cpu" else torch.empty(rows.shape)
-            initial.fill(table, int(self.layout.first_F[table]), values.numpy())
-            if values is not rows:
-                rows.copy_(values)
+    def initialize(self, initial: InitialValues, threads: WorkThreads | None = None) -> None:
+        """Give every row that lives here its initial values; the host's threads share those on the host."""
+        # Parts of tables, whose values depend on the number of the row alone.
+        parts = [
+            (table, first, min(first + _ROWS_AT_ONCE, self.layout.num_rows(table)))
+            for table in range(self.layout.num_tables)
+            for first in range(0, self.layout.num_rows(table), _ROWS_AT_ONCE)
+        ]
+
+        def fill(part: int, _worker: int) -> None:
+            table, first, stop = parts[part]
+            base = self.layout.slots_of_table(table).start
+            rows = self.weights_SD[base + first : base + stop]
+            number = int(self.layout.first_F[table]) + first
+            # The kernel writes to the host; a GPU computes the values where they will lie.
+            if rows.device.type == "cpu":
+                initial.fill(table, number, rows.numpy())
+            else:
+                tables_N, slots_N = np.full(stop - first, table), np.arange(base + first, base + stop)
+                initial.write(tables_N, number + np.arange(stop - first), self.weights_SD, slots_N)
+
+        if self.device.type == "cpu":
+            (threads or WorkThreads(1)).run(fill, len(parts))
+            return
+        for part in range(len(parts)):
+            fill(part, 0)
 
 
 class FileTier(Tier, ABC):
