@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...pipeline.sizes import ByteSize
+from ...pipeline.stages.transpose import TransposeConfig, transpose
 from ...stats.batches.epoch_order import epoch_order
 from ...stats.ranking.row_bytes import row_bytes
 from ...train.config import TrainConfig
@@ -31,9 +32,12 @@ _SMALL_SCALE = 1000.0
 _HOT_SHARE = 0.0075
 """Share of all rows that is hot; as many slots stage the others: 1.5 % of the rows are on the device."""
 _WARM_UP_STEPS = 5
-_MOST_STEPS = 60
+_MOST_SAMPLES = 16_000_000
+"""Samples of the measured steps of one placement, at most."""
+_MOST_STEPS = 1500
+_SMALL_STEPS = 60
 _FEWEST_STEPS = 10
-_STEP_SECONDS = 4.0
+_STEP_SECONDS = 3.0
 """Measured time of one placement, at most about."""
 
 
@@ -85,7 +89,10 @@ def _shards(settings: PartSettings, samples: KaggleSamples, batch_size: int, emb
     write_kaggle_shards(
         samples, folder, batch_size=batch_size, embedding_dim=embedding_dim, hot_share=_HOT_SHARE
     )
-    return Shards.open(folder)
+    shards = Shards.open(folder)
+    # Grouped by row beforehand, as for any run of several epochs.
+    transpose(TransposeConfig(), shards.manifest, folder.parent / "lookups")
+    return shards
 
 
 def _measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[str, Any]:
@@ -98,7 +105,10 @@ def _measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[
         order = order[shards.is_hot_only[order]]
     if order.size == 0:
         raise ValueError("no batch looks up hot rows alone")
-    order = np.resize(order, _WARM_UP_STEPS + _MOST_STEPS).astype(np.int32)
+    most_steps = min(_MOST_STEPS, _MOST_SAMPLES // shards.batch_size)
+    if shards.num_training_samples < _SMALL_SAMPLES:
+        most_steps = _SMALL_STEPS
+    order = np.resize(order, _WARM_UP_STEPS + most_steps).astype(np.int32)
     # fae orders its batches by itself, and needs as many epochs.
     if config.placement == "fae":
         epochs = -(-order.size // shards.num_training_batches)
@@ -120,7 +130,7 @@ def _measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[
         if steps < _FEWEST_STEPS:
             return
         # It stops after some seconds or steps, with the device at rest again.
-        if steps == _MOST_STEPS or time.perf_counter() - begin > _STEP_SECONDS:
+        if steps == most_steps or time.perf_counter() - begin > _STEP_SECONDS:
             trainer.runner.synchronize()
             seconds = time.perf_counter() - begin
             measured.update(
