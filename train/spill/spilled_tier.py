@@ -17,6 +17,7 @@ from ..rows.row_kernels import fill_initial
 from ..rows.row_mover import MAX_ROWS
 from ..rows.step_plan import Moves
 from ..rows.tiers import FileTier, Layout, Tier
+from ..work_threads import WorkThreads
 from .row_store import RowStore
 
 
@@ -68,7 +69,7 @@ class SpilledTier(FileTier):
     def most_read(self) -> int:
         return 0 if self._store is None else self._store.most_read
 
-    def initialize(self, initial: InitialValues) -> None:
+    def initialize(self, initial: InitialValues, threads: WorkThreads | None = None) -> None:
         """Remember how rows get their initial values."""
         self._initial = initial
 
