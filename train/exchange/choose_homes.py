@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ...stats.exchange.fixed_homes import count_uses, homes_by_use, striped_homes
 from ..data.shards import Shards
 from ..options.rank_options import HomesName
-from .ranked_epoch import RankReader
+from .rank_reader import RankReader
 
 _RANGE_BYTES = 256 << 20
 """Memory for the counts of the rows that are looked at together; each range reads all batches."""

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...pipeline.errors import ConfigError, require_at_least
+from ...pipeline.inspect.exchange_series import exchange_of_ranks
 from ...pipeline.inspect.frequency_series import QUICK, frequency_statistics
+from ...pipeline.inspect.inspected_folder import Inspected
 from ...pipeline.inspect.table_rows import TableHead, open_table
 from ...pipeline.runtime.resources import Resources
 from ..console import print_json, progress_bars, say, stdout_console
 from ..options import Dir, parse_options
-from ..printing.show_stats import show_rows, show_statistics
+from ..printing.show_stats import show_ranks, show_rows, show_statistics
 from ..report.report_commands import preprocess_command
 from ..report.write_report import check_html, check_parquet, write_html, write_parquet
 
@@ -52,6 +54,9 @@ class StatsCommand:
     """Number of parts of the training data whose hot rows drift compares. Default: one per raw file, or 6 for
     a single file."""
 
+    ranks: tuple[int, ...] | None = None
+    """Show the rows that would cross between so many ranks, such as 2,4,8: expected, and counted."""
+
     workers: int = 0
     """Number of threads; 0 takes every core."""
 
@@ -68,6 +73,9 @@ class StatsCommand:
             raise ConfigError(f"--{wide[0]} covers all tables and cannot be combined with --feature")
         if self.html is not None and self.series is not None:
             raise ConfigError("--html shows every series and cannot be combined with --series")
+        if self.ranks is not None and (wide or self.feature is not None):
+            other = wide[0] if wide else "feature"
+            raise ConfigError(f"--ranks shows rows between ranks and cannot be combined with --{other}")
         if len(given) > 1:
             raise ConfigError(f"--{given[0]} and --{given[1]} select different rows and cannot be combined")
         require_at_least("--top", self.top, 1)
@@ -83,6 +91,8 @@ def run(command: str, arguments: Sequence[str]) -> int:
     )
     if options.feature is not None:
         return _show_table(options, options.feature)
+    if options.ranks is not None:
+        return _show_ranks(options, options.ranks)
     # In a terminal only the series that take no time; files and JSON get all of them.
     is_quick = not options.json and options.html is None and options.parquet is None
     # What would fail at the end is refused before the work begins.
@@ -110,6 +120,17 @@ def run(command: str, arguments: Sequence[str]) -> int:
         print_json(statistics)
     elif is_quick:
         show_statistics(statistics, stdout_console())
+    return 0
+
+
+def _show_ranks(options: StatsCommand, ranks: Sequence[int]) -> int:
+    with progress_bars() as progress:
+        resources = Resources(workers=options.workers, progress=progress)
+        found = exchange_of_ranks(Inspected.open(options.dir, resources), ranks)
+    if options.json:
+        print_json(found)
+    else:
+        show_ranks(found, stdout_console())
     return 0
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ...pipeline.inspect.default_runs import DefaultRuns
 from ...pipeline.inspect.drift_series import Drift
+from ...pipeline.inspect.exchange_series import RankStatistics
 from ...pipeline.inspect.frequency_series import SERIES, Statistics
 from ...pipeline.inspect.log_series import LogSeries
 from ...pipeline.inspect.table_rows import TableHead
@@ -148,6 +149,29 @@ def _show_default_runs(found: DefaultRuns, console: Console) -> None:
     if found["placements"]:
         _print_table("Bytes that the placements move by default", log_tables.default_runs(found), console)
         print_line(console, log_tables.describe_default_runs(found))
+
+
+def show_ranks(found: RankStatistics, console: Console) -> None:
+    """Print what crosses between ranks, a table for each number of them."""
+    is_whole = found["num_samples"] == found["num_train_samples"]
+    for row in found["ranks"]:
+        columns = ["Scheme", "expected", "counted"]
+        if not is_whole:
+            columns += ["expected, whole epoch"]
+        title = f"{row['ranks']} ranks, {row['rank_samples']:,.0f} samples each: rows to a rank in a step"
+        table = _table(title, *columns)
+        table.columns[0].justify = "left"
+        for scheme in row["schemes"]:
+            figures = [scheme["expected"], scheme["counted"]]
+            if not is_whole:
+                figures.append(scheme["expected_of_epoch"])
+            table.add_row(scheme["scheme"], *("-" if each is None else f"{each:,.0f}" for each in figures))
+        print_table(console, table)
+    print_line(
+        console,
+        f"Vectors and gradients together, in batches of {found['batch_size']:,}. Counted in the first "
+        f"{found['num_samples']:,} of {found['num_train_samples']:,} samples in the shuffled order.",
+    )
 
 
 def _print_table(title: str, cells: tables.TextTable, console: Console) -> None:

@@ -43,6 +43,8 @@ def test_stats_has_the_promised_keys(data: Path, capsys: pytest.CaptureFixture[s
         (["--feature", "C1", "--series", "drift"], "--series covers all tables"),
         (["--html", "x.html", "--series", "drift"], "--html shows every series"),
         (["--feature", "C1", "--id", "1", "--category", "a"], "--id and --category select different rows"),
+        (["--ranks", "2", "--feature", "C1"], "--ranks shows rows between ranks"),
+        (["--ranks", "2", "--html", "x.html"], "--ranks shows rows between ranks"),
         (["--feature", "C1", "--top", "0"], "--top must be 1 or more, got 0"),
     ],
 )
@@ -52,6 +54,24 @@ def test_options_that_exclude_each_other_are_usage_errors(
     with pytest.raises(SystemExit) as stopped:
         main(["stats", str(data), *arguments])
     assert stopped.value.code == 2 and capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_rows_between_ranks_are_expected_and_counted(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for ranks in ("1", "2,65"):
+        assert main(["stats", str(data), "--ranks", ranks]) == 1
+        assert "--ranks: want 2 to 64 ranks for batches of 128" in capsys.readouterr().err
+    found = run_json(capsys, "stats", str(data), "--ranks", "2,4")
+    assert [row["ranks"] for row in found["ranks"]] == [2, 4]
+    for row in found["ranks"]:
+        schemes = {each["scheme"]: each for each in row["schemes"]}
+        for name, each in schemes.items():
+            if each["expected"] is not None:
+                assert each["expected"] == pytest.approx(each["counted"], rel=0.03), name
+        counted = [each["counted"] for each in row["schemes"]]
+        assert counted == sorted(counted, reverse=True) and schemes["homes move"]["expected"] is None
+    assert main(["stats", str(data), "--ranks", "2,4"]) == 0
+    shown = capsys.readouterr().out
+    assert "4 ranks," in shown and "homes by use" in shown
 
 
 def test_tables_are_printed_for_every_series(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,14 +22,15 @@ from ....pipeline.generate.generate_log import GenerateConfig, generate
 from ....pipeline.runtime.resources import ProgressCallback, silent
 from ....pipeline.stages.preprocess import preprocess, remove_from
 from ....stats.batches.epoch_order import epoch_order
+from ....stats.exchange.count_exchange import ExchangeCounts, count_exchange
 from ....stats.exchange.rank_masks import MOST_RANKS
+from ....stats.exchange.ranked_epoch import RankedEpoch
 from ....stats.exchange.volume import Crossings
 from ....stats.prediction.access_rates import AccessRates
 from ....stats.prediction.communication import ParallelStep, sharded_deduplicated
 from ....stats.ranking.row_bytes import OPTIMIZERS, state_width
 from ....train.data.shards import Shards
-from ....train.exchange.count_exchange import ExchangeCounts, count_exchange
-from ....train.exchange.ranked_epoch import RankedEpoch, RankReader, read_epoch
+from ....train.exchange.rank_reader import RankReader, read_epoch
 from ...machine_facts import commit, describe_machine
 from ...recipes import recipe_for
 

@@ -1,4 +1,4 @@
-"""An epoch as several ranks see it: the distinct rows of each step, with the ranks that use them.
+"""Reads batches as several ranks see them: the distinct rows of each, with the ranks that use them.
 
 Rows of all tables of one row width are numbered as one, table after table; such a number is a key. Shapes:
 N lookups and U distinct rows of a batch, F tables of the width.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from ...pipeline.errors import ConfigError
 from ...stats.batches.lookups_by_row import LookupsByRow
 from ...stats.exchange.fixed_homes import striped_homes
 from ...stats.exchange.rank_masks import Masks, mask_type, rank_masks, ranks_of_samples
+from ...stats.exchange.ranked_epoch import RankedEpoch
 from ...stats.exchange.volume import count_remote_lookups
 from ..data.batch import BatchIds, IdReader
 from ..data.shards import Shards
@@ -38,33 +38,6 @@ class RankedBatch:
     masks_U: Masks
     """The ranks that use each of them."""
     num_samples: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankedEpoch:
-    """The steps of an epoch, one behind the other in flat arrays."""
-
-    num_ranks: int
-    num_samples: int
-    offsets: NDArray[np.int64]
-    """(num_steps + 1,); where the rows of each step begin."""
-    keys: NDArray[np.int32]
-    """(num_entries,); ascending in a step."""
-    masks: Masks
-    """(num_entries,); the ranks that use each."""
-    lookups_of_rows: NDArray[np.int64]
-    """(num_rows,); lookups of each row of the width in the epoch."""
-    remote_lookups: int
-    """Lookups whose row lives at another rank, where homes are striped by key."""
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of all tables of the width."""
-        return int(self.lookups_of_rows.size)
-
-    def steps(self) -> list[slice]:
-        """The entries of each step."""
-        return [slice(first, last) for first, last in pairwise(self.offsets.tolist())]
 
 
 class RankReader:

@@ -10,7 +10,7 @@ import pytest
 from hotset.pipeline.errors import ConfigError
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.shards import Shards
-from hotset.train.exchange.ranked_epoch import RankReader, read_epoch
+from hotset.train.exchange.rank_reader import RankReader, read_epoch
 
 SPEC = ShardSpec(
     num_rows=(50, 40, 300, 9), num_hot=(5, 10, 20, 4), multi_hot=(1,), table_dims=(2, 4, 4, 2), batch_size=24

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.exchange.fixed_homes import count_uses, homes_by_use, stay_at, striped_homes
-from ...stats.exchange.home_moves import (
+from .fixed_homes import count_uses, homes_by_use, stay_at, striped_homes
+from .home_moves import (
     NO_HOME,
     HomeChoices,
     RowRange,
@@ -22,8 +22,8 @@ from ...stats.exchange.home_moves import (
     move_costs,
     unset_choices,
 )
-from ...stats.exchange.volume import NOTHING, Crossings, StepRows, count_crossings, least_crossings
 from .ranked_epoch import RankedEpoch
+from .volume import NOTHING, Crossings, StepRows, count_crossings, least_crossings
 
 _RANGE_BYTES = 256 << 20
 """Memory for the values of the rows that are planned at a time."""

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from hotset.stats.exchange import count_exchange as module
+from hotset.stats.exchange.count_exchange import count_exchange, plan_homes
+from hotset.stats.exchange.ranked_epoch import RankedEpoch
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.shards import Shards
-from hotset.train.exchange import count_exchange as module
-from hotset.train.exchange.count_exchange import count_exchange, plan_homes
-from hotset.train.exchange.ranked_epoch import RankedEpoch, RankReader, read_epoch
+from hotset.train.exchange.rank_reader import RankReader, read_epoch
 
 
 @pytest.fixture

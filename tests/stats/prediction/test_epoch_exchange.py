@@ -1,0 +1,88 @@
+"""The expected exchange of an epoch agrees with drawn epochs, scheme by scheme."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import product
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hotset.stats.exchange.count_exchange import count_exchange
+from hotset.stats.exchange.rank_masks import mask_type
+from hotset.stats.exchange.ranked_epoch import RankedEpoch
+from hotset.stats.prediction.epoch_exchange import expected_exchange, most_uses
+
+NUM_ROWS = 2_000
+
+
+def drawn_epoch(
+    num_ranks: int, num_steps: int, rank_samples: int, skew: float, rng: np.random.Generator
+) -> RankedEpoch:
+    """Three lookups a sample; what is looked up does not depend on the step."""
+    weights = np.arange(1, NUM_ROWS + 1) ** -skew
+    drawn = rng.choice(NUM_ROWS, (num_steps, num_ranks, rank_samples * 3), p=weights / weights.sum())
+    # Ids follow frequency; by a random number instead, so that striped homes serve equally many lookups.
+    drawn = rng.permutation(NUM_ROWS)[drawn]
+    keys: list[NDArray[np.int32]] = []
+    masks = []
+    remote = 0
+    for step in drawn:
+        uses = np.zeros((NUM_ROWS, num_ranks), np.bool_)
+        for rank, rows in enumerate(step):
+            uses[rows, rank] = True
+            remote += int((rows % num_ranks != rank).sum())
+        used = np.flatnonzero(uses.any(axis=1))
+        keys.append(used.astype(np.int32))
+        masks.append((uses[used] << np.arange(num_ranks)).sum(axis=1).astype(mask_type(num_ranks)))
+    return RankedEpoch(
+        num_ranks=num_ranks,
+        num_samples=num_steps * num_ranks * rank_samples,
+        offsets=np.cumsum([0, *(each.size for each in keys)]),
+        keys=np.concatenate(keys),
+        masks=np.concatenate(masks),
+        lookups_of_rows=np.bincount(drawn.ravel(), minlength=NUM_ROWS),
+        remote_lookups=remote,
+    )
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("skew", [0.0, 1.1])
+def test_expected_rows_are_those_of_drawn_epochs(
+    num_ranks: int, skew: float, rng: np.random.Generator
+) -> None:
+    epoch = drawn_epoch(num_ranks, 60, 40, skew, rng)
+    counted = count_exchange(epoch, 4, 0)
+    found = asdict(
+        expected_exchange(epoch.lookups_of_rows, epoch.num_samples, epoch.num_steps, epoch.num_ranks)
+    )
+    wanted = {
+        "every_lookup": 2 * epoch.remote_lookups,
+        "deduplicated": counted.deduplicated,
+        "first_uses_computed": counted.striped.rows,
+        "homes_by_use": counted.by_use.rows,
+        "least_possible": counted.least,
+    }
+    assert found == pytest.approx(wanted, rel=0.03)
+
+
+def test_the_most_uses_are_those_of_balls_in_bins() -> None:
+    # Every way to put up to five balls into three bins.
+    for num_balls in range(6):
+        ways = [max(np.bincount(way, minlength=3)) for way in product(range(3), repeat=num_balls)]
+        found = most_uses(np.array([float(num_balls)]), 10**9, 3)
+        assert found[0] == pytest.approx(np.mean(ways) if num_balls else 0)
+    # From 64 on by the normal distribution, without a step between the two.
+    exact, normal = most_uses(np.array([64.0, 64.01]), 10**9, 4)
+    assert normal == pytest.approx(exact, rel=0.01)
+    # A row that all ranks use in every step.
+    assert most_uses(np.array([800.0]), 100, 8)[0] == 100
+
+
+def test_rows_that_are_used_once_send_nothing() -> None:
+    found = expected_exchange(np.array([0, 1, 1, 1, 0]), 1_000, 10, 4)
+    assert found.first_uses_computed == pytest.approx(3 * 3 / 4, rel=0.05)
+    assert found.homes_by_use == pytest.approx(0, abs=0.05)
+    assert found.least_possible == pytest.approx(0, abs=0.05)
+    assert asdict(expected_exchange(np.zeros(3, np.int64), 0, 0, 2)) == dict.fromkeys(asdict(found), 0.0)
