@@ -33,11 +33,10 @@ from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..sizes import format_byte_size
 from ..stages.pack import PackConfig
 from .category_series import CategoryRow, top_categories
-from .coverage_series import CoverageRow, coverage
+from .coverage_series import CoverageRow, HotTableRow, coverage, hot_tables
 from .default_runs import MAX_LOOKUPS, DefaultRuns, default_runs
 from .drift_series import Drift, drift
 from .hot_sample_series import ListedBudgetRow, OrderRow, budgets, hot_samples
-from .hot_table_series import HotTableRow, hot_tables
 from .inspected_folder import Inspected, read_shards
 from .leaks import find_leaks
 from .log_series import LogSeries, log_series

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...pipeline.inspect.category_series import CategoryRow
+from ...pipeline.inspect.coverage_series import HotTableRow
 from ...pipeline.inspect.default_runs import DefaultRuns
-from ...pipeline.inspect.hot_table_series import HotTableRow
 from ...pipeline.inspect.log_series import LogSeries
 from ...pipeline.inspect.provenance import Provenance
 from ...pipeline.sizes import format_byte_size

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...pipeline.inspect.category_series import CategoryRow
+from ...pipeline.inspect.coverage_series import HotTableRow
 from ...pipeline.inspect.default_runs import DefaultRuns
-from ...pipeline.inspect.hot_table_series import HotTableRow
 from ...pipeline.inspect.log_series import LabelCounts, LogSeries
 from ...pipeline.sizes import format_byte_size
 from .report_sentences import percent

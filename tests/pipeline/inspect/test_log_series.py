@@ -1,6 +1,6 @@
 """Labels, values and categories of a log, against walks over its rows.
 
-Tests `hot_table_series` and `category_series`, too.
+Tests the hot tables of `coverage_series` and `category_series`, too.
 """
 
 from __future__ import annotations
