@@ -1,4 +1,4 @@
-"""Counts of an epoch: ranges of rows change nothing, and no scheme is below the bound."""
+"""Counts of an epoch (`ranked_epoch`): ranges of rows change nothing, and no scheme is below the bound."""
 
 from __future__ import annotations
 
