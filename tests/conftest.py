@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -62,6 +63,12 @@ def real_data() -> Path:
     if not folder:
         pytest.skip("HOTSET_REAL_DATA names no folder of real samples")
     return Path(folder)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what all tests share out of the searches for garbage, which take 8 % of the time otherwise."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import signal
@@ -25,8 +26,11 @@ from hotset.tests.support.logs.criteo_text import draw_samples, text_of, tree_of
 from hotset.tests.support.preprocess_runs import CONFIG
 from hotset.tests.support.processes.remote_tasks import die_at, fail_at, where_at
 
-pytest.importorskip("ray", reason="ray is not installed: pip install 'hotset[ray]'")
-pytestmark = pytest.mark.filterwarnings("default")  # Ray's own: files and processes it leaves to the system
+pytestmark = [
+    # Ray itself takes a second to import, in each process that collects tests.
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="pip install 'hotset[ray]'"),
+    pytest.mark.filterwarnings("default"),  # Ray's own: files and processes it leaves to the system
+]
 
 
 @pytest.fixture(scope="module")
