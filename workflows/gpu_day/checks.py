@@ -102,7 +102,7 @@ def compare_bits(settings: PartSettings, records: Records) -> None:
 def small_shards(settings: PartSettings, name: str, optimizer: str) -> Shards:
     """Shards with some forty thousand rows, more than the staging slots hold."""
     folder = settings.scratch / name / "shards"
-    samples = draw_kaggle(6_000 if settings.is_small else 40_000, _SCALE)
+    samples = draw_kaggle(3_000 if settings.is_small else 40_000, _SCALE)
     write_kaggle_shards(
         samples,
         folder,
