@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -19,16 +18,15 @@ from hotset.tests.fuzz import fuzz_lines
 from hotset.tests.fuzz.fuzz_lines import GuardedText, check_text, mutate
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
 
-NUM_LINES = 2_000 if os.environ.get("NUMBA_DISABLE_JIT") == "1" else 20_000
 
-
-def test_mutated_lines_are_judged_as_the_naive_parser_does() -> None:
-    words = ["-m", "hotset.tests.fuzz.fuzz_lines", "--lines", str(NUM_LINES), "--seed", "1"]
+@pytest.mark.parametrize("num_lines", [2_000, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_mutated_lines_are_judged_as_the_naive_parser_does(num_lines: int) -> None:
+    words = ["-m", "hotset.tests.fuzz.fuzz_lines", "--lines", str(num_lines), "--seed", "1"]
     found = subprocess.run([sys.executable, *words], capture_output=True, text=True)
     assert found.returncode == 0, f"{words}: {found.stderr}"
     result = json.loads(found.stdout)
-    assert result["inputs"] == result["accepted"] + sum(result["refused"].values()) >= NUM_LINES
-    assert result["accepted"] > NUM_LINES / 10 and len(result["refused"]) == 7
+    assert result["inputs"] == result["accepted"] + sum(result["refused"].values()) >= num_lines
+    assert result["accepted"] > num_lines / 10 and len(result["refused"]) == 7
 
 
 def test_a_read_beyond_the_guarded_text_is_a_crash() -> None:

@@ -29,7 +29,7 @@ from hotset.tests.support.naive.naive_stages import (
 )
 
 CONFIG = PreprocessConfig(
-    ingest=IngestConfig(block_bytes=ByteSize(4000)),
+    ingest=IngestConfig(block_bytes=ByteSize(8000)),
     count=CountConfig(eval_fraction=0.3),
     rank=RankConfig(min_count=2),
     split=SplitConfig(hot_bytes=ByteSize(32 * 75), embedding_dim=4, embedding_optimizer="adagrad"),

@@ -207,8 +207,9 @@ def restore(original: Path, log: Path) -> None:
     shutil.copy(original, log)
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("change", "workers"), [("cut", 1), ("cut", 2), ("grown", 2), ("gone", 1), ("gone", 2), ("a folder", 1)]
+)
 def test_a_log_that_changes_while_it_is_read_is_named(
     tmp_path: Path, original: Path, log: Path, unbroken: dict[str, bytes], change: str, workers: int
 ) -> None:
@@ -334,7 +335,7 @@ def test_a_redo_that_is_killed_goes_on_with_the_plain_command(
         num_calls = killing(patch, after=10**6)
         remove_from(stage, copy_of(made, tmp_path / "all"))
     most = num_calls()
-    for after in sorted({*range(4), *np.linspace(4, most - 1, 5).astype(int).tolist()}):
+    for after in sorted({*range(4), *np.linspace(4, most - 1, 3).astype(int).tolist()}):
         out = copy_of(made, tmp_path / f"dir{after}")
         with monkeypatch.context() as patch:
             killing(patch, after)

@@ -135,7 +135,7 @@ def test_a_batch_with_lists_much_longer_than_others_is_cut(tmp_path: Path) -> No
 
 
 @given(st.lists(st.none() | st.lists(st.none() | st.text(max_size=3), max_size=4), min_size=1, max_size=9))
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 def test_any_lists_come_back(lists: list[list[str | None] | None]) -> None:
     """A missing list is one of one missing element, and so is an empty text."""
     log = Log({"a": "list text"}, [(value,) for value in lists])

@@ -40,7 +40,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("runs")
     rng = np.random.default_rng(4)
     if request.param == "lists of two widths":
-        log = draw_log(300, KINDS, rng, empty_lists=True)
+        log = draw_log(180, KINDS, rng, empty_lists=True)
         config = recipe(log, "parquet")
         split = SplitConfig(
             hot_bytes=ByteSize(128 * 12), feature_dims=FeatureSettings([("user", 8), ("tags", 8)])
@@ -50,7 +50,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     else:
         split = SplitConfig(hot_bytes=ByteSize(128 * 40))
         pack = PackConfig(batch_size=3, order=request.param)
-        run_to("pack", folder, draw_samples(300, rng), PreprocessConfig(split=split, pack=pack))
+        run_to("pack", folder, draw_samples(180, rng), PreprocessConfig(split=split, pack=pack))
     return folder
 
 

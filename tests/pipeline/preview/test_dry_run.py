@@ -126,7 +126,7 @@ def test_orders_for_which_the_columns_are_read(
     assert check(logs[:2], config, tmp_path / "dir") == [FINISHED] * 6
 
 
-@pytest.mark.parametrize("after", [25, 70, 130, 160])
+@pytest.mark.parametrize("after", [12, 70, 130, 160])
 def test_a_run_that_was_killed(
     tmp_path: Path, logs: list[Path], after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,8 +79,7 @@ def test_lookups_are_transposed_at_the_end_where_that_is_wanted(
     assert tree_of(out / "lookups") == found
 
 
-@pytest.mark.parametrize("min_count", [1, 3])
-@pytest.mark.parametrize("schema", ["criteo-kaggle", "criteo-1tb"])
+@pytest.mark.parametrize(("schema", "min_count"), [("criteo-kaggle", 1), ("criteo-1tb", 3)])
 def test_every_folder_agrees_with_the_naive_run(
     tmp_path: Path, log: Path, samples: list[Sample], schema: str, min_count: int
 ) -> None:
@@ -192,9 +191,7 @@ def test_a_stage_made_again_makes_those_after_it_stale(tmp_path: Path, log: Path
 
 
 @pytest.mark.parametrize("stage", FOLDERS)
-@pytest.mark.parametrize(
-    ("workers", "error"), [(1, KeyboardInterrupt), (2, KeyboardInterrupt), (2, RuntimeError)]
-)
+@pytest.mark.parametrize(("workers", "error"), [(2, KeyboardInterrupt), (1, RuntimeError)])
 def test_stopped_half_way_in_any_stage_the_same_run_goes_on_to_the_same_bytes(
     tmp_path: Path,
     log: Path,
@@ -297,7 +294,7 @@ def test_killed_at_any_moment_the_same_run_goes_on_to_the_same_bytes(
 ) -> None:
     out = tmp_path / "dir"
     # One of its threads is about to rename a file; the other is wherever it is.
-    for num_renames in (2, 25, 75):
+    for num_renames in (10, 90):
         command = [sys.executable, "-c", KILLED, str(log), str(out), str(num_renames)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None and process.stdout.readline() == "waiting\n"

@@ -26,7 +26,7 @@ def test_it_is_never_more_than_lookups_nor_fewer_than_seen(
 
 
 @pytest.mark.parametrize("skew", [1.1, 1.3, 1.7, 2.5])
-@pytest.mark.parametrize("times", [1, 3, 10, 100])
+@pytest.mark.parametrize("times", [1, 3, 30])
 def test_skewed_draws_are_told_within_a_factor_of_two(
     skew: float, times: int, rng: np.random.Generator
 ) -> None:

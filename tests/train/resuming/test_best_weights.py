@@ -109,7 +109,16 @@ def test_every_placement_stops_with_the_bits_of_all_fast(
         assert (tmp_path / "run" / name).read_bytes() == (stopped[0] / name).read_bytes()
 
 
-@pytest.mark.parametrize("fields", [*PLACEMENTS, {"placement": "fae"}])
+@pytest.mark.parametrize(
+    "fields",
+    # That the others have the same bits at the same step is tested above.
+    [
+        PLACEMENTS[0],
+        *(pytest.param(each, marks=pytest.mark.slow) for each in PLACEMENTS[1:-1]),
+        PLACEMENTS[-1],
+        {"placement": "fae"},
+    ],
+)
 def test_the_weights_of_the_best_step_are_those_of_a_run_that_ends_there(
     data: Path, tmp_path: Path, fields: dict[str, Any]
 ) -> None:

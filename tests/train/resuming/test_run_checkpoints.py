@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +136,22 @@ def run_until(
         assert stop is not None
 
 
+@pytest.fixture(scope="module")
+def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, bytes]]:
+    """Return the results of a run that nothing stops; each is made once for all tests."""
+    kept: dict[str, dict[str, bytes]] = {}
+
+    def results_of(**fields: Any) -> dict[str, bytes]:
+        name = repr(sorted(fields.items()))
+        if name not in kept:
+            out = tmp_path_factory.mktemp("unbroken") / "run"
+            run_until(data, out, None, OFF, **fields)
+            kept[name] = results(out)
+        return kept[name]
+
+    return results_of
+
+
 def results(out: Path) -> dict[str, bytes]:
     assert (out / "manifest.json").exists() and not (out / CHECKPOINTS).exists()
     return {name: (out / name).read_bytes() for name in FILES}
@@ -156,61 +172,84 @@ def folder() -> Iterator[Path]:
     kind=st.sampled_from(["kill", "signal"]),
 )
 def test_a_stopped_run_ends_with_the_bits_of_an_unbroken_one(
-    data: Path, fields: dict[str, Any], optimizer: str, stops: list[int], steps: int, kind: str
+    data: Path,
+    unbroken: Callable[..., dict[str, bytes]],
+    fields: dict[str, Any],
+    optimizer: str,
+    stops: list[int],
+    steps: int,
+    kind: str,
 ) -> None:
     fields = fields | {"embedding_optimizer": optimizer}
     with folder() as out:
-        run_until(data, out / "unbroken", None, OFF, **fields)
         for stop in stops:
             run_until(data, out / "stopped", stop, every(steps), kind, **fields)
         run_until(data, out / "stopped", None, every(steps), **fields)
-        assert results(out / "stopped") == results(out / "unbroken")
+        assert results(out / "stopped") == unbroken(**fields)
 
 
 @pytest.mark.parametrize("fields", PLACEMENTS)
 def test_every_placement_goes_on_in_the_middle_of_the_second_epoch(
-    data: Path, tmp_path: Path, fields: dict[str, Any]
+    data: Path, tmp_path: Path, unbroken: Callable[..., dict[str, bytes]], fields: dict[str, Any]
 ) -> None:
-    run_until(data, tmp_path / "unbroken", None, OFF, **fields)
     run_until(data, tmp_path / "stopped", 25, every(4), **fields)
     assert [path.name for path in record_paths(tmp_path / "stopped" / CHECKPOINTS)] != []
     run_until(data, tmp_path / "stopped", None, every(4), **fields)
-    assert results(tmp_path / "stopped") == results(tmp_path / "unbroken")
+    assert results(tmp_path / "stopped") == unbroken(**fields)
 
 
 @pytest.mark.parametrize("fields", [PLACEMENTS[number] for number in (0, 3, 4, 6)])
 def test_a_checkpoint_whose_rows_are_copied_between_later_steps_is_one_of_its_own_step(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unbroken: Callable[..., dict[str, bytes]],
+    fields: dict[str, Any],
 ) -> None:
+    wanted = unbroken(**fields)
     # One part of 4 rows after each step, however slow the disk.
     monkeypatch.setattr(run_checkpoints.RunCheckpoints, "take", TAKE)
     monkeypatch.setattr(run_checkpoints, "_PART_BYTES", 160)
     monkeypatch.setattr(checkpoint_writer.CheckpointWriter, "is_ready", True)
-    run_until(data, tmp_path / "unbroken", None, OFF, **fields)
     run_until(data, tmp_path / "stopped", 30, every(4), **fields)
     record = newest_whole(tmp_path / "stopped" / CHECKPOINTS)
     assert record is not None and record.state.step < 28, "parts were copied over several steps"
     run_until(data, tmp_path / "stopped", None, every(4), **fields)
-    assert results(tmp_path / "stopped") == results(tmp_path / "unbroken")
+    assert results(tmp_path / "stopped") == wanted
+
+
+SCHEDULED: dict[str, Any] = {"embedding_optimizer": "sgd", "staging_bytes": ByteSize(1_500)}
+
+
+@pytest.fixture(scope="module")
+def scheduled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards with the step plans of both epochs."""
+    folder = tmp_path_factory.mktemp("scheduled")
+    shards = write_shards(folder / "shards", SPEC)
+    config = ScheduleConfig(split_batches=True, staging_bytes=ByteSize(1_500), prefetch=1, epochs=2)
+    schedule(config, Manifest.read(shards), folder / "schedule")
+    return folder
 
 
 @pytest.mark.parametrize("stop", [1, 11, 18, 23, 35])
 @pytest.mark.parametrize("fields", [{}, {"slow_bytes": ByteSize(30 * KIB)}])
 def test_a_resumed_run_goes_on_in_its_schedule(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, fields: dict[str, Any]
+    scheduled: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unbroken: Callable[..., dict[str, bytes]],
+    stop: int,
+    fields: dict[str, Any],
 ) -> None:
-    shards = write_shards(tmp_path / "data" / "shards", SPEC)
-    fields = fields | {"embedding_optimizer": "sgd", "staging_bytes": ByteSize(1_500)}
-    run_until(tmp_path / "data", tmp_path / "unbroken", None, OFF, **fields | {"placement": "all-fast"})
-    config = ScheduleConfig(split_batches=True, staging_bytes=ByteSize(1_500), prefetch=1, epochs=2)
-    schedule(config, Manifest.read(shards), tmp_path / "data" / "schedule")
+    fields = fields | SCHEDULED
+    wanted = unbroken(**fields | {"placement": "all-fast"})
     # No plan is made any more.
     monkeypatch.setattr(PlanQueue, "finish", None)
     monkeypatch.setattr(EpochSpool, "finish", None)
-    run_until(tmp_path / "data", tmp_path / "run", stop, every(50), "signal", **fields)
-    run_until(tmp_path / "data", tmp_path / "run", None, every(50), **fields)
+    run_until(scheduled, tmp_path / "run", stop, every(50), "signal", **fields)
+    run_until(scheduled, tmp_path / "run", None, every(50), **fields)
     for name in ("weights.safetensors", "batch_order.npy"):
-        assert results(tmp_path / "run")[name] == results(tmp_path / "unbroken")[name]
+        assert results(tmp_path / "run")[name] == wanted[name]
 
 
 def test_a_run_that_starts_from_another_uses_a_schedule_too(
@@ -292,9 +331,13 @@ def test_files_are_merged_and_old_checkpoints_removed(data: Path, tmp_path: Path
 
 @pytest.mark.parametrize("damage", ["record", "dense", "rows", "missing", "other"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
-    data: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+    data: Path,
+    tmp_path: Path,
+    unbroken: Callable[..., dict[str, bytes]],
+    damage: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    run_until(data, tmp_path / "unbroken", None, OFF)
+    wanted = unbroken()
     run_until(data, tmp_path / "run", 11, every(5))
     checkpoints = tmp_path / "run" / CHECKPOINTS
     newest = record_paths(checkpoints)[0]
@@ -316,7 +359,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     with caplog.at_level(logging.WARNING):
         run_until(data, tmp_path / "run", None, every(5))
     assert "going back to the checkpoint of step 5" in caplog.text and path.name in caplog.text
-    assert results(tmp_path / "run") == results(tmp_path / "unbroken")
+    assert results(tmp_path / "run") == wanted
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_refused(data: Path, tmp_path: Path) -> None:
