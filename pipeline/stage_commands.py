@@ -26,7 +26,7 @@ def hint_to_write(folder: Path, *, is_alone: bool) -> str:
     """
     stage = STAGE_OF.get(folder.name)
     if stage is None:
-        return "give the folder that the command before it wrote"
+        return "give the folder that preprocess wrote (its --out)"
     # Then the user has run no stage yet, or has given another folder.
     if is_alone:
         return f"`hotset preprocess RAW --out {_quoted(folder.parent)}` writes it from raw logs"

@@ -29,6 +29,7 @@ TEXTS = "texts"
 _FILE_KEYS = ("path", "samples", "bytes", "xxh3_128")
 _KINDS = {"stage": str, "version": int, "config": dict, "inputs": list, "totals": dict}
 _NOT_PLAIN = "put the file itself there: links, which may leave the folder, and pipes are not read"
+_WRITTEN = "give the folder that preprocess wrote (its --out)"
 Record = TypeVar("Record", bound=JsonRecord)
 Setting = TypeVar("Setting")
 
@@ -109,12 +110,8 @@ class Manifest:
             if not stat.S_ISREG(path.lstat().st_mode):
                 raise ManifestError(f"{path} is not a plain file", hint=_NOT_PLAIN)
             text = path.read_bytes()
-        except FileNotFoundError:
-            state = "is unfinished" if folder.is_dir() else "does not exist"
-            # The hint names the command that would write the folder, by whether other stages lie beside it.
-            is_alone = not any((folder.parent / name).exists() for name in STAGE_OF)
-            hint = hint_to_write(folder, is_alone=is_alone)
-            raise ManifestError(f"{folder} {state}: it has no {MANIFEST}", hint=hint) from None
+        except (FileNotFoundError, NotADirectoryError):
+            raise _missing(folder) from None
         except OSError as error:
             raise ManifestError(f"{path} cannot be read: {error.strerror}") from error
         # The bytes may be anything: whatever the parser stumbles over is damage.
@@ -260,6 +257,23 @@ class Manifest:
                 hint=hint_to_rewrite(self.folder),
             )
         return path
+
+
+def _missing(folder: Path) -> ManifestError:
+    """Return what to raise for a folder without a manifest, or a path that is none."""
+    file = next((path for path in (folder, folder.parent) if path.is_file()), None)
+    if file is not None:
+        return ManifestError(f"{file} is not a folder", hint=_WRITTEN)
+    if folder.is_dir():
+        found = f"{folder} is unfinished: it has no {MANIFEST}"
+    elif (folder.parent / MANIFEST).exists():
+        # A run, or the folder of one stage: no command writes stage folders into it.
+        return ManifestError(f"{folder.parent} holds no {folder.name}/", hint=_WRITTEN)
+    else:
+        found = f"{folder} does not exist"
+    # The hint names the command that would write the folder, by whether other stages lie beside it.
+    is_alone = not any((folder.parent / name).exists() for name in STAGE_OF)
+    return ManifestError(found, hint=hint_to_write(folder, is_alone=is_alone))
 
 
 @lru_cache(maxsize=8)

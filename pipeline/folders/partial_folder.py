@@ -43,7 +43,7 @@ def write_errors_explained(path: Path) -> Iterator[None]:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise ManifestError(
             f"{path} cannot be written: {reason}",
-            hint="make room or fix the cause: the same command resumes the run",
+            hint="make room or fix the cause, and run the same command again",
         ) from error
 
 

@@ -83,7 +83,7 @@ def refuse_target(path: Path, *, overwrite: bool, option: str = "--out") -> None
         raise HotsetError(
             f"{path} cannot be written: {error.strerror}", hint=f"give another {option}"
         ) from error
-    if path.exists() and not path.is_file():
+    if overwrite and path.exists() and not path.is_file():
         raise HotsetError(f"{path} is not a regular file", hint=f"give another {option}")
     if not overwrite:
         raise HotsetError(f"{path} exists", hint=f"give another {option}, or delete it first")

@@ -70,7 +70,7 @@ def propose_schema(path: Path, *, num_rows: int = 10_000) -> Proposal:
     """Look at the first ``num_rows`` rows of a CSV or Parquet log, or those of its first 4 MiB of text.
 
     Raises:
-        InputError: the file cannot be read, is empty, or has no column that could be a category.
+        InputError: the file cannot be read, is empty or no text, or has no column that could be a category.
     """
     file = RawFile.inspect(path)
     # By its first bytes and not by its name, as a reader of Parquet does.
@@ -80,6 +80,8 @@ def propose_schema(path: Path, *, num_rows: int = 10_000) -> Proposal:
     block = next((block.read() for block in iterate_blocks(file, _SNIFFED_BYTES)), None)
     if block is None:
         raise InputError(f"{path} is empty")
+    if not block.text[: block.num_bytes].all():
+        raise InputError(f"{path} is neither Parquet nor text: its first lines have bytes of 0")
     separator = _separator_of(block)
     cells = _cells_of(path, block, separator, num_rows + 1)
     names = [bytes(c.text[c.starts[0] : c.stops[0]]).decode("utf-8", "replace") for c in cells]

@@ -34,6 +34,7 @@ from ..sizes import MIB
 VERSION = 1
 ID_MAP = "id_map"
 _LEAST_ROOM = 8 * MIB
+_STAGES = ("rank", "adopt")
 _CHUNK = 1 << 18
 """Rows that are looked up, or added up, at a time."""
 
@@ -52,8 +53,14 @@ def map_ids(old: Manifest, new: Manifest, out: Path, resources: Resources = DEFA
              values share the new oov row.
 
     Raises:
-        ManifestError: the vocabularies have other features, or features of other kinds.
+        ManifestError: a folder holds no vocabulary, or they have other features, or features of other kinds.
     """
+    for vocabulary in (old, new):
+        if vocabulary.stage not in _STAGES:
+            raise ManifestError(
+                f"{vocabulary.folder} holds the stage {vocabulary.stage!r}, want a vocabulary",
+                hint="give a folder that preprocess wrote (its --out)",
+            )
     tables = _pairs(old, new)
     inputs = [{"name": name, "fingerprint": m.fingerprint} for name, m in (("old", old), ("vocabulary", new))]
     output = Output.begin("map-ids", VERSION, MapIdsConfig(), inputs, out)

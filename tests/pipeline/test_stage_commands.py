@@ -19,7 +19,7 @@ def test_every_folder_has_its_stage() -> None:
     [
         ("vocabulary", "`hotset rank {dir}` writes it"),
         ("columns", "`hotset ingest RAW --out {dir}` writes it"),
-        ("other", "give the folder that the command before it wrote"),
+        ("other", "give the folder that preprocess wrote (its --out)"),
     ],
 )
 def test_a_missing_folder_names_the_command_that_writes_it(folder: str, hint: str, tmp_path: Path) -> None:

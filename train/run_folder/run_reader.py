@@ -40,8 +40,12 @@ def read_config(run: Path, *, must_be_finished: bool = True) -> RunConfig:
     """The config of a finished run; raises HotsetError where there is none, or one that no run writes."""
     # The summary marks the end of a run: one without it has not ended.
     if not (run / (SUMMARY if must_be_finished else CONFIG)).exists():
-        state = "is unfinished" if (run / CONFIG).exists() else "holds no training run"
-        raise HotsetError(f"{run} {state}: it has no {SUMMARY}", hint=RUN_HINT)
+        if not run.is_dir():
+            state = "is not a folder" if run.exists() else "does not exist"
+        else:
+            state = "is unfinished" if (run / CONFIG).exists() else "holds no training run"
+            state += f": it has no {SUMMARY}"
+        raise HotsetError(f"{run} {state}", hint=RUN_HINT)
     path = plain_file(run / CONFIG)
     try:
         if path.stat().st_size > _MOST_CONFIG_BYTES:

@@ -74,5 +74,6 @@ def run(command: str, arguments: Sequence[str]) -> int:
 
 
 def _vocabulary(folder: Path) -> Manifest:
-    """Return the vocabulary inside ``folder``, or ``folder`` itself where it is one."""
-    return Manifest.read(folder if (folder / MANIFEST).exists() else folder / "vocabulary")
+    """Return the vocabulary inside ``folder``, such as that of a run, or ``folder`` itself."""
+    inner = folder / "vocabulary"
+    return Manifest.read(folder if (folder / MANIFEST).exists() and not inner.is_dir() else inner)

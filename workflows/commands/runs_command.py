@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from ...pipeline.errors import HotsetError
+from ...pipeline.formats.whole_file import whole_file
 from ..console import print_json, say, stdout_console
 from ..options import parse_options
 from ..printing.read_runs import differing_settings, read_runs
@@ -38,10 +38,8 @@ def run(command: str, arguments: Sequence[str]) -> int:
     # The page is written whatever else is printed.
     runs = best_first(read_runs(options.folder))
     if options.html is not None:
-        try:
-            options.html.write_text(page_of_runs(runs), encoding="utf-8")
-        except OSError as error:
-            raise HotsetError(f"{options.html} cannot be written: {error.strerror}") from error
+        with whole_file(options.html, overwrite=True, option="--html") as file:
+            file.write(page_of_runs(runs).encode())
         say(f"wrote {options.html}")
     if options.json:
         # Only settings that differ between runs are told: all others are the same in each.

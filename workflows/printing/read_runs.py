@@ -50,9 +50,10 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
-    """Return the settings that not all runs have alike, in the order of their names."""
-    names = sorted({name for run in runs for name in run.settings})
-    return [name for name in names if len({_key(run.settings.get(name)) for run in runs}) > 1]
+    """Return the settings that not all runs that could be read have alike, in the order of their names."""
+    found = [run.settings for run in runs if run.fault is None]
+    names = sorted({name for settings in found for name in settings})
+    return [name for name in names if len({_key(settings.get(name)) for settings in found}) > 1]
 
 
 def _run_folders(folder: Path, depth: int) -> Iterator[Path]:

@@ -62,8 +62,16 @@ def test_a_folder_without_a_manifest_is_unfinished_or_missing(tmp_path: Path) ->
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ManifestError, match="cannot be read: Not a directory"):
-        Manifest.read(tmp_path / "file")
+    for folder in (tmp_path / "file", tmp_path / "file" / "shards"):
+        with pytest.raises(ManifestError, match=f"{tmp_path}/file is not a folder"):
+            Manifest.read(folder)
+
+
+def test_a_folder_of_a_run_or_a_stage_is_not_taken_for_that_of_preprocess(tmp_path: Path) -> None:
+    write_parts(tmp_path, PARTS)
+    (tmp_path / "vocabulary").mkdir()
+    with pytest.raises(ManifestError, match=f"{tmp_path} holds no samples/"):
+        Manifest.read(tmp_path / "samples")
 
 
 def test_a_cut_manifest_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:

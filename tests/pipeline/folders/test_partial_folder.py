@@ -47,7 +47,7 @@ def test_a_system_error_is_explained_and_others_pass(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"out cannot be written: No space left") as caught:
         with write_errors_explained(tmp_path / "out"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert caught.value.hint == "make room or fix the cause: the same command resumes the run"
+    assert caught.value.hint == "make room or fix the cause, and run the same command again"
     with pytest.raises(ManifestError, match="out cannot be written: by hand"):
         with write_errors_explained(tmp_path / "out"):
             raise OSError("by hand")

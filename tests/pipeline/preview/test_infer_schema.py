@@ -318,3 +318,11 @@ def test_the_avazu_sample_is_proposed_as_the_built_in_schema_without_its_constan
     # All these lines are of one hour.
     assert proposal.schema == replace(built_in, sparse=built_in.sparse[1:], kinds=built_in.kinds[1:])
     assert '# hour = "integer"  # left out: every row has the same value' in proposal.text
+
+
+def test_no_schema_is_proposed_for_what_is_no_text(tmp_path: Path) -> None:
+    for number, content in enumerate((bytes(range(256)) * 9, "a,b\n1,2\n".encode("utf-16"))):
+        path = tmp_path / str(number)
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="is neither Parquet nor text"):
+            propose_schema(path)

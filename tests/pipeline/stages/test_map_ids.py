@@ -197,6 +197,13 @@ def test_an_extension_maps_the_ids_it_changes(
     assert not (out / "id_map").exists()
 
 
+def test_only_vocabularies_are_mapped(vocabularies: dict[tuple[int, int], Path], tmp_path: Path) -> None:
+    vocabulary, counts = (Manifest.read(vocabularies[1, 1] / name) for name in ("vocabulary", "counts"))
+    for pair in ((vocabulary, counts), (counts, vocabulary)):
+        with pytest.raises(ManifestError, match="holds the stage 'count', want a vocabulary"):
+            map_ids(*pair, tmp_path / "map")
+
+
 def test_faults_of_a_map_are_found(vocabularies: dict[tuple[int, int], Path], tmp_path: Path) -> None:
     old, new = (Manifest.read(vocabularies[number, 1] / "vocabulary") for number in (1, 3))
     made = map_ids(old, new, tmp_path / "map")

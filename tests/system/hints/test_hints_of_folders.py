@@ -53,7 +53,26 @@ def replace_by_link(path: Path) -> None:
     path.symlink_to(path.parent.parent / path.name)
 
 
-@follows("pipeline/folders/manifest.py::Manifest.read#2")
+@follows("pipeline/folders/manifest.py::_missing", "pipeline/folders/manifest.py::_missing#2")
+def test_what_is_no_folder_of_preprocess(shell: Shell) -> None:
+    for path, command in (
+        ("log.tsv", "stats"),
+        ("run", "stats"),
+        ("run", "schedule"),
+        ("data/shards", "advise"),
+    ):
+        assert shell.refused(command, path) == "give the folder that preprocess wrote (its --out)"
+    shell.works("stats", "data")
+
+
+@follows("pipeline/stages/map_ids.py::map_ids")
+def test_what_is_no_vocabulary_is_not_mapped(shell: Shell) -> None:
+    hint = shell.refused("map-ids", "data/shards", "data")
+    assert hint == "give a folder that preprocess wrote (its --out)"
+    shell.works("map-ids", "run", "data")
+
+
+@follows("pipeline/folders/manifest.py::_missing#3")
 def test_a_missing_folder_is_written_by_the_command_in_the_hint(shell: Shell) -> None:
     shutil.rmtree("data/vocabulary")
     hint = shell.refused("stats", "data")
@@ -68,7 +87,7 @@ def test_a_missing_folder_is_written_by_the_command_in_the_hint(shell: Shell) ->
 
 
 @pytest.mark.parametrize("folder", ["counts", "vocabulary", "samples", "plan", "shards", "schedule"])
-@follows("pipeline/folders/manifest.py::Manifest.read#3")
+@follows("pipeline/folders/manifest.py::Manifest.read#2")
 def test_a_damaged_manifest_is_written_again(folder: str, shell: Shell) -> None:
     damage(Path("data", folder, "manifest.json"))
     next_command = {"counts": "rank", "shards": "schedule"}.get(folder, "verify")

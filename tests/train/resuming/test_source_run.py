@@ -160,8 +160,14 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(
         source_of(first, other)
     with pytest.raises(ConfigError, match=r"the model of .* has bottom_widths"):
         source_of(first, Shards.open(data), bottom_mlp=(8, 4))
-    with pytest.raises(HotsetError, match="holds no training run"):
-        source_of(tmp_path / "nothing", Shards.open(data))
+    for folder, found in (
+        ("nothing", "does not exist"),
+        ("file", "is not a folder"),
+        (".", "holds no train"),
+    ):
+        (tmp_path / "file").touch()
+        with pytest.raises(HotsetError, match=found):
+            source_of(tmp_path / folder, Shards.open(data))
     with pytest.raises(ConfigError, match="--id-map maps the ids of a run"):
         train(data, TrainConfig(**FIELDS), tmp_path / "run", id_map=first)
     damaged = shutil.copytree(first, tmp_path / "damaged")

@@ -71,7 +71,7 @@ def test_a_run_that_is_unfinished_or_damaged_is_listed_as_such(
 ) -> None:
     for name in ("begun", "damaged", "<b>"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "config.json").write_text('{"epochs": 1}')
     (tmp_path / "damaged/metrics.jsonl").write_text("{")
     lines = [
         {"step": 1, "loss": 0.5},
@@ -83,6 +83,7 @@ def test_a_run_that_is_unfinished_or_damaged_is_listed_as_such(
     ]
     (tmp_path / "begun/metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     found: list[dict[str, Any]] = json.loads(printed(capsys, tmp_path, "--json"))["runs"]
+    assert all(run["differs"] == {} for run in found)  # what could not be read does not differ
     wanted = {"begun": True, "damaged": False, "<b>": True}
     assert {run["run"]: run["fault"] is None for run in found} == wanted
     shown = printed(capsys, tmp_path, "--html", tmp_path / "page.html")

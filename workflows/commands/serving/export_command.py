@@ -53,13 +53,21 @@ def run(command: str, arguments: Sequence[str]) -> int:
     if options.since is not None and options.onnx:
         raise ConfigError("changes have no graph: --onnx is for a whole export")
     # torch takes a second and more to import: not before the options are known to be right.
+    from ....pipeline.formats.whole_file import refuse_target
     from ....train.exporting.export_changes import export_changes
     from ....train.exporting.export_run import export_run
     from ....train.exporting.row_cost import score_packed_rows
 
     config = config_of(ExportConfig, options)
     report: dict[str, Any] = {"out": str(options.out)}
+    refuse_target(options.out, overwrite=False)
     with progress_bars():
+        # Rows are packed and unpacked as exported, and scored beside those of the run; before anything is
+        # written, so that shards that do not fit leave no folder behind.
+        if options.evaluate is not None:
+            packed, trained = score_packed_rows(options.run, options.evaluate, options.row_type)
+            report |= {"auc": packed.auc, "auc_fp32": trained.auc}
+            report |= {"log_loss": packed.log_loss, "log_loss_fp32": trained.log_loss}
         if options.since is None:
             export_run(options.run, options.out, config, vocabulary=options.vocabulary)
         else:
@@ -68,11 +76,6 @@ def run(command: str, arguments: Sequence[str]) -> int:
             )
             names = ("num_rows", "num_new", "num_changed", "num_gone")
             report["changes"] = {each.name: {name: getattr(each, name) for name in names} for each in changes}
-        # Rows are packed and unpacked as exported, and scored beside those of the run.
-        if options.evaluate is not None:
-            packed, trained = score_packed_rows(options.run, options.evaluate, options.row_type)
-            report |= {"auc": packed.auc, "auc_fp32": trained.auc}
-            report |= {"log_loss": packed.log_loss, "log_loss_fp32": trained.log_loss}
     if options.json:
         print_json(report)
     else:

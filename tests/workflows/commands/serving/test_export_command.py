@@ -28,6 +28,11 @@ def test_changes_are_exported_from_the_command_line(
     assert main([*command, "--out", f"{out}2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["changes"]["C26"]["num_gone"] == 0 and found["log_loss"] != found["log_loss_fp32"]
+    # Shards that do not fit are found before anything is written, and a folder is never written over.
+    assert main(["export", run, "--since", run, "--evaluate", run, "--out", f"{out}3"]) == 1
+    assert "holds the stage 'train'" in capsys.readouterr().err and not Path(f"{out}3").exists()
+    assert main(["export", run, "--since", run, "--out", out]) == 1
+    assert f"error: {out} exists\n" in capsys.readouterr().err
     assert main([*command, "--out", f"{out}3", "--onnx"]) == 1
     assert "changes have no graph: --onnx is for a whole export" in capsys.readouterr().err
 
