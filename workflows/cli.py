@@ -12,10 +12,12 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import sys
 import textwrap
-from collections.abc import Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.util import resolve_name
 
 from .. import __version__
@@ -30,6 +32,8 @@ _AFTER_INTERRUPTION = {
     "evaluate": "nothing was written",
     "predict": "nothing was written",
     "export": "nothing was written",
+    "export-shards": "nothing was written",
+    "schema": "nothing was written",
     "stats": "nothing was written",
     "advise": "nothing was written",
     "verify": "nothing was written",
@@ -53,7 +57,8 @@ def usage() -> str:
         "hotset COMMAND --help explains the options of a command; hotset -V (--version) prints the version. "
         "Every command takes -q (--quiet), which shows only errors and warnings, and -v (--verbose), which "
         "reports details.",
-        "Exit status: 0 success, 1 an error that you can fix, 2 wrong usage, 130 interrupted.",
+        "Exit status: 0 success, 1 an error that you can fix, 2 wrong usage, 130 interrupted (Ctrl-C, "
+        "SIGTERM).",
     )
     what, how, status = (textwrap.fill(paragraph, width) for paragraph in paragraphs)
     commands = with_help((name, description) for name, (_, description) in COMMANDS.items())
@@ -61,7 +66,29 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0, 1 for an error a user can fix, 2 for wrong usage."""
+    """Run one command and return its exit status: 0, 1 for an error a user can fix, 2 for wrong usage.
+
+    Ctrl-C and SIGTERM end a command alike, with 130: it removes what it has begun and not finished.
+    """
+    with _sigterm_as_ctrl_c():
+        return _main(arguments)
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    is_main = threading.current_thread() is threading.main_thread()
+    # A program that ignores or handles the signal itself goes on doing so; other threads get none.
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     set_verbosity()
     # Options of every command may stand before its name, too.

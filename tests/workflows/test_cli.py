@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -258,3 +259,16 @@ def test_the_first_of_several_ranks_says_how_an_interrupted_run_continues(
     alone, first, second = said
     assert alone.endswith("hint: `hotset train DIR --out RUN` resumes the run\n")
     assert "the same command of the launcher resumes the run" in first and second == ""
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def terminated(*_: object) -> int:
+        signal.raise_signal(signal.SIGTERM)
+        return 0
+
+    monkeypatch.setattr("hotset.workflows.cli._run", terminated)
+    assert main(["export-shards", "data"]) == 130
+    assert capsys.readouterr().err == "interrupted: nothing was written\n"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
