@@ -25,6 +25,7 @@ BENCHES = {
     "growth": ("bench_growth", "measure speed, memory and disk on growing logs"),
     "stats": ("bench_stats", "compare statistics kernels with plain Python and NumPy"),
     "train": ("training.bench_train", "compare a training step with plain torch, part by part"),
+    "predict": ("training.bench_predict", "compare predictions with training, the dataset with its reader"),
     "larger-than-memory": (
         "limited.bench_larger_than_memory",
         "train on tables four times the memory, beside memory-mapped ones",
