@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -15,9 +15,21 @@ from .read_runs import Run, differing_settings
 
 _MOST_SHOWN = 12
 """Settings that differ, at most: more of them say that the runs are of different experiments."""
-_WIDTH, _HEIGHT, _MARGIN = 640, 280, 48
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito's palette."""
+_WIDTH, _HEIGHT, _MARGIN = 480, 220, 48
+_SHOWN_WIDTH = 640
+"""Pixels of a chart where there is room; it shrinks on narrow screens."""
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888")
+"""Okabe and Ito's palette, with gray for black, which a dark page would hide."""
+_STYLE = """
+:root{color-scheme:light dark}
+body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;padding:0 1em;max-width:75em}
+.wide{overflow-x:auto}
+table{border-spacing:0}
+td,th{padding:.2em .7em;text-align:left;vertical-align:top;white-space:nowrap}
+td.text{white-space:normal;min-width:16em;overflow-wrap:anywhere}
+svg{max-width:100%;height:auto;display:block}
+text{fill:currentColor;font-size:11px}
+"""
 
 
 def show_run_list(runs: Sequence[Run], console: Console) -> None:
@@ -44,13 +56,17 @@ def page_of_runs(runs: Sequence[Run]) -> str:
     # The color of a row is that of its curves below.
     rows = []
     for number, run in enumerate(ordered):
-        cells = [run.name, *_figures(run), _differences(run, names), _provenance(run)]
         swatch = f'<td style="background:{_COLORS[number % len(_COLORS)]}">&nbsp;</td>'
-        rows.append(f"<tr>{swatch}{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>")
+        figures = "".join(f"<td>{html.escape(cell)}</td>" for cell in (run.name, *_figures(run)))
+        texts = "".join(
+            f'<td class="text">{html.escape(text)}</td>'
+            for text in (_differences(run, names), _provenance(run))
+        )
+        rows.append(f"<tr>{swatch}{figures}{texts}</tr>")
     titles = ("", "run", "AUC", "log loss", "samples/s", "bytes moved", "what differs", "made by")
     # A chart for each series that any of the runs has.
     charts = [
-        f"<h2>{title}</h2>{_chart([run.curves.get(name, []) for run in ordered])}"
+        f"<h2>{title}</h2>{_chart({run.name: run.curves.get(name, []) for run in ordered})}"
         for name, title in (
             ("validation", "AUC of the validation part by step"),
             ("evaluation", "AUC of the test part by step"),
@@ -59,11 +75,12 @@ def page_of_runs(runs: Sequence[Run]) -> str:
         if any(run.curves.get(name) for run in ordered)
     ]
     return (
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>hotset runs</title><style>'
-        "body{font:15px/1.5 system-ui,sans-serif;margin:2em;max-width:75em}td,th{padding:.2em .7em;"
-        "text-align:left;vertical-align:top}svg{max-width:100%}</style></head><body><h1>Runs</h1><table><tr>"
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>hotset runs</title><style>{_STYLE}</style></head><body><h1>Runs</h1>"
+        '<div class="wide"><table><tr>'
         + "".join(f"<th>{title}</th>" for title in titles)
-        + f"</tr>{''.join(rows)}</table>{''.join(charts)}</body></html>\n"
+        + f"</tr>{''.join(rows)}</table></div>{''.join(charts)}</body></html>\n"
     )
 
 
@@ -103,10 +120,10 @@ def _provenance(run: Run) -> str:
     return "; ".join(str(each) for each in (found.get("command"), found.get("commit"), cpu) if each)
 
 
-def _chart(curves: Sequence[Sequence[tuple[int, float]]]) -> str:
-    """Draw curves over the same axes as SVG, in the colors of the table."""
+def _chart(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """Draw the curves of runs over the same axes as SVG, in the colors of the table."""
     # All curves share their axes; a constant one must not divide by zero.
-    points = [point for curve in curves for point in curve]
+    points = [point for curve in curves.values() for point in curve]
     last = max(max(step for step, _ in points), 1)
     low, high = min(value for _, value in points), max(value for _, value in points)
     span = (high - low) or 1.0
@@ -116,21 +133,25 @@ def _chart(curves: Sequence[Sequence[tuple[int, float]]]) -> str:
         y = _HEIGHT - _MARGIN - (value - low) / span * (_HEIGHT - 2 * _MARGIN)
         return f"{x:.1f},{y:.1f}"
 
+    # Placements have equal curves, so each is drawn wider than those above it: all of them are seen.
     lines = []
-    for number, curve in enumerate(curves):
+    for number, (name, curve) in enumerate(curves.items()):
         color = _COLORS[number % len(_COLORS)]
+        width = 1.5 + 1.5 * min(len(curves) - 1 - number, len(_COLORS))
+        title = f"<title>{html.escape(name)}</title>"
         if len(curve) > 1:
             path = " ".join(place(*point) for point in curve)
-            lines.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>')
+            shape = f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{width}">'
+            lines.append(f"{shape}{title}</polyline>")
         # A curve of one point has no line, so the point itself is drawn.
         for point in curve[:1] if len(curve) == 1 else []:
             x, y = place(*point).split(",")
-            lines.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{color}"/>')
+            lines.append(f'<circle cx="{x}" cy="{y}" r="{2 + width / 2}" fill="{color}">{title}</circle>')
     bottom, right = _HEIGHT - _MARGIN, _WIDTH - _MARGIN
     axes = (
         f'<path d="M{_MARGIN},{_MARGIN}V{bottom}H{right}" fill="none" stroke="#888"/>'
-        f'<text x="{_MARGIN - 6}" y="{bottom}" text-anchor="end" font-size="11">{low:.4g}</text>'
-        f'<text x="{_MARGIN - 6}" y="{_MARGIN + 4}" text-anchor="end" font-size="11">{high:.4g}</text>'
-        f'<text x="{right}" y="{bottom + 16}" text-anchor="end" font-size="11">step {last:,}</text>'
+        f'<text x="{_MARGIN - 6}" y="{bottom}" text-anchor="end">{low:.4g}</text>'
+        f'<text x="{_MARGIN - 6}" y="{_MARGIN + 4}" text-anchor="end">{high:.4g}</text>'
+        f'<text x="{right}" y="{bottom + 16}" text-anchor="end">step {last:,}</text>'
     )
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}">{axes}{"".join(lines)}</svg>'
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_SHOWN_WIDTH}">{axes}{"".join(lines)}</svg>'

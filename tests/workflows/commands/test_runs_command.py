@@ -63,7 +63,11 @@ def test_a_page_has_the_table_and_the_curves(
     printed(capsys, runs, "--html", tmp_path / "runs.html")
     page = (tmp_path / "runs.html").read_text()
     assert page.count("<tr>") == 3 and page.count("<svg") == 2
-    assert len(re.findall("<polyline", page)) >= 2 and "http" not in page.replace("https://", "http://")
+    widths = re.findall('<polyline[^>]*stroke-width="([^"]*)"', page)
+    assert len(widths) >= 2 and "http" not in page.replace("https://", "http://")
+    # Equal curves lie on each other, and the page is for narrow screens and dark ones too.
+    assert set(widths) == {"3.0", "1.5"}
+    assert "color-scheme:light dark" in page and "width=device-width" in page and 'class="wide"' in page
 
 
 def test_a_run_that_is_unfinished_or_damaged_is_listed_as_such(
