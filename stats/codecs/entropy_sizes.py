@@ -84,7 +84,7 @@ def vector_lz_bytes(codes: NDArray[np.uint8]) -> int:
 def huffman_bytes(codes: NDArray[np.uint8]) -> int:
     """Return the bytes of the best prefix code of some codes, one bit each where all are alike. Exact."""
     counts = np.bincount(codes.reshape(-1), minlength=1)
-    weights = counts[counts > 0].tolist()
+    weights: list[int] = counts[counts > 0].tolist()
     if len(weights) < 2:
         return -(-sum(weights) // 8)
     # A code is a bit longer for each node above it: the bits of all are the weights of the inner nodes.
