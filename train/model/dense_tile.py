@@ -46,14 +46,17 @@ class DenseTile:
         self._weights = weights
         self._widths = tables_by_width(shape.table_dims) if shape.table_dims else {}
         self.bottom = build_mlp(_layers("bottom", shape.bottom)) if shape.bottom else None
-        hidden = _layers("top", shape.top[:-1])
+        # Only the inputs of the top MLP are filled up: the others are the batch's, or outputs of a layer.
+        filled_up = stored_inputs(shape.top_inputs)
+        hidden = _layers("top", (filled_up, *shape.top_widths))
         self.top = build_mlp(hidden) if hidden else None
         self._last = f"top.{2 * len(hidden)}"
-        self._last_weight_N = weights[f"{self._last}.weight"][:, 0]
+        num_last = hidden[-1].num_outputs if hidden else filled_up
+        self._last_weight_N = weights[f"{self._last}.weight"][:num_last, 0]
         self._last_bias_1 = weights[f"{self._last}.bias"]
         self._embeddings = torch.empty(most_samples if self._widths else 0, shape.num_tables, dim)
         # Inputs are stored with the zeros that fill them up; no pass writes there.
-        self._inputs = torch.zeros(most_samples, stored_inputs(shape.top_inputs))
+        self._inputs = torch.zeros(most_samples, filled_up)
         self._logits = torch.empty(most_samples)
         self._logit_grads = torch.empty(most_samples)
         self._hidden_grads = torch.empty(most_samples, self._last_weight_N.numel())
@@ -125,7 +128,7 @@ class DenseTile:
             grad_T,
             hidden_TN.numpy(),
             self._last_weight_N.numpy(),
-            gradients[f"{self._last}.weight"].view(-1).numpy(),
+            gradients[f"{self._last}.weight"].view(-1)[: self._last_weight_N.numel()].numpy(),
             gradients[f"{self._last}.bias"].numpy(),
             hidden_grad_TN.numpy(),
         )
@@ -202,6 +205,6 @@ class DenseTile:
 def _layers(name: str, widths: Sequence[int]) -> list[Layer]:
     """Name the layers of an MLP as `Dlrm` does: every other of its modules is a ReLU."""
     return [
-        Layer(f"{name}.{2 * number}.weight", f"{name}.{2 * number}.bias", stored_inputs(inputs), outputs)
+        Layer(f"{name}.{2 * number}.weight", f"{name}.{2 * number}.bias", inputs, outputs)
         for number, (inputs, outputs) in enumerate(pairwise(widths))
     ]

@@ -28,7 +28,7 @@ class Layer:
     weight: str
     bias: str
     num_inputs: int
-    """Inputs that the weight is stored with."""
+    """Numbers of a sample that it is given; the weight may be stored with more, all zero."""
     num_outputs: int
 
 
@@ -77,7 +77,7 @@ class Fp32Mlp:
         self, layers: Sequence[Layer], weights: Mapping[str, torch.Tensor], most_samples: int
     ) -> None:
         self._layers = layers
-        self._weights_KN = [weights[layer.weight] for layer in layers]
+        self._weights_KN = [weights[layer.weight][: layer.num_inputs] for layer in layers]
         # Transposed views for the backward pass: torch multiplies them without a copy.
         self._weights_NK = [weight_KN.t() for weight_KN in self._weights_KN]
         self._biases_N = [weights[layer.bias].numpy() for layer in layers]
@@ -115,7 +115,7 @@ class Fp32Mlp:
             memory = self._memory[number]
             mask_by_relu(grad_TN.numpy(), memory.outputs, gradients[layer.bias].numpy())
             inputs_KT = self._memory[number - 1].outputs_NT if number else self._inputs_TK.t()
-            torch.mm(inputs_KT, grad_TN, out=gradients[layer.weight])
+            torch.mm(inputs_KT, grad_TN, out=gradients[layer.weight][: layer.num_inputs])
             # Nothing below the first layer needs a gradient where its inputs are data.
             if number == 0 and not to_inputs:
                 return None
@@ -145,7 +145,7 @@ class Bf16Mlp:
             return [torch.empty(most_samples, width, dtype=torch.bfloat16) for width in widths]
 
         self._layers = layers
-        self._weights_KN = [rounded[layer.weight] for layer in layers]
+        self._weights_KN = [rounded[layer.weight][: layer.num_inputs] for layer in layers]
         self._biases_N = [weights[layer.bias].numpy() for layer in layers]
         self._activations = buffers([layers[0].num_inputs, *(layer.num_outputs for layer in layers)])
         self._gradients = buffers([layers[0].num_inputs, *(layer.num_outputs for layer in layers)])
@@ -185,7 +185,7 @@ class Bf16Mlp:
             )
             weight_grad_KN = self._weight_grads[number]
             torch.mm(self._activations[number][:num_samples].t(), current_TN, out=weight_grad_KN)
-            gradients[layer.weight].copy_(weight_grad_KN)
+            gradients[layer.weight][: layer.num_inputs].copy_(weight_grad_KN)
             if number == 0 and not to_inputs:
                 return None
             input_grad_TK = self._gradients[number][:num_samples]

@@ -31,6 +31,7 @@ SHAPES = {
     "one table": dlrm_shape("small", 2, 1, 5),
     "three widths": dlrm_shape("small", 2, 5, 4, [2, 4, 3, 2, 4]),
     "no hidden layers": DlrmShape(2, 3, 4, (), ()),
+    "widths that are not rounded": DlrmShape(33, 3, 4, (37,), (50, 41)),
 }
 Embeddings = list[torch.Tensor]
 
