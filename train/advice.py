@@ -76,17 +76,11 @@ def advise(
         ManifestError: the folder has not been preprocessed as far as its plan.
         ConfigError: a model that does not fit, or no size given that holds the dense parts.
     """
-    # The three folders that predictions need, of whatever stage the rest is.
-    vocabulary, samples, plan = (Manifest.read(folder / name) for name in ("vocabulary", "samples", "plan"))
-    batch_size = config.batch_size or packed_batch_size(folder) or PackConfig().batch_size
-    workload = read_workload(vocabulary, plan, Manifest.read(folder / "columns"), config.model, batch_size)
-    sizes = sorted(set(config.fast_bytes or _ladder(workload)))
-    # Hot lookups of every budget are counted in one pass over the samples.
-    budgets = [budget for size in sizes for budget in _budgets(size, workload)]
-    counted = _count_hot(budgets, vocabulary, samples, plan, resources)
+    inputs = read_inputs(folder, config, resources)
+    workload = inputs.workload
     options: list[MemoryOption] = []
-    for size in sizes:
-        predictions = [one for budget in counted[size] for one in predict(workload, machine, budget)]
+    for size, budgets in inputs.budgets.items():
+        predictions = [one for budget in budgets for one in predict(workload, machine, budget)]
         options.append(_option(size, predictions))
     # Two sizes are named: where nothing is faster, and where more is no longer worth it.
     best, enough = _conclusion(options)
@@ -103,6 +97,48 @@ def advise(
         "best": best,
         "enough": enough,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceInputs:
+    """A preprocessed log as predictions take it."""
+
+    workload: Workload
+    shape: DlrmShape | DcnShape
+    """The sizes of the model."""
+    budgets: dict[int, list[Budget]]
+    """By size of fast memory, ascending: the ways to share it between hot rows and staging slots."""
+
+
+def read_inputs(
+    folder: Path, config: AdviceConfig, resources: Resources = DEFAULT_RESOURCES, *, also: int = 1
+) -> AdviceInputs:
+    """Read the counts of a log, and count what each budget makes hot.
+
+    Args:
+        folder: as `preprocess` wrote it.
+        config: sizes, batch and model.
+        resources: threads and progress.
+        also: sizes times this are counted too.
+
+    Raises:
+        ManifestError: as in `advise`.
+    """
+    # The three folders that predictions need, of whatever stage the rest is.
+    vocabulary, samples, plan = (Manifest.read(folder / name) for name in ("vocabulary", "samples", "plan"))
+    batch_size = config.batch_size or packed_batch_size(folder) or PackConfig().batch_size
+    columns = Manifest.read(folder / "columns")
+    workload = read_workload(vocabulary, plan, columns, config.model, batch_size)
+    dims = PlanSettings.of(plan).embedding_dim
+    shape = _shape_of(
+        config.model, len(ColumnsTotals.of(columns).dense), len(PlanTotals.of(plan).tables), dims
+    )
+    wanted = config.fast_bytes or _ladder(workload)
+    sizes = sorted({size * factor for size in wanted for factor in {1, also}})
+    # Hot lookups of every budget are counted in one pass over the samples.
+    budgets = [budget for size in sizes for budget in _budgets(size, workload)]
+    counted = _count_hot(budgets, vocabulary, samples, plan, resources)
+    return AdviceInputs(workload, shape, {size: counted[size] for size in sizes})
 
 
 def read_workload(

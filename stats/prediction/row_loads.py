@@ -91,6 +91,9 @@ class EpochUses:
             A lower bound, as near as the module says: slots suffice on average and in the middle of the
             epoch, but are not counted at each batch.
         """
+        # No row has to leave where all have a slot.
+        if num_slots >= self.num_first_uses:
+            return float(self.num_first_uses)
         if self.num_passes(num_slots) > 1:
             return self.num_passes(num_slots) * self.rows_per_batch * self.num_batches
 

@@ -25,7 +25,9 @@ TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
 FLOORS = {
     "workflows": (
         "cli library make_completion make_profile gpu_day",
-        "commands bench",
+        "commands",
+        "characterise",
+        "bench",
         "printing",
         "report",
         "recipe_file",
@@ -42,6 +44,7 @@ FLOORS = {
         "run_results exporting",
         "evaluate resuming",
         "scoring",
+        "planning",
         "trainer_building advice",
         "trainer",
         "run_folder",
@@ -72,6 +75,7 @@ FLOORS = {
         "errors",
     ),
     "stats": (
+        "step_model",
         "analysis prediction",
         "staging exchange codecs",
         "ranking batches",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -14,8 +15,11 @@ from ...pipeline.sizes import ByteSize, format_byte_size
 from ...stats.prediction.workload import Machine
 from ...train.advice import AdviceConfig, advise
 from ...train.advice_record import PlacementAdvice
+from ...train.planning.machine_file import MachineFile
+from ...train.planning.plan import PlanConfig, parse_link, plan
 from ..console import plain_table, print_json, print_line, print_table, progress_bars, stdout_console
 from ..options import Dir, parse_options
+from ..printing.show_machine_plan import show_machine_plan
 from ..report.report_sentences import rounded
 from ..report.series_tables import predicted_bytes, predicted_seconds
 
@@ -52,8 +56,27 @@ class AdviseCommand:
     step_us: float = 300.0
     """Other time per step, such as launches and small kernels, in microseconds."""
 
+    machine: Path | None = None
+    """File that `characterise` wrote: times follow from it, and the four speeds above are not used."""
+
+    ranks: tuple[int, ...] = (1,)
+    """Numbers of ranks to plan for, with --machine."""
+
+    link: str = "loopback"
+    """Link between ranks, such as 200mbit or 10gbit, each on a machine of its own; loopback: they share
+    this machine."""
+
+    codecs: tuple[str, ...] = ("none",)
+    """Ways to send rows between ranks to plan for: none, fp16, bf16, fp8, int8, int4."""
+
+    device: str = "cpu"
+    """Device to plan for; the file of --machine must be of it."""
+
+    threads: int | None = None
+    """Number of threads of a step; the file of --machine must be of it. Default: that of the file."""
+
     workers: int = 0
-    """Number of threads; 0 takes every core."""
+    """Number of threads that count; 0 takes every core."""
 
     json: bool = False
     """Print one JSON object on stdout."""
@@ -63,10 +86,17 @@ class AdviseCommand:
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
         require_at_least("step_us", self.step_us, 0)
+        if self.machine is None and (
+            self.ranks != (1,) or self.link != "loopback" or self.codecs != ("none",)
+        ):
+            raise ConfigError(
+                "several ranks, links and codecs are planned on a measured machine",
+                hint="`hotset characterise --out machine.json`, then give --machine machine.json",
+            )
 
     @property
-    def machine(self) -> Machine:
-        """The machine in the units of the prediction."""
+    def typical_machine(self) -> Machine:
+        """The machine that the four speeds describe, in the units of the prediction."""
         return Machine(
             link_bytes_per_second=self.link_gbps * _GIGA,
             host_bytes_per_second=self.host_gbps * _GIGA,
@@ -84,14 +114,36 @@ def run(command: str, arguments: Sequence[str]) -> int:
         description="Predict the time per step by placement and fast memory.",
     )
     config = AdviceConfig(fast_bytes=options.fast_bytes, batch_size=options.batch_size, model=options.model)
+    if options.machine is not None:
+        return _plan(options, config, options.machine)
     with progress_bars() as progress:
-        advice = advise(
-            options.dir, config, options.machine, Resources(workers=options.workers, progress=progress)
-        )
+        resources = Resources(workers=options.workers, progress=progress)
+        advice = advise(options.dir, config, options.typical_machine, resources)
     if options.json:
         print_json(advice)
     else:
         show_advice(advice, stdout_console())
+    return 0
+
+
+def _plan(options: AdviseCommand, advice: AdviceConfig, path: Path) -> int:
+    """Plan on a measured machine."""
+    machine = MachineFile.read(path)
+    machine.refuse_other(path, options.device, options.threads)
+    model = machine.refuse_no_model(path)
+    config = PlanConfig(
+        advice=advice,
+        ranks=options.ranks,
+        link_bytes_per_second=parse_link(options.link),
+        codecs=options.codecs,
+    )
+    with progress_bars() as progress:
+        resources = Resources(workers=options.workers, progress=progress)
+        found = plan(options.dir, config, machine, model.parts, resources)
+    if options.json:
+        print_json(found)
+    else:
+        show_machine_plan(found, stdout_console())
     return 0
 
 
@@ -158,5 +210,8 @@ def _sentences(advice: PlacementAdvice) -> list[str]:
             f"{enough['placement']} with {size} runs at {speed:.0%} of the speed with every row on the fast "
             "tier; more fast memory gains less than 1%."
         )
-    note = "These are predictions from counts and from the speeds given as options, not measurements."
+    note = (
+        "Speeds that no option gives are typical, and `hotset characterise` measures those of this machine. "
+        "These are predictions from counts and from the speeds given as options, not measurements."
+    )
     return [advised, note]

@@ -26,7 +26,7 @@ SIZES = (ByteSize(1 << 20), ByteSize(8 << 20))
 @pytest.fixture(scope="module")
 def advice(data: Path) -> Any:
     config = AdviceConfig(fast_bytes=SIZES, batch_size=128, model="small")
-    return advise(data, config, AdviseCommand(dir=data).machine, Resources(workers=1))
+    return advise(data, config, AdviseCommand(dir=data).typical_machine, Resources(workers=1))
 
 
 def printed(advice: Any, width: int = 200) -> str:
@@ -38,7 +38,7 @@ def printed(advice: Any, width: int = 200) -> str:
 def test_the_machine_is_in_units_of_the_prediction() -> None:
     machine = AdviseCommand(
         dir=Path("dir"), link_gbps=25.0, host_gbps=8.0, teraflops=2.0, step_us=150.0
-    ).machine
+    ).typical_machine
     assert machine.link_bytes_per_second == 25e9 and machine.host_bytes_per_second == 8e9
     assert machine.flops == 2e12 and machine.step_seconds == pytest.approx(150e-6)
 
@@ -51,7 +51,7 @@ def test_a_speed_that_is_none_is_refused(name: str, value: float) -> None:
 
 
 def test_a_step_may_take_no_other_time_but_not_less() -> None:
-    assert AdviseCommand(dir=Path("dir"), step_us=0.0).machine.step_seconds == 0
+    assert AdviseCommand(dir=Path("dir"), step_us=0.0).typical_machine.step_seconds == 0
     with pytest.raises(ConfigError, match="step_us must be 0 or more"):
         AdviseCommand(dir=Path("dir"), step_us=-1.0)
 

@@ -14,8 +14,8 @@ from ....pipeline.folders.stage_totals import KindCounts, ShardsTotals
 from ....pipeline.folders.table_info import PlannedTable
 from ....pipeline.formats.arrow_files import as_fixed_lists, open_writer
 from ....pipeline.stages.pack import VERSION, PackConfig
+from ....stats.step_model.zipf_rates import ZIPF_ONE
 
-_NUM_DENSE = 13
 _STEEPNESS = 3
 """Hot rows are looked up as a power of a uniform number: 1 % of them get a fifth of their lookups."""
 
@@ -26,15 +26,31 @@ class DrawnShards:
 
     num_tables: int = 26
     rows_of_table: int
-    hot_rows_of_table: int
-    cold_share: float
+    hot_rows_of_table: int = 0
+    cold_share: float = 1.0
     """Share of the lookups that are of cold rows, all of them alike."""
+    skew: float | None = None
+    """Exponent of Zipf's law that all lookups follow instead of being of hot and cold rows; 0: rows are
+    alike."""
+    num_dense: int = 13
+    pooling: int = 1
+    """Lookups of a sample in each table; more than one makes the features multi-hot."""
     batch_size: int = 2048
     num_batches: int
     num_evaluation: int = 4096
     """Samples of the evaluation part."""
     embedding_dim: int = 16
     seed: int = 0
+
+    @property
+    def is_multi_hot(self) -> bool:
+        """Whether the features are lists."""
+        return self.pooling > 1
+
+    @property
+    def table_names(self) -> list[str]:
+        """Names of the tables."""
+        return [f"C{number + 1}" for number in range(self.num_tables)]
 
     def write(self, folder: Path) -> None:
         """Draw the samples and write them as `pack` writes shards."""
@@ -55,9 +71,11 @@ class DrawnShards:
         is_tagged = kind == "evaluation"
         fields = [
             pa.field("label", pa.float32()),
-            pa.field("dense", pa.list_(pa.float32(), _NUM_DENSE)),
-            pa.field("ids", pa.list_(pa.int32(), self.num_tables)),
+            pa.field("dense", pa.list_(pa.float32(), self.num_dense)),
+            pa.field("ids", pa.list_(pa.int32(), 0 if self.is_multi_hot else self.num_tables)),
         ]
+        if self.is_multi_hot:
+            fields += [pa.field(name, pa.list_(pa.int32())) for name in self.table_names]
         schema = pa.schema(fields + ([pa.field("is_hot", pa.uint8())] if is_tagged else []))
         with (
             output.writing(f"{kind}-00000.arrow", num_samples, facts) as path,
@@ -68,9 +86,11 @@ class DrawnShards:
                 ids = self._draw_ids(count, rng)
                 columns = [
                     pa.array(rng.integers(0, 2, count).astype(np.float32)),
-                    as_fixed_lists(rng.random((count, _NUM_DENSE), np.float32)),
-                    as_fixed_lists(ids),
+                    as_fixed_lists(rng.random((count, self.num_dense), np.float32)),
+                    as_fixed_lists(ids[:, :0] if self.is_multi_hot else ids),
                 ]
+                if self.is_multi_hot:
+                    columns += self._bags(ids)
                 if is_tagged:
                     columns.append(pa.array((ids < self.hot_rows_of_table).all(axis=1).astype(np.uint8)))
                 writer.write_batch(pa.record_batch(columns, schema=schema))
@@ -78,22 +98,31 @@ class DrawnShards:
     def _draw_ids(
         self, count: int, rng: np.random.Generator
     ) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
-        shape = (count, self.num_tables)
+        shape = (count, self.num_tables * self.pooling)
+        if self.skew is not None:
+            return zipf_ids(rng.random(shape), self.rows_of_table, self.skew)
         cold = rng.integers(self.hot_rows_of_table, self.rows_of_table, shape)
         hot = (self.hot_rows_of_table * rng.random(shape) ** _STEEPNESS).astype(np.int64)
         return np.where(rng.random(shape) < self.cold_share, cold, hot).astype(np.int32)
+
+    def _bags(self, ids: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[pa.Array]:
+        """One column of lists for each table, every list of the same length."""
+        offsets = pa.array(np.arange(ids.shape[0] + 1, dtype=np.int32) * np.int32(self.pooling))
+        of_tables = np.split(ids, self.num_tables, axis=1)
+        return [pa.ListArray.from_arrays(offsets, pa.array(own.ravel())) for own in of_tables]
 
     def _totals(self) -> ShardsTotals:
         # All tables alike: the sizes decide whether they fit, and nothing else.
         tables = tuple(
             PlannedTable(
-                name=f"C{number + 1}",
+                name=name,
                 num_rows=self.rows_of_table,
                 oov_id=self.rows_of_table - 1,
                 missing_id=self.rows_of_table - 1,
+                is_multi_hot=self.is_multi_hot,
                 num_hot=self.hot_rows_of_table,
             )
-            for number in range(self.num_tables)
+            for name in self.table_names
         )
         row_bytes = 4 * self.embedding_dim
         num_hot = self.num_tables * self.hot_rows_of_table
@@ -107,9 +136,21 @@ class DrawnShards:
             embedding_dim=self.embedding_dim,
             embedding_optimizer="sgd",
             has_label=True,
-            dense=tuple(f"I{number + 1}" for number in range(_NUM_DENSE)),
+            dense=tuple(f"I{number + 1}" for number in range(self.num_dense)),
             samples=KindCounts(
                 hot_only=0, mixed=self.num_batches * self.batch_size, evaluation=self.num_evaluation
             ),
             batches=KindCounts(hot_only=0, mixed=self.num_batches, evaluation=num_evaluation),
         )
+
+
+def zipf_ids(
+    uniform: np.ndarray[tuple[int, ...], np.dtype[np.float64]], num_rows: int, skew: float
+) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+    """Turn numbers drawn evenly from [0, 1) into ids by Zipf's law, as `zipf_rates` has it."""
+    if abs(skew - 1) < ZIPF_ONE:
+        drawn = (num_rows + 1.0) ** uniform
+    else:
+        power = 1 - skew
+        drawn = (1 + uniform * ((num_rows + 1.0) ** power - 1)) ** (1 / power)
+    return np.minimum(drawn - 1, num_rows - 1).astype(np.int32)

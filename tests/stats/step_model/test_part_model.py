@@ -1,0 +1,112 @@
+"""The parts of a step: fits that recover known weights, and predictions that never reward more work.
+
+Also the tests of `step_work` and `step_parts`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotset.stats.step_model.part_model import SUMMED_PARTS, MeasuredStep, PartModel, fit_parts
+from hotset.stats.step_model.step_parts import LOOP_PARTS
+from hotset.stats.step_model.step_work import NUM_FEATURES, StepWork, features_of
+from hotset.tests.support.made_up_machine import CONSTANTS, WEIGHTS, WORK
+
+MODEL = PartModel(CONSTANTS, WEIGHTS, 0.5)
+STAGED = replace(WORK, staged_rows=2e4, moved_rows=1e4, initialized_rows=5e3)
+RANKED = replace(WORK, exchanged_bytes=1e6, reduced_bytes=1e5, num_messages=4)
+
+
+def drawn_works(count: int) -> list[StepWork]:
+    rng = np.random.default_rng(0)
+    works = []
+    for _ in range(count):
+        batch = int(2 ** rng.uniform(7, 14))
+        tables, dim, width = (int(2 ** rng.uniform(*bounds)) for bounds in ((2, 6), (3, 7), (5, 9)))
+        pooling = int(2 ** rng.uniform(0, 5))
+        dense = int(2 ** rng.uniform(3, 10))
+        works.append(
+            replace(
+                WORK,
+                batch_size=batch,
+                bottom=(dense, width, dim),
+                top=(tables * (tables + 1) // 2 + dim, width, 1),
+                num_vectors=tables + 1,
+                embedding_dim=dim,
+                num_bags=batch * tables,
+                lookups=batch * tables * pooling,
+                distinct_rows=batch * tables * float(rng.uniform(0.1, 0.9)),
+                table_bytes=float(10 ** rng.uniform(5, 9)),
+                input_bytes=4.0 * batch * (dense + tables * pooling),
+                moved_rows=float(rng.choice([0, batch])),
+            )
+        )
+    return works
+
+
+def test_the_parts_of_the_loop_have_features_but_for_its_waits() -> None:
+    assert set(SUMMED_PARTS) == set(LOOP_PARTS) - {"load", "transfers"}
+    assert set(NUM_FEATURES) == {*SUMMED_PARTS, "beside load", "beside transfers"}
+    found = features_of(WORK, CONSTANTS)
+    assert {part: values.size for part, values in found.items()} == NUM_FEATURES
+
+
+def test_fitted_times_predict_what_the_same_machine_takes_for_other_work() -> None:
+    rng = np.random.default_rng(1)
+    # As much work beside the loop as in it, so that what the loop loses to it shows.
+    made = replace(MODEL, weights={**MODEL.weights, "beside load": (0.0, 0.0, 2e-8, 0.0, 0.0, 0.0)})
+    cells = []
+    for work in drawn_works(120):
+        times = made.predict(work)
+        noise = {part: seconds * rng.lognormal(0, 0.03) for part, seconds in times.parts.items()}
+        cells.append(MeasuredStep(work, times.seconds * rng.lognormal(0, 0.03), noise))
+    fitted = fit_parts(cells[::2], CONSTANTS)
+    errors = [abs(fitted.predict(c.work).seconds / c.seconds - 1) for c in cells[1::2]]
+    assert np.median(errors) < 0.05 and np.quantile(errors, 0.9) < 0.12
+    assert fitted.contention == pytest.approx(made.contention, abs=0.15)
+
+
+def test_messages_that_no_cell_had_take_the_time_they_were_measured_to_take() -> None:
+    times = MODEL.predict(WORK)
+    fitted = fit_parts([MeasuredStep(WORK, times.seconds, times.parts)], CONSTANTS)
+    gained = fitted.predict(RANKED).parts["exchange"] - fitted.predict(WORK).parts["exchange"]
+    assert gained == pytest.approx(4 * 1e-4 + 1e6 / 1e9)
+
+
+@pytest.mark.parametrize("work", [WORK, STAGED, RANKED])
+@pytest.mark.parametrize(
+    "less",
+    [
+        {"lookups": WORK.lookups / 2},
+        {"distinct_rows": WORK.distinct_rows / 2},
+        {"table_bytes": 1e5},
+        {"input_bytes": 1.0},
+        {"moved_rows": 0.0},
+        {"exchanged_bytes": 0.0},
+    ],
+)
+def test_less_work_is_never_slower(work: StepWork, less: dict[str, Any]) -> None:
+    fewer = replace(work, **{name: min(value, getattr(work, name)) for name, value in less.items()})
+    assert MODEL.predict(fewer).seconds <= MODEL.predict(work).seconds
+
+
+@pytest.mark.parametrize("work", [WORK, STAGED, RANKED])
+def test_a_quicker_machine_is_never_slower(work: StepWork) -> None:
+    rows = replace(CONSTANTS.rows, seconds_per_row=(0.0, 0.0))
+    for constants in (
+        replace(CONSTANTS, products=replace(CONSTANTS.products, flops=1e11)),
+        replace(CONSTANTS, rows=rows),
+        replace(CONSTANTS, copy_bytes_per_second=1e11),
+        replace(CONSTANTS, message_bytes_per_second=1e11),
+    ):
+        assert replace(MODEL, constants=constants).predict(work).seconds <= MODEL.predict(work).seconds
+
+
+def test_threads_without_a_tile_are_waste() -> None:
+    assert replace(WORK, batch_size=512).waste == 1
+    assert replace(WORK, batch_size=1024).waste == 0
+    assert replace(WORK, batch_size=1536).waste == pytest.approx(1 / 3)

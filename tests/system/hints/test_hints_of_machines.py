@@ -1,0 +1,81 @@
+"""Hints of measured machines: files that are none, links, cells of another machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hotset.pipeline.sizes import KIB
+from hotset.tests.support.hints import Shell, follows, hint_of
+from hotset.tests.support.made_up_machine import made_up_machine
+from hotset.train.planning.machine_file import MachineFile
+from hotset.workflows.characterise import characterise as module
+from hotset.workflows.characterise import machine_probes
+from hotset.workflows.characterise.characterise_config import CharacteriseConfig
+
+
+@pytest.fixture
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes of a few kilobytes and no cells, so that measuring takes a second."""
+    monkeypatch.setattr(machine_probes, "WORKING_BYTES", (16 * KIB,))
+    monkeypatch.setattr(machine_probes, "PRODUCTS", ((8, 8),))
+    monkeypatch.setattr(module, "_MOST_ROUNDS", 1)
+    monkeypatch.setattr(module, "grid", lambda most_bytes: [])
+
+
+@pytest.mark.usefixtures("small_machine")
+@follows(
+    "train/planning/machine_file.py::_refusal",
+    "train/planning/machine_file.py::MachineFile.refuse_other",
+    "workflows/commands/advise_command.py::AdviseCommand.__post_init__",
+)
+def test_a_machine_is_measured_where_there_is_none(shell: Shell) -> None:
+    Path("other.json").write_text("{}")
+    hint = shell.refused("advise", "data", "--machine", "other.json")
+    shell.obey(hint, FILE="machine.json")
+    machine = MachineFile.read(Path("machine.json"))
+    hint = shell.refused("advise", "data", "--machine", "machine.json", "--threads", str(machine.threads + 1))
+    shell.obey(hint, FILE="more.json")
+    assert MachineFile.read(Path("more.json")).threads == machine.threads + 1
+    hint = shell.refused("advise", "data", "--ranks", "2")
+    assert re.search(r"`hotset characterise --out machine.json`, then give --machine machine.json", hint)
+    made_up_machine().write(Path("made.json"))
+    shell.works("advise", "data", "--ranks", "2", "--machine", "made.json")
+
+
+@follows(
+    "train/planning/plan.py::parse_link", "train/planning/plan.py::plan", "train/planning/plan.py::plan#2"
+)
+def test_what_can_be_planned(shell: Shell) -> None:
+    made_up_machine().write(Path("machine.json"))
+    plan = ("advise", "data", "--machine", "machine.json")
+    assert shell.refused(*plan, "--link", "fast") == "write it like 200mbit or 10gbit, or loopback"
+    shell.works(*plan, "--link", "200mbit", "--ranks", "1", "2")
+    assert shell.refused(*plan, "--model", "dcnv2") == "leave --machine out, or use a preset of DLRM"
+    shell.works("advise", "data", "--model", "dcnv2")
+    shell.works(*plan, "--model", "small")
+    least = re.search(r"--fast-bytes (\w+) would do", shell.refused(*plan, "--fast-bytes", "1KiB"))
+    assert least is not None
+    shell.works(*plan, "--fast-bytes", least[1])
+
+
+@pytest.mark.usefixtures("small_machine")
+@follows(
+    "workflows/characterise/cell_file.py::CellFile.read",
+    "workflows/characterise/cell_file.py::CellFile._begun_otherwise",
+    "workflows/characterise/characterise_config.py::CharacteriseConfig.__post_init__",
+)
+def test_cells_of_another_machine(shell: Shell) -> None:
+    measure = ("characterise", "--minutes", "0.01", "--out")
+    cells = Path("machine.cells.jsonl")
+    cells.write_text('{"format": "hotset cells"}\n')
+    assert shell.refused(*measure, "machine.json") == "give another --out, or delete the file"
+    shell.works(*measure, "another.json")
+    cells.write_text("{\n")
+    assert shell.refused(*measure, "machine.json") == "delete it, and measure its cells again"
+    cells.unlink()
+    shell.works(*measure, "machine.json")
+    assert hint_of(lambda: CharacteriseConfig(device="cuda")) == "use --device cpu"
+    CharacteriseConfig(device="cpu")

@@ -1,0 +1,130 @@
+"""Plans on a machine that is made up: memory, order, intervals, ranks and what would help."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.sizes import KIB, MIB
+from hotset.pipeline.stages.preprocess import preprocess
+from hotset.stats.step_model.exchange_work import reduced_bytes
+from hotset.tests.support.made_up_machine import ERROR, made_up_machine
+from hotset.train.advice import AdviceConfig
+from hotset.train.planning.plan import PlanConfig, codec_bytes, parse_link, plan
+from hotset.train.planning.plan_record import MachinePlan
+from hotset.workflows.recipes import criteo_kaggle
+
+SMALL = AdviceConfig(fast_bytes=(4 * MIB, 8 * MIB), batch_size=128, model="small")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plan")
+    generate(GenerateConfig(samples=3000, seed=1, scale=50), folder / "log.tsv", workers=1)
+    preprocess([folder / "log.tsv"], criteo_kaggle(), folder / "data", Resources(workers=1), until="split")
+    return folder / "data"
+
+
+def planned(folder: Path, config: PlanConfig | None = None, **changed: Any) -> MachinePlan:
+    machine = replace(made_up_machine(), **changed)
+    model = machine.refuse_no_model(Path("machine.json")).parts
+    return plan(folder, config or PlanConfig(advice=SMALL), machine, model, Resources(workers=1))
+
+
+def test_options_are_ordered_and_fit_and_have_an_interval(folder: Path) -> None:
+    found = planned(folder)
+    seconds = [one["step_seconds"] for one in found["options"]]
+    assert seconds == sorted(seconds)
+    for one in found["options"]:
+        assert one["memory_bytes"] <= one["fast_bytes"] in SMALL.fast_bytes
+        assert one["low_seconds"] == pytest.approx(ERROR.low_ratio * one["step_seconds"])
+        assert one["high_seconds"] == pytest.approx(ERROR.high_ratio * one["step_seconds"])
+        assert one["samples_per_second"] == pytest.approx(128 / one["step_seconds"])
+    assert all(one["memory_bytes"] > one["fast_bytes"] for one in found["too_large"])
+    placements = {one["placement"] for one in (*found["options"], *found["too_large"])}
+    assert placements == {"all-fast", "lookahead", "cache", "fae", "hybrid", "hybrid-dedup"}
+
+
+def test_a_margin_below_the_error_is_too_close_to_tell(folder: Path) -> None:
+    found = planned(folder)
+    margin = found["margin"]
+    assert margin is not None and margin >= 0
+    for median, is_close in ((margin + 0.01, True), (max(margin - 0.01, 0.0), False)):
+        model = made_up_machine().model
+        assert model is not None
+        error = replace(ERROR, median_error=median)
+        assert planned(folder, model=replace(model, error=error))["is_close"] is is_close
+
+
+def test_more_memory_is_never_slower_and_twice_of_a_thing_never_hurts(folder: Path) -> None:
+    best = {
+        size: planned(folder, PlanConfig(advice=replace(SMALL, fast_bytes=(size,))))["options"][0]
+        for size in (4 * MIB, 8 * MIB)
+    }
+    seconds = [one["step_seconds"] for one in best.values()]
+    assert seconds == sorted(seconds, reverse=True)
+    found = planned(folder)["sensitivities"]
+    assert {one["of"] for one in found} == {"compute", "host bandwidth", "link", "fast memory"}
+    assert all(one["gain"] >= 0 for one in found)
+    assert max(one["gain"] for one in found) > 0.01
+
+
+def test_ranks_have_homes_and_codecs_and_cost_what_their_bytes_cost(folder: Path) -> None:
+    config = PlanConfig(advice=SMALL, ranks=(1, 2), link_bytes_per_second=1e5, codecs=("none", "int8"))
+    found = planned(folder, config)["options"]
+    two = [one for one in found if one["ranks"] == 2 and one["placement"] == "hybrid"]
+    assert {(one["homes"], one["codec"]) for one in two} == {
+        (homes, codec) for homes in ("striped", "by-use") for codec in ("none", "int8")
+    }
+    assert all(one["is_arithmetic"] for one in two)
+    by_codec = {one["codec"]: one["parts"]["exchange"] for one in two if one["homes"] == "striped"}
+    # At this link the bytes are nearly all of it.
+    ratio = codec_bytes(1, 16, "none") / codec_bytes(1, 16, "int8")
+    assert by_codec["none"] / by_codec["int8"] == pytest.approx(ratio, rel=0.02)
+    striped, by_use = (
+        next(one["parts"]["exchange"] for one in two if (one["homes"], one["codec"]) == (homes, "none"))
+        for homes in ("striped", "by-use")
+    )
+    assert by_use < striped
+    # So slow a link makes one rank the fastest.
+    assert found[0]["ranks"] == 1
+
+
+def test_a_quicker_link_is_never_slower(folder: Path) -> None:
+    seconds = []
+    for link in (1e5, 1e7, 1e9):
+        config = PlanConfig(advice=SMALL, ranks=(2,), link_bytes_per_second=link)
+        seconds.append(planned(folder, config)["options"][0]["step_seconds"])
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_what_cannot_be_planned_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="cross network"):
+        planned(folder, PlanConfig(advice=replace(SMALL, model="dcnv2")))
+    with pytest.raises(ConfigError, match="no placement fits in 1 KiB"):
+        planned(folder, PlanConfig(advice=replace(SMALL, fast_bytes=(KIB,))))
+    with pytest.raises(ConfigError, match="no codec 'zip'"):
+        PlanConfig(advice=SMALL, codecs=("zip",))
+    with pytest.raises(ConfigError, match="ranks must be numbers from 1 up"):
+        PlanConfig(advice=SMALL, ranks=(0,))
+
+
+@pytest.mark.parametrize(("text", "rate"), [("loopback", None), ("200mbit", 25e6), ("1.6Gbit", 2e8)])
+def test_links_are_written_with_their_unit(text: str, rate: float | None) -> None:
+    assert parse_link(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "200", "mbit", "0mbit", "nanmbit", "-1gbit", "1gbits"])
+def test_any_other_link_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no link"):
+        parse_link(text)
+
+
+def test_gradients_of_the_dense_layers_cross_twice() -> None:
+    assert reduced_bytes(100, 2) == 400

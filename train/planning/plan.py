@@ -1,0 +1,345 @@
+"""Plans a run on a measured machine: placement, ranks, homes and codec, the fastest first.
+
+What a step has to do follows from the counts of the log, how long its parts take from the machine file.
+Memory is summed before anything is called fast. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ...pipeline.errors import ConfigError
+from ...pipeline.runtime.resources import DEFAULT_RESOURCES, Resources
+from ...pipeline.sizes import KIB, format_byte_size
+from ...stats.codecs.codec_names import codec_of
+from ...stats.codecs.row_codec import MessageShape
+from ...stats.prediction.row_loads import EpochUses
+from ...stats.prediction.step_times import predict
+from ...stats.prediction.workload import Budget, Machine, Prediction, Workload
+from ...stats.step_model.exchange_work import exchanged_rows, reduced_bytes
+from ...stats.step_model.part_model import PartModel
+from ...stats.step_model.step_work import StepWork, WorkConstants
+from ..advice import AdviceConfig, AdviceInputs, read_inputs
+from ..model.dcn_shape import DcnShape
+from .machine_file import HeldOutError, MachineFile
+from .plan_record import MachinePlan, PlannedOption, Sensitivity
+
+HOMES = ("striped", "by-use")
+EXACT_CODEC = "none"
+_MESSAGES = 4
+"""Messages of a step between ranks: vectors, gradients of rows, and the two of the dense layers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanConfig:
+    """What a plan may choose from."""
+
+    advice: AdviceConfig
+    """Memory, batch size and model."""
+    ranks: tuple[int, ...] = (1,)
+    """Numbers of ranks to consider."""
+    link_bytes_per_second: float | None = None
+    """Speed of the link between ranks, each on a machine of its own; None: they share this machine."""
+    codecs: tuple[str, ...] = (EXACT_CODEC,)
+    """Ways to send rows between ranks."""
+
+    def __post_init__(self) -> None:
+        if not self.ranks or min(self.ranks) < 1:
+            raise ConfigError("ranks must be numbers from 1 up")
+        for name in self.codecs:
+            try:
+                codec_of(name)
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
+
+
+def parse_link(text: str) -> float | None:
+    """Return the bytes per second of a link such as ``200mbit`` or ``10gbit``; None for ``loopback``.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if text == "loopback":
+        return None
+    for unit, factor in (("mbit", 1e6), ("gbit", 1e9)):
+        number, found, rest = text.lower().partition(unit)
+        if found and not rest:
+            try:
+                rate = float(number) * factor / 8
+            except ValueError:
+                break
+            if 0 < rate < float("inf"):
+                return rate
+    raise ConfigError(f"no link {text!r}", hint="write it like 200mbit or 10gbit, or loopback")
+
+
+def plan(
+    folder: Path,
+    config: PlanConfig,
+    machine: MachineFile,
+    model: PartModel,
+    resources: Resources = DEFAULT_RESOURCES,
+) -> MachinePlan:
+    """Predict every way to train a preprocessed log.
+
+    Args:
+        folder: as `preprocess` wrote it.
+        config: the choice.
+        machine: where it will train.
+        model: times of that machine.
+        resources: threads and progress.
+
+    Raises:
+        ManifestError: the folder has not been preprocessed as far as its plan.
+        ConfigError: a model that times cannot be predicted of, or nothing that fits.
+    """
+    inputs = read_inputs(folder, config.advice, resources, also=2)
+    if isinstance(inputs.shape, DcnShape):
+        raise ConfigError(
+            "the times of a cross network are not in the machine file",
+            hint="leave --machine out, or use a preset of DLRM",
+        )
+    wanted = config.advice.fast_bytes
+    sizes = [size for size in inputs.budgets if not wanted or size in wanted]
+    error = machine.model.error if machine.model else None
+    if config.link_bytes_per_second is not None:
+        link = replace(model.constants, message_bytes_per_second=config.link_bytes_per_second)
+        model = replace(model, constants=link)
+    planner = _Planner(inputs, config, machine.threads, model, error)
+    every = [one for size in sizes for one in planner.options(size)]
+    fitting = sorted((one for one in every if one["memory_bytes"] <= one["fast_bytes"]), key=_step_seconds)
+    too_large = sorted((one for one in every if one["memory_bytes"] > one["fast_bytes"]), key=_memory)
+    if not fitting:
+        least = too_large[0]["memory_bytes"]
+        raise ConfigError(
+            f"no placement fits in {format_byte_size(max(sizes))}",
+            hint=f"--fast-bytes {-(-least // KIB)}KiB would do; a smaller --batch-size needs less",
+        )
+    options = _best_of_each(fitting)
+    margin = options[1]["step_seconds"] / options[0]["step_seconds"] - 1 if len(options) > 1 else None
+    return {
+        "machine": _described(machine, error),
+        "batch_size": inputs.workload.batch_size,
+        "options": options,
+        "too_large": _best_of_each(too_large),
+        "margin": margin,
+        "is_close": margin is not None and error is not None and margin < error.median_error,
+        "sensitivities": planner.sensitivities(options[0]),
+    }
+
+
+def _step_seconds(option: PlannedOption) -> float:
+    return option["step_seconds"]
+
+
+def _memory(option: PlannedOption) -> int:
+    return option["memory_bytes"]
+
+
+def _best_of_each(options: Sequence[PlannedOption]) -> list[PlannedOption]:
+    """Return the first option of each placement, ranks, homes, codec and size of memory."""
+    found: dict[tuple[object, ...], PlannedOption] = {}
+    for one in options:
+        key = (one["placement"], one["ranks"], one["homes"], one["codec"], one["fast_bytes"])
+        found.setdefault(key, one)
+    return list(found.values())
+
+
+def _described(machine: MachineFile, error: HeldOutError | None) -> dict[str, object]:
+    return {
+        "device": machine.device,
+        "device_name": machine.device_name,
+        "threads": machine.threads,
+        "is_quiet": machine.is_quiet,
+        "num_cells": machine.num_cells,
+        "error": error.to_json() if error else None,
+    }
+
+
+class _Planner:
+    """Predicts the options of one log on one machine."""
+
+    def __init__(
+        self,
+        inputs: AdviceInputs,
+        config: PlanConfig,
+        threads: int,
+        model: PartModel,
+        error: HeldOutError | None,
+    ) -> None:
+        self._inputs = inputs
+        self._config = config
+        self._threads = threads
+        self._model = model
+        self._error = error
+
+    def options(self, fast_bytes: int) -> Iterator[PlannedOption]:
+        """Predict all placements with one size of fast memory."""
+        for budget in self._inputs.budgets[fast_bytes]:
+            for ranks in self._config.ranks:
+                yield from self._options_of_ranks(fast_bytes, budget, ranks)
+
+    def _options_of_ranks(self, fast_bytes: int, budget: Budget, ranks: int) -> Iterator[PlannedOption]:
+        # The batch is that of all ranks; each computes its part with the rows that live there.
+        workload = _of_rank(self._inputs.workload, ranks)
+        choices = [(homes, codec) for homes in HOMES for codec in self._config.codecs]
+        for prediction in predict(workload, Machine(), budget):
+            for homes, codec in choices if ranks > 1 else [(None, None)]:
+                work = self._work(workload, budget, prediction, ranks, homes, codec)
+                yield self._option(fast_bytes, budget, prediction, work, ranks, homes, codec, self._model)
+
+    def _option(
+        self,
+        fast_bytes: int,
+        budget: Budget,
+        prediction: Prediction,
+        work: StepWork,
+        ranks: int,
+        homes: str | None,
+        codec: str | None,
+        model: PartModel,
+    ) -> PlannedOption:
+        times = model.predict(work)
+        low, high = (self._error.low_ratio, self._error.high_ratio) if self._error else (1.0, 1.0)
+        is_staged = prediction.placement in ("cache", "lookahead")
+        return {
+            "placement": prediction.placement,
+            "ranks": ranks,
+            "homes": homes,
+            "codec": codec,
+            "fast_bytes": fast_bytes,
+            "hot_bytes": budget.hot_bytes,
+            "staging_bytes": budget.staging_bytes if is_staged else 0,
+            "prefetch": prediction.prefetch,
+            "memory_bytes": prediction.memory_bytes,
+            "step_seconds": times.seconds,
+            "low_seconds": times.seconds * min(low, 1.0),
+            "high_seconds": times.seconds * max(high, 1.0),
+            "samples_per_second": self._inputs.workload.batch_size / times.seconds,
+            "parts": times.parts,
+            "is_arithmetic": ranks > 1 or prediction.placement == "fae",
+        }
+
+    def _work(
+        self,
+        workload: Workload,
+        budget: Budget,
+        prediction: Prediction,
+        ranks: int,
+        homes: str | None,
+        codec: str | None,
+    ) -> StepWork:
+        shape = self._inputs.shape
+        assert not isinstance(shape, DcnShape)
+        batch = workload.batch_size
+        uses = EpochUses.of_rates(workload.rates, workload.num_train_samples, batch)
+        lookups = batch * workload.rates.lookups_per_sample
+        moved = (prediction.to_fast_bytes + prediction.to_slow_bytes) / workload.row_bytes
+        is_staged = prediction.placement in ("cache", "lookahead")
+        in_place = 0.0 if is_staged else moved * workload.row_bytes / workload.vector_bytes
+        threads = self._threads
+        if ranks > 1 and self._config.link_bytes_per_second is None:
+            threads = max(threads // ranks, 1)
+        work = StepWork(
+            batch_size=batch,
+            threads=threads,
+            bottom=shape.bottom,
+            top=shape.top,
+            num_vectors=shape.num_vectors,
+            embedding_dim=shape.embedding_dim,
+            num_bags=batch * shape.num_tables,
+            lookups=lookups,
+            distinct_rows=uses.rows_per_batch,
+            row_bytes=workload.row_bytes,
+            table_bytes=workload.num_rows * workload.row_bytes,
+            input_bytes=batch * workload.input_bytes,
+            staged_rows=uses.rows_per_batch if is_staged else 0.0,
+            moved_rows=moved if is_staged else 0.0,
+            initialized_rows=prediction.initialized_bytes / workload.row_bytes,
+            in_place_vectors=in_place,
+        )
+        if ranks == 1:
+            return work
+        return self._with_exchange(work, ranks, homes == "striped", codec or EXACT_CODEC)
+
+    def _with_exchange(self, work: StepWork, ranks: int, is_striped: bool, codec: str) -> StepWork:
+        whole = self._inputs.workload
+        rows = exchanged_rows(
+            whole.rates, whole.num_train_samples, work.batch_size, ranks, is_striped=is_striped
+        )
+        return replace(
+            work,
+            exchanged_bytes=codec_bytes(rows.vectors + rows.gradients, work.embedding_dim, codec),
+            reduced_bytes=reduced_bytes(work.num_weights, ranks),
+            num_messages=_MESSAGES,
+        )
+
+    def sensitivities(self, best: PlannedOption) -> list[Sensitivity]:
+        """Predict the best plan with twice of each thing that money buys."""
+        found = []
+        for name, constants in doubled(self._model.constants).items():
+            model = replace(self._model, constants=constants)
+            again = _Planner(self._inputs, self._config, self._threads, model, self._error)
+            found.append(_sensitivity(name, best, again.options(best["fast_bytes"])))
+        twice = 2 * best["fast_bytes"]
+        if twice in self._inputs.budgets:
+            found.append(_sensitivity("fast memory", best, self.options(twice)))
+        return found
+
+
+def doubled(constants: WorkConstants) -> dict[str, WorkConstants]:
+    """Return the constants of machines with twice of one thing."""
+    rows, updates = constants.rows, constants.updates
+
+    def halved(values: Sequence[float]) -> tuple[float, ...]:
+        return tuple(value / 2 for value in values)
+
+    quick_rows, quick_updates = (
+        replace(
+            curve,
+            seconds_per_row=halved(curve.seconds_per_row),
+            seconds_per_byte=halved(curve.seconds_per_byte),
+        )
+        for curve in (rows, updates)
+    )
+    return {
+        "compute": replace(
+            constants, products=replace(constants.products, flops=2 * constants.products.flops)
+        ),
+        "host bandwidth": replace(
+            constants,
+            rows=quick_rows,
+            updates=quick_updates,
+            copy_bytes_per_second=2 * constants.copy_bytes_per_second,
+        ),
+        "link": replace(constants, message_bytes_per_second=2 * constants.message_bytes_per_second),
+    }
+
+
+def _sensitivity(name: str, best: PlannedOption, options: Iterator[PlannedOption]) -> Sensitivity:
+    fitting = [one["step_seconds"] for one in options if one["memory_bytes"] <= one["fast_bytes"]]
+    seconds = min([*fitting, best["step_seconds"]])
+    return {"of": name, "step_seconds": seconds, "gain": best["step_seconds"] / seconds - 1}
+
+
+def codec_bytes(num_rows: float, embedding_dim: int, codec: str) -> float:
+    """Return the bytes of so many rows in messages of a codec, as large messages have them."""
+    many = 1 << 16
+    shape = MessageShape(np.array([0, many]), embedding_dim)
+    return num_rows * codec_of(codec).num_bytes(shape) / many
+
+
+def _of_rank(workload: Workload, ranks: int) -> Workload:
+    """Return the part of a workload that one of several ranks has."""
+    if ranks == 1:
+        return workload
+    return replace(
+        workload,
+        batch_size=max(workload.batch_size // ranks, 1),
+        num_rows=-(-workload.num_rows // ranks),
+        num_train_samples=max(workload.num_train_samples // ranks, 1),
+    )

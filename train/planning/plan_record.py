@@ -1,0 +1,56 @@
+"""Types of what `plan` returns: plain data, so that JSON and the terminal read the same."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class PlannedOption(TypedDict):
+    """One way to train, predicted."""
+
+    placement: str
+    ranks: int
+    homes: str | None
+    """Where rows live among several ranks."""
+    codec: str | None
+    """How rows are sent between ranks; anything but float32 is arithmetic, no run does it yet."""
+    fast_bytes: int
+    hot_bytes: int
+    staging_bytes: int
+    prefetch: int | None
+    memory_bytes: int
+    """Fast memory of one rank, all uses together."""
+    step_seconds: float
+    low_seconds: float
+    """Nine in ten held-out cells lay between this and ``high_seconds``."""
+    high_seconds: float
+    samples_per_second: float
+    parts: dict[str, float]
+    """Predicted seconds by part."""
+    is_arithmetic: bool
+    """Whether a part of it was never measured on this machine."""
+
+
+class Sensitivity(TypedDict):
+    """What twice of something would bring."""
+
+    of: str
+    step_seconds: float
+    gain: float
+    """Samples per second over those of the best plan, less one."""
+
+
+class MachinePlan(TypedDict):
+    """The plans for a log on a measured machine, the fastest first."""
+
+    machine: dict[str, object]
+    """What the predictions rest on: device, threads, is_quiet, the errors on held-out cells."""
+    batch_size: int
+    options: list[PlannedOption]
+    too_large: list[PlannedOption]
+    """Those that do not fit, the one that needs the least memory of each placement."""
+    margin: float | None
+    """How much longer the step of the runner-up takes, less one; None where there is none."""
+    is_close: bool
+    """Whether the margin is below the median error, so that the two cannot be told apart."""
+    sensitivities: list[Sensitivity]

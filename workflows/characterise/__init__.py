@@ -1,0 +1,1 @@
+"""Measurements of this machine: constants, models made on the spot, and what follows from them."""

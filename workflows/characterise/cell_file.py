@@ -1,0 +1,69 @@
+"""The file of a sweep: a line for the machine, and one for each cell, so that a killed sweep goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...pipeline.errors import ConfigError
+from ...pipeline.folders.json_record import RecordError
+from .run_cell import CellRecord
+
+
+@dataclass(frozen=True, slots=True)
+class CellFile:
+    """The lines of one sweep."""
+
+    path: Path
+    identity: dict[str, Any]
+    """The machine and settings that all lines share."""
+
+    def read(self) -> list[CellRecord]:
+        """Return the cells that are done; a last line that was cut off is removed.
+
+        Raises:
+            ConfigError: another machine or other settings began the file, or it is damaged.
+        """
+        if not self.path.exists():
+            return []
+        data = self.path.read_bytes()
+        # A line ends with its newline: what follows the last one was being written when the process died.
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            with self.path.open("r+b") as file:
+                file.truncate(len(whole))
+        lines = whole.decode(errors="replace").splitlines()
+        if not lines:
+            return []
+        try:
+            found = [json.loads(line) for line in lines]
+            if found[0] != self.identity:
+                raise self._begun_otherwise(found[0])
+            return [CellRecord.from_json(each, f"line {number}") for number, each in enumerate(found[1:], 2)]
+        except (ValueError, RecordError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"{self.path} is damaged: {error}", hint="delete it, and measure its cells again"
+            ) from error
+
+    def add(self, record: CellRecord) -> None:
+        """Write a line, and the first one before it where the file is new."""
+        is_new = not self.path.exists() or self.path.stat().st_size == 0
+        lines = [self.identity] if is_new else []
+        with self.path.open("a") as file:
+            for each in (*lines, record.to_json()):
+                file.write(json.dumps(each, allow_nan=False) + "\n")
+
+    def _begun_otherwise(self, found: Any) -> ConfigError:
+        others = [
+            f"{name} {found.get(name)!r} instead of {value!r}"
+            for name, value in self.identity.items()
+            if isinstance(found, dict) and found.get(name) != value
+        ]
+        return ConfigError(
+            f"{self.path} was begun with {', '.join(others) or 'another first line'}",
+            hint="give another --out, or delete the file",
+        )

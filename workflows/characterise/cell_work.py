@@ -1,0 +1,90 @@
+"""The work of a cell's steps, from its factors alone: what predictions start from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...stats.prediction.access_rates import expected_unique_rows
+from ...stats.prediction.row_loads import EpochUses
+from ...stats.ranking.row_bytes import row_bytes
+from ...stats.step_model.part_model import MeasuredStep
+from ...stats.step_model.step_work import StepWork
+from ...stats.step_model.zipf_rates import seen_rates, zipf_rates
+from ...train.model.dlrm_shape import DlrmShape
+from .cells import Cell
+from .run_cell import WARM_UP_STEPS, CellRecord, num_steps_of
+
+STAGED = ("cache", "lookahead", "hybrid-uva")
+"""Placements that load rows into slots."""
+_PREFETCH = 2
+"""Batches that transfers run ahead by default."""
+
+
+class _Moves(NamedTuple):
+    """Rows of a step that move beside the loop."""
+
+    moved: float
+    initialized: float
+
+
+def shape_of(cell: Cell) -> DlrmShape:
+    """Return the sizes of the cell's model."""
+    return DlrmShape(cell.num_dense, cell.num_tables, cell.embedding_dim, cell.bottom_mlp, cell.top_mlp)
+
+
+def work_of(cell: Cell, threads: int) -> StepWork:
+    """Return the expected work of a step of the cell."""
+    shape = shape_of(cell)
+    num_steps = WARM_UP_STEPS + num_steps_of(cell)
+    rates = zipf_rates(cell.num_tables, cell.rows_of_table, cell.skew, cell.pooling)
+    num_samples = num_steps * cell.batch_size
+    distinct = expected_unique_rows(rates.rates, cell.batch_size, rates.num_rows)
+    width = row_bytes(cell.embedding_dim, cell.optimizer)
+    moves = _Moves(0.0, 0.0)
+    vectors = 0.0
+    # What each placement moves beside the loop, or in it.
+    is_staged = cell.placement in STAGED
+    if is_staged:
+        uses = EpochUses.of_rates(seen_rates(rates, num_samples), num_samples, cell.batch_size)
+        moves = _moves(cell, uses, distinct, int(cell.fast_share * cell.bytes_of_rows) // width)
+    elif cell.placement == "hybrid":
+        vectors = 2.0 * cell.batch_size * cell.num_tables
+    elif cell.placement == "hybrid-dedup":
+        vectors = 2 * distinct
+    return StepWork(
+        batch_size=cell.batch_size,
+        threads=threads,
+        bottom=shape.bottom,
+        top=shape.top,
+        num_vectors=shape.num_vectors,
+        embedding_dim=cell.embedding_dim,
+        num_bags=cell.batch_size * cell.num_tables,
+        lookups=cell.lookups,
+        distinct_rows=distinct,
+        row_bytes=width,
+        table_bytes=cell.bytes_of_rows,
+        input_bytes=4 * (cell.batch_size * (1 + cell.num_dense) + cell.lookups),
+        staged_rows=distinct if is_staged else 0.0,
+        moved_rows=moves.moved,
+        initialized_rows=moves.initialized,
+        in_place_vectors=vectors,
+    )
+
+
+def _moves(cell: Cell, uses: EpochUses, distinct: float, num_slots: int) -> _Moves:
+    """Return the expected moves of a placement that loads rows."""
+    initialized = uses.num_first_uses / uses.num_batches
+    # The rows of a batch come and go with it.
+    loads = distinct
+    if cell.placement == "lookahead":
+        loads = uses.lookahead_loads(num_slots, _PREFETCH) / uses.num_batches
+    elif cell.placement == "cache":
+        loads = uses.cache_loads(num_slots) / uses.num_batches
+    # Every row that is loaded is written back; first uses are not fetched.
+    return _Moves(max(2 * loads - initialized, 0.0), initialized)
+
+
+def measured_step(record: CellRecord) -> MeasuredStep:
+    """Return a measured cell as the fit takes it."""
+    beside = {f"beside {name}": seconds for name, seconds in record.beside.items()}
+    return MeasuredStep(work_of(record.cell, record.threads), record.step_seconds, record.parts | beside)

@@ -1,0 +1,142 @@
+"""The cells of a sweep in the order in which they run: one factor at a time, presets, pairs of factors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise, product
+from typing import Any
+
+from .cells import Cell
+
+FACTORS: Mapping[str, tuple[Any, ...]] = {
+    "batch_size": (128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+    "num_dense": (16, 64, 256, 1024),
+    "num_tables": (4, 8, 16, 32, 64),
+    "rows_of_table": (500, 5000, 20_000, 100_000, 300_000),
+    "pooling": (1, 2, 4, 8, 16, 32),
+    "embedding_dim": (8, 16, 32, 64, 128),
+    "skew": (0.0, 0.8, 1.05, 1.2),
+    "mlp": ((32, 32), (64, 64), (128, 128), (256, 256), (512, 512), (128,), (128, 128, 128, 128)),
+    "placement": ("all-fast", "hybrid", "hybrid-dedup", "hybrid-uva", "cache", "lookahead"),
+    "optimizer": ("sgd", "rowwise-adagrad", "adagrad", "adam"),
+}
+"""The values of each factor that are tried while the others stay as they are in `Cell`."""
+_PAIRS: tuple[tuple[str, str], ...] = (
+    ("num_dense", "num_tables"),
+    ("batch_size", "mlp"),
+    ("batch_size", "placement"),
+    ("embedding_dim", "pooling"),
+    ("embedding_dim", "placement"),
+    ("num_tables", "embedding_dim"),
+    ("rows_of_table", "embedding_dim"),
+    ("batch_size", "num_tables"),
+    ("skew", "placement"),
+    ("pooling", "placement"),
+)
+"""Pairs of factors, dense against sparse first."""
+_MOST_WORK = 4e10
+"""Operations and bytes of a step beyond which a cell of a pair is left out: it would take seconds."""
+
+_PRESETS: Mapping[str, Cell] = {
+    "criteo-kaggle": Cell(
+        num_dense=13, num_tables=26, rows_of_table=1_300_000, embedding_dim=16,
+        bottom_mlp=(512, 256, 64), top_mlp=(512, 256),
+    ),
+    "criteo-terabyte": Cell(
+        num_dense=13, num_tables=26, rows_of_table=7_000_000, embedding_dim=64,
+        bottom_mlp=(512, 256), top_mlp=(512, 512, 256),
+    ),
+    "M1": Cell(
+        batch_size=256, num_dense=800, num_tables=30, rows_of_table=5_700_000, pooling=28, embedding_dim=64,
+        bottom_mlp=(512,), top_mlp=(512, 512, 512),
+    ),
+    "M2": Cell(
+        batch_size=256, num_dense=504, num_tables=13, rows_of_table=7_300_000, pooling=17, embedding_dim=64,
+        bottom_mlp=(1024,), top_mlp=(1024, 1024, 512),
+    ),
+    "M3": Cell(
+        batch_size=256, num_dense=809, num_tables=127, rows_of_table=3_700_000, pooling=32, embedding_dim=64,
+        bottom_mlp=(512,), top_mlp=(512, 256, 512, 256, 512),
+    ),
+    "RM1": Cell(
+        batch_size=256, num_dense=256, num_tables=8, rows_of_table=4_000_000, pooling=80, embedding_dim=32,
+        bottom_mlp=(128, 64), top_mlp=(256, 64),
+    ),
+    "RM2": Cell(
+        batch_size=256, num_dense=256, num_tables=32, rows_of_table=500_000, pooling=120, embedding_dim=64,
+        bottom_mlp=(256, 128), top_mlp=(128, 64),
+    ),
+    "RM3": Cell(
+        batch_size=256, num_dense=2560, num_tables=10, rows_of_table=2_000_000, pooling=20, embedding_dim=32,
+        bottom_mlp=(1024, 256), top_mlp=(512, 256),
+    ),
+}  # fmt: skip
+"""Models of the literature. M1 to M3: Acun et al., HPCA 2021, as others cite them, lookups cut at 32; RM1 to
+RM3: DeepRecSys. Dense features of RM1 and RM2, and the top of all, are the nearest that a DLRM here has."""
+
+
+def with_factor(cell: Cell, factor: str, value: Any) -> Cell:
+    """Return the cell with one factor set; ``mlp`` stands for the hidden layers of both MLPs."""
+    if factor == "mlp":
+        return replace(cell, bottom_mlp=value, top_mlp=value)
+    return replace(cell, **{factor: value})
+
+
+def value_of(cell: Cell, factor: str) -> Any:
+    """Return the value of a factor."""
+    return cell.top_mlp if factor == "mlp" else getattr(cell, factor)
+
+
+def presets(most_bytes: int) -> list[Cell]:
+    """Return the presets, their tables scaled down to at most ``most_bytes`` of rows together."""
+    found = []
+    for name, cell in _PRESETS.items():
+        scale = min(1.0, most_bytes / cell.bytes_of_rows)
+        rows = max(int(cell.rows_of_table * scale), 1)
+        found.append(replace(cell, preset=name, row_scale=rows / cell.rows_of_table, rows_of_table=rows))
+    return found
+
+
+def single_factors() -> Iterator[Cell]:
+    """Cells that differ from the base in one factor, those of all factors in turn."""
+    longest = max(len(values) for values in FACTORS.values())
+    for number in range(longest):
+        for factor, values in FACTORS.items():
+            if number < len(values):
+                yield with_factor(Cell(), factor, values[number])
+
+
+def pairs() -> Iterator[Cell]:
+    """Cells that differ from the base in two factors, those of all pairs in turn."""
+    queues = []
+    for first, second in _PAIRS:
+        cells = [
+            with_factor(with_factor(Cell(), first, one), second, other)
+            for one, other in product(FACTORS[first], FACTORS[second])
+        ]
+        # The keys are as good as random, so that a sweep that ends early has cells from everywhere.
+        queues.append(sorted((cell for cell in cells if _work(cell) < _MOST_WORK), key=lambda cell: cell.key))
+    for number in range(max(len(queue) for queue in queues)):
+        yield from (queue[number] for queue in queues if number < len(queue))
+
+
+def grid(most_bytes: int) -> list[Cell]:
+    """Return all cells, none twice, in the order in which they run.
+
+    Args:
+        most_bytes: of the rows of one cell.
+    """
+    cells = [Cell(), *single_factors(), *presets(most_bytes), *pairs()]
+    fitting = [cell for cell in cells if cell.bytes_of_rows <= most_bytes]
+    return list({cell.key: cell for cell in fitting}.values())
+
+
+def _work(cell: Cell) -> float:
+    """Return about the operations of a step, a byte of a row counted as many."""
+    widths = (cell.num_dense, *cell.bottom_mlp, cell.embedding_dim)
+    vectors = cell.num_tables + 1
+    top = (vectors * (vectors - 1) // 2 + cell.embedding_dim, *cell.top_mlp, 1)
+    products = sum(a * b for layers in (widths, top) for a, b in pairwise(layers))
+    interaction = vectors**2 * cell.embedding_dim
+    return 6.0 * cell.batch_size * (products + interaction) + 50.0 * cell.lookups * cell.embedding_dim

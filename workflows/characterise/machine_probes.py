@@ -1,0 +1,190 @@
+"""The probes of the host: products, rows, copies, calls, messages between ranks, codecs, reading."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...pipeline.sizes import GIB, KIB, MIB
+from ...stats.batches.batch_lookups import of_matrix
+from ...stats.batches.lookups_by_row import group_lookups
+from ...stats.codecs.codec_names import CODEC_NAMES, codec_of
+from ...stats.codecs.row_codec import RowMessage, shape_of
+from ...train.data.shards import Shards
+from ...train.model.dense_dtype import cpu_features, has_bf16
+from ...train.rows.row_backends import NumbaRows
+from ...train.rows.row_kernels import copy_rows
+from ...train.rows.row_optimizers import RowOptimizer
+from ...train.rows.tiers import Layout, Tier
+from ...train.work_threads import WorkThreads, one_torch_thread
+from ..bench.limited.drawn_shards import DrawnShards
+from .probes import Probe
+
+PRODUCTS = ((64, 64), (256, 256), (1024, 512))
+"""Inputs and outputs of the products."""
+BATCHES = (32, 128, 512)
+DIMS = (16, 64, 128)
+WORKING_BYTES = (256 * KIB, 4 * MIB, 64 * MIB, GIB)
+"""Bytes of the rows among which rows are chosen at random: within a cache of a core, and up to beyond all."""
+POOLINGS = (1, 16)
+_ROWS = 8192
+"""Rows that one call moves."""
+_COPIED_BYTES = 32 * MIB
+_CODEC_ROWS = 4096
+
+
+def product_probes() -> Iterator[Probe]:
+    """Products of one thread by batch, inputs and outputs, in each type that is quick here."""
+    types = {"fp32": torch.float32}
+    if has_bf16(cpu_features()):
+        types["bf16"] = torch.bfloat16
+    for name, dtype in types.items():
+        for inputs, outputs in PRODUCTS:
+            for batch in BATCHES:
+                a = torch.ones(batch, inputs, dtype=dtype)
+                b = torch.ones(inputs, outputs, dtype=dtype)
+                out = torch.empty(batch, outputs, dtype=dtype)
+                facts = {"batch": batch, "inputs": inputs, "outputs": outputs}
+                yield Probe(f"product {name}", facts, partial(_multiply, a, b, out))
+
+
+def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    with one_torch_thread():
+        torch.mm(a, b, out=out)
+
+
+def row_probes(most_bytes: int) -> Iterator[Probe]:
+    """Rows copied from and updated at random places, by dim, pooling and working set.
+
+    Args:
+        most_bytes: memory that they may take.
+    """
+    rng = np.random.default_rng(0)
+    rows = NumbaRows(RowOptimizer("sgd", 0.1), WorkThreads(1))
+    sizes = [working for working in WORKING_BYTES if working <= most_bytes] or [WORKING_BYTES[0]]
+    # All working sets are parts of one array, which is touched once.
+    floats = torch.zeros(sizes[-1] // 4)
+    for dim in DIMS:
+        for working in sizes:
+            num_rows = working // (4 * dim)
+            tier = Tier(Layout.of([0], [0]), dim, 0)
+            tier.weights_SD = floats[: num_rows * dim].view(num_rows, dim)
+            facts: dict[str, float] = {"dim": dim, "row_bytes": 4 * dim, "working_bytes": working}
+            ids_N = rng.integers(0, num_rows, _ROWS)
+            target = np.empty((_ROWS, dim), np.float32)
+            places = np.arange(_ROWS)
+            copy = partial(copy_rows, tier.weights_SD.numpy(), ids_N, target, places)
+            yield Probe("copy row", facts, copy, _ROWS)
+            for pooling in POOLINGS:
+                yield _update_probe(rows, tier, ids_N, dim, pooling, facts)
+
+
+def _update_probe(
+    rows: NumbaRows, tier: Tier, ids_N: NDArray[np.int64], dim: int, pooling: int, facts: dict[str, float]
+) -> Probe:
+    """Rows that are updated by the summed gradients of ``pooling`` lookups each."""
+    chosen = np.repeat(ids_N[: _ROWS // pooling], pooling).astype(np.int32)
+    num_rows = np.array([tier.weights_SD.shape[0]], np.int64)
+    lookups = group_lookups(of_matrix(chosen, num_rows))
+    slots_U = lookups.rows_U.astype(np.int64)
+    grad = torch.zeros(chosen.size, dim)
+    update = partial(rows.update, tier, lookups, slots_U, grad, 1)
+    return Probe("update row", facts | {"lookups_per_row": pooling}, update, lookups.num_rows)
+
+
+def copy_probes() -> Iterator[Probe]:
+    """Large copies, one way and both ways at once."""
+    arrays = [np.ones(_COPIED_BYTES, np.uint8) for _ in range(4)]
+    there = partial(np.copyto, arrays[1], arrays[0])
+    back = partial(np.copyto, arrays[2], arrays[3])
+    pool = ThreadPoolExecutor(1, "copy")
+
+    def both() -> None:
+        other = pool.submit(back)
+        there()
+        other.result()
+
+    facts = {"bytes": _COPIED_BYTES}
+    yield Probe("copy", facts, there, _COPIED_BYTES, "seconds per byte")
+    yield Probe("copy both ways", facts, both, 2 * _COPIED_BYTES, "seconds per byte")
+
+
+def call_probes(threads: int) -> Iterator[Probe]:
+    """The cost of one call of a kernel without work, and of handing no work to all threads."""
+    nothing = np.empty((0, 1), np.float32)
+    none = np.empty(0, np.int64)
+    yield Probe("call a kernel", {}, partial(copy_rows, nothing, none, nothing, none))
+    work = WorkThreads(threads)
+    yield Probe("call all threads", {"threads": threads}, partial(work.run, lambda *_: None, threads))
+
+
+def codec_probes() -> Iterator[Probe]:
+    """Rows encoded and decoded by each codec of the exchange."""
+    rng = np.random.default_rng(0)
+    for dim in (16, 64):
+        rows = rng.standard_normal((_CODEC_ROWS, dim), np.float32)
+        message = RowMessage.of(rows)
+        for name in CODEC_NAMES:
+            codec = codec_of(name)
+            shape = shape_of(message)
+            data = np.empty(codec.num_bytes(shape), np.uint8)
+            codec.encode(message, data)
+            facts = {"dim": dim, "bytes": data.nbytes, "bytes_of_float32": rows.nbytes}
+            yield Probe(
+                f"encode {name}", facts, partial(codec.encode, message, data), rows.nbytes, "seconds per byte"
+            )
+            decode = partial(codec.decode, data, shape, np.empty_like(rows))
+            yield Probe(f"decode {name}", facts, decode, rows.nbytes, "seconds per byte")
+
+
+def loader_probe(folder: Path) -> Probe:
+    """Batches of a log of the Kaggle shape, read and checked."""
+    drawn = DrawnShards(rows_of_table=10_000, skew=1.0, num_batches=8, num_evaluation=1)
+    drawn.write(folder / "shards")
+    shards = Shards.open(folder)
+    numbers = iter(range(10**9))
+
+    def read() -> None:
+        shards.training_batch(next(numbers) % 8)
+
+    return Probe(
+        "read a sample", {"batch": drawn.batch_size, "tables": 26, "dense": 13}, read, drawn.batch_size
+    )
+
+
+def quiet_probe() -> Callable[[], object]:
+    """Return a piece of work that fits in the caches of a core and is always the same."""
+    a = torch.ones(192, 192)
+    out = torch.empty(192, 192)
+    return partial(_multiply, a, a, out)
+
+
+def read_energy() -> float | None:
+    """Return the joules that the processors have used, where the machine tells them."""
+    joules = 0.0
+    for path in sorted(Path("/sys/class/powercap").glob("intel-rapl:?")):
+        try:
+            joules += int((path / "energy_uj").read_text()) / 1e6
+        except (OSError, ValueError):
+            return None
+    return joules or None
+
+
+def other_cpu_seconds() -> float | None:
+    """Return the CPU seconds that other programs have used so far; None where the system does not tell."""
+    try:
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    except (OSError, IndexError):
+        return None
+    ticks = [int(field) for field in fields]
+    # user, nice, system, irq, softirq, steal: neither idle nor waiting.
+    busy = sum(ticks[:3]) + sum(ticks[5:8])
+    own = os.times()
+    return busy / os.sysconf("SC_CLK_TCK") - own.user - own.system

@@ -1,0 +1,84 @@
+"""Prints what `characterise` measured: constants, cells, and the error of predictions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ...train.planning.machine_file import Constant
+from ..console import plain_table, print_line, print_table
+from .characterise import Characterised
+
+
+def summary(result: Characterised) -> dict[str, Any]:
+    """Return the figures that say how far predictions can be trusted."""
+    machine = result.machine
+    error = machine.model.error if machine.model else None
+    return {
+        "num_cells": machine.num_cells,
+        "num_held_out": error.num_cells if error else 0,
+        "median_error": error.median_error if error else None,
+        "p90_error": error.p90_error if error else None,
+        "num_pairs": error.num_pairs if error else 0,
+        "pairs_in_order": error.pairs_in_order if error else None,
+        "is_quiet": machine.is_quiet,
+        "disturbances": list(machine.disturbances),
+        "not_measured": machine.not_measured,
+        "minutes": machine.minutes,
+    }
+
+
+def show_machine(result: Characterised, console: Console) -> None:
+    """Print the constants, and what predictions are worth."""
+    machine = result.machine
+    print_table(console, _constants(machine.constants))
+    for line in sentences(result):
+        print_line(console, line)
+
+
+def sentences(result: Characterised) -> list[str]:
+    """Say how many cells were measured, how wrong predictions are, and what disturbed them."""
+    machine = result.machine
+    lines = [f"{machine.num_cells} cells measured in {machine.minutes:.1f} minutes."]
+    model = machine.model
+    if model is None or model.error is None:
+        lines.append("They are too few to predict from: give more --minutes.")
+    else:
+        error = model.error
+        order = ""
+        if error.pairs_in_order is not None:
+            order = f" {error.pairs_in_order:.0%} of {error.num_pairs} pairs 10% to 2x apart are in order."
+        lines.append(
+            f"Times fitted to {model.num_fitted} of them are wrong by {error.median_error:.0%} (median) and "
+            f"less than {error.p90_error:.0%} (nine of ten) on the other {error.num_cells}.{order}"
+        )
+    if not machine.is_quiet:
+        lines.append(f"The machine was disturbed: {'; '.join(machine.disturbances)}.")
+    reasons = sorted(set(machine.not_measured.values()))
+    if reasons:
+        lines.append(f"Not measured: {', '.join(machine.not_measured)} ({'; '.join(reasons)}).")
+    return lines
+
+
+def _constants(constants: tuple[Constant, ...]) -> Table:
+    table = plain_table(
+        "Constants", ("constant", "of", "median", "quartiles", "times"), texts=("constant", "of")
+    )
+    for each in constants:
+        sizes = ", ".join(f"{name} {size:,.0f}" for name, size in each.facts.items())
+        quartiles = f"{_scaled(each.low, each.unit)} to {_scaled(each.high, each.unit)}"
+        table.add_row(each.name, sizes, _scaled(each.median, each.unit), quartiles, str(each.repetitions))
+    return table
+
+
+def _scaled(value: float, unit: str) -> str:
+    if unit == "seconds per byte":
+        return f"{1e-9 / value:.3g} GB/s" if value else "-"
+    if unit == "watts":
+        return f"{value:.3g} W"
+    for scale, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if value >= scale:
+            return f"{value / scale:.3g} {name}"
+    return f"{value / 1e-9:.3g} ns"

@@ -1,0 +1,222 @@
+"""Training steps whose parts are timed: what the loop does, and what runs beside it in other threads.
+
+The seconds of the loop are divided without a rest: each lap ends where the next begins. Inside the dense
+layers the work of all threads is added up by part and divided by their number; what that leaves of the wall
+clock is idle: threads that wait for the last tile, and the interpreter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar, cast
+
+import torch
+
+from ...train.data.batch import Batch
+from ...train.data.batch_shares import BatchShares
+from ...train.execution.embeddings import PlannedStep
+from ...train.execution.step_source import StepSource
+from ...train.model.dense_step import TiledStep
+from ...train.model.dense_tile import DenseTile
+from ...train.model.dlrm import Dlrm
+from ...train.model.mlp_tiles import MlpTiles
+from ...train.trainer import Trainer
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class StepLaps:
+    """The seconds of one step."""
+
+    seconds: float
+    """From the end of the step before to the end of this one, by one reading of the clock at each end."""
+    parts: dict[str, float]
+    """By part of the loop, as `stats.step_model.step_parts` names them."""
+    distinct_rows: int
+    """Distinct rows that its batch looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRun:
+    """The steps of a run, and the work beside the loop, all of its steps together."""
+
+    steps: list[StepLaps]
+    load_seconds: float
+    """CPU seconds of the thread that reads and plans."""
+    transfer_seconds: float
+    """Seconds in which the transfer thread was busy."""
+    rows: dict[str, int]
+    """Rows and vectors that moved to the fast tier, to the slow one, and that were initialized."""
+
+
+class _Watch:
+    """Seconds of one thread by part."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, part: str) -> Generator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[part] += time.perf_counter() - start
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds, and begin again at zero."""
+        found = dict(self.seconds)
+        self.seconds.clear()
+        return found
+
+
+class _TimedMlp:
+    """Hidden layers whose passes are timed."""
+
+    def __init__(self, mlp: MlpTiles, part: str, watch: _Watch) -> None:
+        self._mlp = mlp
+        self._part = part
+        self._watch = watch
+
+    def forward(self, inputs_TK: torch.Tensor) -> torch.Tensor:
+        with self._watch(self._part):
+            return self._mlp.forward(inputs_TK)
+
+    def backward(
+        self, grad_TN: torch.Tensor, gradients: Mapping[str, torch.Tensor], *, to_inputs: bool
+    ) -> torch.Tensor | None:
+        with self._watch("backward"):
+            return self._mlp.backward(grad_TN, gradients, to_inputs=to_inputs)
+
+
+class _TimedTile:
+    """A tile whose passes are timed, those of its layers apart."""
+
+    def __init__(self, tile: DenseTile) -> None:
+        self._tile = tile
+        self.watch = _Watch()
+        if tile.bottom is not None:
+            tile.bottom = _TimedMlp(tile.bottom, "bottom", self.watch)
+        if tile.top is not None:
+            tile.top = _TimedMlp(tile.top, "top", self.watch)
+
+    def forward(self, dense_TK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        with self.watch("tile"):
+            return self._tile.forward(dense_TK, embeddings)
+
+    def backward(self, *args: object) -> float:
+        with self.watch("tile"):
+            return cast(Callable[..., float], self._tile.backward)(*args)
+
+
+class TimedStep(TiledStep):
+    """The dense layers, with a watch for each thread."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        assert isinstance(trainer.model, Dlrm)
+        super().__init__(trainer.model, BatchShares(trainer.shards.batch_size), trainer.threads)
+        self._num_workers = trainer.threads.num_threads
+        self._timed: dict[int, _TimedTile] = {}
+        self._reduce = _Watch()
+
+    def tile_of(self, worker: int) -> DenseTile:
+        if worker not in self._timed:
+            self._timed[worker] = _TimedTile(super().tile_of(worker))
+        return cast(DenseTile, self._timed[worker])
+
+    def add_gradients(self, counts: Sequence[int]) -> dict[str, torch.Tensor]:
+        with self._reduce("reduce"):
+            return super().add_gradients(counts)
+
+    def take_parts(self, wall_seconds: float) -> dict[str, float]:
+        """Divide the wall seconds of a pass among its parts."""
+        sums: defaultdict[str, float] = defaultdict(float, self._reduce.take())
+        for tile in list(self._timed.values()):
+            for part, seconds in tile.watch.take().items():
+                sums[part] += seconds / self._num_workers
+        # The layers are timed inside of the tile: the rest of it is the interaction and the loss.
+        sums["interaction"] = sums.pop("tile", 0.0) - sums["bottom"] - sums["top"] - sums["backward"]
+        sums["idle"] = wall_seconds - sum(sums.values())
+        return dict(sums)
+
+
+class _TimedSource:
+    """The source of a trainer's steps, with the CPU seconds that its thread takes for them."""
+
+    def __init__(self, source: StepSource) -> None:
+        self._source = source
+        self.seconds: list[float] = []
+
+    def steps(self, epochs: Iterable[Iterable[int]]) -> Generator[PlannedStep]:
+        with closing(self._source.steps(epochs)) as steps:
+            while True:
+                start = time.thread_time()
+                step = next(steps, None)
+                self.seconds.append(time.thread_time() - start)
+                if step is None:
+                    return
+                yield step
+
+
+def time_steps(trainer: Trainer, num_warm_up: int) -> TimedRun:
+    """Train with every part timed.
+
+    Args:
+        trainer: a new one of one rank on the host, its dense layers on tiles.
+        num_warm_up: first steps that are left out of the times, and not of the rows.
+    """
+    dense = TimedStep(trainer)
+    source = _TimedSource(trainer.step_source)
+    trainer.step_source = cast(StepSource, source)
+    laps = []
+    busy_before = 0.0
+    with closing(trainer.embeddings), closing(trainer.steps()) as steps:
+        end = time.perf_counter()
+        for number, prepared in enumerate(steps):
+            watch = _Watch()
+            watch.seconds["load"] = time.perf_counter() - end
+            _take_step(trainer, prepared.step, dense, watch)
+            before = end
+            end = time.perf_counter()
+            if number < num_warm_up:
+                busy_before = trainer.embeddings.transfers.busy_seconds
+                continue
+            parts = watch.take()
+            seconds = end - before
+            parts["idle"] += seconds - sum(parts.values())
+            distinct = sum(part.lookups.num_rows for part in prepared.step.parts)
+            laps.append(StepLaps(seconds, parts, distinct))
+        trainer.meter.enter("flush")
+        busy = trainer.embeddings.transfers.busy_seconds - busy_before
+        trainer.embeddings.finish()
+        trainer.meter.enter(None)
+    counts = trainer.embeddings.rows_by_table()
+    rows = {str(way): sum(table[way] for table in counts) for way in counts[0]}
+    # The source ends with an entry for the end of the run, and its first ones plan the whole epoch.
+    return TimedRun(laps, sum(source.seconds[num_warm_up:]), busy, rows)
+
+
+def _take_step(trainer: Trainer, step: PlannedStep, dense: TimedStep, watch: _Watch) -> None:
+    """Take a step as `train.steps.step_runner.StepsAtOnce` does, part by part."""
+    with watch("transfers"):
+        trainer.embeddings.wait_for_rows(step)
+    with watch("lookup"):
+        embeddings = trainer.embeddings.look_up(step)
+    _pass_dense(step.batch, embeddings, dense, watch)
+    with watch("update"):
+        trainer.threads.run_all(
+            partial(trainer.embeddings.update, step, embeddings),
+            *[each.step for each in trainer.dense_optimizers],
+        )
+    trainer.step += 1
+
+
+def _pass_dense(batch: Batch, embeddings: Sequence[torch.Tensor], dense: TimedStep, watch: _Watch) -> None:
+    start = time.perf_counter()
+    dense.train(batch, embeddings)
+    for part, seconds in dense.take_parts(time.perf_counter() - start).items():
+        watch.seconds[part] += seconds

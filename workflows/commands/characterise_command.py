@@ -1,0 +1,45 @@
+"""``hotset characterise``: measure this machine for predictions of training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..characterise.characterise_config import CharacteriseConfig
+from ..console import print_json, say, stdout_console
+from ..options import command_options, config_of, parse_options
+
+
+@dataclass(frozen=True, kw_only=True)
+class CharacteriseOptions:
+    """Options of ``hotset characterise`` beside what it measures."""
+
+    out: Path
+    """File for the machine, such as machine.json. Its cells go beside it, to a file of lines."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+
+def run(command: str, arguments: Sequence[str]) -> int:
+    """Run ``hotset characterise``."""
+    options = parse_options(
+        command_options(CharacteriseConfig, CharacteriseOptions),
+        arguments,
+        command=command,
+        description="Measure this machine for predictions of training.",
+    )
+    # torch takes a second and more to import: not before the options are known to be right.
+    from ..characterise.characterise import characterise
+    from ..characterise.show_machine import show_machine, summary
+
+    result = characterise(config_of(CharacteriseConfig, options), options.out, say)
+    say(f"wrote {options.out}")
+    if options.json:
+        found: dict[str, Any] = summary(result)
+        print_json(found)
+    else:
+        show_machine(result, stdout_console())
+    return 0
