@@ -252,7 +252,8 @@ def test_advice_is_for_the_model_of_the_log(folder: Path) -> None:
 
 
 def test_advice_needs_no_torch() -> None:
-    code = "import sys; import hotset.workflows.commands.advise_command; assert 'torch' not in sys.modules"
+    module = "hotset.workflows.commands.planning.advise_command"
+    code = f"import sys; import {module}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

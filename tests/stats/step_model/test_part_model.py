@@ -14,7 +14,7 @@ import pytest
 from hotset.stats.step_model.part_model import SUMMED_PARTS, MeasuredStep, PartModel, fit_parts
 from hotset.stats.step_model.step_parts import LOOP_PARTS
 from hotset.stats.step_model.step_work import NUM_FEATURES, StepWork, features_of
-from hotset.tests.support.made_up_machine import CONSTANTS, WEIGHTS, WORK
+from hotset.tests.support.planning.made_up_machine import CONSTANTS, WEIGHTS, WORK
 
 MODEL = PartModel(CONSTANTS, WEIGHTS, 0.5)
 STAGED = replace(WORK, staged_rows=2e4, moved_rows=1e4, initialized_rows=5e3)

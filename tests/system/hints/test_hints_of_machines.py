@@ -9,7 +9,7 @@ import pytest
 
 from hotset.pipeline.sizes import KIB
 from hotset.tests.support.hints import Shell, follows, hint_of
-from hotset.tests.support.made_up_machine import made_up_machine
+from hotset.tests.support.planning.made_up_machine import made_up_machine
 from hotset.train.planning.machine_file import MachineFile
 from hotset.workflows.characterise import characterise as module
 from hotset.workflows.characterise import machine_probes
@@ -29,7 +29,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @follows(
     "train/planning/machine_file.py::_refusal",
     "train/planning/machine_file.py::MachineFile.refuse_other",
-    "workflows/commands/advise_command.py::AdviseCommand.__post_init__",
+    "workflows/commands/planning/advise_command.py::AdviseCommand.__post_init__",
 )
 def test_a_machine_is_measured_where_there_is_none(shell: Shell) -> None:
     Path("other.json").write_text("{}")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hotset.pipeline.errors import ConfigError, HotsetError
-from hotset.tests.support.made_up_machine import CONSTANTS, WORK, made_up_machine
+from hotset.tests.support.planning.made_up_machine import CONSTANTS, WORK, made_up_machine
 from hotset.train.planning.machine_file import Curves, MachineFile
 
 

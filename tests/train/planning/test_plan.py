@@ -1,4 +1,7 @@
-"""Plans on a machine that is made up: memory, order, intervals, ranks and what would help."""
+"""Plans on a machine that is made up: memory, order, intervals, ranks and what would help.
+
+Also the tests of `plan_record`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import KIB, MIB
 from hotset.pipeline.stages.preprocess import preprocess
 from hotset.stats.step_model.exchange_work import reduced_bytes
-from hotset.tests.support.made_up_machine import ERROR, made_up_machine
+from hotset.tests.support.planning.made_up_machine import ERROR, made_up_machine
 from hotset.train.advice import AdviceConfig
 from hotset.train.planning.plan import PlanConfig, codec_bytes, parse_link, plan
 from hotset.train.planning.plan_record import MachinePlan

@@ -21,7 +21,7 @@ from hotset.pipeline.errors import ConfigError, HotsetError
 from hotset.pipeline.sizes import KIB
 from hotset.stats.step_model.part_model import SUMMED_PARTS, PartModel
 from hotset.stats.step_model.step_parts import LOOP_PARTS
-from hotset.tests.support.made_up_machine import CONSTANTS, WEIGHTS, made_up_machine
+from hotset.tests.support.planning.made_up_machine import CONSTANTS, WEIGHTS, made_up_machine
 from hotset.train.planning.machine_file import Constant, MachineFile
 from hotset.workflows.characterise import characterise as module
 from hotset.workflows.characterise import machine_probes

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hotset.tests.support.made_up_machine import made_up_machine
+from hotset.tests.support.planning.made_up_machine import made_up_machine
 from hotset.train.planning.plan_record import MachinePlan, PlannedOption
 from hotset.workflows.cli import main
 from hotset.workflows.printing.show_machine_plan import milliseconds, sentences, show_machine_plan

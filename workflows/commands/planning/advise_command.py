@@ -9,19 +9,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline.errors import ConfigError, require_at_least
-from ...pipeline.runtime.resources import Resources
-from ...pipeline.sizes import ByteSize, format_byte_size
-from ...stats.prediction.workload import Machine
-from ...train.advice import AdviceConfig, advise
-from ...train.advice_record import PlacementAdvice
-from ...train.planning.machine_file import MachineFile
-from ...train.planning.plan import PlanConfig, parse_link, plan
-from ..console import plain_table, print_json, print_line, print_table, progress_bars, stdout_console
-from ..options import Dir, parse_options
-from ..printing.show_machine_plan import show_machine_plan
-from ..report.report_sentences import rounded
-from ..report.series_tables import predicted_bytes, predicted_seconds
+from ....pipeline.errors import ConfigError, require_at_least
+from ....pipeline.runtime.resources import Resources
+from ....pipeline.sizes import ByteSize, format_byte_size
+from ....stats.prediction.workload import Machine
+from ....train.advice import AdviceConfig, advise
+from ....train.advice_record import PlacementAdvice
+from ....train.planning.machine_file import MachineFile
+from ....train.planning.plan import PlanConfig, parse_link, plan
+from ...console import plain_table, print_json, print_line, print_table, progress_bars, stdout_console
+from ...options import Dir, parse_options
+from ...printing.show_machine_plan import show_machine_plan
+from ...report.report_sentences import rounded
+from ...report.series_tables import predicted_bytes, predicted_seconds
 
 _GIGA = 1e9
 _TERA = 1e12

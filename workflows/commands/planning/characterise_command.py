@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..characterise.characterise_config import CharacteriseConfig
-from ..console import print_json, say, stdout_console
-from ..options import command_options, config_of, parse_options
+from ...characterise.characterise_config import CharacteriseConfig
+from ...console import print_json, say, stdout_console
+from ...options import command_options, config_of, parse_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ def run(command: str, arguments: Sequence[str]) -> int:
         description="Measure this machine for predictions of training.",
     )
     # torch takes a second and more to import: not before the options are known to be right.
-    from ..characterise.characterise import characterise
-    from ..characterise.show_machine import show_machine, summary
+    from ...characterise.characterise import characterise
+    from ...characterise.show_machine import show_machine, summary
 
     result = characterise(config_of(CharacteriseConfig, options), options.out, say)
     say(f"wrote {options.out}")

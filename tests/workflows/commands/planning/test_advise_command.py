@@ -16,7 +16,7 @@ from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
 from hotset.train.advice import AdviceConfig, advise
 from hotset.workflows.cli import main
-from hotset.workflows.commands.advise_command import AdviseCommand, show_advice
+from hotset.workflows.commands.planning.advise_command import AdviseCommand, show_advice
 from hotset.workflows.report.report_sentences import rounded
 from hotset.workflows.report.series_tables import predicted_bytes, predicted_seconds
 

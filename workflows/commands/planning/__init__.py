@@ -1,0 +1,1 @@
+"""Commands that measure a machine, and that predict and plan training."""
