@@ -5,6 +5,9 @@ Also the tests of `spilled_tier`, `spilled_run` and `spooled_plans`.
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from hotset.train.config import TrainConfig
 from hotset.train.data.batch_order import RecordedOrder
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
+from hotset.train.fit import fit
 from hotset.train.placements import spooled_plans
 from hotset.train.run import train
 from hotset.train.spill import run_plan
@@ -91,6 +95,41 @@ def test_rows_in_files_end_with_the_bits_of_rows_in_memory(
     assert store.traffic.reads > 0 and (trainer.step_source.num_split > 0) == ("staging_bytes" in changes)
     assert_equal_bits(trainer, all_fast)
     assert list(tmp_path.iterdir()) == []
+
+
+KILLED_RUN = """
+import os, signal, sys
+import hotset
+
+def progress(stage, done, total, note):
+    # In the second epoch, when blocks of rows lie on disk.
+    if stage == "train" and done > 0.7 * total:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+hotset.fit(
+    sys.argv[1], sys.argv[2], placement="lookahead", slow_bytes=int(sys.argv[3]), epochs=2,
+    embedding_optimizer="adagrad", staging_bytes=48 * 1024, checkpoint_every=5, progress=progress,
+)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_no_rows_in_files_and_resumes_to_the_bits_of_one_in_memory(
+    all_fast: Trainer, tmp_path: Path
+) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    write_shards(data / "shards", SPEC)
+    killed = [sys.executable, "-c", KILLED_RUN, str(data), str(run), str(LIMIT)]
+    assert subprocess.run(killed, check=False).returncode == -signal.SIGKILL
+    # The file of rows has no name; what is left are the files of any run.
+    assert {path.name for path in run.iterdir()} == {"config.json", "checkpoints"}
+
+    fields: dict[str, Any] = {"placement": "lookahead", "slow_bytes": ByteSize(LIMIT)} | FIELDS
+    done_by_then: list[int] = []
+    resumed = fit(data, run, progress=lambda _, done, *__: done_by_then.append(done), **fields)
+    assert done_by_then[0] > SPEC.num_mixed / 2
+    for number, table in enumerate(all_fast.shards.tables):
+        assert torch.equal(resumed.table(table.name), all_fast.embeddings.table(number))
 
 
 @pytest.mark.parametrize(("optimizer", "limit"), [("sgd", 300), ("adam", 640)])
