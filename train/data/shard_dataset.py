@@ -90,6 +90,9 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         self._epoch = 0
         self._first = 0
         self._position = 0
+        """Batches of the epoch that this process or worker has handed out."""
+        self._start = 0
+        """Batches that the next iteration leaves out, because a state was loaded."""
         self._opened: tuple[int, Shards] | None = None
         # Files are hashed once, here, and not again by each worker that opens them.
         shards = self._shards()
@@ -108,14 +111,15 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         """
         require_at_least("epoch", epoch, 0)
         require_at_least("first_batch", first_batch, 0)
-        self._epoch, self._first, self._position = epoch, first_batch, 0
+        self._epoch, self._first, self._position, self._start = epoch, first_batch, 0, 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the batches of the epoch that belong to this rank and worker."""
         shards = self._shards()
         own = self._own(self._numbers()[self._first :])
         # A state that was loaded lies in the middle of the first epoch only.
-        start, self._position = self._position, 0
+        start, self._start = self._start, 0
+        self._position = start
         for position, number in enumerate(own[start:], start + 1):
             batch = self._read(shards, number)
             # Set before the batch is handed out: a loader asks for the state behind it.
@@ -151,7 +155,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
                 raise ConfigError(f"the state is of {key} {state.get(key)!r}, want {own[key]!r}")
         self.set_epoch(int(state["epoch"]), int(state["first_batch"]))
         require_at_least("position", int(state["position"]), 0)
-        self._position = int(state["position"])
+        self._position = self._start = int(state["position"])
 
     def _shards(self) -> Shards:
         """Return the shards as this process opened them: open files are not shared between processes."""

@@ -63,6 +63,13 @@ def test_batches_are_those_of_the_trainer_in_its_order(folder: Path) -> None:
             )
 
 
+def test_an_iteration_that_was_left_costs_the_next_one_no_batch(folder: Path) -> None:
+    dataset = ShardDataset(folder, seed=3)
+    whole = as_lists(dataset)
+    assert as_lists([next(iter(dataset))]) == whole[:1]
+    assert as_lists(dataset) == whole
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_ranks_share_an_epoch_evenly(folder: Path, world_size: int) -> None:
     whole = as_lists(ShardDataset(folder, seed=1))
