@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ...pipeline.errors import ConfigError, require_at_least
 from ...stats.batches.epoch_order import epoch_order
 from .batch import Batch
+from .multi_hot_draws import MultiHotDraws
 from .shards import Part, Shards
 
 Split = Literal["train", "valid", "test"]
@@ -59,6 +60,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         rank: int = 0,
         world_size: int = 1,
         keyed_jagged: bool = False,
+        multi_hot: Sequence[int] | None = None,
     ) -> None:
         """Open the shards of ``folder``, which `preprocess` wrote, and hash those of ``split``.
 
@@ -70,10 +72,13 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
             world_size: number of processes. Each reads as many training batches: those beyond the last
                 multiple are left out of the epoch.
             keyed_jagged: give ids as a KeyedJaggedTensor.
+            multi_hot: ids per sample that each feature gets, in the order of the tables: beside its own those
+                that MLPerf's benchmark draws for it; `multi_hot_draws.MLPERF_SIZES` are the 26 of that
+                benchmark. By default features are as the log has them.
 
         Raises:
-            ConfigError: an unknown split, a rank that is not below ``world_size``, or a feature that is
-                called like another entry of a batch.
+            ConfigError: an unknown split, a rank that is not below ``world_size``, a feature that is called
+                like another entry of a batch, or sizes that do not fit the features.
             HotsetError: no shards, or damaged ones.
         """
         if split not in ("train", *_PARTS):
@@ -87,6 +92,8 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         self._rank = rank
         self._world_size = world_size
         self._keyed_jagged = keyed_jagged
+        self._multi_hot = multi_hot
+        self._draws: MultiHotDraws | None = None
         self._epoch = 0
         self._first = 0
         self._position = 0
@@ -98,6 +105,8 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         shards = self._shards()
         shards.refuse_damage(("hot_only", "mixed") if split == "train" else ("evaluation",))
         _refuse_equal_names(shards)
+        if multi_hot is not None:
+            self._draws = MultiHotDraws(shards.tables, multi_hot)
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch, of this rank."""
@@ -164,8 +173,8 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         return self._opened[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave open files out: a worker that is spawned opens its own."""
-        return self.__dict__ | {"_opened": None}
+        """Leave open files and drawn lists out: a worker that is spawned opens and draws its own."""
+        return self.__dict__ | {"_opened": None, "_draws": None}
 
     def _numbers(self) -> Sequence[int]:
         """Return the numbers of the batches of this rank, in the order of the epoch."""
@@ -192,6 +201,10 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
     def _as_dictionary(self, shards: Shards, batch: Batch) -> dict[str, Any]:
         found: dict[str, Any] = {LABEL: batch.label_B, DENSE: batch.dense_BK}
         features = _features_of(shards, batch)
+        if self._multi_hot is not None:
+            self._draws = self._draws or MultiHotDraws(shards.tables, self._multi_hot)
+            for name, (ids, offsets) in features.items():
+                features[name] = self._draws.expand(name, ids) if offsets is None else (ids, offsets)
         if self._keyed_jagged:
             return found | {KEYED_JAGGED: _keyed_jagged(features)}
         for name, (ids, offsets) in features.items():
