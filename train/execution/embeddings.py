@@ -309,6 +309,11 @@ class Embeddings:
                 self._sent.popleft()
             self.transfers.mark_computed(step.item)
 
+    def note_transfers(self, *, waits: bool = True) -> None:
+        """Note and count the transfers that a device was given; see `Executor.note_begun`."""
+        for width in self.widths:
+            width.executor.note_begun(waits=waits)
+
     def finish(self) -> None:
         """Write every row back after the last step."""
         # The flush is among the transfers drained; what is left is FAE's last switch.
@@ -329,6 +334,7 @@ class Embeddings:
     def rows_by_table(self) -> list[dict[Way, int]]:
         """Rows and vectors of each table moved each way, and rows initialized; evaluation apart."""
         counts: list[dict[Way, int]] = [{}] * len(self._position_of)
+        self.note_transfers()
         for table, (width, position) in self._position_of.items():
             rows_F = width.executor.traffic.rows_F
             counts[table] = {way: int(rows[position]) for way, rows in rows_F.items()}

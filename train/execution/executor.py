@@ -7,6 +7,8 @@ tier alone and may run in another thread, ahead of the batches it serves (`trans
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
@@ -71,6 +73,9 @@ class Executor:
             SpillMover(fast, slow) if isinstance(slow, SpilledTier) else mover_of(fast, slow)
         )
         # The row in each staging slot, which evaluation and checkpoints ask for; -1 where there is none.
+        self._begun: deque[tuple[Transfer, Kind | None]] = deque()
+        """Transfers that a device was given, and that are not noted yet."""
+        self._noting = threading.Lock()
         self._resident_S = np.full(fast.num_slots - fast.layout.num_own_slots, -1, np.int64)
         """Row in each staging slot, by its slot on the slow tier; -1 where there is none."""
         # The tiers may lie on two devices, and each is updated by kernels of its own.
@@ -107,13 +112,32 @@ class Executor:
 
     def transfer(self, transfer: Transfer, kind: Kind | None = None) -> None:
         """Write rows back, then load others; counted as work of ``kind``."""
+        self.note_begun()
         # In this order: a slot is free, and a row up to date on the slow tier, once it is written back.
         self._mover.write_back(transfer.write_back)
         self._mover.fetch(transfer.fetch)
         initialize_rows(self.fast, self.slow, self.initial, transfer.initialize)
-        self.note_transfer(transfer, kind)
+        self._note(transfer, kind)
 
-    def note_transfer(self, transfer: Transfer, kind: Kind | None) -> None:
+    def begin_transfer(self, transfer: Transfer, kind: Kind | None) -> None:
+        """Take down that a device was given a transfer; `note_begun` does the rest."""
+        self._begun.append((transfer, kind))
+
+    def note_begun(self, *, waits: bool = True) -> None:
+        """Note the transfers that a device was given: some milliseconds each, in whatever thread has time.
+
+        Args:
+            waits: for a thread that is at it; otherwise the transfers are left to that one, or to the next.
+        """
+        if not self._noting.acquire(blocking=waits):
+            return
+        try:
+            while self._begun:
+                self._note(*self._begun.popleft())
+        finally:
+            self._noting.release()
+
+    def _note(self, transfer: Transfer, kind: Kind | None) -> None:
         """Note where rows are once a transfer is done, and count it."""
         # Remember which row is in which slot, for copies of staged rows between transfers.
         first = self.fast.layout.num_own_slots
@@ -128,6 +152,7 @@ class Executor:
 
     def write_back_residents(self) -> None:
         """Copy the newest values of staged rows to the slow tier; the rows stay staged."""
+        self.note_begun()
         # Evaluation reads staged rows where they are if the others are in a file: see `read_rows`.
         if isinstance(self.slow, FileTier):
             return
@@ -147,6 +172,7 @@ class Executor:
 
     def residents(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The staged rows by their slots on the slow tier, ascending, and their slots on the fast one."""
+        self.note_begun()
         slots_N = np.flatnonzero(self._resident_S >= 0)
         rows_N = self._resident_S[slots_N]
         order_N = np.argsort(rows_N)
@@ -154,6 +180,7 @@ class Executor:
 
     def forget_residents(self) -> None:
         """Take no row as staged any more, once all are written back and no step follows."""
+        self.note_begun()
         self._resident_S[:] = -1
 
     def copy_newest(

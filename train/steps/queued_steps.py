@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -134,7 +135,12 @@ class QueuedSteps:
         slot = self._ring.take(self._packing_room.num_bytes)
         batch = step.batch
         arguments = (self._packing_room, slot, batch.label_B.numpy(), batch.dense_BK.numpy(), widths, moves)
-        return PreparedStep(step, self._readers.submit(pack, *arguments))
+        return PreparedStep(step, self._readers.submit(self._pack, *arguments))
+
+    def _pack(self, *arguments: Any) -> PackedBatch:
+        """Pack a batch in a reader, which also counts what the loop has queued meanwhile."""
+        self._parts.embeddings.note_transfers(waits=False)
+        return pack(*arguments)
 
     def train(self, prepared: PreparedStep, number: int, rates: StepRates) -> torch.Tensor:
         # What cannot be packed, and copies of all hot rows, run while the device stands still.
@@ -168,6 +174,7 @@ class QueuedSteps:
 
     def synchronize(self) -> None:
         self._device.synchronize()
+        self._parts.embeddings.note_transfers()
 
     def _send(self, packed: PackedBatch, rates: StepRates) -> _Inputs:
         """Queue the copy of a batch to the next inputs."""
@@ -201,7 +208,7 @@ class QueuedSteps:
         for number, (width, transfer) in enumerate(zip(self._widths, transfers, strict=True)):
             if transfer is None:
                 continue
-            width.rows.executor.note_transfer(transfer, kind)
+            width.rows.executor.begin_transfer(transfer, kind)
             write_back, fetch, initialize = (
                 packed.moves_on(inputs.packed, number, list_number) for list_number in range(len(MOVES))
             )

@@ -88,10 +88,12 @@ def build_runner(
         num_steps_ahead(config),
         readers,
         fused=fused,
-        is_recorded=_can_be_recorded(kernels),
+        is_recorded=_can_be_recorded(kernels, verbs),
     )
 
 
-def _can_be_recorded(kernels: Mapping[str, Kernel]) -> bool:
-    """Whether no kernel waits for the device, as those of torch do."""
+def _can_be_recorded(kernels: Mapping[str, Kernel], verbs: Device) -> bool:
+    """Whether no kernel waits for a GPU while it is recorded, as those of torch do."""
+    if verbs.torch_device.type == "cpu":
+        return True
     return not any(kernel.__module__.rpartition(".")[2] in TWINS.values() for kernel in kernels.values())

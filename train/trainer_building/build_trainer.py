@@ -90,6 +90,7 @@ def build_trainer(
     ranks: Ranks | None = None,
     homes: HomesName = "by-use",
     exchange: ChosenExchange | None = None,
+    verbs: Device | None = None,
 ) -> Trainer:
     """Build the model, the tiers with their initial rows, and the order of batches.
 
@@ -103,6 +104,7 @@ def build_trainer(
         ranks: share the batches and the rows; None: this process does it all.
         homes: where rows live among several ranks.
         exchange: codecs of what crosses between them; None: it crosses as it is.
+        verbs: device to queue steps on; None: the one that the settings name, if any.
 
     Raises:
         HotsetError: no disk space for such rows.
@@ -113,7 +115,7 @@ def build_trainer(
     ranks = ranks or OneRank()
     config = resolve(shards, config, ranks.num_ranks)
     device = open_device(config.device)
-    verbs = open_verbs(config.device)
+    verbs = verbs or open_verbs(config.device)
     meter = Meter(device)
     # Rows on the host are the work of all threads; a GPU takes its work from one.
     row_threads = WorkThreads(config.threads or num_workers(0))

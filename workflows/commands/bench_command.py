@@ -26,6 +26,10 @@ BENCHES = {
     "stats": ("bench_stats", "compare statistics kernels with plain Python and NumPy"),
     "train": ("training.bench_train", "compare a training step with plain torch, part by part"),
     "predict": ("training.bench_predict", "compare predictions with training, the dataset with its reader"),
+    "host-steps": (
+        "training.bench_host_steps",
+        "measure what the host does for each step of a device",
+    ),
     "larger-than-memory": (
         "limited.bench_larger_than_memory",
         "train on tables four times the memory, beside memory-mapped ones",

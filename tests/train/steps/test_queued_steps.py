@@ -186,12 +186,14 @@ def test_other_shards_give_the_bits_of_the_host(fields: dict[str, Any], tmp_path
         assert_equal_bits(trained(shards, device="late:2", placement=name, **settings), wanted)
 
 
-def test_recorded_work_gives_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_is_not_recorded_gives_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = draw_run(9, tmp_path)
     wanted = trained(run.shards, placement="all-fast", **run.fields)
     begin = QueuedSteps.__init__
     monkeypatch.setattr(
-        QueuedSteps, "__init__", lambda *args, **kwargs: begin(*args, **(kwargs | {"is_recorded": True}))
+        QueuedSteps, "__init__", lambda *args, **kwargs: begin(*args, **(kwargs | {"is_recorded": False}))
     )
     assert not is_wrong(run, wanted, 1, placement="lookahead")
     assert not is_wrong(run, wanted, 2, placement="cache")

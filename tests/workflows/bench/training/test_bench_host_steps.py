@@ -1,0 +1,23 @@
+"""What the host does for a step of a device: a fixed number of calls, whatever the batch holds."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from hotset.workflows.bench.training.bench_host_steps import HostStepsConfig, measure, show
+
+
+def test_a_step_is_one_copy_and_one_recorded_step() -> None:
+    config = HostStepsConfig(samples=9_000, scale=1000.0, batch_sizes=(256,), hot_share=0.05)
+    result = measure(config)
+    found = {(row["placement"], row["kind"]): row for row in result["rows"]}
+    assert set(found) == {(name, kind) for name in config.placements for kind in ("hot-only", "mixed")}
+    for row in found.values():
+        calls = row["calls"]
+        # The loss is kept beside the recorded step; nothing waits for the device but the ring of inputs.
+        assert calls["copy"] == calls["replay"] == 1 and "synchronize" not in calls and "capture" not in calls
+        assert row["loop_us"] >= row["loop_us_least"] > 0 and row["reading_ns_per_sample"] > 0
+    # Rows are written back, fetched and initialized by three kernels at most.
+    assert found["all-fast", "mixed"]["calls"]["launch"] == 1
+    assert 2 <= found["lookahead", "mixed"]["calls"]["launch"] <= 4
+    show(result, Console(quiet=True))
