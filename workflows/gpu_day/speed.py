@@ -19,7 +19,7 @@ from ...train.data.shards import Shards
 from ...train.steps.queued_steps import QueuedSteps
 from ...train.trainer import run_steps
 from ...train.trainer_building.build_trainer import build_trainer
-from .kaggle_shards import KaggleSamples, draw_kaggle, write_kaggle_shards
+from ..bench.measuring.kaggle_shards import KaggleSamples, draw_kaggle, write_kaggle_shards
 from .part_settings import PartSettings
 from .records import Records
 

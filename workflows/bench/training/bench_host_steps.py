@@ -29,7 +29,7 @@ from ....train.config import PlacementName, TrainConfig
 from ....train.data.shards import Shards
 from ....train.device.verbs import Event, Graph, StreamName
 from ....train.trainer_building.build_trainer import build_trainer
-from ...gpu_day.kaggle_shards import draw_kaggle, write_kaggle_shards
+from ..measuring.kaggle_shards import draw_kaggle, write_kaggle_shards
 
 _WARM_UP_STEPS = 4
 _NANOSECONDS = 1e9

@@ -10,7 +10,7 @@ import pytest
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.run import train
-from hotset.workflows.gpu_day.kaggle_shards import KaggleSamples, draw_kaggle, write_kaggle_shards
+from hotset.workflows.bench.measuring.kaggle_shards import KaggleSamples, draw_kaggle, write_kaggle_shards
 
 
 @pytest.fixture(scope="module")
