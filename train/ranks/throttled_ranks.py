@@ -57,6 +57,10 @@ class ThrottledRanks:
         self.busy_seconds = 0.0
         """Seconds for which the link carried bytes."""
 
+    def set_speed(self, bytes_per_second: float) -> None:
+        """Carry so many bytes a second from the next message on."""
+        self._bytes_per_second = bytes_per_second
+
     def exchange(self, sent: Message, received: Message) -> Pending:
         """Exchange, and arrive no earlier than the link allows."""
         return _Throttled(

@@ -37,6 +37,7 @@ BENCHES = {
     "schedule": ("checks.bench_schedule", "count bytes and CPU seconds of a schedule, and of its checks"),
     "exchange": ("ranks.bench_exchange", "count the rows that cross between ranks, by the scheme of homes"),
     "codecs": ("ranks.bench_codecs", "compare the bytes of trained rows in every codec"),
+    "links": ("ranks.bench_links", "compare codecs by the step of two ranks behind slow links"),
     "placements": ("bench_placements", "compare bytes, speed and AUC of all placements"),
     "quality": ("quality.bench_quality", "measure AUC over seeds: small samples, published splits"),
     "defaults": ("bench_defaults", "compare default optimizers and learning rates by batch size"),
