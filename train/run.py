@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from .exchange.row_messages import NotFiniteRowError
 from .model.dense_dtype import cpu_features, warn_of_slow_bf16
 from .model_building.choose_model import choose_model
 from .model_building.user_code import ModelSource
-from .options.exchange_options import AUTO
+from .options.exchange_options import AUTO, ExchangeOptions
 from .options.rank_options import RankOptions
 from .ranks.ranks import Ranks, agree, refuse_other_settings_of_ranks
 from .ranks.torch_ranks import joined_ranks
@@ -250,6 +250,9 @@ def _compared(start: _Start, options: RankOptions) -> dict[str, object]:
     # Options are named one by one; the number of threads is the one in force.
     recipe = settings.pop("recipe", {})
     found |= settings | recipe | {"threads": start.threads}
+    # Codecs by option, and by what a resumed run has recorded.
+    found |= {field.name: getattr(options, field.name) for field in fields(ExchangeOptions)}
+    found["recorded exchange"] = start.exchange
     return found
 
 

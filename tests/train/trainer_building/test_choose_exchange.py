@@ -19,7 +19,7 @@ from hotset.train.config import TrainConfig
 from hotset.train.options.interval import parse_interval
 from hotset.train.options.rank_options import RankOptions
 from hotset.train.ranks.link_speed import LinkSpeed
-from hotset.train.ranks.ranks import OneRank, Ranks
+from hotset.train.ranks.ranks import OneRank, RankError, Ranks
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 from hotset.train.run_results.run_summary import TrainSummary
 from hotset.train.trainer_building import choose_exchange as module
@@ -47,7 +47,13 @@ def train_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., T
     monkeypatch.setattr(run, "joined_ranks", joined)
     saved = CheckpointSettings(checkpoint_every=parse_interval("2"))
 
-    def train(out: str, num_ranks: int, killed_after: int | None = None, **options: Any) -> TrainSummary:
+    def train(
+        out: str,
+        num_ranks: int,
+        killed_after: int | None = None,
+        of_last: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> TrainSummary:
         def progress(kind: str, done: int, *_: object) -> None:
             if kind == "train" and killed_after is not None and done >= killed_after:
                 raise _KilledError
@@ -59,7 +65,7 @@ def train_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., T
                 CONFIG,
                 tmp_path / out,
                 checkpoints=saved,
-                rank_options=RankOptions(**options),
+                rank_options=RankOptions(**options | ((of_last or {}) if ranks.rank else {})),
                 progress=progress,
             )
 
@@ -112,6 +118,16 @@ def test_a_resumed_run_keeps_its_codecs_and_ends_with_the_bits_of_an_unbroken_on
     train_on("killed", 2, exchange="auto")
     files = [(tmp_path / out / "weights.safetensors").read_bytes() for out in ("unbroken", "killed")]
     assert files[0] == files[1]
+
+
+def test_ranks_with_other_codecs_are_refused_by_name(train_on: Callable[..., TrainSummary]) -> None:
+    for own, other, name in (
+        ({"exchange": "auto"}, {"exchange": "none"}, "exchange"),
+        ({"exchange": "int8"}, {"exchange_back": "int4"}, "exchange_back"),
+        ({"exchange": "auto"}, {"exchange_dense": "none"}, "exchange_dense"),
+    ):
+        with pytest.raises(RankError, match=f"rank 1 has another {name} than rank 0"):
+            train_on("run", 2, of_last=other, **own)
 
 
 def test_rows_that_are_not_finite_stop_the_run_by_name(
