@@ -28,6 +28,7 @@ from .model_building.model_inputs import ModelInputs
 from .model_building.user_code import ModelSource, name_of
 from .model_building.user_model import UserModel
 from .options.interval import parse_interval
+from .options.rank_options import RankOptions
 from .options.recipe_options import RecipeOptions
 from .run_folder.run_reader import read_config, read_finite, read_weights, refuse_other_weights
 from .run_results.run_log import TrainProgress
@@ -101,7 +102,8 @@ def fit(
         keep_checkpoints: number of checkpoints kept while the run trains; by default 2.
         progress: called as ``progress("train" or "evaluate", done, total, note)``, in samples.
         settings: fields of `TrainConfig` and of its recipe that differ from ``config``, such as
-            ``placement="cache"`` and ``lr_schedule="cosine"``; ``model_args`` may be a dictionary.
+            ``placement="cache"`` and ``lr_schedule="cosine"``; ``model_args`` may be a dictionary. On several
+            ranks also ``homes``, ``rank_timeout``, ``exchange`` and its likes.
 
     Raises:
         HotsetError: what is wrong with the data, the settings or the model, in one line.
@@ -109,6 +111,8 @@ def fit(
     Example:
         ``run = hotset.fit("data", "run", placement="lookahead", epochs=2); print(run.summary.auc)``
     """
+    of_ranks = {field.name for field in fields(RankOptions)}
+    rank_options = RankOptions(**{name: settings.pop(name) for name in of_ranks & set(settings)})
     chosen = _with_settings(config or TrainConfig(), settings)
     # A module or a function that makes one, or the name of a model that hotset knows.
     source: ModelSource | None = None
@@ -130,6 +134,7 @@ def fit(
         tensorboard=None if tensorboard is None else Path(tensorboard),
         checkpoints=_checkpoints(checkpoint_every, keep_checkpoints),
         model_source=source,
+        rank_options=rank_options,
         **options,
     )
     return FittedRun(Path(out), summary, source)
@@ -203,9 +208,11 @@ def _with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainCon
     """Return ``config`` with some of its fields set by name."""
     own = {field.name for field in fields(TrainConfig)} - {"model"}
     of_recipe = {field.name for field in fields(RecipeOptions)}
+    of_ranks = {field.name for field in fields(RankOptions)}
     for name in settings:
         if name not in own | of_recipe:
-            raise ConfigError(f"there is no setting {name!r}", hint=nearest(name, sorted(own | of_recipe)))
+            known = sorted(own | of_recipe | of_ranks)
+            raise ConfigError(f"there is no setting {name!r}", hint=nearest(name, known))
     chosen = {name: value for name, value in settings.items() if name in own}
     if isinstance(chosen.get("model_args"), Mapping):
         chosen["model_args"] = json.dumps(dict(chosen["model_args"]))

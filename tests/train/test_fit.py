@@ -109,6 +109,8 @@ def test_models_of_hotset_come_back_too(data: Path, tmp_path: Path) -> None:
     ("settings", "message", "hint"),
     [
         ({"epoch": 2}, "there is no setting 'epoch'", "did you mean 'epochs'?"),
+        ({"home": "striped"}, "there is no setting 'home'", "did you mean 'homes'?"),
+        ({"exchange": "int7"}, "exchange must be none, fp16, bf16, int8, int4, fp8, auto or bounded:E", None),
         ({"epochs": 0}, "epochs must be 1 or more", None),
         ({"model": "dcn"}, "model must be one of", "did you mean 'dcnv2'?"),
     ],
