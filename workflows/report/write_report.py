@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import resource
 from pathlib import Path
 
@@ -46,15 +49,16 @@ def check_html(out: Path) -> None:
 
 
 def check_parquet(folder: Path) -> None:
-    """Create the folder for Parquet files; raises ConfigError where that is impossible."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _not_written(folder, error) from error
+    """Raise ConfigError where no folder for Parquet files can be created; creates none yet."""
+    above = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
+    if not above.is_dir():
+        raise _not_written(folder, f"{above} is not a directory")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise _not_written(folder, os.strerror(errno.EACCES))
 
 
-def _not_written(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{folder} cannot be written: {error.strerror}", hint="give another --parquet FOLDER")
+def _not_written(folder: Path, reason: str) -> ConfigError:
+    return ConfigError(f"{folder} cannot be written: {reason}", hint="give another --parquet FOLDER")
 
 
 def write_html(folder: Path, statistics: Statistics, out: Path, *, workers: int = 0) -> None:
@@ -87,20 +91,22 @@ def write_html(folder: Path, statistics: Statistics, out: Path, *, workers: int 
 
 
 def write_parquet(statistics: Statistics, folder: Path) -> list[Path]:
-    """Write every series as ``folder/NAME.parquet`` and return the files.
+    """Write every series as ``folder/NAME.parquet`` and return the files, each of which appears whole.
 
     Raises:
-        ConfigError: they cannot be written.
+        HotsetError: they cannot be written.
     """
-    check_parquet(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_written(folder, error.strerror or str(error)) from error
     written = []
     for name, frame in series_frames(statistics):
+        # Polars raises errors of its own where a disk is full, and takes no path that is not UTF-8.
+        content = io.BytesIO()
+        frame.write_parquet(content)
         path = folder / f"{name}.parquet"
-        try:
-            # Opened here: Polars takes no path that is not UTF-8.
-            with open(path, "wb") as file:
-                frame.write_parquet(file)
-        except OSError as error:
-            raise _not_written(folder, error) from error
+        with whole_file(path, overwrite=True, option="--parquet") as file:
+            file.write(content.getbuffer())
         written.append(path)
     return written

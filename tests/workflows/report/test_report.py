@@ -24,7 +24,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from hotset.pipeline.errors import install_hint
+from hotset.pipeline.errors import HotsetError, install_hint
 from hotset.pipeline.generate.generate_log import GenerateConfig, generate
 from hotset.pipeline.inspect.frequency_series import SERIES, frequency_statistics
 from hotset.pipeline.inspect.provenance import provenance as find_provenance
@@ -194,6 +194,20 @@ def test_names_that_are_not_utf_8_are_written(folder: Path, statistics: Any, tmp
     with open(out / "features.parquet", "rb") as file:
         assert pl.read_parquet(file).height == len(statistics["features"])
     assert len(written) == len(list(out.iterdir()))
+
+
+def test_a_parquet_file_that_does_not_fit_on_the_disk_is_left_out(
+    statistics: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # imports would be cut short, too
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
+    try:
+        with pytest.raises(HotsetError, match=r"features\.parquet cannot be written: File too large"):
+            write_parquet(statistics, tmp_path / "series")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list((tmp_path / "series").iterdir()) == []
 
 
 @pytest.mark.slow
