@@ -252,7 +252,10 @@ def test_a_killed_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: py
 @pytest.mark.usefixtures("small_machine")
 def test_the_command_prints_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "machine.json"
-    assert main(["characterise", "--minutes", "0.001", "--threads", "1", "--out", str(out), "--json"]) == 0
+    page = tmp_path / "page.html"
+    command = ["characterise", "--minutes", "0.001", "--threads", "1", "--out", str(out)]
+    assert main([*command, "--html", str(page), "--json"]) == 0
+    assert "Published observations" in page.read_text()
     found = json.loads(capsys.readouterr().out)
     assert found["num_cells"] == MachineFile.read(out).num_cells == 0
     assert {"median_error", "p90_error", "pairs_in_order", "is_quiet"} <= found.keys()

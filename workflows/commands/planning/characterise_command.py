@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ....pipeline.formats.whole_file import refuse_target, whole_file
 from ...characterise.characterise_config import CharacteriseConfig
 from ...console import print_json, say, stdout_console
 from ...options import command_options, config_of, parse_options
@@ -18,6 +19,9 @@ class CharacteriseOptions:
 
     out: Path
     """File for the machine, such as machine.json. Its cells go beside it, to a file of lines."""
+
+    html: Path | None = None
+    """File for a page with the findings: elasticities, longest parts, published observations."""
 
     json: bool = False
     """Print one JSON object on stdout."""
@@ -33,10 +37,18 @@ def run(command: str, arguments: Sequence[str]) -> int:
     )
     # torch takes a second and more to import: not before the options are known to be right.
     from ...characterise.characterise import characterise
+    from ...characterise.findings_page import findings_page
     from ...characterise.show_machine import show_machine, summary
 
+    # Faults that a user can mend are told before minutes of work.
+    if options.html is not None:
+        refuse_target(options.html, overwrite=False, option="--html")
     result = characterise(config_of(CharacteriseConfig, options), options.out, say)
     say(f"wrote {options.out}")
+    if options.html is not None:
+        with whole_file(options.html, option="--html") as file:
+            file.write(findings_page(result).encode())
+        say(f"wrote {options.html}")
     if options.json:
         found: dict[str, Any] = summary(result)
         print_json(found)

@@ -1,0 +1,199 @@
+"""What a sweep says: how speed follows each factor, and which published observations hold on this machine."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .cells import Cell
+from .grid import FACTORS, value_of
+from .run_cell import CellRecord
+
+_FLAT = 0.1
+"""Elasticities nearer to zero than this are called flat."""
+_LINEAR = 0.15
+"""A slope so near to one is called linear."""
+_SATURATED = 0.9
+_LEAST_POINTS = 3
+HOLDS = "holds here"
+FAILS = "does not hold here"
+UNSEEN = "cannot be seen here"
+
+
+@dataclass(frozen=True, slots=True)
+class Elasticity:
+    """How samples per second follow a factor, the others as in `Cell`."""
+
+    factor: str
+    slope: float
+    """``d log speed / d log factor`` over all its values."""
+    error: float
+    """Half of its 95% interval, from the residuals; infinite for two points."""
+    points: tuple[tuple[float, float], ...]
+    """Value and samples per second, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A published observation, and what was measured."""
+
+    text: str
+    verdict: str
+    measured: str
+
+
+def speed_of(record: CellRecord) -> float:
+    """Return the samples per second of a cell."""
+    return record.cell.batch_size / record.step_seconds
+
+
+def points_of(records: Sequence[CellRecord], factor: str) -> list[tuple[float, float]]:
+    """Return value and speed of the cells that differ from the base in this factor alone."""
+    found = {}
+    for record in records:
+        others = (each for each in FACTORS if each != factor)
+        is_single = all(value_of(record.cell, each) == value_of(Cell(), each) for each in others)
+        value = value_of(record.cell, factor)
+        if is_single and not record.cell.preset and isinstance(value, int | float) and value > 0:
+            found[float(value)] = speed_of(record)
+    return sorted(found.items())
+
+
+def elasticities(records: Sequence[CellRecord]) -> list[Elasticity]:
+    """Return the elasticity of each factor that is a number and has three values at least."""
+    found = []
+    for factor in FACTORS:
+        points = points_of(records, factor)
+        if len(points) >= _LEAST_POINTS:
+            found.append(Elasticity(factor, *_slope(points), tuple(points)))
+    return found
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the slope of a line through the logarithms, and half of its 95% interval."""
+    x, y = np.log(np.array(points)).T
+    x = x - x.mean()
+    slope = float(x @ y / (x @ x))
+    residual = y - y.mean() - slope * x
+    degrees = len(points) - 2
+    deviation = math.sqrt(float(residual @ residual) / degrees / float(x @ x)) if degrees else math.inf
+    return slope, 2 * deviation
+
+
+def saturation_batch(records: Sequence[CellRecord]) -> tuple[float, float] | None:
+    """Return the least batch with 90% of the best speed, and the largest batch; None with too few."""
+    points = points_of(records, "batch_size")
+    if len(points) < _LEAST_POINTS:
+        return None
+    best = max(speed for _, speed in points)
+    return next(batch for batch, speed in points if speed >= _SATURATED * best), points[-1][0]
+
+
+def longest_parts(records: Sequence[CellRecord]) -> dict[tuple[int, int], str]:
+    """Return the longest part of the loop by dense features and tables."""
+    found = {}
+    base = Cell()
+    for record in records:
+        cell = record.cell
+        others = [each for each in FACTORS if each not in ("num_dense", "num_tables")]
+        if all(value_of(cell, each) == value_of(base, each) for each in others) and not cell.preset:
+            found[cell.num_dense, cell.num_tables] = max(record.parts, key=lambda part: record.parts[part])
+    return dict(sorted(found.items()))
+
+
+def best_placements(records: Sequence[CellRecord]) -> dict[str, str]:
+    """Return the fastest placement of those that hold a part of the rows, by model; two or more of each."""
+    by_model: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for record in records:
+        cell = record.cell
+        if cell.placement == "all-fast":
+            continue
+        changed = {factor: value_of(cell, factor) for factor in FACTORS if factor != "placement"}
+        base = Cell()
+        name = ", ".join(f"{key} {value}" for key, value in changed.items() if value != value_of(base, key))
+        by_model[name or "base"][cell.placement] = speed_of(record)
+    several = {name: speeds for name, speeds in by_model.items() if len(speeds) > 1}
+    return {name: max(speeds, key=lambda placement: speeds[placement]) for name, speeds in several.items()}
+
+
+def observations(records: Sequence[CellRecord]) -> list[Observation]:
+    """Return the published observations, each with a verdict from these cells."""
+    by_factor = {each.factor: each for each in elasticities(records)}
+    found = [
+        _judge(
+            "Efficiency depends on dense features, sparse features and MLP",
+            [by_factor.get("num_dense"), by_factor.get("num_tables")],
+            lambda each: abs(each.slope) > _FLAT,
+        ),
+        _saturation(records),
+        _judge(
+            "Speed is flat in the rows of tables until they leave a tier",
+            [by_factor.get("rows_of_table")],
+            lambda each: abs(each.slope) <= _FLAT,
+        ),
+        _pooling(by_factor.get("pooling")),
+        _placements(records),
+    ]
+    reasons = {
+        "A GPU gains more with dense features and MLPs, less with sparse features": "it needs a GPU",
+        "Larger batches cost quality unless rates are tuned again": "the labels of cells are drawn",
+        "The exchange takes over 60% of a step on 32 GPUs": "no cell has several ranks",
+        "One Big Basin against its CPU cluster: 2.25x, 0.85x, 0.67x": (
+            "arithmetic alone: at 7.3 times the power, 4.3x and 2.8x of efficiency are 14 and 24 CPU servers"
+        ),
+    }
+    return found + [Observation(text, UNSEEN, reason) for text, reason in reasons.items()]
+
+
+def _judge(
+    text: str, slopes: Sequence[Elasticity | None], holds: Callable[[Elasticity], bool]
+) -> Observation:
+    measured = [each for each in slopes if each is not None]
+    if len(measured) < len(slopes):
+        return Observation(text, UNSEEN, "too few cells")
+    told = ", ".join(f"{each.factor} {each.slope:+.2f} ± {each.error:.2f}" for each in measured)
+    return Observation(text, HOLDS if all(map(holds, measured)) else FAILS, f"elasticity: {told}")
+
+
+def _saturation(records: Sequence[CellRecord]) -> Observation:
+    text = "Speed rises with the batch, then saturates"
+    found = saturation_batch(records)
+    if found is None:
+        return Observation(text, UNSEEN, "too few cells")
+    batch, largest = found
+    speeds = dict(points_of(records, "batch_size"))
+    rises = min(speeds.values()) < _SATURATED * max(speeds.values()) and min(speeds) < batch
+    told = f"90% of the best speed from {batch:,.0f} samples on; up to {largest:,.0f} were tried"
+    return Observation(text, HOLDS if rises and batch < largest else FAILS, told)
+
+
+def _pooling(found: Elasticity | None) -> Observation:
+    text = "Lookups per feature cost linearly"
+    if found is None:
+        return Observation(text, UNSEEN, "too few cells")
+    # Seconds of a sample beyond those that no lookup causes, which a line through all points gives.
+    values, speeds = np.array(found.points).T
+    seconds = 1 / speeds
+    each, fixed = np.polyfit(values, seconds, 1)
+    rest = seconds - fixed
+    if len(values) < _LEAST_POINTS or (rest <= 0).any() or each <= 0:
+        return Observation(text, FAILS, "seconds do not grow with lookups")
+    slope, _ = _slope(list(zip(values.tolist(), rest.tolist(), strict=True)))
+    verdict = HOLDS if abs(slope - 1) <= _LINEAR else FAILS
+    return Observation(
+        text, verdict, f"slope {slope:.2f} beyond the fixed part, {1e6 * each:.2f} µs a lookup"
+    )
+
+
+def _placements(records: Sequence[CellRecord]) -> Observation:
+    text = "No placement is best for every model"
+    best = best_placements(records)
+    if len(best) < _LEAST_POINTS:
+        return Observation(text, UNSEEN, "too few cells")
+    counts = {name: list(best.values()).count(name) for name in sorted(set(best.values()))}
+    told = ", ".join(f"{name} in {count}" for name, count in counts.items())
+    return Observation(text, HOLDS if len(counts) > 1 else FAILS, f"best of {len(best)} models: {told}")

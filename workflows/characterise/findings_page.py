@@ -1,0 +1,66 @@
+"""The page of a measured machine: constants, errors, elasticities, and observations with verdicts."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+from .characterise import Characterised
+from .findings import elasticities, longest_parts, observations
+from .show_machine import sentences
+from .torchrec_comparison import compare_with_torchrec
+
+_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+table{border-collapse:collapse;margin:.5rem 0 1.5rem}td,th{padding:.2rem .7rem;text-align:left;
+border-bottom:1px solid #ccc}td.n{text-align:right;font-variant-numeric:tabular-nums}
+@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}td,th{border-color:#444}}"""
+
+
+def findings_page(result: Characterised) -> str:
+    """Return a page of HTML that needs nothing else."""
+    machine, cells = result.machine, result.cells
+    told = "".join(f"<p>{html.escape(line)}</p>" for line in sentences(result))
+    slopes = [
+        (each.factor, f"{each.slope:+.2f}", f"± {each.error:.2f}", _points(each.points))
+        for each in elasticities(cells)
+    ]
+    grid = [(f"{dense:,}", f"{tables:,}", part) for (dense, tables), part in longest_parts(cells).items()]
+    judged = [(each.text, each.verdict, each.measured) for each in observations(cells)]
+    compared = [
+        (name, f"{error.median_error:.0%}", _share(error.pairs_in_order), str(error.num_cells))
+        for name, error in compare_with_torchrec(machine, cells).items()
+    ]
+    constants = [
+        (each.name, _facts(each.facts), f"{each.median:.3g}", f"{each.low:.3g} to {each.high:.3g}", each.unit)
+        for each in machine.constants
+    ]
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Machine</title>'
+        f"<style>{_STYLE}</style><h1>{html.escape(machine.device_name)}, {machine.threads} threads</h1>{told}"
+        + _table("Published observations", ("observation", "verdict", "measured here"), judged)
+        + _table("Elasticities of the speed", ("factor", "slope", "95%", "samples/s by value"), slopes)
+        + _table("Longest part of a step", ("dense features", "tables", "part"), grid)
+        + _table("Predictions of held-out cells", ("by", "median error", "pairs in order", "cells"), compared)
+        + _table("Constants", ("constant", "of", "median", "quartiles", "unit"), constants)
+        + "</html>\n"
+    )
+
+
+def _points(points: Sequence[tuple[float, float]]) -> str:
+    return ", ".join(f"{value:g}: {speed:,.0f}" for value, speed in points)
+
+
+def _facts(facts: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:,.0f}" for name, value in facts.items())
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = "".join(f"<th>{html.escape(each)}</th>" for each in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<h2>{html.escape(title)}</h2><table><tr>{head}</tr>{body}</table>"
