@@ -16,8 +16,14 @@ _LEAST_SECONDS = 1e-7
 _CONTENTIONS = tuple(number / 20 for number in range(21))
 _LEAST_SHARE = 0.02
 """Share of its step that the error of a part is relative to, beside the part itself."""
-_UNSEEN = {"exchange": (0.0, 1.0, 1.0), "reduce": (0.0, 0.0, 1.0, 1.0)}
-"""Weights of features that no cell had: the seconds of messages are taken as they were measured."""
+_UNSEEN = {
+    "lookup": (0.0, 0.0, 0.0, 0.0, 1.0, 0.0),
+    "exchange": (0.0, 1.0, 1.0),
+    "reduce": (0.0, 0.0, 1.0, 1.0),
+    "update": (0.0, 0.0, 0.0, 0.0, 1.0, 0.0),
+    "beside transfers": (0.0, 1.0, 0.0, 0.0),
+}
+"""Weights of features that no cell had: copies, moves and messages take the time they were measured to."""
 SUMMED_PARTS = ("lookup", "bottom", "interaction", "top", "backward", "exchange", "reduce", "update", "idle")
 """Parts of the loop that have seconds of their own; the others are waits."""
 

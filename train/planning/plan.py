@@ -111,7 +111,7 @@ def plan(
         model = replace(model, constants=link)
     planner = _Planner(inputs, config, machine.threads, model, error)
     every = [one for size in sizes for one in planner.options(size)]
-    fitting = sorted((one for one in every if one["memory_bytes"] <= one["fast_bytes"]), key=_step_seconds)
+    fitting = sorted((one for one in every if one["memory_bytes"] <= one["fast_bytes"]), key=_speed)
     too_large = sorted((one for one in every if one["memory_bytes"] > one["fast_bytes"]), key=_memory)
     if not fitting:
         least = too_large[0]["memory_bytes"]
@@ -132,8 +132,9 @@ def plan(
     }
 
 
-def _step_seconds(option: PlannedOption) -> float:
-    return option["step_seconds"]
+def _speed(option: PlannedOption) -> tuple[float, int]:
+    """Order by time; of equal times the one that needs less memory."""
+    return option["step_seconds"], option["memory_bytes"]
 
 
 def _memory(option: PlannedOption) -> int:

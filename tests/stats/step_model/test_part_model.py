@@ -70,6 +70,18 @@ def test_fitted_times_predict_what_the_same_machine_takes_for_other_work() -> No
     assert fitted.contention == pytest.approx(made.contention, abs=0.15)
 
 
+def test_moves_and_copies_that_no_cell_had_take_the_time_they_were_measured_to_take() -> None:
+    times = MODEL.predict(WORK)
+    fitted = fit_parts([MeasuredStep(WORK, times.seconds, times.parts)], CONSTANTS)
+    before = fitted.predict(WORK).parts
+    sent = fitted.predict(replace(WORK, in_place_vectors=1e4)).parts
+    seconds = 1e4 * 64 / CONSTANTS.copy_bytes_per_second
+    for part in ("lookup", "update"):
+        assert sent[part] - before[part] == pytest.approx(seconds)
+    moved = fitted.predict(replace(WORK, moved_rows=1e4)).parts["beside transfers"]
+    assert moved == pytest.approx(1e4 * CONSTANTS.rows.seconds(WORK.row_bytes, WORK.table_bytes))
+
+
 def test_messages_that_no_cell_had_take_the_time_they_were_measured_to_take() -> None:
     times = MODEL.predict(WORK)
     fitted = fit_parts([MeasuredStep(WORK, times.seconds, times.parts)], CONSTANTS)
