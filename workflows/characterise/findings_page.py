@@ -6,8 +6,8 @@ import html
 from collections.abc import Iterable, Sequence
 
 from .characterise import Characterised
-from .findings import elasticities, longest_parts, observations
 from .show_machine import sentences
+from .sweep_findings import elasticities, longest_parts, observations
 from .torchrec_comparison import compare_with_torchrec
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
