@@ -23,6 +23,7 @@ from .execution.step_source import StepSource
 from .meter import Meter
 from .model.dense_model import DenseModel
 from .model.dense_step import DenseStep
+from .placements.choose_placement import num_planned_steps
 from .placements.shuffle_scheduler import ShuffleScheduler
 from .predict import Predictor
 from .ranks.ranks import OneRank, Ranks
@@ -88,6 +89,11 @@ class Trainer:
         return self.config.epochs * self.shards.num_training_batches
 
     @property
+    def num_planned_steps(self) -> int:
+        """Steps after which all rows are written back; a run may be stopped before."""
+        return num_planned_steps(self.config, self.shards)
+
+    @property
     def optimizers(self) -> Optimizers:
         """The optimizers and learning rates of the run."""
         return self.config.optimizers(self.shards.embedding_optimizer)
@@ -146,13 +152,15 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
             trainer.num_samples += step.step.num_samples
             trainer.unlogged_samples += step.step.num_samples
             after_step(trainer, batch, loss_sum)
-            # The step that met the condition is the last one.
-            if trainer.stopping is not None and trainer.stopping.reason is not None:
+            # The step that met the condition is the last one. After the last planned one the steps end by
+            # themselves, once what is staged has been sent back.
+            is_stopped = trainer.stopping is not None and trainer.stopping.reason is not None
+            if is_stopped and trainer.step < trainer.num_planned_steps:
                 break
         # Clocked as part of training: a placement is not done before its rows are back.
         trainer.meter.enter("flush")
         # A run that stops early leaves plans and transfers that nobody will need.
-        if trainer.step < trainer.num_steps:
+        if trainer.step < trainer.num_planned_steps:
             steps.close()  # nothing is read and planned ahead any more
             trainer.embeddings.stop()
         else:

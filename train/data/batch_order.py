@@ -78,6 +78,26 @@ class RecordedOrder:
             yield numbers.tolist()
 
 
+class CutOrder:
+    """The first steps of an order that is known."""
+
+    is_known = True
+
+    def __init__(self, order: BatchOrder, num_steps: int) -> None:
+        assert order.is_known, "an order that is decided as it goes has no end to cut at"
+        self._order = order
+        self._num_steps = num_steps
+
+    def epochs(self) -> Iterator[list[int]]:
+        left = self._num_steps
+        for numbers in self._order.epochs():
+            if left <= 0:
+                return
+            kept = list(islice(numbers, left))
+            left -= len(kept)
+            yield kept
+
+
 class ResumedOrder:
     """The rest of an order after the steps of a checkpoint.
 

@@ -132,10 +132,8 @@ class RecipeOptions:
 
     @property
     def may_stop(self) -> str | None:
-        """The option that may stop training before its last step or need its weights before; None where
-        none is given."""
-        if self.max_steps is not None:
-            return "--max-steps"
+        """The option that may stop training before its last planned step or need its weights before; None
+        where none is given."""
         return "--max-time" if self.max_time is not None else self._ends_by_validation
 
     def _refuse_unused(self) -> None:

@@ -106,6 +106,14 @@ def spills(config: TrainConfig, shards: Shards) -> bool:
     return cold_bytes > config.slow_bytes
 
 
+def num_planned_steps(config: TrainConfig, shards: Shards) -> int:
+    """Return how many steps are planned: those of all epochs, or where cold rows lie in a file by their next
+    use those up to ``--max-steps``, so that every row is where it belongs after the last one."""
+    whole = config.epochs * shards.num_training_batches
+    most = config.recipe.max_steps
+    return whole if most is None or not spills(config, shards) else min(whole, most)
+
+
 def known_window(config: TrainConfig, shards: Shards) -> int | None:
     """Batches that lookahead knows ahead; None: the epoch."""
     # Plans of a run whose rows are in files are in files too.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...pipeline.runtime.tasks import num_workers
 from ..config import TrainConfig
-from ..data.batch_order import BatchOrder, ResumedOrder, SeededOrder
+from ..data.batch_order import BatchOrder, CutOrder, ResumedOrder, SeededOrder
 from ..data.batch_shares import BatchShares
 from ..data.readers import Readers
 from ..data.shards import Shards
@@ -37,7 +37,7 @@ from ..model_building.choose_model import choose_model
 from ..model_building.model_inputs import ModelInputs
 from ..model_building.user_code import ModelSource
 from ..options.rank_options import HomesName
-from ..placements.choose_placement import spills
+from ..placements.choose_placement import num_planned_steps, spills
 from ..placements.fae import FaeOrder
 from ..placements.schedule_file import Schedule
 from ..placements.shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
@@ -158,6 +158,9 @@ def build_trainer(
     predictor = Predictor(shards, dense, embeddings, meter, folder, ranks)
     scheduler = ShuffleScheduler.variant(config.fae_variant) if config.placement == "fae" else None
     order = order or _own_order(shards, config, scheduler, predictor, start.test_losses if start else ())
+    num_planned = num_planned_steps(config, shards)
+    if num_planned < config.epochs * shards.num_training_batches:
+        order = CutOrder(order, num_planned)
     if start is not None and start.done is not None:
         order = ResumedOrder(order, start.done)
     # An order that depends on the run cannot be read ahead, and the host itself is busy with the steps.
@@ -248,6 +251,8 @@ def build_step_source(
     schedule = None
     is_alone = not isinstance(embeddings, RankedEmbeddings)
     may_fetch = is_fresh or not has_first_fetches
+    # It has the plans of whole epochs.
+    may_fetch &= num_planned_steps(config, shards) == config.epochs * shards.num_training_batches
     if config.placement == "lookahead" and config.plan == "auto" and is_alone and may_fetch:
         schedule = Schedule.find(shards, config)
     # The steps that the checkpoint counts are done in every epoch they belong to.

@@ -9,7 +9,7 @@ import pytest
 
 from hotset.pipeline.errors import HotsetError
 from hotset.stats.batches.epoch_order import epoch_order
-from hotset.train.data.batch_order import BATCH_ORDER, RecordedOrder, SeededOrder, read_batch_order
+from hotset.train.data.batch_order import BATCH_ORDER, CutOrder, RecordedOrder, SeededOrder, read_batch_order
 
 KINDS = np.arange(12) < 8
 
@@ -22,6 +22,17 @@ def test_epochs_follow_one_another() -> None:
 def write_order(folder: Path, numbers: list[int]) -> Path:
     np.save(folder / BATCH_ORDER, np.array(numbers, np.int32))
     return folder
+
+
+def test_an_order_is_cut_anywhere() -> None:
+    whole = RecordedOrder(np.array([2, 0, 1, 1, 0, 2], np.int32), 2)
+    for num_steps, wanted in (
+        (1, [[2]]),
+        (3, [[2, 0, 1]]),
+        (4, [[2, 0, 1], [1]]),
+        (9, [[2, 0, 1], [1, 0, 2]]),
+    ):
+        assert list(CutOrder(whole, num_steps).epochs()) == wanted
 
 
 def test_a_recorded_order_is_replayed(tmp_path: Path) -> None:

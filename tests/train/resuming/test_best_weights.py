@@ -6,23 +6,28 @@ import errno
 import itertools
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hotset.pipeline.errors import ConfigError, HotsetError
-from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.sizes import KIB, ByteSize
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.train import trainer
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
 from hotset.train.config import TrainConfig
+from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
 from hotset.train.options.interval import Interval
 from hotset.train.options.recipe_options import RecipeOptions
+from hotset.train.placements.choose_placement import num_planned_steps
 from hotset.train.ranks.ranks import Ranks, first_says
 from hotset.train.resuming import best_weights
 from hotset.train.run import train
+from hotset.train.run_folder.run_writer import RunFolder
 from hotset.train.run_results import run_log
 from hotset.train.run_results.run_summary import TrainSummary
 
@@ -54,6 +59,10 @@ PLACEMENTS: tuple[dict[str, Any], ...] = (
     {"placement": "lookahead"},
     {"placement": "lookahead", "plan": "online", "window": 3, "slow_bytes": ByteSize(1)},
 )
+UNSCORED = replace(
+    SPEC, num_rows=(5, 40, 6_000), num_hot_only=20, num_mixed=360, num_evaluation=0, num_validation=0
+)
+"""More rows, for a file, and no sample to evaluate."""
 OFF = CheckpointSettings(checkpoint_every=Interval())
 
 
@@ -238,7 +247,51 @@ def test_without_a_validation_part_it_is_refused(recipe: dict[str, Any], tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("recipe", [{"patience": 1}, {"max_steps": 3}, {"max_time": "1h"}])
+@pytest.mark.slow
+def test_rows_in_a_file_are_planned_to_the_last_of_a_limited_number_of_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The limit lies in the second epoch; the run is killed in the middle, and at its end.
+    data = write_shards(tmp_path / "shards", UNSCORED).parent
+    recipe = RecipeOptions(max_steps=27)
+    fields = FIELDS | {"evaluate_every": None, "epochs": 2}
+    wanted = run(data, tmp_path / "wanted", recipe, **fields | {"placement": "all-fast"})
+    config = TrainConfig(recipe=recipe, **fields, placement="lookahead", slow_bytes=ByteSize(400 * KIB))
+    settings = CheckpointSettings(checkpoint_every=Interval(steps=5))
+    assert num_planned_steps(config, Shards.open(data)) == 27, "rows are in a file"
+
+    def kill(stage: str, done: int, *_: object) -> None:
+        if stage == "train" and done >= 14 * 20:
+            raise Killed
+
+    def kill_at_end(*_: object) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        train(data, config, tmp_path / "run", checkpoints=settings, progress=kill)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(RunFolder, "save_weights", kill_at_end)
+        train(data, config, tmp_path / "run", checkpoints=settings)
+    found = train(data, config, tmp_path / "run", checkpoints=settings)
+    assert (found.num_steps, found.stopped) == (wanted.num_steps, wanted.stopped) == (27, "--max-steps 27")
+    for name in ("weights.safetensors", "batch_order.npy"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "wanted" / name).read_bytes()
+
+
+def test_a_run_that_is_stopped_at_its_last_step_writes_its_rows_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing is read ahead, so the write-back behind the last step is not queued before that step.
+    monkeypatch.setattr(trainer, "BackgroundIterator", lambda steps, *_: steps)
+    data = write_shards(tmp_path / "shards", UNSCORED).parent
+    fields = FIELDS | {"evaluate_every": None, "epochs": 1, "placement": "lookahead"}
+    for name, recipe in (("stopped", RecipeOptions(max_steps=19)), ("whole", RecipeOptions())):
+        assert run(data, tmp_path / name, recipe, **fields).num_steps == 19
+    weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("stopped", "whole")]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("recipe", [{"patience": 1}, {"max_time": "1h"}])
 def test_rows_in_a_file_that_is_planned_to_the_end_are_refused(
     recipe: dict[str, Any], data: Path, tmp_path: Path
 ) -> None:
