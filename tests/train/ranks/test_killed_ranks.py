@@ -17,7 +17,6 @@ import pytest
 
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 
-KILLS = 2
 SPEC = ShardSpec(
     num_rows=(300, 40, 900), num_hot=(9, 3, 20), num_hot_only=60, num_mixed=900, skew=1.2, batch_size=24
 )
@@ -48,36 +47,46 @@ def finished(num_ranks: int, folder: Path, out: str, *options: str) -> bytes:
     ranks = start(num_ranks, folder, "--out", out, *options)
     ends = [(process.communicate(timeout=300)[1].decode(), process.returncode) for process in ranks]
     assert [code for _, code in ends] == [0] * num_ranks, ends
-    return (folder / out / "weights.safetensors").read_bytes()
+    return weights_of(folder / out)
+
+
+def weights_of(run: Path) -> bytes:
+    """Return the file of weights of a finished run."""
+    return (run / "weights.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shards, and the run of one process under the default placement."""
+    folder = tmp_path_factory.mktemp("ranks")
+    write_shards(folder / "shards", SPEC)
+    finished(1, folder, "one")
+    return folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("placement", ["lookahead", "hybrid"])
-def test_processes_write_the_weights_of_one(placement: str, tmp_path: Path) -> None:
-    write_shards(tmp_path / "shards", SPEC)
-    wanted = finished(1, tmp_path, "one", "--placement", placement)
-    assert finished(2, tmp_path, "two", "--placement", placement) == wanted
-    log = [(tmp_path / out / "metrics.jsonl").read_text() for out in ("one", "two")]
+@pytest.mark.parametrize("options", [(), ("--placement", "hybrid")], ids=["default", "hybrid"])
+def test_processes_write_the_weights_of_one(options: tuple[str, ...], folder: Path) -> None:
+    # All placements end with the same bits, and count the same losses.
+    assert finished(2, folder, "-".join(["two", *options]), *options) == weights_of(folder / "one")
+    log = [(folder / out / "metrics.jsonl").read_text() for out in ("one", "-".join(["two", *options]))]
     assert log[0] == log[1]
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_noticed_and_any_number_of_ranks_goes_on(tmp_path: Path) -> None:
-    write_shards(tmp_path / "shards", SPEC)
-    wanted = finished(1, tmp_path, "unbroken")
+def test_a_killed_rank_is_noticed_and_any_number_of_ranks_goes_on(folder: Path) -> None:
+    wanted = weights_of(folder / "one")
     rng = random.Random(7)
-    for kill in range(KILLS):
-        out = f"killed-{kill}"
-        ranks = start(2, tmp_path, "--out", out, "--rank-timeout", "300")
-        # From the first checkpoint on, at a moment of its own each time.
-        while not list((tmp_path / out).glob("checkpoints/step-*.json")) and ranks[0].poll() is None:
-            time.sleep(0.01)
-        time.sleep(rng.random() * 0.3)
-        victim = rng.randrange(2)
-        ranks[victim].kill()
-        _, stderr = ranks[1 - victim].communicate(timeout=300)
-        ranks[victim].communicate(timeout=300)
-        # One of them, or both, may have ended just before.
-        assert ranks[1 - victim].returncode == 0 or b"lost another rank" in stderr
-        if not (tmp_path / out / "manifest.json").exists():
-            assert finished(rng.choice((1, 4)), tmp_path, out) == wanted
+    ranks = start(2, folder, "--out", "killed", "--rank-timeout", "300")
+    # From the first checkpoint on, at any moment.
+    while not list(folder.glob("killed/checkpoints/step-*.json")) and ranks[0].poll() is None:
+        time.sleep(0.01)
+    time.sleep(rng.random() * 0.3)
+    victim = rng.randrange(2)
+    ranks[victim].kill()
+    _, stderr = ranks[1 - victim].communicate(timeout=300)
+    ranks[victim].communicate(timeout=300)
+    # One of them, or both, may have ended just before.
+    assert ranks[1 - victim].returncode == 0 or b"lost another rank" in stderr
+    if not (folder / "killed" / "manifest.json").exists():
+        assert finished(4, folder, "killed") == wanted
