@@ -36,7 +36,7 @@ _WARM_UP_STEPS = 5
 _MOST_SAMPLES = 16_000_000
 """Samples of the measured steps of one placement, at most."""
 _MOST_STEPS = 1500
-_SMALL_STEPS = 60
+_SMALL_STEPS = 10
 _FEWEST_STEPS = 10
 _STEP_SECONDS = 3.0
 """Measured time of one placement, at most about."""
