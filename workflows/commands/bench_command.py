@@ -40,6 +40,7 @@ BENCHES = {
     "links": ("ranks.bench_links", "compare codecs by the step of two ranks behind slow links"),
     "placements": ("bench_placements", "compare bytes, speed and AUC of all placements"),
     "quality": ("quality.bench_quality", "measure AUC over seeds: small samples, published splits"),
+    "fuxictr": ("quality.bench_fuxictr", "compare the AUC of FuxiCTR's DCN V2 and of hotset's"),
     "defaults": ("bench_defaults", "compare default optimizers and learning rates by batch size"),
     "days": ("bench_days", "compare a model continued every day with models from scratch"),
     "orders": ("bench_orders", "count fully hot samples per budget and order of rows"),
