@@ -60,7 +60,7 @@ PLACEMENTS: tuple[dict[str, Any], ...] = (
     {"placement": "lookahead", "plan": "online", "window": 3, "slow_bytes": ByteSize(1)},
 )
 UNSCORED = replace(
-    SPEC, num_rows=(5, 40, 6_000), num_hot_only=20, num_mixed=360, num_evaluation=0, num_validation=0
+    SPEC, num_rows=(5, 40, 20_000), num_hot_only=20, num_mixed=360, num_evaluation=0, num_validation=0
 )
 """More rows, for a file, and no sample to evaluate."""
 OFF = CheckpointSettings(checkpoint_every=Interval())
