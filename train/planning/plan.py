@@ -13,20 +13,27 @@ from pathlib import Path
 import numpy as np
 
 from ...pipeline.errors import ConfigError
+from ...pipeline.folders.manifest import Manifest
+from ...pipeline.folders.stage_totals import VocabularyTotals
+from ...pipeline.inspect.inspected_folder import read_row_counts
 from ...pipeline.runtime.resources import DEFAULT_RESOURCES, Resources
 from ...pipeline.sizes import KIB, format_byte_size
 from ...stats.codecs.codec_names import codec_of
 from ...stats.codecs.row_codec import MessageShape
+from ...stats.prediction.access_rates import AccessRates
+from ...stats.prediction.communication import ParallelStep
 from ...stats.prediction.row_loads import EpochUses
 from ...stats.prediction.step_times import predict
 from ...stats.prediction.workload import Budget, Machine, Prediction, Workload
 from ...stats.step_model.exchange_work import exchanged_rows, reduced_bytes
 from ...stats.step_model.part_model import PartModel
 from ...stats.step_model.step_work import StepWork, WorkConstants
+from ...stats.step_model.table_costs import table_costs
+from ...stats.step_model.table_homes import choose_table_homes
 from ..advice import AdviceConfig, AdviceInputs, read_inputs
 from ..model.dcn_shape import DcnShape
 from .machine_file import HeldOutError, MachineFile
-from .plan_record import MachinePlan, PlannedOption, Sensitivity
+from .plan_record import MachinePlan, PlannedOption, PlannedTable, Sensitivity
 
 HOMES = ("striped", "by-use")
 EXACT_CODEC = "none"
@@ -129,7 +136,52 @@ def plan(
         "margin": margin,
         "is_close": margin is not None and error is not None and margin < error.median_error,
         "sensitivities": planner.sensitivities(options[0]),
+        "table_ranks": max(config.ranks),
+        "tables": _tables(folder, inputs, max(config.ranks), options[0], every, model.constants),
     }
+
+
+def _tables(
+    folder: Path,
+    inputs: AdviceInputs,
+    ranks: int,
+    best: PlannedOption,
+    every: Sequence[PlannedOption],
+    constants: WorkConstants,
+) -> list[PlannedTable]:
+    """Choose the homes of the tables among several ranks, with as much memory as the best plan."""
+    if ranks == 1:
+        return []
+    # A step that keeps no row in fast memory needs what is left of it for everything else.
+    others = min(one["memory_bytes"] for one in every if one["ranks"] == ranks)
+    room = max(best["fast_bytes"] - others, 0)
+    vocabulary = Manifest.read(folder / "vocabulary")
+    workload = inputs.workload
+    step = ParallelStep(max(workload.batch_size // ranks, 1), ranks)
+    tables = VocabularyTotals.of(vocabulary).tables
+    costs = []
+    for table, counts in zip(tables, read_row_counts(vocabulary), strict=True):
+        rates = AccessRates.of_counts([counts], workload.num_train_samples)
+        found = table_costs(
+            rates,
+            table.num_rows,
+            workload.row_bytes,
+            workload.vector_bytes,
+            step,
+            constants.message_bytes_per_second,
+            constants.copy_bytes_per_second,
+        )
+        # A table that lies on one rank as a whole has to fit there.
+        if table.num_rows * workload.row_bytes > room:
+            del found["sharded by tables"]
+        costs.append(found)
+    chosen = choose_table_homes(costs, room)
+    if chosen is None:
+        return []
+    return [
+        {"table": table.name, "home": home, "seconds": own[home].seconds, "fast_bytes": own[home].fast_bytes}
+        for table, home, own in zip(tables, chosen.homes, costs, strict=True)
+    ]
 
 
 def _speed(option: PlannedOption) -> tuple[float, int]:

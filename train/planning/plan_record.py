@@ -40,6 +40,17 @@ class Sensitivity(TypedDict):
     """Samples per second over those of the best plan, less one."""
 
 
+class PlannedTable(TypedDict):
+    """Where a table lies among several ranks, by arithmetic."""
+
+    table: str
+    home: str
+    seconds: float
+    """What it adds to a step, overlap left out."""
+    fast_bytes: int
+    """Fast memory that it takes of one rank."""
+
+
 class MachinePlan(TypedDict):
     """The plans for a log on a measured machine, the fastest first."""
 
@@ -54,3 +65,7 @@ class MachinePlan(TypedDict):
     is_close: bool
     """Whether the margin is below the median error, so that the two cannot be told apart."""
     sensitivities: list[Sensitivity]
+    table_ranks: int
+    """Ranks that ``tables`` are for: the most of those asked for."""
+    tables: list[PlannedTable]
+    """Homes of the tables with the least traffic; empty on one rank, or where they do not fit."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rich.console import Console
 from rich.table import Table
 
@@ -59,6 +61,10 @@ def sentences(found: MachinePlan) -> list[str]:
         lines.append(f"{told}: too close to tell." if found["is_close"] else f"{told}.")
     gains = [f"{one['of']} {one['gain']:+.0%}" for one in found["sensitivities"]]
     lines.append(f"Twice of one thing would bring: {', '.join(gains)}.")
+    if found["tables"]:
+        homes = Counter(one["home"] for one in found["tables"])
+        told = ", ".join(f"{count} {home}" for home, count in homes.most_common())
+        lines.append(f"Tables on {found['table_ranks']} ranks, by arithmetic of what crosses: {told}.")
     error = found["machine"]["error"]
     if isinstance(error, dict):
         lines.append(

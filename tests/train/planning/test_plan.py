@@ -80,7 +80,11 @@ def test_more_memory_is_never_slower_and_twice_of_a_thing_never_hurts(folder: Pa
 
 def test_ranks_have_homes_and_codecs_and_cost_what_their_bytes_cost(folder: Path) -> None:
     config = PlanConfig(advice=SMALL, ranks=(1, 2), link_bytes_per_second=1e5, codecs=("none", "int8"))
-    found = planned(folder, config)["options"]
+    whole = planned(folder, config)
+    found = whole["options"]
+    assert whole["table_ranks"] == 2 and len(whole["tables"]) == 26
+    assert sum(one["fast_bytes"] for one in whole["tables"]) <= found[0]["fast_bytes"]
+    assert planned(folder)["tables"] == []
     two = [one for one in found if one["ranks"] == 2 and one["placement"] == "hybrid"]
     assert {(one["homes"], one["codec"]) for one in two} == {
         (homes, codec) for homes in ("striped", "by-use") for codec in ("none", "int8")

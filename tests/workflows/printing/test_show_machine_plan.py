@@ -46,6 +46,11 @@ def plan_of(**more: Any) -> MachinePlan:
         "margin": 0.05,
         "is_close": True,
         "sensitivities": [{"of": "link", "step_seconds": 0.008, "gain": 0.25}],
+        "table_ranks": 2,
+        "tables": [
+            {"table": f"C{number}", "home": home, "seconds": 0.0, "fast_bytes": 0}
+            for number, home in enumerate(("host", "replicated", "host"))
+        ],
     }
     return {**found, **more}  # type: ignore[typeddict-item]
 
@@ -59,6 +64,7 @@ def test_a_plan_is_a_table_and_says_how_sure_it_is() -> None:
     assert "Its longest part is backward, 50% of the step." in text
     assert "5% slower: too close to tell." in text and "link +25%" in text
     assert "wrong by 10% (median) and by less than 20% in nine of ten" in text
+    assert "Tables on 2 ranks, by arithmetic of what crosses: 2 host, 1 replicated." in text
     assert "disturbed" not in text and "* Arithmetic" in text
 
 
