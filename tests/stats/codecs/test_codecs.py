@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -108,6 +108,7 @@ def test_hostile_rows_stay_within_the_promise(name: str, rng: np.random.Generato
 
 
 @given(st.sampled_from(NAMES), st.integers(0, 4), st.integers(1, 70), st.data())
+@settings(max_examples=50)
 def test_bytes_follow_from_the_shape_and_all_are_written(
     name: str, num_rows: int, dim: int, data: st.DataObject
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotset.stats.exchange.fixed_homes import count_uses, homes_by_use, stay_at, striped_homes
@@ -17,6 +17,7 @@ def test_striped_homes_count_from_the_first_row_of_the_table() -> None:
 
 
 @given(drawn_steps(), st.integers(1, 5))
+@settings(max_examples=50)
 def test_a_row_lives_where_most_steps_use_it(drawn: DrawnSteps, rows_of_pass: int) -> None:
     loads = np.zeros(drawn.num_ranks, np.int64)
     homes: list[int] = []

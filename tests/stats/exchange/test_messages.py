@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotset.stats.exchange.home_moves import NO_HOME
@@ -42,6 +42,7 @@ def listed(lists: RowLists, rank: int) -> list[tuple[int, bool]]:
 
 
 @given(drawn_step())
+@settings(max_examples=50)
 def test_sender_and_receiver_list_the_same_rows(drawn: tuple[StepRows, int]) -> None:
     step, num_ranks = drawn
     every = [list_messages(step, rank, num_ranks) for rank in range(num_ranks)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotset.stats.batches.batch_lookups import of_bags
@@ -13,6 +13,7 @@ from hotset.stats.exchange.rank_masks import mask_type, rank_masks, ranks_of_sam
 
 
 @given(st.data(), st.integers(1, 40), st.sampled_from([1, 2, 4, 9, 17, 64]), st.integers(1, 3))
+@settings(max_examples=50)
 def test_a_mask_has_the_ranks_of_all_samples_that_look_up_the_row(
     data: st.DataObject, batch_size: int, num_ranks: int, shares_of_rank: int
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotset.stats.batches.batch_lookups import of_matrix
@@ -34,6 +34,7 @@ from hotset.tests.support.naive.naive_exchange import (
 
 
 @given(drawn_steps(), st.data())
+@settings(max_examples=50)
 def test_crossings_are_those_of_sets_of_users(drawn: DrawnSteps, data: st.DataObject) -> None:
     homes = np.full(drawn.num_rows, NO_HOME, np.uint8)
     last_steps = np.full(drawn.num_rows, -9, np.int32)
@@ -59,6 +60,7 @@ def test_crossings_are_those_of_sets_of_users(drawn: DrawnSteps, data: st.DataOb
 
 
 @given(drawn_steps())
+@settings(max_examples=50)
 def test_homes_without_state_reach_the_lower_bound(drawn: DrawnSteps) -> None:
     users = np.zeros(drawn.num_rows, np.uint8)
     least = sum(
