@@ -23,6 +23,7 @@ from ...train.trainer_building.build_trainer import build_trainer
 from ..bench.measuring.kaggle_shards import KaggleSamples, draw_kaggle, write_kaggle_shards
 from .part_settings import PartSettings
 from .records import Records
+from .step_floors import most_samples_per_second
 
 BATCH_SIZES = (65_536, 16_384, 2_048)
 """The largest first: its figures are asked for first."""
@@ -153,7 +154,14 @@ def _measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[
     runner = trainer.runner
     if isinstance(runner, QueuedSteps) and runner.sent_samples:
         measured["bytes_sent_per_sample"] = runner.sent_bytes / runner.sent_samples
-    return measured | {"bytes_to_device": traffic[0], "bytes_to_host": traffic[1], "all_steps": trainer.step}
+    # Where the link is what a placement waits for, this tells how well it is used.
+    bound = most_samples_per_second(trainer.num_samples, *traffic)
+    return measured | {
+        "bytes_to_device": traffic[0],
+        "bytes_to_host": traffic[1],
+        "all_steps": trainer.step,
+        "most_samples_per_second_of_link": bound,
+    }
 
 
 class _MeasuredError(Exception):
