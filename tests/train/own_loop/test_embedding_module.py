@@ -195,7 +195,7 @@ def test_a_rate_of_a_step_is_that_of_the_rows(folder: Path) -> None:
     batch = next(iter(ShardDataset(folder)))
     found = []
     for settings, rate in (({"embedding_lr": 0.5}, None), ({}, 0.5), ({}, None)):
-        emb = hotset.nn.Embeddings(folder, placement="hybrid", **settings)
+        emb = hotset.nn.Embeddings(folder, placement="hybrid", **FIELDS, **settings)
         emb(batch)["C1"].sum().backward()
         emb.step(lr=rate)
         found.append(emb.state_dict()["C1.weight"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -31,9 +32,10 @@ def test_both_programs_get_the_same_samples(log: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(bench, "has_fuxictr", lambda: True)
     monkeypatch.setattr(bench, "_fuxictr_auc", fuxictr_auc)
+    monkeypatch.setattr(bench, "train", lambda data, config, out: SimpleNamespace(auc=config.seed / 10))
     result = bench_fuxictr(BenchFuxictrConfig(data=log, seeds=(4, 5)))
     assert seeds == [4, 5] and result["auc"]["FuxiCTR"] == [0.75, 0.75]
-    assert len(set(result["auc"]["hotset"])) == 2
+    assert result["auc"]["hotset"] == [0.4, 0.5] and result["mean_auc"] == {"FuxiCTR": 0.75, "hotset": 0.45}
     console = Console(record=True, width=60)
     show_fuxictr(result, console)
     assert "0.7500" in console.export_text()

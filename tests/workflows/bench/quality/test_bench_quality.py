@@ -13,7 +13,7 @@ from hotset.workflows.bench.quality.bench_quality import BenchQualityConfig, ben
 
 
 def test_every_placement_is_trained_with_every_seed(tmp_path: Path) -> None:
-    generate(GenerateConfig(samples=1000, scale=100), tmp_path / "log.tsv", workers=1)
+    generate(GenerateConfig(samples=400, scale=100), tmp_path / "log.tsv", workers=1)
     config = BenchQualityConfig(data=tmp_path / "log.tsv", seeds=(3, 4), placements=("hybrid", "all-fast"))
     result = bench_quality(config)
     assert result["auc"]["hybrid"] == result["auc"]["all-fast"]
@@ -25,7 +25,7 @@ def test_every_placement_is_trained_with_every_seed(tmp_path: Path) -> None:
 
 
 def test_models_stand_side_by_side(tmp_path: Path) -> None:
-    generate(GenerateConfig(samples=1000, scale=100), tmp_path / "log.tsv", workers=1)
+    generate(GenerateConfig(samples=400, scale=100), tmp_path / "log.tsv", workers=1)
     models = ("small", "dcnv2")
     config = BenchQualityConfig(
         data=tmp_path / "log.tsv", seeds=(3,), placements=("lookahead", "all-fast"), models=models
