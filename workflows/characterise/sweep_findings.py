@@ -18,6 +18,10 @@ _FLAT = 0.1
 _LINEAR = 0.15
 """A slope so near to one is called linear."""
 _SATURATED = 0.9
+_DEPENDS = 1.2
+"""The best speed over the worst from which speed depends on a factor."""
+_DEPTH = 2
+"""Hidden layers of the MLPs whose width is a factor."""
 _LEAST_POINTS = 3
 HOLDS = "holds here"
 FAILS = "does not hold here"
@@ -57,10 +61,17 @@ def points_of(records: Sequence[CellRecord], factor: str) -> list[tuple[float, f
     for record in records:
         others = (each for each in FACTORS if each != factor)
         is_single = all(value_of(record.cell, each) == value_of(Cell(), each) for each in others)
-        value = value_of(record.cell, factor)
-        if is_single and not record.cell.preset and isinstance(value, int | float) and value > 0:
-            found[float(value)] = speed_of(record)
+        value = _number(value_of(record.cell, factor))
+        if is_single and not record.cell.preset and value > 0:
+            found[value] = speed_of(record)
     return sorted(found.items())
+
+
+def _number(value: object) -> float:
+    """Return the value of a factor as a number; of two hidden layers their width, and 0 where it has none."""
+    if isinstance(value, tuple):
+        return float(value[0]) if len(value) == _DEPTH else 0.0
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def elasticities(records: Sequence[CellRecord]) -> list[Elasticity]:
@@ -126,8 +137,8 @@ def observations(records: Sequence[CellRecord]) -> list[Observation]:
     found = [
         _judge(
             "Efficiency depends on dense features, sparse features and MLP",
-            [by_factor.get("num_dense"), by_factor.get("num_tables")],
-            lambda each: abs(each.slope) > _FLAT,
+            [by_factor.get(name) for name in ("num_dense", "num_tables", "mlp")],
+            lambda each: _range(each) >= _DEPENDS,
         ),
         _saturation(records),
         _judge(
@@ -147,6 +158,12 @@ def observations(records: Sequence[CellRecord]) -> list[Observation]:
         ),
     }
     return found + [Observation(text, UNSEEN, reason) for text, reason in reasons.items()]
+
+
+def _range(each: Elasticity) -> float:
+    """Return the best speed over the worst."""
+    speeds = [speed for _, speed in each.points]
+    return max(speeds) / min(speeds)
 
 
 def _judge(

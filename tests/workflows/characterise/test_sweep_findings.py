@@ -48,7 +48,8 @@ def record(cell: Cell, seconds: float) -> CellRecord:
 def seconds_of(cell: Cell, rows: float = 0.0) -> float:
     """Linear in lookups, with a fixed part; a power of the rows."""
     placed = {"cache": 1.1, "lookahead": 1.0 if cell.embedding_dim < 32 else 1.2}.get(cell.placement, 1.3)
-    work = 1e-3 + 1e-6 * cell.batch_size * (1 + cell.num_dense / 64 + cell.num_tables / 4 * cell.pooling)
+    features = cell.num_dense / 64 + cell.num_tables / 4 * cell.pooling + sum(cell.top_mlp) / 64
+    work = 1e-3 + 1e-6 * cell.batch_size * (1 + features)
     slower: float = (cell.rows_of_table / 20_000) ** rows
     return placed * work * slower
 
@@ -66,7 +67,10 @@ def test_slopes_are_those_that_were_put_in() -> None:
     assert found["rows_of_table"].slope == pytest.approx(-0.5, abs=1e-6)
     assert found["rows_of_table"].error < 1e-6
     assert found["skew"].slope == pytest.approx(0, abs=1e-6)
-    assert found["pooling"].slope < -0.5 and "mlp" not in found
+    assert found["pooling"].slope < -0.5
+    # Widths of two layers are numbers; other depths and names are none.
+    assert [width for width, _ in found["mlp"].points] == [32, 64, 128, 256, 512]
+    assert "placement" not in found
 
 
 def test_observations_hold_or_do_not_by_what_was_measured() -> None:
