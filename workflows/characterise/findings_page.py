@@ -18,10 +18,12 @@ border-bottom:1px solid #ccc}td.n{text-align:right;font-variant-numeric:tabular-
 
 def findings_page(result: Characterised) -> str:
     """Return a page of HTML that needs nothing else."""
-    machine, cells = result.machine, result.cells
+    machine = result.machine
+    cells = result.cells
+    threads = f"{machine.threads} thread{'' if machine.threads == 1 else 's'}"
     told = "".join(f"<p>{html.escape(line)}</p>" for line in sentences(result))
     slopes = [
-        (each.factor, f"{each.slope:+.2f}", f"± {each.error:.2f}", _points(each.points))
+        (each.factor, f"{each.slope:+.2f}", f"±\u00a0{each.error:.2f}", _points(each.points))
         for each in elasticities(cells)
     ]
     grid = [(f"{dense:,}", f"{tables:,}", part) for (dense, tables), part in longest_parts(cells).items()]
@@ -36,7 +38,7 @@ def findings_page(result: Characterised) -> str:
     ]
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Machine</title>'
-        f"<style>{_STYLE}</style><h1>{html.escape(machine.device_name)}, {machine.threads} threads</h1>{told}"
+        f"<style>{_STYLE}</style><h1>{html.escape(machine.device_name)}, {threads}</h1>{told}"
         + _table("Published observations", ("observation", "verdict", "measured here"), judged)
         + _table("Elasticities of the speed", ("factor", "slope", "95%", "samples/s by value"), slopes)
         + _table("Longest part of a step", ("dense features", "tables", "part"), grid)
