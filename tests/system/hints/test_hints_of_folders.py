@@ -230,7 +230,7 @@ def test_features_whose_names_lead_to_one_file(shell: Shell) -> None:
 @follows("pipeline/folders/partial_folder.py::write_errors_explained")
 def test_a_folder_that_cannot_be_written(shell: Shell) -> None:
     hint = shell.refused("preprocess", "log.tsv", "--out", "log.tsv/out")
-    assert "fix the cause: the same command resumes" in hint
+    assert hint == "make room or fix the cause, and run the same command again"
     with write_errors_explained(Path("out")):
         shell.works("preprocess", "log.tsv", "--out", "out")
 
@@ -371,8 +371,8 @@ def test_the_folder_of_a_file_is_created(shell: Shell) -> None:
 )
 def test_another_file_is_given(shell: Shell) -> None:
     arguments = ["generate", "--samples", "5", "--out"]
-    for name in ("x" * 300, "data", "log.tsv"):
-        assert shell.refused(*arguments, name).startswith("give another --out")
+    for name in (["x" * 300], ["data"], ["data", "--overwrite"], ["log.tsv"]):
+        assert shell.refused(*arguments, *name).startswith("give another --out")
     shell.works(*arguments, "another.tsv")
     # The last of them could be deleted, too.
     os.unlink("log.tsv")
