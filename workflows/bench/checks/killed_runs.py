@@ -27,6 +27,10 @@ _PATIENCE = 120
 """Seconds after which ranks that are still there do not stop by themselves."""
 
 
+_SLOW_BYTES = "1280KiB"
+"""Less than the rows of the log take with any optimizer, and enough for those of Adam by their next use."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunKind:
     """A way to train."""
@@ -61,9 +65,9 @@ PLACEMENTS: tuple[str, ...] = get_args(PlacementName)
 KINDS = (
     *(RunKind(placement=placement) for placement in PLACEMENTS),
     RunKind(placement="lookahead", options=("--plan", "online")),
-    RunKind(placement="lookahead", options=("--slow-bytes", "1MiB")),
+    RunKind(placement="lookahead", options=("--slow-bytes", _SLOW_BYTES)),
     RunKind(placement="hybrid", options=("--slow-bytes", "1")),
-    RunKind(placement="lookahead", options=("--slow-bytes", "1MiB"), is_continued=True),
+    RunKind(placement="lookahead", options=("--slow-bytes", _SLOW_BYTES), is_continued=True),
     RunKind(placement="cache", is_continued=True),
     RunKind(placement="lookahead", num_ranks=2),
 )
