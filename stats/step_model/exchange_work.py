@@ -45,14 +45,17 @@ def exchanged_rows(
         return ExchangedRows(0.0, 0.0)
     # Each rank's part of a batch is a batch of its own here: a use is one of them that has the row.
     uses = EpochUses.of_rates(rates, num_samples, rank_batch)
+    # Uses at the row's own home send nothing; a striped home has the same share of them as any rank.
     home_share = np.full(uses.num_uses.shape, 1 / num_ranks)
     if not is_striped:
         home_share = most_uses_share(uses.num_uses, num_ranks, uses.num_batches)
     remote = float((uses.num_uses * (1 - home_share)) @ uses.num_rows)
     # A row that is used often is used by several ranks in its first step.
     used = np.minimum(uses.num_uses / uses.num_batches, 1.0)
+    # Each rank uses it with that probability, and one at least does.
     first_users = num_ranks * used / (1 - (1 - used) ** num_ranks)
     first = float((first_users * (1 - home_share)) @ uses.num_rows)
+    # Every rank computes initial values, so in the first step of a row gradients cross, but no vectors.
     return ExchangedRows((remote - first) / uses.num_batches, remote / uses.num_batches)
 
 
@@ -68,6 +71,7 @@ def most_uses_share(num_uses: NDArray[np.float64], num_ranks: int, most_uses: fl
         The mean of 4,000 draws for up to 64 uses, which is within 0.01; beyond, ``1 / W`` and the largest of
         W normal deviations.
     """
+    # Expected uses are rarely whole: shares of the two whole numbers around them are interpolated.
     table = _drawn_shares(num_ranks)
     low = np.clip(np.floor(num_uses).astype(np.int64), 1, _EXACT_USES)
     high = np.minimum(low + 1, _EXACT_USES)
@@ -84,6 +88,7 @@ def most_uses_share(num_uses: NDArray[np.float64], num_ranks: int, most_uses: fl
 
 @lru_cache
 def _drawn_shares(num_ranks: int) -> NDArray[np.float64]:
+    # The seed is fixed, so that equal questions get equal answers.
     rng = np.random.default_rng(0)
     shares = np.ones(_EXACT_USES + 1)
     for uses in range(1, _EXACT_USES + 1):

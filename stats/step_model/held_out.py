@@ -44,6 +44,7 @@ class PredictionError:
         guessed = np.array(predicted)
         errors = np.abs(guessed / found - 1)
         ratios = found / guessed
+        # Pairs that measure as good as equal have no order, and those far apart are too easy to count.
         in_order = []
         for first, second in combinations(range(found.size), 2):
             apart = found[second] / found[first]

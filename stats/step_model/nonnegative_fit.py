@@ -33,7 +33,9 @@ def least_squares(features: NDArray[np.float64], target: NDArray[np.float64]) ->
     scale = np.linalg.norm(features, axis=0)
     scale[scale == 0] = 1
     scaled = features / scale
+    # Gradients below this are rounding errors: what was found is optimal.
     tolerance = 1e-10 * max(float(np.abs(scaled.T @ target).max(initial=0.0)), 1e-300)
+    # In each round the coefficient that lowers the error most is set free, until none lowers it.
     for _ in range(3 * num_features):
         gradient = scaled.T @ (target - scaled @ found)
         gradient[is_free] = -np.inf
@@ -47,6 +49,7 @@ def least_squares(features: NDArray[np.float64], target: NDArray[np.float64]) ->
             if (solved[is_free] >= 0).all():
                 found = solved
                 break
+            # Go towards the solution until the first coefficient reaches zero, and hold it there.
             falling = is_free & (solved < 0)
             steps = found[falling] / (found[falling] - solved[falling])
             found = found + float(steps.min()) * (solved - found)
@@ -74,10 +77,12 @@ def fit_relative(
     Error:
         Reweighted least squares, at most 20 rounds; errors below 2% weigh alike.
     """
+    # Equations divided by their seconds turn absolute errors into relative ones.
     unit = seconds if tolerance is None else seconds + tolerance
     relative = features / unit[:, None]
     target = seconds / unit
     found = least_squares(relative, target)
+    # Weighed by the root of its last size, a squared error counts as an absolute one.
     for _ in range(_MOST_ROUNDS):
         residual = np.abs(relative @ found - target)
         weight = 1 / np.sqrt(np.maximum(residual, _LEAST_RESIDUAL))

@@ -74,6 +74,7 @@ def fit_parts(cells: Sequence[MeasuredStep], constants: WorkConstants) -> PartMo
     for part in features[0]:
         own = np.stack([found[part] for found in features])
         fitted = _fit_part(part, own, cells)
+        # A feature that is zero in all cells gets no weight from them, and may still count in a prediction.
         is_seen = own.any(axis=0)
         weights[part] = np.where(is_seen, fitted, _UNSEEN.get(part, np.zeros(fitted.size))).tolist()
     return PartModel(constants, weights, _fit_contention(features, weights, cells))
@@ -82,6 +83,7 @@ def fit_parts(cells: Sequence[MeasuredStep], constants: WorkConstants) -> PartMo
 def _fit_part(part: str, features: NDArray[np.float64], cells: Sequence[MeasuredStep]) -> NDArray[np.float64]:
     seconds = np.array([max(cell.parts.get(part, 0.0), _LEAST_SECONDS) for cell in cells])
     whole = np.array([cell.seconds for cell in cells])
+    # Only cells that have the part say how long it takes.
     is_there = features.any(axis=1) & (seconds > _LEAST_SECONDS)
     if not is_there.any():
         return np.zeros(features.shape[1])
@@ -98,6 +100,7 @@ def _fit_contention(
     parts = [_seconds(found, weights) for found in features]
 
     def median_error(contention: float) -> float:
+        # Logarithms, so that half and twice are equally wrong.
         ratios = [_whole(own, contention) / cell.seconds for own, cell in zip(parts, cells, strict=True)]
         return float(np.median(np.abs(np.log(ratios))))
 

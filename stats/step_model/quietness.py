@@ -52,9 +52,11 @@ def disturbances(probe: Sequence[float], other_cpu: float | None) -> list[str]:
     if len(probe) < _LEAST_PROBES:
         found.append(f"the run was too short to tell: {len(probe)} repetitions of the probe")
         return found
+    # Short disturbances spread the repetitions.
     spread = Series.of(probe).spread
     if spread > MOST_SPREAD:
         found.append(f"one piece of work took times that spread by {spread:.0%}")
+    # A slow change may hide in the spread, so the two ends of the run are compared as well.
     third = len(probe) // 3
     drift = float(np.median(probe[-third:]) / np.median(probe[:third])) - 1
     if abs(drift) > MOST_DRIFT:

@@ -38,6 +38,7 @@ class ProductCurve:
         """
         features = np.stack([np.ones_like(seconds), operations, operations / batch], axis=1)
         fixed, inverse, half = fit_relative(features, seconds)
+        # Where the fit gives operations no cost they get next to none, so that nothing divides by zero.
         inverse = max(float(inverse), 1e-18)
         return cls(float(fixed), 1 / inverse, float(half) / inverse)
 
@@ -53,7 +54,9 @@ class ProductCurve:
         """Return the seconds of the backward pass: gradients of weights, and of each layer's inputs."""
         found = 0.0
         for number, (inputs, outputs) in enumerate(pairwise(widths)):
+            # The gradient of the weights sums over samples: (inputs, batch) times (batch, outputs).
             found += self.seconds(inputs, int(batch), outputs)
+            # Below the first layer are data, which need no gradient, or vectors, which do.
             if number or to_inputs:
                 found += self.seconds(batch, outputs, inputs)
         return found
@@ -72,6 +75,7 @@ class RowCurve:
 
     def seconds(self, row_bytes: float, working_bytes: float) -> float:
         """Return the seconds of a row, interpolated over the logarithm of the working set."""
+        # Below and above the measured working sets the nearest one is taken.
         where = np.log(max(working_bytes, 1.0))
         edges = np.log(np.array(self.working_bytes))
         fixed = float(np.interp(where, edges, self.seconds_per_row))

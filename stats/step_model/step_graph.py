@@ -26,6 +26,7 @@ def longest_path(seconds: Mapping[str, float], before: Mapping[str, Sequence[str
     def end(part: str) -> float:
         if part in ends:
             return ends[part]
+        # A part met again before its end is known lies in a circle.
         if part in open_parts:
             raise ValueError(f"the part {part} waits for itself")
         open_parts.add(part)
@@ -50,5 +51,6 @@ def step_seconds(
         is_ahead: whether transfers may run during the step before.
     """
     loop = loop + contention * (load + transfers)
+    # Ahead, the three work on different steps and wait for nothing within one.
     seconds = {"loop": loop, "load": load, "transfers": transfers}
     return longest_path(seconds, {} if is_ahead else {"loop": ("transfers",)})

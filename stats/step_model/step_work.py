@@ -120,6 +120,7 @@ def features_of(work: StepWork, constants: WorkConstants) -> dict[str, NDArray[n
     ``beside load`` and ``beside transfers`` are the seconds of other threads.
     """
     threads = work.threads
+    # Tiles as if divided evenly among threads; what the last round wastes is a feature of idling.
     tiles = work.num_tiles / threads
     samples = work.tile_samples
     products = constants.products
@@ -130,13 +131,17 @@ def features_of(work: StepWork, constants: WorkConstants) -> dict[str, NDArray[n
     far = constants.rows.seconds(vector_bytes, work.table_bytes)
     update = constants.updates.seconds(work.row_bytes, work.table_bytes)
     pair_products = work.batch_size * work.num_vectors**2 * work.embedding_dim / threads
+    # Transfers have a fixed cost only where there are any.
     has_staging = float(work.moved_rows + work.initialized_rows + work.staged_rows > 0)
+    # What the loop itself moves between the tiers goes at the speed of a large copy.
     in_place = work.in_place_vectors * vector_bytes / constants.copy_bytes_per_second
     bottom = products.forward_seconds(samples, work.bottom)
+    # The logit's layer is left out here: it is computed, and timed, with the interaction.
     top = products.forward_seconds(samples, work.top[:-1])
     bottom_back = products.backward_seconds(samples, work.bottom, to_inputs=False)
     top_back = products.backward_seconds(samples, work.top[:-1], to_inputs=True)
     outputs = sum(work.bottom[1:]) + sum(work.top[1:-1])
+    # The gradients of a single tile are used as they are; those of several are added up.
     several_tiles = float(work.num_tiles > 1) * work.num_tiles * work.num_weights / threads
     message = work.num_messages * constants.message_seconds
     per_byte = 1 / constants.message_bytes_per_second
@@ -145,11 +150,13 @@ def features_of(work: StepWork, constants: WorkConstants) -> dict[str, NDArray[n
             1.0,
             work.lookups * near / threads,
             work.distinct_rows * far / threads,
+            # Lists are pooled: each of their lookups is a vector to add.
             (work.lookups > work.num_bags) * work.lookups * work.embedding_dim,
             in_place,
             work.in_place_vectors,
         ),
         "bottom": (tiles, tiles * bottom, tiles * samples * sum(work.bottom[1:])),
+        # By tiles, multiplications of the dots, floats read, and dots.
         "interaction": (
             tiles,
             pair_products,
@@ -164,6 +171,7 @@ def features_of(work: StepWork, constants: WorkConstants) -> dict[str, NDArray[n
             1.0,
             work.lookups * vector_bytes / threads,
             work.distinct_rows * update / threads,
+            # The dense layers are stepped at the same time as the rows.
             work.num_weights,
             in_place,
             work.in_place_vectors,

@@ -38,6 +38,7 @@ def table_costs(
     """
     whole = num_rows * row_bytes
     share = -(-whole // step.num_devices)
+    # Columns of a table cross in pieces, one from each rank that has some: together the same bytes.
     across = {
         "replicated": (replicated_sparse(rates, step), whole),
         "sharded by rows": (sharded_deduplicated(rates, step), share),
@@ -48,5 +49,6 @@ def table_costs(
         home: HomeCost(traffic.num_bytes(vector_bytes) / link_bytes_per_second, num_bytes)
         for home, (traffic, num_bytes) in across.items()
     }
+    # Nothing is cached: each distinct row of a batch comes with its state, and goes back.
     moved = host_cache(rates, 0, step).num_bytes(row_bytes)
     return costs | {"host": HomeCost(moved / host_bytes_per_second, 0)}

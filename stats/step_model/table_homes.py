@@ -44,6 +44,7 @@ def choose_table_homes(tables: Sequence[Mapping[str, HomeCost]], fast_bytes: int
     """
     ways = [TableHomes((), 0.0, 0)]
     for choices in tables:
+        # Further tables only add bytes, so what does not fit by now is dropped at once.
         longer = [
             TableHomes((*way.homes, name), way.seconds + cost.seconds, way.fast_bytes + cost.fast_bytes)
             for way in ways
@@ -58,6 +59,7 @@ def _unbeaten(ways: list[TableHomes]) -> list[TableHomes]:
     """Return the ways, ascending in bytes, of which each is quicker than all that need less."""
     found: list[TableHomes] = []
     for way in sorted(ways, key=lambda way: (way.fast_bytes, way.seconds)):
+        # Of equal bytes the quickest comes first, so the others are beaten.
         if not found or way.seconds < found[-1].seconds:
             found.append(way)
     return found

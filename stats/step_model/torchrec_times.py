@@ -65,6 +65,7 @@ def table_wise(
         float_bytes: of a number in the table and on the link.
     """
     lookups = pooling * batch_size
+    # The rank with the table gets the ids of all ranks, reads a row for each, and returns pooled vectors.
     inputs = lookups * num_ranks * _ID_BYTES
     read = lookups * num_ranks * max(embedding_dim, _LEAST_DIM) * float_bytes
     outputs = batch_size * num_ranks * embedding_dim * float_bytes

@@ -28,6 +28,7 @@ def zipf_shares(edges: NDArray[np.float64], num_rows: int, skew: float) -> NDArr
         num_rows: rows of the table.
         skew: exponent, 0 or more.
     """
+    # The integral of the density up to each edge, over the whole.
     if abs(skew - 1) < ZIPF_ONE:
         below = np.log(edges + 1) / np.log(num_rows + 1.0)
     else:
@@ -49,6 +50,7 @@ def zipf_rates(num_tables: int, num_rows: int, skew: float, lookups_per_sample: 
         Rows behind the first 4,096 are grouped in 2,048 classes of equal width in the logarithm, whose rates
         differ by less than ``skew * log(num_rows) / 2048`` inside a class.
     """
+    # The most frequent rows differ much and have a class each; the tail shares ever wider ones.
     exact = np.arange(min(num_rows, _EXACT_ROWS) + 1, dtype=np.float64)
     edges = exact
     if num_rows > _EXACT_ROWS:
@@ -74,12 +76,15 @@ def seen_rates(rates: AccessRates, num_samples: int) -> AccessRates:
         The expectation over logs, rows rounded to whole ones; Poisson's law for rows that are expected fewer
         than 32 times.
     """
+    # Frequent rows show their own rates. A rare one may show any count, and is spread over all of them.
     expected = rates.rates * num_samples
     is_rare = expected < _MOST_COUNT
+    # A mean below the limit hardly ever gives three times as many.
     counts = np.arange(1, 3 * _MOST_COUNT)
     # log(count!) by sums, for the probability of each count of each rare class.
     log_factorial = np.cumsum(np.log(counts))
     mean = expected[is_rare][:, None]
+    # A mean of zero has the logarithm minus infinity, which makes its shares zero, as they should be.
     with np.errstate(divide="ignore"):
         log_share = counts * np.log(mean) - mean - log_factorial
     seen = np.rint(rates.num_rows[is_rare] @ np.exp(log_share)).astype(np.int64)

@@ -37,12 +37,14 @@ class CellFile:
         lines = whole.decode(errors="replace").splitlines()
         if not lines:
             return []
+        # Times of another machine, version or number of threads do not belong together.
         try:
             found = [json.loads(line) for line in lines]
             if found[0] != self.identity:
                 raise self._begun_otherwise(found[0])
             return [CellRecord.from_json(each, f"line {number}") for number, each in enumerate(found[1:], 2)]
         except (ValueError, RecordError) as error:
+            # It is a ValueError, too, and says already what is wrong.
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
@@ -51,8 +53,10 @@ class CellFile:
 
     def add(self, record: CellRecord) -> None:
         """Write a line, and the first one before it where the file is new."""
+        # A first line that was cut off leaves an empty file, which begins anew.
         is_new = not self.path.exists() or self.path.stat().st_size == 0
         lines = [self.identity] if is_new else []
+        # Closed after each cell, so that a sweep that is killed loses only the one under way.
         with self.path.open("a") as file:
             for each in (*lines, record.to_json()):
                 file.write(json.dumps(each, allow_nan=False) + "\n")

@@ -45,9 +45,11 @@ def work_of(cell: Cell, threads: int) -> StepWork:
     # What each placement moves beside the loop, or in it.
     is_staged = cell.placement in STAGED
     if is_staged:
+        # Rows that no sample of the run looks up need no slot.
         uses = EpochUses.of_rates(seen_rates(rates, num_samples), num_samples, cell.batch_size)
         moves = _moves(cell, uses, distinct, int(cell.fast_share * cell.bytes_of_rows) // width)
     elif cell.placement == "hybrid":
+        # No row of a drawn log is hot: each bag sends its vector, and receives a gradient.
         vectors = 2.0 * cell.batch_size * cell.num_tables
     elif cell.placement == "hybrid-dedup":
         vectors = 2 * distinct
@@ -63,6 +65,7 @@ def work_of(cell: Cell, threads: int) -> StepWork:
         distinct_rows=distinct,
         row_bytes=width,
         table_bytes=cell.bytes_of_rows,
+        # A label, the dense features and the ids: four bytes each.
         input_bytes=4 * (cell.batch_size * (1 + cell.num_dense) + cell.lookups),
         staged_rows=distinct if is_staged else 0.0,
         moved_rows=moves.moved,

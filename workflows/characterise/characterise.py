@@ -1,7 +1,7 @@
 """``hotset characterise``: measure the constants of this machine, then cells of a sweep, then fit.
 
-A third of the time goes to constants at most; what is left goes to cells until it is over. Cells are lines of
-a file beside the result, so that a run that is killed goes on where it stopped.
+A quarter of the time goes to constants at most; what is left goes to cells until it is over. Cells are lines
+of a file beside the result, so that a run that is killed goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ def characterise(
     Raises:
         HotsetError: ``out`` exists, or its cells were begun on another machine.
     """
+    # Both files are looked at before minutes of work: a result may be there, or cells of another machine.
     refuse_target(out, overwrite=False)
     threads = config.threads or num_workers(0)
     cell_file = CellFile(cells_path(out), _identity(threads))
@@ -113,6 +114,7 @@ def characterise(
     started_at = time.monotonic()
     watch = _Quiet()
     with tempfile.TemporaryDirectory(prefix="hotset-characterise-") as scratch:
+        # A run that goes on measures its constants again: only cells are kept.
         say("measuring constants")
         constants, not_measured = _measure_constants(config, threads, Path(scratch), watch)
         if done:
@@ -185,6 +187,7 @@ def _measure_constants(
     ]
     seconds = 60 * config.minutes * _CONSTANTS_SHARE
 
+    # Rounds end with their share of the time, or when quartiles gain little from more.
     def is_enough(num_rounds: int) -> bool:
         return num_rounds >= _MOST_ROUNDS or time.monotonic() - started_at > seconds
 
@@ -221,6 +224,7 @@ def _sweep(
             break
         if number % 20 == 0:
             say(f"cell {len(finished) + number + 1} of {len(finished) + len(todo)}")
+        # The same piece of work before each cell shows what disturbed the sweep.
         watch.probe()
         record = run_cell(cell, threads, scratch)
         cell_file.add(record)
@@ -272,6 +276,7 @@ def work_constants(constants: Sequence[Constant]) -> WorkConstants:
     ]
     update_seconds = np.array([each.median for each in single if each.name == "update row"])
     (copy_seconds,) = columns("copy")
+    # No message between ranks is measured here: they are taken for copies in memory, without a fixed cost.
     return WorkConstants(
         products=ProductCurve.fit(batch, 2 * batch * inputs * outputs, seconds),
         rows=RowCurve.fit(*copied),

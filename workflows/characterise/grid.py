@@ -101,6 +101,7 @@ def presets(most_bytes: int) -> list[Cell]:
 def single_factors() -> Iterator[Cell]:
     """Cells that differ from the base in one factor, those of all factors in turn."""
     longest = max(len(values) for values in FACTORS.values())
+    # Round by round, so that a sweep that ends early has some values of every factor.
     for number in range(longest):
         for factor, values in FACTORS.items():
             if number < len(values):
@@ -127,6 +128,7 @@ def grid(most_bytes: int) -> list[Cell]:
     Args:
         most_bytes: of the rows of one cell.
     """
+    # Factors at their base values give the same cells again, which are kept at their first place.
     cells = [Cell(), *single_factors(), *presets(most_bytes), *pairs()]
     fitting = [cell for cell in cells if cell.bytes_of_rows <= most_bytes]
     return list({cell.key: cell for cell in fitting}.values())
@@ -139,4 +141,5 @@ def _work(cell: Cell) -> float:
     top = (vectors * (vectors - 1) // 2 + cell.embedding_dim, *cell.top_mlp, 1)
     products = sum(a * b for layers in (widths, top) for a, b in pairwise(layers))
     interaction = vectors**2 * cell.embedding_dim
+    # A multiplication with its sum is two operations, and the backward pass has twice as many.
     return 6.0 * cell.batch_size * (products + interaction) + 50.0 * cell.lookups * cell.embedding_dim

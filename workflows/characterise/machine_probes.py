@@ -1,4 +1,4 @@
-"""The probes of the host: products, rows, copies, calls, messages between ranks, codecs, reading."""
+"""The probes of the host: products, rows, copies, calls, codecs, reading."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _CODEC_ROWS = 4096
 
 
 def product_probes() -> Iterator[Probe]:
-    """Products of one thread by batch, inputs and outputs, in each type that is quick here."""
+    """Products of one thread by batch, inputs and outputs, in each type that this CPU computes in."""
     types = {"fp32": torch.float32}
     if has_bf16(cpu_features()):
         types["bf16"] = torch.bfloat16
@@ -74,6 +74,7 @@ def row_probes(most_bytes: int) -> Iterator[Probe]:
     for dim in DIMS:
         for working in sizes:
             num_rows = working // (4 * dim)
+            # An empty tier that is given a part of the array; plain SGD has no state beside it.
             tier = Tier(Layout.of([0], [0]), dim, 0)
             tier.weights_SD = floats[: num_rows * dim].view(num_rows, dim)
             facts: dict[str, float] = {"dim": dim, "row_bytes": 4 * dim, "working_bytes": working}
@@ -92,8 +93,10 @@ def _update_probe(
     """Rows that are updated by the summed gradients of ``pooling`` lookups each."""
     chosen = np.repeat(ids_N[: _ROWS // pooling], pooling).astype(np.int32)
     num_rows = np.array([tier.weights_SD.shape[0]], np.int64)
+    # The seconds are per distinct row, each with the gradients of all its lookups.
     lookups = group_lookups(of_matrix(chosen, num_rows))
     slots_U = lookups.rows_U.astype(np.int64)
+    # Gradients of zero cost as much as others, and leave the shared rows as they are.
     grad = torch.zeros(chosen.size, dim)
     update = partial(rows.update, tier, lookups, slots_U, grad, 1)
     return Probe("update row", facts | {"lookups_per_row": pooling}, update, lookups.num_rows)
@@ -135,6 +138,7 @@ def codec_probes() -> Iterator[Probe]:
             codec = codec_of(name)
             shape = shape_of(message)
             data = np.empty(codec.num_bytes(shape), np.uint8)
+            # Decoding is timed on what encoding wrote; both per byte of float32, so that codecs compare.
             codec.encode(message, data)
             facts = {"dim": dim, "bytes": data.nbytes, "bytes_of_float32": rows.nbytes}
             yield Probe(
@@ -169,6 +173,7 @@ def quiet_probe() -> Callable[[], object]:
 def read_energy() -> float | None:
     """Return the joules that the processors have used, where the machine tells them."""
     joules = 0.0
+    # One counter for each processor; with one that may not be read, the sum would be too small.
     for path in sorted(Path("/sys/class/powercap").glob("intel-rapl:?")):
         try:
             joules += int((path / "energy_uj").read_text()) / 1e6

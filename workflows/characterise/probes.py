@@ -73,6 +73,7 @@ def measure_probes(
     """
     turns = [Turns(probe) for probe in probes]
     num_rounds = 0
+    # One round is taken even when the time is over: every constant is needed.
     while num_rounds == 0 or not until(num_rounds):
         for each in turns:
             each.take()

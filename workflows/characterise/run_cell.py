@@ -82,6 +82,7 @@ def run_cell(cell: Cell, threads: int, scratch: Path | None = None) -> CellRecor
         pooling=cell.pooling,
         batch_size=cell.batch_size,
         num_batches=num_steps,
+        # Shards have an evaluation part, which no cell reads: one sample is the least.
         num_evaluation=1,
         embedding_dim=cell.embedding_dim,
     )
@@ -92,6 +93,7 @@ def run_cell(cell: Cell, threads: int, scratch: Path | None = None) -> CellRecor
         order = RecordedOrder(np.arange(num_steps, dtype=np.int32))
         trainer = build_trainer(shards, training_of(cell, threads), order)
         run = time_steps(trainer, WARM_UP_STEPS)
+    # Seconds are of the measured steps; rows are counted over all steps, those of the warm-up included.
     seconds, parts = _middle_half(run.steps)
     measured = len(run.steps)
     return CellRecord(
@@ -124,4 +126,5 @@ def _middle_half(steps: list[StepLaps]) -> tuple[float, dict[str, float]]:
 
 
 def _peak_memory() -> int:
+    # Linux counts in KiB.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

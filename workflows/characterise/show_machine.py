@@ -56,6 +56,7 @@ def sentences(result: Characterised) -> list[str]:
         )
     if not machine.is_quiet:
         lines.append(f"The machine was disturbed: {'; '.join(machine.disturbances)}.")
+    # Several things may be missing for one reason, which is told once.
     reasons = sorted(set(machine.not_measured.values()))
     if reasons:
         lines.append(f"Not measured: {', '.join(machine.not_measured)} ({'; '.join(reasons)}).")
@@ -74,6 +75,7 @@ def _constants(constants: tuple[Constant, ...]) -> Table:
 
 
 def _scaled(value: float, unit: str) -> str:
+    # Seconds of one byte mean little to a reader; their inverse is a bandwidth.
     if unit == "seconds per byte":
         return f"{1e-9 / value:.3g} GB/s" if value else "-"
     if unit == "watts":

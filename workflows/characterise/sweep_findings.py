@@ -61,6 +61,7 @@ def points_of(records: Sequence[CellRecord], factor: str) -> list[tuple[float, f
     for record in records:
         others = (each for each in FACTORS if each != factor)
         is_single = all(value_of(record.cell, each) == value_of(Cell(), each) for each in others)
+        # Zero has no logarithm: a skew of 0 is left out, and so are values that are no numbers.
         value = _number(value_of(record.cell, factor))
         if is_single and not record.cell.preset and value > 0:
             found[value] = speed_of(record)
@@ -87,6 +88,7 @@ def elasticities(records: Sequence[CellRecord]) -> list[Elasticity]:
 def _slope(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return the slope of a line through the logarithms, and half of its 95% interval."""
     x, y = np.log(np.array(points)).T
+    # A line through centered points has one unknown, its slope; its error follows from what is left.
     x = x - x.mean()
     slope = float(x @ y / (x @ x))
     residual = y - y.mean() - slope * x
@@ -121,8 +123,10 @@ def best_placements(records: Sequence[CellRecord]) -> dict[str, str]:
     by_model: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for record in records:
         cell = record.cell
+        # It needs memory for all rows, so where it fits there is nothing to choose.
         if cell.placement == "all-fast":
             continue
+        # Cells that differ in nothing but the placement have the same model.
         changed = {factor: value_of(cell, factor) for factor in FACTORS if factor != "placement"}
         base = Cell()
         name = ", ".join(f"{key} {value}" for key, value in changed.items() if value != value_of(base, key))
@@ -149,6 +153,7 @@ def observations(records: Sequence[CellRecord]) -> list[Observation]:
         _pooling(by_factor.get("pooling")),
         _placements(records),
     ]
+    # What these cells cannot tell is listed as well, so that nobody takes it for confirmed.
     reasons = {
         "A GPU gains more with dense features and MLPs, less with sparse features": "it needs a GPU",
         "Larger batches cost quality unless rates are tuned again": "the labels of cells are drawn",
@@ -169,6 +174,7 @@ def _range(each: Elasticity) -> float:
 def _judge(
     text: str, slopes: Sequence[Elasticity | None], holds: Callable[[Elasticity], bool]
 ) -> Observation:
+    # A verdict needs all factors that the observation names.
     measured = [each for each in slopes if each is not None]
     if len(measured) < len(slopes):
         return Observation(text, UNSEEN, "too few cells")
@@ -183,6 +189,7 @@ def _saturation(records: Sequence[CellRecord]) -> Observation:
         return Observation(text, UNSEEN, "too few cells")
     batch, largest = found
     speeds = dict(points_of(records, "batch_size"))
+    # It rises if the least batch is slower, and saturates if larger ones than the one found were tried.
     rises = min(speeds.values()) < _SATURATED * max(speeds.values()) and min(speeds) < batch
     told = f"90% of the best speed from {batch:,.0f} samples on; up to {largest:,.0f} were tried"
     return Observation(text, HOLDS if rises and batch < largest else FAILS, told)
@@ -199,6 +206,7 @@ def _pooling(found: Elasticity | None) -> Observation:
     rest = seconds - fixed
     if len(values) < _LEAST_POINTS or (rest <= 0).any() or each <= 0:
         return Observation(text, FAILS, "seconds do not grow with lookups")
+    # With the fixed part taken off, a linear cost has slope one between logarithms.
     slope, _ = _slope(list(zip(values.tolist(), rest.tolist(), strict=True)))
     verdict = HOLDS if abs(slope - 1) <= _LINEAR else FAILS
     return Observation(

@@ -99,6 +99,7 @@ class _TimedTile:
     def __init__(self, tile: DenseTile) -> None:
         self._tile = tile
         self.watch = _Watch()
+        # The tile calls its layers through watches from here on, so their seconds lie within its own.
         if tile.bottom is not None:
             tile.bottom = _TimedMlp(tile.bottom, "bottom", self.watch)
         if tile.top is not None:
@@ -124,6 +125,7 @@ class TimedStep(TiledStep):
         self._reduce = _Watch()
 
     def tile_of(self, worker: int) -> DenseTile:
+        # The step meets the watched tile in place of its own: it calls the two passes, and nothing else.
         if worker not in self._timed:
             self._timed[worker] = _TimedTile(super().tile_of(worker))
         return cast(DenseTile, self._timed[worker])
@@ -134,6 +136,7 @@ class TimedStep(TiledStep):
 
     def take_parts(self, wall_seconds: float) -> dict[str, float]:
         """Divide the wall seconds of a pass among its parts."""
+        # Adding gradients is timed once, the tiles in all threads at the same time: their sums are divided.
         sums: defaultdict[str, float] = defaultdict(float, self._reduce.take())
         for tile in list(self._timed.values()):
             for part, seconds in tile.watch.take().items():
@@ -154,6 +157,7 @@ class _TimedSource:
     def steps(self, epochs: Iterable[Iterable[int]]) -> Generator[PlannedStep]:
         with closing(self._source.steps(epochs)) as steps:
             while True:
+                # CPU seconds: by the clock, the thread also waits for the loop and for the interpreter.
                 start = time.thread_time()
                 step = next(steps, None)
                 self.seconds.append(time.thread_time() - start)
@@ -171,6 +175,7 @@ def time_steps(trainer: Trainer, num_warm_up: int) -> TimedRun:
     """
     dense = TimedStep(trainer)
     source = _TimedSource(trainer.step_source)
+    # The trainer asks for its steps in a thread that reads ahead, which the source times.
     trainer.step_source = cast(StepSource, source)
     laps = []
     busy_before = 0.0
@@ -178,18 +183,22 @@ def time_steps(trainer: Trainer, num_warm_up: int) -> TimedRun:
         end = time.perf_counter()
         for number, prepared in enumerate(steps):
             watch = _Watch()
+            # From the end of the last step until the next one is there, the loop waits for the reader.
             watch.seconds["load"] = time.perf_counter() - end
             _take_step(trainer, prepared.step, dense, watch)
             before = end
             end = time.perf_counter()
+            # What transfers were busy with during the warm-up is subtracted after the run.
             if number < num_warm_up:
                 busy_before = trainer.embeddings.transfers.busy_seconds
                 continue
             parts = watch.take()
             seconds = end - before
+            # Between the watches a little is left over, without which parts would not add up to the step.
             parts["idle"] += seconds - sum(parts.values())
             distinct = sum(part.lookups.num_rows for part in prepared.step.parts)
             laps.append(StepLaps(seconds, parts, distinct))
+        # The last write-back counts among the rows moved, and in no step's seconds.
         trainer.meter.enter("flush")
         busy = trainer.embeddings.transfers.busy_seconds - busy_before
         trainer.embeddings.finish()

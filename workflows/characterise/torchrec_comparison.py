@@ -38,5 +38,6 @@ def compare_with_torchrec(machine: MachineFile, cells: Sequence[CellRecord]) -> 
 
 
 def _seconds(cell: Cell, constants: TorchrecConstants) -> float:
+    # The tables of one rank follow each other; the formula's times are in milliseconds.
     one = table_wise(cell.batch_size, 1, cell.pooling, cell.embedding_dim, constants)
     return cell.num_tables * one.total / 1000

@@ -27,6 +27,7 @@ def _options(found: MachinePlan) -> Table:
         ("placement", "fast memory", "ranks", "homes", "codec", "step", "from", "to", "samples/s", "needs"),
         texts=("placement", "homes", "codec"),
     )
+    # Those that do not fit come last, dimmed, as far as the others leave room: what they need is told.
     every = [*found["options"], *found["too_large"]]
     for one in every[:_MOST_ROWS]:
         fits = one["memory_bytes"] <= one["fast_bytes"]
@@ -55,6 +56,7 @@ def sentences(found: MachinePlan) -> list[str]:
     """Say what to do, how sure it is, and what would help."""
     best = found["options"][0]
     lines = [f"The fastest is {described(best)}. {_slowest(best)}"]
+    # A lead below the error of predictions is no reason to prefer one to the other.
     if found["margin"] is not None:
         runner_up = found["options"][1]
         told = f"The runner-up is {described(runner_up)}, {found['margin']:.0%} slower"
@@ -65,6 +67,7 @@ def sentences(found: MachinePlan) -> list[str]:
         homes = Counter(one["home"] for one in found["tables"])
         told = ", ".join(f"{count} {home}" for home, count in homes.most_common())
         lines.append(f"Tables on {found['table_ranks']} ranks, by arithmetic of what crosses: {told}.")
+    # How far to trust all this: by cells that were held out, and by how quiet the machine was.
     error = found["machine"]["error"]
     if isinstance(error, dict):
         lines.append(
@@ -87,6 +90,7 @@ def described(one: PlannedOption) -> str:
 
 
 def _slowest(best: PlannedOption) -> str:
+    # Parts beside the loop overlap with it, so their seconds are no share of the step.
     loop = {part: seconds for part, seconds in best["parts"].items() if not part.startswith("beside")}
     part = max(loop, key=lambda name: loop[name])
     return f"Its longest part is {part}, {loop[part] / best['step_seconds']:.0%} of the step."

@@ -86,6 +86,7 @@ class AdviseCommand:
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
         require_at_least("step_us", self.step_us, 0)
+        # The four speeds say nothing about messages between ranks, so options that need them are refused.
         if self.machine is None and (
             self.ranks != (1,) or self.link != "loopback" or self.codecs != ("none",)
         ):
@@ -129,6 +130,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
 def _plan(options: AdviseCommand, advice: AdviceConfig, path: Path) -> int:
     """Plan on a measured machine."""
     machine = MachineFile.read(path)
+    # A file that does not suit is refused before anything is counted.
     machine.refuse_other(path, options.device, options.threads)
     model = machine.refuse_no_model(path)
     config = PlanConfig(
@@ -191,6 +193,7 @@ def _memory(advice: PlacementAdvice) -> Table:
     uses = ("hot", "staging", "dense", "activations", "inputs", "transfers")
     table = _table("Fast memory of the fastest placement, by use", "fast memory", "placement", *uses)
     for option in advice["options"]:
+        # They are sorted by time; a size in which nothing fits has no row here.
         if option["placements"]:
             one = option["placements"][0]
             sizes = [format_byte_size(one["memory"][use]) for use in uses]
