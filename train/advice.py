@@ -145,6 +145,7 @@ def read_workload(
     vocabulary: Manifest, plan: Manifest, columns: Manifest, model: str, batch_size: int
 ) -> Workload:
     """The log and the model that predictions are for."""
+    # Counts are the vocabulary's and widths the plan's, so both must be of the same tables.
     ranked, planned = (
         [table.name for table in tables]
         for tables in (VocabularyTotals.of(vocabulary).tables, PlanTotals.of(plan).tables)
@@ -269,6 +270,7 @@ def _option(fast_bytes: int, predictions: Sequence[Prediction]) -> MemoryOption:
     """The best prediction of each placement that fits, the fastest first; then those that do not."""
     fitting = [one for one in predictions if one.memory_bytes <= fast_bytes]
     best = _cheapest_of_each(fitting, lambda one: one.step_seconds)
+    # A placement is too large where even the share that needs the least memory does not fit.
     too_large = _cheapest_of_each(predictions, lambda one: one.memory_bytes)
     return {
         "fast_bytes": fast_bytes,

@@ -111,6 +111,7 @@ def fit(
     Example:
         ``run = hotset.fit("data", "run", placement="lookahead", epochs=2); print(run.summary.auc)``
     """
+    # Options of ranks are no fields of `TrainConfig`, so they are taken out of the settings first.
     of_ranks = {field.name for field in fields(RankOptions)}
     rank_options = RankOptions(**{name: settings.pop(name) for name in of_ranks & set(settings)})
     chosen = _with_settings(config or TrainConfig(), settings)
@@ -194,6 +195,7 @@ def load_model(run: Folder, *, model: ModelSource | None = None) -> nn.Module:
         {name: read_finite(folder, weights, f"{DENSE_PREFIX}{name}") for name in built.state_dict()}
     )
     built.eval()
+    # Users get their module as they wrote it, without what hotset wraps around it.
     return built.module if isinstance(built, UserModel) else built
 
 
@@ -206,6 +208,7 @@ def _checkpoints(every: int | str | None, keep: int | None) -> CheckpointSetting
 
 def _with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
     """Return ``config`` with some of its fields set by name."""
+    # The model has an argument of its own; options of ranks were taken out before, and only hints name them.
     own = {field.name for field in fields(TrainConfig)} - {"model"}
     of_recipe = {field.name for field in fields(RecipeOptions)}
     of_ranks = {field.name for field in fields(RankOptions)}
@@ -214,6 +217,7 @@ def _with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainCon
             known = sorted(own | of_recipe | of_ranks)
             raise ConfigError(f"there is no setting {name!r}", hint=nearest(name, known))
     chosen = {name: value for name, value in settings.items() if name in own}
+    # The config has the arguments of a model as JSON, as the command line takes them.
     if isinstance(chosen.get("model_args"), Mapping):
         chosen["model_args"] = json.dumps(dict(chosen["model_args"]))
     # Options of the recipe are beside the others, as they are on the command line.

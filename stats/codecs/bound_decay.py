@@ -40,5 +40,6 @@ def bound_factor(decay: BoundDecay, step: int, early_steps: int) -> float:
     if decay == "log":
         return 1 + (_FACTOR - 1) * (1 - math.log(1 + done * (math.e - 1)))
     if decay == "step":
+        # Tenths of the early steps are counted in whole numbers, so rounding moves no step.
         return _FACTOR - 10 * step // early_steps * (_FACTOR - 1) / 10
     return _FACTOR

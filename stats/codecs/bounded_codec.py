@@ -68,6 +68,7 @@ def _pack_levels(
             for column in range(rows_ND.shape[1]):
                 low = min(low, rows_ND[row, column])
                 high = max(high, rows_ND[row, column])
+        # A table without rows in the message has a range all the same, from 0 to 0.
         if first == last:
             low = np.float32(0)
             high = np.float32(0)
@@ -77,6 +78,7 @@ def _pack_levels(
         highest = np.float64(levels.num_levels_T[table] - 1)
         num_bits = levels.num_bits_T[table]
         per_level = (np.float64(high) - np.float64(low)) / highest
+        # Where all numbers are equal each is at level 0, and any spacing does.
         if per_level == 0:
             per_level = np.float64(1)
         # A row begins at a whole byte, so that rows can be read one by one.
@@ -90,6 +92,7 @@ def _pack_levels(
                 if is_stochastic:
                     if column % COLUMNS_OF_WORD == 0:
                         word = word_of_columns(seed, column)
+                    # With a random fraction added, flooring takes the next level as often as it is near.
                     random = (np.float64(word & np.uint64(0xFFFF)) + 0.5) * 2.0**-16
                     word >>= np.uint64(16)
                     level = min(np.floor(level + random), highest)
@@ -182,6 +185,7 @@ class BoundedCodec:
     def _levels(self, num_tables: int) -> _Levels:
         bounds = [self.of_tables.get(table, self.bound) for table in range(num_tables)]
         num_levels = [math.ceil(1 / (2 * bound)) + 1 for bound in bounds]
+        # Levels count from 0, so the highest is one less than their number.
         num_bits = [(each - 1).bit_length() for each in num_levels]
         return _Levels(np.array(num_levels, np.int64), np.array(num_bits, np.int64))
 

@@ -58,6 +58,7 @@ def _vector_lz_bytes(codes_ND: NDArray[np.uint8]) -> int:
             # The longest repetition of rows that begins within the window.
             longest = 0
             for distance in range(1, min(_WINDOW, row - start) + 1):
+                # Rows are compared one by one, so a repetition may run into itself.
                 length = 0
                 while row + length < stop and length < _LONGEST:
                     is_same = True
@@ -69,6 +70,7 @@ def _vector_lz_bytes(codes_ND: NDArray[np.uint8]) -> int:
                         break
                     length += 1
                 longest = max(longest, length)
+            # A row that repeats nothing is a token by itself.
             num_bytes += _MATCH_BYTES if longest else codes_ND.shape[1]
             row += max(longest, 1)
             num_tokens += 1

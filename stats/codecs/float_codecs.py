@@ -44,6 +44,7 @@ def _to_bf16(bits_N: NDArray[np.uint32], codes_N: NDArray[np.uint16]) -> int:
         bits = bits_N[i]
         # Half of the last kept digit, less one where that digit is even: a tie then stays below it.
         rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        # Rounding up may end at the code of infinity: the largest number takes its place.
         if rounded & np.uint32(0x7FFF) > _LARGEST_BF16:
             rounded = (rounded & np.uint32(0x8000)) | _LARGEST_BF16
             num_saturated += 1
@@ -168,6 +169,7 @@ class Float16Codec(_HalfCodec):
             rows_ND = np.empty_like(message.rows_ND)
             _to_fp16_stochastically(message.rows_ND, message.keys_N, np.uint64(message.stream), rows_ND)
         numbers = rows_ND.reshape(-1)
+        # Clipped first: the conversion would make an infinity of what is far beyond the largest.
         clipped = np.clip(numbers, -_LARGEST_FP16, _LARGEST_FP16)
         data.view(np.float16)[:] = clipped
         return int(np.count_nonzero(clipped != numbers))

@@ -54,7 +54,9 @@ def largest_magnitudes(bits_ND: NDArray[np.uint32], tops_N: NDArray[np.uint32]) 
 def scale_codes(tops_N: NDArray[np.uint32], largest: int) -> NDArray[np.uint16]:
     """Return the scale of each row as bits of bfloat16: ``top / largest`` rounded up, 0 for zeros."""
     quotients = (tops_N.view(np.float32) / np.float32(largest)).view(np.uint32)
+    # The bits of positive floats are in their order, so a carry into the upper half rounds up.
     codes = ((quotients + np.uint32(0xFFFF)) >> np.uint32(16)).astype(np.uint16)
+    # A quotient below all floats became 0, but its row has numbers: it gets the smallest scale.
     return np.where(tops_N > 0, np.maximum(codes, 1), 0).astype(np.uint16)
 
 
@@ -104,6 +106,7 @@ def _round_stochastically(
         for column in range(rows_ND.shape[1]):
             if column % COLUMNS_OF_WORD == 0:
                 word = word_of_columns(seed, column)
+            # With a random fraction added, flooring takes the next code as often as it is near.
             random = (np.float32(word & np.uint64(0xFFFF)) + np.float32(0.5)) * _UNIT
             word >>= np.uint64(16)
             code = np.floor(rows_ND[row, column] / divisor + random)
@@ -127,6 +130,7 @@ def _pack_halves(codes_ND: NDArray[np.int8], packed_NC: NDArray[np.uint8]) -> No
     """Put two codes into each byte, the even column into its lower half; an odd last one stands alone."""
     for row in range(codes_ND.shape[0]):
         for column in range(0, codes_ND.shape[1] - 1, 2):
+            # Four bits hold a code with its sign; those above are the sign again.
             low = np.uint8(codes_ND[row, column]) & np.uint8(15)
             packed_NC[row, column >> 1] = low | (np.uint8(codes_ND[row, column + 1]) << np.uint8(4))
         if codes_ND.shape[1] % 2:
@@ -162,6 +166,7 @@ def _to_fp8(
             if bits >= np.uint32(121 << 23):
                 # A normal number: 3 of 23 digits are kept, and the exponent counts from 7 instead of 127.
                 kept = (bits + np.uint32(0x7FFFF) + ((bits >> np.uint32(20)) & np.uint32(1))) >> np.uint32(20)
+                # 0x7E is 448, the largest number; the code behind it is NaN.
                 code = min(kept - np.uint32(120 << 3), np.uint32(0x7E))
             else:
                 # Below 2**-6 codes are multiples of 2**-9.
@@ -200,6 +205,7 @@ def _to_fp8_stochastically(
                 kept = (bits + (random << np.uint32(4)) + np.uint32(8)) >> np.uint32(20)
                 code = min(kept - np.uint32(120 << 3), np.uint32(0x7E))
             else:
+                # Below 2**-6, multiples of 2**-9 as in `_to_fp8`.
                 fraction = (np.float32(random) + np.float32(0.5)) * _UNIT
                 code = np.uint32(np.floor(abs(quotients_D[column]) * np.float32(512) + fraction))
             codes_ND[row, column] = np.uint8(code | sign)
@@ -210,6 +216,7 @@ def _fp8_numbers() -> NDArray[np.float32]:
     codes = np.arange(256)
     exponents = codes >> 3 & 15
     digits = codes & 7
+    # From exponent 1 up a leading 1 stands before the three digits; at 0 nothing does.
     numbers = np.where(exponents > 0, (8 + digits) * 2.0 ** (exponents - 10), digits * 2.0**-9)
     numbers[codes & 0x7F == 0x7F] = 0
     return np.where(codes & 0x80, -numbers, numbers).astype(np.float32)
@@ -220,6 +227,7 @@ _FP8_NUMBERS = _fp8_numbers()
 
 def _split(data: NDArray[np.uint8], num_rows: int) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
     """Return the scales of a message, as bits, and its codes, (num_rows, bytes of a row)."""
+    # Without rows nothing says how many bytes one would have, and reshape refuses to guess.
     end = _SCALE_BYTES * num_rows
     return data[:end].view(np.uint16), data[end:].reshape(num_rows, -1 if num_rows else 0)
 
@@ -319,6 +327,7 @@ class Float8Codec:
     def decode(self, data: NDArray[np.uint8], shape: MessageShape, rows: NDArray[np.float32]) -> None:
         """Look codes up and multiply by scales."""
         scale_codes_N, codes_ND = _split(data, shape.num_rows)
+        # A scale rounded up may carry the largest numbers of float32 beyond it.
         with np.errstate(over="ignore"):
             np.multiply(_FP8_NUMBERS[codes_ND], scales_of(scale_codes_N)[:, None], out=rows)
         np.clip(rows, -_LARGEST, _LARGEST, out=rows)

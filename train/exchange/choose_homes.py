@@ -34,6 +34,7 @@ def choose_homes(
     reader = RankReader(shards, chosen, num_ranks, num_shares)
     if name == "striped":
         return striped_homes(reader.num_rows, num_ranks)
+    # Rows are counted across ranges: of ranks that use a row equally often, the one with the fewest takes it.
     homes = []
     rows_of_ranks = np.zeros(num_ranks, np.int64)
     most = max(1, _RANGE_BYTES // (_COUNT_BYTES * num_ranks))

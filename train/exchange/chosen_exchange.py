@@ -58,6 +58,7 @@ def chosen_by(options: ExchangeOptions, num_steps: int) -> ChosenExchange:
         options: of the exchange.
         num_steps: of the run.
     """
+    # Gradients take the codec of the vectors, or int8 where that is bounded, unless one is named.
     vectors = _EXACT if options.exchange == AUTO else options.exchange
     is_bounded = parse_codec("exchange", vectors).kind == "bounded"
     back = options.exchange_back or (_BACK_OF_BOUNDED if is_bounded else vectors)
@@ -96,6 +97,7 @@ class WidthCodec:
             return self._fixed
         if factor == 1:
             return self._bounded
+        # The codec takes bounds below 1/2, and the factor of early steps may lead beyond.
         codec = self._bounded
         of_tables = {table: min(bound * factor, _MOST_BOUND) for table, bound in codec.of_tables.items()}
         return BoundedCodec(min(codec.bound * factor, _MOST_BOUND), of_tables)
@@ -118,6 +120,7 @@ def factor_at(chosen: ChosenExchange, step: int) -> float:
 
 
 def _bounds_of(choice: CodecChoice, tables: Sequence[EmbeddingTable]) -> BoundedCodec:
+    # A table's own bound comes first, then the one for all, then that of its size.
     bounds = dict(enumerate(choice.bound or _bound_by_size(table.num_rows) for table in tables))
     of_names = dict(choice.of_tables)
     bounds |= {n: of_names[table.name] for n, table in enumerate(tables) if table.name in of_names}

@@ -123,6 +123,7 @@ class CodedExchange:
         self.counts.seconds += time.perf_counter() - begin
 
     def _stream(self, name: str, width: int) -> int:
+        # A digest, since Python's own hash of a text differs from process to process.
         text = f"{self._seed} {self.step} {self._rank} {name} {width}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 

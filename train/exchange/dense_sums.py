@@ -55,8 +55,10 @@ class DenseSums:
         Raises:
             NotFiniteRowError: a gradient that is to be coded has an infinity or a NaN.
         """
+        # A lone rank has nothing to add, and rounds nothing.
         if self._ranks.num_ranks == 1:
             return loss
+        # Each rank gets its slice of all gradients, and adds it up.
         self._own_WN.view(-1)[: self._num_numbers] = gradient_N
         with self._coded.clocked():
             self._exchange_slices()
@@ -71,6 +73,7 @@ class DenseSums:
             self._coded.counts.sent_bytes["dense"] += (sums.numel() + _LOSS_BYTES) * (
                 self._ranks.num_ranks - 1
             )
+            # The owner decodes its own sum too, so that all ranks have the same numbers.
             whole_WN = torch.empty_like(self._own_WN)
             for part, sums_N in zip(found, whole_WN, strict=True):
                 self._decode(part[:-_LOSS_BYTES].numpy(), codec, sums_N.numpy())
@@ -84,6 +87,7 @@ class DenseSums:
         # Messages have no part for the rank itself, whose slice stays as it is.
         others = [rank for rank in range(ranks.num_ranks) if rank != ranks.rank]
         own_WN = self._own_WN.numpy()
+        # Blocks are numbered over the whole gradient, so each slice has random bits of its own.
         first_blocks = [rank * (self._slice // _BLOCK) for rank in range(ranks.num_ranks)]
         parts = [self._encoded(own_WN[rank], first_blocks[rank], codec, stream) for rank in others]
         sizes = [codec.num_bytes(self._shape()) * (rank != ranks.rank) for rank in range(ranks.num_ranks)]
@@ -104,6 +108,7 @@ class DenseSums:
     ) -> NDArray[np.uint8]:
         if codec.is_exact:
             return numbers.view(np.uint8)
+        # To a codec the blocks of a slice are the rows of one table.
         shape = self._shape()
         keys = np.arange(first_block, first_block + shape.num_rows)
         message = RowMessage(numbers.reshape(-1, _BLOCK), shape.starts_T1, keys, stream)

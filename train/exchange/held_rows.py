@@ -35,10 +35,12 @@ class HeldRows:
         """Key of the first row of each table, and the end of the last."""
         self.homes_K = homes_K
         self.rank = rank
+        # The rows here are numbered by their keys; what other rows get is never read.
         is_held_K = homes_K == rank
         self._number_K = (np.cumsum(is_held_K) - 1).astype(np.int32)
         self.keys_R = np.flatnonzero(is_held_K)
         """Keys of the rows of this rank, ascending."""
+        # A key less the first key of its table is an id.
         first_F1 = np.searchsorted(self.keys_R, self.first_key_F1)
         firsts_R = np.repeat(self.first_key_F1[:-1], np.diff(first_F1))
         self.ids = HeldIds((self.keys_R - firsts_R).astype(np.int32), first_F1.astype(np.int64))
@@ -46,6 +48,7 @@ class HeldRows:
 
     def cut(self, tables: Sequence[EmbeddingTable]) -> list[EmbeddingTable]:
         """Return the tables of the width as they are here."""
+        # Held ids ascend, so the hot ones are a prefix here too.
         return [
             replace(
                 table,
@@ -69,8 +72,10 @@ class HeldRows:
         Args:
             keys_S: (num_served,), ascending.
         """
+        # Keys ascend, so those of a table lie together, and its first local number is taken from each.
         first_F1 = np.searchsorted(keys_S, self.first_key_F1)
         firsts = np.repeat(self.ids.first_F1[:-1], np.diff(first_F1))
+        # Lookup i is the only one of row i: the order and the starts are the same numbers.
         numbers = np.arange(keys_S.size + 1, dtype=np.int32)
         rows = (self._number_K[keys_S] - firsts).astype(np.int32)
         return LookupsByRow(numbers[:-1], rows, numbers, first_F1.astype(np.int64))

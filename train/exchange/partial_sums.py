@@ -43,10 +43,12 @@ def sum_partials(
                 depth -= 1
                 for column in range(dim):
                     stack_LD[depth - 1, column] += stack_LD[depth, column]
+            # The gradient of this rank is a subtree by itself, on top of the stack.
             for column in range(dim):
                 stack_LD[depth, column] = partials_ND[place, column]
             ranks_L[depth] = rank
             depth += 1
+        # No rank follows: the subtrees that are left are joined from the last to the first.
         while depth > 1:
             depth -= 1
             for column in range(dim):

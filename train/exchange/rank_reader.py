@@ -80,6 +80,7 @@ class RankReader:
         ids = self._reader.read(self._shards.training_batch(number))
         lookups = self._reader.by_row(ids)
         ranks_N = self._ranks_of(ids)
+        # Rows of all tables are numbered as one: to each id the first key of its table is added.
         keys_U = lookups.rows_U + np.repeat(self._first_key_F1[:-1], np.diff(lookups.first_F1))
         masks_U = rank_masks(lookups, ranks_N, self.num_ranks)
         return RankedBatch(lookups, ranks_N, keys_U.astype(np.int32), masks_U, ids.num_samples)
@@ -87,6 +88,7 @@ class RankReader:
     def _ranks_of(self, ids: BatchIds) -> NDArray[np.uint8]:
         """(num_lookups,); the rank of each lookup's sample."""
         ranks_B = ranks_of_samples(ids.num_samples, self._shards.batch_size, self._num_shares, self.num_ranks)
+        # A sample has one lookup of each feature, or each lookup names its bag.
         if ids.bags_N is None:
             return np.repeat(ranks_B, ids.num_features)
         return ranks_B[ids.bags_N // max(ids.num_features, 1)]
@@ -94,6 +96,7 @@ class RankReader:
 
 def read_epoch(reader: RankReader, order: Iterable[int]) -> RankedEpoch:
     """Read the batches of an epoch in their order; of each only its rows and their ranks are kept."""
+    # An empty array comes first, so that an epoch without batches has arrays of these types too.
     keys: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
     masks: list[Masks] = [np.empty(0, mask_type(reader.num_ranks))]
     lookups_of_rows = np.zeros(reader.num_rows, np.int64)

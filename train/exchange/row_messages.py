@@ -179,8 +179,10 @@ class RowMessages:
         return tuple(sizes)
 
     def _packed(self, rows: Sequence[NDArray[np.float32]], sent: Sequence[CrossingRows]) -> NDArray[np.uint8]:
+        # The rows of one width lie in the order of ranks already.
         if len(rows) == 1:
             return np.ascontiguousarray(rows[0]).reshape(-1).view(np.uint8)
+        # Of several, the rows to a rank stand together, those of the first width before the others.
         cut = [[each[part] for part in of_width.parts()] for each, of_width in zip(rows, sent, strict=True)]
         parts = [part.reshape(-1) for of_rank in zip(*cut, strict=True) for part in of_rank]
         return np.concatenate(parts).view(np.uint8)
@@ -188,6 +190,7 @@ class RowMessages:
     def _coded(
         self, rows: Sequence[NDArray[np.float32]], sent: Sequence[CrossingRows], coding: Coding
     ) -> NDArray[np.uint8]:
+        # Zeros fill the gaps behind the codes of a width.
         data = np.zeros(sum(self._sizes(sent, coding)), np.uint8)
         first = 0
         for rank, width, part in _parts(sent):

@@ -122,6 +122,7 @@ class ExchangeReader:
         # Rows used here that live here, and those used for the first time that live elsewhere.
         kept = np.flatnonzero(is_served_U & is_own_U)
         made = np.flatnonzero(is_own_U & ~is_served_U & (before_U == NO_HOME))
+        # An initial value follows from the row's table and id.
         tables_M = np.searchsorted(held.first_key_F1, keys_U[made], side="right") - 1
         # A list of rows by source says which of them each rank has; the others have none.
         partials_SW = np.full((int(np.count_nonzero(is_served_U)), self._num_ranks), -1, np.int32)

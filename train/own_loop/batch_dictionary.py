@@ -43,6 +43,7 @@ class DictionaryReader:
         num_samples: dict[str, int] = {}
         is_hot_only = True
         for table in self._tables:
+            # Ids are refused as they came, before a kernel reads them or they are cut to int32.
             found_N = _integers(features, table.name)
             _refuse_stray(found_N, table)
             ids_N = np.ascontiguousarray(found_N, np.int32)

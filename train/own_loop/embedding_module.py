@@ -113,6 +113,7 @@ class Embeddings(nn.Module):
         self._tables = shards.tables
         self._reader = DictionaryReader(shards.tables)
         self._inputs = ModelInputs.of(shards)
+        # One rank computes the whole batch, and everything stays in the memory of the host.
         host = torch.device("cpu")
         tools = RowTools(
             shares=BatchShares(shards.batch_size, 1, 0, 1),
@@ -151,6 +152,7 @@ class Embeddings(nn.Module):
             raise ConfigError("read_ahead is under way: end that loop first")
         self._end_step()
         self._is_reading = True
+        # Batches wait here until they run: the source reads them by number, some of them twice.
         held: dict[int, tuple[_Dictionary, Batch]] = {}
 
         def numbers() -> Iterator[int]:
@@ -169,6 +171,7 @@ class Embeddings(nn.Module):
                 yield dictionary
                 self._end_step()
         finally:
+            # Also where the loop ends early: planning stops before the rows are brought home.
             if ahead is not None:
                 ahead.close()
             self._end_step()
@@ -187,6 +190,7 @@ class Embeddings(nn.Module):
             ConfigError: a feature is missing or has an id that its table has not; or `read_ahead` has handed
                 out another batch.
         """
+        # Without gradients nothing is updated, so the batch needs no step of its own.
         if not (self.training and torch.is_grad_enabled()):
             return self._by_name(self._evaluated(self._reader.read(batch)))
         current = self._current_of(batch)
@@ -230,6 +234,7 @@ class Embeddings(nn.Module):
         if self._is_reading:
             if current is None or current.is_done:
                 raise ConfigError("a batch of read_ahead is trained on once: take the next one")
+            # The dictionary may be a copy: the same lookups make it the same batch.
             if batch is not current.dictionary and not _is_same(self._reader.read(batch), current.step.batch):
                 raise ConfigError("the batch is not the one that read_ahead handed out last")
             return current
@@ -270,6 +275,7 @@ class Embeddings(nn.Module):
             held: batches by number.
             is_fresh: whether rows that no step has changed are initialized at their first use.
         """
+        # New planners know of no earlier batch; with ``is_fresh`` rows used before are marked for them.
         return StepSource(
             self._rows,
             lambda number: held[number][1],
@@ -281,6 +287,7 @@ class Embeddings(nn.Module):
     @torch.no_grad()
     def _evaluated(self, batch: Batch) -> list[torch.Tensor]:
         """Return the embeddings of each width by the newest rows."""
+        # Rows written back stay the newest until an update, so only the first evaluation after it writes.
         paused = self._rows.transfers_paused if self._is_written_back else self._rows.rows_written_back
         with paused():
             self._is_written_back = True
@@ -301,6 +308,7 @@ class Embeddings(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         with self._rows.transfers_paused():
             for width in self._rows.widths:
+                # Each row is copied from wherever it is newest, and none is moved.
                 residents = width.executor.residents()
                 for position, number in enumerate(width.tables):
                     table = self._tables[number]
@@ -326,6 +334,7 @@ class Embeddings(nn.Module):
         if self._is_reading:
             raise ConfigError("read_ahead is under way: load rows before that loop or after it")
         self._end_step()
+        # Names and shapes are compared first: a refusal leaves every row as it was.
         wanted = {}
         for width in self._rows.widths:
             for number in width.tables:

@@ -82,13 +82,16 @@ class Curves(JsonRecord):
         )
 
     def refuse_nonsense(self, where: str) -> None:
+        # No time, size or rate is negative.
         for name, value in asdict(self).items():
             values = value if isinstance(value, (list, tuple)) else [value]
             if any(each < 0 for each in values):
                 raise RecordError(f"{where}{name} is below 0")
+        # Predictions divide by these three.
         for name in ("product_flops", "copy_bytes_per_second", "message_bytes_per_second"):
             if getattr(self, name) <= 0:
                 raise RecordError(f"{where}{name} is {getattr(self, name)}, want more than 0")
+        # Curves are interpolated over the logarithms of their working sets, one time for each.
         for sizes, values in (
             ("working_bytes", ("row_seconds", "row_byte_seconds")),
             ("update_working_bytes", ("update_seconds", "update_byte_seconds")),
@@ -149,6 +152,7 @@ class StepModel(JsonRecord):
     def refuse_nonsense(self, where: str) -> None:
         if not 0 <= self.contention <= 1:
             raise RecordError(f"{where}contention is {self.contention}, want a share in [0, 1]")
+        # A part has one weight, never negative, for each of its features.
         for part, wanted in NUM_FEATURES.items():
             found = self.weights.get(part, ())
             if len(found) != wanted:
@@ -219,6 +223,7 @@ class MachineFile(JsonRecord):
 
     def refuse_other(self, path: Path, device: str, threads: int | None) -> None:
         """Raise ConfigError where the file is of another device or number of threads than is asked for."""
+        # Each difference in two ways: as the file has it, and as the option that asks for the other.
         differs = []
         if device != self.device:
             differs.append((f"the device {self.device}", f"--device {device}"))

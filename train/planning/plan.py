@@ -73,6 +73,7 @@ def parse_link(text: str) -> float | None:
     if text == "loopback":
         return None
     for unit, factor in (("mbit", 1e6), ("gbit", 1e9)):
+        # Links are named in bits per second, and counted in bytes.
         number, found, rest = text.lower().partition(unit)
         if found and not rest:
             try:
@@ -110,13 +111,16 @@ def plan(
             "the times of a cross network are not in the machine file",
             hint="leave --machine out, or use a preset of DLRM",
         )
+    # Doubled sizes are read for the sensitivities; where sizes were named, only those are planned.
     wanted = config.advice.fast_bytes
     sizes = [size for size in inputs.budgets if not wanted or size in wanted]
     error = machine.model.error if machine.model else None
+    # A link that was named replaces the measured speed; the time of the smallest message stays.
     if config.link_bytes_per_second is not None:
         link = replace(model.constants, message_bytes_per_second=config.link_bytes_per_second)
         model = replace(model, constants=link)
     planner = _Planner(inputs, config, machine.threads, model, error)
+    # Every option is predicted, those too large too: where nothing fits, they tell what memory would do.
     every = [one for size in sizes for one in planner.options(size)]
     fitting = sorted((one for one in every if one["memory_bytes"] <= one["fast_bytes"]), key=_speed)
     too_large = sorted((one for one in every if one["memory_bytes"] > one["fast_bytes"]), key=_memory)
@@ -127,6 +131,7 @@ def plan(
             hint=f"--fast-bytes {-(-least // KIB)}KiB would do; a smaller --batch-size needs less",
         )
     options = _best_of_each(fitting)
+    # Two plans that are nearer than the error of predictions cannot be told apart.
     margin = options[1]["step_seconds"] / options[0]["step_seconds"] - 1 if len(options) > 1 else None
     return {
         "machine": _described(machine, error),
@@ -196,6 +201,7 @@ def _memory(option: PlannedOption) -> int:
 def _best_of_each(options: Sequence[PlannedOption]) -> list[PlannedOption]:
     """Return the first option of each placement, ranks, homes, codec and size of memory."""
     found: dict[tuple[object, ...], PlannedOption] = {}
+    # Of the ways to share the memory the first stays, and options come with the best one first.
     for one in options:
         key = (one["placement"], one["ranks"], one["homes"], one["codec"], one["fast_bytes"])
         found.setdefault(key, one)
@@ -270,6 +276,7 @@ class _Planner:
             "prefetch": prediction.prefetch,
             "memory_bytes": prediction.memory_bytes,
             "step_seconds": times.seconds,
+            # The interval has the prediction in it, even where all errors were on one side.
             "low_seconds": times.seconds * min(low, 1.0),
             "high_seconds": times.seconds * max(high, 1.0),
             "samples_per_second": self._inputs.workload.batch_size / times.seconds,
@@ -292,8 +299,10 @@ class _Planner:
         uses = EpochUses.of_rates(workload.rates, workload.num_train_samples, batch)
         lookups = batch * workload.rates.lookups_per_sample
         moved = (prediction.to_fast_bytes + prediction.to_slow_bytes) / workload.row_bytes
+        # With staging whole rows move beside the loop; without it the bytes count as vectors in the loop.
         is_staged = prediction.placement in ("cache", "lookahead")
         in_place = 0.0 if is_staged else moved * workload.row_bytes / workload.vector_bytes
+        # Ranks without a named link share this machine and its threads.
         threads = self._threads
         if ranks > 1 and self._config.link_bytes_per_second is None:
             threads = max(threads // ranks, 1)
@@ -334,6 +343,7 @@ class _Planner:
     def sensitivities(self, best: PlannedOption) -> list[Sensitivity]:
         """Predict the best plan with twice of each thing that money buys."""
         found = []
+        # Another plan may be the best there, so all of one size are predicted again.
         for name, constants in doubled(self._model.constants).items():
             model = replace(self._model, constants=constants)
             again = _Planner(self._inputs, self._config, self._threads, model, self._error)
@@ -375,12 +385,14 @@ def doubled(constants: WorkConstants) -> dict[str, WorkConstants]:
 
 def _sensitivity(name: str, best: PlannedOption, options: Iterator[PlannedOption]) -> Sensitivity:
     fitting = [one["step_seconds"] for one in options if one["memory_bytes"] <= one["fast_bytes"]]
+    # With twice of something the best plan is at least as quick as before.
     seconds = min([*fitting, best["step_seconds"]])
     return {"of": name, "step_seconds": seconds, "gain": best["step_seconds"] / seconds - 1}
 
 
 def codec_bytes(num_rows: float, embedding_dim: int, codec: str) -> float:
     """Return the bytes of so many rows in messages of a codec, as large messages have them."""
+    # In a large message the bytes that it has once, whatever its rows, hardly count.
     many = 1 << 16
     shape = MessageShape(np.array([0, many]), embedding_dim)
     return num_rows * codec_of(codec).num_bytes(shape) / many
@@ -390,6 +402,7 @@ def _of_rank(workload: Workload, ranks: int) -> Workload:
     """Return the part of a workload that one of several ranks has."""
     if ranks == 1:
         return workload
+    # Batch and samples shrink alike, so an epoch keeps its steps; rows are spread evenly.
     return replace(
         workload,
         batch_size=max(workload.batch_size // ranks, 1),

@@ -142,6 +142,7 @@ def _summarize_exchange(trainer: Trainer) -> ExchangeSummary | None:
     if ranks.num_ranks == 1:
         return None
     counts = coded.counts
+    # Whole numbers and seconds cross apart, since a tensor has one type.
     sent = ranks.gather(torch.tensor([*counts.sent_bytes.values(), counts.num_saturated]))
     seconds = ranks.gather(torch.tensor([counts.seconds], dtype=torch.float64))
     chosen = coded.chosen
@@ -162,13 +163,14 @@ def summarize_transfers(trainer: Trainer) -> TransferSummary:
     source = trainer.step_source
     prefetch = trainer.config.prefetch
     assert prefetch is not None, "build_trainer chooses it"
-    # The share of the transfers' time in which batches did not wait for them.
     read, written = file_bytes(trainer)
+    # The share of the transfers' time in which batches did not wait for them.
     hidden = 1 - thread.stall_seconds / thread.busy_seconds if thread.busy_seconds else 1.0
     return TransferSummary(
         seconds=thread.busy_seconds,
         stall_seconds=thread.stall_seconds,
         stalls=thread.num_stalls,
+        # Waits may add up to more than the transfers took: then nothing was hidden.
         overlap=max(hidden, 0.0),
         shortened=source.num_shortened,
         split=source.num_split,

@@ -51,6 +51,7 @@ def choose_exchange(trainer: Trainer, options: ExchangeOptions) -> ChosenExchang
     assert options.exchange == AUTO, "nothing is left open"
     link = measure_link(trainer.ranks)
     volumes = _volumes(trainer)
+    # What an option names is not tried; with auto vectors are always open.
     open_kinds: dict[Kind, tuple[str, ...]] = {"vectors": _ROW_CODECS}
     if options.exchange_back is None:
         open_kinds["gradients"] = _ROW_CODECS
@@ -79,6 +80,7 @@ def choose_exchange(trainer: Trainer, options: ExchangeOptions) -> ChosenExchang
 def _volumes(trainer: Trainer) -> dict[Kind, list[_Volume]]:
     """Return the rows that cross in a step, as the mean of a few batches has them."""
     num_batches = trainer.shards.num_training_batches
+    # A few batches, evenly spread over those of the training part.
     numbers = np.unique(np.linspace(0, num_batches - 1, _NUM_BATCHES).astype(int)).tolist()
     vectors, gradients = [], []
     for width in trainer.embeddings.widths:
@@ -114,11 +116,13 @@ def _cost(trainer: Trainer, volumes: list[_Volume], name: str, *, is_back: bool)
     seconds = 0.0
     rng = np.random.default_rng(trainer.config.seed)
     for volume in volumes:
+        # Random rows are coded, and their bytes and seconds a row count for those of a step.
         num_rows = int(min(max(volume.num_sent, volume.num_received, 1), _MOST_ROWS))
         rows = rng.normal(size=(num_rows, volume.embedding_dim)).astype(np.float32)
         message = RowMessage.of(rows, stream=1 if is_back else None)
         shape = shape_of(message)
         data = np.empty(codec.num_bytes(shape), np.uint8)
+        # A link carries both ways at once, so the larger one takes the time.
         num_bytes += data.size / num_rows * max(volume.num_sent, volume.num_received)
         # Rows that are sent as they are need no work.
         if codec.is_exact:
