@@ -120,8 +120,10 @@ def recipe_for(schema: str) -> PreprocessConfig:
     if schema in RECIPES:
         return RECIPES[schema]()
     recipe = PreprocessConfig(ingest=IngestConfig(schema=schema))
+    # A fingerprint tells nothing of what the file sets, so the defaults have to do.
     if is_fingerprint(schema):
         return recipe
+    # A schema file may set min_count and embedding_dim of single features.
     found = schema_of(schema)
     return replace(
         recipe,

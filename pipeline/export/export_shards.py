@@ -63,6 +63,7 @@ def export_shards(
         ShardError: a batch is not what a shard holds.
     """
     batches = NamedBatches(shards, first_id=FIRST_ID if to == "fuxictr" else 0)
+    # These programs take one category a feature, and labels: other logs are refused before a file is written.
     if to in ("fuxictr", "dlrm-npz"):
         _refuse_other_logs(batches, to)
     # Parts without samples get no file.

@@ -19,8 +19,10 @@ FIRST_ID = 1
 def write_feature_map(shards: NamedBatches, out: Path, data_set: str) -> None:
     """Write the map of the data set ``data_set`` into ``out``."""
     totals = shards.totals
+    # Features stand in the order of the files' columns.
     features: list[dict[str, Any]] = [{name: {"source": "", "type": "numeric"}} for name in totals.dense]
     features += [{table.name: _categorical(table)} for table in totals.tables]
+    # Every table has one row more than in the shards, that of the padding.
     found = {
         "dataset_id": data_set,
         "num_fields": len(features),

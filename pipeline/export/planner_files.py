@@ -92,6 +92,7 @@ def write_planner_files(shards: Manifest, out: Path) -> None:
     ):
         if counts.size != table.num_rows:
             raise ConfigError(f"{folder} is not the vocabulary of {shards.folder}")
+        # Both statistics want the most frequent rows first, whatever order the ids follow.
         lookups = falling(counts)
         pooling_factor = float(lookups.sum()) / num_samples if num_samples else 0.0
         fit = fit_zipf(lookups)
@@ -122,8 +123,10 @@ def cache_statistics(counts: NDArray[np.int64], lookups_per_batch: float) -> dic
     """
     total = int(counts.sum())
     probabilities = counts / total if total else np.zeros(counts.size)
+    # The most frequent rows come first: a running sum has the distinct rows that a cache of them serves.
     distinct = np.cumsum(presence(probabilities, lookups_per_batch))
     expected = float(distinct[-1]) if distinct.size else 0.0
+    # What such a cache does not serve of the distinct rows of a batch is its miss rate.
     rates = []
     for factor in LOAD_FACTORS:
         cached = int(factor * counts.size)

@@ -105,6 +105,7 @@ def _count_labels(
     """Count the lookups of the chosen rows by the first samples of a file, and those of clicked samples."""
     label = values_of(read_batch(columns, columns.entry(entry.path)).column("label"), np.uint8)[:num_own]
     tables = read_lookups(samples, entry, 0, num_own)
+    # One sum for each chosen row, found by its slot; all other rows have the slot -1.
     lookups = [np.zeros(int(slot_of_row.max(initial=-1)) + 1, np.int64) for slot_of_row in slots]
     clicks = [np.zeros_like(sums) for sums in lookups]
     for table, slot_of_row, *sums in zip(tables, slots, lookups, clicks, strict=True):

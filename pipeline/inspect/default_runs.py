@@ -275,14 +275,17 @@ def _in_order(parts: list[FoundRows], positions: NDArray[np.int64]) -> RowStream
     sizes = np.concatenate([part.sizes for part in parts])
     rows = np.concatenate([part.rows for part in parts])
     lookups = np.concatenate([part.lookups for part in parts])
+    # Where each batch begins in what was read, and where it is to begin in the epoch.
     starts = np.cumsum(sizes) - sizes
     offsets = np.concatenate([[0], np.cumsum(sizes[positions])]).astype(np.int64)
+    # Each row comes from its own place, shifted by as much as its batch moves.
     take = np.repeat(starts[positions] - offsets[:-1], sizes[positions]) + np.arange(offsets[-1])
     return RowStream(offsets, rows[take].astype(np.int64), lookups[take].astype(np.int64))
 
 
 def _in_place(shards: Manifest, epoch: _Epoch, areas: Sequence[StagingArea], *, deduplicates: bool) -> _Moved:
     """Vectors up and gradients down: one per bag, or one per distinct row of a batch."""
+    # Without deduplication a sample costs a vector for each table, whatever rows it looks up.
     if not deduplicates:
         num_bytes = epoch.num_samples * _vector_bytes(areas)
         return _Moved("hybrid", 0, num_bytes, num_bytes)

@@ -298,6 +298,7 @@ class _Drift:
         num_samples = lookups[0].num_samples if lookups else 0
         # A sample keeps the bit of a hot set as long as all of its rows have it.
         everywhere_B = np.full(num_samples, ~np.uint64(0))
+        # The first half counts hot lookups by set, the second lookups of rows that its part looked up.
         lookups_M = np.zeros(2 * num_sets, np.int64)
         for first, table in zip(self.first_row_T, lookups, strict=False):
             judge_lookups(table.ids, table.offsets, self.marks_R[first:], everywhere_B, lookups_M)

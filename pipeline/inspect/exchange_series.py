@@ -82,6 +82,7 @@ def exchange_of_ranks(inspected: Inspected, ranks: Sequence[int]) -> RankStatist
     trace = draw_trace(inspected.samples, inspected.num_train, inspected.num_train, inspected.resources)
     if trace.num_samples == 0:
         raise ConfigError("--ranks: the log has no training samples")
+    # For the whole epoch rows are expected by its counts; what is counted is the trace, which may be shorter.
     settings = PlanSettings.of(inspected.plan)
     state = state_width(settings.embedding_dim, settings.embedding_optimizer)
     counts = np.concatenate([np.empty(0, np.int64), *inspected.counts])
@@ -111,6 +112,7 @@ def _epoch_of(trace: Trace, num_rows: int, batch_size: int, num_ranks: int) -> R
         # All tables are numbered through, so they are one table here.
         rows = trace.rows[trace.offsets[first] : trace.offsets[stop]].astype(np.int32)
         lookups = group_lookups(of_matrix(rows, np.array([num_rows])))
+        # A sample is computed by one rank, and so are all its lookups.
         ranks_B = ranks_of_samples(stop - first, batch_size, num_ranks, num_ranks)
         ranks_N = np.repeat(ranks_B, np.diff(trace.offsets[first : stop + 1]))
         keys.append(lookups.rows_U)
@@ -146,6 +148,7 @@ def _row(epoch: RankedEpoch, of_epoch: dict[str, float], embedding_dim: int, sta
         "homes move": found.moving.rows,
         "least possible": found.least,
     }
+    # Beside its counts stands what is expected of the trace itself, from its own lookups.
     expected = _expected(epoch.lookups_of_rows, epoch.num_samples, epoch.num_steps, epoch.num_ranks)
     per_rank = epoch.num_ranks * epoch.num_steps
     return {

@@ -116,6 +116,7 @@ def hot_samples(inspected: Inspected) -> list[OrderRow]:
             inspected.left_out.append(f"the curve of peeled rows: {peeled}")
         else:
             orders["peel"] = peeled
+    # FAE's order is drawn anew, unless the ids follow such an order themselves.
     if own != "sampled":
         num_train = inspected.num_train
         orders["fae"] = sampled_levels(

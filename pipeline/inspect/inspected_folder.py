@@ -44,8 +44,10 @@ class Inspected:
         vocabulary, samples, plan = (
             Manifest.read(folder / name) for name in ("vocabulary", "samples", "plan")
         )
+        # Samples are encoded again from columns/, or from the raw log where these were discarded, too.
         redo = "ingest" if is_discarded(folder / "columns") else "encode"
         refuse_discarded(folder / "samples", "stats", redo)
+        # Parts of the folder may come from different runs, and ids of one index arrays of another.
         refuse_other_rows(SamplesTotals.of(samples).tables, samples, vocabulary)
         refuse_other_rows(PlanTotals.of(plan).tables, plan, vocabulary)
         return cls(folder, vocabulary, samples, plan, num_parts, resources, [])

@@ -196,6 +196,7 @@ def _sum_log(columns: Manifest, inspected: Inspected, parts: Sequence[LogPart]) 
 
 def _nothing(log: ColumnsTotals, num_parts: int) -> _Sums:
     num_features = len(log.dense) + len(log.sparse)
+    # Sums are filled in place, so no two of them may share an array.
     three = np.zeros(3, np.int64)
     return _Sums(
         three,
@@ -215,6 +216,7 @@ def _sum_file(
     batch = read_batch(columns, entry)
     sums = _nothing(log, len(bounds) - 1)
     num_samples = entry.num_samples
+    # Training samples are the first of the log, and may end within this file; without labels no click counts.
     num_own = min(max(num_train - first, 0), num_samples)
     label = values_of(batch.column("label"), np.uint8) if log.has_label else np.zeros(num_samples, np.uint8)
 
@@ -224,6 +226,7 @@ def _sum_file(
     kind[num_own:] = 2
     sums.kinds[:] = np.bincount(kind, minlength=3)
     sums.labels[:] = np.bincount(kind[label != 0], minlength=3)
+    # Clicks of a part are the difference of a running sum at its two ends within this file.
     starts = np.clip(np.array(bounds) - first, 0, num_samples)
     clicks_up_to = np.concatenate([[0], np.cumsum(label, dtype=np.int64)])
     sums.parts[:] = np.diff(clicks_up_to[starts])
@@ -297,6 +300,7 @@ def _missing(log: ColumnsTotals, sums: _Sums) -> Iterator[MissingRow]:
 
 def _dense(log: ColumnsTotals, name: str, of: ValueSummary, sums: _Sums) -> DenseRow:
     num_values, num_zero, num_negative = of.counts.tolist()
+    # Only log1p makes negative values 0; other features keep them.
     transform = "none" if name in log.untransformed else "log1p"
     total, low, high = of.numbers.tolist()
     # A column without values has no quantiles, but its row has their places.

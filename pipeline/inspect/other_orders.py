@@ -106,6 +106,7 @@ def peeled_levels(
     try:
         config = RankConfig.of(vocabulary)
         names = [table.name for table in VocabularyTotals.of(vocabulary).tables]
+        # Peeling weighs samples against bytes, so it has to know the widths where they differ.
         if len(set(row_bytes)) > 1:
             config = replace(config, peel_row_bytes=FeatureSettings(zip(names, row_bytes, strict=True)))
         # Peeling starts from the order by frequency, as in the stage; the counts are all it needs.

@@ -61,6 +61,7 @@ def draw_trace(
     # Keys are uniform, so a share of the key range takes about that share of the samples.
     wanted = min(num_wanted, num_train, MAX_LOOKUPS // num_lookups)
     largest = largest_key(wanted / max(1, num_train))
+    # Only files with training samples are read, the last of them up to where training ends.
     tasks = (
         (samples, entry, first, min(num_train - first, entry.num_samples), seed, largest)
         for first, entry in samples.parts()

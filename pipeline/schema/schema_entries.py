@@ -72,6 +72,7 @@ def read_dense(keys: Mapping[str, Any]) -> list[Entry]:
 def _entry(
     column: str, value: Any, kinds: Sequence[str], checks: Mapping[str, Callable[[Any], str]], format: str
 ) -> Entry:
+    # A kind alone is short for a table of this one key.
     found = value if isinstance(value, dict) else {"kind": value}
     for key in found:
         if key not in checks:

@@ -45,9 +45,11 @@ def setting_of(word: str) -> str:
     Raises:
         ConfigError: there is no such schema, or the file cannot be read or is not a schema.
     """
+    # What does not end in .toml can only be a name, and a wrong one is refused with the right ones.
     if word in SCHEMAS or not word.endswith(".toml"):
         schema_named(word)
         return word
+    # The setting holds the schema in its canonical form, so a run needs the file no longer.
     try:
         text = Path(word).read_text(encoding="utf-8")
     except OSError as error:
@@ -112,6 +114,7 @@ def _schema(keys: dict[str, Any]) -> Schema:
     for key in keys:
         if key not in _KEYS:
             raise ConfigError(f"unknown key {key!r}", hint=nearest(key, _KEYS))
+    # The format comes next, because it decides which other keys may stand.
     if keys.get("format") not in ("csv", "parquet"):
         raise ConfigError(f"format must be csv or parquet, got {shown(keys.get('format'))}")
     if keys["format"] == "parquet":
@@ -133,9 +136,11 @@ def _with_features(
     keys: dict[str, Any], label: str | None, dense: list[Entry], sparse: list[Entry]
 ) -> Schema:
     # Neither a column nor a feature's name may stand twice.
+    # A sparse column may have several features, and counts once.
     columns = [*(entry.column for entry in dense), *dict.fromkeys(entry.column for entry in sparse)]
     refuse_twice([*([label] if label is not None else []), *columns])
     refuse_twice([entry.name for entry in dense + sparse], "feature")
+    # Parquet has lists of its own, so only those in csv keep a separator.
     is_csv = keys["format"] == "csv"
     min_counts = [(entry.name, entry.min_count) for entry in sparse if entry.min_count is not None]
     dims = [(entry.name, entry.embedding_dim) for entry in sparse if entry.embedding_dim is not None]
@@ -162,6 +167,7 @@ def _time(value: Any) -> tuple[str, str] | None:
     """The column of times, and the unit of its integers: ``"ts"``, or ``{ column = "ts", unit = "ms" }``."""
     if value is None:
         return None
+    # Both forms are checked as a table from here on.
     table = {"column": value} if isinstance(value, str) else value
     is_right = isinstance(table, dict) and {"column"} <= table.keys() <= {"column", "unit"}
     if not is_right or not isinstance(table["column"], str) or not table["column"]:
@@ -199,6 +205,7 @@ def _separator(separator: Any) -> str:
 def write_schema(schema: Schema, notes: dict[str, str] | None = None) -> str:
     """Write a schema as TOML that `read_schema` reads; ``notes`` become comments behind the columns."""
     notes = notes or {}
+    # Keys of the file itself come first: below [dense] or [sparse] they would belong to that table.
     lines = [f"format = {_quoted(schema.format)}"]
     if schema.format == "csv":
         lines += [f"separator = {_quoted(schema.separator)}", f"header = {str(not schema.fields).lower()}"]
@@ -257,6 +264,7 @@ def _entries(
 ) -> Iterator[str]:
     """Yield a line for each column: the kind of its feature, or a table where that has other keys; a list of
     tables where it has several features."""
+    # Columns stand in the order of their first feature, each once with all its features.
     features: dict[str, list[str]] = {}
     for name in names:
         features.setdefault(schema.column_of[name], []).append(name)
@@ -266,6 +274,7 @@ def _entries(
             keys = keys_of[name] | ({"name": name} if name != column else {})
             tables.append("{ " + ", ".join(f"{key} = {_value(value)}" for key, value in keys.items()) + " }")
         value = tables[0] if len(tables) == 1 else f"[{', '.join(tables)}]"
+        # A feature with nothing but a kind needs no table.
         if len(tables) == 1 and len(keys) == 1:
             value = _value(keys["kind"])
         note = f"  # {notes[of_column[0]]}" if of_column[0] in notes else ""

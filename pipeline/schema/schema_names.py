@@ -67,6 +67,7 @@ def find_columns(wanted: Iterable[str], fields: Iterable[str], source: str) -> l
     Raises:
         ConfigError: ``source`` has no such column, or two of that name.
     """
+    # A name that stands twice is refused only where it is wanted: other columns may be called anything.
     fields = list(fields)
     positions = {name: position for position, name in enumerate(fields)}
     for name in wanted:

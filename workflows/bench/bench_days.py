@@ -96,6 +96,7 @@ def bench_days(config: BenchDaysConfig, progress: ProgressCallback = silent) -> 
             recipe = _recipe(config, train_last=1)
             preprocess(logs[: day + 2], recipe, last, _resources(config), extend=day > 0, maps_ids=day > 0)
             runs["scratch, last day"] = train_on(config, last, folder / f"last-{day}")
+            # The model goes on from that of the day before, whose rows are found by the map of ids.
             out = folder / f"on-{day}"
             runs["going on"] = train_on(config, last, out, before, None if before is None else last / ID_MAP)
             before = out
@@ -174,6 +175,7 @@ def show_days(result: dict[str, Any], console: Console) -> None:
         found = (scores[day] for scores in result["auc"].values())
         table.add_row(f"day {day + 1}", *("-" if auc is None else f"{auc:.4f}" for auc in found))
     console.print(table, "")
+    # On the first day there is nothing to go on from, so the means leave it out.
     means = {way: mean(auc for auc in scores[1:] if auc) for way, scores in result["auc"].items()}
     own, whole, last = (means[way] for way in WAYS)
     trained = [sum(result["trained_samples"][way]) for way in WAYS]

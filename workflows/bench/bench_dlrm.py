@@ -172,6 +172,7 @@ def load_data_utils(dlrm: Path) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location("dlrm_data_utils", dlrm / _MODULE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # Its own imports lie beside it, and are looked for there only while it is loaded.
     sys.path.insert(0, str(dlrm))
     try:
         spec.loader.exec_module(module)

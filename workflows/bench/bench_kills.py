@@ -150,6 +150,7 @@ def _start(
     arguments = ["preprocess", str(scratch / "log.tsv"), "--out", str(out)]
     arguments += ["--hot-bytes", str(config.hot_bytes)]
     arguments += ["--workers", str(rng.randint(1, config.most_workers) if rng else 1)]
+    # Each run draws cap and engine anew: a resumed run must not depend on those of the run before.
     if rng and config.memory is not None and rng.random() < 0.5:
         arguments += ["--memory", str(config.memory)]
     if rng and config.engines != ("threads",):
@@ -223,6 +224,7 @@ def _kill_and_resume(
         if status > 0:
             # Negative is the kill; positive is an error of the run itself.
             tally.faults.append(f"a resumed run ended with exit status {status}: {last_line(scratch)}")
+        # Where every stage is sealed, the kill came too late, and this folder takes no more of them.
         tally.late += stage is None
         tally.late_in_turn = tally.late_in_turn + 1 if stage is None else 0
         if stage is None or tally.kills == config.kills:

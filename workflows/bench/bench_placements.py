@@ -245,6 +245,7 @@ def show_placements(result: dict[str, Any], console: Console) -> None:
 def _cells(name: str, moved: dict[str, float], found: dict[str, Any]) -> list[str]:
     cells = [f"{moved.get(way, 0.0):,.0f}" for way in ("to_fast", "to_slow", "made")]
     rounds = found["rounds"].get(name)
+    # Belady's bound is planned and not trained, so it has bytes and no speed.
     if not rounds:
         return cells + ["-"] * 4
     speed = statistics.median(measured["samples_per_second"] for measured in rounds)

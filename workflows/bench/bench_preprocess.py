@@ -193,6 +193,7 @@ def _check_agreement(measured: dict[str, list[Measurement]]) -> None:
     assert len(set(num_samples.values())) == 1, (
         f"candidates found different numbers of samples: {num_samples}"
     )
+    # Only these two do the whole job; all others end with the columns of the log.
     for key in ("samples", "num_hot"):
         assert facts["hotset"][key] == facts["polars"][key], f"hotset and Polars differ in {key}"
 

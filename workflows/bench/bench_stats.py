@@ -112,6 +112,7 @@ def bench_stats(config: BenchStatsConfig) -> dict[str, Any]:
     # Kernel and reference take one turn together, so that a slow moment hits both.
     seconds = take_turns({one.name: one.seconds for one in comparisons}, config.rounds)
     result = {}
+    # The least of the rounds stands for each, since other work can only add time.
     for one in comparisons:
         kernel_speed = one.num_lookups / min(kernel for kernel, _ in seconds[one.name])
         reference_speed = one.num_reference_lookups / min(reference for _, reference in seconds[one.name])
@@ -143,6 +144,7 @@ class _Log:
         shares = np.arange(1, config.rows + 1, dtype=np.float64) ** -config.skew
         ranks = np.searchsorted(np.cumsum(shares) / shares.sum(), rng.random(config.lookups))
         self._lookups = np.minimum(ranks, config.rows - 1).astype(np.int64)
+        # Policies see each row of a batch once, with the number of its lookups.
         starts = range(config.batch_lookups, config.lookups, config.batch_lookups)
         found = [find_distinct(batch) for batch in np.split(self._lookups, starts)]
         self._batches = [rows for rows, _ in found]

@@ -54,6 +54,7 @@ def reference_lookahead(batches: Batches, num_slots: int, num_rows: int) -> int:
         rows = batch.tolist()
         missing = [row for row in rows if row not in held]
         used = set(rows)
+        # An entry of a row of this batch is dropped here, and a new one with its next use is added below.
         while len(held) + len(missing) > num_slots:
             use, row = heapq.heappop(heap)
             if held.get(row) == -use and row not in used:
@@ -74,6 +75,7 @@ def reference_lfu(batches: Batches, num_slots: int, num_rows: int) -> int:
 
     def touch(slots: NDArray[np.int64], is_new: NDArray[np.bool_]) -> None:
         nonlocal clock
+        # A row that was loaded anew is counted from 0, as nothing is kept of rows without a slot.
         counts[slots[is_new]] = 0
         counts[slots] += 1
         sequence[slots] = clock + np.arange(slots.size)
@@ -102,6 +104,7 @@ def _over_all_slots(
         slots = slot_of_row[batch]
         is_missing = slots < 0
         missing = batch[is_missing]
+        # Free slots are taken first, and those of victims where they do not suffice.
         free = np.flatnonzero(row_of_slot < 0)
         num_victims = missing.size - free.size
         if num_victims > 0:

@@ -104,6 +104,7 @@ def add_stack_distances(
     Returns:
         Weight of the uses that are the first of their row.
     """
+    # Each position has a bit, set where some row's last use is; the tree sums the bits of whole words.
     num_rows = counts.size - 1
     num_words = (2 * num_rows + 63) // 64 + 1
     words = np.zeros(num_words, np.uint64)

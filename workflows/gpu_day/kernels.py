@@ -35,6 +35,7 @@ _FEW = ("decode_batch", "sum_and_step")
 def try_kernels(settings: PartSettings, records: Records) -> None:
     """Try each kernel in a process of its own; note those that are replaced."""
     small_shards(settings, "kernels", "adagrad")
+    # They are tried side by side, each with a limit of its own, so one that hangs does not end the others.
     names = _FEW if settings.is_small else tuple(TWINS)
     limit = min(_SECONDS, records.seconds_left)
     with ThreadPoolExecutor(min(_PROCESSES, os.cpu_count() or 1)) as pool:

@@ -28,12 +28,14 @@ def measure_machine(settings: PartSettings, records: Records) -> None:
         python=platform.python_version(),
         libraries={name: _version(name) for name in _LIBRARIES},
     )
+    # Within the device a copy reads each byte and writes it, so it moves twice as many.
     num_bytes = 2**20 if settings.is_small else 2**30
     source = torch.randint(0, 255, (num_bytes,), dtype=torch.uint8)
     near = source.to(device)
     target = torch.empty_like(near)
     seconds = _time(partial(target.copy_, near), device)
     records.row(what="device copy", bytes_per_second=2 * num_bytes / seconds)
+    # Over the link, the pageable copies show what is lost where buffers are not pinned.
     if is_gpu:
         pinned = source.pin_memory()
         for name, host in (("pinned", pinned), ("pageable", source)):
@@ -41,6 +43,7 @@ def measure_machine(settings: PartSettings, records: Records) -> None:
             down = _time(partial(host.copy_, near, non_blocking=True), device)
             records.row(what=f"{name} host to device", bytes_per_second=num_bytes / up)
             records.row(what=f"device to {name} host", bytes_per_second=num_bytes / down)
+    # A product of square matrices has a multiplication and an addition for each triple of indices.
     size = 256 if settings.is_small else 4096
     for dtype in (torch.float32, torch.bfloat16):
         left = torch.randn(size, size, device=device).to(dtype)

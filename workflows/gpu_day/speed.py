@@ -48,6 +48,7 @@ def measure_speed(settings: PartSettings, records: Records, embedding_dim: int) 
     scale = _SMALL_SCALE if settings.is_small else 1.0
     samples = draw_kaggle(_SMALL_SAMPLES if settings.is_small else _SAMPLES, scale)
     num_rows = sum(samples.num_rows)
+    # Staging gets as many slots as there are hot rows.
     half = ByteSize(int(_HOT_SHARE * num_rows) * row_bytes(embedding_dim, "sgd"))
     for batch_size in _SMALL_BATCH_SIZES if settings.is_small else BATCH_SIZES:
         shards = _shards(settings, samples, batch_size, embedding_dim)
@@ -81,6 +82,7 @@ def _contestants(settings: PartSettings, half: ByteSize) -> Iterable[tuple[str, 
     )
     yield "all-fast", base, False
     yield "lookahead", replace(base, placement="lookahead"), False
+    # Hot-only batches move no rows, so this is the speed of look-ahead without its transfers.
     yield "hot-only", replace(base, placement="lookahead"), True
     yield "hybrid", replace(base, placement="hybrid"), False
     yield "hybrid-uva", replace(base, placement="hybrid-uva"), False

@@ -55,6 +55,7 @@ def part_floors(embedding_dim: int, batch_size: int, rates: GpuRates | None = No
     rates = rates or GpuRates()
     shape = dlrm_shape("auto", NUM_DENSE, NUM_TABLES, embedding_dim)
     rows = _DISTINCT_ROWS[batch_size]
+    # A sample reads a row and its slot in each table; inputs of dense layers are in half precision.
     gathered = NUM_TABLES * (_FLOAT * embedding_dim + _INT)
     inputs = _HALF * (shape.top_inputs + embedding_dim)
     row_gradients = NUM_TABLES * _FLOAT * embedding_dim

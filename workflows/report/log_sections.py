@@ -36,6 +36,7 @@ def provenance_section(provenance: Provenance) -> Section:
         f"log file{'s' if len(logs) > 1 else ''}. "
         "This command, in the folder of the logs, writes the same bytes again:"
     )
+    # Lines that were skipped and ids of another folder are told first: the files alone do not show them.
     skipped = sum(provenance["bad_lines"].values())
     if skipped:
         text = f"{skipped:,} bad lines were skipped. {text}"
@@ -115,6 +116,7 @@ def log_sections(log: LogSeries) -> Iterator[Section]:
 
 
 def _labels(log: LogSeries) -> Iterator[Section]:
+    # In a log without labels no part has a rate, and there is nothing to show.
     parts = [row for row in log["parts"] if row["label_rate"] is not None]
     if not parts:
         return

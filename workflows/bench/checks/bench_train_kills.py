@@ -173,6 +173,7 @@ class _Bench:
         rng = random.Random(f"{self._config.seed} {number}")
         unbroken = self._run_unbroken(kind, optimizer, scratch)
         job = _Job(kind, optimizer, scratch / "killed", scratch)
+        # A kill that comes too late is tried again a little sooner, on a new run.
         for num_late in range(_MOST_TRIES):
             shutil.rmtree(job.out, ignore_errors=True)
             moment = (part + rng.random()) / self._config.kills
@@ -226,6 +227,7 @@ class _Bench:
             statuses = StartedRun(self._train(job), job.scratch, num_ranks).wait()
             if any(statuses):
                 fault = f"{job.name}: exit status {max(statuses, key=abs)}: {last_line(job.scratch)}"
+        # A run that failed is one fault, whatever its files are like; else each file must match.
         found = _checksums(job.out)
         wrong = [file for file in _FILES if found.get(file) != unbroken.checksums.get(file)]
         if wrong and fault is None:
@@ -318,6 +320,7 @@ def phase_of(out: Path) -> str:
     # The files that are there say how far the run had come.
     if not (out / "config.json").exists():
         return "start"
+    # Weights are written when the last step is over, so even a part of them tells the end.
     if (out / "weights.safetensors").exists() or (out / ".weights.safetensors.tmp").exists():
         return "end"
     folder = out / CHECKPOINTS

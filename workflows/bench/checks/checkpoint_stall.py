@@ -54,6 +54,7 @@ def measure_stall(num_rows: int, scratch: Path) -> dict[str, Any]:
             changed = _mark_every(trainer, step)
             if step == _FEW:
                 few = changed
+            # A checkpoint belongs to a step, so one is counted as taken, with any batch.
             trainer.step += 1
             trainer.numbers.append(0)
             saved.take(trainer, [])
@@ -65,6 +66,7 @@ def measure_stall(num_rows: int, scratch: Path) -> dict[str, Any]:
             written = saved.settle(trainer, wait=True)
             assert written is not None and written.error is None
             num_bytes, seconds = written.num_bytes, written.seconds
+        # The checkpoint taken last is the one for which all rows had changed.
         longest.append(1000 * saved.longest_stall_seconds[-1])
         written_seconds.append(seconds)
         copies.append(_copy_all(trainer))

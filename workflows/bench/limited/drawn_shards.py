@@ -81,6 +81,7 @@ class DrawnShards:
             output.writing(f"{kind}-00000.arrow", num_samples, facts) as path,
             open_writer(path, schema) as writer,
         ):
+            # Drawn and written batch by batch, so that the samples need not fit into memory.
             for number in range(num_batches):
                 count = min(self.batch_size, num_samples - number * self.batch_size)
                 ids = self._draw_ids(count, rng)
@@ -101,6 +102,7 @@ class DrawnShards:
         shape = (count, self.num_tables * self.pooling)
         if self.skew is not None:
             return zipf_ids(rng.random(shape), self.rows_of_table, self.skew)
+        # Cold rows are looked up evenly, hot ones the more often the lower their number.
         cold = rng.integers(self.hot_rows_of_table, self.rows_of_table, shape)
         hot = (self.hot_rows_of_table * rng.random(shape) ** _STEEPNESS).astype(np.int64)
         return np.where(rng.random(shape) < self.cold_share, cold, hot).astype(np.int32)

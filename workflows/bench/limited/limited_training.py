@@ -116,6 +116,7 @@ def _disk_traffic(trainer: Trainer) -> dict[str, int]:
         lines = Path("/proc/self/io").read_text().splitlines()
     except OSError:
         lines = []
+    # A system without these counts leaves all bytes at 0.
     counted = {name: int(count) for name, count in (line.split(": ") for line in lines)}
     bytes_written = counted.get("write_bytes", 0)
     stores = trainer.embeddings.spill_traffic()

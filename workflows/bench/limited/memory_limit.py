@@ -53,6 +53,7 @@ def _make(num_bytes: int) -> MemoryLimit | None:
             folder.mkdir()
         except OSError:
             continue
+        # A group that takes no limit is of no use, and another place is tried.
         try:
             (folder / file).write_text(str(num_bytes))
             return MemoryLimit(folder, version)

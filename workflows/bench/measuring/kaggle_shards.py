@@ -100,12 +100,14 @@ def write_kaggle_shards(
     """Write shards as `pack` does: hot-only batches, mixed ones, and the last samples for evaluation."""
     num_hot = samples.num_hot(hot_share)
     num_training = samples.label_N.size - num_evaluation
+    # The first rows of each table are hot, so a sample is hot where each of its ids is below their number.
     is_hot_N = np.logical_and.reduce(samples.ids_NF < np.array(num_hot, np.int32), axis=1)
     chosen: dict[ShardKind, NDArray[np.int64]] = {
         "hot_only": np.flatnonzero(is_hot_N[:num_training]),
         "mixed": np.flatnonzero(~is_hot_N[:num_training]),
         "evaluation": np.arange(num_training, samples.label_N.size),
     }
+    # No plan was made for these shards, so its fingerprint is a made-up one.
     inputs = [{"name": "plan", "fingerprint": f"{0:032x}"}]
     output = Output.begin("pack", VERSION, PackConfig(batch_size=batch_size), inputs, folder)
     sizes: dict[str, int] = {}

@@ -58,6 +58,7 @@ def bench_fuxictr(config: BenchFuxictrConfig) -> dict[str, Any]:
     """
     if not has_fuxictr():
         raise MissingExtraError("the comparison needs FuxiCTR: pip install 'hotset[interop]'")
+    # FuxiCTR wants a validation part, so both leave the samples before the test part out of training.
     recipe = replace(small_real_sample(), count=CountConfig(eval_fraction=0.2, valid_fraction=0.1))
     training = small_real_sample_training("dcnv2")
     auc: dict[str, list[float]] = {"FuxiCTR": [], "hotset": []}

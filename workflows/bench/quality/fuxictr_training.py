@@ -15,6 +15,7 @@ from typing import Any
 def main(folder: str, seed: int) -> None:
     """Train for one epoch on the export in ``folder``."""
     warnings.simplefilter("ignore")
+    # Imported only here: FuxiCTR is an extra, and importing this module must not need it.
     import torch
     from fuxictr.features import FeatureMap
     from fuxictr.pytorch.dataloaders import RankDataLoader

@@ -124,6 +124,7 @@ def published_quality(
                 for seed in seeds:
                     out = Path(folder) / f"{len(runs)}-{seed}"
                     found.append(train(shards.folder, replace(config, seed=seed), out).to_dict())
+    # The validation part is counted among the evaluation samples; what is left of them is the test part.
     num_valid = totals.num_valid_samples
     counts = (samples.hot_only + samples.mixed, num_valid, samples.evaluation - num_valid)
     result: dict[str, Any] = {

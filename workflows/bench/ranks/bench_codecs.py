@@ -91,6 +91,7 @@ def bench_codecs(config: BenchCodecsConfig, progress: ProgressCallback = silent)
         weights = read_weights(folder / "run")
         shards = Shards.open(folder / "data")
         tables = [weights[table.name].numpy() for table in shards.tables]
+        # Hot-only batches have the first numbers, so batches are taken evenly from all of them.
         numbers = np.linspace(0, shards.num_training_batches - 1, config.batches).astype(int)
         ids = [shards.training_batch(number).ids_BF for number in np.unique(numbers).tolist()]
         slices = []
@@ -126,6 +127,7 @@ def ratios_of(
         starts = np.cumsum([0, *(rows.shape[0] for rows in distinct)])
         shape = MessageShape(starts, tables[0].shape[1])
         plain_bytes += ids_BF.size * shape.embedding_dim * _FLOAT_BYTES
+        # Sizes of hotset's messages follow from their shape alone; other coders need the values.
         for name in CODEC_NAMES:
             num_bytes[f"distinct rows, {name}"] += codec_of(name).num_bytes(shape)
         for bound in BOUNDS:

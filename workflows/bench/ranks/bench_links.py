@@ -102,6 +102,7 @@ def bench_links(config: BenchLinksConfig, progress: ProgressCallback = silent) -
 
 def _turns_of_ranks(config: BenchLinksConfig, data: Path) -> list[dict[str, Any]]:
     """Start both ranks, and return what rank 0 has measured."""
+    # A port that is free now, where both ranks will meet.
     with socket.socket() as opened:
         opened.bind(("127.0.0.1", 0))
         port = str(opened.getsockname()[1])
@@ -116,6 +117,7 @@ def _turns_of_ranks(config: BenchLinksConfig, data: Path) -> list[dict[str, Any]
         )
         for rank in range(2)
     ]
+    # Where one rank fails, the other would wait for it, so none outlives the benchmark.
     try:
         ends = [process.communicate(timeout=_SECONDS) for process in ranks]
     finally:

@@ -42,6 +42,7 @@ def measure_turns(data: Path, settings: Mapping[str, Any], ranks: Ranks) -> list
                 trainer.step += 1
 
         take_steps()  # compiles
+        # Both ranks take the same turns in the same order, so they agree on link and codec without a message.
         for _ in range(settings["rounds"]):
             for name in settings["links"]:
                 for codec, (rows, dense) in EXCHANGES.items():
@@ -62,6 +63,7 @@ def measure_turns(data: Path, settings: Mapping[str, Any], ranks: Ranks) -> list
                             "step_bytes": sent / settings["steps"],
                         }
                     )
+        # Steps remain that no turn takes, so transfers that wait for them are dropped.
         trainer.embeddings.stop()
     return turns
 

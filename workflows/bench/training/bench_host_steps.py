@@ -185,6 +185,7 @@ def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> lis
 def _row(kind: str, steps: list[int], seconds: list[float], calls: list[Counter[str]]) -> dict[str, Any]:
     """The figures of the batches of one kind."""
     found = np.array([seconds[number] for number in steps]) * _MICROSECONDS
+    # The step in the middle by its number of calls stands for all: a mean would be of no real step.
     middle = sorted(steps, key=lambda number: sum(calls[number].values()))[len(steps) // 2]
     return {
         "kind": kind,

@@ -82,6 +82,7 @@ def bench_predict(config: BenchPredictConfig) -> dict[str, Any]:
         predictor = RunPredictor(run, PredictConfig(threads=config.threads))
         dataset = ShardDataset(data)
 
+        # A trainer trains once, so each turn builds one of its own before its clock starts.
         def train_epoch() -> Callable[[], object]:
             trainer = build_trainer(shards, training)
             return lambda: run_steps(trainer, lambda *_: None)

@@ -184,6 +184,7 @@ def _order(shards: Shards, config: BenchTrainConfig) -> list[int]:
                 f"{len(order)} full batches of {shards.batch_size:,} samples are too few",
                 hint=f"give --samples {2 * (_LEAST_STEPS + _WARM_UP_STEPS) * shards.batch_size}",
             )
+        # A short log is passed several times in a round.
         order = (order * -(-num_steps // len(order)))[:num_steps]
     return order[:num_steps]
 
@@ -198,6 +199,7 @@ def _contestants(shards: Shards, config: BenchTrainConfig) -> dict[str, Contesta
         REFERENCE: _Torch(ReferenceTraining(_reference(shards, config)), batches),
         "torch bf16": _Torch(ReferenceTraining(_reference(shards, config), autocast=True), batches),
     }
+    # The reference of DCN V2 knows no tables of FBGEMM.
     if has_fbgemm() and config.model == "dlrm":
         with_tables = ReferenceDlrm(_shape(shards), _num_rows(shards), fbgemm=True)
         contestants["torch fp32, fbgemm"] = _Torch(ReferenceTraining(with_tables), batches)

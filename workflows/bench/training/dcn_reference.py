@@ -52,6 +52,7 @@ class ReferenceDcn(nn.Module):
         rows = [table(ids, batch.offsets_B) for table, ids in zip(self.tables, batch.ids, strict=True)]
         first_BN = torch.cat([batch.dense_BK, *rows], dim=1)
         crossed_BN = first_BN
+        # A cross layer multiplies the first vector by a linear map of the last one, and adds the last one.
         for layer in self.cross:
             crossed_BN = first_BN * layer(crossed_BN) + crossed_BN
         probability_B1: torch.Tensor = self.deep(crossed_BN)

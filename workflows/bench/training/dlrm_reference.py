@@ -94,6 +94,7 @@ class ReferenceDlrm(nn.Module):
         vectors_BVD = torch.cat([bottom_BD, *embeddings], dim=1).view((num_samples, -1, dim))
         dots_BVV = torch.bmm(vectors_BVD, torch.transpose(vectors_BVD, 1, 2))
         num_vectors = dots_BVV.shape[1]
+        # Each pair of different vectors counts once: the products below the diagonal.
         rows = torch.tensor([i for i in range(num_vectors) for _ in range(i)])
         columns = torch.tensor([j for i in range(num_vectors) for j in range(i)])
         return torch.cat([bottom_BD, dots_BVV[:, rows, columns]], dim=1)
@@ -117,6 +118,7 @@ class ReferenceTraining:
         """Train on one batch; return its mean loss."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self._autocast):
             probability_B1 = self.model(batch)
+        # The loss is computed in fp32 whatever the model computed in.
         loss: torch.Tensor = self._loss(probability_B1.float(), batch.label_B1)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

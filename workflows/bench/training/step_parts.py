@@ -223,6 +223,7 @@ def lower_bounds(shape: DlrmShape, batch_size: int, rates: MachineRates) -> dict
     weights = sum(a * b for layers in (shape.bottom, shape.top) for a, b in pairwise(layers))
     bottom = sum(a * b for a, b in pairwise(shape.bottom))
     first = shape.bottom[0] * shape.bottom[1] if shape.bottom else 0
+    # The last layer, to one number, is counted with the rest.
     top = sum(a * b for a, b in pairwise(shape.top[:-1]))
     pairs = shape.num_vectors * (shape.num_vectors - 1) // 2 * shape.embedding_dim
     vectors = shape.num_tables * shape.embedding_dim * _FLOAT_BYTES
