@@ -68,5 +68,6 @@ def _unbeaten(ways: list[TableHomes]) -> list[TableHomes]:
 def _thinned(ways: list[TableHomes]) -> list[TableHomes]:
     if len(ways) <= MOST_WAYS:
         return ways
-    # Later ways are quicker: of each pair of neighbors the later one stays, and the first of all.
-    return [ways[0], *ways[1::2]]
+    # Later ways are quicker, so every second one from the last backwards stays, and the first of all.
+    kept = ways[::-2][::-1]
+    return kept if kept[0] is ways[0] else [ways[0], *kept]

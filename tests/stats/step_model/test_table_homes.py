@@ -48,3 +48,12 @@ def test_thinned_ways_stay_near_the_best(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(table_homes, "MOST_WAYS", 32)
     found = choose_table_homes(tables, 300)
     assert exact and found and exact.seconds <= found.seconds <= 1.05 * exact.seconds
+
+
+@pytest.mark.parametrize("num_choices", [5, 6])
+def test_thinning_keeps_the_quickest_way(monkeypatch: pytest.MonkeyPatch, num_choices: int) -> None:
+    # The more memory a choice takes, the quicker it is, so none is beaten.
+    tables = [{str(size): HomeCost(float(num_choices - size), size) for size in range(num_choices)}]
+    monkeypatch.setattr(table_homes, "MOST_WAYS", 4)
+    found = choose_table_homes(tables, num_choices)
+    assert found and (found.homes, found.seconds) == ((str(num_choices - 1),), 1.0)
