@@ -49,7 +49,8 @@ class PredictionError:
         for first, second in combinations(range(found.size), 2):
             apart = found[second] / found[first]
             if NEAR <= max(apart, 1 / apart) <= FAR:
-                in_order.append((guessed[second] > guessed[first]) == (apart > 1))
+                # Equal predictions are no order, whichever of the two comes first.
+                in_order.append((guessed[second] - guessed[first]) * (apart - 1) > 0)
         return cls(
             num_cells=int(found.size),
             median_error=float(np.median(errors)),
