@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,9 @@ class Curves(JsonRecord):
                 raise RecordError(f"{where}{sizes} has {wanted} values, and its curves have others")
             if min(getattr(self, sizes)) <= 0:
                 raise RecordError(f"{where}{sizes} is not above 0")
+            # Times between two sizes are interpolated, which wants them in order.
+            if any(larger <= smaller for smaller, larger in pairwise(getattr(self, sizes))):
+                raise RecordError(f"{where}{sizes} is not ascending")
 
     @property
     def constants(self) -> WorkConstants:
@@ -192,6 +196,9 @@ class MachineFile(JsonRecord):
     """Cells of the sweep that were measured."""
     model: StepModel | None
     """None where there were too few cells for a fit."""
+
+    def refuse_nonsense(self, where: str) -> None:
+        require_range(f"{where}threads", self.threads, 1)
 
     @classmethod
     def read(cls, path: Path) -> MachineFile:

@@ -46,6 +46,7 @@ def test_a_file_that_exists_is_not_overwritten(path: Path) -> None:
         (("format",), "other", "no machine file"),
         (("version",), 2, "version 2, want 1"),
         (("threads",), "two", "threads is 'two'"),
+        (("threads",), 0, "threads is 0, want 1 or more"),
         (("constants", 0, "median"), 5.0, "between its quartiles"),
         (("constants", 0, "repetitions"), 0, "repetitions is 0"),
         (("model", "curves", "product_flops"), 0.0, "product_flops is 0.0, want more than 0"),
@@ -54,8 +55,15 @@ def test_a_file_that_exists_is_not_overwritten(path: Path) -> None:
         (("model", "curves", "working_bytes"), [0.0, 1.0], "working_bytes is not above 0"),
         (("model", "weights", "lookup"), [1.0], "lookup has 1 weights, want 6"),
         (("model", "weights", "lookup"), [1.0, 1.0, 1.0, 1.0, 1.0, -1.0], "lookup has a weight below 0"),
+        (("model", "curves", "working_bytes"), [1e9, 1e5], "working_bytes is not ascending"),
+        (("model", "curves", "update_working_bytes"), [1e5, 1e5], "update_working_bytes is not ascending"),
+        (("model", "curves", "update_working_bytes"), [], "update_working_bytes has 0 values"),
+        (("model", "curves", "product_half_batch"), float("nan"), "want a finite number"),
         (("model", "contention"), 2.0, "contention is 2.0"),
         (("model", "error", "low_ratio"), 0.0, "low_ratio is 0.0"),
+        (("model", "error", "low_ratio"), 2.0, "below high_ratio"),
+        (("model", "weights", "reduce"), "all", "weights.reduce is 'all', want an array"),
+        (("is_quiet",), 1, "is_quiet is 1, want true or false"),
     ],
 )
 def test_a_damaged_file_is_refused_by_its_key(
@@ -91,3 +99,40 @@ def test_another_device_or_number_of_threads_is_refused_by_name(path: Path) -> N
 def test_the_model_predicts(path: Path) -> None:
     machine = MachineFile.read(path)
     assert machine.refuse_no_model(path).parts.predict(WORK).seconds > 0
+
+
+@pytest.mark.parametrize("key", ["threads", "constants", "not_measured", "num_cells", "model"])
+def test_a_key_that_is_missing_is_named_and_one_of_a_later_version_is_left_alone(
+    path: Path, key: str
+) -> None:
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps(found | {"later": 1}))
+    assert MachineFile.read(path) == made_up_machine()
+    del found[key]
+    path.write_text(json.dumps(found))
+    with pytest.raises(ConfigError, match=f"is damaged: {key} is missing"):
+        MachineFile.read(path)
+
+
+def test_a_file_that_is_not_there_is_refused_with_what_the_system_says(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.json cannot be read: No such file"):
+        MachineFile.read(tmp_path / "none.json")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        MachineFile.read(tmp_path)
+
+
+def test_both_differences_are_named_with_one_command_that_measures_them(path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="the device cpu and 2 threads, and --device cuda --threads 4"
+    ) as error:
+        made_up_machine().refuse_other(path, "cuda", 4)
+    assert error.value.hint == "`hotset characterise --device cuda --threads 4 --out FILE` measures that"
+
+
+def test_the_model_without_held_out_cells_comes_back_without_an_error(path: Path) -> None:
+    machine = made_up_machine()
+    assert machine.model is not None
+    path.unlink()
+    replace(machine, model=replace(machine.model, error=None)).write(path)
+    model = MachineFile.read(path).refuse_no_model(path)
+    assert model.error is None and model.parts == machine.model.parts
