@@ -46,6 +46,7 @@ from .machine_probes import (
     copy_probes,
     loader_probe,
     other_cpu_seconds,
+    power_between,
     product_probes,
     quiet_probe,
     read_energy,
@@ -193,15 +194,15 @@ def _measure_constants(
 
     constants = measure_probes(probes, is_enough, lambda _: watch.probe())
     not_measured = dict.fromkeys(("host to device", "kernel launch", "GPU products", "GPU rows"), _NO_GPU)
-    if energy is None:
+    watts = power_between(energy, read_energy(), time.monotonic() - started_at)
+    if watts is None:
         not_measured["power"] = "the system does not tell the energy of its processors"
     else:
-        constants.append(_power(energy, time.monotonic() - started_at))
+        constants.append(_power(watts))
     return constants, not_measured
 
 
-def _power(joules_before: float, seconds: float) -> Constant:
-    watts = ((read_energy() or joules_before) - joules_before) / seconds
+def _power(watts: float) -> Constant:
     return Constant(name="power", unit="watts", facts={}, median=watts, low=watts, high=watts, repetitions=1)
 
 

@@ -182,6 +182,18 @@ def read_energy() -> float | None:
     return joules or None
 
 
+def power_between(joules_before: float | None, joules_after: float | None, seconds: float) -> float | None:
+    """Return the watts between two readings of `read_energy`; None where they tell none.
+
+    Args:
+        seconds: between the readings, above 0.
+    """
+    # The counters begin anew once they are full, and then tell nothing.
+    if joules_before is None or joules_after is None or joules_after < joules_before:
+        return None
+    return (joules_after - joules_before) / seconds
+
+
 def other_cpu_seconds() -> float | None:
     """Return the CPU seconds that other programs have used so far; None where the system does not tell."""
     try:

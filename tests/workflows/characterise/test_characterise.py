@@ -1,8 +1,7 @@
 """Measurements of a machine on cells of a few kilobytes: structure, counts, and sweeps that go on.
 
-Nothing here depends on how long anything takes. Also the tests of `timed_steps`, `run_cell`, `cells`,
-`cell_file`, `cell_work`, `grid`, `probes`, `machine_probes`, `show_machine`, `characterise_config` and
-`characterise_command`.
+Nothing here depends on how long anything takes. Also the tests of `timed_steps`, `probes`, `machine_probes`,
+`characterise_config` and `characterise_command`.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError, HotsetError
 from hotset.pipeline.sizes import KIB
-from hotset.stats.step_model.part_model import SUMMED_PARTS, PartModel
+from hotset.stats.step_model.part_model import SUMMED_PARTS
 from hotset.stats.step_model.step_parts import LOOP_PARTS
-from hotset.tests.support.planning.made_up_machine import CONSTANTS, WEIGHTS, made_up_machine
+from hotset.tests.support.planning.made_up_cells import TINY, made_up_record
+from hotset.tests.support.planning.made_up_machine import CONSTANTS, made_up_machine
 from hotset.train.planning.machine_file import Constant, MachineFile
 from hotset.workflows.characterise import characterise as module
 from hotset.workflows.characterise import machine_probes
@@ -35,30 +35,6 @@ from hotset.workflows.characterise.probes import Probe, measure_probes
 from hotset.workflows.characterise.run_cell import WARM_UP_STEPS, CellRecord, num_steps_of, run_cell
 from hotset.workflows.characterise.show_machine import sentences, show_machine, summary
 from hotset.workflows.cli import main
-
-TINY = Cell(
-    batch_size=64, num_dense=3, num_tables=3, rows_of_table=300, embedding_dim=4,
-    bottom_mlp=(8,), top_mlp=(8,),
-)  # fmt: skip
-
-
-def made_up_record(cell: Cell) -> CellRecord:
-    """What the made-up machine takes for a cell."""
-    times = PartModel(CONSTANTS, WEIGHTS, 0.5).predict(work_of(cell, 2))
-    parts = {part: seconds for part, seconds in times.parts.items() if not part.startswith("beside")}
-    return CellRecord(
-        cell=cell,
-        threads=2,
-        num_steps=6,
-        step_seconds=times.seconds,
-        parts=parts,
-        beside={name: times.parts[f"beside {name}"] for name in ("load", "transfers")},
-        distinct_rows=1.0,
-        to_fast_rows=0.0,
-        to_slow_rows=0.0,
-        initialized_rows=0.0,
-        memory_bytes=1,
-    )
 
 
 def made_up_constants() -> list[Constant]:
@@ -284,3 +260,16 @@ def test_measured_steps_have_the_work_beside_the_loop() -> None:
     found = measured_step(made_up_record(TINY))
     assert {"beside load", "beside transfers", *SUMMED_PARTS} == set(found.parts)
     assert np.isfinite(list(found.parts.values())).all() and WARM_UP_STEPS > 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "watts"), [(10.0, 16.0, 3.0), (10.0, 10.0, 0.0), (None, 1.0, None), (1.0, None, None)]
+)
+def test_power_is_the_energy_of_a_second(
+    before: float | None, after: float | None, watts: float | None
+) -> None:
+    assert machine_probes.power_between(before, after, 2.0) == watts
+
+
+def test_a_counter_of_energy_that_began_anew_tells_no_power() -> None:
+    assert machine_probes.power_between(262_143.0, 5.0, 2.0) is None
