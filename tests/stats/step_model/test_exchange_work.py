@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 from hotset.stats.prediction.access_rates import AccessRates
-from hotset.stats.step_model.exchange_work import exchanged_rows, reduced_bytes
+from hotset.stats.step_model.exchange_work import exchanged_rows, most_uses_share, reduced_bytes
 
 NUM_ROWS, SAMPLES, RANK_BATCH = 3000, 8192, 256
 
@@ -45,3 +47,55 @@ def test_one_rank_sends_nothing() -> None:
     found = exchanged_rows(rates, SAMPLES, RANK_BATCH, 1, is_striped=True)
     assert (found.vectors, found.gradients) == (0, 0)
     assert reduced_bytes(1000, 1) == 0 and reduced_bytes(1000, 4) == 6000
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_the_share_of_the_rank_with_the_most_uses_is_that_of_every_way_to_draw_them(num_ranks: int) -> None:
+    num_uses = np.arange(1.0, 7.0)
+    exact = [
+        np.mean([max(map(ranks.count, ranks)) for ranks in product(range(num_ranks), repeat=int(uses))])
+        / uses
+        for uses in num_uses
+    ]
+    found = most_uses_share(num_uses, num_ranks, 1e12)
+    assert found == pytest.approx(exact, abs=0.01)
+    # Between whole numbers of uses the share lies between theirs.
+    between = most_uses_share(num_uses[:-1] + 0.5, num_ranks, 1e12)
+    assert between == pytest.approx((found[:-1] + found[1:]) / 2)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_more_uses_are_spread_more_evenly_down_to_an_equal_share(num_ranks: int) -> None:
+    num_uses = np.array([1.0, 3.0, 9.0, 30.0, 64.0, 65.0, 200.0, 5000.0])
+    found = most_uses_share(num_uses, num_ranks, 5000.0)
+    assert found[0] == 1 and found[-1] == pytest.approx(1 / num_ranks)
+    assert (np.diff(found) < 0).all()
+    # The two laws meet where one ends.
+    assert found[4] == pytest.approx(found[5], rel=0.01)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_the_share_of_many_uses_is_that_of_drawn_ones_each_rank_using_a_row_once_a_step(
+    num_ranks: int,
+) -> None:
+    rng = np.random.default_rng(1)
+    drawn = rng.multinomial(256, np.full(num_ranks, 1 / num_ranks), 20_000).max(axis=1).mean() / 256
+    assert most_uses_share(np.array([256.0]), num_ranks, 1e12) == pytest.approx(drawn, abs=0.004)
+    # Half of all places in 60 steps are taken, none twice.
+    taken = 30 * num_ranks
+    places = rng.multivariate_hypergeometric([60] * num_ranks, taken, 20_000)
+    found = most_uses_share(np.array([taken]), num_ranks, 60 * num_ranks)
+    assert found == pytest.approx(places.max(axis=1).mean() / taken, abs=0.004)
+
+
+def test_homes_by_use_never_send_more_and_more_ranks_never_less() -> None:
+    rates, _, _ = counted(2, is_striped=True)
+    striped, by_use = (
+        [exchanged_rows(rates, SAMPLES, RANK_BATCH, ranks, is_striped=is_striped) for ranks in (2, 4, 8)]
+        for is_striped in (True, False)
+    )
+    for one, other in zip(striped, by_use, strict=True):
+        assert 0 < other.gradients < one.gradients and 0 < other.vectors < one.vectors
+        # First uses cross to nobody, later ones both ways.
+        assert one.vectors < one.gradients and other.vectors < other.gradients
+    assert [each.gradients for each in striped] == sorted(each.gradients for each in striped)

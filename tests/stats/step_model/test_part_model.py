@@ -13,7 +13,7 @@ import pytest
 
 from hotset.stats.step_model.part_model import SUMMED_PARTS, MeasuredStep, PartModel, fit_parts
 from hotset.stats.step_model.step_parts import LOOP_PARTS
-from hotset.stats.step_model.step_work import NUM_FEATURES, StepWork, features_of
+from hotset.stats.step_model.step_work import MOST_TILE_SAMPLES, NUM_FEATURES, StepWork, features_of
 from hotset.tests.support.planning.made_up_machine import CONSTANTS, WEIGHTS, WORK
 
 MODEL = PartModel(CONSTANTS, WEIGHTS, 0.5)
@@ -122,3 +122,47 @@ def test_threads_without_a_tile_are_waste() -> None:
     assert replace(WORK, batch_size=512).waste == 1
     assert replace(WORK, batch_size=1024).waste == 0
     assert replace(WORK, batch_size=1536).waste == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("threads", [1, 4, 8])
+def test_work_that_threads_share_takes_its_part_and_no_more(threads: int) -> None:
+    work = replace(STAGED, batch_size=8 * MOST_TILE_SAMPLES, threads=threads)
+    found, alone = (features_of(each, CONSTANTS) for each in (work, replace(work, threads=1)))
+    for part in ("bottom", "top", "backward", "interaction"):
+        assert found[part] * threads == pytest.approx(alone[part])
+    for part, own in (("lookup", (1, 2)), ("update", (1, 2)), ("reduce", (1,))):
+        assert found[part][list(own)] * threads == pytest.approx(alone[part][list(own)])
+    # Threads beside the loop are one each.
+    for part in ("beside load", "beside transfers", "exchange"):
+        assert found[part] == pytest.approx(alone[part])
+
+
+def test_the_weights_of_the_dense_layers_are_those_of_every_layer_with_its_bias() -> None:
+    work = replace(WORK, bottom=(3, 4, 2), top=(5, 6, 1))
+    assert work.num_weights == (3 * 4 + 4) + (4 * 2 + 2) + (5 * 6 + 6) + (6 * 1 + 1)
+    assert replace(work, bottom=()).num_weights == (5 * 6 + 6) + (6 * 1 + 1)
+    found = features_of(replace(work, bottom=()), CONSTANTS)
+    assert found["bottom"][1:].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(("batch", "tiles"), [(1, 1), (512, 1), (513, 2), (1024, 2), (1537, 4)])
+def test_a_batch_is_cut_in_tiles_that_hold_all_of_it(batch: int, tiles: int) -> None:
+    work = replace(WORK, batch_size=batch, threads=3)
+    assert work.num_tiles == tiles and tiles * work.tile_samples == pytest.approx(batch)
+    # As many turns as the thread with the most tiles has, for each of three threads.
+    turns = max(len(range(first, tiles, 3)) for first in range(3))
+    assert work.waste == pytest.approx((3 * turns - tiles) / tiles)
+    # A single tile has nothing to add up.
+    assert bool(features_of(work, CONSTANTS)["reduce"][1]) is (tiles > 1)
+
+
+def test_a_step_is_the_sum_of_its_parts_with_what_runs_beside_it() -> None:
+    times = MODEL.predict(STAGED)
+    loop = sum(times.parts[part] for part in SUMMED_PARTS)
+    load, transfers = times.parts["beside load"], times.parts["beside transfers"]
+    assert times.seconds == pytest.approx(max(loop + 0.5 * (load + transfers), load, transfers))
+    # So much to transfer that the loop waits for it.
+    late = MODEL.predict(replace(STAGED, moved_rows=1e8))
+    assert late.seconds == pytest.approx(
+        max(late.parts["beside transfers"], loop + 0.5 * (load + late.parts["beside transfers"]))
+    )

@@ -41,3 +41,30 @@ def test_rows_are_interpolated_over_the_working_set() -> None:
     assert curve.seconds(100, 1e12) == pytest.approx(1.3e-7, rel=1e-3)
     # Half-way in the logarithm.
     assert curve.seconds(100, 1e7) == pytest.approx((2e-8 + 1.3e-7) / 2, rel=1e-3)
+
+
+def test_rows_outside_the_measured_working_sets_take_as_long_as_at_their_edges() -> None:
+    curve = RowCurve((1e5, 1e7, 1e9), (1e-8, 3e-8, 1e-7), (1e-10, 2e-10, 4e-10))
+    for row_bytes in (4.0, 512.0):
+        for outside, edge in ((0.0, 1e5), (1.0, 1e5), (1e13, 1e9)):
+            assert curve.seconds(row_bytes, outside) == curve.seconds(row_bytes, edge)
+        inside = [curve.seconds(row_bytes, working) for working in np.geomspace(1e5, 1e9, 9)]
+        assert inside == sorted(inside) and inside[4] == pytest.approx(3e-8 + 2e-10 * row_bytes)
+
+
+def test_series_of_one_working_set_are_fitted_in_any_order() -> None:
+    rng = np.random.default_rng(0)
+    row_bytes = np.tile([64.0, 128.0, 256.0, 512.0], 3)
+    working = np.repeat([1e9, 1e5, 1e7], 4)
+    seconds = 1e-8 * np.log10(working) + 1e-10 * row_bytes
+    order = rng.permutation(12)
+    curve = RowCurve.fit(row_bytes[order], working[order], seconds[order])
+    assert curve.working_bytes == (1e5, 1e7, 1e9)
+    assert curve.seconds_per_row == pytest.approx((5e-8, 7e-8, 9e-8), rel=1e-3)
+    assert curve.seconds_per_byte == pytest.approx((1e-10,) * 3, rel=1e-3)
+
+
+def test_layers_that_are_none_take_no_time() -> None:
+    curve = ProductCurve(1e-6, 1e10, 20.0)
+    for widths in ((), (16,)):
+        assert curve.forward_seconds(8, widths) == curve.backward_seconds(8, widths, to_inputs=True) == 0

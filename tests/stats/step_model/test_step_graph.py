@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from hotset.stats.step_model.step_graph import longest_path, step_seconds
@@ -33,3 +34,34 @@ def test_transfers_that_may_not_run_ahead_are_part_of_the_step() -> None:
 
 def test_the_loop_loses_a_share_of_the_work_beside_it() -> None:
     assert step_seconds(3, 1, 1, contention=0.5) == 4
+
+
+def naive_longest(seconds: dict[str, float], before: dict[str, tuple[str, ...]]) -> float:
+    """The longest of all chains, each walked from its last part to its first."""
+
+    def chain(part: str) -> float:
+        return seconds[part] + max((chain(each) for each in before[part]), default=0.0)
+
+    return max(chain(part) for part in seconds)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_longest_path_is_the_longest_of_all_chains(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    names = list("abcdefgh")
+    seconds = {name: float(rng.exponential()) for name in names}
+    # A part waits for some of those named before it, and parts are given in any order.
+    before = {
+        name: tuple(other for other in names[:number] if rng.random() < 0.4)
+        for number, name in enumerate(names)
+    }
+    shuffled = {name: seconds[name] for name in rng.permutation(names).tolist()}
+    assert longest_path(shuffled, before) == pytest.approx(naive_longest(seconds, before))
+
+
+def test_contention_never_makes_a_step_quicker() -> None:
+    for loop, load, transfers in ((3.0, 1.0, 2.0), (1.0, 4.0, 2.0), (0.0, 0.0, 0.0)):
+        found = [step_seconds(loop, load, transfers, contention=share) for share in (0.0, 0.3, 1.0)]
+        assert found == sorted(found)
+        # With all of it lost, the work beside the loop is as good as in the loop.
+        assert found[-1] == loop + load + transfers

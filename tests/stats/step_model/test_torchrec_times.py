@@ -33,3 +33,20 @@ def test_nothing_crosses_on_one_rank() -> None:
 
 def test_times_add_up() -> None:
     assert TorchrecTimes(1.0, 2.0, 3.0, 4.0).total == 10
+
+
+def test_a_quicker_memory_or_link_shortens_its_own_times_alone() -> None:
+    plain = table_wise(512, 4, 3, 16, TorchrecConstants())
+    memory = table_wise(512, 4, 3, 16, TorchrecConstants(table_bandwidth=2 * 897 * 1024**3 / 1000))
+    link = table_wise(512, 4, 3, 16, TorchrecConstants(link_bandwidth=2 * 600 * 1024**3 / 1000))
+    assert memory.forward_compute == pytest.approx(plain.forward_compute / 2)
+    assert memory.forward_link == plain.forward_link
+    assert link.backward_link == pytest.approx(plain.backward_link / 2)
+    assert link.backward_compute == plain.backward_compute
+
+
+def test_half_floats_halve_what_crosses_and_not_the_ids() -> None:
+    whole, half = (table_wise(512, 4, 3, 128, TorchrecConstants(), float_bytes=size) for size in (4, 2))
+    assert half.forward_link == pytest.approx(whole.forward_link / 2)
+    ids = 512 * 4 * 3 * 8 / TorchrecConstants().table_bandwidth
+    assert half.forward_compute - ids == pytest.approx((whole.forward_compute - ids) / 2)

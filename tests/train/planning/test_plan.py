@@ -17,9 +17,9 @@ from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import KIB, MIB
 from hotset.pipeline.stages.preprocess import preprocess
 from hotset.stats.step_model.exchange_work import reduced_bytes
-from hotset.tests.support.planning.made_up_machine import ERROR, made_up_machine
+from hotset.tests.support.planning.made_up_machine import CONSTANTS, ERROR, made_up_machine
 from hotset.train.advice import AdviceConfig
-from hotset.train.planning.plan import PlanConfig, codec_bytes, parse_link, plan
+from hotset.train.planning.plan import PlanConfig, codec_bytes, doubled, parse_link, plan
 from hotset.train.planning.plan_record import MachinePlan
 from hotset.workflows.recipes import criteo_kaggle
 
@@ -135,3 +135,66 @@ def test_any_other_link_is_refused(text: str) -> None:
 
 def test_gradients_of_the_dense_layers_cross_twice() -> None:
     assert reduced_bytes(100, 2) == 400
+
+
+def test_twice_of_a_thing_halves_its_own_times_alone() -> None:
+    found = doubled(CONSTANTS)
+    assert found.keys() == {"compute", "host bandwidth", "link"}
+    assert found["compute"].products == replace(CONSTANTS.products, flops=2 * CONSTANTS.products.flops)
+    host = found["host bandwidth"]
+    assert host.rows.seconds(64, 1e7) == pytest.approx(CONSTANTS.rows.seconds(64, 1e7) / 2)
+    assert host.updates.seconds(64, 1e12) == pytest.approx(CONSTANTS.updates.seconds(64, 1e12) / 2)
+    assert host.copy_bytes_per_second == 2 * CONSTANTS.copy_bytes_per_second
+    # Nothing else changes.
+    assert replace(found["compute"], products=CONSTANTS.products) == CONSTANTS
+    assert replace(found["link"], message_bytes_per_second=CONSTANTS.message_bytes_per_second) == CONSTANTS
+    assert (host.products, host.message_seconds) == (CONSTANTS.products, CONSTANTS.message_seconds)
+
+
+def test_options_are_told_once_and_staging_only_where_rows_are_staged(folder: Path) -> None:
+    found = planned(folder, PlanConfig(advice=SMALL, ranks=(1, 2)))
+    keys = [
+        (one["placement"], one["ranks"], one["homes"], one["codec"], one["fast_bytes"])
+        for one in found["options"]
+    ]
+    assert len(keys) == len(set(keys))
+    for one in found["options"]:
+        assert (one["staging_bytes"] > 0) is (one["placement"] in ("cache", "lookahead"))
+        assert (one["homes"] is None) is (one["codec"] is None) is (one["ranks"] == 1)
+        assert one["is_arithmetic"] is (one["ranks"] > 1 or one["placement"] == "fae")
+    first, second = found["options"][:2]
+    assert found["margin"] == pytest.approx(second["step_seconds"] / first["step_seconds"] - 1)
+
+
+def test_a_machine_without_held_out_cells_has_no_interval_and_calls_nothing_close(folder: Path) -> None:
+    model = made_up_machine().model
+    assert model is not None
+    found = planned(folder, model=replace(model, error=None))
+    assert found["is_close"] is False and found["machine"]["error"] is None
+    for one in found["options"]:
+        assert one["low_seconds"] == one["step_seconds"] == one["high_seconds"]
+
+
+def test_the_memory_that_the_hint_names_is_enough(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="no placement fits") as error:
+        planned(folder, PlanConfig(advice=replace(SMALL, fast_bytes=(KIB,))))
+    kibibytes = int((error.value.hint or "").split("KiB")[0].removeprefix("--fast-bytes "))
+    assert planned(folder, PlanConfig(advice=replace(SMALL, fast_bytes=(kibibytes * KIB,))))["options"]
+
+
+def test_a_link_of_its_own_leaves_each_rank_all_threads(folder: Path) -> None:
+    shared, apart = (
+        planned(folder, PlanConfig(advice=SMALL, ranks=(2,), link_bytes_per_second=link))["options"][0]
+        for link in (None, CONSTANTS.message_bytes_per_second)
+    )
+    assert (
+        apart["parts"]["bottom"] < shared["parts"]["bottom"]
+        or apart["parts"]["lookup"] < shared["parts"]["lookup"]
+    )
+    assert apart["step_seconds"] < shared["step_seconds"]
+
+
+def test_the_bytes_of_rows_follow_from_their_codec() -> None:
+    assert codec_bytes(100, 16, "none") == pytest.approx(100 * 64, rel=0.01)
+    assert codec_bytes(0, 16, "int8") == 0
+    assert codec_bytes(10, 64, "int8") < codec_bytes(10, 64, "bf16") < codec_bytes(10, 64, "none")

@@ -24,6 +24,7 @@ from hotset.workflows.characterise.sweep_findings import (
     elasticities,
     longest_parts,
     observations,
+    points_of,
     saturation_batch,
 )
 from hotset.workflows.characterise.torchrec_comparison import compare_with_torchrec
@@ -116,3 +117,66 @@ def test_torchrec_is_compared_on_held_out_cells() -> None:
     # A formula without dense layers and fixed costs is far off for such steps.
     assert found["TorchRec's formula, its constants"].median_error > 0.5
     assert compare_with_torchrec(replace(made_up_machine(), model=None), records()) == {}
+
+
+def test_points_are_of_cells_that_differ_in_nothing_else() -> None:
+    factor = [record(Cell(batch_size=size), 1.0) for size in (512, 128, 256)]
+    others = [
+        record(Cell(batch_size=64, preset="M1"), 1.0),
+        record(Cell(batch_size=32, skew=0.8), 1.0),
+        record(Cell(batch_size=16, placement="cache"), 1.0),
+    ]
+    assert points_of(factor + others, "batch_size") == [(128, 128), (256, 256), (512, 512)]
+    # No logarithm of a skew of zero, and no number in a name.
+    assert points_of([record(Cell(skew=0.0), 1.0)], "skew") == []
+    assert points_of([record(Cell(placement="cache"), 1.0)], "placement") == []
+
+
+def test_two_points_have_no_slope_and_noise_widens_its_interval() -> None:
+    cells = [Cell(rows_of_table=rows) for rows in (500, 5000, 50_000, 500_000)]
+    assert elasticities([record(cell, 1.0) for cell in cells[:2]]) == []
+    widths = []
+    for noise in (1.0, 1.1, 1.5):
+        seconds = [noise if number % 2 else 1.0 for number in range(4)]
+        (found,) = elasticities([record(cell, each) for cell, each in zip(cells, seconds, strict=True)])
+        widths.append(found.error)
+    assert widths[0] == pytest.approx(0, abs=1e-12) and widths == sorted(widths) and widths[1] < widths[2]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "verdict"),
+    [((1, 2, 4, 4), HOLDS), ((1, 2, 3, 4), FAILS), ((4, 4, 4, 4), FAILS), ((4, 3, 2, 1), FAILS)],
+)
+def test_speed_saturates_only_where_it_rose_before_the_largest_batch(
+    speeds: tuple[int, ...], verdict: str
+) -> None:
+    batches = (128, 256, 512, 1024)
+    found = [record(Cell(batch_size=b), b / speed) for b, speed in zip(batches, speeds, strict=True)]
+    assert verdicts(found)["Speed rises"] == verdict
+
+
+@pytest.mark.parametrize(("power", "verdict"), [(1.0, HOLDS), (2.0, FAILS), (0.3, FAILS), (-1.0, FAILS)])
+def test_lookups_are_linear_beyond_a_fixed_part(power: float, verdict: str) -> None:
+    found = [record(Cell(pooling=pooling), 5.0 + pooling**power) for pooling in (1, 2, 4, 8, 16, 32)]
+    assert verdicts(found)["Lookups per"] == verdict
+
+
+def test_one_placement_that_is_best_everywhere_is_told() -> None:
+    cells = [
+        Cell(embedding_dim=dim, placement=placement)
+        for dim in (16, 32, 64)
+        for placement in ("all-fast", "cache", "hybrid")
+    ]
+    seconds = {"all-fast": 0.1, "cache": 1.0, "hybrid": 2.0}
+    found = [record(cell, seconds[cell.placement]) for cell in cells]
+    # All rows on the fast tier is no answer where they do not fit.
+    assert set(best_placements(found).values()) == {"cache"} and len(best_placements(found)) == 3
+    assert verdicts(found)["No placement"] == FAILS
+    alone = [one for one in found if one.cell.placement != "hybrid"]
+    assert best_placements(alone) == {}
+
+
+def test_a_page_without_cells_says_that_nothing_can_be_seen() -> None:
+    page = findings_page(Characterised(replace(made_up_machine(threads=1), model=None, num_cells=0), []))
+    assert "made up, 1 thread<" in page and page.count(UNSEEN) == 9
+    assert HOLDS not in page and FAILS not in page and "TorchRec's formula" not in page

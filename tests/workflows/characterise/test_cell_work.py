@@ -1,0 +1,68 @@
+"""The work of cells, by hand and against each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hotset.tests.support.planning.made_up_cells import TINY, made_up_record
+from hotset.workflows.characterise.cell_work import STAGED, measured_step, work_of
+from hotset.workflows.characterise.cells import Cell
+
+UNIFORM = replace(TINY, skew=0.0, batch_size=100, num_tables=3, rows_of_table=300)
+SKEWED = Cell(rows_of_table=5000, num_tables=4, batch_size=512)
+
+
+def test_the_distinct_rows_of_even_lookups_are_those_of_balls_in_boxes() -> None:
+    work = work_of(UNIFORM, 2)
+    assert work.distinct_rows == pytest.approx(3 * 300 * (1 - (1 - 1 / 300) ** 100))
+    pooled = work_of(replace(UNIFORM, pooling=4), 2)
+    assert pooled.distinct_rows == pytest.approx(3 * 300 * (1 - (1 - 1 / 300) ** 400))
+    assert (work.lookups, pooled.lookups) == (300, 1200) and pooled.num_bags == work.num_bags == 300
+    # A label, three dense features and the ids, all of four bytes.
+    assert (work.input_bytes, pooled.input_bytes) == (4 * (400 + 300), 4 * (400 + 1200))
+
+
+def test_more_skew_means_fewer_distinct_rows() -> None:
+    found = [work_of(replace(UNIFORM, skew=skew), 2).distinct_rows for skew in (0.0, 0.8, 1.05, 1.2)]
+    assert found == sorted(found, reverse=True)
+
+
+def test_rows_move_beside_the_loop_or_in_it_by_their_placement() -> None:
+    plain = work_of(SKEWED, 2)
+    assert (plain.moved_rows, plain.staged_rows, plain.in_place_vectors) == (0, 0, 0)
+    found = {
+        name: work_of(replace(SKEWED, placement=name), 2) for name in ("hybrid", "hybrid-dedup", *STAGED)
+    }
+    assert found["hybrid"].in_place_vectors == 2 * 512 * 4
+    assert found["hybrid-dedup"].in_place_vectors == pytest.approx(2 * plain.distinct_rows)
+    for name, work in found.items():
+        is_staged = name in STAGED
+        assert (work.staged_rows == plain.distinct_rows) is is_staged
+        assert (work.moved_rows > 0) is (work.initialized_rows > 0) is is_staged
+        assert (work.in_place_vectors > 0) is not is_staged
+        # What the model computes is the same everywhere.
+        assert (work.top, work.bottom, work.lookups) == (plain.top, plain.bottom, plain.lookups)
+    uva = found["hybrid-uva"]
+    assert uva.moved_rows + uva.initialized_rows == pytest.approx(2 * plain.distinct_rows)
+
+
+@pytest.mark.parametrize("placement", ["cache", "lookahead"])
+def test_more_slots_never_move_more_rows_and_room_for_all_moves_each_once(placement: str) -> None:
+    shares = (0.05, 0.2, 0.5, 1.0)
+    works = [work_of(replace(SKEWED, placement=placement, fast_share=share), 2) for share in shares]
+    moved = [work.moved_rows for work in works]
+    assert moved == sorted(moved, reverse=True) and moved[0] > moved[-1]
+    # Every row that a run uses is made once and written back once.
+    assert moved[-1] == pytest.approx(works[-1].initialized_rows)
+    # Slots for less than a batch load its rows in two passes; slots for more never load them all anew.
+    assert moved[0] + works[0].initialized_rows == pytest.approx(4 * works[0].distinct_rows, rel=0.01)
+    assert moved[1] < work_of(replace(SKEWED, placement="hybrid-uva"), 2).moved_rows
+
+
+def test_a_measured_cell_keeps_its_times_and_gets_its_work() -> None:
+    record = replace(made_up_record(TINY), beside={"load": 0.25, "transfers": 0.5})
+    found = measured_step(record)
+    assert found.seconds == record.step_seconds and found.work == work_of(TINY, record.threads)
+    assert found.parts == record.parts | {"beside load": 0.25, "beside transfers": 0.5}

@@ -1,0 +1,63 @@
+"""What is printed of a machine: units of constants, and sentences for what there is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from hotset.tests.support.planning.made_up_machine import ERROR, made_up_machine
+from hotset.train.planning.machine_file import MachineFile
+from hotset.workflows.characterise.characterise import Characterised
+from hotset.workflows.characterise.show_machine import sentences, show_machine, summary
+
+
+def printed(machine: MachineFile) -> str:
+    console = Console(file=StringIO(), width=160)
+    show_machine(Characterised(machine, []), console)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "shown"),
+    [
+        ("seconds", 1.5, "1.5 s"),
+        ("seconds", 2e-3, "2 ms"),
+        ("seconds", 3.25e-6, "3.25 µs"),
+        ("seconds", 4e-9, "4 ns"),
+        ("seconds", 0.0, "0 ns"),
+        ("seconds per byte", 1e-10, "10 GB/s"),
+        ("seconds per byte", 0.0, " - "),
+        ("watts", 12.34, "12.3 W"),
+    ],
+)
+def test_constants_are_printed_in_units_that_read_well(unit: str, value: float, shown: str) -> None:
+    machine = made_up_machine()
+    (constant,) = machine.constants
+    same = replace(constant, unit=unit, median=value, low=value, high=value, facts={"bytes": 12345.0})
+    text = printed(replace(machine, constants=(same,)))
+    assert shown in text and "bytes 12,345" in text
+
+
+def test_sentences_say_only_what_was_found() -> None:
+    machine = made_up_machine()
+    assert machine.model is not None
+    plain = replace(machine, not_measured={})
+    assert len(sentences(Characterised(plain, []))) == 2
+    unordered = replace(machine.model, error=replace(ERROR, num_pairs=0, pairs_in_order=None))
+    told = sentences(Characterised(replace(plain, model=unordered), []))[1]
+    assert told.endswith("on the other 60.")
+    # Neither a fit nor one without held-out cells tells an error.
+    for model in (None, replace(machine.model, error=None)):
+        result = Characterised(replace(plain, model=model), [])
+        assert "too few to predict from: give more --minutes" in sentences(result)[1]
+        assert summary(result)["num_held_out"] == summary(result)["num_pairs"] == 0
+
+
+def test_one_reason_for_several_things_is_said_once() -> None:
+    reasons = {"GPU rows": "no GPU was found", "power": "it is not told", "GPU products": "no GPU was found"}
+    (told,) = sentences(Characterised(replace(made_up_machine(), not_measured=reasons), []))[2:]
+    assert told == "Not measured: GPU rows, power, GPU products (it is not told; no GPU was found)."
