@@ -36,9 +36,9 @@ def levels_of(rows: NDArray[np.float32], bound: float) -> NDArray[np.uint8]:
 
     Args:
         rows: (N, D), finite.
-        bound: at least 1/510, so that codes fit in a byte.
+        bound: at least 1/508, so that codes fit in a byte wherever the range begins.
     """
-    spread = float(rows.max(initial=0) - rows.min(initial=0)) if rows.size else 0.0
+    spread = float(np.ptp(rows)) if rows.size else 0.0
     if spread == 0:
         return np.zeros(rows.shape, np.uint8)
     codes = np.rint(rows / (2 * bound * spread))

@@ -82,3 +82,50 @@ def test_levels_keep_the_bound(rng: np.random.Generator) -> None:
         error = rows - back
         assert np.ptp(error) <= 2 * bound * spread * (1 + 1e-5)
     assert levels_of(np.ones((3, 2), np.float32), 0.1).tolist() == [[0, 0]] * 3
+
+
+def test_repetitions_end_at_blocks_windows_and_255_rows() -> None:
+    def distinct(num_rows: int) -> NDArray[np.uint8]:
+        """Rows of 3 codes that nowhere repeat."""
+        return np.stack(
+            [np.arange(num_rows) // 100, np.arange(num_rows) % 100, np.zeros(num_rows)], 1
+        ).astype(np.uint8)
+
+    # 3 bytes a row, a bit each, and 8 bytes a block.
+    assert vector_lz_bytes(distinct(16)) == 16 * 3 + 2 + 8
+    assert vector_lz_bytes(np.concatenate([distinct(32), distinct(32)])) == 32 * 3 + 2 + 5 + 8
+    assert vector_lz_bytes(np.concatenate([distinct(33), distinct(33)])) == 66 * 3 + 9 + 8
+    # A row, then repetitions of 255, 255 and 1 of it.
+    assert vector_lz_bytes(np.full((512, 3), 5, np.uint8)) == 3 + 3 * 2 + 1 + 8
+    # The second block begins with a row of its own.
+    one_block = vector_lz_bytes(np.full((2048, 3), 5, np.uint8))
+    assert vector_lz_bytes(np.full((2049, 3), 5, np.uint8)) == one_block + 3 + 1 + 8
+    # Columns of a matrix with more of them need no copy by the caller.
+    wide = np.tile(distinct(40), (1, 2))
+    assert vector_lz_bytes(wide[:, :3]) == vector_lz_bytes(distinct(40))
+
+
+def test_sizes_of_prefix_codes_do_not_depend_on_the_codes_themselves(rng: np.random.Generator) -> None:
+    counts = [1, 1, 2, 3, 5, 8, 13, 21]
+    codes = np.repeat(np.arange(8, dtype=np.uint8), counts)
+    # Counts of Fibonacci make the deepest tree: one code each of 1 to 6 bits, and two of 7.
+    bits = sum(count * depth for count, depth in zip(counts, (7, 7, 6, 5, 4, 3, 2, 1), strict=True))
+    assert huffman_bytes(codes) == -(-bits // 8)
+    named_otherwise = rng.permutation(256).astype(np.uint8)[codes]
+    assert huffman_bytes(rng.permutation(named_otherwise).reshape(2, 27)) == huffman_bytes(codes)
+    assert huffman_bytes(np.arange(256, dtype=np.uint8)) == 256
+    assert huffman_bytes(np.array([3, 200], np.uint8)) == 1
+
+
+@pytest.mark.parametrize("middle", [-40.0, 0.0, 2.0, 40.0])
+def test_levels_are_of_the_range_wherever_it_lies(middle: float, rng: np.random.Generator) -> None:
+    rows = (middle + rng.uniform(-1, 1, (300, 4))).astype(np.float32)
+    rows[0, :2] = middle - 1, middle + 1
+    for bound, least, most in ((0.05, 10, 11), (0.01, 50, 51), (1 / 508, 254, 255)):
+        levels = levels_of(rows, bound)
+        assert levels.min() == 0 and least <= levels.max() <= most
+        # Levels and numbers differ by a constant, to within the bound of the range of 2.
+        error = rows.astype(np.float64) - levels * (2 * bound * 2)
+        assert np.ptp(error) <= 2 * bound * 2 * (1 + 1e-3)
+    assert levels_of(np.zeros((0, 4), np.float32), 0.1).shape == (0, 4)
+    assert not levels_of(np.full((2, 3), middle, np.float32), 0.1).any()
