@@ -13,6 +13,7 @@ f = (W - 1) / W:
 d is the probability that no user of a step is a user of the next one. The steps of a row are in random
 order, so its first one is like any other. The most uses among W ranks are those of n balls in W bins: exact
 up to 64, beyond that by the normal distribution, both with the smaller spread of n draws out of W T pairs.
+Of few steps that is too many, so homes by use send the least possible at least.
 Moving homes reach the least where rows have no optimizer state.
 
 Error:
@@ -81,7 +82,7 @@ def expected_exchange(
         every_lookup=float(2 * remote * (num_rows @ counts)),
         deduplicated=float(2 * remote * (num_rows @ num_uses)),
         first_uses_computed=float(remote * (num_rows @ (num_uses * (1 + not_first)))),
-        homes_by_use=float(num_rows @ (away * (1 + not_first))),
+        homes_by_use=float(num_rows @ np.maximum(away * (1 + not_first), least)),
         least_possible=float(num_rows @ least),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -86,3 +86,37 @@ def test_rows_that_are_used_once_send_nothing() -> None:
     assert found.homes_by_use == pytest.approx(0, abs=0.05)
     assert found.least_possible == pytest.approx(0, abs=0.05)
     assert asdict(expected_exchange(np.zeros(3, np.int64), 0, 0, 2)) == dict.fromkeys(asdict(found), 0.0)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 8, 64])
+@pytest.mark.parametrize("num_steps", [1, 2, 60, 500])
+def test_no_scheme_is_expected_below_the_next(num_steps: int, num_ranks: int) -> None:
+    for rank_samples in (1, 64, 2048):
+        num_samples = num_steps * num_ranks * rank_samples
+        # From one lookup in the epoch to several by each sample.
+        for lookups in (1, 2, 5, 64, 65, num_samples // 2 + 1, num_samples, 3 * num_samples):
+            found = expected_exchange(np.array([lookups]), num_samples, num_steps, num_ranks)
+            rows = list(asdict(found).values())
+            for before, after in pairwise(rows):
+                assert 0 <= after <= before * (1 + 1e-9) + 1e-9, found
+
+
+def test_one_step_sends_gradients_alone() -> None:
+    """Each row is used for the first time, and all but one of its users send a gradient."""
+    num_samples, num_ranks = 64, 4
+    lookups = np.array([1, 2, 3, 64])
+    found = expected_exchange(lookups, num_samples, 1, num_ranks)
+    # Samples are drawn one by one: that a rank uses a row is that none of its 16 samples is left out.
+    uses = num_ranks * (1 - (1 - lookups / num_samples) ** 16)
+    used = 1 - (1 - lookups / num_samples) ** 64
+    assert found.every_lookup == pytest.approx(2 * 3 / 4 * lookups.sum())
+    assert found.least_possible == pytest.approx((uses - used).sum(), rel=0.1)
+    assert found.homes_by_use == pytest.approx(found.least_possible, rel=0.01)
+
+
+def test_rows_of_equal_counts_are_expected_alike_and_add_up() -> None:
+    counts = np.array([1, 4, 4, 90, 1, 700, 0])
+    whole = asdict(expected_exchange(counts, 4_000, 20, 4))
+    parts = [asdict(expected_exchange(counts[i : i + 1], 4_000, 20, 4)) for i in range(counts.size)]
+    assert whole == pytest.approx({name: sum(part[name] for part in parts) for name in whole})
+    assert asdict(expected_exchange(counts[::-1], 4_000, 20, 4)) == whole
