@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hotset.pipeline.errors import ConfigError
 from hotset.stats.codecs.bounded_codec import BoundedCodec
+from hotset.stats.codecs.codec_names import codec_of
 from hotset.train.data.batch import EmbeddingTable
 from hotset.train.exchange.chosen_exchange import (
     ChosenExchange,
@@ -14,7 +17,7 @@ from hotset.train.exchange.chosen_exchange import (
     factor_at,
     refuse_unknown_tables,
 )
-from hotset.train.exchange.coded_exchange import CodedExchange
+from hotset.train.exchange.coded_exchange import EXACT, CodedExchange, Coding
 from hotset.train.options.exchange_options import ExchangeOptions
 
 TABLES = [EmbeddingTable(f"C{n}", rows, 1, 4) for n, rows in enumerate((999, 1_000, 400_000, 400_001))]
@@ -40,7 +43,8 @@ def test_bounds_go_by_table_and_step() -> None:
     assert isinstance(looser, BoundedCodec)
     # A bound of half the range would say nothing.
     assert looser.of_tables == pytest.approx({0: 0.45, 1: 0.45, 2: 0.015, 3: 0.45})
-    assert codec.at(2.0).num_bytes is not None
+    twice = codec.at(2.0)
+    assert isinstance(twice, BoundedCodec) and twice.bound == 0.49 == twice.of_tables[0]
     assert WidthCodec("exchange", "int8", TABLES).at(2.0).name == "int8"
 
 
@@ -60,3 +64,64 @@ def test_random_bits_change_with_seed_step_rank_and_width() -> None:
     found = [streams(*each) for each in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]
     assert len({stream for each in found for stream in each}) == 16
     assert streams(0, 0, 0) == found[0]
+
+
+def test_bounds_tighten_as_steps_are_done() -> None:
+    coded = CodedExchange(0, 0, [TABLES[:1], TABLES[1:]])
+    coded.use(ChosenExchange("bounded:0.1", "bounded:sizes", "none", "step", 20))
+    bounds = []
+    for _ in range(22):
+        vectors, gradients = coded.vectors().codecs, coded.gradients().codecs
+        assert all(isinstance(codec, BoundedCodec) for codec in (*vectors, *gradients))
+        first, second = vectors[0], gradients[1]
+        assert isinstance(first, BoundedCodec) and isinstance(second, BoundedCodec)
+        bounds.append(first.bound)
+        # Each table by the same factor.
+        factor = first.bound / 0.1
+        assert second.of_tables == pytest.approx({0: 0.03 * factor, 1: 0.03 * factor, 2: 0.01 * factor})
+        coded.note_step()
+    # A tenth less every two of twenty steps, and the bound itself from then on.
+    assert bounds == pytest.approx([0.1 * (2 - step // 2 / 10) for step in range(20)] + [0.1, 0.1])
+    assert coded.step == coded.counts.num_steps == 22
+    # A run that is resumed goes on where it was.
+    resumed = CodedExchange(0, 0, [TABLES[:1], TABLES[1:]], step=7)
+    resumed.use(coded.chosen)
+    (codec, _) = resumed.vectors().codecs
+    assert isinstance(codec, BoundedCodec) and codec.bound == bounds[7]
+
+
+def test_rows_cross_as_they_are_only_where_every_width_does() -> None:
+    exact, coarse = codec_of("none"), codec_of("int8")
+    assert EXACT.is_exact and Coding([exact, exact], [None, 5]).is_exact
+    assert not Coding([exact, coarse], [None, None]).is_exact
+    coded = CodedExchange(1, 2, [TABLES])
+    assert coded.vectors().is_exact and coded.gradients().is_exact and coded.dense("sums")[0].is_exact
+    coded.use(ChosenExchange(gradients="bf16"))
+    assert coded.vectors().is_exact and not coded.gradients().is_exact
+    assert not coded.chosen.is_exact and coded.prediction is None
+    with coded.clocked():
+        pass
+    assert coded.counts.seconds >= 0 and set(coded.counts.sent_bytes.values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"exchange": "bounded:sizes"}, ("bounded:sizes", "int8", "none")),
+        ({"exchange": "bounded:0.1", "exchange_back": "none"}, ("bounded:0.1", "none", "none")),
+        ({"exchange": "auto", "exchange_back": "fp8"}, ("none", "fp8", "none")),
+        ({"exchange_back": "bounded:0.2,C1=0.1"}, ("none", "bounded:0.2,C1=0.1", "none")),
+        ({"exchange": "fp16", "exchange_dense": "int4"}, ("fp16", "fp16", "int4")),
+    ],
+)
+def test_codecs_of_each_way_follow_from_the_options(fields: dict[str, Any], wanted: tuple[str, ...]) -> None:
+    chosen = chosen_by(ExchangeOptions(**fields), 10)
+    assert (chosen.vectors, chosen.gradients, chosen.dense) == wanted and chosen.early_steps == 0
+
+
+@pytest.mark.parametrize(("early", "wanted"), [(0.25, 25), (0.999, 99), (1, 1), (1.5, 1), (400, 400)])
+def test_early_steps_are_a_share_or_a_number(early: float, wanted: int) -> None:
+    options = ExchangeOptions(exchange="bounded:0.1", exchange_decay="linear", exchange_early=early)
+    chosen = chosen_by(options, 100)
+    assert chosen.early_steps == wanted
+    assert factor_at(chosen, 0) == 2 and factor_at(chosen, wanted) == 1

@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
+from hotset.stats.codecs.codec_names import codec_of
+from hotset.stats.codecs.row_codec import RowMessage, shape_of
 from hotset.train.exchange.chosen_exchange import ChosenExchange
 from hotset.train.exchange.coded_exchange import CodedExchange
 from hotset.train.exchange.dense_sums import DenseSums
 from hotset.train.exchange.row_messages import NotFiniteRowError
 from hotset.train.model.sample_tree import add_losses
-from hotset.train.ranks.ranks import Ranks
+from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 
 
@@ -84,3 +87,66 @@ def test_a_dense_gradient_that_is_not_finite_is_refused_by_its_step() -> None:
 
     with pytest.raises(NotFiniteRowError, match="gradient of the dense layers is not finite at step 7"):
         run_thread_ranks(2, work)
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "int8", "int4", "fp8"])
+def test_a_coded_sum_rounds_what_is_sent_and_then_the_sum(name: str, rng: np.random.Generator) -> None:
+    """Bit for bit: a rank keeps its own slice as it is, blocks of 128 numbers have keys of their own."""
+    # Two slices of two blocks, the last of them with 3 numbers.
+    parts = (rng.normal(size=(2, 387)) * 10.0 ** rng.integers(-3, 3, (2, 387))).astype(np.float32)
+    codecs = [CodedExchange(rank, 3, step=4) for rank in range(2)]
+    for coded in codecs:
+        coded.use(ChosenExchange(dense=name))
+
+    def rounded(numbers: NDArray[np.float32], first_block: int, stream: int) -> NDArray[np.float32]:
+        message = RowMessage.of(numbers.reshape(-1, 128), stream=stream)
+        message = message._replace(keys_N=message.keys_N + first_block)
+        codec = codec_of(name)
+        data = np.empty(codec.num_bytes(shape_of(message)), np.uint8)
+        codec.encode(message, data)
+        found = np.empty_like(message.rows_ND)
+        codec.decode(data, shape_of(message), found)
+        return found.reshape(-1)
+
+    filled = np.zeros((2, 2, 256), np.float32)
+    filled.reshape(2, -1)[:, :387] = parts
+    wanted = []
+    for owner in range(2):
+        other = 1 - owner
+        arrived = rounded(filled[other, owner], 2 * owner, codecs[other].dense("partials")[1])
+        total = filled[owner, owner] + arrived
+        wanted.append(rounded(total, 0, codecs[owner].dense("sums")[1]))
+
+    def work(ranks: Ranks) -> bytes:
+        gradient = torch.from_numpy(parts[ranks.rank].copy())
+        assert DenseSums(ranks, codecs[ranks.rank], 387).add(gradient, 0.5) == 1.0
+        return gradient.numpy().tobytes()
+
+    assert run_thread_ranks(2, work) == [np.concatenate(wanted)[:387].tobytes()] * 2
+    # A slice to the other rank, and the sum of the own slice with the loss.
+    slice_bytes = {"fp16": 512, "bf16": 512, "int8": 2 * 130, "int4": 2 * 66, "fp8": 2 * 130}[name]
+    assert [coded.counts.sent_bytes["dense"] for coded in codecs] == [2 * slice_bytes + 8] * 2
+
+
+def test_saturated_numbers_of_dense_gradients_are_counted() -> None:
+    def work(ranks: Ranks) -> int:
+        coded = CodedExchange(ranks.rank, 0)
+        coded.use(ChosenExchange(dense="fp16"))
+        gradient = torch.zeros(512)
+        # In the slice of rank 1: sent by rank 0, and again in the sum that rank 1 sends.
+        gradient[300] = 1e6 if ranks.rank == 0 else 64.0
+        DenseSums(ranks, coded, 512).add(gradient, 0.0)
+        assert gradient[300] == 65_504 and gradient.count_nonzero() == 1
+        return coded.counts.num_saturated
+
+    assert run_thread_ranks(2, work) == [1, 1]
+
+
+def test_one_rank_sends_nothing() -> None:
+    coded = CodedExchange(0, 0)
+    coded.use(ChosenExchange(dense="int4"))
+    gradient = torch.tensor([1e-9, 2.0])
+    assert DenseSums(OneRank(), coded, 2).add(gradient, 0.25) == 0.25
+    assert gradient.tolist() == torch.tensor([1e-9, 2.0]).tolist() and not any(
+        coded.counts.sent_bytes.values()
+    )

@@ -6,16 +6,22 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from hotset.pipeline.errors import HotsetError
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train import run
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
 from hotset.train.config import TrainConfig
+from hotset.train.exchange.chosen_exchange import ChosenExchange, chosen_by
+from hotset.train.exchange.coded_exchange import CodedExchange, ExchangePrediction
+from hotset.train.options.exchange_options import ExchangeOptions
 from hotset.train.options.interval import parse_interval
 from hotset.train.options.rank_options import RankOptions
 from hotset.train.ranks.link_speed import LinkSpeed
@@ -28,6 +34,12 @@ from hotset.train.trainer_building.build_trainer import build_trainer
 SLOW_LINK, FAST_LINK = LinkSpeed(1e-3, 1e3), LinkSpeed(1e-3, 1e15)
 SPEC = ShardSpec(num_rows=(60, 1, 900), num_hot=(3, 1, 5), num_mixed=220, batch_size=20)
 CONFIG = TrainConfig(threads=1, placement="all-fast", embedding_optimizer="adagrad")
+
+
+def _kept(measure: Callable[..., Any], kept: dict[int, Any], trainer: Any) -> Any:
+    """What a rank finds, and a note of it."""
+    kept[trainer.ranks.rank] = measure(trainer)
+    return kept[trainer.ranks.rank]
 
 
 class _KilledError(Exception):
@@ -78,7 +90,19 @@ def test_a_slow_link_gets_small_codecs_and_a_fast_one_none(
     train_on: Callable[..., TrainSummary], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "measure_link", lambda ranks: SLOW_LINK)
+    looked_at: dict[int, Any] = {}
+    monkeypatch.setattr(module, "_volumes", partial(_kept, module._volumes, looked_at))
     slow = train_on("slow", 2, exchange="auto").exchange
+    # A row that one of two ranks sends, the other one receives; each vector has its gradient.
+    for kind in ("vectors", "gradients"):
+        (first,), (second,) = looked_at[0][kind], looked_at[1][kind]
+        assert first.num_sent == second.num_received > 0 and first.num_received == second.num_sent > 0
+        assert first.embedding_dim == second.embedding_dim
+    assert looked_at[0]["vectors"][0].num_sent == looked_at[0]["gradients"][0].num_received
+    # Of each dense number half is sent to the other rank, as a gradient and as a sum.
+    weights = load_file(tmp_path / "slow" / "weights.safetensors")
+    num_dense = sum(each.numel() for name, each in weights.items() if "." in name)
+    assert looked_at[0]["dense"] == [(128, num_dense / 128, num_dense / 128)] == looked_at[1]["dense"]
     assert slow is not None and slow.prediction is not None and not slow.has_equal_bits
     assert slow.codecs == {"vectors": "int8", "gradients": "int8", "dense": "bf16"}
     # Prediction and outcome, both of a step.
@@ -142,3 +166,103 @@ def test_rows_that_are_not_finite_stop_the_run_by_name(
     monkeypatch.setattr(run, "build_trainer", with_an_infinity)
     with pytest.raises(HotsetError, match=r"the \w+ of (row \d+ of table|the) .* not finite"):
         train_on("run", 2, exchange="int8", exchange_dense="bf16")
+
+
+VOLUMES = (
+    {
+        "vectors": [(4, 100.0, 50.0), (16, 10.0, 10.0)],
+        "gradients": [(4, 50.0, 100.0), (16, 0.0, 0.0)],
+        "dense": [(128, 8.0, 8.0)],
+    },
+    {
+        "vectors": [(4, 20.0, 200.0), (16, 40.0, 0.0)],
+        "gradients": [(4, 200.0, 20.0), (16, 0.0, 30_000.0)],
+        "dense": [(128, 8.0, 8.0)],
+    },
+)
+"""Width, and rows that are sent and received, of each rank."""
+
+
+def chosen_on(
+    monkeypatch: pytest.MonkeyPatch, link: LinkSpeed, seconds: dict[str, float], options: ExchangeOptions
+) -> tuple[ChosenExchange, ExchangePrediction]:
+    """The choice of two ranks where coding and decoding any message take so many seconds."""
+    tried = set()
+
+    def seconds_of(work: partial[Any]) -> float:
+        work()
+        tried.add(work.func.__self__.name)  # type: ignore[attr-defined]
+        return seconds[work.func.__self__.name]  # type: ignore[attr-defined]
+
+    def volumes_of(trainer: Any) -> Any:
+        found = VOLUMES[trainer.ranks.rank]
+        return {kind: [module._Volume(*each) for each in widths] for kind, widths in found.items()}
+
+    monkeypatch.setattr(module, "_MOST_ROWS", 1_000)
+    monkeypatch.setattr(module, "measure_link", lambda ranks: link)
+    monkeypatch.setattr(module, "_volumes", volumes_of)
+    monkeypatch.setattr(module, "_least_seconds", seconds_of)
+
+    def work(ranks: Ranks) -> tuple[ChosenExchange, ExchangePrediction | None]:
+        coded = CodedExchange(ranks.rank, 0)
+        coded.use(chosen_by(options, 10))
+        trainer: Any = SimpleNamespace(ranks=ranks, coded=coded, config=SimpleNamespace(seed=0))
+        found = module.choose_exchange(trainer, options)
+        # The run goes on by what is returned, not by itself.
+        assert coded.chosen == chosen_by(options, 10)
+        return found, coded.prediction
+
+    (chosen, prediction), other = run_thread_ranks(2, work)
+    assert other == (chosen, prediction) and prediction is not None
+    assert "none" not in tried
+    return chosen, prediction
+
+
+def test_the_choice_is_by_bytes_and_work_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"bf16": 1e-6, "int8": 5e-6}
+    auto = ExchangeOptions(exchange="auto")
+    chosen, prediction = chosen_on(monkeypatch, LinkSpeed(0.25, 1e6), seconds, auto)
+    assert chosen == ChosenExchange("int8", "int8", "bf16")
+    # Bytes: of the larger direction, at the rank with more of them.
+    vectors = {"none": 16 * 200 + 64 * 40, "bf16": 8 * 200 + 32 * 40, "int8": 6 * 200 + 18 * 40}
+    # Work: a message's seconds for as many rows as were tried, which are those of the larger direction.
+    work = max(150 / 100 + 20 / 10, 220 / 200 + 40 / 40)
+    found = prediction.seconds_by_codec
+    assert found["vectors"] == pytest.approx(
+        {name: vectors[name] / 1e6 + seconds.get(name, 0) * work for name in vectors}
+    )
+    # A rank that receives more rows than are tried takes as much longer.
+    gradients = {"none": 16 * 200 + 64 * 30_000, "bf16": 8 * 200 + 32 * 30_000, "int8": 6 * 200 + 18 * 30_000}
+    work = max(150 / 100, 220 / 200 + 30)
+    assert found["gradients"] == pytest.approx(
+        {name: gradients[name] / 1e6 + seconds.get(name, 0) * work for name in gradients}
+    )
+    assert found["dense"] == pytest.approx({"none": 4096 / 1e6, "bf16": 2048 / 1e6 + 2 * 1e-6})
+    taken = found["vectors"]["int8"] + found["gradients"]["int8"] + found["dense"]["bf16"]
+    assert prediction.seconds_per_step == pytest.approx(4 * 0.25 + taken)
+    assert prediction.delay_seconds == 0.25 and prediction.bytes_per_second == 1e6
+
+
+def test_work_that_the_link_does_not_repay_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    auto = ExchangeOptions(exchange="auto")
+    slow_int8 = {"bf16": 1e-6, "int8": 1.0}
+    assert chosen_on(monkeypatch, LinkSpeed(0, 1e6), slow_int8, auto)[0] == ChosenExchange(
+        "bf16", "bf16", "bf16"
+    )
+    both_slow = {"bf16": 1.0, "int8": 1.0}
+    chosen, prediction = chosen_on(monkeypatch, LinkSpeed(0, 1e6), both_slow, auto)
+    assert chosen == ChosenExchange()
+    assert prediction.seconds_per_step == pytest.approx(
+        sum(each["none"] for each in prediction.seconds_by_codec.values())
+    )
+
+
+def test_what_an_option_names_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = ExchangeOptions(
+        exchange="auto", exchange_back="bounded:0.1", exchange_dense="int4", exchange_decay="linear"
+    )
+    quick = {"bf16": 1e-9, "int8": 1e-9}
+    chosen, prediction = chosen_on(monkeypatch, LinkSpeed(0.5, 1e6), quick, named)
+    assert chosen == ChosenExchange("int8", "bounded:0.1", "int4", "linear", 2)
+    assert set(prediction.seconds_by_codec) == {"vectors"}
+    assert set(prediction.seconds_by_codec["vectors"]) == {"none", "bf16", "int8"}
