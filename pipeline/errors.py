@@ -19,7 +19,9 @@ from __future__ import annotations
 import errno
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 class HotsetError(ValueError):
@@ -142,6 +144,27 @@ def require_at_most(name: str, value: float | None, most: int) -> None:
     """Raise ConfigError where the option ``name`` is above ``most``; None is unset."""
     if value is not None and value > most:
         raise ConfigError(f"{name} must be at most {most}, got {value}")
+
+
+def require_choices(config: Any) -> None:
+    """Raise ConfigError where a field of ``config`` has another value than those that its type names."""
+    for name, choices in _choices_of(type(config)).items():
+        value = getattr(config, name)
+        if value not in choices:
+            wanted = ", ".join(str(choice) for choice in choices if choice is not None)
+            raise ConfigError(f"{name} must be one of {wanted}, got {value!r}")
+
+
+@cache
+def _choices_of(kind: type) -> dict[str, tuple[Any, ...]]:
+    """Return the values that each field of a config may have, for those whose type names them."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, hint in get_type_hints(kind).items():
+        # A Literal, or one or None.
+        parts = get_args(hint) if type(None) in get_args(hint) else (hint,)
+        if any(get_origin(part) is Literal for part in parts):
+            found[name] = tuple(choice for part in parts for choice in get_args(part) or (None,))
+    return found
 
 
 def install_hint(extra: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..pipeline.errors import ConfigError, require_at_least, require_at_most
+from ..pipeline.errors import ConfigError, require_at_least, require_at_most, require_choices
 from ..pipeline.sizes import ByteSize
 from .options.model_config import (
     MODEL_NAMES,
@@ -201,6 +201,7 @@ class TrainConfig:
     """Learning rates over the steps, clipping, decay, and when training stops."""
 
     def __post_init__(self) -> None:
+        require_choices(self)
         for name in ("epochs", "log_every", "evaluate_every", "threads", "window", "cache_batches"):
             require_at_least(name, getattr(self, name), 1)
         # A rate of None is chosen by the optimizer later.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from hotset.pipeline.errors import ConfigError
 from hotset.train.config import Optimizers, TrainConfig
+from hotset.train.options.rank_options import RankOptions
+from hotset.train.options.recipe_options import RecipeOptions
 
 
 @pytest.mark.parametrize(
@@ -70,3 +73,22 @@ def test_a_given_learning_rate_wins() -> None:
 def test_the_config_does_not_import_torch() -> None:
     code = "import sys, hotset.train.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, RecipeOptions, RankOptions])
+def test_a_value_that_no_choice_has_is_refused_with_those_there_are(kind: Any) -> None:
+    """The command line knows its choices; from Python they come unchecked."""
+    hints = {name: str(hint) for name, hint in get_type_hints(kind).items() if "Literal" in str(hint)}
+    assert len(hints) >= 2
+    for name, hint in hints.items():
+        for value in ("luck", "", 3, True):
+            with pytest.raises(ConfigError, match=rf"^{name} must be one of .*, got {value!r}$") as caught:
+                kind(**{name: value})
+            assert all(word in str(caught.value) for word in re.findall(r"'([^']+)'", hint))
+
+
+def test_choices_that_may_be_left_open_may_be_none() -> None:
+    assert TrainConfig(cross_structure=None, embedding_optimizer=None).cross_structure is None
+    settings: dict[str, Any] = {"placement": None}
+    with pytest.raises(ConfigError, match=r"placement must be one of all-fast, hybrid, .*, got None"):
+        TrainConfig(**settings)

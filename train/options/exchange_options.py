@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ...pipeline.errors import ConfigError
+from ...pipeline.errors import ConfigError, require_choices
 
 FIXED_CODECS = ("none", "fp16", "bf16", "int8", "int4", "fp8")
 """Codecs without a setting."""
@@ -93,6 +93,7 @@ class ExchangeOptions:
     """Share of the run's steps in which the bound is looser; 1 or more: their number."""
 
     def __post_init__(self) -> None:
+        require_choices(self)
         chosen = {
             "exchange": self.exchange,
             "exchange_back": self.exchange_back,

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ...pipeline.errors import ConfigError, require_at_least
+from ...pipeline.errors import ConfigError, require_at_least, require_choices
 from .interval import is_time
 
 Schedule = Literal["constant", "linear", "cosine", "polynomial", "plateau"]
@@ -82,6 +82,7 @@ class RecipeOptions:
     """Score that decides which evaluation is the best."""
 
     def __post_init__(self) -> None:
+        require_choices(self)
         require_at_least("warmup_steps", self.warmup_steps, 0)
         require_at_least("decay_start", self.decay_start, 0)
         require_at_least("decay_steps", self.decay_steps, 1)
