@@ -104,9 +104,9 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         # Files are hashed once, here, and not again by each worker that opens them.
         shards = self._shards()
         shards.refuse_damage(("hot_only", "mixed") if split == "train" else ("evaluation",))
-        _refuse_equal_names(shards)
         if multi_hot is not None:
             self._draws = MultiHotDraws(shards.tables, multi_hot)
+        _refuse_equal_names(shards, multi_hot)
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch, of this rank."""
@@ -250,9 +250,16 @@ def offsets_name(name: str) -> str:
     return f"{name}_offsets"
 
 
-def _refuse_equal_names(shards: Shards) -> None:
+def _refuse_equal_names(shards: Shards, multi_hot: Sequence[int] | None) -> None:
+    """Raise ConfigError where two entries of a batch would have one name."""
     names = [LABEL, DENSE, *(table.name for table in shards.tables)]
-    names += [offsets_name(table.name) for table in shards.tables if table.is_multi_hot]
+    # Drawn lists have offsets, as those of the log have.
+    sizes = multi_hot or [1] * len(shards.tables)
+    names += [
+        offsets_name(table.name)
+        for table, size in zip(shards.tables, sizes, strict=True)
+        if table.is_multi_hot or size > 1
+    ]
     equal = sorted({name for name in names if names.count(name) > 1})
     if equal:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from hotset.pipeline.errors import ConfigError
+from hotset.tests.support.resealed import write_manifest
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.batch import EmbeddingTable
 from hotset.train.data.multi_hot_draws import MLPERF_SIZES, MultiHotDraws
@@ -58,6 +60,14 @@ def test_a_dataset_hands_them_out_the_same_in_every_copy_of_it(tmp_path: Path) -
         assert bags(batch["C2"].long(), batch["C2_offsets"]).shape == (32, 4)
 
 
+def rename_table(folder: Path, name: str, new: str) -> None:
+    """Give a table of one-hot lookups another name, and seal the shards again."""
+    parts = json.loads((folder / "manifest.json").read_text())
+    (table,) = (each for each in parts["totals"]["tables"] if each["name"] == name)
+    table["name"] = new
+    write_manifest(folder, parts)
+
+
 def test_sizes_that_do_not_fit_the_log_are_refused(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards", ShardSpec(multi_hot=(1,)))
     for sizes, message in (
@@ -67,3 +77,56 @@ def test_sizes_that_do_not_fit_the_log_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             ShardDataset(folder, multi_hot=sizes)
+
+
+def test_lists_that_a_log_has_already_stay_as_they_are(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards", ShardSpec(multi_hot=(1,)))
+    for split in ("train", "test"):
+        for plain, drawn in zip(
+            ShardDataset(folder, split=split),
+            ShardDataset(folder, split=split, multi_hot=(2, 1, 1)),
+            strict=True,
+        ):
+            assert drawn.keys() == plain.keys() | {"C1_offsets"}
+            assert drawn["C1"][::2].tolist() == plain["C1"].tolist()
+            assert drawn["C1_offsets"].tolist() == list(range(0, 2 * len(plain["label"]) + 1, 2))
+            same = plain.keys() - {"C1"}
+            assert all(torch.equal(drawn[name], plain[name]) for name in same)
+
+
+def test_sizes_of_one_are_the_batches_of_the_log(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards", ShardSpec())
+    pairs = zip(ShardDataset(folder), ShardDataset(folder, multi_hot=(1, 1, 1)), strict=True)
+    for plain, drawn in pairs:
+        assert drawn.keys() == plain.keys()
+        assert all(torch.equal(drawn[name], plain[name]) for name in plain)
+
+
+def test_a_row_has_one_list_in_every_batch_rank_and_epoch(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards", ShardSpec())
+    list_of: dict[tuple[str, int], list[int]] = {}
+    for rank, epoch in ((0, 0), (1, 0), (0, 4)):
+        dataset = ShardDataset(folder, seed=2, rank=rank, world_size=2, multi_hot=(2, 3, 4))
+        dataset.set_epoch(epoch)
+        for batch in dataset:
+            for name, size in (("C1", 2), ("C2", 3), ("C3", 4)):
+                for ids in batch[name].reshape(-1, size).tolist():
+                    assert list_of.setdefault((name, ids[0]), ids) == ids
+    num_rows = dict(zip(("C1", "C2", "C3"), ShardSpec().num_rows, strict=True))
+    assert {name for name, _ in list_of} == set(num_rows)
+    assert all(0 <= found < num_rows[name] for (name, _), ids in list_of.items() for found in ids)
+
+
+def test_no_samples_have_no_lists() -> None:
+    draws = MultiHotDraws([EmbeddingTable("a", 6, 0, 4)], [3])
+    found, offsets = draws.expand("a", torch.empty(0, dtype=torch.int32))
+    assert found.shape == (0,) and offsets is not None and offsets.tolist() == [0]
+
+
+def test_offsets_of_drawn_lists_overwrite_no_feature(tmp_path: Path) -> None:
+    """Without draws the names differ."""
+    folder = write_shards(tmp_path / "shards", ShardSpec())
+    rename_table(folder, "C3", "C1_offsets")
+    assert len(ShardDataset(folder, multi_hot=(1, 2, 2))) > 0
+    with pytest.raises(ConfigError, match="a feature is called 'C1_offsets', which a batch holds"):
+        ShardDataset(folder, multi_hot=(2, 1, 1))
