@@ -20,7 +20,8 @@ def read_md5_list(path: Path) -> dict[str, str]:
     """Return the checksum of each file, by its name without folders.
 
     Raises:
-        InputError: the list cannot be read, or a line of it is no checksum and file.
+        InputError: the list cannot be read, a line of it is no checksum and file, or files of one name in
+            different folders have different checksums.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -33,7 +34,9 @@ def read_md5_list(path: Path) -> dict[str, str]:
         match = _LINE.fullmatch(line.strip())
         if match is None:
             raise InputError(f"{path}, line {number}: want a checksum and a file, got {line[:80]!r}")
-        found[Path(match[2]).name] = match[1].lower()
+        name, checksum = Path(match[2]).name, match[1].lower()
+        if found.setdefault(name, checksum) != checksum:
+            raise InputError(f"{path}, line {number}: a second checksum of {name}")
     return found
 
 

@@ -56,3 +56,19 @@ def test_verify_compares_the_inputs_with_the_list(tmp_path: Path, capsys: pytest
     assert "error: md5sums are of raw logs: name them by --inputs" in capsys.readouterr().err
     assert main([*checked, "--inputs", str(log)]) == 1
     assert "train.csv has the md5 " in capsys.readouterr().out
+
+
+def test_names_are_those_without_folders_in_every_form_of_the_list(tmp_path: Path) -> None:
+    empty = "d41d8cd98f00b204e9800998ecf8427e"
+    forms = (f"{empty}  a.csv", f"{empty} *sub/b.csv", f"{empty}\t./c.csv", f"  {empty.upper()}  d.csv  ")
+    (tmp_path / "list").write_text("\r\n".join(forms))
+    assert read_md5_list(tmp_path / "list") == dict.fromkeys(("a.csv", "b.csv", "c.csv", "d.csv"), empty)
+    # The same file twice is one file.
+    (tmp_path / "list").write_text(f"{empty}  a.csv\n{empty.upper()}  old/a.csv\n")
+    assert read_md5_list(tmp_path / "list") == {"a.csv": empty}
+
+
+def test_two_checksums_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text(f"{'0' * 32}  day_1/log.csv\n\n{'1' * 32}  day_2/log.csv\n")
+    with pytest.raises(InputError, match=r"list, line 3: a second checksum of log\.csv$"):
+        read_md5_list(tmp_path / "list")
