@@ -5,7 +5,7 @@ Shapes: B samples, F one-hot features, N lookups of a multi-hot feature.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ class DictionaryReader:
         bags: list[FeatureBags] = []
         num_samples: dict[str, int] = {}
         is_hot_only = True
+        names = {table.name for table in self._tables}
         for table in self._tables:
             # Ids are refused as they came, before a kernel reads them or they are cut to int32.
             found_N = _integers(features, table.name)
@@ -55,6 +56,7 @@ class DictionaryReader:
                 bags.append(FeatureBags(offsets_B1.astype(np.int32), ids_N))
                 num_samples[table.name] = offsets_B1.size - 1
             else:
+                _refuse_lists(features, table.name, names)
                 columns.append(ids_N)
                 num_samples[table.name] = ids_N.size
         # All features are of the same samples.
@@ -65,6 +67,13 @@ class DictionaryReader:
         ids_BF = np.stack(columns, axis=1) if columns else np.empty((first[1], 0), np.int32)
         no_values = torch.empty(0)
         return Batch(no_values, no_values, ids_BF, None, is_hot_only, tuple(bags))
+
+
+def _refuse_lists(features: Mapping[str, Any], name: str, names: Collection[str]) -> None:
+    """Raise ConfigError where a feature of one id a sample comes with lists, which would pass for samples."""
+    offsets = offsets_name(name)
+    if offsets in features and offsets not in names:
+        raise ConfigError(f"the batch has {offsets!r}, and feature {name!r} has one id a sample, not lists")
 
 
 def _integers(features: Mapping[str, Any], name: str) -> NDArray[Any]:

@@ -42,6 +42,13 @@ def test_lookups_are_those_of_the_dictionary(kind: Any) -> None:
         ({"b_offsets": [0, 4, 3]}, "'b_offsets' must ascend"),
         ({"b_offsets": [1, 1, 3]}, "'b_offsets' must ascend"),
         ({"b_offsets": np.array([], np.int64)}, "'b_offsets' must ascend"),
+        (
+            {"a": [1, 2, 3, 4], "a_offsets": [0, 2, 4]},
+            "the batch has 'a_offsets', and feature 'a' has one id",
+        ),
+        ({"a": np.array([True, False])}, "'a' is bool"),
+        ({"b": np.array([2**63, 0, 0], np.uint64)}, "feature 'b' has the id 9223372036854775808"),
+        ({"b": 4}, r"'b' is int64 of shape \(\)"),
     ],
 )
 def test_other_ids_and_shapes_are_refused(changed: dict[str, Any], message: str) -> None:
@@ -52,3 +59,18 @@ def test_other_ids_and_shapes_are_refused(changed: dict[str, Any], message: str)
 def test_a_missing_feature_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^the batch has no 'b_offsets'; it has 'a', 'b'$"):
         DictionaryReader([ONE_HOT, LISTS]).read({"a": [1], "b": [1]})
+
+
+def test_a_feature_may_be_called_like_the_offsets_of_another() -> None:
+    """It is a feature of its own where the other one has no lists."""
+    tables = [ONE_HOT, EmbeddingTable("a_offsets", 5, 1, 2)]
+    assert DictionaryReader(tables).read({"a": [9], "a_offsets": [4]}).ids_BF.tolist() == [[9, 4]]
+
+
+def test_no_samples_are_a_batch_too() -> None:
+    batch = DictionaryReader([ONE_HOT, LISTS]).read(
+        {"a": torch.empty(0, dtype=torch.int32), "b": np.empty(0, np.int64), "b_offsets": [0]}
+    )
+    assert (
+        batch.num_samples == 0 and batch.ids_BF.shape == (0, 1) and batch.bags[0].offsets_B1.tolist() == [0]
+    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,124 @@ def refuse(calls: list[tuple[str, Callable[[], object]]]) -> None:
     for message, call in calls:
         with pytest.raises(ConfigError, match=message):
             call()
+
+
+@pytest.mark.parametrize("settings", PLACEMENTS[:4] + PLACEMENTS[-1:])
+def test_batches_that_break_off_leave_the_rows_of_those_before(
+    folder: Path, settings: dict[str, Any]
+) -> None:
+    """The loader fails, or hands out an id that no table has: the same rows as of a loop that ended there."""
+    batches = list(ShardDataset(folder, seed=3))[:4]
+    wanted = Loop(folder, placement="all-fast")
+    for batch in batches[:2]:
+        wanted.train(batch)
+    stray = batches[2] | {"C3": batches[2]["C3"] + 10**6}
+
+    def failing() -> Iterator[dict[str, Any]]:
+        yield from batches[:2]
+        raise OSError("the loader is gone")
+
+    for broken, kind, message in (
+        (failing(), OSError, "the loader is gone"),
+        (iter([*batches[:2], stray]), ConfigError, "feature 'C3' has the id"),
+    ):
+        loop = Loop(folder, **settings)
+        trained = 0
+        with pytest.raises(kind, match=message):
+            for batch in loop.emb.read_ahead(broken):
+                loop.train(batch)
+                trained += 1
+        # An error of a batch that is read ahead may come before the batches in front of it.
+        for batch in batches[trained:2]:
+            loop.train(batch)
+        assert_equal(loop.state(), wanted.state())
+        # The next loop is none the worse.
+        assert [batch is batches[3] for batch in loop.emb.read_ahead(batches[3:])] == [True]
+        assert list(loop.emb.read_ahead([])) == []
+
+
+def test_two_losses_of_one_batch_add_their_gradients(folder: Path) -> None:
+    batch = next(iter(ShardDataset(folder)))
+    found = []
+    for weights in ((3.0,), (1.0, 2.0)):
+        emb = hotset.nn.Embeddings(folder, placement="hybrid", **FIELDS)
+        for weight in weights:
+            (weight * emb(batch)["C1"].sum()).backward()
+        emb.step()
+        found.append(emb.state_dict())
+        with pytest.raises(ConfigError, match="comes after a batch was looked up"):
+            emb.step()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_rows_that_a_loss_does_not_depend_on_stay(folder: Path) -> None:
+    """Neither the other tables, of this width or another, nor rows that the batch does not look up."""
+    batch = next(iter(ShardDataset(folder)))
+    emb = hotset.nn.Embeddings(folder, placement="lookahead", staging_bytes="3kB", **FIELDS)
+    before = emb.state_dict()
+    emb(batch)["C1"].square().sum().backward()
+    emb.step()
+    after = emb.state_dict()
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert changed == {"C1.weight", "C1.state"}
+    rows = (after["C1.weight"] != before["C1.weight"]).any(1).nonzero().squeeze(1).tolist()
+    assert rows == sorted(set(batch["C1"].tolist()))
+
+
+def test_decay_is_that_of_the_trainer(folder: Path) -> None:
+    loop = Loop(folder, placement="lookahead", staging_bytes=3000, decay=0.01)
+    for batch in batches_of(folder, 0):
+        loop.train(batch)
+    shards = Shards.open(folder)
+    config = TrainConfig(placement="all-fast", model=name_of(loop.first), threads=1, **FIELDS)
+    config = replace(config, recipe=replace(config.recipe, embedding_decay=0.01))
+    trainer = build_trainer(shards, config, model_source=loop.first)
+    run_steps(trainer, no_log)
+    for number, table in enumerate(shards.tables):
+        assert torch.equal(loop.emb.state_dict()[f"{table.name}.weight"], trainer.embeddings.table(number))
+
+
+def test_rows_are_saved_and_loaded_as_a_part_of_a_larger_module(folder: Path) -> None:
+    def model(**settings: Any) -> torch.nn.Module:
+        emb = hotset.nn.Embeddings(folder, **(FIELDS | settings))
+        return torch.nn.ModuleDict({"rows": emb, "top": Net(emb.inputs)})
+
+    batch = next(iter(ShardDataset(folder)))
+    trained = model()
+    trained["rows"](batch)["C2"].sum().backward()  # type: ignore[index]
+    trained["rows"].step()  # type: ignore[index]
+    saved = trained.state_dict()
+    assert {"rows.C1.weight", "rows.C3.state", "top.last.weight"} <= set(saved)
+    other = model(seed=9, placement="hybrid")
+    first = other.state_dict()
+    # Half of the rows are no rows: nothing is loaded of what lacks a table or has one of another shape.
+    for wrong in ({"rows.C2.weight": saved["rows.C2.weight"][:5]}, {"rows.C2.state": torch.zeros(3)}):
+        with pytest.raises(RuntimeError, match=f"{next(iter(wrong))} has the shape"):
+            other.load_state_dict(saved | wrong)
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "rows\.C3\.state"'):
+        other.load_state_dict({name: value for name, value in saved.items() if name != "rows.C3.state"})
+    now = other.state_dict()
+    rows = [name for name in first if name.startswith("rows.")]
+    assert all(torch.equal(now[name], first[name]) for name in rows)
+    # Names beside those of the rows are allowed where torch allows them; doubles are rounded to floats.
+    doubled = {name: value.double() for name, value in saved.items()}
+    assert other.load_state_dict(doubled | {"rows.more": torch.zeros(1)}, strict=False).missing_keys == []
+    now = other.state_dict()
+    assert all(torch.equal(now[name], saved[name]) for name in saved)
+
+
+def test_settings_that_no_loop_has_are_refused_in_one_line(folder: Path) -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"placement": "hot-only"}, "^placement must be one of all-fast, .*, got 'hot-only'$"),
+        ({"cache_policy": "fifo"}, "^cache_policy must be one of lru, lfu, dataset, got 'fifo'$"),
+        ({"staging_bytes": "lots"}, "not a size: 'lots'"),
+        ({"decay": 1.0}, "embedding_decay must be from 0 to below 1, got 1.0"),
+        ({"window": 0}, "window must be 1 or more, got 0"),
+    ]
+    for settings, message in refused:
+        with pytest.raises(ConfigError, match=message):
+            hotset.nn.Embeddings(folder, **settings)
+    # Drawn lists are no samples more.
+    emb = hotset.nn.Embeddings(folder, placement="all-fast")
+    with pytest.raises(ConfigError, match="has 'C1_offsets', and feature 'C1' has one id a sample"):
+        emb(next(iter(ShardDataset(folder, multi_hot=(2, 1, 2)))))
