@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.pipeline.errors import ManifestError
+from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.export.export_shards import export_shards
 from hotset.pipeline.export.planner_files import LOAD_FACTORS, cache_statistics
 from hotset.pipeline.folders.manifest import Manifest
@@ -130,3 +130,65 @@ def test_torchrecs_own_classes_take_them(exported: Path) -> None:
     constraints = runpy.run_path(str(exported / "planner_inputs.py"))["constraints"](exported)
     statistics = next(iter(constraints.values())).cache_params.stats
     assert statistics.expected_miss_rate(0.0) == 1
+
+
+def naive_statistics(counts: list[int], lookups: float) -> tuple[float, list[float]]:
+    """Distinct rows of a batch, and the share of them behind the most frequent ones for each load factor."""
+    there = [1 - (1 - count / sum(counts)) ** lookups for count in counts]
+    rates = [sum(there[int(factor * len(counts)) :]) / sum(there) for factor in LOAD_FACTORS]
+    return sum(there), rates
+
+
+@pytest.mark.parametrize("lookups", [1.0, 7.5, 4000.0])
+@pytest.mark.parametrize("counts", [[5], [9, 1], [6, 6, 6, 6], [100, 40, 20, 9, 5, 5, 2, 1, 1, 1, 1]])
+def test_cache_statistics_are_the_naive_ones(counts: list[int], lookups: float) -> None:
+    found = cache_statistics(np.array(counts), lookups)
+    expected, rates = naive_statistics(counts, lookups)
+    assert found["expected_lookups"] == pytest.approx(expected, rel=1e-9)
+    assert [rate for _, rate in found["miss_rates"]] == pytest.approx(rates, abs=1e-9)
+    area = sum(
+        (rates[place] + rates[place + 1]) / 2 * (LOAD_FACTORS[place + 1] - LOAD_FACTORS[place])
+        for place in range(len(rates) - 1)
+    )
+    assert found["cacheability"] == pytest.approx(area, abs=1e-9)
+
+
+def test_skewed_tables_are_better_cached_than_even_ones() -> None:
+    even, skewed = np.full(200, 10), np.array([1500, *[5] * 100, *[0] * 99])
+    found = [cache_statistics(counts, 64.0) for counts in (even, skewed)]
+    assert found[0]["cacheability"] > found[1]["cacheability"] and found[0]["cacheability"] > 0.45
+    assert found[0]["expected_lookups"] > found[1]["expected_lookups"]
+    # Rows without a lookup are never missed.
+    assert dict(found[1]["miss_rates"])[0.6] == pytest.approx(0, abs=1e-9)
+
+
+def test_miss_rates_between_two_load_factors_lie_on_a_line(
+    exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_torchrec(
+        monkeypatch,
+        ParameterConstraints=ParameterConstraints,
+        CacheStatistics=CacheStatistics,
+        CacheParams=CacheParams,
+    )
+    program = runpy.run_path(str(exported / "planner_inputs.py"))
+    tables = json.loads((exported / "planner.json").read_text())["tables"]
+    # By default the folder of the program itself.
+    for name, constraint in program["constraints"]().items():
+        statistics = constraint.cache_params.stats
+        factors, rates = zip(*tables[name]["miss_rates"], strict=True)
+        assert [statistics.expected_miss_rate(factor) for factor in factors] == pytest.approx(rates)
+        between = np.linspace(-0.2, 1.2, 57)
+        found = [statistics.expected_miss_rate(factor) for factor in between]
+        assert found == pytest.approx(np.interp(between, factors, rates).tolist())
+
+
+def test_the_vocabulary_of_another_log_is_not_taken(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "log.tsv").write_bytes(text_of(draw_samples(40, np.random.default_rng(6))))
+    preprocess((tmp_path / "log.tsv",), CONFIG, tmp_path / "other", Resources(workers=1))
+    (tmp_path / "mixed").mkdir()
+    (tmp_path / "mixed/shards").symlink_to(data / "shards")
+    (tmp_path / "mixed/vocabulary").symlink_to(tmp_path / "other/vocabulary")
+    with pytest.raises(ConfigError, match=r"mixed/vocabulary is not the vocabulary of .*mixed/shards"):
+        export_shards(Manifest.read(tmp_path / "mixed/shards"), "torchrec", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

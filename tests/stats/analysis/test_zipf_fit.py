@@ -85,3 +85,46 @@ def test_sums_agree_with_the_naive_ones(rng: np.random.Generator) -> None:
     for first, count in ((1.0, 3), (21.0, 64), (1.0, 5000), (1000.0, 5000)):
         naive = [sum((first + k) ** -s for k in range(count)) for s in exponents]
         np.testing.assert_allclose(_norms(exponents, first, count), naive, rtol=1e-6)
+
+
+def naive_num_hitters(counts: list[int]) -> int:
+    """Rows are taken until they serve more than nine tenths of the lookups, at most twenty."""
+    served = 0
+    for number, count in enumerate(counts[:MOST_HITTERS], 1):
+        served += count
+        if served > 0.9 * sum(counts):
+            return number
+    return min(len(counts), MOST_HITTERS)
+
+
+@pytest.mark.parametrize(
+    "counts", [[90, 9, 1], [89, 2, 2, 2, 2, 2, 1], [1] * 30, [500, 1, 1], [64, 32, 16, 8, 4, 2, 1], [3]]
+)
+def test_hitters_are_those_that_serve_nine_tenths(counts: list[int]) -> None:
+    fit = fit_zipf(np.array(counts, np.int64))
+    assert len(fit.heavy_hitters) == naive_num_hitters(counts)
+    assert list(fit.heavy_hitters) == [count / sum(counts) for count in counts[: len(fit.heavy_hitters)]]
+
+
+def test_a_fit_is_of_shares_alone() -> None:
+    """More lookups of every row, or rows without a lookup, change nothing of it."""
+    counts = zipf_counts(300, 3.0, 1.1, scale=1e5)
+    fit = fit_zipf(counts)
+    for other in (8 * counts, np.concatenate([counts, np.zeros(50, np.int64)])):
+        found = fit_zipf(other)
+        assert (found.q, found.s, found.heavy_hitters) == (fit.q, fit.s, fit.heavy_hitters)
+        assert found.error == pytest.approx(fit.error, rel=1e-9)
+
+
+def test_errors_go_on_from_one_million_rows_to_the_next() -> None:
+    """Rows are looked at in chunks of 2**20, and the largest error may lie behind the first one."""
+    counts = np.repeat(np.array([9, 1], np.int64), [(1 << 20) + 700, 40_000])
+    fit = fit_zipf(counts)
+    hitters = len(fit.heavy_hitters)
+    shares = counts[hitters:] / counts.sum()
+    law = (np.arange(hitters, counts.size) + fit.q) ** -fit.s
+    differences = shares - law / law.sum() * shares.sum()
+    running = np.abs(np.cumsum(differences))
+    assert running.argmax() > 1 << 20
+    assert fit.error == pytest.approx(np.abs(differences).sum() / 2, rel=1e-5)
+    assert fit.worst_coverage_error == pytest.approx(running.max(), rel=1e-4)

@@ -13,7 +13,13 @@ from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.schema.schema import SCHEMAS
 from hotset.workflows.bench.quality.bench_quality import BenchQualityConfig, bench_quality, show_quality
-from hotset.workflows.bench.quality.published_quality import FILES, PROTOCOLS, ProtocolName
+from hotset.workflows.bench.quality.published_quality import (
+    FILES,
+    PROTOCOLS,
+    ProtocolName,
+    published_training,
+    show_published,
+)
 from hotset.workflows.cli import main
 
 COUNTS = (90, 30, 40)
@@ -85,3 +91,49 @@ def test_a_protocol_is_trained_with_its_seeds_beside_the_leaderboard(tmp_path: P
 def test_checksums_without_a_protocol_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give --protocol too"):
         BenchQualityConfig(data=tmp_path, md5sums=tmp_path)
+
+
+def test_published_splits_are_parts_of_one_log() -> None:
+    """Criteo's has 45,840,617 samples and Avazu's 40,428,967, however they are split."""
+    sums = {name: sum(protocol.samples) for name, protocol in PROTOCOLS.items()}
+    criteo, avazu = 45_840_617, 40_428_967
+    assert sums == {"criteo-x1": criteo, "criteo-x4": criteo, "avazu-x1": avazu, "avazu-x4": avazu}
+    for protocol in PROTOCOLS.values():
+        assert protocol.samples[0] > sum(protocol.samples[1:])
+        scores = [*protocol.leaderboard.values()]
+        assert all(0.74 < score < 0.82 for score in scores) and min(scores) == protocol.leaderboard["LR"]
+
+
+def test_the_published_recipe_is_that_of_each_model() -> None:
+    dlrm, dcn = published_training(), published_training("dcnv2")
+    assert dlrm.bottom_mlp == (400, 400) and dcn.bottom_mlp is None
+    for config in (dlrm, dcn):
+        assert config.top_mlp == (400, 400, 400) and config.batch_norm and config.dropout == 0.2
+        optimizers = config.optimizers("sgd")
+        assert (optimizers.embedding_optimizer, optimizers.embedding_lr) == ("adam", 0.001)
+        assert (optimizers.dense_optimizer, optimizers.dense_lr) == ("adam", 0.001)
+        recipe = config.recipe
+        assert (recipe.lr_schedule, recipe.plateau_factor, recipe.patience) == ("plateau", 0.1, 2)
+        assert recipe.embedding_decay == 1e-5 and recipe.keeps_best
+
+
+@pytest.mark.parametrize("is_published", [True, False])
+def test_means_deviations_and_the_best_stand_beside_the_leaderboard(is_published: bool) -> None:
+    result = {
+        "protocol": "avazu-x4",
+        "is_published_split": is_published,
+        "samples": {"training": 90, "validation": 30, "test": 4_000},
+        "leaderboard": PROTOCOLS["avazu-x4"].leaderboard,
+        "auc": {"dcnv2, all-fast": [0.791, 0.7931], "dlrm, cache": [0.5]},
+        "mean_auc": {"dcnv2, all-fast": 0.79205, "dlrm, cache": 0.5},
+        "deviation_auc": {"dcnv2, all-fast": 0.00148, "dlrm, cache": 0.0},
+    }
+    console = Console(record=True, width=120)
+    show_published(result, console)
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert lines[0] == ["AUC", "on", "avazu-x4", "mean", "deviation", "best"]
+    assert lines[1][2:] == ["0.79205", "0.00148", "0.79310"]
+    assert lines[2][2:] == ["0.50000", "0.00000", "0.50000"]
+    board = [line[-1] for line in lines[3:7]]
+    assert board == [f"{score:.4f}" for score in PROTOCOLS["avazu-x4"].leaderboard.values()]
+    assert [line[:3] for line in lines[7:]] == ([] if is_published else [["These", "are", "not"]])

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import shutil
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from hotset.tests.support.scored_runs import NUM_EVALUATION, run_on_criteo
+from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo
 from hotset.workflows.cli import main
 
 
-def test_a_log_is_predicted_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scored = run_on_criteo(tmp_path)
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> ScoredRun:
+    return run_on_criteo(tmp_path_factory.mktemp("predict"))
+
+
+def test_a_log_is_predicted_from_the_command_line(
+    scored: ScoredRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "scores.parquet"
     command = ["predict", str(scored.run), str(scored.log), "--out", str(out)]
     assert main([*command, "--batch-size", "32", "--threads", "1"]) == 0
@@ -33,3 +41,50 @@ def test_a_log_is_predicted_from_the_command_line(tmp_path: Path, capsys: pytest
     assert "--batch-size must be 1 or more, got 0" in capsys.readouterr().err
     assert main([*command, "--overwrite", "--no-label"]) == 1
     assert "test.tsv, line 1: found 40 fields, want 39 between tabs" in capsys.readouterr().err
+
+
+def test_what_cannot_be_read_or_written_is_one_line_and_leaves_nothing(
+    scored: ScoredRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of `predict` and of `export`, which open runs alike."""
+    run, log, out = scored.run, scored.log, tmp_path / "out"
+    (tmp_path / "folder").mkdir()
+    packed = gzip.compress(log.read_bytes())
+    (tmp_path / "cut.tsv.gz").write_bytes(packed[: len(packed) // 2])
+    shutil.copytree(run, tmp_path / "bare", ignore=shutil.ignore_patterns("weights.safetensors"))
+    shutil.copytree(run, tmp_path / "begun", ignore=shutil.ignore_patterns("summary.json"))
+    before = sorted(tmp_path.rglob("*"))
+    cases: list[tuple[list[Path | str], str]] = [
+        (["predict", run, tmp_path / "none.tsv"], "none.tsv cannot be read: No such file"),
+        (["predict", run, tmp_path / "folder"], "folder cannot be read: Is a directory"),
+        (["predict", run, tmp_path / "cut.tsv.gz"], "cut.tsv.gz cannot be read to its end"),
+        (["predict", run, log, "--vocabulary", tmp_path / "none"], "none/vocabulary does not exist"),
+        (["predict", run, log, "--vocabulary", log], f"{log} is not a folder"),
+    ]
+    for command in (["predict", log], ["export"], ["export", "--since", run]):
+        name, *rest = command
+        cases += [
+            ([name, tmp_path / "none", *rest], "none does not exist"),
+            ([name, log, *rest], f"{log} is not a folder"),
+            ([name, scored.data, *rest], "data holds no training run: it has no summary.json"),
+            ([name, tmp_path / "begun", *rest], "begun is unfinished: it has no summary.json"),
+            ([name, tmp_path / "bare", *rest], "bare/weights.safetensors cannot be read: No such file"),
+        ]
+    cases += [
+        (["export", run, "--since", tmp_path / "none"], "none does not exist"),
+        (["export", run, "--since", run, "--evaluate", tmp_path / "none"], "none does not exist"),
+    ]
+    for arguments, wanted in cases:
+        assert main([*map(str, arguments), "--out", str(out)]) == 1
+        shown = capsys.readouterr()
+        line, *hints = shown.err.splitlines()
+        assert line.startswith("error: ") and wanted in line and shown.out == ""
+        assert all(hint.startswith("hint: ") for hint in hints) and len(hints) <= 1
+    for target, wanted in (
+        (tmp_path / "no/such/out", "such is not a directory"),
+        (tmp_path / "folder", "folder"),
+    ):
+        for arguments in (["predict", str(run), str(log)], ["export", str(run), "--since", str(run)]):
+            assert main([*arguments, "--out", str(target)]) == 1
+            assert wanted in capsys.readouterr().err.splitlines()[0]
+    assert sorted(tmp_path.rglob("*")) == before
