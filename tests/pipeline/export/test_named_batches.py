@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ def test_every_stretch_has_its_share_of_both_kinds(num_hot: int, num_mixed: int)
     found = _alternating(hot, mixed)
     assert [each for each in found if each.entry == "hot"] == hot  # type: ignore[comparison-overlap]
     assert [each for each in found if each.entry == "mixed"] == mixed  # type: ignore[comparison-overlap]
+    # Each stands at the middle of its share of the whole, hot-only batches first where two meet.
+    middles = [(Fraction(2 * each.index + 1, num_hot), 0, each.index) for each in hot]
+    middles += [(Fraction(2 * each.index + 1, num_mixed), 1, each.index) for each in mixed]
+    assert found == [(hot, mixed)[kind][index] for _, kind, index in sorted(middles)]
     seen = 0
     for length, each in enumerate(found, 1):
         seen += each.entry == "hot"  # type: ignore[comparison-overlap]
