@@ -19,7 +19,6 @@ from __future__ import annotations
 import errno
 import shlex
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -146,7 +145,7 @@ def require_at_most(name: str, value: float | None, most: int) -> None:
         raise ConfigError(f"{name} must be at most {most}, got {value}")
 
 
-def require_choices(config: Any) -> None:
+def require_choices(config: object) -> None:
     """Raise ConfigError where a field of ``config`` has another value than those that its type names."""
     for name, choices in _choices_of(type(config)).items():
         value = getattr(config, name)
@@ -155,7 +154,6 @@ def require_choices(config: Any) -> None:
             raise ConfigError(f"{name} must be one of {wanted}, got {value!r}")
 
 
-@cache
 def _choices_of(kind: type) -> dict[str, tuple[Any, ...]]:
     """Return the values that each field of a config may have, for those whose type names them."""
     found: dict[str, tuple[Any, ...]] = {}

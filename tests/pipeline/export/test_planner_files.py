@@ -182,10 +182,10 @@ def test_miss_rates_between_two_load_factors_lie_on_a_line(
         found = [statistics.expected_miss_rate(factor) for factor in between]
         assert found == pytest.approx(np.interp(between, factors, rates).tolist())
     # Of tables so large that the first load factors differ, too.
-    pairs = [[0.0, 1.0], [0.001, 0.4], [0.5, 0.3], [1.0, 0.0]]
-    large = program["CountedStatistics"]({"miss_rates": pairs})
+    factors, rates = (0.0, 0.001, 0.5, 1.0), (1.0, 0.4, 0.3, 0.0)
+    large = program["CountedStatistics"]({"miss_rates": [*zip(factors, rates, strict=True)]})
     found = [large.expected_miss_rate(factor) for factor in (-1, 0, 0.0005, 0.001, 0.25, 0.9, 1, 2)]
-    wanted = np.interp([-1, 0, 0.0005, 0.001, 0.25, 0.9, 1, 2], *zip(*pairs, strict=True))
+    wanted = np.interp([-1, 0, 0.0005, 0.001, 0.25, 0.9, 1, 2], factors, rates)
     assert found == pytest.approx(wanted.tolist())
 
 

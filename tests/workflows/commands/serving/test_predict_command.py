@@ -61,8 +61,12 @@ def test_what_cannot_be_read_or_written_is_one_line_and_leaves_nothing(
         (["predict", run, log, "--vocabulary", tmp_path / "none"], "none/vocabulary does not exist"),
         (["predict", run, log, "--vocabulary", log], f"{log} is not a folder"),
     ]
-    for command in (["predict", log], ["export"], ["export", "--since", run]):
-        name, *rest = command
+    commands: list[tuple[str, list[Path | str]]] = [
+        ("predict", [log]),
+        ("export", []),
+        ("export", ["--since", run]),
+    ]
+    for name, rest in commands:
         cases += [
             ([name, tmp_path / "none", *rest], "none does not exist"),
             ([name, log, *rest], f"{log} is not a folder"),
@@ -84,7 +88,7 @@ def test_what_cannot_be_read_or_written_is_one_line_and_leaves_nothing(
         (tmp_path / "no/such/out", "such is not a directory"),
         (tmp_path / "folder", "folder"),
     ):
-        for arguments in (["predict", str(run), str(log)], ["export", str(run), "--since", str(run)]):
-            assert main([*arguments, "--out", str(target)]) == 1
+        for words in (["predict", str(run), str(log)], ["export", str(run), "--since", str(run)]):
+            assert main([*words, "--out", str(target)]) == 1
             assert wanted in capsys.readouterr().err.splitlines()[0]
     assert sorted(tmp_path.rglob("*")) == before
