@@ -47,7 +47,7 @@ def test_the_kinds_of_runs_are_all_that_a_checkpoint_may_resume() -> None:
     assert {kind.num_ranks for kind in KINDS} == {1, 2} and {kind.num_ranks for kind in RANKED_KINDS} == {2}
     # A table of kills has a line for each, and ranks are resumed by another number of them.
     names = [kind.name for kind in (*KINDS, *RANKED_KINDS)]
-    assert "lookahead --slow-bytes 1MiB --init-from" in names and "lookahead, 2 ranks" in names
+    assert "lookahead --slow-bytes 1280KiB --init-from" in names and "lookahead, 2 ranks" in names
     drawn = random.Random(0)
     assert {RANKED_KINDS[0].other_ranks(drawn) for _ in range(20)} == {1, 4}
     assert NUM_SHARES % 4 == 0 and KINDS[0].other_ranks(drawn) == 1
