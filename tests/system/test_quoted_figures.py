@@ -166,6 +166,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "quality-real-110k": quality,
     "placements-2m": placements,
     "kills": kills,
+    "train-kills": kills,
     "orders-2m": orders,
     "orders-real-110k": orders,
 }
