@@ -113,6 +113,12 @@ def quality(result: Result) -> list[str]:
     return [f"{result['mean_auc'][name]:.4f}" for name in ("all-fast", "fae")]
 
 
+def models(result: Result) -> list[str]:
+    auc = result["auc"]
+    assert all(auc[f"{name}, lookahead"] == auc[f"{name}, all-fast"] for name in ("dlrm", "dcnv2"))
+    return [f"{each:.4f}" for each in result["mean_auc"].values()]
+
+
 def placements(result: Result) -> list[str]:
     (share,) = result["shares"]
     both = {
@@ -164,6 +170,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "stats-kernels": stats_kernels,
     "defaults-real-110k": defaults,
     "quality-real-110k": quality,
+    "quality-models-real-110k": models,
     "placements-2m": placements,
     "kills": kills,
     "train-kills": kills,
