@@ -130,7 +130,7 @@ def parse_widths(text: str) -> tuple[int, ...]:
         if not (word.isascii() and word.isdigit()):
             raise ConfigError(
                 f"found {text!r}, want whole numbers with commas between them",
-                hint="write them like 512,256, or none for no layer",
+                hint="write them like 512,256, or none for an empty list",
             )
     return tuple(map(int, words))
 

@@ -15,6 +15,7 @@ from hotset.pipeline.errors import HotsetError, ManifestError
 from hotset.pipeline.sizes import ByteSize
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.config import TrainConfig
+from hotset.train.options.rank_options import RankOptions
 from hotset.train.run import train
 
 FIELDS: dict[str, Any] = {"threads": 1, "log_every": 2}
@@ -45,6 +46,18 @@ def test_a_run_folder_holds_all_of_a_run(shards: Path, tmp_path: Path) -> None:
     assert (losses, evaluations) == ([2, 4, 6, 8], [3, 6, 8])
     assert lines_of(out)[-1]["evaluation"]["auc"] == summary["auc"]
     assert sorted(np.load(out / "batch_order.npy").tolist()) == list(range(8))
+
+
+def test_one_process_warns_of_a_codec_that_it_has_no_use_for(
+    shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = TrainConfig(**FIELDS)
+    train(shards, config, tmp_path / "exact", rank_options=RankOptions())
+    assert "--exchange" not in caplog.text
+    train(shards, config, tmp_path / "coded", rank_options=RankOptions(exchange="int8"))
+    assert "one process sends nothing: --exchange changes nothing in this run" in caplog.text
+    weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("exact", "coded")]
+    assert weights[0] == weights[1]
 
 
 def test_weights_are_tables_in_id_order_under_their_names(shards: Path, tmp_path: Path) -> None:

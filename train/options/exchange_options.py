@@ -112,3 +112,10 @@ class ExchangeOptions:
                 raise ConfigError(f"{name} must be one of {', '.join(FIXED_CODECS)}, got {text!r}")
         if not 0 < self.exchange_early <= 2**40:
             raise ConfigError(f"exchange_early must be above 0, got {self.exchange_early:g}")
+
+    @property
+    def names_codecs(self) -> bool:
+        """Whether anything is asked to cross in fewer bytes."""
+        return any(
+            text not in (None, "none") for text in (self.exchange, self.exchange_back, self.exchange_dense)
+        )

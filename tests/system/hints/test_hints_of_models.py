@@ -114,7 +114,7 @@ def test_a_model_of_whole_batches_has_one_share(shell: Shell, edit: Editor) -> N
 @follows("workflows/options.py::parse_widths")
 def test_widths_are_written_with_commas(shell: Shell) -> None:
     hint = shell.refused(*TRAIN, "--top-mlp", "8 4")
-    assert hint == "write them like 512,256, or none for no layer"
+    assert hint == "write them like 512,256, or none for an empty list"
     for number, widths in enumerate(("512,256", "none")):
         shell.works(*TRAIN[:-1], str(number), "--top-mlp", widths)
 
