@@ -10,7 +10,6 @@ import json
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from ...pipeline.errors import ConfigError
 from ...pipeline.folders.json_record import JsonRecord, RecordError, require_range
@@ -244,16 +243,11 @@ class MachineFile(JsonRecord):
                 hint=f"`hotset characterise {wanted} --out FILE` measures that",
             )
 
-    def refuse_no_model(self, path: Path) -> StepModel:
+    def fitted_model(self, path: Path) -> StepModel:
         """Return the fitted times; raises ConfigError where there were too few cells for them."""
         if self.model is None:
             raise _refusal(path, f"has {self.num_cells} cells, too few to predict from")
         return self.model
-
-    def to_json(self) -> dict[str, Any]:
-        """The file as a JSON object, every field written out."""
-        found = JsonRecord.to_json(self)
-        return found | {"model": found.get("model")}
 
 
 def _refusal(path: Path, why: str) -> ConfigError:

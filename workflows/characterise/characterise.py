@@ -6,7 +6,6 @@ of a file beside the result, so that a run that is killed goes on where it stopp
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -62,7 +61,7 @@ _LEAST_CELLS = 12
 """Cells of either half below which nothing is fitted."""
 _MEMORY_SHARE = 1 / 16
 """Share of the memory that the rows of a cell may take."""
-_NO_GPU = "no GPU was found"
+_NO_GPU = "steps on a GPU are not measured yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +160,11 @@ def _identity(threads: int) -> dict[str, Any]:
     }
 
 
+def _bytes_of_rows() -> int:
+    """Return how many bytes the rows of a probe or of a cell may take."""
+    return int(describe_machine()["memory_bytes"] * _MEMORY_SHARE)
+
+
 def _known(libraries: dict[str, str | None]) -> dict[str, str]:
     return {name: version for name, version in libraries.items() if version is not None}
 
@@ -180,7 +184,7 @@ def _measure_constants(
     started_at = time.monotonic()
     probes: list[Probe] = [
         *product_probes(),
-        *row_probes(int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _MEMORY_SHARE)),
+        *row_probes(_bytes_of_rows()),
         *copy_probes(),
         *call_probes(threads),
         *codec_probes(),
@@ -216,9 +220,8 @@ def _sweep(
     say: Callable[[str], object],
 ) -> list[CellRecord]:
     """Measure the cells that are not done, until the time is over."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     finished = {record.cell.key for record in done}
-    todo = [cell for cell in grid(int(memory * _MEMORY_SHARE)) if cell.key not in finished]
+    todo = [cell for cell in grid(_bytes_of_rows()) if cell.key not in finished]
     found: list[CellRecord] = []
     for number, cell in enumerate(todo):
         if is_over():

@@ -32,7 +32,7 @@ def test_a_machine_without_a_model_says_so_and_is_not_predicted_from(path: Path)
     replace(made_up_machine(), model=None, num_cells=3).write(path)
     assert json.loads(path.read_text())["model"] is None
     with pytest.raises(ConfigError, match="3 cells, too few"):
-        MachineFile.read(path).refuse_no_model(path)
+        MachineFile.read(path).fitted_model(path)
 
 
 def test_a_file_that_exists_is_not_overwritten(path: Path) -> None:
@@ -98,7 +98,7 @@ def test_another_device_or_number_of_threads_is_refused_by_name(path: Path) -> N
 
 def test_the_model_predicts(path: Path) -> None:
     machine = MachineFile.read(path)
-    assert machine.refuse_no_model(path).parts.predict(WORK).seconds > 0
+    assert machine.fitted_model(path).parts.predict(WORK).seconds > 0
 
 
 @pytest.mark.parametrize("key", ["threads", "constants", "not_measured", "num_cells", "model"])
@@ -134,5 +134,5 @@ def test_the_model_without_held_out_cells_comes_back_without_an_error(path: Path
     assert machine.model is not None
     path.unlink()
     replace(machine, model=replace(machine.model, error=None)).write(path)
-    model = MachineFile.read(path).refuse_no_model(path)
+    model = MachineFile.read(path).fitted_model(path)
     assert model.error is None and model.parts == machine.model.parts

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def planned(folder: Path, config: PlanConfig | None = None, **changed: Any) -> MachinePlan:
     machine = replace(made_up_machine(), **changed)
-    model = machine.refuse_no_model(Path("machine.json")).parts
+    model = machine.fitted_model(Path("machine.json")).parts
     return plan(folder, config or PlanConfig(advice=SMALL), machine, model, Resources(workers=1))
 
 

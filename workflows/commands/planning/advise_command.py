@@ -132,7 +132,7 @@ def _plan(options: AdviseCommand, advice: AdviceConfig, path: Path) -> int:
     machine = MachineFile.read(path)
     # A file that does not suit is refused before anything is counted.
     machine.refuse_other(path, options.device, options.threads)
-    model = machine.refuse_no_model(path)
+    model = machine.fitted_model(path)
     config = PlanConfig(
         advice=advice,
         ranks=options.ranks,
