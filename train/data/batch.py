@@ -19,6 +19,22 @@ from ...stats.batches.batch_lookups import BatchLookups, of_bags, of_matrix
 from ...stats.batches.lookups_by_row import LookupsByRow, group_lookups
 from ...stats.batches.stored_lookups import StoredLookups, place_lookups
 
+_CACHE_LINE = 64
+"""Bytes."""
+
+
+def at_cache_line(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the host whose memory begins with a cache line: itself, or a copy where it does not.
+
+    The library behind torch's products takes other loops, so other orders of additions, for matrices that
+    begin elsewhere; which ones depends on the processor. What torch allocates begins with a cache line. What
+    was read from a file begins anywhere, and a part of a batch begins where its first sample lies, so bits
+    would depend on addresses, and on how a batch is cut.
+    """
+    if tensor.data_ptr() % _CACHE_LINE == 0 or tensor.device.type != "cpu":
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingTable:

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ...pipeline.errors import ConfigError, require_at_least
 from ...stats.batches.epoch_order import epoch_order
-from .batch import Batch
+from .batch import Batch, at_cache_line
 from .multi_hot_draws import MultiHotDraws
 from .shards import Part, Shards
 
@@ -199,7 +199,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         return shards.batch_of(_PARTS[self._split], number)
 
     def _as_dictionary(self, shards: Shards, batch: Batch) -> dict[str, Any]:
-        found: dict[str, Any] = {LABEL: batch.label_B, DENSE: batch.dense_BK}
+        found: dict[str, Any] = {LABEL: batch.label_B, DENSE: at_cache_line(batch.dense_BK)}
         features = _features_of(shards, batch)
         if self._multi_hot is not None:
             self._draws = self._draws or MultiHotDraws(shards.tables, self._multi_hot)

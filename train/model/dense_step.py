@@ -130,12 +130,10 @@ class TiledStep:
 
         def train_tile(tile: int, worker: int) -> None:
             samples = slice(*bounds[tile])
-            tile_embeddings = [emb_BFd[samples] for emb_BFd in inputs]
-            self.tile_of(worker).forward(batch.dense_BK[samples], tile_embeddings)
+            self.tile_of(worker).forward(batch.dense_BK[samples], [emb_BFd[samples] for emb_BFd in inputs])
             losses[tile] = self.tile_of(worker).backward(
                 batch.label_B[samples],
                 self._scale,
-                tile_embeddings,
                 [grad[samples] for grad in grads],
                 self._tile_views[tile],
             )

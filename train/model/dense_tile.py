@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ...stats.simd import aligned_zeros
+from ..data.batch import at_cache_line
 from .dense_kernels import last_layer_gradients, logistic_loss
 from .dlrm_shape import DlrmShape, tables_by_width
 from .flat_parameters import stored_inputs
@@ -78,9 +79,11 @@ class DenseTile:
         """
         num_samples = dense_TK.shape[0]
         # Tables of other widths are brought to the common one first, so that all can interact.
+        if self._widths:
+            embeddings = [at_cache_line(emb_TFd) for emb_TFd in embeddings]
         emb_TFD = self._project(embeddings)
         inputs_TP = self._inputs[:num_samples]
-        bottom_TD = self.bottom.forward(dense_TK) if self.bottom else self._no_bottom
+        bottom_TD = self.bottom.forward(at_cache_line(dense_TK)) if self.bottom else self._no_bottom
         interact(
             bottom_TD.numpy(),
             emb_TFD.numpy(),
@@ -92,7 +95,7 @@ class DenseTile:
 
         hidden_TN = self.top.forward(inputs_TP) if self.top else inputs_TP
         # The gradients need what the layers saw: kept until the backward pass of the same tile.
-        self._saved = bottom_TD, emb_TFD, hidden_TN
+        self._saved = bottom_TD, embeddings, emb_TFD, hidden_TN
         logit_T = self._logits[:num_samples]
         torch.mv(hidden_TN, self._last_weight_N, out=logit_T)
         logit_T += self._last_bias_1
@@ -102,7 +105,6 @@ class DenseTile:
         self,
         label_T: torch.Tensor,
         scale: float,
-        embeddings: Sequence[torch.Tensor],
         embedding_grads: Sequence[torch.Tensor],
         gradients: Mapping[str, torch.Tensor],
     ) -> float:
@@ -111,12 +113,11 @@ class DenseTile:
         Args:
             label_T: labels.
             scale: one over the nominal batch size.
-            embeddings: those of the forward pass.
             embedding_grads: (T, F, d) for each row width, written.
             gradients: where the tile's gradient of each parameter goes, by name.
         """
         num_samples = label_T.shape[0]
-        bottom_TD, emb_TFD, hidden_TN = self._saved
+        bottom_TD, embeddings, emb_TFD, hidden_TN = self._saved
         grad_T = self._logit_grads[:num_samples].numpy()
         logits = self._logits[:num_samples]
         # The gradient of the loss is computed with the loss, in one pass over the logits.

@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ...pipeline.errors import ConfigError
-from ..data.batch import Batch
+from ..data.batch import Batch, at_cache_line
 from ..data.batch_shares import BatchShares
 from ..recipe.dropout import drawing
 from ..work_threads import WorkThreads, one_torch_thread
@@ -261,6 +261,8 @@ def _logits(
     model: DenseModel, dense: torch.Tensor, embeddings: Sequence[torch.Tensor], dtype: DenseDtype
 ) -> torch.Tensor:
     """Return (B,) logits as float32, whatever the model computes in."""
+    dense = at_cache_line(dense)
+    embeddings = [at_cache_line(emb_BFd) for emb_BFd in embeddings]
     if dtype == "fp32":
         return model.logits(dense, embeddings).float()
     with torch.autocast(dense.device.type, torch.bfloat16):

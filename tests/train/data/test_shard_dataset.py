@@ -63,6 +63,13 @@ def test_batches_are_those_of_the_trainer_in_its_order(folder: Path) -> None:
             )
 
 
+def test_dense_features_begin_with_a_cache_line(folder: Path) -> None:
+    """Else the bits of a loop's products would depend on the address that a batch was read to."""
+    for dataset in (ShardDataset(folder), ShardDataset(folder, split="valid")):
+        for batch in dataset:
+            assert batch["dense"].data_ptr() % 64 == 0
+
+
 def test_an_iteration_that_was_left_costs_the_next_one_no_batch(folder: Path) -> None:
     dataset = ShardDataset(folder, seed=3)
     whole = as_lists(dataset)

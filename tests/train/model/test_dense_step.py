@@ -5,7 +5,10 @@ Tests `dense_tile` and `mlp_tiles`, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from hotset.train.data.batch import Batch
 from hotset.train.data.batch_shares import BatchShares
 from hotset.train.model.dense_dtype import DenseDtype
+from hotset.train.model.dense_model import DenseModel
 from hotset.train.model.dense_step import TiledStep, build_dense_step
 from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.dlrm_shape import DlrmShape, dlrm_shape, tables_by_width
@@ -316,3 +320,79 @@ def test_a_rank_without_samples_leaves_a_gradient_that_changes_no_sign() -> None
     gradients = TileGradients(5, WorkThreads(1))
     gradients.add([])
     assert gradients.sums_N.signbit().all() and not gradients.sums_N.any()
+
+
+def moved(tensor: torch.Tensor, floats: int) -> torch.Tensor:
+    """The same numbers, so many floats behind the start of a cache line."""
+    memory_N = torch.empty(tensor.numel() + 16)
+    target = memory_N[floats : floats + tensor.numel()].view(tensor.shape)
+    return target.copy_(tensor)
+
+
+class LinearModel(DenseModel):
+    """Logistic regression: its one product is that of a matrix and a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(13 + 3 * 5, 1)
+
+    def logits(self, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        by_dense = dense_BK @ self.layer.weight[0, :13]
+        logit_B: torch.Tensor = by_dense + embeddings[0].flatten(1) @ self.layer.weight[0, 13:]
+        return logit_B
+
+
+ADDRESSED: dict[str, tuple[DlrmShape, Callable[[], DenseModel]]] = {
+    **{name: (shape, partial(Dlrm, shape, 3)) for name, shape in SHAPES.items() if name != "kaggle"},
+    "one output": (shape := DlrmShape(13, 3, 1, (), ()), partial(Dlrm, shape, 3)),
+    "a linear model": (DlrmShape(13, 3, 5, (), ()), LinearModel),
+}
+
+
+@pytest.mark.parametrize("num_samples", [7, 64, 600])
+@pytest.mark.parametrize("name", ADDRESSED)
+def test_bits_do_not_depend_on_where_a_batch_lies(name: str, num_samples: int) -> None:
+    """Products take other loops where a matrix does not begin with a cache line."""
+    shape, build_model = ADDRESSED[name]
+    batch, embeddings = drawn(shape, num_samples)
+    torch.manual_seed(1)
+    model = build_model()
+    step = build_dense_step(model, BatchShares(64), WorkThreads(1))
+
+    def results(floats: int) -> list[torch.Tensor]:
+        there = replace(batch, dense_BK=moved(batch.dense_BK, floats))
+        rows = [moved(emb, floats) for emb in embeddings]
+        predicted = step.predict(there, rows)
+        found = [predicted, step.train(there, rows)]
+        found += [_gradient(parameter).clone() for parameter in model.parameters()]
+        return found + [_gradient(emb).clone() for emb in rows]
+
+    wanted = results(0)
+    for floats in (1, 4, 6, 8, 12):
+        assert all(torch.equal(a, b) for a, b in zip(results(floats), wanted, strict=True)), floats
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_product_reads_matrices_that_begin_with_cache_lines(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which products depend on addresses differs between processors: none may."""
+    addresses: list[int] = []
+
+    def watch(product: Any) -> Any:
+        def watched(*operands: torch.Tensor, **keywords: torch.Tensor) -> torch.Tensor:
+            addresses.extend(operand.data_ptr() % 64 for operand in operands)
+            found: torch.Tensor = product(*operands, **keywords)
+            return found
+
+        return watched
+
+    for product in ("mm", "mv", "bmm"):
+        monkeypatch.setattr(torch, product, watch(getattr(torch, product)))
+    batch, embeddings = drawn(SHAPES[name], 601)
+    _, step = tiled(SHAPES[name])
+    there = replace(batch, dense_BK=moved(batch.dense_BK, 4))
+    rows = [moved(emb, 4) for emb in embeddings]
+    step.train(there, rows)
+    step.predict(there, rows)
+    assert set(addresses) == {0}
