@@ -70,8 +70,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Ctrl-C and SIGTERM end a command alike, with 130: it removes what it has begun and not finished.
     """
+    _open_closed_streams()
     with _sigterm_as_ctrl_c():
         return _main(arguments)
+
+
+def _open_closed_streams() -> None:
+    """Open the null device in place of stdin, stdout and stderr that the caller closed (``>&-``)."""
+    # A file takes the lowest free number: the first that a stage opened would get what is printed.
+    descriptor = 0
+    while descriptor < 3:
+        descriptor = os.open(os.devnull, os.O_RDWR)
+        if descriptor < 3:
+            os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
 
 
 @contextmanager
@@ -156,8 +171,7 @@ def _answer(arguments: Sequence[str]) -> int:
         return status
     finally:
         # Also where the parser of options ends the program after --help.
-        if sys.stdout is not None:  # closed by the caller
-            sys.stdout.flush()
+        sys.stdout.flush()
 
 
 def _drop_stdout() -> None:

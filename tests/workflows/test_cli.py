@@ -272,3 +272,22 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(
     assert main(["export-shards", "data"]) == 130
     assert capsys.readouterr().err == "interrupted: nothing was written\n"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("words", [["train", "--help"], ["stats", "nowhere"]])
+@pytest.mark.parametrize("closing", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_the_caller_closed_are_null_devices(words: list[str], closing: str) -> None:
+    command = shlex.join([sys.executable, "-m", "hotset.workflows.cli", *words])
+    done = subprocess.run(["sh", "-c", f"{command} {closing}"], capture_output=True, text=True)
+    assert done.returncode == int("nowhere" in words)
+    assert "Traceback" not in done.stderr
+
+
+def test_no_file_takes_the_number_of_a_closed_stream() -> None:
+    program = (
+        "import os; from hotset.workflows.cli import main; main(['--version']);"
+        "print('kept', file=open('/dev/stderr', 'w')) if os.open(os.devnull, os.O_RDONLY) > 2 else None"
+    )
+    command = shlex.join([sys.executable, "-c", program])
+    done = subprocess.run(["sh", "-c", f"{command} <&- >&-"], capture_output=True, text=True)
+    assert done.stderr == "kept\n"
