@@ -98,6 +98,12 @@ def system_fault(subject: object, error: BaseException) -> SystemFaultError | No
         return None
     text = first_line(error)
     number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, UnicodeEncodeError) and error.encoding.replace("-", "").lower() != "utf8":
+        character = error.object[error.start]
+        return SystemFaultError(
+            f"{subject}: {character!a} cannot be written in the encoding {error.encoding}",
+            hint="set PYTHONUTF8=1 and PYTHONIOENCODING=utf-8",
+        )
     if isinstance(error, UnicodeEncodeError):
         return SystemFaultError(
             f"{str(subject)!a} has a name that is not UTF-8", hint="rename the file or its folder"

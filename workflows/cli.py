@@ -128,6 +128,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         # Errors of stdout are the only ones of a device that reach this line without a name.
         is_stdout = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT)
         unnamed = "stdout cannot be written" if is_stdout else f"hotset {command}".rstrip()
+        if isinstance(error, UnicodeEncodeError) and error.encoding == sys.stdout.encoding != "utf-8":
+            unnamed = "stdout"
         fault = system_fault(getattr(error, "filename", None) or unnamed, error)
         if fault is None:
             raise

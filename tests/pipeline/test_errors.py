@@ -22,6 +22,9 @@ SYSTEM = {
     "not enough memory: [Errno 12]": OSError(errno.ENOMEM, "Cannot allocate memory"),
     "a.arrow: Input/output error": OSError(errno.EIO, os.strerror(errno.EIO)),
     "'a.arrow' has a name that is not UTF-8": UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates"),
+    "a.arrow: '\\xe9' cannot be written in the encoding latin-1": UnicodeEncodeError(
+        "latin-1", "xé", 1, 2, "ordinal not in range"
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import subprocess
 import sys
@@ -288,6 +289,7 @@ def test_limits_of_the_system_are_looked_at_as_printed(
     "pipeline/errors.py::system_fault#2",
     "pipeline/errors.py::system_fault#3",
     "pipeline/errors.py::system_fault#4",
+    "pipeline/errors.py::system_fault#5",
 )
 def test_what_the_system_refuses_is_renamed_or_raised(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails_with(error: Exception) -> str:
@@ -299,7 +301,20 @@ def test_what_the_system_refuses_is_renamed_or_raised(shell: Shell, monkeypatch:
             return shell.refused("stats", "data")
 
     assert fails_with(UnicodeEncodeError("utf-8", "\udcff", 0, 1, "x")) == "rename the file or its folder"
+    hint = fails_with(UnicodeEncodeError("ascii", "é", 0, 1, "x"))
+    assert _prints_columns_with({}) is False
+    assert _prints_columns_with(dict(each.split("=") for each in re.findall(r"\w+=\S+", hint)))
     assert "fewer --workers" in fails_with(OSError(errno.EMFILE, "Too many open files"))
     assert "fewer --workers" in fails_with(RuntimeError("can't start new thread"))
     assert "fewer --workers" in fails_with(MemoryError())
     shell.works("preprocess", "log.tsv", "--out", "other", "--workers", "1")
+
+
+def _prints_columns_with(variables: dict[str, str]) -> bool:
+    """Whether a schema with a name outside ASCII is proposed to a caller that takes ASCII only."""
+    Path("cities.csv").write_text("label,città\n1,x\n0,y\n", encoding="utf-8")
+    command = [sys.executable, "-m", "hotset.workflows.cli", "schema", "cities.csv"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"} | variables
+    done = subprocess.run(command, env=environment, capture_output=True)
+    assert done.returncode == 0 or b"error: stdout: '\\xe0' cannot be written" in done.stderr
+    return "città" in done.stdout.decode()
