@@ -33,7 +33,7 @@ from .float_codecs import first_infinite_row
 from .random_bits import COLUMNS_OF_WORD, seed_of_row, word_of_columns
 from .row_codec import MessageShape, RowMessage, refuse_infinite
 
-_RANGE_BYTES = 8
+RANGE_BYTES = 8
 _LEAST_BOUND = 2.0**-16
 """Smaller bounds take as many bits as bfloat16."""
 
@@ -164,7 +164,7 @@ class BoundedCodec:
     def num_bytes(self, shape: MessageShape) -> int:
         """Whole bytes a row, and 8 a table."""
         row_bytes_T = (self._levels(shape.num_tables).num_bits_T * shape.embedding_dim + 7) // 8
-        return int(row_bytes_T @ np.diff(shape.starts_T1)) + _RANGE_BYTES * shape.num_tables
+        return int(row_bytes_T @ np.diff(shape.starts_T1)) + RANGE_BYTES * shape.num_tables
 
     def encode(self, message: RowMessage, data: NDArray[np.uint8]) -> int:
         """Round the rows; nothing saturates."""
@@ -192,5 +192,5 @@ class BoundedCodec:
     def _split(
         self, data: NDArray[np.uint8], starts_T1: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-        end = _RANGE_BYTES * (starts_T1.size - 1)
+        end = RANGE_BYTES * (starts_T1.size - 1)
         return data[:end].view(np.float32).reshape(-1, 2), data[end:]

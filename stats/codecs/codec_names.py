@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .bounded_codec import BoundedCodec
+from .budget_codec import BudgetCodec
 from .float_codecs import Bfloat16Codec, Float16Codec, Float32Codec
 from .row_codec import RowCodec
 from .scaled_codecs import Float8Codec, Int4Codec, Int8Codec
@@ -16,14 +17,15 @@ _FIXED: tuple[RowCodec, ...] = (
     Int4Codec(),
 )
 CODEC_NAMES = tuple(codec.name for codec in _FIXED)
-"""Names of the codecs without a setting; ``bounded:E`` is the one with a bound."""
+"""Names of the codecs without a setting; ``bounded:E`` has a bound, ``bounded:budget=B`` bytes instead."""
+_BUDGET = "budget="
 
 
 def codec_of(name: str) -> RowCodec:
-    """Return the codec of a name, such as int8 or bounded:0.03.
+    """Return the codec of a name, such as int8, bounded:0.03 or bounded:budget=0.15.
 
     Raises:
-        ValueError: there is none, or its bound is no number in range.
+        ValueError: there is none, or its bound or budget is no number in range.
     """
     for codec in _FIXED:
         if codec.name == name:
@@ -32,6 +34,8 @@ def codec_of(name: str) -> RowCodec:
     if kind != "bounded":
         raise ValueError(f"no codec {name!r}: want {', '.join(CODEC_NAMES)} or bounded:E")
     try:
+        if bound.startswith(_BUDGET):
+            return BudgetCodec(float(bound.removeprefix(_BUDGET)))
         return BoundedCodec(float(bound))
     except ValueError as error:
         raise ValueError(f"codec {name!r}: {error}") from None

@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import numpy as np
+
 from ...pipeline.errors import ConfigError
 from ...stats.codecs.bound_decay import BoundDecay, bound_factor
 from ...stats.codecs.bounded_codec import BoundedCodec
+from ...stats.codecs.budget_codec import BudgetCodec
 from ...stats.codecs.codec_names import codec_of
+from ...stats.codecs.published_bounds import BASE, bound_by_size
 from ...stats.codecs.row_codec import RowCodec
 from ..data.batch import EmbeddingTable
 from ..options.exchange_options import AUTO, CodecChoice, ExchangeOptions, parse_codec
@@ -17,11 +21,6 @@ from ..options.exchange_options import AUTO, CodecChoice, ExchangeOptions, parse
 _EXACT = "none"
 _BACK_OF_BOUNDED = "int8"
 """Gradients of rows differ in size by decades, so one range for a table would erase those of rare rows."""
-_MANY_ROWS, _TIGHT = 400_000, 0.01
-_FEW_ROWS, _LOOSE = 1_000, 0.05
-_MEDIUM = 0.03
-"""Bounds by the size of a table, as Feng et al. (SC'24) released them; their table lists follow from these
-sizes but for two tables of Criteo's Kaggle log."""
 _MOST_BOUND = 0.49
 
 
@@ -88,8 +87,14 @@ class WidthCodec:
 
     def __init__(self, option: str, text: str, tables: Sequence[EmbeddingTable]) -> None:
         choice = parse_codec(option, text)
-        self._bounded = None if choice.kind != "bounded" else _bounds_of(choice, tables)
-        self._fixed = codec_of(_EXACT if self._bounded else choice.kind)
+        self._bounded: BoundedCodec | None = None
+        self._fixed: RowCodec = codec_of(_EXACT)
+        if choice.budget is not None:
+            self._fixed = _codec_with(choice.budget, tables)
+        elif choice.kind == "bounded":
+            self._bounded = _bounds_of(choice, tables)
+        else:
+            self._fixed = codec_of(choice.kind)
 
     def at(self, factor: float) -> RowCodec:
         """Return the codec of a step whose bounds are multiplied by ``factor``."""
@@ -121,13 +126,13 @@ def factor_at(chosen: ChosenExchange, step: int) -> float:
 
 def _bounds_of(choice: CodecChoice, tables: Sequence[EmbeddingTable]) -> BoundedCodec:
     # A table's own bound comes first, then the one for all, then that of its size.
-    bounds = dict(enumerate(choice.bound or _bound_by_size(table.num_rows) for table in tables))
+    bounds = dict(enumerate(choice.bound or bound_by_size(table.num_rows) for table in tables))
     of_names = dict(choice.of_tables)
     bounds |= {n: of_names[table.name] for n, table in enumerate(tables) if table.name in of_names}
-    return BoundedCodec(choice.bound or _MEDIUM, bounds)
+    return BoundedCodec(choice.bound or BASE, bounds)
 
 
-def _bound_by_size(num_rows: int) -> float:
-    if num_rows > _MANY_ROWS:
-        return _TIGHT
-    return _LOOSE if num_rows < _FEW_ROWS else _MEDIUM
+def _codec_with(budget: float, tables: Sequence[EmbeddingTable]) -> BudgetCodec:
+    # Errors that are to be smaller by a factor weigh more by its square.
+    weights = np.array([bound_by_size(table.num_rows) ** -2 for table in tables])
+    return BudgetCodec(budget, weights)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...pipeline.errors import ConfigError, require_choices
+from ...pipeline.sizes import ByteSize, parse_byte_size
+from ...stats.codecs.published_bounds import BASE, PUBLISHED_LISTS, published_bounds
 
 FIXED_CODECS = ("none", "fp16", "bf16", "int8", "int4", "fp8")
 """Codecs without a setting."""
@@ -13,6 +15,7 @@ AUTO = "auto"
 """Name of the choice that is left to a measurement."""
 BY_SIZE = "sizes"
 """Bounds by the size of a table."""
+_BUDGET = "budget"
 LEAST_BOUND = 2.0**-16
 _BELOW_BOUND = 0.5
 
@@ -27,6 +30,8 @@ class CodecChoice:
     """Bound of all tables that have none of their own; None: by their sizes."""
     of_tables: tuple[tuple[str, float], ...] = ()
     """Bounds of some tables, by name."""
+    budget: float | None = None
+    """Most bytes of a message, from which its bounds follow: below 1 a share of those as float32."""
 
 
 def parse_codec(option: str, text: str) -> CodecChoice:
@@ -45,16 +50,43 @@ def parse_codec(option: str, text: str) -> CodecChoice:
     if kind != "bounded" or not setting:
         names = ", ".join(FIXED_CODECS)
         raise ConfigError(f"{option} must be {names}, auto or bounded:E, got {text!r}")
-    # The bound of all tables, then those of single ones.
+    # The bound of all tables, then those of single ones; of the published ones each table has its own.
     first, *others = setting.split(",")
-    bound = None if first == BY_SIZE else _parse_bound(option, first)
-    of_tables = []
+    if first.startswith(f"{_BUDGET}="):
+        return CodecChoice("bounded", budget=_parse_budget(option, first.removeprefix(f"{_BUDGET}="), others))
+    of_tables: list[tuple[str, float]] = []
+    if first in PUBLISHED_LISTS:
+        bound: float | None = BASE
+        of_tables += published_bounds(first).items()
+    else:
+        bound = None if first == BY_SIZE else _parse_bound(option, first)
     for each in others:
         name, equals, number = each.partition("=")
         if not equals:
             raise ConfigError(f"{option}: want TABLE=BOUND, got {each!r}")
         of_tables.append((name, _parse_bound(option, number)))
     return CodecChoice("bounded", bound, tuple(of_tables))
+
+
+def _parse_budget(option: str, text: str, others: list[str]) -> float:
+    if others:
+        raise ConfigError(f"{option}: the bounds of a budget follow from its bytes, got {others[0]!r} too")
+    try:
+        share = float(text)
+    except ValueError:
+        share = 1.0
+    # A number below 1 is a share, everything else a size.
+    if share < 1:
+        if not share > 0:
+            raise ConfigError(f"{option}: a budget is a share above 0 or a size, got {text!r}")
+        return share
+    try:
+        size = parse_byte_size(text)
+    except ConfigError:
+        size = ByteSize(0)
+    if size < 1:
+        raise ConfigError(f"{option}: a budget is a share such as 0.2 or a size such as 64KiB, got {text!r}")
+    return size
 
 
 def _parse_bound(option: str, text: str) -> float:
@@ -75,8 +107,10 @@ class ExchangeOptions:
     exchange: str = "none"
     """Codec of embedding rows between ranks: none, fp16, bf16, fp8, int8 or int4; bounded:0.03, whose error
     is at most that share of the range of a table, with bounds of single tables behind it
-    (bounded:0.03,C3=0.01), or by their sizes (bounded:sizes: 0.01 above 400,000 rows, 0.05 below 1,000);
-    auto measures the link, and may choose none."""
+    (bounded:0.03,C3=0.01), by their sizes (bounded:sizes: 0.01 above 400,000 rows, 0.05 below 1,000), as
+    published for Criteo's logs (bounded:kaggle, bounded:terabyte), or as small as a share of the bytes or a
+    size allows in each message (bounded:budget=0.15, bounded:budget=64KiB); auto measures the link, and may
+    choose none."""
 
     exchange_back: str | None = None
     """Codec of the gradients of those rows; by default that of --exchange, and int8 for a bounded one."""
@@ -102,7 +136,13 @@ class ExchangeOptions:
         for name, text in chosen.items():
             if text is None:
                 continue
-            kind = parse_codec(name, text).kind
+            choice = parse_codec(name, text)
+            kind = choice.kind
+            if choice.budget is not None and self.exchange_decay != "none":
+                raise ConfigError(
+                    f"exchange_decay loosens bounds, and those of {name} {text} follow from bytes: "
+                    "leave one of them out"
+                )
             if kind == AUTO and name != "exchange":
                 raise ConfigError(
                     f"{name} cannot be auto: --exchange auto chooses every codec that is not given"

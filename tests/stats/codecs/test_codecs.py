@@ -14,10 +14,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hotset.stats.codecs.bounded_codec import BoundedCodec
+from hotset.stats.codecs.budget_codec import BudgetCodec
 from hotset.stats.codecs.codec_names import CODEC_NAMES, codec_of
 from hotset.stats.codecs.row_codec import NotFiniteError, RowCodec, RowMessage, shape_of
 
-NAMES = (*CODEC_NAMES, "bounded:0.01", "bounded:0.03", "bounded:0.05", "bounded:0.4", "bounded:2e-05")
+NAMES = (
+    *(*CODEC_NAMES, "bounded:0.01", "bounded:0.03", "bounded:0.05", "bounded:0.4", "bounded:2e-05"),
+    *("bounded:budget=0.1", "bounded:budget=0.3", "bounded:budget=5000"),
+)
 ROUNDING = tuple(name for name in NAMES if name != "none")
 """Codecs with stochastic rounding, which is all that round at all."""
 
@@ -42,6 +46,8 @@ def _nearest(codec: RowCodec, message: RowMessage) -> NDArray[np.float64]:
     x = np.abs(message.rows_ND.astype(np.float64))
     top: NDArray[np.float64] = x.max(axis=1, keepdims=True, initial=0)
     bounds: NDArray[np.float64] = np.zeros(x.shape)
+    if isinstance(codec, BudgetCodec):
+        codec = codec.levels_for(shape_of(message))
     if isinstance(codec, BoundedCodec):
         for table, (first, last) in enumerate(pairwise(message.starts_T1)):
             bound = codec.of_tables.get(table, codec.bound)
@@ -83,12 +89,12 @@ def hostile_rows(rng: np.random.Generator, num_rows: int, dim: int) -> NDArray[n
     return rows
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_hostile_rows_stay_within_the_promise(name: str, rng: np.random.Generator) -> None:
+def check_promise(name: str, num_rows: int, dims: tuple[int, ...], rng: np.random.Generator) -> None:
+    """Code hostile rows of some widths, to nearest and stochastically, and compare errors and counts."""
     codec = codec_of(name)
-    for dim in (1, 3, 16, 64):
-        rows = hostile_rows(rng, 1_000, dim)
-        starts = np.sort(np.concatenate([[0, 1_000], rng.integers(0, 1_000, 40)]))
+    for dim in dims:
+        rows = hostile_rows(rng, num_rows, dim)
+        starts = np.sort(np.concatenate([[0, num_rows], rng.integers(0, num_rows, 40)]))
         for stream in (None, 7) if name in ROUNDING else (None,):
             message = RowMessage.of(rows, starts=starts, stream=stream)
             found, saturated = coded(codec, message)
@@ -107,6 +113,17 @@ def test_hostile_rows_stay_within_the_promise(name: str, rng: np.random.Generato
                 assert found.tobytes() == rows.tobytes()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_hostile_rows_stay_within_the_promise(name: str, rng: np.random.Generator) -> None:
+    check_promise(name, 1_000, (1, 3, 16, 64), rng)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_million_hostile_rows_stay_within_the_promise(name: str, rng: np.random.Generator) -> None:
+    check_promise(name, 1_000_000, (5,), rng)
+
+
 @given(st.sampled_from(NAMES), st.integers(0, 4), st.integers(1, 70), st.data())
 @settings(max_examples=50)
 def test_bytes_follow_from_the_shape_and_all_are_written(
@@ -122,6 +139,9 @@ def test_bytes_follow_from_the_shape_and_all_are_written(
     bits = {"bounded:0.01": 6, "bounded:0.03": 5, "bounded:0.05": 4, "bounded:0.4": 2, "bounded:2e-05": 15}
     if name in sizes:
         assert codec.num_bytes(shape) == num_rows * sizes[name]
+    elif isinstance(codec, BudgetCodec):
+        least = num_rows * -(-2 * dim // 8) + 16
+        assert least <= codec.num_bytes(shape) <= max(codec.budget_bytes(shape), least)
     else:
         assert codec.num_bytes(shape) == num_rows * -(-bits[name] * dim // 8) + 16
     # What was in the buffer before changes nothing.
@@ -204,7 +224,9 @@ def test_every_code_of_fp8_is_its_own_nearest() -> None:
     assert (nearest <= np.abs(halves[None] - between[:, None]).min(axis=1)).all()
 
 
-@pytest.mark.parametrize("name", ["", "int7", "bounded", "bounded:", "bounded:x", "bounded:0.5", "bounded:0"])
+@pytest.mark.parametrize(
+    "name", ["", "int7", "bounded", "bounded:", "bounded:x", "bounded:0.5", "bounded:0", "bounded:budget=0"]
+)
 def test_names_that_mean_no_codec_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="codec"):
         codec_of(name)

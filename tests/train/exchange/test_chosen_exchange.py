@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hotset.pipeline.errors import ConfigError
 from hotset.stats.codecs.bounded_codec import BoundedCodec
+from hotset.stats.codecs.budget_codec import BudgetCodec
 from hotset.stats.codecs.codec_names import codec_of
+from hotset.stats.codecs.row_codec import MessageShape
 from hotset.train.data.batch import EmbeddingTable
 from hotset.train.exchange.chosen_exchange import (
     ChosenExchange,
@@ -48,8 +51,19 @@ def test_bounds_go_by_table_and_step() -> None:
     assert WidthCodec("exchange", "int8", TABLES).at(2.0).name == "int8"
 
 
+def test_a_budget_weighs_tables_by_their_sizes() -> None:
+    codec = WidthCodec("exchange", "bounded:budget=0.2", TABLES).at(1.0)
+    assert isinstance(codec, BudgetCodec) and codec.budget == 0.2 and codec.weights is not None
+    assert codec.weights.tolist() == pytest.approx([0.05**-2, 0.03**-2, 0.03**-2, 0.01**-2])
+    # As many rows of each: the table with the tightest bound has the most bits.
+    levels = codec.levels_for(MessageShape(np.arange(5) * 100, 16))
+    assert levels.of_tables[3] < levels.of_tables[2] and levels.of_tables[3] < levels.of_tables[0]
+
+
 def test_a_bound_of_no_table_is_refused() -> None:
     refuse_unknown_tables(ChosenExchange("bounded:0.1,C2=0.2"), TABLES)
+    with pytest.raises(ConfigError, match="exchange: there is no table 'C4'"):
+        refuse_unknown_tables(ChosenExchange("bounded:kaggle"), TABLES)
     with pytest.raises(ConfigError, match="exchange_back: there is no table 'C9'"):
         refuse_unknown_tables(ChosenExchange(gradients="bounded:0.1,C9=0.2"), TABLES)
 
@@ -107,6 +121,7 @@ def test_rows_cross_as_they_are_only_where_every_width_does() -> None:
 @pytest.mark.parametrize(
     ("fields", "wanted"),
     [
+        ({"exchange": "bounded:budget=0.2"}, ("bounded:budget=0.2", "int8", "none")),
         ({"exchange": "bounded:sizes"}, ("bounded:sizes", "int8", "none")),
         ({"exchange": "bounded:0.1", "exchange_back": "none"}, ("bounded:0.1", "none", "none")),
         ({"exchange": "auto", "exchange_back": "fp8"}, ("none", "fp8", "none")),
