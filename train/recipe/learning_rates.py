@@ -46,12 +46,21 @@ class LearningRates:
         self._options = options
         self._full = full
         self._start = options.warmup_steps if options.decay_start is None else options.decay_start
+        self._last_factor = 1.0
+        self._last = self._by(1.0)
         left = max(num_steps - self._start, 1)
         self._num_decay_steps = left if options.decay_steps is None else options.decay_steps
 
     def of_step(self, step: int) -> StepRates:
-        """Return the rates of the step with this number, from 0."""
+        """Return the rates of the step with this number, from 0: one object for as long as they stay."""
         factor = self.factor(step)
+        if factor != self._last_factor:
+            self._last_factor = factor
+            self._last = self._by(factor)
+        return self._last
+
+    def _by(self, factor: float) -> StepRates:
+        """The full rates times ``factor``, of the parameters that the schedule is for."""
         dense, rows = (
             factor if self._options.lr_schedule_of in ("all", of) else 1.0 for of in ("dense", "rows")
         )

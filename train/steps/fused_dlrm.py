@@ -79,8 +79,12 @@ class FusedDlrm:
         self._model = model
         self._optimizers = optimizers
         self._scale = 1 / batch_size
-        self._step_counts: list[torch.Tensor] | None = None
+        self._counts_P: torch.Tensor | None = None
         """Steps queued, those before a checkpoint included, as torch's optimizers count them."""
+        self._num_steps = 0
+        """The same of each parameter, where they are counted."""
+        self._last_rate = -1.0
+        self._last_rates_2 = np.empty(0, np.float32)
         on = device.torch_device
         compute = torch.bfloat16 if dtype == "bf16" else torch.float32
         # The first layer of each MLP reads what is written here, with zeros behind; others read a layer.
@@ -121,10 +125,17 @@ class FusedDlrm:
     def next_rates(self, rate: float) -> NDArray[np.float32]:
         """The numbers of the step that is queued next, for this learning rate."""
         # Counted when a step is queued, as the numbers go up with its batch.
-        counts = self._adopt_states()
-        for count in counts:
-            count += 1
-        return self.rule.rates(rate, int(counts[0]) if counts else 1)
+        if self._counts_P is None:
+            self._counts_P = self._adopt_states()
+            self._num_steps = int(self._counts_P[0]) if self._counts_P.numel() else 0
+        self._num_steps += 1
+        if self._counts_P.numel():
+            self._counts_P += 1
+        # Only Adam's numbers change from step to step.
+        if rate != self._last_rate or self.rule.name == "adam":
+            self._last_rate = rate
+            self._last_rates_2 = self.rule.rates(rate, self._num_steps)
+        return self._last_rates_2
 
     def queue_passes(self, launch: Launch, inputs: DenseInputs) -> None:
         """Queue everything between the rows of a batch and their gradients."""
@@ -245,18 +256,17 @@ class FusedDlrm:
         part = vector_N[place]
         return part.view(-1, layer.num_inputs)[:, : parameter.shape[1]] if parameter.dim() == 2 else part
 
-    def _adopt_states(self) -> list[torch.Tensor]:
+    def _adopt_states(self) -> torch.Tensor:
         """Take over the states of torch's optimizers, perhaps restored ones, and keep theirs as views.
 
         Returns:
-            The counts of steps of all parameters, none where steps do not count.
+            (P,) the counts of steps of all parameters, none where steps do not count.
         """
-        if self._step_counts is not None:
-            return self._step_counts
         # The first step of this process: weights may have been restored, too.
         if self._rounded_N is not None:
             self._rounded_N.copy_(self._weights_N)
-        self._step_counts = []
+        is_counted = bool(_STATES[self.rule.name])
+        counts_P = torch.zeros(len(self._parameters) if is_counted else 0)
         # The optimizer that holds the state of each parameter.
         owner = {
             parameter: optimizer
@@ -264,7 +274,7 @@ class FusedDlrm:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        for parameter, place, shape, num_inputs in self._parameters:
+        for parameter_number, (parameter, place, shape, num_inputs) in enumerate(self._parameters):
             state = owner[parameter].state[parameter]
             # A restored state is copied to its part; from then on torch's optimizer has a view of it.
             for number, name in enumerate(_STATES[self.rule.name]):
@@ -274,10 +284,10 @@ class FusedDlrm:
                     view.copy_(state[name])
                 state[name] = view
             # Every parameter has a count of its own in torch; all are equal here.
-            if _STATES[self.rule.name]:
-                state["step"] = torch.tensor(float(state.get("step", 0.0)))
-                self._step_counts.append(state["step"])
-        return self._step_counts
+            if is_counted:
+                counts_P[parameter_number] = float(state.get("step", 0.0))
+                state["step"] = counts_P[parameter_number]
+        return counts_P
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ _SPARE_SHARE = 0.25
 _MOVE_NUMBERS = 4
 """Lists of rows to move begin at multiples of so many numbers, 16 bytes: Triton compiles a kernel once for
 such addresses, and anew for each mixture with others."""
+_PARTS_OF_MOVES = 6
+"""Parts of a list of rows to move: count, sources and targets, and what fills up each of them."""
 MOVES = ("write_back", "fetch", "initialize")
 """Lists of rows to move, in the order of their work."""
 _NUMPY = {
@@ -88,12 +90,34 @@ class PackedRoom:
     def num_bytes(self) -> int:
         return self.sections["moves"].stop_byte
 
+    @cached_property
+    def rates(self) -> Section:
+        """The numbers of all optimizers with the gaps between them, which the host writes as one."""
+        first = self.sections["dense_rates"].first_byte
+        stop = max(self.sections[name].stop_byte for name in self._rate_names)
+        return Section(first, (stop - first) // torch.float32.itemsize, torch.float32)
+
+    @property
+    def rate_places(self) -> list[slice]:
+        """The places among `rates` of the dense layers and of each width."""
+        places = []
+        for name in self._rate_names:
+            section = self.sections[name]
+            start = (section.first_byte - self.rates.first_byte) // section.dtype.itemsize
+            places.append(slice(start, start + section.count))
+        return places
+
+    @property
+    def _rate_names(self) -> list[str]:
+        return ["dense_rates", *(f"rates{width}" for width in range(len(self.widths)))]
+
     def _lists(self) -> Iterator[tuple[str, int, torch.dtype]]:
         yield "label", self.num_samples, torch.uint8
         yield "dense", self.num_samples * self.num_dense, torch.float32
-        yield "dense_rates", 2, torch.float32
-        for width, (room, num_rates) in enumerate(zip(self.widths, self.num_rates, strict=True)):
-            yield f"rates{width}", num_rates, torch.float32
+        # Side by side, because they are known last and written last.
+        for name, count in zip(self._rate_names, (2, *self.num_rates), strict=True):
+            yield name, count, torch.float32
+        for width, room in enumerate(self.widths):
             # Tensors without memory, for their sizes and types.
             lists = room.new_lists(torch.device("meta"))
             for name, tensor in lists._asdict().items():
@@ -142,38 +166,55 @@ class HostLists:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedTarget:
+    """The views of a batch on the device that no other batch has."""
+
+    received: torch.Tensor
+    """The bytes that its copy fills."""
+    moves: list[list[RowMoves]]
+    """The rows to move, of each width and list of `MOVES`."""
+
+
+@dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """A batch in a range of bytes."""
+    """A batch in a range of bytes.
+
+    Everything that the loop needs of it is made by the thread that packs: a view costs the loop as much as
+    queueing a kernel.
+    """
 
     room: PackedRoom
-    slot: torch.Tensor
-    """The bytes, in pinned memory."""
+    source: torch.Tensor
+    """The bytes that are sent, up to the end of the rows to move; in pinned memory."""
     num_samples: int
-    num_bytes: int
-    """Up to the end of the rows to move; what is behind is not sent."""
+    rates: NDArray[np.float32]
+    """The place of the numbers of the step, which are written last; see `PackedRoom.rates`."""
     num_moves: tuple[tuple[int, ...], ...]
     """Number of rows of each list of `MOVES`, for each width."""
+    move_sizes: tuple[int, ...]
+    """How the numbers of the moves are cut: see `target_in`."""
+    target: PackedTarget | None = None
+    """Where the batch goes on the device, once there is memory for such batches."""
 
-    def set_rates(self, rates: Sequence[NDArray[np.float32]], dense_2: NDArray[np.float32] | None) -> None:
-        """Write the numbers of the step: those of each width's row optimizer, and of the dense one."""
-        for width, rates_T in enumerate(rates):
-            self.room.sections[f"rates{width}"].of(self.slot).numpy()[:] = rates_T
-        if dense_2 is not None:
-            self.room.sections["dense_rates"].of(self.slot).numpy()[:] = dense_2
+    @property
+    def num_bytes(self) -> int:
+        return self.source.numel()
 
-    def moves_on(self, packed: torch.Tensor, width: int, kind: int) -> RowMoves:
-        """The rows of one list as views of the packed batch: sources and targets are as they were packed."""
-        # Each list is its count, its sources and its targets, behind those of earlier widths and kinds.
-        earlier = [count for counts in self.num_moves[:width] for count in counts]
-        earlier += self.num_moves[width][:kind]
-        count = self.num_moves[width][kind]
-        first = sum(_MOVE_NUMBERS + 2 * _filled_up(each) for each in earlier)
-        sources = first + _MOVE_NUMBERS
-        targets = sources + _filled_up(count)
-        moves = self.room.sections["moves"].of(packed)
-        return RowMoves(
-            moves[first : first + 1], moves[sources : sources + count], moves[targets : targets + count]
-        )
+    def target_in(self, packed: torch.Tensor, moves: torch.Tensor) -> PackedTarget:
+        """Return the views of memory for a batch of this room.
+
+        Args:
+            packed: the range of bytes on the device.
+            moves: its section of that name.
+        """
+        # Each list is its count, its sources and its targets, each filled up: six parts, cut by one call.
+        parts = moves.split_with_sizes(self.move_sizes)
+        lists = [
+            RowMoves(parts[first], parts[first + 2], parts[first + 4])
+            for first in range(0, len(parts) - 1, _PARTS_OF_MOVES)
+        ]
+        by_width = [lists[first : first + len(MOVES)] for first in range(0, len(lists), len(MOVES))]
+        return PackedTarget(packed[: self.num_bytes], by_width)
 
 
 def bytes_per_sample(lookups: LookupsTotals, num_dense: int, *, has_long_numbers: bool = False) -> float:
@@ -250,7 +291,24 @@ def pack(
     # The rows to move are last, so that the copy ends with what this step has.
     num_bytes = room.sections["moves"].first_byte + 4 * first
     counts = tuple(tuple(sources_N.size for sources_N, _ in of_width) for of_width in moves)
-    return PackedBatch(room, slot, num_samples, num_bytes, counts)
+    sizes = _sizes_of_moves(counts)
+    return PackedBatch(
+        room,
+        slot[:num_bytes],
+        num_samples,
+        packed[room.rates.first_byte : room.rates.stop_byte].view(np.float32),
+        counts,
+        (*sizes, room.sections["moves"].count - sum(sizes)),
+    )
+
+
+def _sizes_of_moves(counts: Sequence[Sequence[int]]) -> list[int]:
+    """The sizes of all parts of the lists of rows to move."""
+    sizes = []
+    for count in (each for of_width in counts for each in of_width):
+        filling = _filled_up(count) - count
+        sizes += [1, _MOVE_NUMBERS - 1, count, filling, count, filling]
+    return sizes
 
 
 def _filled_up(count: int) -> int:

@@ -15,8 +15,8 @@ What cannot be packed is done at once, while the device stands still: batches in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from ..gpu_kernels.batch_lists import (
     BatchLists,
     BatchRoom,
     DecodedBatch,
+    RowMoves,
     RowTensors,
     SeedTables,
     SlotLayout,
@@ -40,7 +41,8 @@ from ..recipe.learning_rates import StepRates
 from ..rows.tiers import FileTier
 from .fused_dlrm import DenseInputs, FusedDlrm
 from .input_ring import InputRing
-from .packed_batch import MOVES, HostLists, PackedBatch, PackedRoom, pack
+from .packed_batch import MOVES, HostLists, PackedBatch, PackedRoom, PackedTarget, pack
+from .sent_rates import SentRates
 from .step_runner import PreparedStep, StepParts, StepsAtOnce
 
 Kernels = Mapping[str, Callable[..., None]]
@@ -86,6 +88,7 @@ class QueuedSteps:
         self._is_recorded = is_recorded
         self._at_once = StepsAtOnce(parts)
         self._widths = [_WidthOnDevice.of(width, device) for width in parts.embeddings.widths]
+        self._move_by_themselves = all(width.moves_by_itself for width in self._widths)
         # The kernels add up a batch as one.
         self._has_shares = any(
             width.executor.shares is not None and width.executor.shares.num_shares > 1
@@ -96,7 +99,7 @@ class QueuedSteps:
         self._readers = readers
         self._ring = InputRing(device, num_ahead + readers.num_threads)
         self._num_inputs = num_ahead
-        self._num_sent = 0
+        self._num_packed = self._num_sent = 0
         self.sent_bytes = 0
         """Bytes of all copies of batches so far."""
         self.sent_samples = 0
@@ -109,13 +112,19 @@ class QueuedSteps:
             tuple(width.executor.optimizer.step_rates(0.0).size for width in parts.embeddings.widths),
             0,
         )
-        self._room: PackedRoom | None = None
-        self._inputs: list[_Inputs] = []
+        self._made: tuple[PackedRoom | None, list[_Inputs]] = None, []
+        """The memory on the device, and the batches that it has room for; replaced at once, as threads that
+        pack read it."""
         self._work: list[_WidthWork] = []
         self._warm: set[str] = set()
         """Work that was queued before."""
-        self._losses = device.allocate([0], torch.float64)
-        self._num_losses = 0
+        self._rates = SentRates(
+            self._packing_room,
+            [width.executor.optimizer for width in parts.embeddings.widths],
+            None if fused is None else fused.next_rates,
+        )
+        self._losses: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Memory for losses of steps to come, each as a vector and as a number."""
 
     def prepare(self, step: PlannedStep) -> PreparedStep:
         if self._has_shares or not all(map(_can_be_queued, step.parts)):
@@ -134,31 +143,52 @@ class QueuedSteps:
         # order of the steps, and filled by whichever reader is free.
         slot = self._ring.take(self._packing_room.num_bytes)
         batch = step.batch
-        arguments = (self._packing_room, slot, batch.label_B.numpy(), batch.dense_BK.numpy(), widths, moves)
-        return PreparedStep(step, self._readers.submit(self._pack, *arguments))
+        number = self._num_packed
+        self._num_packed += 1
+        arguments = (
+            number,
+            self._packing_room,
+            slot,
+            batch.label_B.numpy(),
+            batch.dense_BK.numpy(),
+            widths,
+            moves,
+        )
+        copies_hot = any(part.plan.copy_hot for part in step.parts)
+        return PreparedStep(step, self._readers.submit(self._pack, *arguments), copies_hot)
 
-    def _pack(self, *arguments: Any) -> PackedBatch:
+    def _pack(self, number: int, room: PackedRoom, *arguments: Any) -> PackedBatch:
         """Pack a batch in a reader, which also counts what the loop has queued meanwhile."""
         self._parts.embeddings.note_transfers(waits=False)
-        return pack(*arguments)
+        packed = pack(room, *arguments)
+        # Batches are sent in their order, so it is known where they go: views are made here, not in the loop.
+        made_for, inputs = self._made
+        return (
+            replace(packed, target=inputs[number % len(inputs)].target_of(packed))
+            if made_for is room
+            else packed
+        )
 
     def train(self, prepared: PreparedStep, number: int, rates: StepRates) -> torch.Tensor:
         # What cannot be packed, and copies of all hot rows, run while the device stands still.
         step = prepared.step
         packed = None if prepared.packing is None else prepared.packing.result()
-        if packed is None or any(part.plan.copy_hot for part in step.parts):
+        if packed is None or prepared.copies_hot:
             self._device.synchronize()
         if packed is None:
             return self._at_once.train(prepared, number, rates)
-        for width, part in zip(self._widths, step.parts, strict=True):
-            width.rows.executor.copy_hot(part.plan)
+        if prepared.copies_hot:
+            for width, part in zip(self._widths, step.parts, strict=True):
+                width.rows.executor.copy_hot(part.plan)
         # The copy goes up first, then rows move, then compute waits for both.
-        self._make_room(packed.room)
-        inputs = self._send(packed, rates)
-        self._move_rows(step, packed, inputs)
+        if packed.room is not self._made[0]:
+            self._make_room(packed.room)
+        inputs, target = self._send(packed, rates)
+        if step.item is not None:
+            self._move_rows(step.item, packed, inputs.copied, target.moves)
         self._device.wait("compute", inputs.copied)
         # With fused layers a step is one piece of work; else the model runs between two.
-        loss_1 = self._new_loss()
+        loss_1, loss = self._new_loss()
         if self._fused is not None:
             self._queue(inputs, "step", self._whole_step)
             self._device.launch("compute", loss_1.copy_, self._fused.loss_1)
@@ -170,56 +200,49 @@ class QueuedSteps:
         # These inputs are free once all of this has run.
         inputs.read = self._device.record("compute")
         self._parts.embeddings.mark_updated(step)
-        return loss_1[0]
+        return loss
 
     def synchronize(self) -> None:
         self._device.synchronize()
         self._parts.embeddings.note_transfers()
 
-    def _send(self, packed: PackedBatch, rates: StepRates) -> _Inputs:
+    def _send(self, packed: PackedBatch, rates: StepRates) -> tuple[_Inputs, PackedTarget]:
         """Queue the copy of a batch to the next inputs."""
-        inputs = self._inputs[self._num_sent % len(self._inputs)]
+        _, made = self._made
+        inputs = made[self._num_sent % len(made)]
         self._num_sent += 1
         self.sent_bytes += packed.num_bytes
         self.sent_samples += packed.num_samples
         # What is known last is written last: the rates of the step.
-        packed.set_rates(
-            [width.rows.executor.optimizer.step_rates(rates.rows) for width in self._widths],
-            None if self._fused is None else self._fused.next_rates(rates.dense),
-        )
+        packed.rates[:] = self._rates.of(rates)
         # The copy waits, on the device, for the step that last read this place.
         if inputs.read is not None:
             self._device.wait("copies", inputs.read)
-        source = packed.slot[: packed.num_bytes]
-        self._device.copy("copies", source, inputs.packed[: packed.num_bytes])
+        target = packed.target or inputs.target_of(packed)
+        self._device.copy("copies", packed.source, target.received)
         inputs.copied = self._device.record("copies")
         self._ring.sent(inputs.copied)
-        return inputs
+        return inputs, target
 
-    def _move_rows(self, step: PlannedStep, packed: PackedBatch, inputs: _Inputs) -> None:
+    def _move_rows(
+        self, item: int, packed: PackedBatch, copied: Event, moves: Sequence[Sequence[RowMoves]]
+    ) -> None:
         """Queue the transfers of a step, for which its compute waits."""
-        if step.item is None:
+        if not self._move_by_themselves:
+            self._transfers.wait_for(item)  # rows in a file are the work of the host
             return
-        if not all(width.moves_by_itself for width in self._widths):
-            self._transfers.wait_for(step.item)  # rows in a file are the work of the host
-            return
-        transfers, kind = self._transfers.begin(step.item)
-        self._device.wait("moves", inputs.copied)
+        transfers, kind = self._transfers.begin(item)
+        self._device.wait("moves", copied)
         for number, (width, transfer) in enumerate(zip(self._widths, transfers, strict=True)):
             if transfer is None:
                 continue
             width.rows.executor.begin_transfer(transfer, kind)
-            write_back, fetch, initialize = (
-                packed.moves_on(inputs.packed, number, list_number) for list_number in range(len(MOVES))
-            )
             # In this order: a slot is free, and a row up to date on the slow tier, once it is written back.
-            for name, moves, source, target in (
-                ("move_rows", write_back, width.fast, width.slow),
-                ("move_rows", fetch, width.slow, width.fast),
-                ("make_rows", initialize, width.seeds, width.fast),
+            for (name, source, target), count, of_kind in zip(
+                width.ways, packed.num_moves[number], moves[number], strict=True
             ):
-                if moves.sources_N.numel():
-                    self._device.launch("moves", self._kernels[name], moves, source, target)
+                if count:
+                    self._device.launch("moves", self._kernels[name], of_kind, source, target)
         self._device.wait("compute", self._device.record("moves"))
 
     def _whole_step(self, inputs: _Inputs) -> None:
@@ -307,26 +330,23 @@ class QueuedSteps:
         self._device.replay(inputs.graphs[name])
 
     def _make_room(self, room: PackedRoom) -> None:
-        """Allocate memory on the device for batches of these sizes, where there is less."""
-        if room is self._room:
-            return
+        """Allocate memory on the device for batches of these sizes."""
         # Queued work may still use the old memory; recorded work has its addresses, and goes with it.
         self._device.synchronize()
         self._warm.clear()  # kernels may be compiled anew for other memory
-        self._room = room
-        self._inputs = [_Inputs.of(room, self._device) for _ in range(self._num_inputs)]
+        self._made = room, [_Inputs.of(room, self._device) for _ in range(self._num_inputs)]
         self._work = [
             _WidthWork.of(sizes, width.rows.embedding_dim, self._device, has_vectors=self._fused is None)
             for sizes, width in zip(room.widths, self._widths, strict=True)
         ]
 
-    def _new_loss(self) -> torch.Tensor:
-        """(1,) float64 for the loss of a step, which whoever keeps it may read later."""
-        place = self._num_losses % _LOSSES_AT_ONCE
-        if place == 0:
-            self._losses = self._device.allocate([_LOSSES_AT_ONCE], torch.float64)
-        self._num_losses += 1
-        return self._losses[place : place + 1]
+    def _new_loss(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(1,) and () float64 for the loss of a step, the same memory, which whoever keeps it may read
+        later."""
+        if not self._losses:
+            losses = self._device.allocate([_LOSSES_AT_ONCE], torch.float64)
+            self._losses = list(zip(losses.view(-1, 1).unbind(), losses.unbind(), strict=True))
+        return self._losses.pop()
 
 
 @dataclass(slots=True)
@@ -334,6 +354,8 @@ class _Inputs:
     """A packed batch on the device."""
 
     packed: torch.Tensor
+    moves: torch.Tensor
+    """Rows to move, of which each batch has its own lists."""
     label_B: torch.Tensor
     dense_BK: torch.Tensor
     dense_rates_2: torch.Tensor
@@ -347,12 +369,17 @@ class _Inputs:
     """When the step that reads it is done."""
     graphs: dict[str, Graph] = field(default_factory=dict)
 
+    def target_of(self, packed: PackedBatch) -> PackedTarget:
+        """Return where a batch goes."""
+        return packed.target_in(self.packed, self.moves)
+
     @classmethod
     def of(cls, room: PackedRoom, device: Device) -> _Inputs:
         # Every list is a view of the one range that the copy fills.
         packed = device.allocate([room.num_bytes], torch.uint8)
         return cls(
             packed,
+            room.sections["moves"].of(packed),
             room.sections["label"].of(packed),
             room.sections["dense"].of(packed).view(room.num_samples, room.num_dense),
             room.sections["dense_rates"].of(packed),
@@ -389,12 +416,12 @@ class _WidthOnDevice:
 
     rows: RowWidth
     fast: RowTensors
-    slow: RowTensors
     layout: SlotLayout
-    seeds: SeedTables
     root_scales_T: torch.Tensor
     moves_by_itself: bool
     """Whether kernels reach the rows of the slow tier, which may be in a file."""
+    ways: tuple[tuple[str, Any, RowTensors], ...]
+    """Kernel, source and target of each of `MOVES`."""
 
     @classmethod
     def of(cls, width: RowWidth, device: Device) -> _WidthOnDevice:
@@ -402,14 +429,20 @@ class _WidthOnDevice:
         fast, slow = executor.fast, executor.slow
         # Rows in a file cannot be pinned, and a system may refuse to pin many: then the host moves rows.
         is_pinned = not isinstance(slow, FileTier) and all(map(device.pin, (slow.weights_SD, slow.state_SW)))
+        on_fast = RowTensors(fast.weights_SD, fast.state_SW)
+        on_slow = RowTensors(slow.weights_SD, slow.state_SW)
+        seeds = SeedTables.of(slow.layout, executor.initial, device.torch_device)
         return cls(
             width,
-            RowTensors(fast.weights_SD, fast.state_SW),
-            RowTensors(slow.weights_SD, slow.state_SW),
+            on_fast,
             SlotLayout.of(fast.layout, device.torch_device),
-            SeedTables.of(slow.layout, executor.initial, device.torch_device),
             torch.from_numpy(executor.optimizer.root_scales).to(device.torch_device),
             is_pinned,
+            (
+                ("move_rows", on_fast, on_slow),
+                ("move_rows", on_slow, on_fast),
+                ("make_rows", seeds, on_fast),
+            ),
         )
 
     def moves_of(self, part: WidthStep) -> list[tuple[np.ndarray, np.ndarray]]:

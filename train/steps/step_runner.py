@@ -24,6 +24,8 @@ class PreparedStep:
     step: PlannedStep
     packing: Future[PackedBatch] | None = None
     """The batch in a slot of pinned memory, where it is sent to a device, once a reader has packed it."""
+    copies_hot: bool = False
+    """Whether all hot rows are copied to the other tier before a step that is sent."""
 
 
 class StepRunner(Protocol):

@@ -57,6 +57,14 @@ def test_the_polynomial_is_that_of_dlrm(warmup: int, gap: int, decay: int) -> No
     assert set(found[start + decay - 1 :]) == {0.0}
 
 
+def test_rates_that_stay_are_one_object() -> None:
+    """What depends on the rates is computed again where the object is another."""
+    rates = LearningRates(RecipeOptions(warmup_steps=3), FULL, 9)
+    found = [rates.of_step(step) for step in (0, 0, 1, 2, 3, 8, 0)]
+    assert found[0] is found[1] and found[3] is found[4] is found[5]
+    assert len({id(each) for each in found[1:4]}) == 3 and found[6] == found[0]
+
+
 def test_a_constant_rate_is_the_full_one_at_once() -> None:
     assert factors(4) == [1, 1, 1, 1]
 

@@ -64,8 +64,10 @@ def test_lists_come_back_as_they_were(num_samples: int, rng: np.random.Generator
     label_B = rng.integers(0, 2, num_samples).astype(np.float32)
     dense_BK = rng.normal(size=(num_samples, 2)).astype(np.float32)
     packed = pack(room, slot, label_B, dense_BK, [lists], moves)
-    packed.set_rates([np.arange(4, dtype=np.float32)], np.array([7, 8], np.float32))
+    dense, rows = room.rate_places
+    packed.rates[dense], packed.rates[rows] = [7, 8], np.arange(4)
     sent = slot[: packed.num_bytes].clone()
+    assert torch.equal(packed.source, sent)
     found = room.lists_on(torch.cat([sent, torch.zeros(room.num_bytes, dtype=torch.uint8)]), 0)
     assert found.num_samples_1.item() == num_samples
     for name, wanted in naive_lists(lists).items():
@@ -75,8 +77,10 @@ def test_lists_come_back_as_they_were(num_samples: int, rng: np.random.Generator
     np.testing.assert_array_equal(room.sections["dense"].of(slot).view(-1, 2), dense_BK)
     assert room.sections["rates0"].of(slot).tolist() == [0, 1, 2, 3]
     assert room.sections["dense_rates"].of(slot).tolist() == [7, 8]
-    for kind, (sources_N, targets_N) in enumerate(moves[0]):
-        listed = packed.moves_on(sent.new_zeros(room.num_bytes).copy_(slot[: room.num_bytes]), 0, kind)
+    there = sent.new_zeros(room.num_bytes).copy_(slot[: room.num_bytes])
+    target = packed.target_in(there, room.sections["moves"].of(there))
+    assert torch.equal(target.received, sent) and target.received.data_ptr() == there.data_ptr()
+    for (sources_N, targets_N), listed in zip(moves[0], target.moves[0], strict=True):
         assert listed.count_1.tolist() == [sources_N.size]
         assert listed.sources_N.tolist() == sources_N.tolist()
         assert listed.targets_N.tolist() == targets_N.tolist()

@@ -124,6 +124,16 @@ def test_batches_packed_by_other_threads_into_a_slot_in_use_are_found(
     assert any(is_wrong(run, wanted, seed, placement="lookahead", threads=3) for seed in range(6))
 
 
+def test_a_batch_whose_views_are_of_anothers_memory_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = draw_run(9, tmp_path)
+    wanted = trained(run.shards, placement="all-fast", **run.fields)
+    pack = QueuedSteps._pack
+    monkeypatch.setattr(QueuedSteps, "_pack", lambda steps, number, *rest: pack(steps, number + 1, *rest))
+    assert any(is_wrong(run, wanted, seed, placement="lookahead") for seed in range(6))
+
+
 def test_a_flush_that_does_not_wait_for_the_last_step_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

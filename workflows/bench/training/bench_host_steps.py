@@ -69,7 +69,8 @@ class IdleDevice:
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
-        self.calls: Counter[str] = Counter()
+        self.calls: list[str] = []
+        """Names in the order of the calls: a list, whose growth costs the least."""
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype)
@@ -81,31 +82,31 @@ class IdleDevice:
         return True
 
     def copy(self, stream: StreamName, source: torch.Tensor, target: torch.Tensor) -> None:
-        self.calls["copy"] += 1
+        self.calls.append("copy")
 
     def launch(self, stream: StreamName, kernel: Callable[..., object], *arguments: Any) -> None:
-        self.calls["launch"] += 1
+        self.calls.append("launch")
 
     def record(self, stream: StreamName) -> Event:
-        self.calls["record"] += 1
+        self.calls.append("record")
         return self
 
     def wait(self, stream: StreamName, event: Event) -> None:
-        self.calls["wait"] += 1
+        self.calls.append("wait")
 
     def wait_on_host(self, event: Event) -> None:
-        self.calls["wait on the host"] += 1
+        self.calls.append("wait on the host")
 
     def synchronize(self) -> None:
-        self.calls["synchronize"] += 1
+        self.calls.append("synchronize")
 
     def capture(self, queue_work: Callable[[], None]) -> Graph:
-        self.calls["capture"] += 1
+        self.calls.append("capture")
         queue_work()
         return self
 
     def replay(self, graph: Graph) -> None:
-        self.calls["replay"] += 1
+        self.calls.append("replay")
 
     def close(self) -> None:
         """Nothing is under way."""
@@ -148,57 +149,84 @@ def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> lis
         dense_optimizer=_OPTIMIZER,
     )
     trainer = build_trainer(shards, config, verbs=device)
-    seconds: list[float] = []
-    calls: list[Counter[str]] = []
-    kinds: list[str] = []
+    found: list[_QueuedStep] = []
     num_samples = 0
     # All reading counts, since it runs ahead of the loop.
     process_begin, loop_begin = time.process_time(), time.thread_time()
     with closing(trainer.embeddings), closing(trainer.steps()) as steps:
+        stopped = time.thread_time()
         for step in steps:
             # Packed by now, as it is where reading keeps up: the loop does not wait.
             if step.packing is not None:
                 step.packing.result()
-            before = device.calls.copy()
-            begin = time.thread_time()
+            device.calls.clear()
+            wall, begin = time.perf_counter(), time.thread_time()
             trainer.runner.train(step, trainer.step, trainer.rates.of_step(trainer.step))
-            seconds.append(time.thread_time() - begin)
-            calls.append(device.calls - before)
-            kinds.append("hot-only" if step.step.batch.is_hot_only else "mixed")
+            taking, stopped = begin - stopped, time.thread_time()
+            found.append(
+                _QueuedStep(
+                    "hot-only" if step.step.batch.is_hot_only else "mixed",
+                    stopped - begin,
+                    time.perf_counter() - wall,
+                    taking,
+                    Counter(device.calls),
+                )
+            )
+            stopped = time.thread_time()
             trainer.step += 1
             num_samples += step.step.num_samples
         of_others = time.process_time() - process_begin - (time.thread_time() - loop_begin)
     reading = of_others / max(num_samples, 1) * _NANOSECONDS
+    counted = found[_WARM_UP_STEPS:]
+    by_kind = {kind: [step for step in counted if step.kind == kind] for kind in ("hot-only", "mixed")}
     return [
-        _row(
-            kind,
-            [number for number in range(_WARM_UP_STEPS, len(kinds)) if kinds[number] == kind],
-            seconds,
-            calls,
-        )
-        | {"reading_ns_per_sample": reading}
-        for kind in ("hot-only", "mixed")
-        if kind in kinds[_WARM_UP_STEPS:]
+        _row(kind, steps_of_kind) | {"reading_ns_per_sample": reading}
+        for kind, steps_of_kind in by_kind.items()
+        if steps_of_kind
     ]
 
 
-def _row(kind: str, steps: list[int], seconds: list[float], calls: list[Counter[str]]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _QueuedStep:
+    """What one step took of the thread that queues."""
+
+    kind: str
+    cpu_seconds: float
+    wall_seconds: float
+    taking_seconds: float
+    """CPU time of taking the step from the threads that read."""
+    calls: Counter[str]
+
+
+def _row(kind: str, steps: Sequence[_QueuedStep]) -> dict[str, Any]:
     """The figures of the batches of one kind."""
-    found = np.array([seconds[number] for number in steps]) * _MICROSECONDS
+    cpu = np.array([step.cpu_seconds for step in steps]) * _MICROSECONDS
     # The step in the middle by its number of calls stands for all: a mean would be of no real step.
-    middle = sorted(steps, key=lambda number: sum(calls[number].values()))[len(steps) // 2]
+    middle = sorted(steps, key=lambda step: step.calls.total())[len(steps) // 2]
     return {
         "kind": kind,
         "steps": len(steps),
-        "loop_us": float(np.median(found)),
-        "loop_us_least": float(found.min()),
-        "calls": dict(calls[middle]),
+        "loop_us": float(np.median(cpu)),
+        "loop_us_least": float(cpu.min()),
+        "loop_wall_us": float(np.median([step.wall_seconds for step in steps])) * _MICROSECONDS,
+        "taking_us": float(np.median([step.taking_seconds for step in steps])) * _MICROSECONDS,
+        "calls": dict(middle.calls),
     }
 
 
 def show(result: dict[str, Any], console: Console) -> None:
     """Print a row for each batch size, placement and kind of batch."""
-    table = Table("batch", "placement", "kind", "loop us", "least", "reading ns/sample", "calls of a step")
+    table = Table(
+        "batch",
+        "placement",
+        "kind",
+        "loop us",
+        "least",
+        "wall us",
+        "taking us",
+        "reading ns/sample",
+        "calls of a step",
+    )
     for row in result["rows"]:
         calls = ", ".join(f"{count} {name}" for name, count in row["calls"].items())
         table.add_row(
@@ -207,8 +235,13 @@ def show(result: dict[str, Any], console: Console) -> None:
             row["kind"],
             f"{row['loop_us']:.0f}",
             f"{row['loop_us_least']:.0f}",
+            f"{row['loop_wall_us']:.0f}",
+            f"{row['taking_us']:.0f}",
             f"{row['reading_ns_per_sample']:.0f}",
             calls,
         )
     console.print(table)
-    console.print("CPU time. Loop: the thread that queues. Reading: all others, which the cores share.")
+    console.print(
+        "CPU time, and wall time where it says so. Loop: the thread that queues, which takes each step from "
+        "those that read before. Reading: all other threads, which the cores share."
+    )

@@ -17,6 +17,7 @@ def test_a_step_is_one_copy_and_one_recorded_step() -> None:
         # The loss is kept beside the recorded step; nothing waits for the device but the ring of inputs.
         assert calls["copy"] == calls["replay"] == 1 and "synchronize" not in calls and "capture" not in calls
         assert row["loop_us"] >= row["loop_us_least"] > 0 and row["reading_ns_per_sample"] > 0
+        assert row["loop_wall_us"] > 0 and row["taking_us"] > 0
     # Rows are written back, fetched and initialized by three kernels at most.
     assert found["all-fast", "mixed"]["calls"]["launch"] == 1
     assert 2 <= found["lookahead", "mixed"]["calls"]["launch"] <= 4
