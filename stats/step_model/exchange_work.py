@@ -7,14 +7,17 @@ row's home is striped by its id, or the rank that uses it most.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..codecs.codec_names import codec_of
+from ..codecs.row_codec import MessageShape
 from ..prediction.access_rates import AccessRates
 from ..prediction.row_loads import EpochUses
+from .step_work import StepWork
 
 _DRAWS = 4000
 _EXACT_USES = 64
@@ -95,6 +98,49 @@ def _drawn_shares(num_ranks: int) -> NDArray[np.float64]:
         drawn = rng.multinomial(uses, np.full(num_ranks, 1 / num_ranks), _DRAWS)
         shares[uses] = float(drawn.max(axis=1).mean()) / uses
     return shares
+
+
+def codec_bytes(num_rows: float, embedding_dim: int, codec: str) -> float:
+    """Return the bytes of so many rows in messages of a codec, as large messages have them.
+
+    Raises:
+        ValueError: there is no such codec.
+    """
+    # In a large message the bytes that it has once, whatever its rows, hardly count.
+    many = 1 << 16
+    shape = MessageShape(np.array([0, many]), embedding_dim)
+    return num_rows * codec_of(codec).num_bytes(shape) / many
+
+
+def with_exchange(
+    work: StepWork,
+    rates: AccessRates,
+    num_samples: float,
+    num_ranks: int,
+    *,
+    codec: str,
+    is_striped: bool = False,
+) -> StepWork:
+    """Return the work of one of several ranks with what it sends to the others.
+
+    Args:
+        work: of this rank, without the exchange.
+        rates: of the rows of all ranks.
+        num_samples: samples of the epoch, those of all ranks.
+        num_ranks: 2 or more.
+        codec: of vectors and gradients of rows.
+        is_striped: whether homes follow from ids alone, instead of the most uses.
+    """
+    rows = exchanged_rows(rates, num_samples, work.batch_size, num_ranks, is_striped=is_striped)
+    sent = rows.vectors + rows.gradients
+    return replace(
+        work,
+        num_ranks=num_ranks,
+        exchanged_rows=sent,
+        exchanged_bytes=codec_bytes(sent, work.embedding_dim, codec),
+        codec=codec,
+        reduced_bytes=reduced_bytes(work.num_weights, num_ranks),
+    )
 
 
 def reduced_bytes(num_weights: int, num_ranks: int) -> float:

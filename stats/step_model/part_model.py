@@ -18,8 +18,8 @@ _LEAST_SHARE = 0.02
 """Share of its step that the error of a part is relative to, beside the part itself."""
 _UNSEEN = {
     "lookup": (0.0, 0.0, 0.0, 0.0, 1.0, 0.0),
-    "exchange": (0.0, 1.0, 1.0),
-    "reduce": (0.0, 0.0, 1.0, 1.0),
+    "exchange": (0.0, 1.0, 1.0, 1.0, 0.0),
+    "reduce": (0.0, 0.0, 1.0, 1.0, 0.0),
     "update": (0.0, 0.0, 0.0, 0.0, 1.0, 0.0),
     "beside transfers": (0.0, 1.0, 0.0, 0.0),
 }

@@ -7,8 +7,10 @@ working set), or a bare count. `part_model` fits how much of each a part really 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +25,17 @@ NUM_FEATURES = {
     "interaction": 4,
     "top": 3,
     "backward": 3,
-    "exchange": 3,
-    "reduce": 4,
+    "exchange": 5,
+    "reduce": 5,
     "update": 6,
     "idle": 4,
-    "beside load": 6,
+    "beside load": 7,
     "beside transfers": 4,
 }
 """Features of each part."""
 _FLOAT_BYTES = 4
+_ROW_MESSAGES = 2
+"""Messages of a step for rows: vectors and gradients."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,12 +72,16 @@ class StepWork:
     """Rows that get their initial values in a slot."""
     in_place_vectors: float = 0.0
     """Vectors that the loop sends, and gradients that it receives: each once."""
+    num_ranks: int = 1
+    """Ranks that share the batch."""
+    exchanged_rows: float = 0.0
+    """Vectors and gradients that this rank sends to others; it receives as many."""
     exchanged_bytes: float = 0.0
-    """Bytes that this rank sends to others for lookups and updates."""
+    """Bytes of these."""
+    codec: str = "none"
+    """Codec that they are sent in."""
     reduced_bytes: float = 0.0
     """Bytes that it sends to add up the gradients of the dense layers."""
-    num_messages: int = 0
-    """Messages that it waits for."""
 
     @property
     def num_tiles(self) -> int:
@@ -96,6 +104,14 @@ class StepWork:
         return math.ceil(self.num_tiles / self.threads) * self.threads / self.num_tiles - 1
 
 
+class CodecSeconds(NamedTuple):
+    """Seconds of one thread to encode a row and to decode another one."""
+
+    per_row: float
+    per_byte: float
+    """For each byte of the row in float32."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkConstants:
     """Measured constants that features are made of."""
@@ -109,9 +125,21 @@ class WorkConstants:
     copy_bytes_per_second: float
     """Large copies, both ways counted once."""
     message_seconds: float
-    """The smallest message to another rank."""
+    """The smallest all-to-all between ranks."""
     message_bytes_per_second: float
-    """Large messages."""
+    """Of one rank to all others together in a large all-to-all."""
+    gather_seconds: float
+    """The smallest all-gather."""
+    gather_bytes_per_second: float
+    """Of one rank to all others together in a large all-gather."""
+    codecs: Mapping[str, CodecSeconds] = field(default_factory=dict)
+    """What a row takes by codec; those that are not named take nothing."""
+
+    def with_link(self, bytes_per_second: float) -> WorkConstants:
+        """Return the constants with another speed of the link between ranks; delays stay."""
+        return replace(
+            self, message_bytes_per_second=bytes_per_second, gather_bytes_per_second=bytes_per_second
+        )
 
 
 def features_of(work: StepWork, constants: WorkConstants) -> dict[str, NDArray[np.float64]]:
@@ -143,8 +171,7 @@ def features_of(work: StepWork, constants: WorkConstants) -> dict[str, NDArray[n
     outputs = sum(work.bottom[1:]) + sum(work.top[1:-1])
     # The gradients of a single tile are used as they are; those of several are added up.
     several_tiles = float(work.num_tiles > 1) * work.num_tiles * work.num_weights / threads
-    message = work.num_messages * constants.message_seconds
-    per_byte = 1 / constants.message_bytes_per_second
+    is_ranked = float(work.num_ranks > 1)
     features = {
         "lookup": (
             1.0,
@@ -165,8 +192,20 @@ def features_of(work: StepWork, constants: WorkConstants) -> dict[str, NDArray[n
         ),
         "top": (tiles, tiles * top, tiles * samples * sum(work.top[1:-1])),
         "backward": (tiles, tiles * (bottom_back + top_back), tiles * samples * outputs),
-        "exchange": (float(work.exchanged_bytes > 0), message, work.exchanged_bytes * per_byte),
-        "reduce": (1.0, several_tiles, message, work.reduced_bytes * per_byte),
+        "exchange": (
+            is_ranked,
+            is_ranked * _ROW_MESSAGES * constants.message_seconds,
+            work.exchanged_bytes / constants.message_bytes_per_second,
+            _codec_seconds(work, constants),
+            work.exchanged_rows * near,
+        ),
+        "reduce": (
+            1.0,
+            several_tiles,
+            is_ranked * (constants.message_seconds + constants.gather_seconds),
+            _sum_seconds(work, constants),
+            is_ranked * work.num_weights,
+        ),
         "update": (
             1.0,
             work.lookups * vector_bytes / threads,
@@ -184,6 +223,8 @@ def features_of(work: StepWork, constants: WorkConstants) -> dict[str, NDArray[n
             work.distinct_rows,
             work.staged_rows,
             work.num_bags,
+            # Every rank reads the lookups of all ranks, to know what crosses.
+            is_ranked * work.num_ranks * work.lookups,
         ),
         "beside transfers": (
             has_staging,
@@ -193,3 +234,17 @@ def features_of(work: StepWork, constants: WorkConstants) -> dict[str, NDArray[n
         ),
     }
     return {part: np.array(values, np.float64) for part, values in features.items()}
+
+
+def _codec_seconds(work: StepWork, constants: WorkConstants) -> float:
+    """Return the seconds in which the rows of the exchange are encoded, and those of others decoded."""
+    found = constants.codecs.get(work.codec)
+    if found is None:
+        return 0.0
+    return work.exchanged_rows * (found.per_row + _FLOAT_BYTES * work.embedding_dim * found.per_byte)
+
+
+def _sum_seconds(work: StepWork, constants: WorkConstants) -> float:
+    """Return the seconds of the bytes of dense gradients: half of them in either collective."""
+    each = work.reduced_bytes / 2
+    return each / constants.message_bytes_per_second + each / constants.gather_bytes_per_second

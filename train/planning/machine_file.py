@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from ...pipeline.errors import ConfigError
@@ -16,11 +15,11 @@ from ...pipeline.folders.json_record import JsonRecord, RecordError, require_ran
 from ...pipeline.formats.whole_file import whole_file
 from ...stats.step_model.held_out import PredictionError
 from ...stats.step_model.part_model import PartModel
-from ...stats.step_model.rate_curves import ProductCurve, RowCurve
-from ...stats.step_model.step_work import NUM_FEATURES, WorkConstants
+from ...stats.step_model.step_work import NUM_FEATURES
+from .curves import Curves
 
 FORMAT = "hotset machine"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,79 +42,6 @@ class Constant(JsonRecord):
         require_range(f"{where}repetitions", self.repetitions, 1)
         if not 0 <= self.low <= self.median <= self.high:
             raise RecordError(f"{where}median is {self.median}, want one between its quartiles")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Curves(JsonRecord):
-    """The fitted curves that features of a step are made of; see `stats.step_model.rate_curves`."""
-
-    product_seconds: float
-    product_flops: float
-    product_half_batch: float
-    working_bytes: tuple[float, ...]
-    row_seconds: tuple[float, ...]
-    row_byte_seconds: tuple[float, ...]
-    update_working_bytes: tuple[float, ...]
-    update_seconds: tuple[float, ...]
-    update_byte_seconds: tuple[float, ...]
-    copy_bytes_per_second: float
-    message_seconds: float
-    message_bytes_per_second: float
-
-    @classmethod
-    def of(cls, constants: WorkConstants) -> Curves:
-        """Take the curves apart."""
-        rows, updates = constants.rows, constants.updates
-        return cls(
-            product_seconds=constants.products.fixed_seconds,
-            product_flops=constants.products.flops,
-            product_half_batch=constants.products.half_batch,
-            working_bytes=rows.working_bytes,
-            row_seconds=rows.seconds_per_row,
-            row_byte_seconds=rows.seconds_per_byte,
-            update_working_bytes=updates.working_bytes,
-            update_seconds=updates.seconds_per_row,
-            update_byte_seconds=updates.seconds_per_byte,
-            copy_bytes_per_second=constants.copy_bytes_per_second,
-            message_seconds=constants.message_seconds,
-            message_bytes_per_second=constants.message_bytes_per_second,
-        )
-
-    def refuse_nonsense(self, where: str) -> None:
-        # No time, size or rate is negative.
-        for name, value in asdict(self).items():
-            values = value if isinstance(value, (list, tuple)) else [value]
-            if any(each < 0 for each in values):
-                raise RecordError(f"{where}{name} is below 0")
-        # Predictions divide by these three.
-        for name in ("product_flops", "copy_bytes_per_second", "message_bytes_per_second"):
-            if getattr(self, name) <= 0:
-                raise RecordError(f"{where}{name} is {getattr(self, name)}, want more than 0")
-        # Curves are interpolated over the logarithms of their working sets, one time for each.
-        for sizes, values in (
-            ("working_bytes", ("row_seconds", "row_byte_seconds")),
-            ("update_working_bytes", ("update_seconds", "update_byte_seconds")),
-        ):
-            wanted = len(getattr(self, sizes))
-            if not wanted or any(len(getattr(self, name)) != wanted for name in values):
-                raise RecordError(f"{where}{sizes} has {wanted} values, and its curves have others")
-            if min(getattr(self, sizes)) <= 0:
-                raise RecordError(f"{where}{sizes} is not above 0")
-            # Times between two sizes are interpolated, which wants them in order.
-            if any(larger <= smaller for smaller, larger in pairwise(getattr(self, sizes))):
-                raise RecordError(f"{where}{sizes} is not ascending")
-
-    @property
-    def constants(self) -> WorkConstants:
-        """The curves put together."""
-        return WorkConstants(
-            products=ProductCurve(self.product_seconds, self.product_flops, self.product_half_batch),
-            rows=RowCurve(self.working_bytes, self.row_seconds, self.row_byte_seconds),
-            updates=RowCurve(self.update_working_bytes, self.update_seconds, self.update_byte_seconds),
-            copy_bytes_per_second=self.copy_bytes_per_second,
-            message_seconds=self.message_seconds,
-            message_bytes_per_second=self.message_bytes_per_second,
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +75,10 @@ class StepModel(JsonRecord):
     contention: float
     num_fitted: int
     """Cells that it was fitted to."""
+    ranks: tuple[int, ...]
+    """Numbers of ranks of these cells."""
+    placements: tuple[str, ...]
+    """Their placements."""
     error: HeldOutError | None
     """Its error on the others; None where there were none."""
 

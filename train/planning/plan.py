@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from ...pipeline.errors import ConfigError
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.stage_totals import VocabularyTotals
@@ -19,26 +17,23 @@ from ...pipeline.inspect.inspected_folder import read_row_counts
 from ...pipeline.runtime.resources import DEFAULT_RESOURCES, Resources
 from ...pipeline.sizes import KIB, format_byte_size
 from ...stats.codecs.codec_names import codec_of
-from ...stats.codecs.row_codec import MessageShape
 from ...stats.prediction.access_rates import AccessRates
 from ...stats.prediction.communication import ParallelStep
 from ...stats.prediction.row_loads import EpochUses
 from ...stats.prediction.step_times import predict
 from ...stats.prediction.workload import Budget, Machine, Prediction, Workload
-from ...stats.step_model.exchange_work import exchanged_rows, reduced_bytes
+from ...stats.step_model.exchange_work import with_exchange
 from ...stats.step_model.part_model import PartModel
 from ...stats.step_model.step_work import StepWork, WorkConstants
 from ...stats.step_model.table_costs import table_costs
 from ...stats.step_model.table_homes import choose_table_homes
 from ..advice import AdviceConfig, AdviceInputs, read_inputs
 from ..model.dcn_shape import DcnShape
-from .machine_file import HeldOutError, MachineFile
+from .machine_file import HeldOutError, MachineFile, StepModel
 from .plan_record import MachinePlan, PlannedOption, PlannedTable, Sensitivity
 
 HOMES = ("striped", "by-use")
 EXACT_CODEC = "none"
-_MESSAGES = 4
-"""Messages of a step between ranks: vectors, gradients of rows, and the two of the dense layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +84,7 @@ def plan(
     folder: Path,
     config: PlanConfig,
     machine: MachineFile,
-    model: PartModel,
+    fitted: StepModel,
     resources: Resources = DEFAULT_RESOURCES,
 ) -> MachinePlan:
     """Predict every way to train a preprocessed log.
@@ -98,13 +93,14 @@ def plan(
         folder: as `preprocess` wrote it.
         config: the choice.
         machine: where it will train.
-        model: times of that machine.
+        fitted: times of that machine.
         resources: threads and progress.
 
     Raises:
         ManifestError: the folder has not been preprocessed as far as its plan.
         ConfigError: a model that times cannot be predicted of, or nothing that fits.
     """
+    model = fitted.parts
     inputs = read_inputs(folder, config.advice, resources, also=2)
     if isinstance(inputs.shape, DcnShape):
         raise ConfigError(
@@ -114,12 +110,11 @@ def plan(
     # Doubled sizes are read for the sensitivities; where sizes were named, only those are planned.
     wanted = config.advice.fast_bytes
     sizes = [size for size in inputs.budgets if not wanted or size in wanted]
-    error = machine.model.error if machine.model else None
     # A link that was named replaces the measured speed; the time of the smallest message stays.
     if config.link_bytes_per_second is not None:
-        link = replace(model.constants, message_bytes_per_second=config.link_bytes_per_second)
-        model = replace(model, constants=link)
-    planner = _Planner(inputs, config, machine.threads, model, error)
+        model = replace(model, constants=model.constants.with_link(config.link_bytes_per_second))
+    error = fitted.error
+    planner = _Planner(inputs, config, machine.threads, model, fitted)
     # Every option is predicted, those too large too: where nothing fits, they tell what memory would do.
     every = [one for size in sizes for one in planner.options(size)]
     fitting = sorted((one for one in every if one["memory_bytes"] <= one["fast_bytes"]), key=_speed)
@@ -228,13 +223,14 @@ class _Planner:
         config: PlanConfig,
         threads: int,
         model: PartModel,
-        error: HeldOutError | None,
+        fitted: StepModel,
     ) -> None:
         self._inputs = inputs
         self._config = config
         self._threads = threads
         self._model = model
-        self._error = error
+        self._fitted = fitted
+        self._error = fitted.error
 
     def options(self, fast_bytes: int) -> Iterator[PlannedOption]:
         """Predict all placements with one size of fast memory."""
@@ -245,6 +241,7 @@ class _Planner:
     def _options_of_ranks(self, fast_bytes: int, budget: Budget, ranks: int) -> Iterator[PlannedOption]:
         # The batch is that of all ranks; each computes its part with the rows that live there.
         workload = _of_rank(self._inputs.workload, ranks)
+        budget = replace(budget, num_hot_rows=budget.num_hot_rows // ranks)
         choices = [(homes, codec) for homes in HOMES for codec in self._config.codecs]
         for prediction in predict(workload, Machine(), budget):
             for homes, codec in choices if ranks > 1 else [(None, None)]:
@@ -281,8 +278,13 @@ class _Planner:
             "high_seconds": times.seconds * max(high, 1.0),
             "samples_per_second": self._inputs.workload.batch_size / times.seconds,
             "parts": times.parts,
-            "is_arithmetic": ranks > 1 or prediction.placement == "fae",
+            "is_arithmetic": not self._is_measured(prediction.placement, ranks),
         }
+
+    def _is_measured(self, placement: str, ranks: int) -> bool:
+        """Whether the times were fitted to cells of this placement and of so many ranks on this machine."""
+        is_here = ranks == 1 or self._config.link_bytes_per_second is None
+        return is_here and placement in self._fitted.placements and ranks in self._fitted.ranks
 
     def _work(
         self,
@@ -295,13 +297,18 @@ class _Planner:
     ) -> StepWork:
         shape = self._inputs.shape
         assert not isinstance(shape, DcnShape)
-        batch = workload.batch_size
-        uses = EpochUses.of_rates(workload.rates, workload.num_train_samples, batch)
-        lookups = batch * workload.rates.lookups_per_sample
+        # A rank computes its samples, and keeps, moves and updates the rows that live there.
+        whole = self._inputs.workload
+        batch = max(whole.batch_size // ranks, 1)
+        uses = EpochUses.of_rates(workload.rates, workload.num_train_samples, workload.batch_size)
+        lookups = batch * whole.rates.lookups_per_sample
         moved = (prediction.to_fast_bytes + prediction.to_slow_bytes) / workload.row_bytes
         # With staging whole rows move beside the loop; without it the bytes count as vectors in the loop.
         is_staged = prediction.placement in ("cache", "lookahead")
         in_place = 0.0 if is_staged else moved * workload.row_bytes / workload.vector_bytes
+        # What a rank serves is one lookup of each row, so its hybrid sends no vector twice.
+        if ranks > 1 and prediction.placement.startswith("hybrid"):
+            in_place = min(in_place, 2 * uses.rows_per_batch)
         # Ranks without a named link share this machine and its threads.
         threads = self._threads
         if ranks > 1 and self._config.link_bytes_per_second is None:
@@ -318,7 +325,7 @@ class _Planner:
             distinct_rows=uses.rows_per_batch,
             row_bytes=workload.row_bytes,
             table_bytes=workload.num_rows * workload.row_bytes,
-            input_bytes=batch * workload.input_bytes,
+            input_bytes=batch * whole.input_bytes,
             staged_rows=uses.rows_per_batch if is_staged else 0.0,
             moved_rows=moved if is_staged else 0.0,
             initialized_rows=prediction.initialized_bytes / workload.row_bytes,
@@ -326,18 +333,13 @@ class _Planner:
         )
         if ranks == 1:
             return work
-        return self._with_exchange(work, ranks, homes == "striped", codec or EXACT_CODEC)
-
-    def _with_exchange(self, work: StepWork, ranks: int, is_striped: bool, codec: str) -> StepWork:
-        whole = self._inputs.workload
-        rows = exchanged_rows(
-            whole.rates, whole.num_train_samples, work.batch_size, ranks, is_striped=is_striped
-        )
-        return replace(
+        return with_exchange(
             work,
-            exchanged_bytes=codec_bytes(rows.vectors + rows.gradients, work.embedding_dim, codec),
-            reduced_bytes=reduced_bytes(work.num_weights, ranks),
-            num_messages=_MESSAGES,
+            whole.rates,
+            whole.num_train_samples,
+            ranks,
+            codec=codec or EXACT_CODEC,
+            is_striped=homes == "striped",
         )
 
     def sensitivities(self, best: PlannedOption) -> list[Sensitivity]:
@@ -346,7 +348,7 @@ class _Planner:
         # Another plan may be the best there, so all of one size are predicted again.
         for name, constants in doubled(self._model.constants).items():
             model = replace(self._model, constants=constants)
-            again = _Planner(self._inputs, self._config, self._threads, model, self._error)
+            again = _Planner(self._inputs, self._config, self._threads, model, self._fitted)
             found.append(_sensitivity(name, best, again.options(best["fast_bytes"])))
         twice = 2 * best["fast_bytes"]
         if twice in self._inputs.budgets:
@@ -379,7 +381,11 @@ def doubled(constants: WorkConstants) -> dict[str, WorkConstants]:
             updates=quick_updates,
             copy_bytes_per_second=2 * constants.copy_bytes_per_second,
         ),
-        "link": replace(constants, message_bytes_per_second=2 * constants.message_bytes_per_second),
+        "link": replace(
+            constants,
+            message_bytes_per_second=2 * constants.message_bytes_per_second,
+            gather_bytes_per_second=2 * constants.gather_bytes_per_second,
+        ),
     }
 
 
@@ -390,22 +396,16 @@ def _sensitivity(name: str, best: PlannedOption, options: Iterator[PlannedOption
     return {"of": name, "step_seconds": seconds, "gain": best["step_seconds"] / seconds - 1}
 
 
-def codec_bytes(num_rows: float, embedding_dim: int, codec: str) -> float:
-    """Return the bytes of so many rows in messages of a codec, as large messages have them."""
-    # In a large message the bytes that it has once, whatever its rows, hardly count.
-    many = 1 << 16
-    shape = MessageShape(np.array([0, many]), embedding_dim)
-    return num_rows * codec_of(codec).num_bytes(shape) / many
-
-
 def _of_rank(workload: Workload, ranks: int) -> Workload:
-    """Return the part of a workload that one of several ranks has."""
+    """Return the part of a workload that one of several ranks has: rows of the whole batch, some samples."""
     if ranks == 1:
         return workload
-    # Batch and samples shrink alike, so an epoch keeps its steps; rows are spread evenly.
+    # Rows are spread evenly, and each batch looks up those that live here. Per sample of the whole batch a
+    # rank computes its share.
     return replace(
         workload,
-        batch_size=max(workload.batch_size // ranks, 1),
+        rates=workload.rates.part(ranks),
         num_rows=-(-workload.num_rows // ranks),
-        num_train_samples=max(workload.num_train_samples // ranks, 1),
+        flops_per_sample=workload.flops_per_sample / ranks,
+        activation_bytes=-(-workload.activation_bytes // ranks),
     )

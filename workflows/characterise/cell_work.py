@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ...stats.prediction.access_rates import expected_unique_rows
 from ...stats.prediction.row_loads import EpochUses
 from ...stats.ranking.row_bytes import row_bytes
+from ...stats.step_model.exchange_work import with_exchange
 from ...stats.step_model.part_model import MeasuredStep
 from ...stats.step_model.step_work import StepWork
 from ...stats.step_model.zipf_rates import seen_rates, zipf_rates
@@ -36,8 +37,11 @@ def work_of(cell: Cell, threads: int) -> StepWork:
     """Return the expected work of a step of the cell."""
     shape = shape_of(cell)
     num_steps = WARM_UP_STEPS + num_steps_of(cell)
-    rates = zipf_rates(cell.num_tables, cell.rows_of_table, cell.skew, cell.pooling)
     num_samples = num_steps * cell.batch_size
+    # A rank keeps its part of the rows, serves them to all ranks, and computes its part of the samples.
+    every = zipf_rates(cell.num_tables, cell.rows_of_table, cell.skew, cell.pooling)
+    rates = every.part(cell.ranks)
+    samples = cell.batch_size // cell.ranks
     distinct = expected_unique_rows(rates.rates, cell.batch_size, rates.num_rows)
     width = row_bytes(cell.embedding_dim, cell.optimizer)
     moves = _Moves(0.0, 0.0)
@@ -48,23 +52,24 @@ def work_of(cell: Cell, threads: int) -> StepWork:
         # Rows that no sample of the run looks up need no slot.
         uses = EpochUses.of_rates(seen_rates(rates, num_samples), num_samples, cell.batch_size)
         moves = _moves(cell, uses, distinct, int(cell.fast_share * cell.bytes_of_rows) // width)
-    elif cell.placement == "hybrid":
+    elif cell.placement == "hybrid" and cell.ranks == 1:
         # No row of a drawn log is hot: each bag sends its vector, and receives a gradient.
         vectors = 2.0 * cell.batch_size * cell.num_tables
-    elif cell.placement == "hybrid-dedup":
+    elif cell.placement in ("hybrid", "hybrid-dedup"):
+        # What a rank serves is one lookup of each row, so there is no bag on several ranks.
         vectors = 2 * distinct
-    return StepWork(
-        batch_size=cell.batch_size,
+    work = StepWork(
+        batch_size=samples,
         threads=threads,
         bottom=shape.bottom,
         top=shape.top,
         num_vectors=shape.num_vectors,
         embedding_dim=cell.embedding_dim,
-        num_bags=cell.batch_size * cell.num_tables,
-        lookups=cell.lookups,
+        num_bags=samples * cell.num_tables,
+        lookups=cell.lookups / cell.ranks,
         distinct_rows=distinct,
         row_bytes=width,
-        table_bytes=cell.bytes_of_rows,
+        table_bytes=cell.bytes_of_rows / cell.ranks,
         # A label, the dense features and the ids: four bytes each.
         input_bytes=4 * (cell.batch_size * (1 + cell.num_dense) + cell.lookups),
         staged_rows=distinct if is_staged else 0.0,
@@ -72,6 +77,9 @@ def work_of(cell: Cell, threads: int) -> StepWork:
         initialized_rows=moves.initialized,
         in_place_vectors=vectors,
     )
+    if cell.ranks == 1:
+        return work
+    return with_exchange(work, seen_rates(every, num_samples), num_samples, cell.ranks, codec=cell.codec)
 
 
 def _moves(cell: Cell, uses: EpochUses, distinct: float, num_slots: int) -> _Moves:

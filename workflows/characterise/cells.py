@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from ...pipeline.folders.json_record import JsonRecord, RecordError, require_range
+from ...stats.codecs.codec_names import codec_of
 from ...stats.ranking.row_bytes import row_bytes
 
 
@@ -44,11 +45,17 @@ class Cell(JsonRecord):
     """Share of all bytes of rows that the placement may keep on the fast tier, where it keeps any."""
     ranks: int = 1
     """Ranks that share a batch."""
+    codec: str = "none"
+    """Codec in which ranks send vectors and gradients of rows to each other."""
 
     def refuse_nonsense(self, where: str) -> None:
         for name in ("batch_size", "num_tables", "rows_of_table", "pooling", "embedding_dim"):
             require_range(f"{where}{name}", getattr(self, name), 1)
         require_range(f"{where}ranks", self.ranks, 1)
+        try:
+            codec_of(self.codec)
+        except ValueError as error:
+            raise RecordError(f"{where}codec: {error}") from None
         for name in ("bottom_mlp", "top_mlp"):
             for width in getattr(self, name):
                 require_range(f"{where}{name}", width, 1)
@@ -58,7 +65,11 @@ class Cell(JsonRecord):
     @property
     def key(self) -> str:
         """A name for the configuration: equal for repetitions, and as good as random otherwise."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        factors = asdict(self)
+        # Cells that were measured before there were codecs keep their names, and so their halves.
+        if self.codec == "none":
+            del factors["codec"]
+        text = json.dumps(factors, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property

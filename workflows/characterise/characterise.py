@@ -9,35 +9,29 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ... import __version__
-from ...pipeline.errors import HotsetError
 from ...pipeline.formats.whole_file import refuse_target
 from ...pipeline.runtime.tasks import num_workers
-from ...stats.step_model.held_out import PredictionError
-from ...stats.step_model.part_model import fit_parts
 from ...stats.step_model.quietness import disturbances
-from ...stats.step_model.rate_curves import ProductCurve, RowCurve
-from ...stats.step_model.step_work import WorkConstants
 from ...train.planning.machine_file import (
     FORMAT,
     VERSION,
     Constant,
-    Curves,
-    HeldOutError,
     MachineFile,
-    StepModel,
 )
+from ..bench.ranks.rank_group import RankGroup
 from ..machine_facts import describe_machine
 from .cell_file import CellFile
-from .cell_work import measured_step
 from .characterise_config import CharacteriseConfig
+from .collective_probes import COLLECTIVES, collective_constants
+from .fit_machine import fit_model
 from .grid import grid
 from .machine_probes import (
     call_probes,
@@ -57,11 +51,12 @@ from .run_cell import CellRecord, run_cell
 _CONSTANTS_SHARE = 1 / 4
 """Share of the time for constants."""
 _MOST_ROUNDS = 15
-_LEAST_CELLS = 12
-"""Cells of either half below which nothing is fitted."""
 _MEMORY_SHARE = 1 / 16
 """Share of the memory that the rows of a cell may take."""
 _NO_GPU = "steps on a GPU are not measured yet"
+_NO_RANKS = "one process has nobody to send to: --ranks 2 measures it"
+_RANKS_SHARE = 1 / 20
+"""Share of the time for collectives between ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +104,24 @@ def characterise(
     # Both files are looked at before minutes of work: a result may be there, or cells of another machine.
     refuse_target(out, overwrite=False)
     threads = config.threads or num_workers(0)
-    cell_file = CellFile(cells_path(out), _identity(threads))
+    cell_file = CellFile(cells_path(out), _identity(threads, config.ranks))
     done = cell_file.read()
     started_at = time.monotonic()
     watch = _Quiet()
-    with tempfile.TemporaryDirectory(prefix="hotset-characterise-") as scratch:
+    # The ranks start after the constants of one process, which they would disturb.
+    with tempfile.TemporaryDirectory(prefix="hotset-characterise-") as scratch, ExitStack() as stack:
         # A run that goes on measures its constants again: only cells are kept.
         say("measuring constants")
         constants, not_measured = _measure_constants(config, threads, Path(scratch), watch)
+        group = None
+        if config.ranks > 1:
+            say(f"starting {config.ranks} ranks")
+            group = stack.enter_context(RankGroup(config.ranks))
+            constants += collective_constants(group, _RANKS_SHARE * 60 * config.minutes)
         if done:
             say(f"{cell_file.path} has {len(done)} cells already")
-        is_over = _deadline(config, started_at)
-        cells = [*done, *_sweep(threads, done, cell_file, is_over, Path(scratch), watch, say)]
+        sweep = _Sweep(config, threads, cell_file, Path(scratch), group)
+        cells = [*done, *sweep.run(done, _deadline(config, started_at), watch, say)]
     found = watch.disturbances()
     described = describe_machine()
     machine = MachineFile(
@@ -149,7 +150,7 @@ def cells_path(out: Path) -> Path:
     return out.with_suffix(".cells.jsonl")
 
 
-def _identity(threads: int) -> dict[str, Any]:
+def _identity(threads: int, ranks: int) -> dict[str, Any]:
     return {
         "format": "hotset cells",
         "version": VERSION,
@@ -157,6 +158,7 @@ def _identity(threads: int) -> dict[str, Any]:
         "device": "cpu",
         "device_name": describe_machine()["cpu"],
         "threads": threads,
+        "ranks": ranks,
     }
 
 
@@ -198,6 +200,8 @@ def _measure_constants(
 
     constants = measure_probes(probes, is_enough, lambda _: watch.probe())
     not_measured = dict.fromkeys(("host to device", "kernel launch", "GPU products", "GPU rows"), _NO_GPU)
+    if config.ranks == 1:
+        not_measured |= dict.fromkeys((*COLLECTIVES, "cells of several ranks"), _NO_RANKS)
     watts = power_between(energy, read_energy(), time.monotonic() - started_at)
     if watts is None:
         not_measured["power"] = "the system does not tell the energy of its processors"
@@ -210,82 +214,37 @@ def _power(watts: float) -> Constant:
     return Constant(name="power", unit="watts", facts={}, median=watts, low=watts, high=watts, repetitions=1)
 
 
-def _sweep(
-    threads: int,
-    done: Sequence[CellRecord],
-    cell_file: CellFile,
-    is_over: Callable[[], bool],
-    scratch: Path,
-    watch: _Quiet,
-    say: Callable[[str], object],
-) -> list[CellRecord]:
-    """Measure the cells that are not done, until the time is over."""
-    finished = {record.cell.key for record in done}
-    todo = [cell for cell in grid(_bytes_of_rows()) if cell.key not in finished]
-    found: list[CellRecord] = []
-    for number, cell in enumerate(todo):
-        if is_over():
-            break
-        if number % 20 == 0:
-            say(f"cell {len(finished) + number + 1} of {len(finished) + len(todo)}")
-        # The same piece of work before each cell shows what disturbed the sweep.
-        watch.probe()
-        record = run_cell(cell, threads, scratch)
-        cell_file.add(record)
-        found.append(record)
-    return found
+@dataclass(frozen=True, slots=True)
+class _Sweep:
+    """The cells of a measurement, and what runs them."""
 
+    config: CharacteriseConfig
+    threads: int
+    cell_file: CellFile
+    scratch: Path
+    group: RankGroup | None
+    """The ranks of cells that have several."""
 
-def fit_model(constants: Sequence[Constant], cells: Sequence[CellRecord]) -> StepModel | None:
-    """Fit the times of steps to half of the cells, and tell their error on the other half.
-
-    The halves follow from the cells' factors, so that repetitions of a cell are on one side. Returns None
-    where either half is too small.
-    """
-    fitted = [measured_step(record) for record in cells if not record.cell.is_held_out]
-    held_out = [measured_step(record) for record in cells if record.cell.is_held_out]
-    if min(len(fitted), len(held_out)) < _LEAST_CELLS:
-        return None
-    model = fit_parts(fitted, work_constants(constants))
-    predicted = [model.predict(cell.work).seconds for cell in held_out]
-    error = PredictionError.of([cell.seconds for cell in held_out], predicted)
-    return StepModel(
-        curves=Curves.of(model.constants),
-        weights={part: tuple(weights) for part, weights in model.weights.items()},
-        contention=model.contention,
-        num_fitted=len(fitted),
-        error=HeldOutError.of(error),
-    )
-
-
-def work_constants(constants: Sequence[Constant]) -> WorkConstants:
-    """Fit the curves to the constants that were measured."""
-
-    def columns(name: str, *facts: str) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
-        own = [each for each in constants if each.name == name]
-        if not own:
-            raise HotsetError(f"the constant {name!r} was not measured")
-        return [
-            *(np.array([each.facts[fact] for each in own]) for fact in facts),
-            np.array([each.median for each in own]),
-        ]
-
-    batch, inputs, outputs, seconds = columns("product fp32", "batch", "inputs", "outputs")
-    copied = columns("copy row", "row_bytes", "working_bytes")
-    # A row with one lookup: what further lookups cost is fitted with the steps.
-    single = [each for each in constants if each.facts.get("lookups_per_row", 1) == 1]
-    updated = [
-        np.array([each.facts[fact] for each in single if each.name == "update row"])
-        for fact in ("row_bytes", "working_bytes")
-    ]
-    update_seconds = np.array([each.median for each in single if each.name == "update row"])
-    (copy_seconds,) = columns("copy")
-    # No message between ranks is measured here: they are taken for copies in memory, without a fixed cost.
-    return WorkConstants(
-        products=ProductCurve.fit(batch, 2 * batch * inputs * outputs, seconds),
-        rows=RowCurve.fit(*copied),
-        updates=RowCurve.fit(updated[0], updated[1], update_seconds),
-        copy_bytes_per_second=1 / float(copy_seconds[0]),
-        message_seconds=0.0,
-        message_bytes_per_second=1 / float(copy_seconds[0]),
-    )
+    def run(
+        self,
+        done: Sequence[CellRecord],
+        is_over: Callable[[], bool],
+        watch: _Quiet,
+        say: Callable[[str], object],
+    ) -> list[CellRecord]:
+        """Measure the cells that are not done, until the time is over."""
+        finished = {record.cell.key for record in done}
+        every = grid(_bytes_of_rows(), self.config.ranks)
+        todo = [cell for cell in every if cell.key not in finished]
+        found: list[CellRecord] = []
+        for number, cell in enumerate(todo):
+            if is_over():
+                break
+            if number % 20 == 0:
+                say(f"cell {len(finished) + number + 1} of {len(finished) + len(todo)}")
+            # The same piece of work before each cell shows what disturbed the sweep.
+            watch.probe()
+            record = run_cell(cell, self.threads, self.scratch, self.group)
+            self.cell_file.add(record)
+            found.append(record)
+        return found

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise, product, zip_longest
 from typing import Any
 
+from ...stats.codecs.codec_names import CODEC_NAMES
 from .cells import Cell
 
 FACTORS: Mapping[str, tuple[Any, ...]] = {
@@ -35,6 +36,17 @@ _PAIRS: tuple[tuple[str, str], ...] = (
     ("pooling", "placement"),
 )
 """Pairs of factors, dense against sparse first."""
+_RANKED_PAIRS: tuple[tuple[str, str], ...] = (
+    ("batch_size", "codec"),
+    ("embedding_dim", "codec"),
+    ("batch_size", "mlp"),
+    ("num_tables", "embedding_dim"),
+    ("placement", "embedding_dim"),
+    ("skew", "batch_size"),
+)
+"""Pairs of factors of cells on several ranks."""
+_LEAST_RANK_BATCH = 64
+"""Samples of a batch that each rank has at least."""
 _MOST_WORK = 4e10
 """Operations and bytes of a step beyond which a cell of a pair is left out: it would take seconds."""
 
@@ -76,6 +88,11 @@ _PRESETS: Mapping[str, Cell] = {
 RM3: DeepRecSys. Dense features of RM1 and RM2, and the top of all, are the nearest that a DLRM here has."""
 
 
+def factors_of(num_ranks: int) -> Mapping[str, tuple[Any, ...]]:
+    """Return the factors of cells on so many ranks: those of one process, and the codec of several."""
+    return FACTORS if num_ranks == 1 else {**FACTORS, "codec": CODEC_NAMES}
+
+
 def with_factor(cell: Cell, factor: str, value: Any) -> Cell:
     """Return the cell with one factor set; ``mlp`` stands for the hidden layers of both MLPs."""
     if factor == "mlp":
@@ -98,23 +115,27 @@ def presets(most_bytes: int) -> list[Cell]:
     return found
 
 
-def single_factors() -> Iterator[Cell]:
+def single_factors(base: Cell | None = None) -> Iterator[Cell]:
     """Cells that differ from the base in one factor, those of all factors in turn."""
-    longest = max(len(values) for values in FACTORS.values())
+    base = base or Cell()
+    factors = factors_of(base.ranks)
+    longest = max(len(values) for values in factors.values())
     # Round by round, so that a sweep that ends early has some values of every factor.
     for number in range(longest):
-        for factor, values in FACTORS.items():
+        for factor, values in factors.items():
             if number < len(values):
-                yield with_factor(Cell(), factor, values[number])
+                yield with_factor(base, factor, values[number])
 
 
-def pairs() -> Iterator[Cell]:
+def pairs(base: Cell | None = None) -> Iterator[Cell]:
     """Cells that differ from the base in two factors, those of all pairs in turn."""
+    base = base or Cell()
+    factors = factors_of(base.ranks)
     queues = []
-    for first, second in _PAIRS:
+    for first, second in _PAIRS if base.ranks == 1 else _RANKED_PAIRS:
         cells = [
-            with_factor(with_factor(Cell(), first, one), second, other)
-            for one, other in product(FACTORS[first], FACTORS[second])
+            with_factor(with_factor(base, first, one), second, other)
+            for one, other in product(factors[first], factors[second])
         ]
         # The keys are as good as random, so that a sweep that ends early has cells from everywhere.
         queues.append(sorted((cell for cell in cells if _work(cell) < _MOST_WORK), key=lambda cell: cell.key))
@@ -122,16 +143,35 @@ def pairs() -> Iterator[Cell]:
         yield from (queue[number] for queue in queues if number < len(queue))
 
 
-def grid(most_bytes: int) -> list[Cell]:
+def ranked(num_ranks: int) -> Iterator[Cell]:
+    """Cells on several ranks: the base, one factor at a time, pairs."""
+    base = Cell(ranks=num_ranks)
+    for cell in (base, *single_factors(base), *pairs(base)):
+        # Ranks with hardly a sample wait for each other and do nothing else.
+        if cell.batch_size >= num_ranks * _LEAST_RANK_BATCH:
+            yield cell
+
+
+def grid(most_bytes: int, num_ranks: int = 1) -> list[Cell]:
     """Return all cells, none twice, in the order in which they run.
 
     Args:
         most_bytes: of the rows of one cell.
+        num_ranks: ranks that cells may have; more than one: every third cell has so many.
     """
     # Factors at their base values give the same cells again, which are kept at their first place.
-    cells = [Cell(), *single_factors(), *presets(most_bytes), *pairs()]
-    fitting = [cell for cell in cells if cell.bytes_of_rows <= most_bytes]
-    return list({cell.key: cell for cell in fitting}.values())
+    alone = _fitting([Cell(), *single_factors(), *presets(most_bytes), *pairs()], most_bytes)
+    if num_ranks == 1:
+        return alone
+    # A sweep that ends early has cells of either kind.
+    among = _fitting(ranked(num_ranks), most_bytes)
+    rows = zip_longest(alone[::2], alone[1::2], among)
+    return [cell for row in rows for cell in row if cell is not None]
+
+
+def _fitting(cells: Iterable[Cell], most_bytes: int) -> list[Cell]:
+    """Return the cells whose rows fit, each once."""
+    return list({cell.key: cell for cell in cells if cell.bytes_of_rows <= most_bytes}.values())
 
 
 def _work(cell: Cell) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import resource
 import statistics
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,9 +17,12 @@ from ...pipeline.sizes import ByteSize
 from ...train.config import EmbeddingOptimizer, PlacementName, TrainConfig
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
+from ...train.exchange.chosen_exchange import ChosenExchange
+from ...train.ranks.ranks import OneRank, Ranks
 from ...train.trainer_building.build_trainer import build_trainer
 from ...train.trainer_building.devices import set_threads
 from ..bench.limited.drawn_shards import DrawnShards
+from ..bench.ranks.rank_group import RankGroup
 from .cells import Cell
 from .timed_steps import StepLaps, time_steps
 
@@ -31,10 +35,11 @@ _SAMPLES = 32_768
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellRecord(JsonRecord):
-    """What one run of a cell measured; a line of the file of a sweep."""
+    """What one run of a cell measured, the mean over its ranks; a line of the file of a sweep."""
 
     cell: Cell
     threads: int
+    """Threads of each rank."""
     num_steps: int
     step_seconds: float
     """Mean over the steps between the quartiles of their seconds."""
@@ -48,6 +53,9 @@ class CellRecord(JsonRecord):
     """Rows or vectors moved to the fast tier, per step of the run, its last write-back included."""
     to_slow_rows: float
     initialized_rows: float
+    link_bytes: dict[str, float]
+    """Bytes per step of the run by link: ``to fast`` and ``to slow`` between the tiers, and what this rank
+    sends to others, ``vectors``, ``gradients`` and ``dense``."""
     memory_bytes: int
     """Most memory that the process has had so far."""
 
@@ -71,9 +79,20 @@ def training_of(cell: Cell, threads: int) -> TrainConfig:
     )
 
 
-def run_cell(cell: Cell, threads: int, scratch: Path | None = None) -> CellRecord:
-    """Train the steps of a cell, with a log drawn for it."""
-    num_steps = WARM_UP_STEPS + num_steps_of(cell)
+def run_cell(
+    cell: Cell, threads: int, scratch: Path | None = None, group: RankGroup | None = None
+) -> CellRecord:
+    """Train the steps of a cell, with a log drawn for it.
+
+    Args:
+        cell: what to train.
+        threads: of a step; several ranks share them.
+        scratch: folder for the log.
+        group: the ranks of a cell that has several.
+
+    Raises:
+        RankError: a rank ended.
+    """
     drawn = DrawnShards(
         num_tables=cell.num_tables,
         rows_of_table=cell.rows_of_table,
@@ -81,18 +100,61 @@ def run_cell(cell: Cell, threads: int, scratch: Path | None = None) -> CellRecor
         num_dense=cell.num_dense,
         pooling=cell.pooling,
         batch_size=cell.batch_size,
-        num_batches=num_steps,
+        num_batches=WARM_UP_STEPS + num_steps_of(cell),
         # Shards have an evaluation part, which no cell reads: one sample is the least.
         num_evaluation=1,
         embedding_dim=cell.embedding_dim,
     )
-    set_threads(threads)
     with tempfile.TemporaryDirectory(prefix="hotset-cell-", dir=scratch) as folder:
         drawn.write(Path(folder) / "shards")
-        shards = Shards.open(Path(folder))
-        order = RecordedOrder(np.arange(num_steps, dtype=np.int32))
-        trainer = build_trainer(shards, training_of(cell, threads), order)
-        run = time_steps(trainer, WARM_UP_STEPS)
+        if cell.ranks == 1:
+            return _measured(cell, threads, Path(folder), OneRank())
+        assert group is not None and group.num_ranks == cell.ranks, "several ranks need their processes"
+        arguments = {"cell": cell.to_json(), "threads": max(threads // cell.ranks, 1), "folder": folder}
+        found = group.call(run_cell_of_rank, **arguments)
+        return mean_record([CellRecord.from_json(each) for each in found])
+
+
+def run_cell_of_rank(ranks: Ranks, cell: dict[str, Any], threads: int, folder: str) -> dict[str, Any]:
+    """Train the steps of a cell as one of its ranks; arguments and result are plain data."""
+    return _measured(Cell.from_json(cell), threads, Path(folder), ranks).to_json()
+
+
+def mean_record(records: Sequence[CellRecord]) -> CellRecord:
+    """Return what the ranks of a cell measured as the record of their mean."""
+    first = records[0]
+
+    def mean(values: Iterable[float]) -> float:
+        return statistics.fmean(values)
+
+    def means(found: Sequence[dict[str, float]]) -> dict[str, float]:
+        # A part that a rank does not have takes it no time.
+        names = sorted({name for each in found for name in each})
+        return {name: mean(each.get(name, 0.0) for each in found) for name in names}
+
+    return replace(
+        first,
+        step_seconds=mean(each.step_seconds for each in records),
+        parts=means([each.parts for each in records]),
+        beside=means([each.beside for each in records]),
+        distinct_rows=mean(each.distinct_rows for each in records),
+        to_fast_rows=mean(each.to_fast_rows for each in records),
+        to_slow_rows=mean(each.to_slow_rows for each in records),
+        initialized_rows=mean(each.initialized_rows for each in records),
+        link_bytes=means([each.link_bytes for each in records]),
+        memory_bytes=max(each.memory_bytes for each in records),
+    )
+
+
+def _measured(cell: Cell, threads: int, folder: Path, ranks: Ranks) -> CellRecord:
+    """Train on the shards in the folder."""
+    num_steps = WARM_UP_STEPS + num_steps_of(cell)
+    set_threads(threads)
+    shards = Shards.open(folder)
+    order = RecordedOrder(np.arange(num_steps, dtype=np.int32))
+    exchange = ChosenExchange(vectors=cell.codec, gradients=cell.codec)
+    trainer = build_trainer(shards, training_of(cell, threads), order, ranks=ranks, exchange=exchange)
+    run = time_steps(trainer, WARM_UP_STEPS)
     # Seconds are of the measured steps; rows are counted over all steps, those of the warm-up included.
     seconds, parts = _middle_half(run.steps)
     measured = len(run.steps)
@@ -107,6 +169,7 @@ def run_cell(cell: Cell, threads: int, scratch: Path | None = None) -> CellRecor
         to_fast_rows=run.rows["to_fast"] / num_steps,
         to_slow_rows=run.rows["to_slow"] / num_steps,
         initialized_rows=run.rows["made"] / num_steps,
+        link_bytes={name: count / num_steps for name, count in run.link_bytes.items()},
         memory_bytes=_peak_memory(),
     )
 

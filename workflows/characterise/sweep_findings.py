@@ -60,7 +60,9 @@ def points_of(records: Sequence[CellRecord], factor: str) -> list[tuple[float, f
     found = {}
     for record in records:
         others = (each for each in FACTORS if each != factor)
-        is_single = all(value_of(record.cell, each) == value_of(Cell(), each) for each in others)
+        is_single = record.cell.ranks == 1 and all(
+            value_of(record.cell, each) == value_of(Cell(), each) for each in others
+        )
         # Zero has no logarithm: a skew of 0 is left out, and so are values that are no numbers.
         value = _number(value_of(record.cell, factor))
         if is_single and not record.cell.preset and value > 0:
@@ -113,7 +115,8 @@ def longest_parts(records: Sequence[CellRecord]) -> dict[tuple[int, int], str]:
     for record in records:
         cell = record.cell
         others = [each for each in FACTORS if each not in ("num_dense", "num_tables")]
-        if all(value_of(cell, each) == value_of(base, each) for each in others) and not cell.preset:
+        is_plain = cell.ranks == 1 and not cell.preset
+        if is_plain and all(value_of(cell, each) == value_of(base, each) for each in others):
             found[cell.num_dense, cell.num_tables] = max(record.parts, key=lambda part: record.parts[part])
     return dict(sorted(found.items()))
 
@@ -124,7 +127,7 @@ def best_placements(records: Sequence[CellRecord]) -> dict[str, str]:
     for record in records:
         cell = record.cell
         # It needs memory for all rows, so where it fits there is nothing to choose.
-        if cell.placement == "all-fast":
+        if cell.placement == "all-fast" or cell.ranks > 1:
             continue
         # Cells that differ in nothing but the placement have the same model.
         changed = {factor: value_of(cell, factor) for factor in FACTORS if factor != "placement"}
@@ -157,12 +160,29 @@ def observations(records: Sequence[CellRecord]) -> list[Observation]:
     reasons = {
         "A GPU gains more with dense features and MLPs, less with sparse features": "it needs a GPU",
         "Larger batches cost quality unless rates are tuned again": "the labels of cells are drawn",
-        "The exchange takes over 60% of a step on 32 GPUs": "no cell has several ranks",
         "One Big Basin against its CPU cluster: 2.25x, 0.85x, 0.67x": (
             "arithmetic alone: at 7.3 times the power, 4.3x and 2.8x of efficiency are 14 and 24 CPU servers"
         ),
     }
+    found.append(_exchange(records))
     return found + [Observation(text, UNSEEN, reason) for text, reason in reasons.items()]
+
+
+def _exchange(records: Sequence[CellRecord]) -> Observation:
+    text = "The exchange takes over 60% of a step on 32 GPUs"
+    # With a codec or fewer bytes it would say something else; ranks of one machine are no GPUs either.
+    shares = [
+        (each.parts.get("exchange", 0.0) + each.parts.get("reduce", 0.0)) / each.step_seconds
+        for each in records
+        if each.cell.ranks > 1 and each.cell.codec == "none"
+    ]
+    if not shares:
+        return Observation(text, UNSEEN, "no cell has several ranks")
+    ranks = max(each.cell.ranks for each in records)
+    told = (
+        f"on {ranks} ranks of this machine {min(shares):.0%} to {max(shares):.0%} of a step, dense included"
+    )
+    return Observation(text, UNSEEN, told)
 
 
 def _range(each: Elasticity) -> float:

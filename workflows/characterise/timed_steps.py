@@ -19,12 +19,15 @@ import torch
 
 from ...train.data.batch import Batch
 from ...train.data.batch_shares import BatchShares
+from ...train.exchange.coded_exchange import CodedExchange
+from ...train.exchange.dense_sums import DenseSums
 from ...train.execution.embeddings import PlannedStep
 from ...train.execution.step_source import StepSource
 from ...train.model.dense_step import TiledStep
 from ...train.model.dense_tile import DenseTile
 from ...train.model.dlrm import Dlrm
 from ...train.model.mlp_tiles import MlpTiles
+from ...train.model.tile_gradients import SumsOfRanks
 from ...train.trainer import Trainer
 
 Found = TypeVar("Found")
@@ -53,6 +56,8 @@ class TimedRun:
     """Seconds in which the transfer thread was busy."""
     rows: dict[str, int]
     """Rows and vectors that moved to the fast tier, to the slow one, and that were initialized."""
+    link_bytes: dict[str, int]
+    """Bytes between the tiers each way, and those that this rank sent by kind."""
 
 
 class _Watch:
@@ -114,15 +119,36 @@ class _TimedTile:
             return cast(Callable[..., float], self._tile.backward)(*args)
 
 
+class _TimedSums:
+    """Sums over ranks that are timed."""
+
+    def __init__(self, sums: SumsOfRanks, watch: _Watch) -> None:
+        self._sums = sums
+        self._watch = watch
+
+    def add(self, gradient_N: torch.Tensor, loss: float) -> float:
+        with self._watch("reduce"):
+            return self._sums.add(gradient_N, loss)
+
+
 class TimedStep(TiledStep):
     """The dense layers, with a watch for each thread."""
 
     def __init__(self, trainer: Trainer) -> None:
         assert isinstance(trainer.model, Dlrm)
-        super().__init__(trainer.model, BatchShares(trainer.shards.batch_size), trainer.threads)
         self._num_workers = trainer.threads.num_threads
         self._timed: dict[int, _TimedTile] = {}
         self._reduce = _Watch()
+        # The same shares as those of the trainer, whose own step is not used.
+        ranks = trainer.ranks
+        assert trainer.config.shares is not None, "resolve chooses it"
+        shares = BatchShares(trainer.shards.batch_size, trainer.config.shares, ranks.rank, ranks.num_ranks)
+
+        def build_sums(num_numbers: int) -> SumsOfRanks:
+            return _TimedSums(DenseSums(ranks, trainer.coded, num_numbers), self._reduce)
+
+        several = build_sums if ranks.num_ranks > 1 else None
+        super().__init__(trainer.model, shares, trainer.threads, build_sums=several)
 
     def tile_of(self, worker: int) -> DenseTile:
         # The step meets the watched tile in place of its own: it calls the two passes, and nothing else.
@@ -170,7 +196,7 @@ def time_steps(trainer: Trainer, num_warm_up: int) -> TimedRun:
     """Train with every part timed.
 
     Args:
-        trainer: a new one of one rank on the host, its dense layers on tiles.
+        trainer: a new one on the host, its dense layers on tiles; all ranks of a run call this.
         num_warm_up: first steps that are left out of the times, and not of the rows.
     """
     dense = TimedStep(trainer)
@@ -205,23 +231,39 @@ def time_steps(trainer: Trainer, num_warm_up: int) -> TimedRun:
         trainer.meter.enter(None)
     counts = trainer.embeddings.rows_by_table()
     rows = {str(way): sum(table[way] for table in counts) for way in counts[0]}
+    to_fast, to_slow = trainer.meter.training_bytes()
+    sent = {str(kind): count for kind, count in trainer.coded.counts.sent_bytes.items()}
+    link_bytes = {"to fast": to_fast, "to slow": to_slow} | sent
     # The source ends with an entry for the end of the run, and its first ones plan the whole epoch.
-    return TimedRun(laps, sum(source.seconds[num_warm_up:]), busy, rows)
+    return TimedRun(laps, sum(source.seconds[num_warm_up:]), busy, rows, link_bytes)
 
 
 def _take_step(trainer: Trainer, step: PlannedStep, dense: TimedStep, watch: _Watch) -> None:
     """Take a step as `train.steps.step_runner.StepsAtOnce` does, part by part."""
     with watch("transfers"):
         trainer.embeddings.wait_for_rows(step)
-    with watch("lookup"):
+    with watch("lookup"), _exchange_apart(trainer.coded, "lookup", watch):
         embeddings = trainer.embeddings.look_up(step)
     _pass_dense(step.batch, embeddings, dense, watch)
-    with watch("update"):
+    with watch("update"), _exchange_apart(trainer.coded, "update", watch):
         trainer.threads.run_all(
             partial(trainer.embeddings.update, step, embeddings),
             *[each.step for each in trainer.dense_optimizers],
         )
     trainer.step += 1
+
+
+@contextmanager
+def _exchange_apart(coded: CodedExchange, part: str, watch: _Watch) -> Generator[None]:
+    """Count what a part does for the exchange, coding and waiting for other ranks, as the exchange's."""
+    before = coded.counts.seconds
+    yield
+    seconds = coded.counts.seconds - before
+    # A process by itself exchanges nothing.
+    if not seconds:
+        return
+    watch.seconds[part] -= seconds
+    watch.seconds["exchange"] += seconds
 
 
 def _pass_dense(batch: Batch, embeddings: Sequence[torch.Tensor], dense: TimedStep, watch: _Watch) -> None:

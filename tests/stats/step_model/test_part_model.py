@@ -18,7 +18,7 @@ from hotset.tests.support.planning.made_up_machine import CONSTANTS, WEIGHTS, WO
 
 MODEL = PartModel(CONSTANTS, WEIGHTS, 0.5)
 STAGED = replace(WORK, staged_rows=2e4, moved_rows=1e4, initialized_rows=5e3)
-RANKED = replace(WORK, exchanged_bytes=1e6, reduced_bytes=1e5, num_messages=4)
+RANKED = replace(WORK, num_ranks=2, exchanged_rows=1e4, exchanged_bytes=1e6, reduced_bytes=1e5)
 
 
 def drawn_works(count: int) -> list[StepWork]:
@@ -58,7 +58,7 @@ def test_the_parts_of_the_loop_have_features_but_for_its_waits() -> None:
 def test_fitted_times_predict_what_the_same_machine_takes_for_other_work() -> None:
     rng = np.random.default_rng(1)
     # As much work beside the loop as in it, so that what the loop loses to it shows.
-    made = replace(MODEL, weights={**MODEL.weights, "beside load": (0.0, 0.0, 2e-8, 0.0, 0.0, 0.0)})
+    made = replace(MODEL, weights={**MODEL.weights, "beside load": (0.0, 0.0, 2e-8, 0.0, 0.0, 0.0, 0.0)})
     cells = []
     for work in drawn_works(120):
         times = made.predict(work)
@@ -85,8 +85,13 @@ def test_moves_and_copies_that_no_cell_had_take_the_time_they_were_measured_to_t
 def test_messages_that_no_cell_had_take_the_time_they_were_measured_to_take() -> None:
     times = MODEL.predict(WORK)
     fitted = fit_parts([MeasuredStep(WORK, times.seconds, times.parts)], CONSTANTS)
-    gained = fitted.predict(RANKED).parts["exchange"] - fitted.predict(WORK).parts["exchange"]
-    assert gained == pytest.approx(4 * 1e-4 + 1e6 / 1e9)
+    before, found = fitted.predict(WORK).parts, fitted.predict(RANKED).parts
+    assert found["exchange"] - before["exchange"] == pytest.approx(2 * 1e-4 + 1e6 / 1e9)
+    sums = 1e-4 + 2e-4 + 5e4 / 1e9 + 5e4 / 5e8
+    assert found["reduce"] - before["reduce"] == pytest.approx(sums)
+    # A codec takes its time for rows that are sent and for as many that are received.
+    coded = fitted.predict(replace(RANKED, codec="int8")).parts
+    assert coded["exchange"] - found["exchange"] == pytest.approx(1e4 * (1e-8 + 64 * 2e-10))
 
 
 @pytest.mark.parametrize("work", [WORK, STAGED, RANKED])
@@ -99,6 +104,8 @@ def test_messages_that_no_cell_had_take_the_time_they_were_measured_to_take() ->
         {"input_bytes": 1.0},
         {"moved_rows": 0.0},
         {"exchanged_bytes": 0.0},
+        {"exchanged_rows": 0.0},
+        {"reduced_bytes": 0.0},
     ],
 )
 def test_less_work_is_never_slower(work: StepWork, less: dict[str, Any]) -> None:
@@ -114,6 +121,8 @@ def test_a_quicker_machine_is_never_slower(work: StepWork) -> None:
         replace(CONSTANTS, rows=rows),
         replace(CONSTANTS, copy_bytes_per_second=1e11),
         replace(CONSTANTS, message_bytes_per_second=1e11),
+        replace(CONSTANTS, gather_bytes_per_second=1e11),
+        CONSTANTS.with_link(1e12),
     ):
         assert replace(MODEL, constants=constants).predict(work).seconds <= MODEL.predict(work).seconds
 

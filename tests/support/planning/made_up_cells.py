@@ -29,5 +29,6 @@ def made_up_record(cell: Cell) -> CellRecord:
         to_fast_rows=0.0,
         to_slow_rows=0.0,
         initialized_rows=0.0,
+        link_bytes={},
         memory_bytes=1,
     )

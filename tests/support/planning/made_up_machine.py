@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from hotset.stats.step_model.rate_curves import ProductCurve, RowCurve
-from hotset.stats.step_model.step_work import StepWork, WorkConstants
+from hotset.stats.step_model.step_work import CodecSeconds, StepWork, WorkConstants
+from hotset.train.planning.curves import Curves
 from hotset.train.planning.machine_file import (
     FORMAT,
     VERSION,
     Constant,
-    Curves,
     HeldOutError,
     MachineFile,
     StepModel,
@@ -21,6 +21,9 @@ CONSTANTS = WorkConstants(
     copy_bytes_per_second=1e10,
     message_seconds=1e-4,
     message_bytes_per_second=1e9,
+    gather_seconds=2e-4,
+    gather_bytes_per_second=5e8,
+    codecs={"none": CodecSeconds(0.0, 0.0), "int8": CodecSeconds(1e-8, 2e-10)},
 )
 WORK = StepWork(
     batch_size=2048,
@@ -53,11 +56,11 @@ WEIGHTS: dict[str, tuple[float, ...]] = {
     "interaction": (1e-5, 2e-11, 1e-10, 1e-10),
     "top": (1e-5, 1.0, 1e-10),
     "backward": (1e-5, 1.0, 1e-10),
-    "exchange": (0.0, 1.0, 1.0),
-    "reduce": (1e-5, 1e-10, 1.0, 1.0),
+    "exchange": (1e-5, 1.0, 1.0, 1.0, 1.0),
+    "reduce": (1e-5, 1e-10, 1.0, 1.0, 1e-10),
     "update": (1e-4, 1e-10, 1.0, 2e-10, 1.0, 1e-9),
     "idle": (1e-4, 1.0, 1e-5, 1e-11),
-    "beside load": (1e-4, 1e-10, 2e-9, 2e-9, 2e-9, 1e-9),
+    "beside load": (1e-4, 1e-10, 2e-9, 2e-9, 2e-9, 1e-9, 1e-9),
     "beside transfers": (1e-4, 1.0, 1e-10, 1e-9),
 }
 
@@ -74,7 +77,13 @@ def made_up_machine(threads: int = 2) -> MachineFile:
         repetitions=5,
     )
     model = StepModel(
-        curves=Curves.of(CONSTANTS), weights=WEIGHTS, contention=0.5, num_fitted=60, error=ERROR
+        curves=Curves.of(CONSTANTS),
+        weights=WEIGHTS,
+        contention=0.5,
+        num_fitted=60,
+        ranks=(1,),
+        placements=("all-fast", "cache", "hybrid", "hybrid-dedup", "lookahead"),
+        error=ERROR,
     )
     return MachineFile(
         format=FORMAT,

@@ -10,7 +10,10 @@ import pytest
 from hotset.pipeline.sizes import KIB
 from hotset.tests.support.hints import Shell, follows, hint_of
 from hotset.tests.support.planning.made_up_machine import made_up_machine
+from hotset.tests.support.processes.thread_processes import ThreadContext, echo_rank
 from hotset.train.planning.machine_file import MachineFile
+from hotset.workflows.bench.ranks import rank_group
+from hotset.workflows.bench.ranks.rank_group import RankGroup
 from hotset.workflows.characterise import characterise as module
 from hotset.workflows.characterise import machine_probes
 from hotset.workflows.characterise.characterise_config import CharacteriseConfig
@@ -22,7 +25,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_probes, "WORKING_BYTES", (16 * KIB,))
     monkeypatch.setattr(machine_probes, "PRODUCTS", ((8, 8),))
     monkeypatch.setattr(module, "_MOST_ROUNDS", 1)
-    monkeypatch.setattr(module, "grid", lambda most_bytes: [])
+    monkeypatch.setattr(module, "grid", lambda most_bytes, num_ranks: [])
 
 
 @pytest.mark.usefixtures("small_machine")
@@ -43,6 +46,17 @@ def test_a_machine_is_measured_where_there_is_none(shell: Shell) -> None:
     assert re.search(r"`hotset characterise --out machine.json`, then give --machine machine.json", hint)
     made_up_machine().write(Path("made.json"))
     shell.works("advise", "data", "--ranks", "2", "--machine", "made.json")
+
+
+@follows("workflows/bench/ranks/rank_group.py::RankGroup._fail")
+def test_ranks_start_again_where_one_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_group, "get_context", lambda _: ThreadContext())
+    monkeypatch.setattr(rank_group, "_serve", echo_rank)
+    with RankGroup(4) as group:
+        hint = hint_of(lambda: group.call(echo_rank, replies=[{"found": 1}] * 3 + [None]))
+    assert hint == "run the same command again, with fewer ranks where memory is short"
+    with RankGroup(2) as group:
+        assert group.call(echo_rank, replies=[{"found": 1}] * 2) == [1, 1]
 
 
 @follows(

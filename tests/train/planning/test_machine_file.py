@@ -1,4 +1,7 @@
-"""The file of a machine: written and read back, and refused where it is none."""
+"""The file of a machine: written and read back, and refused where it is none.
+
+Also the tests of `curves`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ import pytest
 
 from hotset.pipeline.errors import ConfigError, HotsetError
 from hotset.tests.support.planning.made_up_machine import CONSTANTS, WORK, made_up_machine
-from hotset.train.planning.machine_file import Curves, MachineFile
+from hotset.train.planning.curves import Curves
+from hotset.train.planning.machine_file import MachineFile
 
 
 @pytest.fixture
@@ -44,7 +48,7 @@ def test_a_file_that_exists_is_not_overwritten(path: Path) -> None:
     ("keys", "value", "message"),
     [
         (("format",), "other", "no machine file"),
-        (("version",), 2, "version 2, want 1"),
+        (("version",), 1, "version 1, want 2"),
         (("threads",), "two", "threads is 'two'"),
         (("threads",), 0, "threads is 0, want 1 or more"),
         (("constants", 0, "median"), 5.0, "between its quartiles"),
@@ -59,6 +63,9 @@ def test_a_file_that_exists_is_not_overwritten(path: Path) -> None:
         (("model", "curves", "update_working_bytes"), [1e5, 1e5], "update_working_bytes is not ascending"),
         (("model", "curves", "update_working_bytes"), [], "update_working_bytes has 0 values"),
         (("model", "curves", "product_half_batch"), float("nan"), "want a finite number"),
+        (("model", "curves", "gather_bytes_per_second"), 0.0, "gather_bytes_per_second is 0.0"),
+        (("model", "curves", "codec_seconds"), {"int8": -1.0}, "codec_seconds is below 0"),
+        (("model", "curves", "codec_seconds"), {"int4": 1.0}, "codec_byte_seconds has other codecs"),
         (("model", "contention"), 2.0, "contention is 2.0"),
         (("model", "error", "low_ratio"), 0.0, "low_ratio is 0.0"),
         (("model", "error", "low_ratio"), 2.0, "below high_ratio"),

@@ -16,10 +16,10 @@ from hotset.pipeline.generate.generate_log import GenerateConfig, generate
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import KIB, MIB
 from hotset.pipeline.stages.preprocess import preprocess
-from hotset.stats.step_model.exchange_work import reduced_bytes
+from hotset.stats.step_model.exchange_work import codec_bytes, reduced_bytes
 from hotset.tests.support.planning.made_up_machine import CONSTANTS, ERROR, made_up_machine
 from hotset.train.advice import AdviceConfig
-from hotset.train.planning.plan import PlanConfig, codec_bytes, doubled, parse_link, plan
+from hotset.train.planning.plan import PlanConfig, doubled, parse_link, plan
 from hotset.train.planning.plan_record import MachinePlan
 from hotset.workflows.recipes import criteo_kaggle
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def planned(folder: Path, config: PlanConfig | None = None, **changed: Any) -> MachinePlan:
     machine = replace(made_up_machine(), **changed)
-    model = machine.fitted_model(Path("machine.json")).parts
+    model = machine.fitted_model(Path("machine.json"))
     return plan(folder, config or PlanConfig(advice=SMALL), machine, model, Resources(workers=1))
 
 
@@ -147,7 +147,11 @@ def test_twice_of_a_thing_halves_its_own_times_alone() -> None:
     assert host.copy_bytes_per_second == 2 * CONSTANTS.copy_bytes_per_second
     # Nothing else changes.
     assert replace(found["compute"], products=CONSTANTS.products) == CONSTANTS
-    assert replace(found["link"], message_bytes_per_second=CONSTANTS.message_bytes_per_second) == CONSTANTS
+    assert found["link"] == replace(
+        CONSTANTS,
+        message_bytes_per_second=2 * CONSTANTS.message_bytes_per_second,
+        gather_bytes_per_second=2 * CONSTANTS.gather_bytes_per_second,
+    )
     assert (host.products, host.message_seconds) == (CONSTANTS.products, CONSTANTS.message_seconds)
 
 
@@ -162,6 +166,15 @@ def test_options_are_told_once_and_staging_only_where_rows_are_staged(folder: Pa
         assert (one["staging_bytes"] > 0) is (one["placement"] in ("cache", "lookahead"))
         assert (one["homes"] is None) is (one["codec"] is None) is (one["ranks"] == 1)
         assert one["is_arithmetic"] is (one["ranks"] > 1 or one["placement"] == "fae")
+    model = made_up_machine().model
+    assert model is not None
+    # On a machine whose cells had two ranks they are measured, but for a link that it does not have.
+    among = replace(model, ranks=(1, 2))
+    for link in (None, 25e6):
+        config = PlanConfig(advice=SMALL, ranks=(1, 2), link_bytes_per_second=link)
+        for one in planned(folder, config, model=among)["options"]:
+            is_linked = one["ranks"] > 1 and link is not None
+            assert one["is_arithmetic"] is (is_linked or one["placement"] == "fae")
     first, second = found["options"][:2]
     assert found["margin"] == pytest.approx(second["step_seconds"] / first["step_seconds"] - 1)
 

@@ -25,6 +25,7 @@ from hotset.workflows.characterise.grid import (
 CHANGED: dict[str, Any] = {
     "preset": "M1",
     "placement": "cache",
+    "codec": "int8",
     "optimizer": "sgd",
     "bottom_mlp": (64,),
     "top_mlp": (64,),

@@ -23,13 +23,15 @@ from hotset.stats.step_model.step_parts import LOOP_PARTS
 from hotset.tests.support.planning.made_up_cells import TINY, made_up_record
 from hotset.tests.support.planning.made_up_machine import CONSTANTS, made_up_machine
 from hotset.train.planning.machine_file import Constant, MachineFile
+from hotset.workflows.bench.ranks.rank_group import RankGroup
 from hotset.workflows.characterise import characterise as module
 from hotset.workflows.characterise import machine_probes
 from hotset.workflows.characterise.cell_file import CellFile
 from hotset.workflows.characterise.cell_work import measured_step, shape_of, work_of
 from hotset.workflows.characterise.cells import Cell
-from hotset.workflows.characterise.characterise import cells_path, characterise, fit_model, work_constants
+from hotset.workflows.characterise.characterise import cells_path, characterise
 from hotset.workflows.characterise.characterise_config import CharacteriseConfig
+from hotset.workflows.characterise.fit_machine import fit_model, work_constants
 from hotset.workflows.characterise.grid import FACTORS, grid, pairs, presets, single_factors, value_of
 from hotset.workflows.characterise.probes import Probe, measure_probes
 from hotset.workflows.characterise.run_cell import WARM_UP_STEPS, CellRecord, num_steps_of, run_cell
@@ -173,7 +175,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_probes, "_COPIED_BYTES", 16 * KIB)
     monkeypatch.setattr(machine_probes, "_ROWS", 64)
     monkeypatch.setattr(module, "_MOST_ROUNDS", 1)
-    monkeypatch.setattr(module, "grid", lambda most_bytes: [TINY, replace(TINY, batch_size=32)])
+    monkeypatch.setattr(module, "grid", lambda most_bytes, num_ranks: [TINY, replace(TINY, batch_size=32)])
 
 
 @pytest.mark.usefixtures("small_machine")
@@ -182,7 +184,7 @@ def test_a_killed_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: py
     config = CharacteriseConfig(sweep=True, threads=1)
     run: list[Cell] = []
 
-    def run_once(cell: Cell, threads: int, scratch: Path) -> CellRecord:
+    def run_once(cell: Cell, threads: int, scratch: Path, group: RankGroup | None) -> CellRecord:
         if run:
             raise KeyboardInterrupt
         run.append(cell)
@@ -197,7 +199,7 @@ def test_a_killed_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: py
     lines.write_text(lines.read_text() + '{"cell": {"batch')
     again: list[Cell] = []
 
-    def run_rest(cell: Cell, threads: int, scratch: Path) -> CellRecord:
+    def run_rest(cell: Cell, threads: int, scratch: Path, group: RankGroup | None) -> CellRecord:
         again.append(cell)
         return replace(made_up_record(cell), threads=threads)
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from hotset.tests.support.planning.made_up_cells import TINY
+from hotset.tests.support.planning.made_up_cells import TINY, made_up_record
 from hotset.workflows.characterise import run_cell as module
 from hotset.workflows.characterise.run_cell import (
     WARM_UP_STEPS,
     CellRecord,
+    mean_record,
     num_steps_of,
     run_cell,
     training_of,
@@ -25,7 +26,7 @@ def made_up_run(seconds: list[float]) -> TimedRun:
         StepLaps(each, {"lookup": 0.75 * each, "idle" if number % 2 else "update": 0.25 * each}, number)
         for number, each in enumerate(seconds)
     ]
-    return TimedRun(laps, 8.0, 4.0, {"to_fast": 54, "to_slow": 27, "made": 9})
+    return TimedRun(laps, 8.0, 4.0, {"to_fast": 54, "to_slow": 27, "made": 9}, {"to fast": 270, "dense": 54})
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> CellRecord:
@@ -33,7 +34,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> CellRecor
         return made_up_run(seconds)
 
     monkeypatch.setattr(module, "time_steps", time_steps)
-    monkeypatch.setattr(module, "build_trainer", lambda *_: None)
+    monkeypatch.setattr(module, "build_trainer", lambda *_, **__: None)
     return run_cell(replace(TINY, batch_size=8), 2)
 
 
@@ -54,6 +55,21 @@ def test_rows_are_those_of_a_step_of_the_whole_run(monkeypatch: pytest.MonkeyPat
     assert num_steps == 27
     assert (record.to_fast_rows, record.to_slow_rows) == (2.0, 1.0)
     assert record.initialized_rows == pytest.approx(1 / 3)
+    assert record.link_bytes == {"to fast": 10.0, "dense": 2.0}
+
+
+def test_the_record_of_several_ranks_is_their_mean_with_the_most_memory() -> None:
+    first = replace(made_up_record(TINY), step_seconds=2.0, parts={"lookup": 1.0}, memory_bytes=5)
+    second = replace(first, step_seconds=4.0, parts={"lookup": 2.0, "exchange": 1.0}, memory_bytes=3)
+    found = mean_record([first, second])
+    assert (found.step_seconds, found.memory_bytes) == (3.0, 5)
+    assert found.parts == {"lookup": 1.5, "exchange": 0.5}
+    assert mean_record([first]) == first
+
+
+def test_a_cell_of_several_ranks_needs_their_processes() -> None:
+    with pytest.raises(AssertionError, match="several ranks need"):
+        run_cell(replace(TINY, ranks=2), 2)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def record(cell: Cell, seconds: float) -> CellRecord:
         to_fast_rows=0.0,
         to_slow_rows=0.0,
         initialized_rows=0.0,
+        link_bytes={},
         memory_bytes=1,
     )
 
@@ -108,6 +109,20 @@ def test_the_page_has_every_verdict_and_escapes_what_it_shows() -> None:
     assert "&lt;cpu&gt;" in page and "<cpu>" not in page
     assert page.count("<h2>") == 5 and page.count(HOLDS) == 5
     assert "TorchRec" in page and "</html>" in page
+
+
+def test_cells_of_several_ranks_tell_the_share_of_the_exchange_and_nothing_else() -> None:
+    parts = {"lookup": 0.5, "exchange": 0.3, "reduce": 0.1}
+    ranked = [
+        replace(record(replace(one.cell, ranks=2, codec=codec), 1.0), parts=parts)
+        for one in records()[:20]
+        for codec in ("none", "int8")
+    ]
+    ranked += [replace(record(Cell(ranks=2, batch_size=size), 2.0), parts=parts) for size in (1, 2)]
+    assert points_of(ranked, "batch_size") == [] == elasticities(ranked)
+    assert longest_parts(ranked) == {} == best_placements(ranked)
+    (found,) = [each for each in observations(ranked) if each.text.startswith("The exchange")]
+    assert found.verdict == UNSEEN and "on 2 ranks of this machine 20% to 40%" in found.measured
 
 
 def test_torchrec_is_compared_on_held_out_cells() -> None:

@@ -141,7 +141,7 @@ def _plan(options: AdviseCommand, advice: AdviceConfig, path: Path) -> int:
     )
     with progress_bars() as progress:
         resources = Resources(workers=options.workers, progress=progress)
-        found = plan(options.dir, config, machine, model.parts, resources)
+        found = plan(options.dir, config, machine, model, resources)
     if options.json:
         print_json(found)
     else:

@@ -1,0 +1,112 @@
+"""Fits the times of steps to constants and cells: what of the measurements goes into predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...pipeline.errors import HotsetError
+from ...stats.codecs.codec_names import CODEC_NAMES, codec_of
+from ...stats.step_model.held_out import PredictionError
+from ...stats.step_model.nonnegative_fit import fit_relative
+from ...stats.step_model.part_model import fit_parts
+from ...stats.step_model.rate_curves import ProductCurve, RowCurve
+from ...stats.step_model.step_work import CodecSeconds, WorkConstants
+from ...train.planning.curves import Curves
+from ...train.planning.machine_file import Constant, HeldOutError, StepModel
+from .cell_work import measured_step
+from .collective_probes import COLLECTIVES
+from .run_cell import CellRecord
+
+_LEAST_CELLS = 12
+"""Cells of either half below which nothing is fitted."""
+
+
+def fit_model(constants: Sequence[Constant], cells: Sequence[CellRecord]) -> StepModel | None:
+    """Fit the times of steps to half of the cells, and tell their error on the other half.
+
+    The halves follow from the cells' factors, so that repetitions of a cell are on one side. Returns None
+    where either half is too small.
+    """
+    fitted = [measured_step(record) for record in cells if not record.cell.is_held_out]
+    held_out = [measured_step(record) for record in cells if record.cell.is_held_out]
+    if min(len(fitted), len(held_out)) < _LEAST_CELLS:
+        return None
+    model = fit_parts(fitted, work_constants(constants))
+    predicted = [model.predict(cell.work).seconds for cell in held_out]
+    error = PredictionError.of([cell.seconds for cell in held_out], predicted)
+    return StepModel(
+        curves=Curves.of(model.constants),
+        weights={part: tuple(weights) for part, weights in model.weights.items()},
+        contention=model.contention,
+        num_fitted=len(fitted),
+        ranks=tuple(sorted({record.cell.ranks for record in cells if not record.cell.is_held_out})),
+        placements=tuple(sorted({record.cell.placement for record in cells if not record.cell.is_held_out})),
+        error=HeldOutError.of(error),
+    )
+
+
+def work_constants(constants: Sequence[Constant]) -> WorkConstants:
+    """Fit the curves to the constants that were measured."""
+
+    def columns(name: str, *facts: str) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
+        own = [each for each in constants if each.name == name]
+        if not own:
+            raise HotsetError(f"the constant {name!r} was not measured")
+        return [
+            *(np.array([each.facts[fact] for each in own]) for fact in facts),
+            np.array([each.median for each in own]),
+        ]
+
+    batch, inputs, outputs, seconds = columns("product fp32", "batch", "inputs", "outputs")
+    copied = columns("copy row", "row_bytes", "working_bytes")
+    # A row with one lookup: what further lookups cost is fitted with the steps.
+    single = [each for each in constants if each.facts.get("lookups_per_row", 1) == 1]
+    updated = [
+        np.array([each.facts[fact] for each in single if each.name == "update row"])
+        for fact in ("row_bytes", "working_bytes")
+    ]
+    update_seconds = np.array([each.median for each in single if each.name == "update row"])
+    (copy_seconds,) = columns("copy")
+    # Where no message between ranks was measured they are taken for copies, without a fixed cost.
+    exchanged, gathered = (
+        _collective(constants, name) or (0.0, 1 / float(copy_seconds[0])) for name in COLLECTIVES
+    )
+    return WorkConstants(
+        products=ProductCurve.fit(batch, 2 * batch * inputs * outputs, seconds),
+        rows=RowCurve.fit(*copied),
+        updates=RowCurve.fit(updated[0], updated[1], update_seconds),
+        copy_bytes_per_second=1 / float(copy_seconds[0]),
+        message_seconds=exchanged[0],
+        message_bytes_per_second=exchanged[1],
+        gather_seconds=gathered[0],
+        gather_bytes_per_second=gathered[1],
+        codecs={name: _codec_seconds(constants, name) for name in CODEC_NAMES},
+    )
+
+
+def _collective(constants: Sequence[Constant], name: str) -> tuple[float, float] | None:
+    """Return the seconds of the smallest message and the bytes per second of large ones, if measured."""
+    own = [each for each in constants if each.name == name]
+    if not own:
+        return None
+    # A rank sends so many bytes to each of the others.
+    sent = np.array([each.facts["bytes"] * (each.facts["ranks"] - 1) for each in own])
+    seconds = np.array([each.median for each in own])
+    delay, per_byte = fit_relative(np.stack([np.ones_like(sent), sent], axis=1), seconds)
+    return float(delay), 1 / max(float(per_byte), 1e-15)
+
+
+def _codec_seconds(constants: Sequence[Constant], name: str) -> CodecSeconds:
+    """Return what a row takes to be encoded, and another one to be decoded."""
+    found = np.zeros(2)
+    # Rows as they are need no code.
+    for work in () if codec_of(name).is_exact else ("encode", "decode"):
+        own = [each for each in constants if each.name == f"{work} {name}"]
+        if own:
+            row_bytes = np.array([4 * each.facts["dim"] for each in own])
+            seconds = np.array([each.median for each in own]) * row_bytes
+            found += fit_relative(np.stack([np.ones_like(row_bytes), row_bytes], axis=1), seconds)
+    return CodecSeconds(*found.tolist())
