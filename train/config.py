@@ -20,6 +20,7 @@ from .options.recipe_options import RecipeOptions
 
 PlacementName = Literal["all-fast", "hybrid", "hybrid-dedup", "hybrid-uva", "fae", "cache", "lookahead"]
 EmbeddingOptimizer = Literal["sgd", "momentum", "adagrad", "rowwise-adagrad", "adam"]
+MoverName = Literal["auto", "kernel", "threads"]
 DenseOptimizer = Literal["same", "sgd", "adagrad", "adam"]
 
 EMBEDDING_LR: dict[str, float] = {
@@ -155,6 +156,12 @@ class TrainConfig:
     """Kernels of steps on a GPU: torch for those that torch has, torch:NAME for one of them, more with commas
     between; by default Triton's, where it is installed. On the device late they run the dense layers too,
     which the host runs by default."""
+
+    mover: MoverName = "auto"
+    """What moves rows between the tiers on a GPU: a kernel that reads and writes host memory itself
+    (kernel), or threads of the host that gather them for a copy (threads). auto times both before the first
+    step of a run and takes the quicker one; on the device late it takes the kernel. On the host threads move
+    rows in any case. No bit of a run depends on it."""
 
     embedding_optimizer: EmbeddingOptimizer | None = None
     """Optimizer of the embedding rows; by default the one that the shards were packed for, which

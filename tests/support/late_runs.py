@@ -13,6 +13,7 @@ from hotset.stats.ranking.row_bytes import OPTIMIZERS, row_bytes
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.data.shards import Shards
+from hotset.train.device import late_device
 from hotset.train.device.late_device import LateDevice, LateEvent
 from hotset.train.device.verbs import Event, StreamName
 from hotset.train.trainer import Trainer
@@ -81,6 +82,19 @@ def is_wrong(run: DrawnRun, wanted: Trainer, seed: int, **fields: Any) -> bool:
     except (AssertionError, IndexError, RuntimeError):
         return True
     return False
+
+
+def keep_slow(monkeypatch: pytest.MonkeyPatch, stream: StreamName) -> None:
+    """Let one stream run hardly ever while others have work."""
+    begin = LateDevice.__init__
+
+    def begin_with_slow_stream(device: LateDevice, seed: int = 0) -> None:
+        begin(device, seed)
+        device._slow = stream
+
+    monkeypatch.setattr(LateDevice, "__init__", begin_with_slow_stream)
+    monkeypatch.setattr(late_device, "_CALLS_UNTIL_OTHER_SLOW", 10**9)
+    monkeypatch.setattr(late_device, "_SLOW_SHARE", 0.99)
 
 
 def ignore_waits(monkeypatch: pytest.MonkeyPatch, waiting: StreamName, recorded: StreamName) -> None:

@@ -31,6 +31,8 @@ class Device(Protocol):
 
     torch_device: torch.device
     """Where tensors of the device are."""
+    is_timed: bool
+    """Whether what takes less time there is worth finding out."""
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return memory of the device, with any content."""

@@ -185,6 +185,11 @@ class Embeddings:
             widths.append(RowWidth(dim, chosen, IdReader(tables, chosen), placement, executor, changed))
         return cls(len(tables), widths, verbs)
 
+    def queue_transfers_in(self, transfers: TransferThread[_Work]) -> None:
+        """Let other transfers run those of the run, of which none is sent yet."""
+        assert self.transfers.num_items == 0, "transfers cannot change hands"
+        self.transfers = transfers
+
     def initialize(self) -> None:
         """Give every row its initial values, and compile the kernels of a run."""
         for width in self.widths:

@@ -2,7 +2,7 @@
 
 The rule: items run in order; an item starts once the batch it names as ``after`` is computed; a batch is
 computed once its own item is done. The planner makes sure that this is enough; this module only keeps the
-rule, as `queued_transfers` does on a device.
+rule, as `queued_transfers` and `threaded_transfers` do on a device.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class TransferThread(Generic[Work]):
         try:
             while (item := self._take()) is not None:
                 start = time.perf_counter()
-                self._run(item.work)
+                self._run_item(item)
                 self._finish(item, time.perf_counter() - start)
         except BaseException as error:
             # Kept for the other thread, whose next call raises it.
@@ -149,6 +149,9 @@ class TransferThread(Generic[Work]):
                 self._error = error
                 self._is_busy = False
                 self._state.notify_all()
+
+    def _run_item(self, item: TransferItem[Work]) -> None:
+        self._run(item.work)
 
     def _take(self) -> TransferItem[Work] | None:
         """Wait for the next item that may start; None once the thread is closed."""

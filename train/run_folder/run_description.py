@@ -60,12 +60,14 @@ def settings_of(description: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a description that decides the bits of a run."""
     found = {name: value for name, value in description.items() if name not in ("threads", "schema")}
     if isinstance(found.get("config"), dict):
-        found["config"] = {name: value for name, value in found["config"].items() if name != "threads"}
+        found["config"] = {
+            name: value for name, value in found["config"].items() if name not in ("threads", "mover")
+        }
     return found
 
 
 def refuse_other_settings(path: Path, description: Mapping[str, Any]) -> None:
-    """Raise HotsetError unless an unfinished run has these settings; the number of threads may differ."""
+    """Raise HotsetError unless an unfinished run has these settings, but for threads and the mover."""
     try:
         found = json.loads(plain_file(path / CONFIG).read_bytes())
         if not isinstance(found, dict):

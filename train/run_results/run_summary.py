@@ -16,6 +16,7 @@ from ..metrics.scores import RunQuality
 from ..resuming.run_checkpoints import (
     file_bytes,
 )
+from ..steps.queued_steps import QueuedSteps
 from ..trainer import Trainer
 
 
@@ -37,6 +38,11 @@ class TransferSummary:
     """Batches that ran in passes."""
     prefetch: int
     """Batches that transfers were to run ahead."""
+    mover: str | None
+    """What moved rows on a device: kernel, or threads; None on the host, where none moved, and for rows in a
+    file."""
+    mover_rows_per_second: dict[str, float]
+    """Rows that each mover took there and back per second before the first step, where both were timed."""
     file_bytes_read: int
     """Bytes of blocks read from the spill file, where cold rows lie in one by their next use."""
     file_bytes_written: int
@@ -164,6 +170,8 @@ def summarize_transfers(trainer: Trainer) -> TransferSummary:
     prefetch = trainer.config.prefetch
     assert prefetch is not None, "build_trainer chooses it"
     read, written = file_bytes(trainer)
+    runner = trainer.runner
+    moves = runner.moves if isinstance(runner, QueuedSteps) else None
     # The share of the transfers' time in which batches did not wait for them.
     hidden = 1 - thread.stall_seconds / thread.busy_seconds if thread.busy_seconds else 1.0
     return TransferSummary(
@@ -175,6 +183,8 @@ def summarize_transfers(trainer: Trainer) -> TransferSummary:
         shortened=source.num_shortened,
         split=source.num_split,
         prefetch=prefetch,
+        mover=moves.name if moves else None,
+        mover_rows_per_second=dict(moves.rows_per_second) if moves else {},
         file_bytes_read=read,
         file_bytes_written=written,
     )

@@ -15,35 +15,27 @@ What cannot be packed is done at once, while the device stands still: batches in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..config import MoverName
 from ..data.batch import Batch
 from ..data.readers import Readers
 from ..device.verbs import Device, Event, Graph
-from ..execution.embeddings import PlannedStep, RowWidth, WidthStep
-from ..execution.queued_transfers import QueuedTransfers
-from ..gpu_kernels.batch_lists import (
-    BatchLists,
-    BatchRoom,
-    DecodedBatch,
-    RowMoves,
-    RowTensors,
-    SeedTables,
-    SlotLayout,
-    StepNumbers,
-)
+from ..execution.embeddings import PlannedStep, WidthStep
+from ..gpu_kernels.batch_lists import BatchLists, BatchRoom, DecodedBatch, StepNumbers
 from ..recipe.learning_rates import StepRates
-from ..rows.tiers import FileTier
 from .fused_dlrm import DenseInputs, FusedDlrm
 from .input_ring import InputRing
-from .packed_batch import MOVES, HostLists, PackedBatch, PackedRoom, PackedTarget, pack
+from .packed_batch import HostLists, PackedBatch, PackedRoom, PackedTarget, pack
+from .row_moves import choose_moves
 from .sent_rates import SentRates
 from .step_runner import PreparedStep, StepParts, StepsAtOnce
+from .width_tensors import WidthTensors
 
 Kernels = Mapping[str, Callable[..., None]]
 """Kernels by name, see `gpu_kernels.kernel_table`."""
@@ -64,6 +56,8 @@ class QueuedSteps:
         readers: pack batches, one each besides those.
         fused: the dense layers as kernels; None: the step in ``parts`` passes them.
         is_recorded: whether work with fixed memory is recorded once and replayed; all kernels must allow it.
+        mover: what moves rows between the tiers.
+        num_threads: threads of the run, some of which move rows where threads do.
     """
 
     is_at_once = False
@@ -80,6 +74,8 @@ class QueuedSteps:
         *,
         fused: FusedDlrm | None = None,
         is_recorded: bool,
+        mover: MoverName = "auto",
+        num_threads: int = 1,
     ) -> None:
         self._device = device
         self._fused = fused
@@ -87,15 +83,14 @@ class QueuedSteps:
         self._kernels = kernels
         self._is_recorded = is_recorded
         self._at_once = StepsAtOnce(parts)
-        self._widths = [_WidthOnDevice.of(width, device) for width in parts.embeddings.widths]
-        self._move_by_themselves = all(width.moves_by_itself for width in self._widths)
+        self._widths = [WidthTensors.of(width, device) for width in parts.embeddings.widths]
+        self.moves = choose_moves(mover, device, kernels, self._widths, parts.embeddings, num_threads)
+        """What moves the rows of steps."""
         # The kernels add up a batch as one.
         self._has_shares = any(
             width.executor.shares is not None and width.executor.shares.num_shares > 1
             for width in parts.embeddings.widths
         )
-        assert isinstance(parts.embeddings.transfers, QueuedTransfers), "host and device take turns"
-        self._transfers = parts.embeddings.transfers
         self._readers = readers
         self._ring = InputRing(device, num_ahead + readers.num_threads)
         self._num_inputs = num_ahead
@@ -135,7 +130,7 @@ class QueuedSteps:
         for width, part in zip(self._widths, step.parts, strict=True):
             staged_U = np.empty(0, np.int64) if part.plan.staged_U is None else part.plan.staged_U
             widths.append(HostLists.of(part.lookups, width.rows.executor.fast.layout, staged_U))
-            moves.append(width.moves_of(part))
+            moves.append(self.moves.lists_of(part))
         # A batch larger than all before it enlarges the room; memory on the device follows in `train`.
         num_moves = sum(sources_N.size for of_width in moves for sources_N, _ in of_width)
         self._packing_room = self._packing_room.with_room_for(widths, num_moves)
@@ -185,7 +180,7 @@ class QueuedSteps:
             self._make_room(packed.room)
         inputs, target = self._send(packed, rates)
         if step.item is not None:
-            self._move_rows(step.item, packed, inputs.copied, target.moves)
+            self.moves.queue(step.item, packed, inputs.copied, target.moves)
         self._device.wait("compute", inputs.copied)
         # With fused layers a step is one piece of work; else the model runs between two.
         loss_1, loss = self._new_loss()
@@ -223,27 +218,6 @@ class QueuedSteps:
         inputs.copied = self._device.record("copies")
         self._ring.sent(inputs.copied)
         return inputs, target
-
-    def _move_rows(
-        self, item: int, packed: PackedBatch, copied: Event, moves: Sequence[Sequence[RowMoves]]
-    ) -> None:
-        """Queue the transfers of a step, for which its compute waits."""
-        if not self._move_by_themselves:
-            self._transfers.wait_for(item)  # rows in a file are the work of the host
-            return
-        transfers, kind = self._transfers.begin(item)
-        self._device.wait("moves", copied)
-        for number, (width, transfer) in enumerate(zip(self._widths, transfers, strict=True)):
-            if transfer is None:
-                continue
-            width.rows.executor.begin_transfer(transfer, kind)
-            # In this order: a slot is free, and a row up to date on the slow tier, once it is written back.
-            for (name, source, target), count, of_kind in zip(
-                width.ways, packed.num_moves[number], moves[number], strict=True
-            ):
-                if count:
-                    self._device.launch("moves", self._kernels[name], of_kind, source, target)
-        self._device.wait("compute", self._device.record("moves"))
 
     def _whole_step(self, inputs: _Inputs) -> None:
         """Queue all of a step whose dense layers are kernels."""
@@ -408,58 +382,6 @@ class _WidthWork:
             device.allocate(shape, torch.float32),
             room.new_partials(embedding_dim, device.torch_device),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _WidthOnDevice:
-    """The tensors of the rows of one width, as kernels take them."""
-
-    rows: RowWidth
-    fast: RowTensors
-    layout: SlotLayout
-    root_scales_T: torch.Tensor
-    moves_by_itself: bool
-    """Whether kernels reach the rows of the slow tier, which may be in a file."""
-    ways: tuple[tuple[str, Any, RowTensors], ...]
-    """Kernel, source and target of each of `MOVES`."""
-
-    @classmethod
-    def of(cls, width: RowWidth, device: Device) -> _WidthOnDevice:
-        executor = width.executor
-        fast, slow = executor.fast, executor.slow
-        # Rows in a file cannot be pinned, and a system may refuse to pin many: then the host moves rows.
-        is_pinned = not isinstance(slow, FileTier) and all(map(device.pin, (slow.weights_SD, slow.state_SW)))
-        on_fast = RowTensors(fast.weights_SD, fast.state_SW)
-        on_slow = RowTensors(slow.weights_SD, slow.state_SW)
-        seeds = SeedTables.of(slow.layout, executor.initial, device.torch_device)
-        return cls(
-            width,
-            on_fast,
-            SlotLayout.of(fast.layout, device.torch_device),
-            torch.from_numpy(executor.optimizer.root_scales).to(device.torch_device),
-            is_pinned,
-            (
-                ("move_rows", on_fast, on_slow),
-                ("move_rows", on_slow, on_fast),
-                ("make_rows", seeds, on_fast),
-            ),
-        )
-
-    def moves_of(self, part: WidthStep) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Sources and targets of each of `MOVES` for a step."""
-        # A write-back goes from slots to rows, the others from rows to slots.
-        transfer = part.plan.transfer
-        if transfer is None or not self.moves_by_itself:
-            return [(_NONE, _NONE)] * len(MOVES)
-        write_back, fetch, initialize = transfer.write_back, transfer.fetch, transfer.initialize
-        return [
-            (write_back.slots_N, write_back.rows_N),
-            (fetch.rows_N, fetch.slots_N),
-            (initialize.rows_N, initialize.slots_N),
-        ]
-
-
-_NONE = np.empty(0, np.int64)
 
 
 def _can_be_queued(part: WidthStep) -> bool:

@@ -48,6 +48,7 @@ def build_runner(
     verbs: Device | None,
     threads: WorkThreads,
     readers: Readers,
+    num_threads: int,
 ) -> StepRunner:
     """Build what takes the steps.
 
@@ -58,6 +59,7 @@ def build_runner(
         verbs: the device on which steps are queued; None: the host takes them.
         threads: of the step.
         readers: pack batches for a device.
+        num_threads: of the run, whatever the step takes of them.
 
     Raises:
         ConfigError: kernels that there are not.
@@ -89,6 +91,8 @@ def build_runner(
         readers,
         fused=fused,
         is_recorded=_can_be_recorded(kernels, verbs),
+        mover=config.mover,
+        num_threads=num_threads,
     )
 
 

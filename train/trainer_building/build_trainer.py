@@ -183,7 +183,18 @@ def build_trainer(
     if config.recipe.max_steps is not None:
         num_steps = min(num_steps, config.recipe.max_steps)
     stopping = Stopping(config.recipe)
-    runner = build_runner(config, shards, model, dense, optimizers, embeddings, verbs, threads, readers)
+    runner = build_runner(
+        config,
+        shards,
+        model,
+        dense,
+        optimizers,
+        embeddings,
+        verbs,
+        threads,
+        readers,
+        row_threads.num_threads,
+    )
     return Trainer(
         config,
         shards,

@@ -67,6 +67,8 @@ CONFIG = HostStepsConfig
 class IdleDevice:
     """A device that does nothing, and counts what it is asked for."""
 
+    is_timed = False
+
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
         self.calls: list[str] = []
