@@ -16,18 +16,13 @@ from .fixed_homes import count_uses, homes_by_use, stay_at, striped_homes
 from .home_moves import (
     NO_HOME,
     HomeChoices,
-    RowRange,
-    choose_homes_backward,
     follow_choices,
     move_costs,
     unset_choices,
 )
+from .home_plan import RowUses, plan_order
 from .ranked_epoch import RankedEpoch
 from .volume import NOTHING, Crossings, StepRows, count_crossings, least_crossings
-
-_RANGE_BYTES = 256 << 20
-"""Memory for the values of the rows that are planned at a time."""
-_VALUE_BYTES = 2
 
 Homes = NDArray[np.uint8]
 
@@ -86,19 +81,10 @@ def count_exchange(epoch: RankedEpoch, embedding_dim: int, state_width: int) -> 
 
 
 def plan_homes(epoch: RankedEpoch, embedding_dim: int, state_width: int) -> HomeChoices:
-    """Return for each entry the homes that make the rest of the epoch cheapest.
-
-    Rows are planned in ranges whose values take at most 256 MiB; each range reads the whole epoch.
-    """
+    """Return for each entry the homes that make the rest of the epoch cheapest."""
     choices = unset_choices(epoch.keys.size, epoch.num_ranks)
-    costs = move_costs(embedding_dim, state_width)
-    order = np.arange(epoch.offsets.size - 1)
-    most_rows = max(1, _RANGE_BYTES // (_VALUE_BYTES * epoch.num_ranks))
-    # A range of rows at a time: the costs of all rows would not fit in memory.
-    for first_row in range(0, epoch.num_rows, most_rows):
-        num_rows = min(most_rows, epoch.num_rows - first_row)
-        part = RowRange(first_row, np.zeros((num_rows, epoch.num_ranks), np.int16))
-        choose_homes_backward(order, epoch.offsets, epoch.keys, epoch.masks, costs, part, choices)
+    uses = RowUses(epoch.offsets, epoch.keys, epoch.masks, epoch.num_rows, epoch.num_ranks)
+    plan_order(uses, np.arange(epoch.num_steps), move_costs(embedding_dim, state_width), choices)
     return choices
 
 

@@ -13,14 +13,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from ...stats.codecs.codec_names import codec_of
 from ...stats.codecs.row_codec import RowCodec
 from ..data.batch import EmbeddingTable
 from .chosen_exchange import ChosenExchange, WidthCodec, factor_at
 
-Kind = Literal["vectors", "gradients", "dense"]
+Kind = Literal["vectors", "moves", "gradients", "dense"]
+
+"""Rows that move to another home cross whole, with their optimizer states, apart from vectors."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Coding(NamedTuple):
@@ -36,12 +39,18 @@ class Coding(NamedTuple):
         """Whether the rows cross as they are."""
         return all(codec.is_exact for codec in self.codecs)
 
+    def with_exact(self, num_widths: int) -> Coding:
+        """Return the coding of a message in which the rows of as many widths follow that cross as they
+        are."""
+        exact = codec_of(ChosenExchange().vectors)
+        return Coding([*self.codecs, *[exact] * num_widths], [*self.streams, *[None] * num_widths])
+
 
 @dataclass(slots=True)
 class ExchangeCounts:
     """Counts of what one rank has sent."""
 
-    sent_bytes: dict[Kind, int] = field(default_factory=lambda: {"vectors": 0, "gradients": 0, "dense": 0})
+    sent_bytes: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     num_saturated: int = 0
     """Numbers that were too large for their code and became its largest."""
     num_steps: int = 0
@@ -109,6 +118,11 @@ class CodedExchange:
         """The codec of the dense gradient of this step and the seed of its rounding, for one half of its
         sum."""
         return self._dense, self._stream(half, 0)
+
+    def note_sent(self, kind: Kind, num_bytes: int, num_saturated: int) -> None:
+        """Count bytes that this rank has sent, and numbers in them that were too large for their code."""
+        self.counts.sent_bytes[kind] += num_bytes
+        self.counts.num_saturated += num_saturated
 
     def note_step(self) -> None:
         """Go on to the next step."""

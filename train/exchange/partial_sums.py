@@ -16,7 +16,8 @@ def sum_partials(
     stack_LD: NDArray[np.float32],
     ranks_L: NDArray[np.int64],
 ) -> None:
-    """Add the gradients of each row by the binary tree over rank numbers; ranks without one are passed over.
+    """Add the gradients of each row by the binary tree over rank numbers; ranks without one are passed over,
+    and a row without any gets zeros.
 
     Args:
         places_SW: (num_served, num_ranks); where the gradient of each rank is, -1 where it has none.
@@ -54,4 +55,4 @@ def sum_partials(
             for column in range(dim):
                 stack_LD[depth - 1, column] += stack_LD[depth, column]
         for column in range(dim):
-            sums_SD[row, column] = stack_LD[0, column]
+            sums_SD[row, column] = stack_LD[0, column] if depth else np.float32(0)

@@ -25,6 +25,7 @@ from ...stats.exchange.volume import StepRows
 from ..data.batch import BatchIds, IdReader
 from .held_rows import HeldRows
 from .row_messages import CrossingRows
+from .step_homes import BeforeAndAfter, StepHomes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,18 @@ class WidthExchange:
     received_rows: CrossingRows
     received: NDArray[np.int32]
     """Own rows whose vectors are received."""
+    leaving_rows: CrossingRows
+    leaving: NDArray[np.int32]
+    """Served rows that move to another rank, where they are updated."""
+    coming_rows: CrossingRows
+    coming: tuple[NDArray[np.int32], NDArray[np.int32]]
+    """Own rows that move here, as such and as served ones."""
+    rehomed: tuple[NDArray[np.int32], NDArray[np.uint8]]
+    """Rows of all ranks whose home the step gives or changes, and that home; none where homes stay."""
     kept: tuple[NDArray[np.int64], NDArray[np.int64]]
-    """Own rows that live here, as such and as served ones."""
+    """Own rows whose vectors are here, as such and as served ones."""
+    updated: NDArray[np.int64]
+    """Own rows that live here after the step, whose gradients stay."""
     made: NDArray[np.int64]
     """Own rows that live elsewhere and are used for the first time."""
     made_rows: tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -64,64 +75,82 @@ class ExchangeReader:
     Args:
         reader: of the lookups of these tables.
         held: the rows that live at this rank.
+        homes: of the rows of each step.
         num_ranks: of them all.
     """
 
-    def __init__(self, reader: IdReader, held: HeldRows, num_ranks: int) -> None:
+    def __init__(self, reader: IdReader, held: HeldRows, homes: StepHomes, num_ranks: int) -> None:
         self.reader = reader
         self.held = held
+        self.homes = homes
         self._num_ranks = num_ranks
-        self._is_used_K = np.zeros(held.homes_K.size, np.bool_)
 
     def mark_used(self, keys: NDArray[np.int64]) -> None:
         """Take rows as used before; their values are those at their home, which sends them."""
-        self._is_used_K[keys] = True
+        self.homes.mark_used(keys)
 
-    def served(self, ids: BatchIds) -> LookupsByRow:
-        """Return the rows that live here and are looked up by any rank, once each."""
-        keys_U = self._keys(self.reader.by_row(ids))
-        return self.held.served(keys_U[self.held.homes_K[keys_U] == self.held.rank])
+    def expected(self, number: int, keys_U: NDArray[np.int32]) -> LookupsByRow:
+        """Return the rows that a step to come serves here, once each.
+
+        Args:
+            number: of the training batch.
+            keys_U: (num_rows,), its distinct rows, ascending.
+        """
+        before_U, after_U = self.homes.expect(number, keys_U)
+        rank = self.held.rank
+        return self.held.served(keys_U[(before_U == rank) | (after_U == rank)])
 
     def read(
-        self,
-        ids: BatchIds,
-        lookups: LookupsByRow,
-        ranks_B: NDArray[np.uint8],
-        own: BatchIds,
-        *,
-        is_training: bool,
+        self, ids: BatchIds, lookups: LookupsByRow, ranks_B: NDArray[np.uint8], own: BatchIds, number: int
     ) -> tuple[LookupsByRow, WidthExchange]:
-        """Return the rows served in a step, and what crosses.
+        """Return the rows served in the next training step, and what crosses.
 
         Args:
             ids: lookups of all ranks.
             lookups: the same by row.
             ranks_B: the rank of each sample.
             own: lookups of this rank.
-            is_training: whether rows count as used from then on; if not, also unused ones come from their
-                home.
+            number: of the batch.
         """
-        # The distinct rows of the step, the home of each, and the ranks that use it.
+        keys_U = self.keys(lookups)
+        return self._lists(ids, lookups, ranks_B, own, self.homes.take(number, keys_U), is_training=True)
+
+    def look(
+        self, ids: BatchIds, lookups: LookupsByRow, ranks_B: NDArray[np.uint8], own: BatchIds
+    ) -> tuple[LookupsByRow, WidthExchange]:
+        """Return the same of lookups that change nothing: all rows come from where they live now."""
+        homes_U = self.held.homes_K[self.keys(lookups)]
+        return self._lists(ids, lookups, ranks_B, own, (homes_U, homes_U), is_training=False)
+
+    def _lists(
+        self,
+        ids: BatchIds,
+        lookups: LookupsByRow,
+        ranks_B: NDArray[np.uint8],
+        own: BatchIds,
+        homes: BeforeAndAfter,
+        *,
+        is_training: bool,
+    ) -> tuple[LookupsByRow, WidthExchange]:
+        # The distinct rows of the step, and the ranks that use each.
         rank, held = self.held.rank, self.held
-        keys_U = self._keys(lookups)
-        homes_U = held.homes_K[keys_U]
+        keys_U = self.keys(lookups)
         ranks_N = np.repeat(ranks_B, ids.num_features) if ids.bags_N is None else _of_bags(ranks_B, ids)
         masks_U = rank_masks(lookups, ranks_N, self._num_ranks)
-        # A row has no home before its first use, so each user computes its initial value.
-        before_U = homes_U
-        if is_training:
-            before_U = np.where(self._is_used_K[keys_U], homes_U, np.uint8(NO_HOME)).astype(np.uint8)
-            self._is_used_K[keys_U] = True
-        messages = list_messages(StepRows(keys_U, masks_U, before_U, homes_U), rank, self._num_ranks)
+        before_U, after_U = homes
+        messages = list_messages(StepRows(keys_U, masks_U, before_U, after_U), rank, self._num_ranks)
 
         # Positions among the rows of the step become positions among own and served ones.
-        is_served_U = homes_U == rank
+        is_first_U = before_U == NO_HOME
+        is_served_U = (before_U == rank) | (after_U == rank)
         is_own_U = (masks_U >> masks_U.dtype.type(rank) & 1).astype(np.bool_)
         served_U = (np.cumsum(is_served_U) - 1).astype(np.int32)
         own_U = (np.cumsum(is_own_U) - 1).astype(np.int32)
-        # Rows used here that live here, and those used for the first time that live elsewhere.
-        kept = np.flatnonzero(is_served_U & is_own_U)
-        made = np.flatnonzero(is_own_U & ~is_served_U & (before_U == NO_HOME))
+        # Rows used here whose values are here, those that are updated here, and those used for the first time
+        # that live elsewhere.
+        kept = np.flatnonzero(is_own_U & ((before_U == rank) | (is_first_U & (after_U == rank))))
+        updated = np.flatnonzero(is_own_U & (after_U == rank))
+        made = np.flatnonzero(is_own_U & is_first_U & (after_U != rank))
         # An initial value follows from the row's table and id.
         tables_M = np.searchsorted(held.first_key_F1, keys_U[made], side="right") - 1
         # A list of rows by source says which of them each rank has; the others have none.
@@ -129,16 +158,26 @@ class ExchangeReader:
         incoming = messages.gradients_in
         sources = np.repeat(np.arange(self._num_ranks), np.diff(incoming.starts_W1))
         partials_SW[served_U[incoming.positions], sources] = np.arange(incoming.positions.size)
-        partials_SW[served_U[kept], rank] = incoming.positions.size + np.arange(kept.size)
+        partials_SW[served_U[updated], rank] = incoming.positions.size + np.arange(updated.size)
+        # Vectors of rows that move cross with their states, apart from the others.
+        out, into = messages.vectors_out, messages.vectors_in
+        coming = into.positions[into.is_move]
+        is_rehomed_U = before_U != after_U if self.homes.may_move else np.zeros(keys_U.size, np.bool_)
         exchange = WidthExchange(
             own_ids=own,
             own_lookups=self.reader.by_row(own),
             is_training=is_training,
-            sent_rows=_crossing(messages.vectors_out, keys_U),
-            sent=served_U[messages.vectors_out.positions],
-            received_rows=_crossing(messages.vectors_in, keys_U),
-            received=own_U[messages.vectors_in.positions],
+            sent_rows=_crossing(out, keys_U, ~out.is_move),
+            sent=served_U[out.positions[~out.is_move]],
+            received_rows=_crossing(into, keys_U, ~into.is_move),
+            received=own_U[into.positions[~into.is_move]],
+            leaving_rows=_crossing(out, keys_U, out.is_move),
+            leaving=served_U[out.positions[out.is_move]],
+            coming_rows=_crossing(into, keys_U, into.is_move),
+            coming=(own_U[coming], served_U[coming]),
+            rehomed=(keys_U[is_rehomed_U], after_U[is_rehomed_U]),
             kept=(own_U[kept].astype(np.int64), served_U[kept].astype(np.int64)),
+            updated=own_U[updated].astype(np.int64),
             made=own_U[made].astype(np.int64),
             made_rows=(tables_M, keys_U[made] - held.first_key_F1[tables_M]),
             gradients_sent_rows=_crossing(messages.gradients_out, keys_U),
@@ -148,8 +187,8 @@ class ExchangeReader:
         )
         return held.served(keys_U[is_served_U]), exchange
 
-    def _keys(self, lookups: LookupsByRow) -> NDArray[np.int32]:
-        """(num_rows,), ascending."""
+    def keys(self, lookups: LookupsByRow) -> NDArray[np.int32]:
+        """Return the keys of the distinct rows of a batch, (num_rows,), ascending."""
         firsts = np.repeat(self.held.first_key_F1[:-1], np.diff(lookups.first_F1))
         keys_U: NDArray[np.int32] = (lookups.rows_U + firsts).astype(np.int32)
         return keys_U
@@ -165,5 +204,12 @@ def _of_bags(ranks_B: NDArray[np.uint8], ids: BatchIds) -> NDArray[np.uint8]:
     return ranks_B[ids.bags_N // max(ids.num_features, 1)]
 
 
-def _crossing(lists: RowLists, keys_U: NDArray[np.int32]) -> CrossingRows:
-    return CrossingRows(tuple(np.diff(lists.starts_W1).tolist()), keys_U[lists.positions])
+def _crossing(
+    lists: RowLists, keys_U: NDArray[np.int32], is_chosen_N: NDArray[np.bool_] | None = None
+) -> CrossingRows:
+    """Name the rows of lists, all of them or those that are chosen."""
+    if is_chosen_N is None:
+        return CrossingRows(tuple(np.diff(lists.starts_W1).tolist()), keys_U[lists.positions])
+    num_before_N1 = np.concatenate([[0], np.cumsum(is_chosen_N)])
+    counts = np.diff(num_before_N1[lists.starts_W1])
+    return CrossingRows(tuple(counts.tolist()), keys_U[lists.positions[is_chosen_N]])

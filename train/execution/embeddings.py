@@ -79,8 +79,9 @@ class RowWidth:
     changed: ChangedRows | None = None
     """Which rows steps have changed, for checkpoints; None: nobody wants to know."""
 
-    def read(self, batch: Batch, stored: StoredBatch | None) -> WidthLookups:
-        """The lookups of a batch in these tables, and the same by row."""
+    def read(self, number: int, batch: Batch, stored: StoredBatch | None) -> WidthLookups:
+        """The lookups of a batch in these tables, and the same by row; training batches come in their
+        order."""
         ids = self.reader.read(batch)
         return WidthLookups(ids, self.by_row(ids, stored))
 
@@ -93,10 +94,16 @@ class RowWidth:
         except ValueError as error:
             raise stored.other_lookups(*error.args) from None
 
-    def cold_rows(self, batch: Batch) -> ColdRows:
-        """The rows of a batch that staging slots have to serve, to plan it alone."""
+    def cold_rows(self, number: int, batch: Batch) -> ColdRows:
+        """The rows of a batch that staging slots have to serve, to plan it alone; batches come in their
+        order."""
         assert isinstance(self.placement, StagingPlacement)
         return self.placement.find_cold_rows(self.reader.read(batch))
+
+    def stored_cold_rows(self, number: int, stored: StoredBatch) -> ColdRows:
+        """The same of what `transpose` stored of it."""
+        assert isinstance(self.placement, StagingPlacement)
+        return self.placement.stored_cold_rows(stored, self.tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +203,16 @@ class Embeddings:
             width.executor.initialize()
             width.executor.warm_up()
 
+    def plan_epoch(self, numbers: Iterable[int]) -> None:
+        """Plan what depends on the order of an epoch's batches, before any of them is read.
+
+        Args:
+            numbers: the batches: a list where their order is known, else anything that is not iterated.
+        """
+
+    def begin_epoch(self) -> None:
+        """Let the batches that are read to be run be those of the next epoch that was planned."""
+
     def plan(self, number: int, batch: Batch, lookups: Sequence[WidthLookups]) -> PlannedStep:
         """The next training step; its lookups are given by width."""
         plans = [width.placement.plan(is_hot_only=batch.is_hot_only) for width in self.widths]
@@ -207,7 +224,7 @@ class Embeddings:
             width.placement.plan_evaluation(is_replica_current=width.executor.is_replica_current)
             for width in self.widths
         ]
-        return self._step(number, batch, plans, [width.read(batch, None) for width in self.widths])
+        return self._step(number, batch, plans, [width.read(number, batch, None) for width in self.widths])
 
     def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
         """Steps of evaluation batches in order; valid inside `rows_written_back`.
@@ -467,7 +484,7 @@ def groups_within(
         batch = read(number)
         own = []
         for width in widths:
-            rows_U, _ = width.placement.slow.slots_of(width.read(batch, None).by_row)
+            rows_U, _ = width.placement.slow.slots_of(width.read(number, batch, None).by_row)
             own.append(rows_U[rows_U >= 0])
         joined = [np.union1d(*pair) for pair in zip(wanted, own, strict=True)]
         # A batch that has more by itself is read by itself.

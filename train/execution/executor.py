@@ -350,6 +350,12 @@ class Executor:
         slots_U[own_U < 0] = staged_U
         return own_U, slots_U
 
+    def fast_slots(self, lookups: LookupsByRow, plan: StepPlan) -> NDArray[np.int64]:
+        """Slots on the fast tier of the distinct rows of a training step, -1 where the slow tier has them."""
+        if plan.in_place:
+            return np.full(lookups.num_rows, -1)
+        return self._slots(lookups, plan)[1]
+
     def _passes(
         self, split: SplitBatch | None, own_U: NDArray[np.int64]
     ) -> Iterator[tuple[Transfer, Moves, NDArray[np.int64]]]:

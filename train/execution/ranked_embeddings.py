@@ -11,6 +11,10 @@ already, as in one process. Around that, vectors and gradients cross between ran
 
 Vectors of a step are read after the updates of the step before, in the loop, so no rank ever sees an older
 value. All ranks make the same exchanges in the same order.
+
+Where homes move, a row goes with its vectors: its home before the step sends it whole to the home after it,
+which puts it in its own place and updates it. Both serve it in that step. What the old home keeps is never
+read again, unless the row comes back and overwrites it.
 """
 
 from __future__ import annotations
@@ -26,12 +30,11 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.sizes import MIB
-from ...stats.batches.lookups_by_row import LookupsByRow
 from ...stats.exchange.rank_masks import ranks_of_samples
 from ..data.batch import Batch, BatchIds, EmbeddingTable
 from ..data.batch_shares import BatchShares
 from ..data.stored_batches import StoredBatch
-from ..exchange.coded_exchange import EXACT, CodedExchange, Kind
+from ..exchange.coded_exchange import EXACT, CodedExchange
 from ..exchange.partial_sums import sum_partials
 from ..exchange.row_messages import NotFiniteRowError, RowMessages, RowsUnderWay, WidthLayout
 from ..exchange.width_exchange import ExchangeReader, WidthExchange, served_ids
@@ -43,6 +46,7 @@ from ..rows.row_kernels import copy_rows, num_levels
 from ..rows.row_optimizers import RowOptimizer
 from ..work_threads import WorkThreads
 from .embeddings import Embeddings, PlannedStep, RowWidth, WidthLookups, WidthStep, newest_rows
+from .moved_rows import read_states, write_rows
 
 _FLOAT_BYTES = 4
 _SLICE_BYTES = 64 * MIB
@@ -58,25 +62,24 @@ class RankedWidth(RowWidth):
     initial: InitialValues
     """Values of the rows of the whole tables."""
 
-    def read(self, batch: Batch, stored: StoredBatch | None) -> WidthLookups:
-        """The rows that a step serves, once each, and what crosses between the ranks."""
-        served, exchange = self._read(batch, stored, is_training=True)
+    def read(self, number: int, batch: Batch, stored: StoredBatch | None) -> WidthLookups:
+        """The rows that a training step serves, once each, and what crosses between the ranks."""
+        # Every rank reads the whole batch, and cuts its own share out of it.
+        ids = self.reader.read(batch)
+        own = self.reader.read(self.shares.cut(batch))
+        served, exchange = self.exchange.read(ids, self.by_row(ids, stored), self._ranks_of(ids), own, number)
         return WidthLookups(served_ids(served), served, exchange)
 
     def look_at(self, batch: Batch) -> WidthExchange:
-        """What would cross in a training step if all its rows had been used before; nothing is remembered."""
-        return self._read(batch, None, is_training=False)[1]
-
-    def _read(
-        self, batch: Batch, stored: StoredBatch | None, *, is_training: bool
-    ) -> tuple[LookupsByRow, WidthExchange]:
-        # Every rank reads the whole batch, and cuts its own share out of it.
+        """What would cross in a training step if all its rows had been used before and none moved; nothing
+        is remembered."""
         ids = self.reader.read(batch)
-        lookups = self.by_row(ids, stored)
+        own = self.reader.read(self.shares.cut(batch))
+        return self.exchange.look(ids, self.reader.by_row(ids), self._ranks_of(ids), own)[1]
+
+    def _ranks_of(self, ids: BatchIds) -> NDArray[np.uint8]:
         shares = self.shares
-        ranks_B = ranks_of_samples(ids.num_samples, shares.batch_size, shares.num_shares, shares.num_ranks)
-        own = self.reader.read(shares.cut(batch))
-        return self.exchange.read(ids, lookups, ranks_B, own, is_training=is_training)
+        return ranks_of_samples(ids.num_samples, shares.batch_size, shares.num_shares, shares.num_ranks)
 
     def read_round(self, batches: Sequence[Batch]) -> WidthLookups:
         """The same of an evaluation in which rank r has the whole of batch r."""
@@ -85,12 +88,23 @@ class RankedWidth(RowWidth):
         ranks_B = np.repeat(np.arange(len(parts)), [part.num_samples for part in parts]).astype(np.uint8)
         ids = _joined(parts)
         own = parts[self.shares.rank]
-        served, exchange = self.exchange.read(ids, self.reader.by_row(ids), ranks_B, own, is_training=False)
+        served, exchange = self.exchange.look(ids, self.reader.by_row(ids), ranks_B, own)
         return WidthLookups(served_ids(served), served, exchange)
 
-    def cold_rows(self, batch: Batch) -> ColdRows:
+    def cold_rows(self, number: int, batch: Batch) -> ColdRows:
+        keys_U = self.exchange.keys(self.reader.by_row(self.reader.read(batch)))
+        return self._cold_rows(number, keys_U)
+
+    def stored_cold_rows(self, number: int, stored: StoredBatch) -> ColdRows:
+        # Among all rows of the whole tables the slot of a row is its key.
+        first_F1 = self.exchange.held.first_key_F1
+        layout = (np.zeros(first_F1.size - 1, np.int64), np.diff(first_F1), first_F1[:-1])
+        keys_U, _ = stored.cold_rows(np.array(self.tables, np.int64), layout)
+        return self._cold_rows(number, keys_U)
+
+    def _cold_rows(self, number: int, keys_U: NDArray[np.int32]) -> ColdRows:
         assert isinstance(self.placement, StagingPlacement)
-        return self.placement.cold_rows(self.exchange.served(self.reader.read(batch)))
+        return self.placement.cold_rows(self.exchange.expected(number, keys_U))
 
 
 class RankedEmbeddings(Embeddings):
@@ -132,8 +146,25 @@ class RankedEmbeddings(Embeddings):
             for width in widths
         ]
         self._messages = RowMessages(ranks, layout)
+        # Rows that move are sent behind the vectors of all widths: weights and states, never coded.
+        self.may_move = any(width.exchange.homes.may_move for width in widths)
+        """Whether rows may change their homes."""
+        whole = [
+            each._replace(embedding_dim=each.embedding_dim + width.executor.fast.state_SW.shape[1])
+            for each, width in zip(layout, widths, strict=True)
+        ]
+        self._vector_messages = RowMessages(ranks, [*layout, *whole]) if self.may_move else self._messages
+        self._moved_bytes = [_FLOAT_BYTES * each.embedding_dim for each in whole]
         self._served: list[torch.Tensor] = []
         """(S, 1, D) vectors of each width that were read last, whose gradients become those of the rows."""
+
+    def plan_epoch(self, numbers: Iterable[int]) -> None:
+        for width in self._ranked:
+            width.exchange.homes.plan_epoch(numbers)
+
+    def begin_epoch(self) -> None:
+        for width in self._ranked:
+            width.exchange.homes.begin_epoch()
 
     def own_part(self, batch: Batch) -> Batch:
         return self._shares.cut(batch)
@@ -164,7 +195,7 @@ class RankedEmbeddings(Embeddings):
         exchanges = _exchanges(step)
         self._served = super().look_up(step)
         served = [vectors.detach().squeeze(1).numpy() for vectors in self._served]
-        under_way = self._send_vectors(served, exchanges)
+        under_way = self._send_vectors(step, served, exchanges)
         # What is here already is put in its place while the others' vectors arrive.
         own = []
         for width, vectors_SD, each in zip(self._ranked, served, exchanges, strict=True):
@@ -176,8 +207,10 @@ class RankedEmbeddings(Embeddings):
         embeddings = []
         with self._coded.clocked():
             arrived = under_way.wait()
-        for vectors_OD, found, each in zip(own, arrived, exchanges, strict=True):
-            vectors_OD.numpy()[each.received] = found
+        for number, (vectors_OD, each) in enumerate(zip(own, exchanges, strict=True)):
+            vectors_OD.numpy()[each.received] = arrived[number]
+            if self.may_move and each.is_training:
+                self._take_in(number, step.parts[number], each, arrived[len(own) + number], vectors_OD)
             embeddings.append(self._look_up_own(vectors_OD, each))
         return embeddings
 
@@ -198,25 +231,69 @@ class RankedEmbeddings(Embeddings):
             found = self._send_gradients(sums, exchanges).wait()
         # A home adds the sums of all ranks by the tree, as one process adds those of its shares.
         for vectors, received_ND, sums_OD, each in zip(self._served, found, sums, exchanges, strict=True):
-            partials_ND = np.concatenate([received_ND, sums_OD[each.kept[0]]])
+            partials_ND = np.concatenate([received_ND, sums_OD[each.updated]])
             vectors.grad = torch.from_numpy(_sum_over_ranks(each.partials_SW, partials_ND)).unsqueeze(1)
         super().update(step, self._served, rate)
+        self._change_homes(step, exchanges)
         self._coded.note_step()
 
     def _send_vectors(
-        self, served: Sequence[NDArray[np.float32]], exchanges: Sequence[WidthExchange]
+        self, step: PlannedStep, served: Sequence[NDArray[np.float32]], exchanges: Sequence[WidthExchange]
     ) -> RowsUnderWay:
-        """Send the vectors of served rows to the ranks that look them up."""
+        """Send the vectors of served rows to the ranks that look them up, and rows to where they move."""
         rows = [vectors_SD[each.sent] for vectors_SD, each in zip(served, exchanges, strict=True)]
         sent = [each.sent_rows for each in exchanges]
         received = [each.received_rows for each in exchanges]
         # Scores are those of the weights, whatever crosses in training.
         if not exchanges[0].is_training:
             return self._messages.send(rows, sent, received, EXACT)
+        coding = self._coded.vectors()
+        if self.may_move:
+            coding = coding.with_exact(len(exchanges))
+            sent += [each.leaving_rows for each in exchanges]
+            received += [each.coming_rows for each in exchanges]
+            for width, part, vectors_SD, each in zip(
+                self._ranked, step.parts, served, exchanges, strict=True
+            ):
+                states_NW = read_states(width.executor, part, each.leaving)
+                rows.append(np.concatenate([vectors_SD[each.leaving], states_NW], axis=1))
         with self._coded.clocked(), self._step_named("the vector"):
-            under_way = self._messages.send(rows, sent, received, self._coded.vectors())
-        self._count("vectors")
+            under_way = self._vector_messages.send(rows, sent, received, coding)
+        moved = sum(size * each.leaving.size for size, each in zip(self._moved_bytes, exchanges, strict=True))
+        self._coded.note_sent("moves", moved, 0)
+        self._coded.note_sent(
+            "vectors", self._vector_messages.sent_bytes - moved, self._vector_messages.num_saturated
+        )
         return under_way
+
+    def _take_in(
+        self,
+        number: int,
+        part: WidthStep,
+        exchange: WidthExchange,
+        rows_NX: NDArray[np.float32],
+        vectors_OD: torch.Tensor,
+    ) -> None:
+        """Put rows that move here in their places, and their vectors among those of own rows."""
+        width = self._ranked[number]
+        own_N, served_N = exchange.coming
+        weights_ND, state_NW = np.split(rows_NX, [width.embedding_dim], axis=1)
+        vectors_OD.numpy()[own_N] = weights_ND
+        write_rows(width.executor, part, served_N, weights_ND, state_NW)
+
+    def _change_homes(self, step: PlannedStep, exchanges: Sequence[WidthExchange]) -> None:
+        """Let rows live from now on where the step has updated them."""
+        if not self.may_move:
+            return
+        for width, part, each in zip(self._ranked, step.parts, exchanges, strict=True):
+            keys_N, homes_N = each.rehomed
+            width.exchange.held.homes_K[keys_N] = homes_N
+            # The new home saves the row, which the step has changed there.
+            if width.changed is not None:
+                tables_U = np.repeat(np.arange(len(width.tables)), np.diff(part.lookups.first_F1))
+                left_N = part.lookups.rows_U[each.leaving].astype(np.int64)
+                layout = width.changed.layout
+                width.changed.forget(layout.slots_of_rows(tables_U[each.leaving], left_N))
 
     def _send_gradients(
         self, sums: Sequence[NDArray[np.float32]], exchanges: Sequence[WidthExchange]
@@ -227,12 +304,8 @@ class RankedEmbeddings(Embeddings):
         received = [each.gradients_received_rows for each in exchanges]
         with self._step_named("the gradient"):
             under_way = self._messages.send(rows, sent, received, self._coded.gradients())
-        self._count("gradients")
+        self._coded.note_sent("gradients", self._messages.sent_bytes, self._messages.num_saturated)
         return under_way
-
-    def _count(self, kind: Kind) -> None:
-        self._coded.counts.sent_bytes[kind] += self._messages.sent_bytes
-        self._coded.counts.num_saturated += self._messages.num_saturated
 
     @contextmanager
     def _step_named(self, what: str) -> Iterator[None]:
@@ -311,7 +384,7 @@ class RankedEmbeddings(Embeddings):
 
         Args:
             dim: floats of a row.
-            rows_of: the rows that live here, from the first to before the last, by their ids here.
+            rows_of: the rows that have a place here, from the first to before the last, by their ids here.
         """
         width, position = self._position_of[table]
         assert isinstance(width, RankedWidth)
@@ -328,7 +401,11 @@ class RankedEmbeddings(Embeddings):
             stop = min(first + most, num_rows)
             start, end = np.searchsorted(ids, [first, stop]).tolist()
             homes_N = held.homes_K[first_key + first : first_key + stop]
-            yield self._brought_together(rows_of(start, end), homes_N)
+            own_ND = rows_of(start, end)
+            # Of the rows that have a place here some live elsewhere now.
+            if self.may_move:
+                own_ND = own_ND[torch.from_numpy(homes_N[ids[start:end] - first] == held.rank)]
+            yield self._brought_together(own_ND, homes_N)
 
     def table(self, table: int, *, state: bool = False) -> torch.Tensor:
         return torch.cat(list(self.table_parts(table, state=state)))

@@ -120,6 +120,8 @@ class StepSource:
         # Without staging a step needs nothing but its own batch.
         if not self._staged:
             for numbers in epochs:
+                self._embeddings.plan_epoch(numbers)
+                self._embeddings.begin_epoch()
                 for number, read in self._readers.in_order(self._read_whole, numbers):
                     yield self._embeddings.plan(number, read.batch, read.widths)
             return
@@ -139,6 +141,7 @@ class StepSource:
             yield from self._planned_by_epoch(epochs, new_queues)
         else:
             for numbers in epochs:
+                self._embeddings.plan_epoch(numbers)
                 yield from self._planned_online(numbers, new_queues())
 
     def plan_run(self, epochs: Iterable[Iterable[int]], limits: SpillLimits) -> None:
@@ -200,6 +203,7 @@ class StepSource:
 
         # Runs in the planning thread, one epoch ahead of the run.
         def plan(epoch: int, numbers: list[int]) -> tuple[list[int], list[PlanQueue]]:
+            self._embeddings.plan_epoch(numbers)
             if scheduled := self._scheduled(epoch, numbers):
                 return numbers, scheduled
             queues = new_queues()
@@ -242,6 +246,7 @@ class StepSource:
 
     def _run_epoch(self, numbers: list[int], queues: list[PlanQueue]) -> Iterator[PlannedStep]:
         first_item = self._embeddings.transfers.num_items
+        self._embeddings.begin_epoch()
         for number, read in self._readers.in_order(self._read_whole, numbers):
             yield self._take(number, read, queues, first_item)
         self._flush(queues)
@@ -249,6 +254,7 @@ class StepSource:
     def _planned_online(self, numbers: Iterable[int], queues: list[PlanQueue]) -> Iterator[PlannedStep]:
         """Plan batch by batch; a batch waits until the planner has seen enough of those behind it."""
         first_item = self._embeddings.transfers.num_items
+        self._embeddings.begin_epoch()
         waiting: deque[int] = deque()
         # A batch runs as soon as the planner holds it back no longer.
         for number in numbers:
@@ -273,9 +279,9 @@ class StepSource:
         batch = self._read(number) if stored is None else None
         for width, queue in zip(self._staged, queues, strict=True):
             if stored is not None:
-                queue.add(_staging(width).stored_cold_rows(stored, width.tables))
+                queue.add(width.stored_cold_rows(number, stored))
             elif batch is not None:
-                queue.add(width.cold_rows(batch))
+                queue.add(width.cold_rows(number, batch))
 
     def _stored(self, number: int) -> StoredBatch | None:
         return None if self._stored_batches is None else self._stored_batches.read(number)
@@ -290,7 +296,7 @@ class StepSource:
         """Read a batch to run it: what needs no plan, and may be done in any thread."""
         batch = self._read(number)
         stored = self._stored(number)
-        widths = tuple(width.read(batch, stored) for width in self._embeddings.widths)
+        widths = tuple(width.read(number, batch, stored) for width in self._embeddings.widths)
         is_staged = bool(self._staged) and self._is_staged(number)
         cold = zip(self._staged, widths, strict=True) if is_staged else ()
         return ReadBatch(batch, widths, tuple(_staging(width).cold_rows(read.by_row) for width, read in cold))

@@ -9,7 +9,7 @@ from typing import Literal
 from ...pipeline.errors import ConfigError
 from .exchange_options import ExchangeOptions
 
-HomesName = Literal["striped", "by-use"]
+HomesName = Literal["striped", "by-use", "moving"]
 MOST_SECONDS = 86_400
 
 
@@ -18,8 +18,9 @@ class RankOptions(ExchangeOptions):
     """Options of a run on several ranks. Only codecs change a bit of it."""
 
     homes: HomesName = "by-use"
-    """Rank where an embedding row and its optimizer state live, on several ranks: striped over them by id, or
-    at the one whose samples use it in most batches (by-use), which sends about a fourth fewer rows."""
+    """Rank where an embedding row and its optimizer state live, on several ranks: striped over them by id, at
+    the one whose samples use it in most batches (by-use), or moving with its vectors to ranks that use it
+    where a plan of the epoch saves bytes, which takes more memory."""
 
     rank_timeout: float = 60.0
     """Seconds that a rank waits for another before it stops the run."""

@@ -123,6 +123,7 @@ class Embeddings(nn.Module):
             threads=WorkThreads(config.threads or num_workers(0)),
             host=HostMemory(None, Path(tempfile.gettempdir()), may_spill=False),
             marks_rows=True,
+            folder=Path(tempfile.gettempdir()),
         )
         self._rows = build_embeddings(shards, self._config, tools)
         self._current: _Current | None = None

@@ -170,6 +170,12 @@ class ChangedRows:
         """Mark rows, by number, as used; and as changed unless they are saved already."""
         self._marks_R[rows_N] |= _USED if is_saved else _USED | _CHANGED
 
+    def forget(self, rows_N: NDArray[np.int64]) -> None:
+        """Take rows, by number, as never changed here: they are another rank's to save from now on. No
+        checkpoint may be under way."""
+        assert not (self._marks_R[rows_N] & (_SAVING | _PENDING)).any(), "rows move while they are saved"
+        self._marks_R[rows_N] = 0
+
     def begin_saving(self) -> int:
         """Begin to save the rows that are changed, and return how many these are; all are pending."""
         self._first_pending = 0

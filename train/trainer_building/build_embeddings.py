@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import torch
 
@@ -15,10 +16,8 @@ from ..data.batch import IdReader
 from ..data.batch_shares import BatchShares
 from ..data.shards import Shards
 from ..device.verbs import Device
-from ..exchange.choose_homes import choose_homes
 from ..exchange.chosen_exchange import ChosenExchange, refuse_unknown_tables
 from ..exchange.coded_exchange import CodedExchange
-from ..exchange.held_rows import HeldRows
 from ..exchange.width_exchange import ExchangeReader
 from ..execution.embeddings import Embeddings, RowWidth
 from ..execution.ranked_embeddings import RankedEmbeddings, RankedWidth
@@ -31,6 +30,7 @@ from ..rows.initial_values import InitialValues
 from ..rows.mapped_rows import HostMemory
 from ..rows.row_optimizers import RowOptimizer
 from ..work_threads import WorkThreads
+from .build_homes import plan_width_homes
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +48,8 @@ class RowTools:
     host: HostMemory
     marks_rows: bool
     """Whether rows that steps change are marked, for checkpoints."""
+    folder: Path
+    """Folder of plans that are too large for memory."""
 
 
 def build_embeddings(shards: Shards, config: TrainConfig, tools: RowTools) -> Embeddings:
@@ -101,20 +103,20 @@ def build_ranked_embeddings(
     optimizer = _optimizer_of(shards, config)
     shares = tools.shares
     widths = tables_by_width([table.embedding_dim for table in shards.tables])
-    held = {}
+    planned = {}
     initial = {}
     tables = list(shards.tables)
     plan = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
     # Of each table the rows of this rank become a table of their own.
     for dim, chosen in widths.items():
-        num_rows = [shards.tables[table].num_rows for table in chosen]
         # Homes are a function of the shards and the options, so every rank finds the same ones.
-        homes_K = choose_homes(homes, shards, chosen, ranks.num_ranks, shares.num_shares)
-        plan.update(homes_K.tobytes())
-        held[dim] = HeldRows(num_rows, homes_K, ranks.rank)
-        initial[dim] = InitialValues.of(config.seed, chosen, num_rows)
-        for table, cut in zip(chosen, held[dim].cut([tables[table] for table in chosen]), strict=True):
+        found = plan_width_homes(homes, shards, chosen, shares, config.seed, optimizer, tools.folder)
+        planned[dim] = found
+        plan.update(found.fingerprint)
+        initial[dim] = InitialValues.of(config.seed, chosen, [shards.tables[n].num_rows for n in chosen])
+        for table, cut in zip(chosen, found.held.cut([tables[table] for table in chosen]), strict=True):
             tables[table] = cut
+    held = {dim: found.held for dim, found in planned.items()}
     # Ranks that planned otherwise would wait for messages that nobody sends.
     refuse_other_plans(ranks, plan.digest())
     local = Embeddings.build(
@@ -134,7 +136,7 @@ def build_ranked_embeddings(
     for width in local.widths:
         dim = width.embedding_dim
         reader = IdReader(shards.tables, width.tables)
-        exchange = ExchangeReader(reader, held[dim], ranks.num_ranks)
+        exchange = ExchangeReader(reader, held[dim], planned[dim].homes, ranks.num_ranks)
         own = {field.name: getattr(width, field.name) for field in fields(RowWidth)} | {"reader": reader}
         ranked.append(RankedWidth(**own, shares=shares, exchange=exchange, initial=initial[dim]))
     embeddings = RankedEmbeddings(shards.tables, ranked, ranks, shares, optimizer, tools.threads, coded)

@@ -131,7 +131,10 @@ def build_trainer(
         shards, config, batch_shares, build_sums, model_source, device, verbs, threads
     )
 
+    # The folder of a run is at its first rank; the others may be on machines without it.
     folder = spill_folder or Path(tempfile.gettempdir())
+    if not folder.is_dir():
+        folder = Path(tempfile.gettempdir())
     # Host memory has a limit where rows are to lie in a file beyond it.
     host = HostMemory(
         config.slow_bytes, folder, is_planned=spills(config, shards), is_pinned=verbs is not None
@@ -145,6 +148,7 @@ def build_trainer(
         threads=row_threads,
         host=host,
         marks_rows=marks_rows,
+        folder=folder,
     )
     embeddings: Embeddings
     if ranks.num_ranks > 1:
@@ -261,6 +265,8 @@ def build_step_source(
     # A plan asked for by name is made here, whatever lies on disk.
     schedule = None
     is_alone = not isinstance(embeddings, RankedEmbeddings)
+    # A row that moves to a rank has a value there before the first batch that uses it here.
+    may_move = isinstance(embeddings, RankedEmbeddings) and embeddings.may_move
     may_fetch = is_fresh or not has_first_fetches
     # It has the plans of whole epochs.
     may_fetch &= num_planned_steps(config, shards) == config.epochs * shards.num_training_batches
@@ -279,7 +285,7 @@ def build_step_source(
         embeddings,
         shards.training_batch,
         looks_up_hot_rows_alone,
-        is_fresh=is_fresh or has_first_fetches,
+        is_fresh=(is_fresh or has_first_fetches) and not may_move,
         is_resumed=start is not None,
         done=done,
         schedule=schedule,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hotset.stats.exchange import count_exchange as module
+from hotset.stats.exchange import home_plan as module
 from hotset.stats.exchange.count_exchange import count_exchange, plan_homes
 from hotset.stats.exchange.ranked_epoch import RankedEpoch
 from hotset.tests.support.shard_factory import ShardSpec, write_shards

@@ -86,7 +86,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
 def test_ranks_end_with_the_bits_of_one_process(placement: str, shards: Shards) -> None:
     fields = fields_of(placement, 4)
     wanted = result(shards, fields, OneRank())
-    for found in (on_ranks(shards, fields, 2, "striped"), on_ranks(shards, fields, 4)):
+    drawn: tuple[tuple[int, HomesName], ...] = ((2, "striped"), (4, "by-use"), (2, "moving"), (4, "moving"))
+    for found in (on_ranks(shards, fields, num_ranks, homes) for num_ranks, homes in drawn):
         assert found[0] == wanted
         # All ranks know losses and scores; only rank 0 has the tables.
         assert all(each[:2] == wanted[:2] for each in found)
@@ -127,7 +128,7 @@ def check_drawn(placement: str, num_ranks: int, per_rank: int, seed: int, path: 
         "prefetch": one_of(0, 1, 3) if staged else None,
         "plan": one_of("epoch", "online") if placement == "lookahead" else "auto",
     }
-    homes = one_of("striped", "by-use")
+    homes = one_of("striped", "by-use", "moving", "moving")
     assert on_ranks(drawn, fields, num_ranks, homes)[0] == result(drawn, fields, OneRank())
 
 

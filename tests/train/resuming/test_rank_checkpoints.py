@@ -21,6 +21,7 @@ from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards
 from hotset.train.execution.row_parts import RowsPart
 from hotset.train.options.interval import parse_interval
+from hotset.train.options.rank_options import HomesName
 from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.ranks.thread_ranks import ThreadRanks, run_thread_ranks
 from hotset.train.resuming.rank_checkpoints import RankCheckpoints
@@ -45,7 +46,13 @@ class _KilledError(Exception):
 
 
 def train(
-    shards: Shards, folder: Path, fields: dict[str, Any], ranks: Ranks, *, stop_after: int | None = None
+    shards: Shards,
+    folder: Path,
+    fields: dict[str, Any],
+    ranks: Ranks,
+    *,
+    stop_after: int | None = None,
+    homes: HomesName = "by-use",
 ) -> dict[str, bytes]:
     """Go on from the last checkpoint, and save the run every two steps; return weights and states."""
     torch.set_num_threads(1)
@@ -53,7 +60,7 @@ def train(
     record = newest_whole(folder)
     checkpoint = Checkpoint.open(folder, record, table_sizes(shards, config)) if record else None
     start = checkpoint.start if checkpoint else None
-    trainer = build_trainer(shards, config, start=start, tracks_changes=True, ranks=ranks)
+    trainer = build_trainer(shards, config, start=start, tracks_changes=True, ranks=ranks, homes=homes)
     if checkpoint:
         restore(trainer, checkpoint)
     written = None if ranks.rank else RunCheckpoints(folder, "run", SETTINGS, trainer, record)
@@ -98,12 +105,13 @@ def test_a_run_goes_on_with_another_number_of_ranks(placement: str, tmp_path: Pa
     fields = {"placement": placement, "epochs": 2, "staging_bytes": 1_000 if staged else None}
     wanted = on_ranks(shards, tmp_path / "unbroken", fields, 1)
     folder = tmp_path / "saved"
-    for num_ranks, stop_after in ((2, 5), (4, 9), (1, 11)):
+    broken: tuple[tuple[int, int, HomesName], ...] = ((2, 5, "moving"), (4, 9, "by-use"), (1, 11, "by-use"))
+    for num_ranks, stop_after, homes in broken:
         with suppress(_KilledError):
-            on_ranks(shards, folder, fields, num_ranks, stop_after=stop_after)
+            on_ranks(shards, folder, fields, num_ranks, stop_after=stop_after, homes=homes)
         record = newest_whole(folder)
         assert record is not None and stop_after - 2 < record.state.step <= stop_after
-    assert on_ranks(shards, folder, fields, 4) == wanted
+    assert on_ranks(shards, folder, fields, 4, homes="moving") == wanted
 
 
 def test_rows_of_a_lost_checkpoint_are_saved_by_the_next(
@@ -121,7 +129,7 @@ def test_rows_of_a_lost_checkpoint_are_saved_by_the_next(
     monkeypatch.setattr(checkpoint_writer, "write_record", write_but_one)
     folder = tmp_path / "saved"
     with suppress(_KilledError):
-        on_ranks(shards, folder, fields, 2, stop_after=7)
+        on_ranks(shards, folder, fields, 2, stop_after=7, homes="moving")
     assert on_ranks(shards, folder, fields, 4) == wanted
 
 
