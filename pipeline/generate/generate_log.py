@@ -1,4 +1,4 @@
-"""``generate``: a click log with the statistics of a real one, in Criteo's format, of any length.
+"""``generate``: a click log with the statistics of a real one, in its format, of any length.
 
     label <tab> I1 ... I13 <tab> C1 ... C26 <newline>      8 hexadecimal digits per category, missing = empty
 
@@ -12,7 +12,8 @@ Kept of the real log ("criteo-kaggle") are each table's coverage by its k hottes
 the integers' quantiles, and that cold lookups come together: 48 / 64 / 73% of samples are fully hot where
 hot means a lookup probability of at least 1e-5 / 1e-6 / 1e-7; independent columns would give 9 / 22 / 37%
 and the real log has 48 / 62 / 71%. Not kept are time (trends, repeats of a visitor) and which categories of
-two columns belong together, beyond their ranks.
+two columns belong together, beyond their ranks. A log of histories ("taobao") is described in
+``history_world``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from ..formats.whole_file import whole_file
 from ..runtime.tasks import num_workers
 from .generate_kernel import MAX_SAMPLE_BYTES, World, write_samples
 from .generate_world import world_of
-from .profile import load_profile
+from .history_kernel import HistoryWorld, most_bytes, write_histories
+from .history_world import header_of, history_world_of, is_of_histories
+from .profile import profile_facts
 
 CHUNK_SAMPLES = 1 << 14
 """Samples per task; their text is 4 MB. Part of the compressed format: each chunk is deflated by itself."""
@@ -50,7 +53,8 @@ class GenerateConfig:
     """Which log to generate: its text is a function of these fields."""
 
     profile: str = "criteo-kaggle"
-    """Profile, the aggregates that the log is drawn from."""
+    """Profile, the aggregates that the log is drawn from: criteo-kaggle, or taobao, a log of histories in
+    CSV."""
 
     samples: int = 1_000_000
     """Number of samples (lines) to write."""
@@ -75,7 +79,7 @@ class GenerateConfig:
         require_at_least("start", self.start, 0)
         if self.start + self.samples > _MAX_SAMPLE:
             raise ConfigError(f"start + samples must be at most 2^62, got {self.start + self.samples}")
-        load_profile(self.profile)
+        profile_facts(self.profile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +137,20 @@ def generate_chunk(
     config = GenerateConfig(
         profile=profile, seed=seed, start=start, samples=num_samples, scale=scale, label=label
     )
-    return bytes(_write_chunk(config, world_of(profile, scale), start, num_samples, False).text)
+    return bytes(_write_chunk(config, _world_of(config), start, num_samples, False).text)
+
+
+def _world_of(config: GenerateConfig) -> World | HistoryWorld:
+    world_of_kind = history_world_of if is_of_histories(config.profile) else world_of
+    return world_of_kind(config.profile, config.scale)
 
 
 def _chunks(config: GenerateConfig, deflate: bool, workers: int) -> Iterator[_Chunk]:
     """Yield the log's chunks in order; workers are at most a few chunks each ahead of the reader."""
-    world = world_of(config.profile, config.scale)
+    world = _world_of(config)
+    if isinstance(world, HistoryWorld):
+        header = memoryview(header_of(has_label=config.label))
+        yield _Chunk(header, _deflated(header) if deflate else None, 0, 0)
     end = config.start + config.samples
     pending: deque[Future[_Chunk]] = deque()
     count = num_workers(workers)
@@ -159,18 +171,24 @@ def _chunks(config: GenerateConfig, deflate: bool, workers: int) -> Iterator[_Ch
                 future.cancel()
 
 
-def _write_chunk(config: GenerateConfig, world: World, start: int, num_samples: int, deflate: bool) -> _Chunk:
-    out = np.empty(num_samples * MAX_SAMPLE_BYTES, np.uint8)
-    num_bytes, num_clicks = write_samples(
-        world, np.uint64(config.seed), start, num_samples, config.label, out
-    )
+def _write_chunk(
+    config: GenerateConfig, world: World | HistoryWorld, start: int, num_samples: int, deflate: bool
+) -> _Chunk:
+    if isinstance(world, HistoryWorld):
+        out = np.empty(num_samples * most_bytes(world), np.uint8)
+        write: Callable[..., tuple[int, int]] = write_histories
+    else:
+        out = np.empty(num_samples * MAX_SAMPLE_BYTES, np.uint8)
+        write = write_samples
+    num_bytes, num_clicks = write(world, np.uint64(config.seed), start, num_samples, config.label, out)
     text = out[:num_bytes].data
-    deflated = None
+    return _Chunk(text, _deflated(text) if deflate else None, num_samples, num_clicks)
+
+
+def _deflated(text: memoryview) -> bytes:
     # A full flush ends the chunk at a byte boundary, so that chunks can be joined.
-    if deflate:
-        compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-        deflated = compressor.compress(text) + compressor.flush(zlib.Z_FULL_FLUSH)
-    return _Chunk(text, deflated, num_samples, num_clicks)
+    compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return compressor.compress(text) + compressor.flush(zlib.Z_FULL_FLUSH)
 
 
 def _write(

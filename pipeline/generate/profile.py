@@ -10,6 +10,8 @@ A profile holds no sample and no raw value, only shares:
     coupling  columns of one group, within a class, share one uniform variable with this probability
     click     the planted click model: amplitudes in nats, see ``generate_world``
 
+One of histories has other keys: see ``history_world``.
+
 ``workflows/make_profile.py`` derives one from published aggregates and a rank-coded part of a log.
 """
 
@@ -145,12 +147,19 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in PROFILES.glob("*.json"))
 
 
-@functools.lru_cache(maxsize=4)
-def load_profile(name: str) -> Profile:
-    """Read the profile called ``name``; raises ConfigError with the names of all."""
+def profile_facts(name: str) -> dict[str, Any]:
+    """Read the file of the profile called ``name``; raises ConfigError with the names of all."""
     if name not in profile_names():
         raise ConfigError(f"no profile {name!r}", hint=f"use one of {', '.join(profile_names())}")
-    return parse_profile(json.loads((PROFILES / f"{name}.json").read_text()))
+    facts: dict[str, Any] = json.loads((PROFILES / f"{name}.json").read_text())
+    return facts
+
+
+@functools.lru_cache(maxsize=4)
+def load_profile(name: str) -> Profile:
+    """Read the profile called ``name``, which is one of Criteo's format; raises ConfigError as
+    `profile_facts` does."""
+    return parse_profile(profile_facts(name))
 
 
 def parse_profile(facts: dict[str, Any]) -> Profile:

@@ -134,6 +134,16 @@ _AVAZU_X1 = Schema(
 )
 """The Avazu log with categories that were numbered by those who published it."""
 
+_TAOBAO = Schema(
+    dense=(),
+    sparse=("user", "item", "category"),
+    kinds=("integer",) * 3,
+    format="csv",
+    lists=(("item", "|"), ("category", "|")),
+)
+"""Histories of Taobao's users: items and their categories from the oldest to the candidate, which is last.
+The user is the same for all of them, and stands there once."""
+
 SCHEMAS = {
     "criteo-kaggle": _CRITEO,
     "criteo-1tb": _CRITEO,
@@ -142,9 +152,11 @@ SCHEMAS = {
     "criteo-x4": _CRITEO_X4,
     "avazu-x1": _AVAZU_X1,
     "avazu-x4": _AVAZU,
+    "taobao": _TAOBAO,
 }
 """The built-in schemas. Those of x1 and x4 are the splits of BARS (Zhu et al., CIKM 2021), files as published
-in reczoo/Datasets: train.csv, valid.csv and test.csv."""
+in reczoo/Datasets: train.csv, valid.csv and test.csv. That of taobao is hotset's own form of what TBSM
+makes of Alibaba's log."""
 
 
 def schema_named(name: str) -> Schema:

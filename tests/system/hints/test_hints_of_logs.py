@@ -212,7 +212,7 @@ def test_a_log_without_categories(shell: Shell) -> None:
     shell.works("schema", "log.csv")
 
 
-@follows("pipeline/generate/profile.py::load_profile")
+@follows("pipeline/generate/profile.py::profile_facts")
 def test_a_profile_is_named(shell: Shell) -> None:
     arguments = ["generate", "--samples", "5", "--out", "new.tsv", "--profile"]
     hint = shell.refused(*arguments, "criteo")
