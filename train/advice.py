@@ -186,6 +186,11 @@ def _shape_of(model: str, num_dense: int, num_tables: int, dim: int) -> DlrmShap
         raise ConfigError(
             f"model must be one of {', '.join(MODEL_NAMES)}, got {model!r}", hint=nearest(model, MODEL_NAMES)
         )
+    if model == "tbsm":
+        raise ConfigError(
+            "the work of tbsm, a DLRM of each element of a history, is not predicted",
+            hint="use --model auto for the traffic of its rows, which does not depend on the model",
+        )
     if model == "dcnv2":
         return DcnShape(num_dense, (dim,) * num_tables, choose_model(TrainConfig(model=model), dim))
     return dlrm_shape(model, num_dense, num_tables, dim)

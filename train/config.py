@@ -9,6 +9,7 @@ from ..pipeline.errors import ConfigError, require_at_least, require_at_most, re
 from ..pipeline.sizes import ByteSize
 from .options.model_config import (
     MODEL_NAMES,
+    MOST_HISTORY,
     MOST_LAYERS,
     MOST_WIDTH,
     Pooling,
@@ -106,16 +107,18 @@ class TrainConfig:
 
     model: str = field(default="auto", metadata={"offered": MODEL_NAMES})
     """Dense model: kaggle, terabyte, mlperf or small, presets of DLRM; dlrm or auto, the preset that fits the
-    embedding dimension of the shards (kaggle for 16, terabyte for 64, mlperf for 128, else small); dcnv2; or
-    a class of your own as package.module:Class, a torch.nn.Module over dense features and embeddings."""
+    embedding dimension of the shards (kaggle for 16, terabyte for 64, mlperf for 128, else small); dcnv2;
+    tbsm, which takes list-valued features as histories; or a class of your own as package.module:Class, a
+    torch.nn.Module over dense features and embeddings."""
 
     bottom_mlp: tuple[int, ...] | None = None
     """Widths of the hidden layers between the dense features and the interaction, such as 512,256,64; none
-    for no layer. By default those of the preset; dcnv2 has none by default."""
+    for no layer. By default those of the preset; dcnv2 and tbsm have none by default."""
 
     top_mlp: tuple[int, ...] | None = None
     """Widths of the hidden layers between the interaction and the logit, the deep network of dcnv2; none for
-    no layer. By default those of the preset that fits the embedding dimension."""
+    no layer. By default those of the preset that fits the embedding dimension; of tbsm 15,15, of which the
+    last is the width of the vector of an element."""
 
     cross_layers: int | None = None
     """Number of layers of the cross network of dcnv2; by default 3."""
@@ -126,6 +129,18 @@ class TrainConfig:
     cross_structure: Structure | None = None
     """Whether the deep network of dcnv2 is behind the cross network (stacked) or beside it (parallel); by
     default stacked."""
+
+    history_length: int | None = None
+    """Number of elements of a history before the candidate, which is the last element of each list, for tbsm;
+    by default 20. Shorter histories are padded."""
+
+    attention_mlp: tuple[int, ...] | None = None
+    """Widths of the hidden layers of tbsm between the similarities of a history to the candidate and the
+    weights of its elements; none for no layer. By default 15,15."""
+
+    last_mlp: tuple[int, ...] | None = None
+    """Widths of the hidden layers of tbsm between the context of a history with the candidate and the logit;
+    none for no layer. By default 60."""
 
     dropout: float | None = None
     """Share of the outputs of each hidden layer of the top MLP, or of the deep network of dcnv2, that is
@@ -233,7 +248,7 @@ class TrainConfig:
     def _check_model(self) -> None:
         refuse_unknown_model(self.model)
         parse_arguments(self.model_args)
-        for name in ("bottom_mlp", "top_mlp"):
+        for name in ("bottom_mlp", "top_mlp", "attention_mlp", "last_mlp"):
             widths = getattr(self, name) or ()
             require_at_most(f"the number of layers of {name}", len(widths), MOST_LAYERS)
             for width in widths:
@@ -242,6 +257,8 @@ class TrainConfig:
         # Absent options are those of the model that is chosen, and are checked with it.
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
+        require_at_least("history_length", self.history_length, 1)
+        require_at_most("history_length", self.history_length, MOST_HISTORY)
         require_at_least("cross_layers", self.cross_layers, 1)
         require_at_most("cross_layers", self.cross_layers, MOST_LAYERS)
         require_at_least("cross_rank", self.cross_rank, 1)

@@ -29,6 +29,8 @@ class RunTable(JsonRecord):
     embedding_dim: int
     num_hot: int | None = None
     """Rows that were hot; None in runs of earlier versions."""
+    is_multi_hot: bool = False
+    """Whether its feature is list-valued; runs of earlier versions do not say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +53,7 @@ class RunConfig(JsonRecord):
     threads: int
     """Threads of the dense layers."""
     model: str
-    """Preset of a DLRM, dcnv2, or the class of the user."""
+    """Preset of a DLRM, dcnv2, tbsm, or the class of the user."""
     embedding_dim: int
     """Width of the embeddings that interact."""
     num_dense: int

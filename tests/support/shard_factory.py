@@ -45,6 +45,8 @@ class ShardSpec:
     embedding_optimizer: str = "sgd"
     multi_hot: tuple[int, ...] = ()
     """Features with bags of none to four lookups."""
+    equal_lengths: bool = False
+    """Whether all bags of a sample are of one length, as histories are."""
     table_dims: tuple[int, ...] | None = None
     """Row width of each table; None: all ``embedding_dim``."""
 
@@ -75,11 +77,13 @@ def draw_samples(spec: ShardSpec, count: int, *, hot_only: bool, rng: np.random.
     label_B = (rng.random(count) < 1 / (1 + np.exp(-logit))).astype(np.float32)
     is_hot_B = np.all(ids_BF < np.array(spec.num_hot), axis=1)
     samples = {"label": label_B, "dense": dense_BK}
+    lengths_B = rng.integers(0, 5, count) if spec.equal_lengths else None
     for feature in spec.multi_hot:
         limit = spec.num_hot[feature] if hot_only else spec.num_rows[feature]
         bags = np.empty(count, object)
         for sample in range(count):
-            bags[sample] = np.minimum(rng.zipf(spec.skew, rng.integers(0, 5)) - 1, limit - 1).astype(np.int32)
+            length = rng.integers(0, 5) if lengths_B is None else lengths_B[sample]
+            bags[sample] = np.minimum(rng.zipf(spec.skew, length) - 1, limit - 1).astype(np.int32)
             is_hot_B[sample] &= bool(np.all(bags[sample] < spec.num_hot[feature]))
         samples[f"C{feature + 1}"] = bags
     one_hot = [feature for feature in range(spec.num_features) if feature not in spec.multi_hot]

@@ -54,7 +54,7 @@ FLOORS = {
         "gpu_kernels",
         "placements",
         "spill",
-        "exchange",
+        "exchange histories",
         "rows model",
         "recipe",
         "data device meter metrics ranks run_config work_threads advice_record",

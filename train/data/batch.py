@@ -2,6 +2,7 @@
 
 Shapes: B samples, F features of a model or of one row width, K dense features, N lookups, P = B * F bags.
 A bag is the lookups of one feature in one sample; features with one lookup per sample need no list of bags.
+Each element of a history is a bag of its own, so F counts the elements of the longest one.
 """
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...pipeline.errors import ShardError
 from ...stats.batches.bags import interleave_bags
 from ...stats.batches.batch_lookups import BatchLookups, of_bags, of_matrix
 from ...stats.batches.lookups_by_row import LookupsByRow, group_lookups
@@ -45,6 +47,20 @@ class EmbeddingTable:
     num_hot: int
     embedding_dim: int
     is_multi_hot: bool = False
+    history_length: int | None = None
+    """Elements of its longest history, of which each keeps its embedding; None: those of a bag are added."""
+
+    @property
+    def num_embeddings_of_sample(self) -> int:
+        """Embeddings that a sample has of this table."""
+        return self.history_length or 1
+
+
+def with_histories(tables: Sequence[EmbeddingTable], num_elements: int) -> tuple[EmbeddingTable, ...]:
+    """Return tables whose bags are histories of so many elements at most, the candidate among them."""
+    return tuple(
+        replace(table, history_length=num_elements) if table.is_multi_hot else table for table in tables
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +123,9 @@ class BatchIds:
     """Bag ``sample * F + feature`` of each lookup, ascending; None where lookup i is bag i."""
     num_samples: int
     num_features: int
+    """Bags of a sample, F: one for each feature, or one for each element of a history."""
+    features_F: NDArray[np.int64] | None = None
+    """Feature of each bag of a sample; None where there are no histories: bag f is of feature f."""
 
     @classmethod
     def of_matrix(cls, ids_BF: NDArray[np.int32]) -> BatchIds:
@@ -116,6 +135,15 @@ class BatchIds:
     @property
     def num_bags(self) -> int:
         return self.num_samples * self.num_features
+
+    @property
+    def bags_of_features(self) -> NDArray[np.int64] | None:
+        """(N,); bag of each lookup where a feature has one in each sample, whatever its history is."""
+        if self.bags_N is None or self.features_F is None:
+            return self.bags_N
+        samples_N, positions_N = np.divmod(self.bags_N, self.num_features)
+        num_features = int(self.features_F[-1]) + 1
+        return samples_N * num_features + self.features_F[positions_N]
 
     def by_bag(self, lookups: LookupsByRow) -> LookupsByRow:
         """Name each lookup by its bag, whose gradient is its own."""
@@ -140,6 +168,13 @@ class IdReader:
             (is_multi_hot[table], is_multi_hot[:table].count(is_multi_hot[table])) for table in chosen
         ]
         self._is_one_hot = not any(is_multi for is_multi, _ in self._positions)
+        self._chosen = [tables[table] for table in chosen]
+        # Where the bags of each table begin among those of a sample, and how many they are in all.
+        counts_F = [table.num_embeddings_of_sample for table in self._chosen]
+        *firsts, self._num_bags = np.cumsum([0, *counts_F]).tolist()
+        self._first_bags_F = np.array(firsts, np.int64)
+        has_histories = any(table.history_length is not None for table in self._chosen)
+        self._features_F = np.repeat(np.arange(len(chosen)), counts_F) if has_histories else None
         self._tables_F = np.array(chosen, np.int64)
         self._num_rows_F = np.array([tables[table].num_rows for table in chosen], np.int64)
         # All columns: their matrix is taken as it is, without a copy.
@@ -167,9 +202,10 @@ class IdReader:
         return group_lookups(batch) if stored is None else place_lookups(stored, self._tables_F, batch)
 
     def _of(self, ids: BatchIds) -> BatchLookups:
-        if ids.bags_N is None:
+        bags_N = ids.bags_of_features
+        if bags_N is None:
             return of_matrix(ids.ids_N, self._num_rows_F)
-        return of_bags(ids.ids_N, ids.bags_N, self._num_rows_F)
+        return of_bags(ids.ids_N, bags_N, self._num_rows_F)
 
     def _read_bags(self, batch: Batch) -> BatchIds:
         num_samples = batch.num_samples
@@ -190,4 +226,34 @@ class IdReader:
             else:
                 ids_N[starts_P[feature::num_features]] = batch.ids_BF[:, position]
         bags_N = np.repeat(np.arange(lengths_P.size), lengths_P)
-        return BatchIds(ids_N, bags_N, num_samples, num_features)
+        if self._features_F is None:
+            return BatchIds(ids_N, bags_N, num_samples, num_features)
+        first_bags_P = self._first_bags(lengths_BF).reshape(-1)
+        # Elements of a history go to successive bags, those of other features to one.
+        is_history_F = [table.history_length is not None for table in self._chosen]
+        is_history_N = np.tile(is_history_F, num_samples)[bags_N]
+        elements_N = np.where(is_history_N, np.arange(ids_N.size) - starts_P[bags_N], 0)
+        bags_N = first_bags_P[bags_N] + elements_N
+        return BatchIds(ids_N, bags_N, num_samples, self._num_bags, self._features_F)
+
+    def _first_bags(self, lengths_BF: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(B, F); the bag of the first lookup of each feature: a history ends with its last bag.
+
+        Raises:
+            ShardError: a history is longer than the model takes.
+        """
+        num_samples = lengths_BF.shape[0]
+        samples_B1 = np.arange(num_samples, dtype=np.int64)[:, None]
+        firsts_BF: NDArray[np.int64] = samples_B1 * self._num_bags + self._first_bags_F
+        for feature, table in enumerate(self._chosen):
+            if table.history_length is None:
+                continue
+            longest = int(lengths_BF[:, feature].max(initial=0))
+            if longest > table.history_length:
+                raise ShardError(
+                    f"a sample has {longest} elements in {table.name}, and the model takes "
+                    f"{table.history_length} at most, the candidate among them",
+                    hint=f"train with --history-length {longest - 1}, or shorten the lists of the log",
+                )
+            firsts_BF[:, feature] += table.history_length - lengths_BF[:, feature]
+        return firsts_BF

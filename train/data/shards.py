@@ -33,7 +33,7 @@ from ...stats.batches.bag_shuffle import tag_cold_bags
 from ...stats.batches.row_slots import first_stray_lookup
 from ...stats.ranking.hot_rows import tag_hot_samples
 from ...stats.ranking.row_bytes import row_bytes
-from .batch import Batch, EmbeddingTable
+from .batch import Batch, EmbeddingTable, with_histories
 from .shard_file import Columns, ShardFile
 
 _STAGE = "pack"
@@ -157,6 +157,12 @@ class Shards:
         other._training = [replace(position, is_hot_only=False) for position in self._training]
         other.__dict__.pop("is_hot_only", None)
         other.has_packed_budget = False
+        return other
+
+    def with_histories(self, num_elements: int) -> Shards:
+        """The same batches, in whose lists each of so many elements at most has an embedding of its own."""
+        other = copy.copy(self)
+        other.tables = with_histories(self.tables, num_elements)
         return other
 
     def refuse_damage(self, kinds: Collection[str] = _KINDS) -> None:

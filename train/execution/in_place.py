@@ -100,5 +100,7 @@ class InPlaceWork:
         return slots_U
 
     def _count_vector_per_bag(self, way: Way, ids: BatchIds) -> None:
-        counts_F = np.full(ids.num_features, ids.num_samples)
+        # By table, which has several bags in a sample where it holds histories.
+        features_F = np.arange(ids.num_features) if ids.features_F is None else ids.features_F
+        counts_F = np.bincount(features_F) * ids.num_samples
         self._traffic.by_table(way, counts_F, self._vector_bytes)

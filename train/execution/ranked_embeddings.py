@@ -458,4 +458,5 @@ def _joined(parts: Sequence[BatchIds]) -> BatchIds:
         if part.bags_N is not None:
             bags.append(part.bags_N + first * num_features)
         first += part.num_samples
-    return BatchIds(ids_N, np.concatenate(bags) if bags else None, num_samples, num_features)
+    bags_N = np.concatenate(bags) if bags else None
+    return BatchIds(ids_N, bags_N, num_samples, num_features, parts[0].features_F)

@@ -108,6 +108,7 @@ def build_graph(
         [table.is_multi_hot for table in found.tables],
         found.schema,
         takes_mean=chosen.pooling == "mean",
+        num_elements=chosen.history_length + 1 if chosen.kind == "tbsm" else None,
     )
     return graph.eval().requires_grad_(False)
 

@@ -132,6 +132,8 @@ class ServingGraph(nn.Module):
         is_multi_hot: of each table.
         takes_mean: whether the rows of a bag become their mean instead of their sum.
         schema: that of the log.
+        num_elements: of a history with its candidate, for a model that takes bags as histories; None for
+            others.
     """
 
     def __init__(
@@ -143,6 +145,7 @@ class ServingGraph(nn.Module):
         schema: Schema,
         *,
         takes_mean: bool,
+        num_elements: int | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -152,6 +155,7 @@ class ServingGraph(nn.Module):
         self._one_hot = [number for number, is_multi in enumerate(is_multi_hot) if not is_multi]
         self._multi_hot = [number for number, is_multi in enumerate(is_multi_hot) if is_multi]
         self._takes_mean = takes_mean
+        self._num_elements = num_elements
         dims = [int(table.rows_ND.shape[1]) for table in tables]
         self._widths = tables_by_width(dims)
         self.register_buffer("one_hot_G", torch.tensor(self._one_hot, dtype=torch.int64))
@@ -181,17 +185,34 @@ class ServingGraph(nn.Module):
         if self._one_hot:
             id_BG = self.index(categories, is_missing, self.one_hot_G)
             for column, number in enumerate(self._one_hot):
-                found[number] = self.tables[number](id_BG[:, column])
+                found[number] = self.tables[number](id_BG[:, column : column + 1])
         for bag, number in enumerate(self._multi_hot):
             feature = torch.tensor([number])
             id_BL = self.index(bags[bag], bag_is_missing[bag], feature)
-            found[number] = self._pooled(self.tables[number](id_BL), bag_lengths[bag])
+            rows_BLD = self.tables[number](id_BL)
+            if self._num_elements is None:
+                found[number] = self._pooled(rows_BLD, bag_lengths[bag]).unsqueeze(1)
+            else:
+                found[number] = self._as_history(rows_BLD, bag_lengths[bag], self._num_elements)
         # Features by the width of their rows, as the model takes them.
         embeddings = [
-            torch.stack([found[number] for number in numbers], dim=1) for numbers in self._widths.values()
+            torch.cat([found[number] for number in numbers], dim=1) for numbers in self._widths.values()
         ]
-        logit_B = self.model.logits(self.transform(dense), embeddings)
+        values_BK = self.transform(dense)
+        if self._num_elements is not None:
+            # A model of histories takes their length beside the dense features.
+            length_B1 = bag_lengths[0].clamp(max=self._num_elements).unsqueeze(1)
+            values_BK = torch.cat([values_BK, length_B1.to(values_BK.dtype)], dim=1)
+        logit_B = self.model.logits(values_BK, embeddings)
         return torch.sigmoid(logit_B), logit_B
+
+    def _as_history(self, rows_BLD: torch.Tensor, length_B: torch.Tensor, num_elements: int) -> torch.Tensor:
+        """Return (B, num_elements, D): the last elements of each bag at the end, zeros before them."""
+        place_BE = torch.arange(num_elements) - num_elements + length_B.unsqueeze(1)
+        is_there_BE1 = (place_BE >= 0).unsqueeze(2)
+        place_BE1 = place_BE.clamp(min=0).unsqueeze(2)
+        found_BED = torch.gather(rows_BLD, 1, place_BE1.expand(-1, -1, rows_BLD.shape[2]))
+        return torch.where(is_there_BE1, found_BED, torch.zeros_like(found_BED))
 
     def _pooled(self, rows_BLD: torch.Tensor, length_B: torch.Tensor) -> torch.Tensor:
         # What lies behind the length of a bag is left out, whatever it holds.

@@ -8,6 +8,8 @@ from dataclasses import replace
 from ...pipeline.errors import ConfigError
 from ..data.batch import EmbeddingTable
 from ..data.batch_shares import BatchShares
+from ..histories.history_step import HistoryStep
+from ..histories.tbsm import Tbsm, TbsmShape
 from ..model.dcn import Dcn
 from ..model.dcn_shape import DcnShape
 from ..model.dense_dtype import DenseDtype
@@ -42,7 +44,7 @@ def build_model(
 
     Raises:
         ConfigError: there is no such class, or it is no model for these inputs.
-        ShardError: nothing interacts.
+        ShardError: nothing interacts, or there is no history for a model of histories.
     """
     if config.batch_norm and least_samples == 1:
         raise ConfigError(
@@ -55,6 +57,10 @@ def build_model(
         return Dlrm(replace(shape, dropout=config.dropout, batch_norm=config.batch_norm), seed)
     if config.kind == "dcnv2":
         return Dcn(DcnShape(inputs.num_dense, inputs.table_dims, config), seed)
+    if config.kind == "tbsm":
+        are_histories = tuple(table.is_multi_hot for table in inputs.tables)
+        dims = (inputs.embedding_dim, inputs.table_dims)
+        return Tbsm(TbsmShape(inputs.num_dense, *dims, are_histories, config), seed)
     chosen = model_source or import_class(config.name)
     module = build_module(chosen, config.name, seed, inputs, **config.keyword_arguments())
     model = UserModel(module, config.name, inputs)
@@ -74,6 +80,8 @@ def build_step(
 ) -> DenseStep:
     """Build the step of a model on embeddings pooled as ``config`` says; see `build_dense_step`."""
     step = build_dense_step(model, shares, threads, dtype, seed, build_sums)
+    if config.kind == "tbsm":
+        return HistoryStep(step, tables)
     if config.pooling == "mean" and any(table.is_multi_hot for table in tables):
         return MeanPooling(step, tables)
     return step

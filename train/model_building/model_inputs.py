@@ -14,6 +14,8 @@ class _Table(Protocol):
     def num_rows(self) -> int: ...
     @property
     def embedding_dim(self) -> int: ...
+    @property
+    def is_multi_hot(self) -> bool: ...
 
 
 class _Sizes(Protocol):
@@ -35,6 +37,8 @@ class TableInput:
     """Rows of the table."""
     embedding_dim: int
     """Width of its embeddings."""
+    is_multi_hot: bool = False
+    """Whether its feature is list-valued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,10 @@ class ModelInputs:
     @classmethod
     def of(cls, sizes: _Sizes) -> Self:
         """Describe the features and tables of shards, or of the config of a run."""
-        tables = (TableInput(table.name, table.num_rows, table.embedding_dim) for table in sizes.tables)
+        tables = (
+            TableInput(table.name, table.num_rows, table.embedding_dim, table.is_multi_hot)
+            for table in sizes.tables
+        )
         return cls(sizes.num_dense, tuple(tables), sizes.embedding_dim)
 
     @property

@@ -17,7 +17,7 @@ from ...pipeline.schema.schema_names import nearest
 
 DLRM_NAMES = ("auto", "kaggle", "terabyte", "mlperf", "small", "dlrm")
 """Names of a DLRM: presets, and two that mean the preset that fits the shards."""
-MODEL_NAMES = (*DLRM_NAMES, "dcnv2")
+MODEL_NAMES = (*DLRM_NAMES, "dcnv2", "tbsm")
 """Models that come with hotset."""
 
 Structure = Literal["stacked", "parallel"]
@@ -28,6 +28,8 @@ _CLASS = re.compile(r"[^\W\d][\w.]*:[\w.<>]+")
 MOST_WIDTH = 2**20
 """Outputs of a layer: far more than any model has."""
 MOST_LAYERS = 64
+MOST_HISTORY = 4096
+"""Elements of a history: each of them is passed through a DLRM of its own."""
 
 
 def is_class_name(name: str) -> bool:
@@ -70,13 +72,20 @@ def parse_arguments(text: str | None) -> dict[str, Any]:
 class ModelConfig(JsonRecord):
     """A dense model without the sizes that the shards decide."""
 
-    kind: Literal["dlrm", "dcnv2", "module"]
-    """DLRM, DCN V2, or a user's module."""
+    kind: Literal["dlrm", "dcnv2", "tbsm", "module"]
+    """DLRM, DCN V2, TBSM, or a user's module."""
     bottom_widths: tuple[int, ...] = ()
     """Widths of the hidden layers of the bottom MLP, which DLRM ends with the embedding dimension. Of DCN V2
     all its layers; none gives the dense features to the cross network as they are."""
     top_widths: tuple[int, ...] = ()
-    """Widths of the hidden layers between the interaction and the logit; the deep network of DCN V2."""
+    """Widths of the hidden layers between the interaction and the logit; the deep network of DCN V2; of TBSM
+    those between the interaction and the vector of an element, which is as wide as the last."""
+    history_length: int = 0
+    """Elements of a history before the candidate, of TBSM."""
+    attention_widths: tuple[int, ...] = ()
+    """Widths of the hidden layers between the similarities of a history and its weights, of TBSM."""
+    last_widths: tuple[int, ...] = ()
+    """Widths of the hidden layers between context and candidate and the logit, of TBSM."""
     cross_layers: int = 0
     """Layers of the cross network."""
     cross_rank: int | None = None
@@ -110,10 +119,15 @@ class ModelConfig(JsonRecord):
         return parse_arguments(self.arguments)
 
     def refuse_nonsense(self, where: str) -> None:
-        for key, widths in (("bottom_widths", self.bottom_widths), ("top_widths", self.top_widths)):
+        for key in ("bottom_widths", "top_widths", "attention_widths", "last_widths"):
+            widths = getattr(self, key)
             require_range(f"the number of {where}{key}", len(widths), 0, MOST_LAYERS)
             for number, width in enumerate(widths):
                 require_range(f"{where}{key}[{number}]", width, 1, MOST_WIDTH)
+        is_tbsm = self.kind == "tbsm"
+        require_range(f"{where}history_length", self.history_length, int(is_tbsm), MOST_HISTORY)
+        if is_tbsm and not (self.top_widths and self.pooling == "sum"):
+            raise RecordError(f"{where}top_widths is empty, or pooling not sum, of a model of kind tbsm")
         require_range(f"{where}cross_layers", self.cross_layers, 0, MOST_LAYERS)
         require_range(f"{where}cross_rank", self.cross_rank, 1, MOST_WIDTH)
         if not 0 <= self.dropout < 1:

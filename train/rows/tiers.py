@@ -68,12 +68,13 @@ class Layout:
     def locate(self, ids: BatchIds) -> tuple[NDArray[np.int64], int]:
         """The slot of every lookup in sample order, -1 where its row is not here; how many are not."""
         slots_N = np.empty(ids.ids_N.size, np.int64)
-        if ids.bags_N is None:
+        bags_N = ids.bags_of_features
+        if bags_N is None:
             ids_BF = ids.ids_N.reshape(ids.num_samples, ids.num_features)
             num_absent = locate_rows(ids_BF, self.first_F, self.last_F, self.base_F, slots_N)
         else:
             args = (self.first_F, self.last_F, self.base_F, slots_N)
-            num_absent = locate_bags(ids.ids_N, ids.bags_N, *args)
+            num_absent = locate_bags(ids.ids_N, bags_N, *args)
         return slots_N, num_absent
 
     def slots_of(self, lookups: LookupsByRow) -> tuple[NDArray[np.int64], int]:

@@ -51,6 +51,7 @@ def describe(shards: Shards, config: TrainConfig, threads: int, *, is_replay: bo
                 "embedding_dim": table.embedding_dim,
                 "num_hot": table.num_hot,
             }
+            | ({"is_multi_hot": True} if table.is_multi_hot else {})
             for table in shards.tables
         ],
     }

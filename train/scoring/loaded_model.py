@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
+from ...pipeline.errors import HotsetError
 from ...pipeline.runtime.memory import available_bytes
 from ...pipeline.schema.schema_names import DENSE_PREFIX
 from ...pipeline.sizes import format_byte_size
-from ..data.batch import EmbeddingTable
+from ..data.batch import EmbeddingTable, with_histories
 from ..data.batch_shares import BatchShares
 from ..execution.embeddings import Embeddings
 from ..meter import Meter
@@ -77,6 +78,9 @@ class LoadedModel:
         chosen = recorded_model(config)
         model = build_model(chosen, ModelInputs.of(config), 0, model_source).to(device)
         refuse_other_weights(run, weights, config, model)
+        if chosen.kind == "tbsm":
+            _refuse_other_lists(run, config, tables)
+            tables = with_histories(tables, chosen.history_length + 1)
         workers = WorkThreads(threads or config.threads)
         dense = build_step(model, chosen, tables, BatchShares(batch_size), workers, config.dense_dtype)
         model.load_state_dict(
@@ -91,6 +95,14 @@ class LoadedModel:
             _log.info("the rows take %s: they are read as batches need them", format_byte_size(num_bytes))
             embeddings = _rows_in_file(run, weights, tables, device, meter, workers, room)
         return cls(dense, embeddings, meter)
+
+
+def _refuse_other_lists(run: Path, config: RunConfig, tables: Sequence[EmbeddingTable]) -> None:
+    """Raise HotsetError unless the features that were histories in training are lists here, and no others."""
+    for own, table in zip(config.tables, tables, strict=True):
+        if own.is_multi_hot != table.is_multi_hot:
+            found, wanted = ("a list" if each.is_multi_hot else "one value" for each in (table, own))
+            raise HotsetError(f"{table.name} is {found} in each sample, and the run {run} has {wanted}")
 
 
 def _room_for_rows(num_bytes: int) -> int | None:

@@ -114,6 +114,9 @@ def build_trainer(
     # From here on nothing is left open: a schedule on disk is compared with it, and the run records it.
     ranks = ranks or OneRank()
     config = resolve(shards, config, ranks.num_ranks)
+    chosen_model = choose_model(config, shards.embedding_dim)
+    if chosen_model.kind == "tbsm":
+        shards = shards.with_histories(chosen_model.history_length + 1)
     device = open_device(config.device)
     verbs = verbs or open_verbs(config.device)
     meter = Meter(device)

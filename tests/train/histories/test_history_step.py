@@ -1,0 +1,190 @@
+"""Histories in training: where each element's embedding and gradient go, whatever the placement."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from hotset.pipeline.errors import HotsetError, ShardError
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.support.trained_models import STAGING, STATELESS, assert_equal_bits, trained
+from hotset.train.config import TrainConfig
+from hotset.train.data.batch import Batch, EmbeddingTable, FeatureBags, IdReader, with_histories
+from hotset.train.data.shards import Shards
+from hotset.train.histories.history_step import HistoryStep
+from hotset.train.histories.tbsm import Tbsm
+from hotset.train.model.dlrm_shape import tables_by_width
+from hotset.train.trainer_building.build_trainer import build_trainer
+
+SPEC = ShardSpec(
+    num_rows=(30, 90, 40, 60),
+    num_hot=(3, 5, 7, 4),
+    num_hot_only=20,
+    num_mixed=90,
+    num_evaluation=20,
+    skew=1.2,
+    batch_size=16,
+    multi_hot=(1, 2),
+    equal_lengths=True,
+    table_dims=(4, 4, 2, 4),
+)
+FIELDS: dict[str, Any] = {
+    "model": "tbsm",
+    "history_length": 5,
+    "embedding_optimizer": "adagrad",
+    "staging_bytes": 1_000,
+    "prefetch": 2,
+}
+
+
+def batch_of(one_hot: list[int], lists: list[list[list[int]]]) -> Batch:
+    """A batch of one one-hot feature and some lists, given by sample."""
+    bags = []
+    for of_feature in lists:
+        offsets = np.cumsum([0, *map(len, of_feature)]).astype(np.int32)
+        bags.append(FeatureBags(offsets, np.array([x for bag in of_feature for x in bag], np.int32)))
+    ids_BF = np.array(one_hot, np.int32)[:, None]
+    nothing = torch.zeros(len(one_hot), 0)
+    return Batch(torch.zeros(len(one_hot)), nothing, ids_BF, None, False, tuple(bags))
+
+
+@given(
+    lists=st.lists(
+        st.tuples(*(st.lists(st.integers(0, 20), max_size=4) for _ in range(2))), min_size=1, max_size=6
+    ),
+    place=st.integers(0, 2),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_lookup_is_in_its_bag(lists: list[tuple[list[int], list[int]]], place: int) -> None:
+    """The one-hot feature stands before, between or after two histories of any lengths."""
+    one_hot = [7] * len(lists)
+    of_features = [[sample[feature] for sample in lists] for feature in range(2)]
+    names = ["h0", "h1"]
+    names.insert(place, "x")
+    tables = [EmbeddingTable(name, 21, 0, 4, is_multi_hot=name != "x") for name in names]
+    reader = IdReader(with_histories(tables, 4), range(3))
+    ids = reader.read(batch_of(one_hot, of_features))
+    assert (ids.num_samples, ids.num_features) == (len(lists), 9)
+    wanted = []
+    for sample in range(len(lists)):
+        bag = 9 * sample
+        for name in names:
+            found = [7] if name == "x" else of_features[int(name[1])][sample]
+            size = 1 if name == "x" else 4
+            wanted += [(row, bag + size - len(found) + i) for i, row in enumerate(found)]
+            bag += size
+    assert ids.bags_N is not None and ids.bags_of_features is not None
+    assert list(zip(ids.ids_N.tolist(), ids.bags_N.tolist(), strict=True)) == wanted
+    # By row they are the lookups of a reader that adds bags up.
+    pooled = IdReader(tables, range(3))
+    other = pooled.read(batch_of(one_hot, of_features))
+    for mine, theirs in zip(reader.by_row(ids), pooled.by_row(other), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_array_equal(ids.bags_of_features, other.bags_N)
+
+
+def test_a_history_that_is_too_long_is_refused() -> None:
+    tables = [EmbeddingTable("x", 21, 0, 4), EmbeddingTable("items", 21, 0, 4, is_multi_hot=True)]
+    reader = IdReader(with_histories(tables, 3), [0, 1])
+    with pytest.raises(ShardError, match="4 elements in items, and the model takes 3 at most") as caught:
+        reader.read(batch_of([1, 2], [[[1], [1, 2, 3, 4]]]))
+    assert caught.value.hint is not None and "--history-length 3," in caught.value.hint
+
+
+def test_histories_of_different_lengths_are_refused() -> None:
+    tables = [EmbeddingTable(name, 21, 0, 4, is_multi_hot=True) for name in ("items", "shops")]
+    never: Any = None
+    step = HistoryStep(type("Step", (), {"dtype": "fp32", "predict": never})(), tables)
+    with pytest.raises(HotsetError, match="a sample has 2 elements in items and 1 in shops"):
+        step.predict(batch_of([1, 2], [[[1], [1, 2]], [[1], [3]]]), [])
+
+
+def naive_embeddings(tables_ND: list[torch.Tensor], batch: Batch, num_elements: int) -> list[torch.Tensor]:
+    """(B, S, d) of each width, element by element: a history ends with its last place."""
+    found = []
+    for tables in tables_by_width(SPEC.table_dims or ()).values():
+        samples = []
+        for sample in range(batch.num_samples):
+            rows = []
+            for table in tables:
+                weights_ND = tables_ND[table]
+                if table in SPEC.multi_hot:
+                    bags = batch.bags[SPEC.multi_hot.index(table)]
+                    ids = bags.ids_N[bags.offsets_B1[sample] : bags.offsets_B1[sample + 1]].tolist()
+                    rows += [torch.zeros_like(weights_ND[0])] * (num_elements - len(ids))
+                    rows += [weights_ND[row] for row in ids]
+                else:
+                    rows.append(weights_ND[int(batch.ids_BF[sample, (0, 3).index(table)])])
+            samples.append(torch.stack(rows))
+        found.append(torch.stack(samples))
+    return found
+
+
+def test_gradients_are_those_of_a_graph_in_float64(tmp_path: Path) -> None:
+    """One step of SGD with a rate of 1, against torch's graph from the rows to the loss."""
+    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    fields = FIELDS | {"embedding_optimizer": "sgd", "dense_optimizer": "sgd", "placement": "all-fast"}
+    fields |= {"embedding_lr": 1.0, "dense_lr": 1.0}
+    begun = build_trainer(shards, TrainConfig(**fields))
+    before = {name: begun.weights()[name].double() for name in begun.weights()}
+    stepped = trained(shards, [3], **fields)
+    batch = shards.training_batch(3)
+
+    model = begun.model.double()
+    assert isinstance(model, Tbsm)
+    tables = [before[table.name].clone().requires_grad_() for table in shards.tables]
+    lengths_B1 = torch.from_numpy(np.diff(batch.bags[0].offsets_B1)).double()[:, None]
+    assert {0, 4} <= set(lengths_B1.flatten().tolist()), "an empty and a long history"
+    dense_BK = torch.cat([batch.dense_BK.double(), lengths_B1], dim=1)
+    logit_B = model.logits(dense_BK, naive_embeddings(tables, batch, model.shape.num_elements))
+    loss = binary_cross_entropy_with_logits(logit_B, batch.label_B.double(), reduction="sum")
+    (loss / shards.batch_size).backward()  # type: ignore[no-untyped-call]
+
+    after = stepped.weights()
+    wanted = {table.name: leaf.grad for table, leaf in zip(shards.tables, tables, strict=True)}
+    wanted |= {f"dense.{name}": each.grad for name, each in model.named_parameters()}
+    for name, gradient in wanted.items():
+        assert gradient is not None and gradient.any(), name
+        torch.testing.assert_close(before[name] - after[name].double(), gradient, rtol=1e-4, atol=2e-6)
+
+
+def test_placements_end_with_equal_bits(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    all_fast = trained(shards, placement="all-fast", **FIELDS)
+    for placement in (*STATELESS, *STAGING, {"placement": "all-fast", "threads": 3}):
+        assert_equal_bits(trained(shards, **placement, **FIELDS), all_fast)
+    fae = trained(shards, all_fast.numbers, placement="fae", **FIELDS)
+    assert_equal_bits(fae, all_fast)
+    # The length of histories is a size of the model.
+    with pytest.raises(AssertionError):
+        assert_equal_bits(trained(shards, placement="all-fast", **FIELDS | {"history_length": 6}), all_fast)
+
+
+def test_the_order_inside_lists_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists read backwards are other histories."""
+    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    forward = trained(shards, placement="all-fast", **FIELDS)
+    read = Shards.training_batch
+
+    def backward(self: Shards, number: int) -> Batch:
+        batch = read(self, number)
+        turned = [
+            np.concatenate([part[::-1] for part in np.split(bags.ids_N, bags.offsets_B1[1:-1])])
+            for bags in batch.bags
+        ]
+        bags = tuple(
+            FeatureBags(bags.offsets_B1, ids_N) for bags, ids_N in zip(batch.bags, turned, strict=True)
+        )
+        return replace(batch, bags=bags)
+
+    monkeypatch.setattr(Shards, "training_batch", backward)
+    with pytest.raises(AssertionError):
+        assert_equal_bits(trained(shards, placement="all-fast", **FIELDS), forward)
