@@ -291,6 +291,22 @@ class Executor:
             self._fast_rows.update(self.fast, by_bag, slots_of_pass, grad_PD, ids.num_features, rate)
             self.transfer(Transfer(write_back=moves))
 
+    def look_up_on_host(self, ids: BatchIds, lookups: LookupsByRow, vectors_PD: torch.Tensor) -> None:
+        """Look up rows that stay on the slow tier, one vector per bag, in host memory that is sent later."""
+        self._in_place.look_up_bags(ids, lookups, vectors_PD)
+
+    def update_on_host(
+        self,
+        ids: BatchIds,
+        lookups: LookupsByRow,
+        grad_PD: torch.Tensor,
+        plan: StepPlan,
+        rate: float | None = None,
+    ) -> None:
+        """Take one optimizer step on these rows, by gradients that have come to the host; as `update`."""
+        assert plan.in_place is not None and plan.in_place.is_whole
+        self._in_place.update(ids, lookups, plan.in_place, grad_PD, rate)
+
     def table(self, table: int, *, state: bool = False) -> torch.Tensor:
         """(num_rows, D) host weights of one table in id order, or (num_rows, W) optimizer state.
 

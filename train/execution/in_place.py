@@ -41,17 +41,21 @@ class InPlaceWork:
 
     def send_bags(self, ids: BatchIds, lookups: LookupsByRow, pooled_PD: torch.Tensor) -> None:
         """Look up and add up on the slow tier; one vector per bag is sent."""
-        self._count_vector_per_bag("to_fast", ids)
-        slots_U = self._slow.slots_of(self._slots(lookups))
         # A fast tier on the host takes the vectors directly, one on a GPU gets them as one copy.
         is_host = self._fast.device == _HOST
         on_host_PD = pooled_PD if is_host else torch.empty(pooled_PD.shape)
+        self.look_up_bags(ids, lookups, on_host_PD)
+        if not is_host:
+            pooled_PD.copy_(on_host_PD)
+
+    def look_up_bags(self, ids: BatchIds, lookups: LookupsByRow, on_host_PD: torch.Tensor) -> None:
+        """Look up and add up on the slow tier, for vectors that somebody else sends."""
+        self._count_vector_per_bag("to_fast", ids)
+        slots_U = self._slow.slots_of(self._slots(lookups))
         vectors_ND = on_host_PD if ids.bags_N is None else torch.empty(ids.ids_N.size, self._dim)
         self._slow_rows.look_up(self._slow.weights_SD, lookups, slots_U, vectors_ND)
         if ids.bags_N is not None:
             self._slow_rows.pool(vectors_ND, ids, on_host_PD)
-        if not is_host:
-            pooled_PD.copy_(on_host_PD)
 
     def send_rows(
         self, lookups: LookupsByRow, is_sent_U: NDArray[np.bool_], vectors_ND: torch.Tensor

@@ -8,8 +8,9 @@ A step, in the order of its work:
 Events order the three: a copy waits for the step that last read its place on the device, moves wait for the
 copy and for the last step that used what they overwrite, compute waits for both.
 
-What cannot be packed is done at once, while the device stands still: batches in passes, lookups in place
-(hybrid), bags, shares, and FAE's copies of all hot rows.
+Steps whose rows stay on the host are queued around its work (`in_place_steps`). What else cannot be packed is
+done at once, while the device stands still: batches in passes, bags, shares, distinct rows in place
+(hybrid-dedup), and FAE's copies of all hot rows.
 """
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
@@ -30,6 +31,7 @@ from ..execution.embeddings import PlannedStep, WidthStep
 from ..gpu_kernels.batch_lists import BatchLists, BatchRoom, DecodedBatch, StepNumbers
 from ..recipe.learning_rates import StepRates
 from .fused_dlrm import DenseInputs, FusedDlrm
+from .in_place_steps import InPlaceSteps
 from .input_ring import InputRing
 from .packed_batch import HostLists, PackedBatch, PackedRoom, PackedTarget, pack
 from .row_moves import choose_moves
@@ -83,6 +85,7 @@ class QueuedSteps:
         self._kernels = kernels
         self._is_recorded = is_recorded
         self._at_once = StepsAtOnce(parts)
+        self._in_place = InPlaceSteps(device, parts, batch_size, num_dense)
         self._widths = [WidthTensors.of(width, device) for width in parts.embeddings.widths]
         self.moves = choose_moves(mover, device, kernels, self._widths, parts.embeddings, num_threads)
         """What moves the rows of steps."""
@@ -167,6 +170,10 @@ class QueuedSteps:
     def train(self, prepared: PreparedStep, number: int, rates: StepRates) -> torch.Tensor:
         # What cannot be packed, and copies of all hot rows, run while the device stands still.
         step = prepared.step
+        if InPlaceSteps.can_take(step):
+            loss_1, loss = self._new_loss()
+            self._in_place.train(step, number, rates, loss_1)
+            return loss
         packed = None if prepared.packing is None else prepared.packing.result()
         if packed is None or prepared.copies_hot:
             self._device.synchronize()
