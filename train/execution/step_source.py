@@ -119,9 +119,7 @@ class StepSource:
         """The steps of epochs of batches given by number; the transfers of each are queued already."""
         # Without staging a step needs nothing but its own batch.
         if not self._staged:
-            for numbers in epochs:
-                self._embeddings.plan_epoch(numbers)
-                self._embeddings.begin_epoch()
+            for numbers in self._begun_epochs(epochs):
                 for number, read in self._readers.in_order(self._read_whole, numbers):
                     yield self._embeddings.plan(number, read.batch, read.widths)
             return
@@ -143,6 +141,24 @@ class StepSource:
             for numbers in epochs:
                 self._embeddings.plan_epoch(numbers)
                 yield from self._planned_online(numbers, new_queues())
+
+    def _begun_epochs(self, epochs: Iterable[Iterable[int]]) -> Iterator[Iterable[int]]:
+        """Yield the epochs of batches that need no staging; the next one is planned while one runs."""
+        with ThreadPoolExecutor(1, thread_name_prefix="plan") as pool:
+            pending: deque[tuple[Iterable[int], Future[None]]] = deque()
+            for numbers in epochs:
+                pending.append((numbers, pool.submit(self._embeddings.plan_epoch, numbers)))
+                # An order that is decided as it goes is not asked for its next epoch before that begins.
+                if isinstance(numbers, list) and len(pending) == 1:
+                    continue
+                yield self._begun(*pending.popleft())
+            while pending:
+                yield self._begun(*pending.popleft())
+
+    def _begun(self, numbers: Iterable[int], planned: Future[None]) -> Iterable[int]:
+        planned.result()
+        self._embeddings.begin_epoch()
+        return numbers
 
     def plan_run(self, epochs: Iterable[Iterable[int]], limits: SpillLimits) -> None:
         """Plan all epochs now, and open the files of rows that do not fit in memory, which need those plans.

@@ -122,7 +122,7 @@ class MovingHomes:
     def _followed(
         self, choices: HomeChoices, number: int, keys_U: NDArray[np.int32], homes_K: NDArray[np.uint8]
     ) -> BeforeAndAfter:
-        # The file of shards may have changed since: other rows would be sent than the others expect.
+        # All ranks follow a plan of these rows.
         entries = self._uses.of_batch(number)
         assert np.array_equal(self._uses.keys[entries], keys_U), "a batch has other rows than planned"
         return follow_choices(keys_U, HomeChoices(*(each[entries] for each in choices)), homes_K)

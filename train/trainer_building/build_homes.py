@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...pipeline.errors import ConfigError
 from ...stats.exchange.home_moves import move_costs
 from ...stats.exchange.home_plan import first_homes
 from ..data.batch_shares import BatchShares
@@ -56,7 +57,8 @@ def plan_width_homes(
         folder: of plans that are too large for memory.
 
     Raises:
-        HotsetError: the disk has no room for them.
+        ConfigError: rows are too wide for plans of moving homes.
+        HotsetError: the disk has no room for such plans.
     """
     num_rows = [shards.tables[table].num_rows for table in chosen]
     if name != "moving":
@@ -67,7 +69,10 @@ def plan_width_homes(
     uses = read_uses(reader, shards.num_training_batches, folder)
     homes_K, is_held_K = first_homes(uses, shares.rank)
     dim = shards.tables[chosen[0]].embedding_dim
-    costs = move_costs(dim, optimizer.state_width(dim))
+    try:
+        costs = move_costs(dim, optimizer.state_width(dim))
+    except ValueError as error:
+        raise ConfigError(f"homes cannot move: {error}") from None
     # Scheduled by the run itself, batches of hot rows come after mixed ones more often than before.
     is_hot = shards.is_hot_only[: shards.num_training_batches]
     guess = np.concatenate([np.flatnonzero(~is_hot), np.flatnonzero(is_hot)])

@@ -11,11 +11,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.stages.transpose import TransposeConfig, transpose
 from hotset.stats.batches.epoch_order import epoch_order
 from hotset.stats.exchange.count_exchange import count_exchange
-from hotset.stats.exchange.home_moves import NO_HOME
+from hotset.stats.exchange.home_moves import NO_HOME, move_costs
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
@@ -29,6 +30,7 @@ from hotset.train.placements.moving_homes import MovingHomes
 from hotset.train.ranks.ranks import OneRank, RankError, Ranks
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 from hotset.train.trainer import run_steps
+from hotset.train.trainer_building import build_homes
 from hotset.train.trainer_building.build_trainer import build_trainer
 
 SPEC = ShardSpec(num_rows=(60, 90), num_hot=(3, 5), num_hot_only=26, num_mixed=70, skew=1.2, batch_size=16)
@@ -110,6 +112,20 @@ def test_ranks_send_the_bytes_of_the_plan(shards: Shards, wanted: list[bytes]) -
         each.sent_bytes["vectors"] + each.sent_bytes["gradients"] for each in by_use
     )
     assert all(each.sent_bytes["moves"] == 0 for each in by_use)
+
+
+@pytest.mark.parametrize("placement", ["all-fast", "fae"])
+def test_homes_go_on_from_epoch_to_epoch(placement: str, shards: Shards) -> None:
+    fields: dict[str, Any] = {"placement": placement, "epochs": 3}
+    found = on_ranks(shards, 4, **fields)
+    assert tables_of(found) == tables_of(on_ranks(shards, 1, **fields))
+    assert sum(each.sent_bytes["moves"] for each in found) > 0
+
+
+def test_rows_too_wide_for_a_plan_are_refused(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_homes, "move_costs", lambda *_: move_costs(30_000, 30_000))
+    with pytest.raises(ConfigError, match="homes cannot move: cannot plan rows of 30000 numbers with 30000"):
+        on_ranks(shards, 2)
 
 
 def test_a_home_that_moves_too_early_is_found(

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from hotset.pipeline.errors import ConfigError, HotsetError, ShardError
 from hotset.pipeline.generate.generate_log import GenerateConfig, generate
 from hotset.pipeline.sizes import KIB, ByteSize
+from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
 from hotset.train.config import TrainConfig
@@ -22,6 +23,7 @@ from hotset.train.data.shard_origin import vocabulary_of
 from hotset.train.data.shards import Shards
 from hotset.train.model_building.choose_model import choose_model
 from hotset.train.options.interval import Interval
+from hotset.train.options.rank_options import RankOptions
 from hotset.train.resuming.source_run import open_source
 from hotset.train.run import train
 from hotset.train.run_folder.verify_run import verify_run
@@ -102,6 +104,17 @@ def test_a_run_that_starts_from_another_is_resumed_with_the_same_bits(
     train(data, TrainConfig(**FIELDS), tmp_path / "run", **arguments)
     for name in ("weights.safetensors", "metrics.jsonl"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+
+
+def test_ranks_start_from_a_run_as_one_process_does(
+    data: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrainConfig(**FIELDS | {"shares": 4})
+    train(data, config, tmp_path / "alone", init_from=first)
+    moving = RankOptions(homes="moving")
+    train_on_ranks(4, monkeypatch, data, config, tmp_path / "ranks", init_from=first, rank_options=moving)
+    for name in ("weights.safetensors", "states.safetensors"):
+        assert (tmp_path / "ranks" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
 
 
 def source_of(run: Path, shards: Shards, id_map: Path | None = None, **fields: Any) -> Any:
