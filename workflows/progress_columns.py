@@ -5,6 +5,7 @@ A terminal of 60 columns has no room for all of them beside a bar: a stage that 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 
@@ -64,9 +65,10 @@ class Speed:
 
 
 class Bars:
-    """One progress bar at a time, of the stage that runs."""
+    """One progress bar at a time, of the stage that runs; any thread may tell how far it is."""
 
     def __init__(self, console: Console) -> None:
+        self._lock = threading.RLock()
         self._progress = Progress(console=console, transient=True, expand=True)
         self._stage = ""
         self._task: TaskID | None = None
@@ -89,22 +91,25 @@ class Bars:
 
     def __call__(self, stage: str, done: int, total: int, note: str = "", /) -> None:
         """Show how far a stage is; the bar of the stage before it goes. A total of 0 is unknown yet."""
-        width = self._progress.console.width
-        self._progress.columns = columns_for(note, width)
-        self._progress.expand = has_room_for_bar(note, width)
-        # rich draws a pulse instead of a share where the total is None.
-        if self._task is None or stage != self._stage:
-            self._drop()
-            self._stage = stage
-            self._speed = Speed()
-            self._task = self._progress.add_task(stage, total=total or None, note=note)
-        speed = self._speed.after(time.monotonic(), done)
-        self._progress.update(self._task, completed=done, total=total or None, note=note, speed=speed)
+        # Threads begin a stage together: a second bar would stay, and messages would be written over.
+        with self._lock:
+            width = self._progress.console.width
+            self._progress.columns = columns_for(note, width)
+            self._progress.expand = has_room_for_bar(note, width)
+            # rich draws a pulse instead of a share where the total is None.
+            if self._task is None or stage != self._stage:
+                self._drop()
+                self._stage = stage
+                self._speed = Speed()
+                self._task = self._progress.add_task(stage, total=total or None, note=note)
+            speed = self._speed.after(time.monotonic(), done)
+            self._progress.update(self._task, completed=done, total=total or None, note=note, speed=speed)
 
     def drop_full(self) -> None:
         """Take off a bar that has reached its end: the message to come reports the stage."""
-        if self._task is not None and self._progress.tasks[0].finished:
-            self._drop()
+        with self._lock:
+            if self._task is not None and self._progress.tasks[0].finished:
+                self._drop()
 
     def _drop(self) -> None:
         if self._task is not None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from rich.console import Console
@@ -12,7 +15,7 @@ from rich.table import Table
 
 from hotset.tests.support.terminal import run_in_terminal
 from hotset.workflows.console import describe_rate, print_table
-from hotset.workflows.progress_columns import Speed
+from hotset.workflows.progress_columns import Bars, Speed
 
 _TWO_STAGES = """
 import sys, time
@@ -62,6 +65,35 @@ def test_each_stage_of_a_run_ends_as_one_line(log: Path, tmp_path: Path) -> None
     for stage in ("ingest", "count", "rank", "encode", "split", "pack"):
         assert len([line for line in screen.lines if line.startswith(stage)]) == 1
     assert lines_with_bars(screen.lines) == []
+
+
+def test_threads_that_begin_a_stage_together_share_one_bar() -> None:
+    bars = Bars(Console(file=io.StringIO(), force_terminal=True))
+    num_threads = 4
+    together = Barrier(num_threads)
+    # A thread that switches at every chance finds a stage without a bar as often as can be.
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def report_stages(thread: int) -> set[int]:
+        found = set()
+        try:
+            for stage in range(100):
+                together.wait()
+                bars(f"stage {stage}", thread, num_threads)
+                together.wait()
+                found.add(len(bars._progress.tasks))
+        except Exception:  # the others wait for no thread that failed
+            together.abort()
+            raise
+        return found
+
+    try:
+        with ThreadPoolExecutor(num_threads) as pool:
+            found = set().union(*pool.map(report_stages, range(num_threads)))
+    finally:
+        sys.setswitchinterval(before)
+    assert found == {1}
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
