@@ -99,6 +99,14 @@ def print_line(console: Console, text: str, *, style: str | None = None) -> None
     console.print(Text(text), style=style, soft_wrap=True)
 
 
+def print_command(console: Console, command: str) -> None:
+    """Print a command to paste, indented.
+
+    Where it is wider than the terminal, the terminal itself continues it in the next row and copies one line.
+    """
+    console.print(Text(f"  {command}"), soft_wrap=True)
+
+
 def _wrapped(text: str, width: int) -> str:
     """Return a sentence in lines of at most ``width`` characters, a number and its unit in the same one."""
     joined = _WITH_UNIT.sub(lambda found: found[0].replace(" ", _JOINED), text)

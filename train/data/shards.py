@@ -85,7 +85,7 @@ class Shards:
             if not totals.has_label:
                 raise ShardError(
                     f"{manifest.folder} has no labels: its log was read with --no-label",
-                    hint="training and evaluation need a log with labels",
+                    hint="only `hotset predict RUN LOG --no-label --out FILE` needs no labels",
                 )
             self.embedding_dim = totals.embedding_dim
             self.embedding_optimizer = totals.embedding_optimizer

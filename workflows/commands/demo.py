@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from ...pipeline.errors import HotsetError, require_at_least
+from ...pipeline.errors import ConfigError, HotsetError, require_at_least
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.stage_totals import VocabularyTotals
 from ...pipeline.generate.generate_log import GenerateConfig, generate
@@ -22,6 +22,7 @@ from ...pipeline.inspect.frequency_series import QUICK, Statistics, frequency_st
 from ...pipeline.raw.raw_blocks import iterate_blocks
 from ...pipeline.raw.raw_file import RawFile
 from ...pipeline.runtime.resources import Resources
+from ...pipeline.schema.schema_file import setting_of
 from ...pipeline.sizes import MIB, ByteSize, format_byte_size
 from ...pipeline.stages.preprocess import StageReport, preprocess
 from ...stats.ranking.row_bytes import row_bytes
@@ -30,6 +31,7 @@ from ..console import (
     bars_hidden,
     command_prefix,
     describe_rate,
+    print_command,
     print_json,
     print_line,
     progress_bars,
@@ -40,7 +42,7 @@ from ..console import (
 from ..options import parse_options
 from ..printing.describe_stages import describe_stage
 from ..printing.show_stats import show_statistics
-from ..recipes import criteo_kaggle, small_real_sample
+from ..recipes import DEFAULT_SCHEMA, criteo_kaggle, recipe_for, small_real_sample
 
 _SAMPLES = 300_000
 _HOT_SHARE = 0.1
@@ -58,7 +60,10 @@ class DemoCommand:
     """Number of samples to generate, or of lines to read from --data. Default: 300,000, or all of --data."""
 
     data: Path | None = None
-    """Raw Criteo log to use instead of a generated one."""
+    """Raw log to use instead of a generated one."""
+
+    schema: str | None = None
+    """Schema of --data, as 'preprocess --schema' takes it. Default: criteo-kaggle."""
 
     hot_bytes: ByteSize | None = None
     """Fast memory for hot rows. Default: what a tenth of the rows needs."""
@@ -77,6 +82,8 @@ class DemoCommand:
 
     def __post_init__(self) -> None:
         require_at_least("samples", self.samples, 100)
+        if self.schema is not None and self.data is None:
+            raise ValueError("--schema describes the log of --data, which is not given")
 
 
 def run(command: str, arguments: Sequence[str]) -> int:
@@ -121,7 +128,10 @@ def demo(options: DemoCommand, console: Console) -> dict[str, Any]:
             run_folder = options.out / "runs" / placement
             runs.append(train(options.out / "data", config, run_folder, progress=progress).to_dict())
     show_runs(runs, console)
-    show(_explain(runs, statistics, options))
+    show(_explain(runs, statistics))
+    show("\nNext:")
+    for next_command in _next_commands(options):
+        print_command(console, next_command)
     return {"statistics": statistics, "stages": reports, "runs": runs}
 
 
@@ -137,7 +147,9 @@ def _line_printer(console: Console) -> Callable[[str], None]:
 def _settings(options: DemoCommand) -> dict[str, Any]:
     kept = ("samples", "hot_bytes", "seed")
     source = None if options.data is None else str(options.data.resolve())
-    return {name: asdict(options)[name] for name in kept} | {"data": source}
+    # The text of a schema file, which may be edited between two demos.
+    schema = None if options.schema is None else setting_of(options.schema)
+    return {name: asdict(options)[name] for name in kept} | {"data": source, "schema": schema}
 
 
 def _claim(options: DemoCommand) -> None:
@@ -186,8 +198,11 @@ def _log(options: DemoCommand) -> Path:
 def _copy_lines(log: Path, num_lines: int, path: Path) -> None:
     """Write the first lines of a log, plain or compressed, to ``path``."""
     left = num_lines
+    raw = RawFile.inspect(log)
+    if raw.read_start(4) == b"PAR1":
+        raise ConfigError(f"--samples takes the first lines of a text, and {log} is Parquet: leave it out")
     with open(path, "wb") as file:
-        for block in iterate_blocks(RawFile.inspect(log), MIB):
+        for block in iterate_blocks(raw, MIB):
             lines = block.read().lines.tobytes().splitlines(keepends=True)[:left]
             file.writelines(lines)
             left -= len(lines)
@@ -207,6 +222,10 @@ def _preprocess(log: Path, options: DemoCommand, show: Callable[[str], None]) ->
     data = options.out / "data"
     # A log that is given is most often a small sample, where rare categories should share a row.
     recipe = criteo_kaggle() if options.data is None else small_real_sample()
+    if options.schema is not None:
+        named = recipe_for(setting_of(options.schema))
+        rank = replace(recipe.rank, feature_min_counts=named.rank.feature_min_counts)
+        recipe = replace(recipe, ingest=named.ingest, rank=rank, split=named.split)
     recipe = replace(
         recipe,
         pack=replace(recipe.pack, seed=options.seed, batch_size=_BATCH_SIZE),
@@ -228,8 +247,8 @@ def _preprocess(log: Path, options: DemoCommand, show: Callable[[str], None]) ->
     return [{"stage": report.stage, "seconds": report.seconds} for report in reports.values()]
 
 
-def _explain(runs: list[dict[str, Any]], statistics: Statistics, options: DemoCommand) -> str:
-    """Return what was gained, in sentences, and the commands to try next."""
+def _explain(runs: list[dict[str, Any]], statistics: Statistics) -> str:
+    """Return what was gained, in sentences."""
     fast, fae, lookahead = runs
     # The figures of the plan's own budget, not of one of the round ones beside it.
     chosen = next(budget for budget in statistics["budgets"] if budget["is_chosen"])
@@ -242,7 +261,7 @@ def _explain(runs: list[dict[str, Any]], statistics: Statistics, options: DemoCo
         f"and {chosen['hot_sample_share']:.1%} of the samples need no other row.",
     ]
     # hybrid sends one vector per lookup; its bytes follow from the counts, without a run.
-    lookups = fae["num_training_samples"] * len(statistics["features"])
+    lookups = sum(feature["num_lookups"] for feature in statistics["features"])
     vector_bytes = 4 * statistics["embedding_dim"]
     moved = format_byte_size(fae["bytes_to_fast"])
     hybrid = format_byte_size(lookups * vector_bytes)
@@ -254,15 +273,17 @@ def _explain(runs: list[dict[str, Any]], statistics: Statistics, options: DemoCo
     ]
     if fast["auc"] is not None and fae["auc"] is not None:
         lines.append(f"AUC difference (fae - all-fast): {fae['auc'] - fast['auc']:+.4f}.")
+    return "\n".join(lines)
+
+
+def _next_commands(options: DemoCommand) -> list[str]:
+    """Return commands to try next, with the paths of this demo and as this shell finds them."""
     hotset = command_prefix()
     data, folder = (shlex.quote(str(path)) for path in (options.out / "data", options.out))
-    # The next steps are commands to paste, with the paths of this demo.
-    lines += [
-        "",
-        "Next:",
-        f"  {hotset} stats {data}",
-        f"  {hotset} train {data} --placement hybrid-dedup --out {folder}/runs/hybrid-dedup",
-        f"  {hotset} evaluate {folder}/runs/lookahead {data}",
-        f"  {hotset} preprocess YOUR-LOG.tsv.gz --schema criteo-kaggle --hot-bytes 256MiB --out DIR",
+    schema = shlex.quote(options.schema or DEFAULT_SCHEMA)
+    return [
+        f"{hotset} stats {data}",
+        f"{hotset} train {data} --placement hybrid-dedup --out {folder}/runs/hybrid-dedup",
+        f"{hotset} evaluate {folder}/runs/lookahead {data}",
+        f"{hotset} preprocess YOUR-LOG.tsv.gz --schema {schema} --hot-bytes 256MiB --out DIR",
     ]
-    return "\n".join(lines)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import xxhash
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -15,6 +17,8 @@ from .read_runs import Run, differing_settings
 
 _MOST_SHOWN = 12
 """Settings that differ, at most: more of them say that the runs are of different experiments."""
+_FINGERPRINT = re.compile("[0-9a-f]{32}")
+_SHOWN_DIGITS = 8
 _WIDTH, _HEIGHT, _MARGIN = 480, 220, 48
 _SHOWN_WIDTH = 640
 """Pixels of a chart where there is room; it shrinks on narrow screens."""
@@ -105,9 +109,17 @@ def _number(run: Run, name: str) -> float | None:
 def _differences(run: Run, names: Sequence[str]) -> str:
     if run.fault:
         return run.fault
-    shown = [f"{name} {run.settings[name]}" for name in names if run.settings.get(name) is not None]
+    shown = [f"{name} {_short(run.settings[name])}" for name in names if run.settings.get(name) is not None]
     more = len(shown) - _MOST_SHOWN
     return ", ".join(shown[:_MOST_SHOWN]) + (f", and {more} more" if more > 0 else "")
+
+
+def _short(value: Any) -> str:
+    """Return a setting in a word: fingerprints by their first digits, the text of a schema file by a hash."""
+    text = str(value)
+    if "\n" in text:
+        return f"{xxhash.xxh3_128_hexdigest(text.encode(errors='replace'))[:_SHOWN_DIGITS]} (of a file)"
+    return text[:_SHOWN_DIGITS] if _FINGERPRINT.fullmatch(text) else text
 
 
 def _provenance(run: Run) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hotset.tests.support.terminal import run_in_terminal
 from hotset.workflows.cli import main
 from hotset.workflows.console import command_prefix
 
@@ -31,6 +32,36 @@ def test_the_demo_runs_again_and_refuses_a_folder_it_did_not_make(
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     assert main(["demo", "--out", str(tmp_path / "mine")]) == 1
     assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+def test_a_log_of_another_schema_is_shown_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{number % 3 == 0:d},{number % 7},{'ab'[number % 2]}|c,{number - 300}" for number in range(600)]
+    log, schema = tmp_path / "clicks.csv", tmp_path / "clicks.toml"
+    log.write_text("\n".join(["click,item,tags,delta", *rows, ""]))
+    schema.write_text(
+        'format = "csv"\nlabel = "click"\ndense = ["delta"]\n[sparse]\nitem = "integer"\n'
+        'tags = { kind = "text", list = true, separator = "|" }\n'
+    )
+    arguments = ["demo", "--data", str(log), "--schema", str(schema), "--out", str(tmp_path / "demo")]
+    assert main([*arguments, "--samples", "500"]) == 0
+    shown = capsys.readouterr().out
+    # One vector of 16 floats for each of three lookups of a training sample, four fifths of the 499 rows.
+    assert "hybrid, with every row in host memory, would move 75 KiB." in shown
+    assert f"--schema {schema} --hot-bytes" in shown
+    # Without lines there are no first ones, and without a log there is nothing to describe.
+    log.write_bytes(b"PAR1" + bytes(100))
+    assert main([*arguments, "--samples", "500"]) == 1
+    assert "is Parquet" in capsys.readouterr().err
+    assert main(["demo", "--schema", "avazu", "--out", str(tmp_path / "demo")]) == 2
+
+
+def test_next_commands_are_not_broken_into_lines() -> None:
+    program = "from hotset.workflows.console import *; "
+    program += "print_command(stdout_console(), 'hotset stats ' + 'x ' * 50 + 'y')"
+    _, screen = run_in_terminal(["-c", program], 60)
+    shown = [line for line in screen.lines if line]
+    # Full rows: the terminal alone continues the command, and copies it as one line.
+    assert len(shown) == 2 and len(shown[0]) >= 59 and "".join(shown).startswith("  hotset stats x x")
 
 
 def test_the_printed_command_is_one_that_this_shell_finds(

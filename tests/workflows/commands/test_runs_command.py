@@ -52,6 +52,23 @@ def test_runs_are_listed_with_what_differs(runs: Path, capsys: pytest.CaptureFix
     assert f"{found[0]['summary']['auc']:.4f}" in shown and "warmup_steps" in shown.replace("\n", "")
 
 
+def test_schemas_and_fingerprints_are_listed_in_a_word(tmp_path: Path) -> None:
+    for name, schema, shards in (
+        ("own", 'format = "csv"\nlabel = "click"\n', "ab" * 16),
+        ("kaggle", "criteo-kaggle", "cd" * 16),
+    ):
+        (tmp_path / name).mkdir()
+        settings = {"schema": schema, "shards": shards}
+        (tmp_path / name / "config.json").write_text(json.dumps(settings))
+    console = Console(file=io.StringIO(), width=200)
+    show_run_list(read_runs(tmp_path), console)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert re.search(r"schema [0-9a-f]{8} \(of a file\), shards abababab *$", shown, re.MULTILINE)
+    assert re.search(r"schema criteo-kaggle, shards cdcdcdcd *$", shown, re.MULTILINE)
+    assert "label" not in shown
+
+
 def test_a_run_says_what_made_it(runs: Path) -> None:
     found = json.loads((runs / "plain/summary.json").read_text())["provenance"]
     assert "train" in found["command"] and found["machine"]["cores"] >= 1 and "commit" in found
