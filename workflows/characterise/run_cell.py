@@ -27,6 +27,8 @@ from .cells import Cell
 from .timed_steps import StepLaps, time_steps
 
 WARM_UP_STEPS = 3
+MOST_MISSING = 0.03
+"""Share of a step that its parts may miss."""
 _LEAST_STEPS = 6
 _MOST_STEPS = 24
 _SAMPLES = 32_768
@@ -44,7 +46,7 @@ class CellRecord(JsonRecord):
     step_seconds: float
     """Mean over the steps between the quartiles of their seconds."""
     parts: dict[str, float]
-    """Seconds of each part of the loop in these steps; they add up to the step's."""
+    """Seconds of each part of the loop in these steps, each measured by itself."""
     beside: dict[str, float]
     """Seconds per step of the work beside the loop: load, transfers."""
     distinct_rows: float
@@ -58,6 +60,11 @@ class CellRecord(JsonRecord):
     sends to others, ``vectors``, ``gradients`` and ``dense``."""
     memory_bytes: int
     """Most memory that the process has had so far."""
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the parts are the whole step, to 3%."""
+        return abs(sum(self.parts.values()) - self.step_seconds) <= MOST_MISSING * self.step_seconds
 
 
 def num_steps_of(cell: Cell) -> int:

@@ -10,6 +10,7 @@ from rich.table import Table
 from ...train.planning.machine_file import Constant
 from ..console import plain_table, print_line, print_table
 from .characterise import Characterised
+from .run_cell import MOST_MISSING
 
 
 def summary(result: Characterised) -> dict[str, Any]:
@@ -23,6 +24,7 @@ def summary(result: Characterised) -> dict[str, Any]:
         "p90_error": error.p90_error if error else None,
         "num_pairs": error.num_pairs if error else 0,
         "pairs_in_order": error.pairs_in_order if error else None,
+        "num_cells_that_add_up": sum(record.adds_up for record in result.cells),
         "is_quiet": machine.is_quiet,
         "disturbances": list(machine.disturbances),
         "not_measured": machine.not_measured,
@@ -54,6 +56,10 @@ def sentences(result: Characterised) -> list[str]:
             f"Times fitted to {model.num_fitted} of them are wrong by {error.median_error:.0%} (median) and "
             f"less than {error.p90_error:.0%} (nine of ten) on the other {error.num_cells}.{order}"
         )
+    # Parts are measured one by one, so on a busy machine something may happen between two of them.
+    others = sum(not record.adds_up for record in result.cells)
+    if others:
+        lines.append(f"The parts of {others} of them miss more than {MOST_MISSING:.0%} of their step.")
     if not machine.is_quiet:
         lines.append(f"The machine was disturbed: {'; '.join(machine.disturbances)}.")
     # Several things may be missing for one reason, which is told once.

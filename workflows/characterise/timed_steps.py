@@ -1,8 +1,9 @@
 """Training steps whose parts are timed: what the loop does, and what runs beside it in other threads.
 
-The seconds of the loop are divided without a rest: each lap ends where the next begins. Inside the dense
-layers the work of all threads is added up by part and divided by their number; what that leaves of the wall
-clock is idle: threads that wait for the last tile, and the interpreter.
+Every part has a watch of its own, and none is what the others leave, so that parts which add up to the step
+show that nothing was missed. Inside the dense layers the work of all threads is added up by part and divided
+by their number. Idle is measured too: threads that wait for their first tile or for the last one of others,
+and the interpreter between pieces of work, during which all threads but one wait.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 
@@ -29,8 +30,9 @@ from ...train.model.dlrm import Dlrm
 from ...train.model.mlp_tiles import MlpTiles
 from ...train.model.tile_gradients import SumsOfRanks
 from ...train.trainer import Trainer
+from ...train.work_threads import WorkThreads
 
-Found = TypeVar("Found")
+_IN_THREADS = "in threads"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +63,29 @@ class TimedRun:
 
 
 class _Watch:
-    """Seconds of one thread by part."""
+    """Seconds of one thread by part; a part inside of another one interrupts it."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._open: list[str] = []
+        self._since = 0.0
 
     @contextmanager
     def __call__(self, part: str) -> Generator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[part] += time.perf_counter() - start
+        self._lap()
+        self._open.append(part)
+        try:
+            yield
+        finally:
+            self._lap()
+            self._open.pop()
+
+    def _lap(self) -> None:
+        """Give the time since the last change to the innermost part."""
+        now = time.perf_counter()
+        if self._open:
+            self.seconds[self._open[-1]] += now - self._since
+        self._since = now
 
     def take(self) -> dict[str, float]:
         """Return the seconds, and begin again at zero."""
@@ -104,19 +119,51 @@ class _TimedTile:
     def __init__(self, tile: DenseTile) -> None:
         self._tile = tile
         self.watch = _Watch()
-        # The tile calls its layers through watches from here on, so their seconds lie within its own.
+        # The tile calls its layers through the watch from here on: what it does itself is the interaction.
         if tile.bottom is not None:
             tile.bottom = _TimedMlp(tile.bottom, "bottom", self.watch)
         if tile.top is not None:
             tile.top = _TimedMlp(tile.top, "top", self.watch)
 
     def forward(self, dense_TK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        with self.watch("tile"):
+        with self.watch("interaction"):
             return self._tile.forward(dense_TK, embeddings)
 
     def backward(self, *args: object) -> float:
-        with self.watch("tile"):
+        with self.watch("interaction"):
             return cast(Callable[..., float], self._tile.backward)(*args)
+
+
+class _TimedThreads:
+    """Threads whose waits are timed: until their first piece, between pieces, and for the last of others."""
+
+    def __init__(self, threads: WorkThreads, watch: _Watch) -> None:
+        self._threads = threads
+        self._watch = watch
+        self.idle_seconds = 0.0
+        """Of all threads together, divided by their number."""
+
+    def run(self, work: Callable[[int, int], object], num_pieces: int) -> None:
+        """Run the pieces."""
+        num_threads = self._threads.num_threads
+        waits = [0.0] * num_threads
+
+        def timed(piece: int, worker: int) -> None:
+            waits[worker] += time.perf_counter() - free_since[worker]
+            work(piece, worker)
+            free_since[worker] = time.perf_counter()
+
+        # While threads work the watch of the loop stands in a part that nobody counts.
+        with self._watch(_IN_THREADS):
+            free_since = [time.perf_counter()] * num_threads
+            self._threads.run(timed, num_pieces)
+            end = time.perf_counter()
+        self.idle_seconds += (sum(waits) + sum(end - since for since in free_since)) / num_threads
+
+    def take(self) -> float:
+        """Return the idle seconds, and begin again at zero."""
+        found, self.idle_seconds = self.idle_seconds, 0.0
+        return found
 
 
 class _TimedSums:
@@ -138,17 +185,20 @@ class TimedStep(TiledStep):
         assert isinstance(trainer.model, Dlrm)
         self._num_workers = trainer.threads.num_threads
         self._timed: dict[int, _TimedTile] = {}
-        self._reduce = _Watch()
+        self._loop = _Watch()
         # The same shares as those of the trainer, whose own step is not used.
         ranks = trainer.ranks
         assert trainer.config.shares is not None, "resolve chooses it"
         shares = BatchShares(trainer.shards.batch_size, trainer.config.shares, ranks.rank, ranks.num_ranks)
 
         def build_sums(num_numbers: int) -> SumsOfRanks:
-            return _TimedSums(DenseSums(ranks, trainer.coded, num_numbers), self._reduce)
+            return _TimedSums(DenseSums(ranks, trainer.coded, num_numbers), self._loop)
 
         several = build_sums if ranks.num_ranks > 1 else None
         super().__init__(trainer.model, shares, trainer.threads, build_sums=several)
+        # The tiles run on timed threads, sums of gradients on those that were given.
+        self._timed_threads = _TimedThreads(trainer.threads, self._loop)
+        self._threads = cast(WorkThreads, self._timed_threads)
 
     def tile_of(self, worker: int) -> DenseTile:
         # The step meets the watched tile in place of its own: it calls the two passes, and nothing else.
@@ -157,19 +207,23 @@ class TimedStep(TiledStep):
         return cast(DenseTile, self._timed[worker])
 
     def add_gradients(self, counts: Sequence[int]) -> dict[str, torch.Tensor]:
-        with self._reduce("reduce"):
+        with self._loop("reduce"):
             return super().add_gradients(counts)
 
-    def take_parts(self, wall_seconds: float) -> dict[str, float]:
-        """Divide the wall seconds of a pass among its parts."""
-        # Adding gradients is timed once, the tiles in all threads at the same time: their sums are divided.
-        sums: defaultdict[str, float] = defaultdict(float, self._reduce.take())
+    def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
+        # What the loop does itself between pieces of work: the other threads have nothing to do.
+        with self._loop("idle"):
+            return super().train(batch, embeddings, step)
+
+    def take_parts(self) -> dict[str, float]:
+        """Return the seconds of the last pass by part, and begin again at zero."""
+        # The loop's parts are timed once, the tiles in all threads at the same time: their sums are divided.
+        sums: defaultdict[str, float] = defaultdict(float, self._loop.take())
+        sums.pop(_IN_THREADS, None)
+        sums["idle"] += self._timed_threads.take()
         for tile in list(self._timed.values()):
             for part, seconds in tile.watch.take().items():
                 sums[part] += seconds / self._num_workers
-        # The layers are timed inside of the tile: the rest of it is the interaction and the loss.
-        sums["interaction"] = sums.pop("tile", 0.0) - sums["bottom"] - sums["top"] - sums["backward"]
-        sums["idle"] = wall_seconds - sum(sums.values())
         return dict(sums)
 
 
@@ -208,8 +262,8 @@ def time_steps(trainer: Trainer, num_warm_up: int) -> TimedRun:
     with closing(trainer.embeddings), closing(trainer.steps()) as steps:
         end = time.perf_counter()
         for number, prepared in enumerate(steps):
-            watch = _Watch()
             # From the end of the last step until the next one is there, the loop waits for the reader.
+            watch = _Watch()
             watch.seconds["load"] = time.perf_counter() - end
             _take_step(trainer, prepared.step, dense, watch)
             before = end
@@ -218,12 +272,8 @@ def time_steps(trainer: Trainer, num_warm_up: int) -> TimedRun:
             if number < num_warm_up:
                 busy_before = trainer.embeddings.transfers.busy_seconds
                 continue
-            parts = watch.take()
-            seconds = end - before
-            # Between the watches a little is left over, without which parts would not add up to the step.
-            parts["idle"] += seconds - sum(parts.values())
             distinct = sum(part.lookups.num_rows for part in prepared.step.parts)
-            laps.append(StepLaps(seconds, parts, distinct))
+            laps.append(StepLaps(end - before, watch.take(), distinct))
         # The last write-back counts among the rows moved, and in no step's seconds.
         trainer.meter.enter("flush")
         busy = trainer.embeddings.transfers.busy_seconds - busy_before
@@ -267,7 +317,6 @@ def _exchange_apart(coded: CodedExchange, part: str, watch: _Watch) -> Generator
 
 
 def _pass_dense(batch: Batch, embeddings: Sequence[torch.Tensor], dense: TimedStep, watch: _Watch) -> None:
-    start = time.perf_counter()
     dense.train(batch, embeddings)
-    for part, seconds in dense.take_parts(time.perf_counter() - start).items():
+    for part, seconds in dense.take_parts().items():
         watch.seconds[part] += seconds

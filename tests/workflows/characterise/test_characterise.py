@@ -1,6 +1,6 @@
 """Measurements of a machine on cells of a few kilobytes: structure, counts, and sweeps that go on.
 
-Nothing here depends on how long anything takes. Also the tests of `timed_steps`, `probes`, `machine_probes`,
+Nothing here depends on how long anything takes. Also the tests of `probes`, `machine_probes`,
 `characterise_config` and `characterise_command`.
 """
 
@@ -77,9 +77,9 @@ def test_the_parts_of_a_cell_add_up_to_its_step_and_its_counts_are_those_expecte
     cell: Cell, tmp_path: Path
 ) -> None:
     record = run_cell(cell, 2, tmp_path)
-    assert sum(record.parts.values()) == pytest.approx(record.step_seconds, rel=0.03)
+    assert 0 < sum(record.parts.values()) <= record.step_seconds * (1 + 1e-9)
     assert set(record.parts) <= set(LOOP_PARTS) and set(record.beside) == {"load", "transfers"}
-    assert all(seconds >= 0 for part, seconds in record.parts.items() if part != "idle")
+    assert all(seconds >= 0 for seconds in record.parts.values())
     assert record.num_steps == num_steps_of(cell)
     work = work_of(cell, 2)
     assert work.distinct_rows == pytest.approx(record.distinct_rows, rel=0.06)

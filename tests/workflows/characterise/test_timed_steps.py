@@ -1,0 +1,130 @@
+"""The parts of a step on a clock that only its work moves: they are the whole step, unless one is missed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotset.tests.support.planning.made_up_cells import TINY
+from hotset.train.execution.embeddings import Embeddings
+from hotset.train.model import dense_tile
+from hotset.train.model.mlp_tiles import Fp32Mlp
+from hotset.train.model.tile_gradients import TileGradients
+from hotset.workflows.characterise import timed_steps as module
+from hotset.workflows.characterise.run_cell import CellRecord, run_cell
+
+WORK = {"wait": 2.0, "look_up": 3.0, "update": 5.0, "mlp": 7.0, "interact": 11.0, "add": 13.0, "tile": 17.0}
+"""Seconds of one call of each."""
+
+
+class Clock:
+    """Time that passes where it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def thread_time(self) -> float:
+        return 0.0
+
+    def slow(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, work: str) -> None:
+        """Let each call take its time."""
+        own: Callable[..., Any] = getattr(owner, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            self.now += WORK[work]
+            return own(*args, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    for owner, name, work in (
+        (Embeddings, "wait_for_rows", "wait"),
+        (Embeddings, "look_up", "look_up"),
+        (Embeddings, "update", "update"),
+        (Fp32Mlp, "forward", "mlp"),
+        (Fp32Mlp, "backward", "mlp"),
+        (dense_tile, "interact", "interact"),
+        (dense_tile, "interact_backward", "interact"),
+        (TileGradients, "add", "add"),
+        (module.TiledStep, "_make_room", "tile"),
+    ):
+        clock.slow(monkeypatch, owner, name, work)
+    return clock
+
+
+def measured(tmp_path: Path) -> CellRecord:
+    # Two tiles of 350 samples, on one thread: nothing runs beside the clock.
+    return run_cell(replace(TINY, batch_size=700), 1, tmp_path)
+
+
+def test_parts_are_measured_one_by_one_and_are_the_whole_step(tmp_path: Path) -> None:
+    record = measured(tmp_path)
+    mlp, dots = WORK["mlp"], WORK["interact"]
+    assert record.parts == {
+        "load": 0.0,
+        "transfers": WORK["wait"],
+        "lookup": WORK["look_up"],
+        "bottom": 2 * mlp,
+        "interaction": 4 * dots,
+        "top": 2 * mlp,
+        "backward": 4 * mlp,
+        "reduce": WORK["add"],
+        "update": WORK["update"],
+        # The interpreter prepares the pass; a single thread never waits for another one.
+        "idle": WORK["tile"],
+    }
+    assert sum(record.parts.values()) == record.step_seconds and record.adds_up
+
+
+@pytest.mark.parametrize("part", ["transfers", "lookup", "interaction", "update"])
+def test_a_part_without_a_watch_is_found_missing(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = module._Watch.__call__
+
+    def call(self: Any, name: str) -> Any:
+        return nullcontext() if name == part else own(self, name)
+
+    monkeypatch.setattr(module._Watch, "__call__", call)
+    record = measured(tmp_path)
+    missing = record.step_seconds - sum(record.parts.values())
+    # What the tile does around its layers is missing; its layers have watches of their own.
+    wanted = {"transfers": 2.0, "lookup": 3.0, "interaction": 4 * WORK["interact"], "update": 5.0}
+    assert missing == pytest.approx(wanted[part]) and part not in record.parts
+    assert record.adds_up is (wanted[part] <= 0.03 * record.step_seconds)
+
+
+def test_a_thread_waits_for_its_first_piece_and_for_the_last_of_others(clock: Clock) -> None:
+    class Turns:
+        """Two threads whose pieces follow each other."""
+
+        num_threads = 2
+
+        def run(self, work: Callable[[int, int], object], num_pieces: int) -> None:
+            clock.now += 1.0
+            for piece in range(num_pieces):
+                work(piece, piece % 2)
+
+    def work(piece: int, worker: int) -> None:
+        clock.now += 10.0
+
+    watch = module._Watch()
+    threads = module._TimedThreads(Turns(), watch)  # type: ignore[arg-type]
+    with watch("idle"):
+        threads.run(work, 3)
+        clock.now += 4.0
+    # 31 seconds of two threads, of which 30 were worked; the last 4 are the loop's own.
+    assert threads.take() == pytest.approx((2 * 31 - 30) / 2) and threads.take() == 0
+    assert watch.take() == {"idle": 4.0, "in threads": 31.0}
