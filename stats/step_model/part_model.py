@@ -59,7 +59,7 @@ class PartModel:
     def predict(self, work: StepWork) -> PartTimes:
         """Predict one step."""
         parts = _seconds(features_of(work, self.constants), self.weights)
-        return PartTimes(_whole(parts, self.contention), parts)
+        return PartTimes(_whole(parts, self.contention, is_ahead=work.is_ahead), parts)
 
 
 def fit_parts(cells: Sequence[MeasuredStep], constants: WorkConstants) -> PartModel:
@@ -101,7 +101,10 @@ def _fit_contention(
 
     def median_error(contention: float) -> float:
         # Logarithms, so that half and twice are equally wrong.
-        ratios = [_whole(own, contention) / cell.seconds for own, cell in zip(parts, cells, strict=True)]
+        ratios = [
+            _whole(own, contention, is_ahead=cell.work.is_ahead) / cell.seconds
+            for own, cell in zip(parts, cells, strict=True)
+        ]
         return float(np.median(np.abs(np.log(ratios))))
 
     return min(_CONTENTIONS, key=median_error)
@@ -113,7 +116,9 @@ def _seconds(
     return {part: float(np.asarray(weights[part]) @ found) for part, found in features.items()}
 
 
-def _whole(parts: Mapping[str, float], contention: float) -> float:
+def _whole(parts: Mapping[str, float], contention: float, *, is_ahead: bool) -> float:
     """Return the seconds of a step with these parts."""
     loop = sum(parts[part] for part in SUMMED_PARTS)
-    return step_seconds(loop, parts["beside load"], parts["beside transfers"], contention=contention)
+    # A loop that waits for its transfers loses nothing to them.
+    load, transfers = parts["beside load"], parts["beside transfers"]
+    return step_seconds(loop, load, transfers, contention=contention, is_ahead=is_ahead)

@@ -50,7 +50,7 @@ def step_seconds(
             cores and the interpreter.
         is_ahead: whether transfers may run during the step before.
     """
-    loop = loop + contention * (load + transfers)
+    loop = loop + contention * (load + (transfers if is_ahead else 0.0))
     # Ahead, the three work on different steps and wait for nothing within one.
     seconds = {"loop": loop, "load": load, "transfers": transfers}
     return longest_path(seconds, {} if is_ahead else {"loop": ("transfers",)})

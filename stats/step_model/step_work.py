@@ -68,6 +68,8 @@ class StepWork:
     """Distinct rows of the batch that a planner finds slots for."""
     moved_rows: float = 0.0
     """Rows that are loaded and written back beside the loop."""
+    is_ahead: bool = True
+    """Whether rows may be moved during the step before; if not, a step waits for its own moves."""
     initialized_rows: float = 0.0
     """Rows that get their initial values in a slot."""
     in_place_vectors: float = 0.0

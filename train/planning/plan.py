@@ -328,6 +328,7 @@ class _Planner:
             input_bytes=batch * whole.input_bytes,
             staged_rows=uses.rows_per_batch if is_staged else 0.0,
             moved_rows=moved if is_staged else 0.0,
+            is_ahead=prediction.prefetch != 0,
             initialized_rows=prediction.initialized_bytes / workload.row_bytes,
             in_place_vectors=in_place,
         )

@@ -51,7 +51,7 @@ def work_of(cell: Cell, threads: int) -> StepWork:
     if is_staged:
         # Rows that no sample of the run looks up need no slot.
         uses = EpochUses.of_rates(seen_rates(rates, num_samples), num_samples, cell.batch_size)
-        moves = _moves(cell, uses, distinct, int(cell.fast_share * cell.bytes_of_rows) // width)
+        moves = _moves(cell, uses, int(cell.fast_share * cell.bytes_of_rows) // width)
     elif cell.placement == "hybrid" and cell.ranks == 1:
         # No row of a drawn log is hot: each bag sends its vector, and receives a gradient.
         vectors = 2.0 * cell.batch_size * cell.num_tables
@@ -74,6 +74,8 @@ def work_of(cell: Cell, threads: int) -> StepWork:
         input_bytes=4 * (cell.batch_size * (1 + cell.num_dense) + cell.lookups),
         staged_rows=distinct if is_staged else 0.0,
         moved_rows=moves.moved,
+        # Without a plan the rows of a batch are moved when it is there.
+        is_ahead=cell.placement != "hybrid-uva",
         initialized_rows=moves.initialized,
         in_place_vectors=vectors,
     )
@@ -82,11 +84,11 @@ def work_of(cell: Cell, threads: int) -> StepWork:
     return with_exchange(work, seen_rates(every, num_samples), num_samples, cell.ranks, codec=cell.codec)
 
 
-def _moves(cell: Cell, uses: EpochUses, distinct: float, num_slots: int) -> _Moves:
+def _moves(cell: Cell, uses: EpochUses, num_slots: int) -> _Moves:
     """Return the expected moves of a placement that loads rows."""
     initialized = uses.num_first_uses / uses.num_batches
-    # The rows of a batch come and go with it.
-    loads = distinct
+    # The rows of a batch stay where the next one needs them, too, and go otherwise.
+    loads = uses.successive_loads() / uses.num_batches
     if cell.placement == "lookahead":
         loads = uses.lookahead_loads(num_slots, _PREFETCH) / uses.num_batches
     elif cell.placement == "cache":

@@ -170,6 +170,9 @@ def test_a_step_is_the_sum_of_its_parts_with_what_runs_beside_it() -> None:
     loop = sum(times.parts[part] for part in SUMMED_PARTS)
     load, transfers = times.parts["beside load"], times.parts["beside transfers"]
     assert times.seconds == pytest.approx(max(loop + 0.5 * (load + transfers), load, transfers))
+    # A step whose rows cannot be moved ahead waits for them, and loses nothing else to them.
+    waiting = MODEL.predict(replace(STAGED, is_ahead=False))
+    assert waiting.seconds == pytest.approx(max(loop + 0.5 * load + transfers, load))
     # So much to transfer that the loop waits for it.
     late = MODEL.predict(replace(STAGED, moved_rows=1e8))
     assert late.seconds == pytest.approx(

@@ -45,7 +45,9 @@ def test_rows_move_beside_the_loop_or_in_it_by_their_placement() -> None:
         # What the model computes is the same everywhere.
         assert (work.top, work.bottom, work.lookups) == (plain.top, plain.bottom, plain.lookups)
     uva = found["hybrid-uva"]
-    assert uva.moved_rows + uva.initialized_rows == pytest.approx(2 * plain.distinct_rows)
+    # Rows that the batch before had stay, so fewer move than a batch looks up.
+    assert uva.initialized_rows < uva.moved_rows + uva.initialized_rows < 2 * plain.distinct_rows
+    assert [name for name, work in found.items() if not work.is_ahead] == ["hybrid-uva"]
 
 
 @pytest.mark.parametrize("placement", ["cache", "lookahead"])

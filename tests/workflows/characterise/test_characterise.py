@@ -71,6 +71,7 @@ def made_up_constants() -> list[Constant]:
         replace(TINY, placement="hybrid", pooling=3),
         replace(TINY, placement="hybrid-dedup"),
         replace(TINY, placement="lookahead", fast_share=1.0, batch_size=700),
+        replace(TINY, placement="hybrid-uva", rows_of_table=2000, skew=0.8, batch_size=256),
     ],
 )
 def test_the_parts_of_a_cell_add_up_to_its_step_and_its_counts_are_those_expected(
