@@ -108,6 +108,8 @@ class AdviceInputs:
     """The sizes of the model."""
     budgets: dict[int, list[Budget]]
     """By size of fast memory, ascending: the ways to share it between hot rows and staging slots."""
+    sizes: tuple[int, ...]
+    """Sizes that were asked for, or the default ones; ``budgets`` may have more."""
 
 
 def read_inputs(
@@ -138,7 +140,7 @@ def read_inputs(
     # Hot lookups of every budget are counted in one pass over the samples.
     budgets = [budget for size in sizes for budget in _budgets(size, workload)]
     counted = _count_hot(budgets, vocabulary, samples, plan, resources)
-    return AdviceInputs(workload, shape, {size: counted[size] for size in sizes})
+    return AdviceInputs(workload, shape, {size: counted[size] for size in sizes}, tuple(sorted({*wanted})))
 
 
 def read_workload(

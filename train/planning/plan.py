@@ -107,9 +107,8 @@ def plan(
             "the times of a cross network are not in the machine file",
             hint="leave --machine out, or use a preset of DLRM",
         )
-    # Doubled sizes are read for the sensitivities; where sizes were named, only those are planned.
-    wanted = config.advice.fast_bytes
-    sizes = [size for size in inputs.budgets if not wanted or size in wanted]
+    # Doubled sizes are read for the sensitivities alone.
+    sizes = inputs.sizes
     # A link that was named replaces the measured speed; the time of the smallest message stays.
     if config.link_bytes_per_second is not None:
         model = replace(model, constants=model.constants.with_link(config.link_bytes_per_second))
@@ -131,6 +130,8 @@ def plan(
     return {
         "machine": _described(machine, error),
         "batch_size": inputs.workload.batch_size,
+        "fast_bytes": list(sizes),
+        "is_given": bool(config.advice.fast_bytes),
         "options": options,
         "too_large": _best_of_each(too_large),
         "margin": margin,

@@ -57,6 +57,10 @@ class MachinePlan(TypedDict):
     machine: dict[str, object]
     """What the predictions rest on: device, threads, is_quiet, the errors on held-out cells."""
     batch_size: int
+    fast_bytes: list[int]
+    """Sizes of fast memory that were planned, ascending."""
+    is_given: bool
+    """Whether they were asked for; if not, they are up to five from a few rows to all."""
     options: list[PlannedOption]
     too_large: list[PlannedOption]
     """Those that do not fit, the one that needs the least memory of each placement."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from ...pipeline.folders.json_record import JsonRecord, RecordError, require_range
 from ...stats.codecs.codec_names import codec_of
 from ...stats.ranking.row_bytes import row_bytes
+
+BUDGETED = ("cache", "lookahead")
+"""Placements that have a budget of fast memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,8 +77,13 @@ class Cell(JsonRecord):
 
     @property
     def is_held_out(self) -> bool:
-        """Whether constants are fitted without it, so that their error can be told by it."""
-        return int(self.key, 16) % 2 == 1
+        """Whether constants are fitted without it, so that their error can be told by it.
+
+        Cells that train the same steps are on one side, whatever they are called.
+        """
+        share = self.fast_share if self.placement in BUDGETED else Cell().fast_share
+        same = replace(self, preset="", row_scale=1.0, fast_share=share)
+        return int(same.key, 16) % 2 == 1
 
     @property
     def lookups(self) -> int:

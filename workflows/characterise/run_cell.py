@@ -23,7 +23,7 @@ from ...train.trainer_building.build_trainer import build_trainer
 from ...train.trainer_building.devices import set_threads
 from ..bench.limited.drawn_shards import DrawnShards
 from ..bench.ranks.rank_group import RankGroup
-from .cells import Cell
+from .cells import BUDGETED, Cell
 from .timed_steps import StepLaps, time_steps
 
 WARM_UP_STEPS = 3
@@ -77,7 +77,7 @@ def training_of(cell: Cell, threads: int) -> TrainConfig:
     fast = ByteSize(max(int(cell.fast_share * cell.bytes_of_rows), 1))
     return TrainConfig(
         placement=cast(PlacementName, cell.placement),
-        staging_bytes=fast if cell.placement in ("cache", "lookahead") else None,
+        staging_bytes=fast if cell.placement in BUDGETED else None,
         bottom_mlp=cell.bottom_mlp,
         top_mlp=cell.top_mlp,
         model="dlrm",

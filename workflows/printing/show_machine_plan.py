@@ -55,7 +55,10 @@ def milliseconds(seconds: float) -> str:
 def sentences(found: MachinePlan) -> list[str]:
     """Say what to do, how sure it is, and what would help."""
     best = found["options"][0]
-    lines = [f"The fastest is {described(best)}. {_slowest(best)}"]
+    sizes = ", ".join(format_byte_size(size) for size in found["fast_bytes"])
+    tried = "as --fast-bytes asks" if found["is_given"] else "by default: --fast-bytes names others"
+    lines = [f"Planned for {sizes} of fast memory, {tried}."]
+    lines.append(f"The fastest is {described(best)}. {_slowest(best)}")
     # A lead below the error of predictions is no reason to prefer one to the other.
     if found["margin"] is not None:
         runner_up = found["options"][1]

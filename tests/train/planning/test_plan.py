@@ -54,6 +54,18 @@ def test_options_are_ordered_and_fit_and_have_an_interval(folder: Path) -> None:
     assert placements == {"all-fast", "lookahead", "cache", "fae", "hybrid", "hybrid-dedup"}
 
 
+def test_only_sizes_that_were_asked_for_are_planned_and_the_default_ones_say_so(folder: Path) -> None:
+    given = planned(folder)
+    assert given["fast_bytes"] == list(SMALL.fast_bytes) and given["is_given"]
+    default = planned(folder, PlanConfig(advice=replace(SMALL, fast_bytes=())))
+    sizes = default["fast_bytes"]
+    assert sizes == sorted(set(sizes)) and 2 <= len(sizes) <= 5 and not default["is_given"]
+    # Twice of a size is for the question what more memory would bring, and is no plan.
+    every = [*default["options"], *default["too_large"]]
+    assert {one["fast_bytes"] for one in every} == set(sizes)
+    assert "fast memory" in {one["of"] for one in default["sensitivities"]}
+
+
 def test_a_margin_below_the_error_is_too_close_to_tell(folder: Path) -> None:
     found = planned(folder)
     margin = found["margin"]

@@ -44,8 +44,19 @@ def test_every_factor_is_part_of_the_name(name: str) -> None:
     if value is None:
         value = getattr(Cell(), name) + 1
     cell = replace(Cell(), **{name: value})
-    assert cell.key != Cell().key and int(cell.key, 16) % 2 == cell.is_held_out
+    assert cell.key != Cell().key
     assert Cell.from_json(cell.to_json()) == cell and set(cell.to_json()) == {name}
+
+
+def test_cells_that_train_the_same_steps_are_on_one_side_of_the_split() -> None:
+    for cell in grid(1 << 26, 2)[:80]:
+        others = [replace(cell, preset=name, row_scale=0.5) for name in ("M1", "M2", "RM1", "RM2")]
+        if cell.placement not in ("cache", "lookahead"):
+            others += [replace(cell, fast_share=share) for share in (0.1, 0.5, 1.0)]
+        assert {each.is_held_out for each in others} == {cell.is_held_out}
+    # A budget that is used is a factor of its own.
+    shares = [Cell(placement="cache", fast_share=share / 16) for share in range(1, 17)]
+    assert {cell.is_held_out for cell in shares} == {True, False}
 
 
 @pytest.mark.parametrize(("optimizer", "floats"), [("sgd", 0), ("rowwise-adagrad", 1), ("adagrad", 16)])

@@ -39,6 +39,8 @@ def option(placement: str, seconds: float, **more: Any) -> PlannedOption:
 def plan_of(**more: Any) -> MachinePlan:
     error = {"num_cells": 60, "median_error": 0.1, "p90_error": 0.2}
     found: MachinePlan = {
+        "fast_bytes": [1 << 20, 1 << 21],
+        "is_given": True,
         "machine": {"is_quiet": True, "error": error},
         "batch_size": 128,
         "options": [option("cache", 0.01), option("fae", 0.0105, is_arithmetic=True)],
@@ -72,12 +74,18 @@ def test_a_clear_margin_and_a_disturbed_machine_are_told() -> None:
     text = " ".join(sentences(plan_of(is_close=False, machine={"is_quiet": False, "error": None})))
     assert "5% slower." in text and "measure again when it is quiet" in text
     ranked = option("cache", 0.01, ranks=2, homes="by-use", codec="int8")
-    assert "on 2 ranks (homes by-use, codec int8)" in sentences(plan_of(options=[ranked], margin=None))[0]
+    assert "on 2 ranks (homes by-use, codec int8)" in sentences(plan_of(options=[ranked], margin=None))[1]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.01, "10 ms"), (1.5, "1,500 ms"), (1e-5, "0.01 ms")])
 def test_times_have_three_digits(seconds: float, text: str) -> None:
     assert milliseconds(seconds) == text
+
+
+def test_sizes_are_those_that_were_asked_for_or_by_default() -> None:
+    given, default = (sentences(plan_of(is_given=is_given))[0] for is_given in (True, False))
+    assert given == "Planned for 1 MiB, 2 MiB of fast memory, as --fast-bytes asks."
+    assert default == "Planned for 1 MiB, 2 MiB of fast memory, by default: --fast-bytes names others."
 
 
 def test_the_command_plans_with_the_file(
