@@ -39,6 +39,10 @@ BENCHES = {
     "codecs": ("ranks.bench_codecs", "compare the bytes of trained rows in every codec"),
     "links": ("ranks.bench_links", "compare codecs by the step of two ranks behind slow links"),
     "placements": ("bench_placements", "compare bytes, speed and AUC of all placements"),
+    "advise": (
+        "planning.bench_advise",
+        "train what `advise --machine` plans, and compare its choice with the fastest",
+    ),
     "quality": ("quality.bench_quality", "measure AUC over seeds: small samples, published splits"),
     "fuxictr": ("quality.bench_fuxictr", "compare the AUC of FuxiCTR's DCN V2 and of hotset's"),
     "defaults": ("bench_defaults", "compare default optimizers and learning rates by batch size"),

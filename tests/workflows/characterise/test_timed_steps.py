@@ -13,6 +13,7 @@ import pytest
 from hotset.tests.support.planning.made_up_cells import TINY
 from hotset.train.execution.embeddings import Embeddings
 from hotset.train.model import dense_tile
+from hotset.train.model.dense_step import TiledStep
 from hotset.train.model.mlp_tiles import Fp32Mlp
 from hotset.train.model.tile_gradients import TileGradients
 from hotset.workflows.characterise import timed_steps as module
@@ -58,7 +59,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         (dense_tile, "interact", "interact"),
         (dense_tile, "interact_backward", "interact"),
         (TileGradients, "add", "add"),
-        (module.TiledStep, "_make_room", "tile"),
+        (TiledStep, "_make_room", "tile"),
     ):
         clock.slow(monkeypatch, owner, name, work)
     return clock

@@ -1,0 +1,114 @@
+"""Plans are trained and compared; tests `planned_runs`, too. Ranks are threads here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.sizes import MIB, ByteSize
+from hotset.tests.support.planning.made_up_machine import CONSTANTS, made_up_machine
+from hotset.tests.support.processes.thread_processes import ThreadGroup
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.train.data.shards import Shards
+from hotset.workflows.bench.planning import bench_advise as module
+from hotset.workflows.bench.planning.bench_advise import BenchAdviseConfig, bench_advise, choices, show_advise
+from hotset.workflows.bench.planning.planned_runs import torchrec_seconds
+
+
+def run(placement: str, measured: float, ranks: int = 1, **predicted: float | None) -> dict[str, Any]:
+    return {
+        "placement": placement,
+        "ranks": ranks,
+        "fast_bytes": 1,
+        "measured_seconds": measured,
+        "predicted": predicted,
+    }
+
+
+def test_a_choice_is_near_where_it_is_at_most_a_tenth_slower_than_the_best() -> None:
+    runs = [
+        run("cache", 1.0, ours=3.0, theirs=None),
+        run("hybrid", 1.09, ours=2.0, theirs=5.0),
+        run("lookahead", 1.2, ours=4.0, theirs=1.0),
+        run("cache", 7.0, ranks=2, ours=1.0, theirs=None),
+    ]
+    one, two = choices(runs)
+    assert (one["best"], one["plans"], one["ranks"]) == ("cache", 3, 1)
+    assert one["chosen"]["ours"] == {
+        "placement": "hybrid",
+        "times_the_best": pytest.approx(1.09),
+        "is_near": True,
+    }
+    # One that has no word for the best may still be judged by what it names.
+    assert one["chosen"]["theirs"]["placement"] == "lookahead" and not one["chosen"]["theirs"]["is_near"]
+    assert two["best"] == "cache" and two["chosen"].keys() == {"ours"}
+
+
+def test_what_is_planned_is_trained_on_one_rank_and_on_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[ThreadGroup] = []
+
+    def group_of(num_ranks: int) -> ThreadGroup:
+        groups.append(ThreadGroup(num_ranks))
+        return groups[-1]
+
+    monkeypatch.setattr(module, "RankGroup", group_of)
+    made_up_machine().write(tmp_path / "machine.json")
+    sizes = (ByteSize(3 * MIB), ByteSize(12 * MIB))
+    config = BenchAdviseConfig(
+        machine=tmp_path / "machine.json",
+        samples=1200,
+        batch_size=128,
+        fast_bytes=sizes,
+        ranks=(1, 2),
+        steps=1,
+        rounds=1,
+    )
+    result = bench_advise(config)
+    assert result["settings"]["machine"] == "machine.json"
+    placements = {one["placement"] for one in result["runs"] if one["ranks"] == 1}
+    assert placements == {"all-fast", "lookahead", "cache", "fae", "hybrid", "hybrid-dedup"}
+    assert {one["ranks"] for one in result["runs"]} == {1, 2}
+    assert all(one["measured_seconds"] > 0 and len(one["turns"]) == 1 for one in result["runs"])
+    (group,) = groups
+    trained = sum(one["ranks"] == 2 for one in result["runs"])
+    assert group.calls == ["time_training"] * trained + ["closed"]
+    names = {"hotset", "typical speeds", "TorchRec, its constants", "TorchRec, measured constants"}
+    assert all(one["predicted"].keys() == names for one in result["runs"])
+    assert json.loads(json.dumps(result, default=str))["groups"] == result["groups"]
+    console = Console(record=True, width=160)
+    show_advise(result, console)
+    text = console.export_text()
+    assert "hotset takes" in text and "2 ranks: the fastest of" in text
+
+
+def test_the_formula_of_torchrec_has_a_word_for_the_kernels_that_it_knows(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec(num_mixed=100, batch_size=20)))
+    found = {}
+    for placement in ("all-fast", "hybrid", "cache", "lookahead", "fae"):
+        one: Any = {"placement": placement, "ranks": 1}
+        found[placement] = torchrec_seconds(one, shards, CONSTANTS)["TorchRec, its constants"]
+    assert found["fae"] is None
+    assert found["all-fast"] == found["lookahead"]
+    known = [found[name] or 0.0 for name in ("all-fast", "cache", "hybrid")]
+    assert known == sorted(known) and known[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ranks": ()}, "ranks"),
+        ({"ranks": (0,)}, "ranks"),
+        ({"fast_bytes": ()}, "size"),
+        ({"steps": 0}, "steps"),
+    ],
+)
+def test_nonsense_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        BenchAdviseConfig(machine=Path("machine.json"), **change)

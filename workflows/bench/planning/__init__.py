@@ -1,0 +1,1 @@
+"""Benchmarks of plans: what was predicted beside what was measured."""

@@ -1,0 +1,235 @@
+"""``hotset bench advise``: is the placement that the planner names the one that trains fastest?
+
+A log is generated and preprocessed, and every placement is planned on a measured machine at some sizes of
+fast memory and numbers of ranks. All plans that fit are then trained for some steps, in turns, with the hot
+rows and slots that they name. Beside the planner's choice stand that of `advise` with typical speeds, and
+that of the formula of TorchRec's planner, with its constants and with measured ones.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ....pipeline.errors import ConfigError, require_at_least
+from ....pipeline.generate.generate_log import GenerateConfig, generate
+from ....pipeline.runtime.resources import ProgressCallback, silent
+from ....pipeline.sizes import ByteSize, format_byte_size
+from ....stats.exchange.rank_masks import MOST_RANKS
+from ....stats.prediction.workload import Machine
+from ....train.advice import AdviceConfig, advise
+from ....train.config import EmbeddingOptimizer
+from ....train.data.shards import Shards
+from ....train.planning.machine_file import MachineFile
+from ....train.planning.plan import PlanConfig, plan
+from ....train.planning.plan_record import PlannedOption
+from ....train.ranks.ranks import OneRank
+from ...console import plain_table, print_line, print_table, say
+from ...machine_facts import commit, describe_machine
+from ..ranks.rank_group import RankGroup
+from .planned_runs import PlannedLog, time_training, torchrec_seconds
+
+NEAR = 1.1
+"""A choice so many times slower than the best one is as good."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchAdviseConfig:
+    """Settings of the benchmark of plans: the machine, the log, the sizes of memory."""
+
+    machine: Path
+    """File that `characterise` wrote on this machine."""
+
+    samples: int = 200_000
+    """Samples of the generated log."""
+
+    seed: int = 0
+    """Seed of the log and of the training."""
+
+    batch_size: int = 2048
+    """Samples of a step, those of all ranks."""
+
+    fast_bytes: tuple[ByteSize, ...] = (ByteSize(48 << 20), ByteSize(96 << 20))
+    """Sizes of fast memory of each rank."""
+
+    ranks: tuple[int, ...] = (1,)
+    """Numbers of ranks; those above 1 are processes on this machine."""
+
+    optimizer: EmbeddingOptimizer = "sgd"
+    """Optimizer of the embedding rows."""
+
+    steps: int = 12
+    """Number of steps that are timed in each turn, after three to warm up."""
+
+    rounds: int = 3
+    """Number of turns of each plan."""
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "batch_size", "steps", "rounds"):
+            require_at_least(name, getattr(self, name), 1)
+        if not self.fast_bytes:
+            raise ConfigError("name at least one size of fast memory")
+        if not self.ranks or not all(1 <= ranks <= MOST_RANKS for ranks in self.ranks):
+            raise ConfigError(f"ranks must be from 1 to {MOST_RANKS}")
+
+
+def bench_advise(config: BenchAdviseConfig, progress: ProgressCallback = silent) -> dict[str, Any]:
+    """Plan, train what was planned, and return plain data, ready for JSON.
+
+    Returns:
+        ``runs``: each plan with its predicted and measured seconds; ``groups``: for each number of ranks and
+        size of memory the choice of each predictor, and how much slower it is than the best.
+
+    Raises:
+        ConfigError: the machine file has no model, or no plan fits.
+    """
+    machine = MachineFile.read(config.machine)
+    model = machine.fitted_model(config.machine)
+    with tempfile.TemporaryDirectory(prefix="hotset-advise-") as name, ExitStack() as stack:
+        folder = Path(name)
+        say("generating the log")
+        generate(GenerateConfig(samples=config.samples, seed=config.seed), folder / "log.tsv")
+        log = PlannedLog(folder / "log.tsv", folder, config.batch_size, config.optimizer)
+        data = log.preprocessed()
+        advice = AdviceConfig(fast_bytes=config.fast_bytes, batch_size=config.batch_size)
+        found = plan(data, PlanConfig(advice=advice, ranks=config.ranks), machine, model)
+        # Homes by use are those that training has by default.
+        options = [one for one in found["options"] if one["homes"] in (None, "by-use")]
+        typical = _typical_seconds(data, advice)
+        groups = {ranks: stack.enter_context(RankGroup(ranks)) for ranks in sorted({*config.ranks} - {1})}
+        # Hot rows are chosen when a log is packed, so each number of them has shards of its own.
+        packed = {one["hot_bytes"]: log.packed(one["hot_bytes"]) for one in options}
+        seconds = _take_turns(config, options, packed, machine.threads, groups, progress)
+        torchrec = [
+            torchrec_seconds(one, Shards.open(packed[one["hot_bytes"]]), model.parts.constants)
+            for one in options
+        ]
+    runs = [
+        {
+            "placement": one["placement"],
+            "ranks": one["ranks"],
+            "fast_bytes": one["fast_bytes"],
+            "hot_bytes": one["hot_bytes"],
+            "staging_bytes": one["staging_bytes"],
+            "measured_seconds": statistics.median(own),
+            "turns": own,
+            "predicted": {
+                "hotset": one["step_seconds"],
+                "typical speeds": typical.get((one["fast_bytes"], one["placement"])),
+            }
+            | formulas,
+        }
+        for one, own, formulas in zip(options, seconds, torchrec, strict=True)
+    ]
+    return {
+        "benchmark": "advise",
+        "settings": asdict(config) | {"machine": config.machine.name},
+        "runs": runs,
+        "groups": choices(runs),
+        "machine": describe_machine(),
+        "commit": commit(),
+    }
+
+
+def choices(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return for each number of ranks and size of memory what each predictor chooses, and what that costs."""
+    found = []
+    for key in sorted({(run["ranks"], run["fast_bytes"]) for run in runs}):
+        own = [run for run in runs if (run["ranks"], run["fast_bytes"]) == key]
+        best = min(own, key=lambda run: float(run["measured_seconds"]))
+        chosen = {}
+        for name in own[0]["predicted"]:
+            known = [run for run in own if run["predicted"][name] is not None]
+            # A predictor that has no word for any of them chooses nothing.
+            if known:
+                choice = min(known, key=lambda run: float(run["predicted"][name]))
+                slower = choice["measured_seconds"] / best["measured_seconds"]
+                chosen[name] = {
+                    "placement": choice["placement"],
+                    "times_the_best": slower,
+                    "is_near": slower <= NEAR,
+                }
+        found.append(
+            {"ranks": key[0], "fast_bytes": key[1], "best": best["placement"], "plans": len(own)}
+            | {"chosen": chosen}
+        )
+    return found
+
+
+def _take_turns(
+    config: BenchAdviseConfig,
+    options: Sequence[PlannedOption],
+    packed: Mapping[int, Path],
+    threads: int,
+    groups: Mapping[int, RankGroup],
+    progress: ProgressCallback,
+) -> list[list[float]]:
+    """Train every plan in turns; return the seconds of its steps, turn by turn."""
+    seconds: list[list[float]] = [[] for _ in options]
+    for turn in range(config.rounds):
+        for number, one in enumerate(options):
+            progress("bench", turn * len(options) + number, config.rounds * len(options))
+            arguments: dict[str, Any] = {
+                "shards": str(packed[one["hot_bytes"]]),
+                "placement": one["placement"],
+                "staging_bytes": one["staging_bytes"],
+                "threads": max(threads // one["ranks"], 1),
+                "steps": config.steps,
+                "seed": config.seed,
+            }
+            # The slowest rank decides when a step is over.
+            if one["ranks"] == 1:
+                seconds[number].append(time_training(OneRank(), **arguments))
+            else:
+                seconds[number].append(max(groups[one["ranks"]].call(time_training, **arguments)))
+    return seconds
+
+
+def _typical_seconds(data: Path, config: AdviceConfig) -> dict[tuple[int, str], float]:
+    """Return what `advise` predicts by typical speeds, by size of memory and placement."""
+    return {
+        (option["fast_bytes"], one["placement"]): one["step_seconds"]
+        for option in advise(data, config, Machine())["options"]
+        for one in option["placements"]
+    }
+
+
+def show_advise(result: dict[str, Any], console: Console) -> None:
+    """Print predicted and measured steps, and what each predictor would have chosen."""
+    names = list(result["runs"][0]["predicted"])
+    table = plain_table(
+        f"Steps of {result['settings']['batch_size']:,} samples, in ms",
+        ("placement", "ranks", "fast memory", "measured", *names),
+        texts=("placement",),
+    )
+    for run in sorted(
+        result["runs"], key=lambda run: (run["ranks"], run["fast_bytes"], run["measured_seconds"])
+    ):
+        predicted = [run["predicted"][name] for name in names]
+        table.add_row(
+            run["placement"],
+            str(run["ranks"]),
+            format_byte_size(run["fast_bytes"]),
+            f"{1e3 * run['measured_seconds']:.3g}",
+            *("-" if each is None else f"{1e3 * each:.3g}" for each in predicted),
+        )
+    print_table(console, table, num_keys=3)
+    for group in result["groups"]:
+        of = f"{format_byte_size(group['fast_bytes'])}, {group['ranks']} rank{'s' * (group['ranks'] > 1)}"
+        told = "; ".join(
+            f"{name} takes {one['placement']}, {one['times_the_best']:.2f} times its step"
+            for name, one in group["chosen"].items()
+        )
+        print_line(console, f"{of}: the fastest of {group['plans']} is {group['best']}. {told}.")
+
+
+CONFIG = BenchAdviseConfig
+measure = bench_advise
+show = show_advise
