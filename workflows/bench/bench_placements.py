@@ -4,6 +4,7 @@ Bytes are those of a whole epoch, computed from the step plans (a test compares 
 so even a large log is quick. Speed is measured on the first batches of the epoch, with all placements taking
 turns, as CPU time and as wall time; a ratio is the median of the rounds' ratios. All placements start from
 one seed, and those that train in the batch order of all-fast end with its exact weights, so with its AUC.
+On a device each speed stands beside what the link allows at most: the bytes moved over its measured rates.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ from ...train.config import TrainConfig
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
 from ...train.placements.simulate import simulate_epoch
+from ...train.run_results.run_summary import summarize_transfers
+from ...train.steps.queued_steps import QueuedSteps
 from ...train.trainer import run_steps
 from ...train.trainer_building.build_trainer import build_trainer
 from ...train.trainer_building.devices import set_threads
 from ..console import say
 from ..machine_facts import commit, describe_machine
 from ..recipes import criteo_kaggle
+from .measuring.link_rates import LinkRates, measure_link
 from .measuring.rounds import median_ratio, take_turns
 
 _BELADY = "belady, P = 0"
@@ -68,7 +72,8 @@ class BenchPlacementsConfig:
     """Shares of all rows that are hot; as many slots stage the other rows."""
 
     device: str = "cpu"
-    """Device of the fast tier and the dense layers: cpu or cuda."""
+    """Device of the fast tier and the dense layers: cpu, cuda or late. On a device the rates of its link
+    are measured, and what they allow stands beside the speed of each placement."""
 
     train_batches: int = 20
     """Batches to train in each round; 0 only plans."""
@@ -100,6 +105,7 @@ def candidates(staging_bytes: int, seed: int, device: str = "cpu") -> dict[str, 
         "all-fast": all_fast,
         "hybrid": replace(all_fast, placement="hybrid"),
         "hybrid-dedup": replace(all_fast, placement="hybrid-dedup"),
+        "hybrid-uva": replace(all_fast, placement="hybrid-uva"),
         "fae": replace(all_fast, placement="fae", fae_variant="code"),
         "cache lfu": cache,
         "cache lru": replace(cache, cache_policy="lru"),
@@ -118,7 +124,12 @@ def bench_placements(config: BenchPlacementsConfig) -> dict[str, Any]:
     """
     recipe = criteo_kaggle()
     recipe = replace(recipe, pack=replace(recipe.pack, batch_size=config.batch_size, order=config.order))
-    result: dict[str, Any] = {"config": asdict(config), "shares": []}
+    link = measure_link(config.device)
+    result: dict[str, Any] = {
+        "config": asdict(config),
+        "link": None if link is None else asdict(link),
+        "shares": [],
+    }
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "log.tsv"
         data = Path(scratch) / "data"
@@ -140,12 +151,14 @@ def bench_placements(config: BenchPlacementsConfig) -> dict[str, Any]:
             preprocess([log], replace(recipe, split=split), data)
             shards = Shards.open(data)
             result["shares"].append(
-                {"share": share, "num_rows": num_rows} | _share(config, shards, hot_bytes)
+                {"share": share, "num_rows": num_rows} | _share(config, shards, hot_bytes, link)
             )
     return result | {"machine": describe_machine(), "commit": commit()}
 
 
-def _share(config: BenchPlacementsConfig, shards: Shards, hot_bytes: int) -> dict[str, Any]:
+def _share(
+    config: BenchPlacementsConfig, shards: Shards, hot_bytes: int, link: LinkRates | None
+) -> dict[str, Any]:
     """Plan and train every candidate on shards with one share of hot rows."""
     every = candidates(hot_bytes, config.seed, config.device)
     order = epoch_order(shards.is_hot_only, config.seed, 0, spread=shards.is_grouped).tolist()
@@ -158,7 +171,30 @@ def _share(config: BenchPlacementsConfig, shards: Shards, hot_bytes: int) -> dic
 
     turns = {name: partial(turn, name) for name in every if name != _BELADY}
     rounds = take_turns(turns, config.rounds if config.train_batches else 0)
-    return {"bytes": moved, "ratios": _ratios(moved), "rounds": rounds, "cpu": _cpu_ratios(rounds)}
+    return {
+        "bytes": moved,
+        "ratios": _ratios(moved),
+        "rounds": rounds,
+        "cpu": _cpu_ratios(rounds),
+        "link": {} if link is None else _link_bounds(every, moved, rounds, link),
+    }
+
+
+def _link_bounds(
+    every: dict[str, TrainConfig],
+    moved: dict[str, dict[str, float]],
+    rounds: dict[str, list[dict[str, Any]]],
+    link: LinkRates,
+) -> dict[str, float]:
+    """Return the samples per second that the link allows each placement at most."""
+    found = {}
+    for name, of_epoch in moved.items():
+        # Batches go up besides the rows, where steps are trained that say how much they send.
+        sent = rounds[name][-1]["sent_bytes_per_sample"] if rounds.get(name) else 0.0
+        seconds = link.seconds(every[name].placement, of_epoch["to_fast"] + sent, of_epoch["to_slow"])
+        if seconds:
+            found[name] = 1 / seconds
+    return found
 
 
 def _moved(shards: Shards, run: TrainConfig, order: list[int]) -> dict[str, float]:
@@ -209,11 +245,15 @@ def _trained(shards: Shards, run: TrainConfig, order: list[int]) -> dict[str, An
     after = resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     transfer_thread = trainer.embeddings.transfers
+    runner = trainer.runner
+    sent = runner.sent_bytes / trainer.num_samples if isinstance(runner, QueuedSteps) else 0.0
     return {
         "cpu_seconds": cpu,
         "samples_per_second": trainer.num_samples / trainer.meter.training_seconds,
         "stalls": transfer_thread.num_stalls,
         "stall_seconds": transfer_thread.stall_seconds,
+        "sent_bytes_per_sample": sent,
+        "mover": summarize_transfers(trainer).mover,
         "auc": trainer.predictor.score(_EVALUATED).auc,
     }
 
@@ -234,12 +274,15 @@ def show_placements(result: dict[str, Any], console: Console) -> None:
         table.add_column(f"{found['share']:.1%} hot, as much staging, dim {dim}")
         # What moves per sample is exact; speeds behind it are measured.
         per_sample = ("to fast, bytes/sample", "to slow", "initialized")
-        for column in (*per_sample, "speed / all-fast", "samples/s", "stalls", "AUC"):
+        of_link = ("link allows", "of it") if found["link"] else ()
+        for column in (*per_sample, "speed / all-fast", "samples/s", *of_link, "stalls", "AUC"):
             table.add_column(column, justify="right")
         for name, moved in found["bytes"].items():
             table.add_row(name, *_cells(name, moved, found))
         console.print(table)
         console.print(", ".join(f"{name} {ratio:.2f}" for name, ratio in found["ratios"].items()))
+    if link := result["link"]:
+        console.print(f"link: {link['up'] / 1e9:.1f} GB/s up, {link['down'] / 1e9:.1f} GB/s down, pinned")
 
 
 def _cells(name: str, moved: dict[str, float], found: dict[str, Any]) -> list[str]:
@@ -247,11 +290,21 @@ def _cells(name: str, moved: dict[str, float], found: dict[str, Any]) -> list[st
     rounds = found["rounds"].get(name)
     # Belady's bound is planned and not trained, so it has bytes and no speed.
     if not rounds:
-        return cells + ["-"] * 4
+        return [*cells, "-", "-", *_link_cells(name, None, found), "-", "-"]
     speed = statistics.median(measured["samples_per_second"] for measured in rounds)
     auc = rounds[-1]["auc"]
     shown = "-" if auc is None else f"{auc:.4f}"
-    return [*cells, f"{found['cpu'][name]:.2f}", f"{speed:,.0f}", str(rounds[-1]["stalls"]), shown]
+    speeds = [f"{found['cpu'][name]:.2f}", f"{speed:,.0f}", *_link_cells(name, speed, found)]
+    return [*cells, *speeds, str(rounds[-1]["stalls"]), shown]
+
+
+def _link_cells(name: str, speed: float | None, found: dict[str, Any]) -> list[str]:
+    """Return the speed that the link allows, and the share of it that was reached; none on the host."""
+    if not found["link"]:
+        return []
+    bound = found["link"].get(name)
+    shown = "-" if bound is None else f"{bound:,.0f}"
+    return [shown, "-" if bound is None or speed is None else f"{speed / bound:.1%}"]
 
 
 CONFIG = BenchPlacementsConfig

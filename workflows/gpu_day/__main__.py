@@ -20,6 +20,7 @@ PARTS = (
     Part("first-steps", 120),
     Part("tests", 120),
     Part("speed-16", 110),
+    Part("movers", 60),
     Part("bits", 80),
     Part("speed-128", 90),
     Part("speed-64", 60),

@@ -25,7 +25,7 @@ from .records import Records
 _ROOT = Path(__file__).resolve().parents[2]
 _EXACT: tuple[PlacementName, ...] = ("lookahead", "cache", "hybrid", "hybrid-dedup", "hybrid-uva")
 """Placements that train in the batch order of all-fast, and promise its bits."""
-_STAGING_BYTES = ByteSize(1 << 20)
+STAGING_BYTES = ByteSize(1 << 20)
 _SCALE = 1000.0
 
 
@@ -88,15 +88,15 @@ def compare_bits(settings: PartSettings, records: Records) -> None:
         base = TrainConfig(
             device=settings.device,
             kernels=settings.step_kernels,
-            staging_bytes=_STAGING_BYTES,
+            staging_bytes=STAGING_BYTES,
             placement="all-fast",
         )
-        wanted = _weights(shards, base, settings.scratch / f"bits-{optimizer}-all-fast")
+        wanted = weights_of(shards, base, settings.scratch / f"bits-{optimizer}-all-fast")
         for name in _EXACT:
             out = settings.scratch / f"bits-{optimizer}-{name}"
             check = f"{name} has the bits of all-fast with {optimizer}"
             with records.catching(check):
-                records.check(check, _weights(shards, replace(base, placement=name), out) == wanted)
+                records.check(check, weights_of(shards, replace(base, placement=name), out) == wanted)
 
 
 def small_shards(settings: PartSettings, name: str, optimizer: str) -> Shards:
@@ -115,7 +115,8 @@ def small_shards(settings: PartSettings, name: str, optimizer: str) -> Shards:
     return Shards.open(folder)
 
 
-def _weights(shards: Shards, config: TrainConfig, out: Path) -> str:
+def weights_of(shards: Shards, config: TrainConfig, out: Path) -> str:
+    """Train, and return a checksum of the weights."""
     train(shards.manifest.folder, config, out)
     return hashlib.sha256((out / "weights.safetensors").read_bytes()).hexdigest()
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import checks, kernels, machine, speed
+from . import checks, kernels, machine, movers, speed
 from .part_settings import PartSettings
 from .records import Records
 
@@ -16,6 +16,7 @@ PARTS: dict[str, Callable[[PartSettings, Records], None]] = {
     "kernel": kernels.try_kernel,
     "first-steps": checks.take_first_steps,
     "tests": checks.run_tests,
+    "movers": movers.compare_movers,
     "bits": checks.compare_bits,
     "speed-16": lambda settings, records: speed.measure_speed(settings, records, 16),
     "speed-64": lambda settings, records: speed.measure_speed(settings, records, 64),

@@ -17,6 +17,7 @@ from ...stats.ranking.row_bytes import row_bytes
 from ...train.config import TrainConfig
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
+from ...train.run_results.run_summary import summarize_transfers
 from ...train.steps.queued_steps import QueuedSteps
 from ...train.trainer import run_steps
 from ...train.trainer_building.build_trainer import build_trainer
@@ -28,10 +29,10 @@ from .step_floors import most_samples_per_second
 BATCH_SIZES = (65_536, 16_384, 2_048)
 """The largest first: its figures are asked for first."""
 _SMALL_BATCH_SIZES = (256,)
-_SAMPLES = 2_500_000
-_SMALL_SAMPLES = 6_000
-_SMALL_SCALE = 1000.0
-_HOT_SHARE = 0.0075
+SAMPLES = 2_500_000
+SMALL_SAMPLES = 6_000
+SMALL_SCALE = 1000.0
+HOT_SHARE = 0.0075
 """Share of all rows that is hot; as many slots stage the others: 1.5 % of the rows are on the device."""
 _WARM_UP_STEPS = 5
 _MOST_SAMPLES = 16_000_000
@@ -45,13 +46,13 @@ _STEP_SECONDS = 3.0
 
 def measure_speed(settings: PartSettings, records: Records, embedding_dim: int) -> None:
     """Train under every placement in turn; a row is written as soon as one is measured."""
-    scale = _SMALL_SCALE if settings.is_small else 1.0
-    samples = draw_kaggle(_SMALL_SAMPLES if settings.is_small else _SAMPLES, scale)
+    scale = SMALL_SCALE if settings.is_small else 1.0
+    samples = draw_kaggle(SMALL_SAMPLES if settings.is_small else SAMPLES, scale)
     num_rows = sum(samples.num_rows)
     # Staging gets as many slots as there are hot rows.
-    half = ByteSize(int(_HOT_SHARE * num_rows) * row_bytes(embedding_dim, "sgd"))
+    half = ByteSize(int(HOT_SHARE * num_rows) * row_bytes(embedding_dim, "sgd"))
     for batch_size in _SMALL_BATCH_SIZES if settings.is_small else BATCH_SIZES:
-        shards = _shards(settings, samples, batch_size, embedding_dim)
+        shards = packed_shards(settings, samples, batch_size, embedding_dim)
         for name, config, is_hot_only in _contestants(settings, half):
             begin = time.monotonic()
             facts = {
@@ -61,7 +62,7 @@ def measure_speed(settings: PartSettings, records: Records, embedding_dim: int) 
                 "num_rows": num_rows,
             }
             with records.catching(f"speed of {name} at {batch_size}"):
-                records.row(**facts, **_measure(shards, config, is_hot_only=is_hot_only))
+                records.row(**facts, **measure(shards, config, is_hot_only=is_hot_only))
             # The rows of a trainer, 17 GB at dim 128, go only now: its parts refer to each other.
             gc.collect()
             # What took long once takes long again.
@@ -90,10 +91,12 @@ def _contestants(settings: PartSettings, half: ByteSize) -> Iterable[tuple[str, 
     yield "cache", replace(base, placement="cache"), False
 
 
-def _shards(settings: PartSettings, samples: KaggleSamples, batch_size: int, embedding_dim: int) -> Shards:
+def packed_shards(
+    settings: PartSettings, samples: KaggleSamples, batch_size: int, embedding_dim: int
+) -> Shards:
     folder = settings.scratch / f"speed-{embedding_dim}-{batch_size}" / "shards"
     write_kaggle_shards(
-        samples, folder, batch_size=batch_size, embedding_dim=embedding_dim, hot_share=_HOT_SHARE
+        samples, folder, batch_size=batch_size, embedding_dim=embedding_dim, hot_share=HOT_SHARE
     )
     shards = Shards.open(folder)
     # Grouped by row beforehand, as for any run of several epochs.
@@ -101,8 +104,8 @@ def _shards(settings: PartSettings, samples: KaggleSamples, batch_size: int, emb
     return shards
 
 
-def _measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[str, Any]:
-    """Train on the first batches of an epoch; the first few only warm the device up.
+def measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[str, Any]:
+    """Train on the first batches of an epoch, and return the speed; the first few only warm the device up.
 
     The batches are repeated where an epoch has too few of them.
     """
@@ -112,7 +115,7 @@ def _measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[
     if order.size == 0:
         raise ValueError("no batch looks up hot rows alone")
     most_steps = min(_MOST_STEPS, _MOST_SAMPLES // shards.batch_size)
-    if shards.num_training_samples < _SMALL_SAMPLES:
+    if shards.num_training_samples < SMALL_SAMPLES:
         most_steps = _SMALL_STEPS
     order = np.resize(order, _WARM_UP_STEPS + most_steps).astype(np.int32)
     # fae orders its batches by itself, and needs as many epochs.
@@ -153,6 +156,7 @@ def _measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[
     if not measured:
         raise ValueError(f"the run ended after {trainer.step} steps, want {_WARM_UP_STEPS + _FEWEST_STEPS}")
     traffic = trainer.meter.training_bytes()
+    transfers = summarize_transfers(trainer)
     runner = trainer.runner
     if isinstance(runner, QueuedSteps) and runner.sent_samples:
         measured["bytes_sent_per_sample"] = runner.sent_bytes / runner.sent_samples
@@ -161,6 +165,8 @@ def _measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[
     return measured | {
         "bytes_to_device": traffic[0],
         "bytes_to_host": traffic[1],
+        "mover": transfers.mover,
+        "mover_rows_per_second": transfers.mover_rows_per_second,
         "all_steps": trainer.step,
         "most_samples_per_second_of_link": bound,
     }

@@ -1,6 +1,6 @@
 """Every part of a GPU day runs on the host, without the packages that a GPU image lacks.
 
-Tests `part`, `part_settings`, `machine`, `checks`, `speed` and the command, `__main__`.
+Tests `part`, `part_settings`, `machine`, `checks`, `movers`, `speed` and the command, `__main__`.
 """
 
 from __future__ import annotations
