@@ -22,9 +22,9 @@ from ...train.steps.queued_steps import QueuedSteps
 from ...train.trainer import run_steps
 from ...train.trainer_building.build_trainer import build_trainer
 from ..bench.measuring.kaggle_shards import KaggleSamples, draw_kaggle, write_kaggle_shards
+from ..bench.measuring.step_floors import most_samples_per_second
 from .part_settings import PartSettings
 from .records import Records
-from .step_floors import most_samples_per_second
 
 BATCH_SIZES = (65_536, 16_384, 2_048)
 """The largest first: its figures are asked for first."""

@@ -171,6 +171,7 @@ def test_maps_of_ids_need_an_extension(shell: Shell) -> None:
     "workflows/bench/bench_dlrm.py::BenchDlrmConfig.__post_init__",
     "workflows/bench/bench_stats.py::BenchStatsConfig.__post_init__",
     "workflows/bench/limited/bench_larger_than_memory.py::BenchLargerThanMemoryConfig.__post_init__",
+    "workflows/bench/training/bench_train.py::BenchTrainConfig.__post_init__",
     "workflows/bench/training/bench_train.py::_order",
 )
 def test_benchmarks_say_what_they_lack(shell: Shell) -> None:
@@ -186,6 +187,10 @@ def test_benchmarks_say_what_they_lack(shell: Shell) -> None:
     assert name == "lower --hot-bytes, or raise --memory or --times"
     BenchLargerThanMemoryConfig(hot_bytes=ByteSize(1 << 20))
     assert "checkout" in shell.refused("bench", "dlrm", "--dlrm", "nowhere")
+    hint = shell.refused("bench", "train", "--device", "late", "--model", "dcnv2")
+    assert hint == "leave --model out, or use --device cpu"
+    BenchTrainConfig(device="late")
+    BenchTrainConfig(model="dcnv2")
     assert "as many --slots as --batch-lookups" in shell.refused("bench", "stats", "--slots", "5")
     BenchStatsConfig(slots=50, batch_lookups=50)
 

@@ -4,6 +4,7 @@ All contestants train on the same batches of one generated log, with SGD, in one
 that a ratio compares runs of one round. The references get their batches as tensors before the clock starts;
 hotset reads and plans its own while it trains. CPU seconds of all threads stand beside the wall clock,
 because other programs disturb them least: on a busy machine the clock says little about two threads.
+On a device there are no contestants: the kernels of a step stand beside the lower bounds of that device.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ from ....train.model_building.choose_model import choose_model
 from ....train.model_building.model_inputs import ModelInputs
 from ....train.trainer import Trainer, run_steps
 from ....train.trainer_building.build_trainer import build_trainer
-from ....train.trainer_building.devices import set_threads
+from ....train.trainer_building.devices import LATE, set_threads
 from ...console import say
 from ...machine_facts import describe_machine
 from ...recipes import criteo_kaggle
 from ..measuring.rounds import median_ratio, take_turns
 from .dcn_reference import ReferenceDcn
+from .device_parts import measure_device_rates, measure_device_step
 from .dlrm_reference import LEARNING_RATE, ReferenceBatch, ReferenceDlrm, ReferenceTraining, has_fbgemm
 from .step_parts import MachineRates, measure_parts, measure_rates
 
@@ -49,6 +51,7 @@ REFERENCE = "torch fp32"
 """The contestant that ratios are against."""
 _WARM_UP_STEPS = 3
 _LEAST_STEPS = 4
+_SETTING = ("batch_size", "embedding_dim")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +90,10 @@ class BenchTrainConfig:
     cross_rank: int | None = None
     """Rank of the matrices of the cross network of dcnv2; by default they are full."""
 
+    device: str = "cpu"
+    """Device to train on. On cuda the parts of a step are its kernels, beside the device's lower bounds, and
+    there are no contestants; late runs the same on a simulated GPU, whose times mean nothing."""
+
     scratch: Path | None = None
     """Folder for temporary files; the system's temporary folder by default."""
 
@@ -96,6 +103,11 @@ class BenchTrainConfig:
         for name in ("batch_sizes", "embedding_dims", "threads"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be numbers from 1 up")
+        if self.device != "cpu" and self.model != "dlrm":
+            raise ConfigError(
+                f"the parts of a step on {self.device} are those of dlrm, not of {self.model}",
+                hint="leave --model out, or use --device cpu",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +133,8 @@ def bench_train(config: BenchTrainConfig) -> dict[str, Any]:
         ``contestants``: microseconds per sample, medians over rounds; ``ratios``: how many times as fast as
         the reference in fp32 each is; ``parts``: those of hotset's step; the machine and its rates.
     """
+    if config.device != "cpu":
+        return _bench_device(config)
     machine = describe_machine()
     rates = measure_rates()
     threads_before = torch.get_num_threads()
@@ -150,6 +164,33 @@ def bench_train(config: BenchTrainConfig) -> dict[str, Any]:
         "rates": asdict(rates),
         "settings": asdict(config),
         "machine": machine | {"torch": torch.__version__},
+    }
+
+
+def _bench_device(config: BenchTrainConfig) -> dict[str, Any]:
+    """Measure a step on a device and its parts, at every batch size and dim."""
+    rates = measure_device_rates(config.device)
+    parts: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
+    # A simulated GPU has the kernels of a GPU where they are chosen by name.
+    kernels = "torch" if config.device.startswith(LATE) else None
+    run = replace(_training(config), device=config.device, kernels=kernels, dense_dtype="auto")
+    with tempfile.TemporaryDirectory(prefix="hotset-bench-", dir=config.scratch) as scratch:
+        for shards in _each_shards(config, Path(scratch)):
+            say(f"batch size {shards.batch_size:,}, dim {shards.embedding_dim}, on {config.device}")
+            found = measure_device_step(shards, run, _order(shards, config), _WARM_UP_STEPS, rates)
+            setting = {"batch_size": shards.batch_size, "embedding_dim": shards.embedding_dim}
+            steps.append(setting | {"us": found.us})
+            parts += [setting | asdict(part) for part in found.parts]
+    return {
+        "benchmark": "train",
+        "contestants": [],
+        "ratios": [],
+        "steps": steps,
+        "parts": parts if config.parts else [],
+        "rates": asdict(rates),
+        "settings": asdict(config),
+        "machine": describe_machine() | {"torch": torch.__version__},
     }
 
 
@@ -355,6 +396,12 @@ def show_train(result: dict[str, Any], console: Console) -> None:
     """Print the contestants, then the parts of a step, one table for each batch size and dim."""
     machine = result["machine"]
     console.print(f"{machine['cpu']}, load {machine['load_average']:.1f} at the beginning")
+    for step in result.get("steps", []):
+        setting = f"batch size {step['batch_size']:,}, dim {step['embedding_dim']}"
+        device = result["settings"]["device"]
+        console.print(f"{setting}, on {device}: {1000 * step['us']:,.1f} ns/sample as trained")
+        of_step = [part for part in result["parts"] if all(part[key] == step[key] for key in _SETTING)]
+        _show_device_parts(of_step, console)
     # One table for each batch size and dim, the settings in the order in which they were measured.
     ratios = {_key(ratio): ratio for ratio in result["ratios"]}
     settings = dict.fromkeys((r["batch_size"], r["embedding_dim"]) for r in result["contestants"])
@@ -386,6 +433,22 @@ def _cells(record: dict[str, Any], ratio: dict[str, Any]) -> list[str]:
         f"{ratio['wall_ratio']:.2f}",
         f"{ratio['cpu_ratio']:.2f}",
     ]
+
+
+def _show_device_parts(parts: list[dict[str, Any]], console: Console) -> None:
+    if not parts:
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("part of a step, by itself")
+    for column in ("ns/sample", "lower bound", "times it", "bound by"):
+        table.add_column(column, justify="right")
+    for part in parts:
+        times = f"{part['us'] / part['floor_us']:.1f}" if part["floor_us"] else "-"
+        floor = f"{1000 * part['floor_us']:.2f}" if part["floor_us"] else "-"
+        table.add_row(part["part"], f"{1000 * part['us']:.2f}", floor, times, part["bound_by"])
+    sums = [1000 * sum(part[name] for part in parts) for name in ("us", "floor_us")]
+    table.add_row("sum", f"{sums[0]:.2f}", f"{sums[1]:.2f}", f"{sums[0] / sums[1]:.1f}", "", style="bold")
+    console.print(table)
 
 
 def _show_parts(parts: list[dict[str, Any]], console: Console) -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of a training step, very small."""
+"""The benchmark of a training step, very small. Tests `device_parts`, too."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError
+from hotset.workflows.bench.measuring.step_floors import part_floors
 from hotset.workflows.bench.training.bench_train import BenchTrainConfig, bench_train, show_train
 
 
@@ -36,6 +37,31 @@ def test_contestants_and_parts_are_measured() -> None:
     show_train(result, console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "batch size 64, dim 8" in shown and "update rows" in shown
+
+
+def test_the_kernels_of_a_device_stand_beside_their_lower_bounds() -> None:
+    config = BenchTrainConfig(
+        samples=900, batch_sizes=(64,), embedding_dims=(16,), round_samples=64, rounds=1, device="late:3"
+    )
+    result = bench_train(config)
+    parts = {part["part"]: part for part in result["parts"]}
+    # All parts of a step that have lower bounds, the copy of the batch, and what is between them.
+    wanted = {*part_floors(16, 65_536), "copy of the batch", "last layer, loss, dense values"}
+    assert parts.keys() == wanted
+    assert all(part["us"] > 0 for part in parts.values())
+    assert all(part["floor_us"] > 0 for name, part in parts.items() if "loss" not in name)
+    (step,) = result["steps"]
+    assert step["us"] > 0 and result["rates"]["link_bytes"] > 0 and result["contestants"] == []
+    console = Console(file=StringIO(), width=100)
+    show_train(result, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "dim 16, on late:3" in shown and "sum and step of rows" in shown and "times it" in shown
+
+
+def test_a_device_has_the_parts_of_dlrm_alone() -> None:
+    with pytest.raises(ConfigError, match="on cuda are those of dlrm, not of dcnv2") as error:
+        BenchTrainConfig(device="cuda", model="dcnv2")
+    assert error.value.hint == "leave --model out, or use --device cpu"
 
 
 def test_too_few_samples_are_refused_with_a_number_that_would_do() -> None:

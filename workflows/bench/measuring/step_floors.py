@@ -1,8 +1,8 @@
 """Computes what a step of DLRM takes on a GPU at least, part by part: arithmetic, not measured.
 
 A part is bound by the bytes it moves in the GPU's memory or by its products, whichever takes longer; nothing
-is assumed to be found in a cache. ``python -m hotset.workflows.gpu_day.step_floors`` prints the tables of
-`docs/gpu.md`.
+is assumed to be found in a cache. ``python -m hotset.workflows.bench.measuring.step_floors`` prints the
+tables of `docs/gpu.md`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...stats.ranking.row_bytes import row_bytes
-from ...train.model.dlrm_shape import DlrmShape, dlrm_shape
+from ....stats.ranking.row_bytes import row_bytes
+from ....train.model.dlrm_shape import DlrmShape, dlrm_shape
 
 NUM_TABLES, NUM_DENSE = 26, 13
 """Numbers of tables and of dense features of the Criteo logs."""
@@ -50,11 +50,20 @@ def most_samples_per_second(
     return rates.link_bytes * num_samples / most if most else None
 
 
-def part_floors(embedding_dim: int, batch_size: int, rates: GpuRates | None = None) -> dict[str, float]:
-    """Return the seconds that each part of a step takes per sample, at least."""
+def part_floors(
+    embedding_dim: int, batch_size: int, rates: GpuRates | None = None, *, distinct_rows: float | None = None
+) -> dict[str, float]:
+    """Return the seconds that each part of a step takes per sample, at least.
+
+    Args:
+        embedding_dim: floats per row.
+        batch_size: samples.
+        rates: ceilings of the GPU.
+        distinct_rows: per sample of a batch; None: those of the reference log, for three batch sizes.
+    """
     rates = rates or GpuRates()
     shape = dlrm_shape("auto", NUM_DENSE, NUM_TABLES, embedding_dim)
-    rows = _DISTINCT_ROWS[batch_size]
+    rows = _DISTINCT_ROWS[batch_size] if distinct_rows is None else distinct_rows
     # A sample reads a row and its slot in each table; inputs of dense layers are in half precision.
     gathered = NUM_TABLES * (_FLOAT * embedding_dim + _INT)
     inputs = _HALF * (shape.top_inputs + embedding_dim)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hotset.workflows.gpu_day.step_floors import (
+from hotset.workflows.bench.measuring.step_floors import (
     GpuRates,
     expected_seconds,
     hybrid_floor,
@@ -16,7 +16,7 @@ from hotset.workflows.gpu_day.step_floors import (
     tables,
 )
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def test_the_tables_of_the_docs_are_those_that_are_computed() -> None:
