@@ -46,7 +46,7 @@ _OTHERS = "last layer, loss, dense values"
 _TRIALS = 5
 _REPETITIONS, _FEW_REPETITIONS = 20, 1
 _COPIED_BYTES, _FEW_COPIED_BYTES = 1 << 30, 1 << 22
-_PRODUCT_SIZE, _SMALL_PRODUCT_SIZE = 8192, 256
+_PRODUCT_SIZE, _SMALL_PRODUCT_SIZE = 8192, 1024
 _MICROSECONDS = 1e6
 
 Launch = tuple[Callable[..., object], tuple[Any, ...]]
