@@ -45,6 +45,9 @@ _AFTER_INTERRUPTION = {
 """Hint after an interruption of a command that is no stage; stages keep finished work."""
 
 
+_LEAST_COLUMNS = 20
+"""Width that a narrower terminal counts as: in less, help has no room for a word beside its options."""
+
 _CACHE_HINT = "set NUMBA_CACHE_DIR to a folder that can be written, with room for 50 MB"
 
 
@@ -71,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Ctrl-C and SIGTERM end a command alike, with 130: it removes what it has begun and not finished.
     """
     _open_closed_streams()
+    _widen_tiny_terminal()
     with _sigterm_as_ctrl_c():
         return _main(arguments)
 
@@ -87,6 +91,15 @@ def _open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+
+
+def _widen_tiny_terminal() -> None:
+    """Let a terminal of a few columns, or of none as some consoles say, count as a narrow one."""
+    columns = shutil.get_terminal_size().columns
+    # A width of 0 stands for none that is known, but what draws tables and messages takes it as it is.
+    given = os.environ.get("COLUMNS", "")
+    if columns < _LEAST_COLUMNS or (given.isdecimal() and int(given) < _LEAST_COLUMNS):
+        os.environ["COLUMNS"] = str(max(columns, _LEAST_COLUMNS))
 
 
 @contextmanager

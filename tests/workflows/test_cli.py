@@ -7,6 +7,7 @@ The commands (`command_list`) have test files of their own, in `commands/`; `gen
 from __future__ import annotations
 
 import gzip
+import os
 import shlex
 import signal
 import subprocess
@@ -291,3 +292,13 @@ def test_no_file_takes_the_number_of_a_closed_stream() -> None:
     command = shlex.join([sys.executable, "-c", program])
     done = subprocess.run(["sh", "-c", f"{command} <&- >&-"], capture_output=True, text=True)
     assert done.stderr == "kept\n"
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "7"])
+def test_a_terminal_of_hardly_any_columns_shows_messages_and_help(columns: str) -> None:
+    environment = os.environ | {"COLUMNS": columns}
+    command = [sys.executable, "-m", "hotset.workflows.cli"]
+    refused = subprocess.run([*command, "stats", "nowhere"], env=environment, capture_output=True, text=True)
+    assert "".join(refused.stderr.split()).startswith("error:nowhere/vocabularydoesnotexist")
+    shown = subprocess.run([*command, "recipe", "--help"], env=environment, capture_output=True, text=True)
+    assert shown.returncode == 0 and "--json" in shown.stdout
