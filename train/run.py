@@ -378,7 +378,9 @@ def _run(
     folder.save_batch_order(trainer.numbers)
     if best is not None:
         best.remove()
-    folder.finish(summary.to_dict())
+    # A signal that comes now is too late: the run is sealed, and nothing would remove its checkpoints later.
+    with Interrupts().noted():
+        folder.finish(summary.to_dict())
     return summary
 
 

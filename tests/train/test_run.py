@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from safetensors import safe_open
 from hotset.pipeline.errors import HotsetError, ManifestError
 from hotset.pipeline.sizes import ByteSize
 from hotset.tests.support.shard_factory import write_shards
+from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
 from hotset.train.config import TrainConfig
+from hotset.train.options.interval import Interval
 from hotset.train.options.rank_options import RankOptions
 from hotset.train.run import train
 
@@ -190,3 +194,20 @@ def test_a_loss_that_is_no_number_is_blamed_on_damaged_shards_first(tmp_path: Pa
     config = TrainConfig(embedding_lr=1e30, dense_lr=1e30, **FIELDS)
     with pytest.raises(HotsetError, match=r"evaluation-00000\.arrow is damaged: its checksum"):
         train(folder, config, tmp_path / "run", progress=overwrite)
+
+
+def test_an_interrupt_after_the_seal_leaves_no_checkpoint(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = shutil.rmtree
+
+    def interrupted(path: Path) -> None:
+        signal.raise_signal(signal.SIGINT)
+        remove(path)
+
+    out = tmp_path / "run"
+    monkeypatch.setattr("hotset.train.run_folder.run_writer.shutil.rmtree", interrupted)
+    settings = CheckpointSettings(checkpoint_every=Interval(steps=2))
+    summary = train(shards, TrainConfig(**FIELDS), out, checkpoints=settings)
+    assert summary.num_steps == 8 and (out / "manifest.json").exists()
+    assert not (out / "checkpoints").exists()

@@ -17,10 +17,10 @@ from ...pipeline.sizes import ByteSize, format_byte_size
 from ...train.checkpoints.checkpoint_settings import CheckpointSettings
 from ...train.config import TrainConfig
 from ...train.options.rank_options import RankOptions
-from ..console import print_json, progress_bars, say, set_verbosity, stdout_console
+from ..console import print_json, progress_bars, say, say_error, set_verbosity, stdout_console
 from ..options import Dir, config_of, parse_options
 from ..printing.describe_stages import explain_all_hot
-from .train_options import parse_train
+from .train_options import TrainCommand, parse_train
 
 _MOVES_COLD_ROWS = ("fae", "cache", "lookahead")
 """Placements that differ from all-fast by what they do with cold rows alone."""
@@ -89,7 +89,16 @@ def _train(arguments: Sequence[str]) -> int:
         ).to_dict()
     if not is_first():
         return 0
-    # Data on stdout: one object for a program, or tables for a reader with what to know about the run below.
+    try:
+        _show_trained(options, config, summary)
+    except KeyboardInterrupt:
+        say_error(f"the run is finished: {options.out}", kind="interrupted")
+        return 130
+    return 0
+
+
+def _show_trained(options: TrainCommand, config: TrainConfig, summary: dict[str, Any]) -> None:
+    """Print what a run came to: an object for a program, or tables with what to know about the run below."""
     if options.json:
         print_json(summary)
     else:
@@ -103,7 +112,6 @@ def _train(arguments: Sequence[str]) -> int:
         all_hot = explain_all_hot(summary["num_rows"], summary["num_hot_rows"])
         if all_hot and options.placement in _MOVES_COLD_ROWS:
             say(all_hot)
-    return 0
 
 
 def _evaluate(arguments: Sequence[str]) -> int:

@@ -135,3 +135,15 @@ def test_no_refused_option_leaves_a_folder(
         said = capsys.readouterr().err
         assert said.startswith("error: ") and "None" not in said, words
         assert sorted(path for path in tmp_path.iterdir() if path.name != "__pycache__") == wanted, words
+
+
+def test_an_interrupt_while_results_are_shown_says_that_the_run_is_finished(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hotset.workflows.commands.train_commands.show_quality", interrupted)
+    out = tmp_path / "run"
+    assert main(["train", str(data), "--out", str(out)]) == 130
+    assert capsys.readouterr().err == f"interrupted: the run is finished: {out}\n"
