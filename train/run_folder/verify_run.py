@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from ...pipeline.errors import HotsetError, first_line
@@ -17,7 +21,7 @@ from ..data.batch_order import BATCH_ORDER, read_batch_order
 from ..model_building.build_model import build_model
 from ..model_building.choose_model import recorded_model
 from ..model_building.model_inputs import ModelInputs
-from .run_files import METRICS, RUN_FILES, STATES, SUMMARY, VOCABULARY
+from .run_files import CONFIG, METRICS, RUN_FILES, STATES, SUMMARY, VOCABULARY
 from .run_reader import (
     read_config,
     read_finite,
@@ -27,6 +31,7 @@ from .run_reader import (
     refuse_changed_files,
     refuse_other_weights,
 )
+from .run_settings import read_settings
 from .unfinished_run import is_unfinished
 
 
@@ -102,19 +107,31 @@ def _faults_of_kept(folder: Path, fingerprint: str) -> Iterator[str]:
 
 def _faults_of_meaning(run: Path) -> Iterator[str]:
     """The files are what a run writes, and the weights those of its config."""
+    try:
+        num_epochs = _check_settings(run)
+    except HotsetError as error:  # what it would have to agree with is unknown
+        yield str(error)
+        return
     # Each check by itself, so that one damaged file does not hide another.
-    checks: tuple[Callable[[Path], None], ...] = (
-        _check_weights,
-        _check_states,
-        _check_order,
-        _check_metrics,
-        _check_summary,
+    checks: tuple[Callable[[], None], ...] = (
+        partial(_check_weights, run),
+        partial(_check_states, run),
+        partial(_check_order, run, num_epochs),
+        partial(_check_metrics, run),
+        partial(_check_summary, run),
     )
     for check in checks:
         try:
-            check(run)
+            check()
         except HotsetError as error:
             yield str(error)
+
+
+def _check_settings(run: Path) -> int | None:
+    """The config and its settings are such as a run has; returns the epochs, None where it does not say."""
+    if read_config(run).config is None:
+        return None
+    return read_settings(run / CONFIG).epochs
 
 
 def _check_weights(run: Path) -> None:
@@ -138,25 +155,72 @@ def _check_states(run: Path) -> None:
                 raise HotsetError(f"{run / STATES} is damaged: {name} holds values that are not finite")
 
 
-def _check_order(run: Path) -> None:
+def _check_order(run: Path, num_epochs: int | None) -> None:
+    """The batches are those of whole epochs, as many as the summary says."""
     path = run / BATCH_ORDER
-    if read_batch_order(path).min(initial=0) < 0:
+    order = read_batch_order(path)
+    if order.min(initial=0) < 0:
         raise HotsetError(f"{path} is damaged: it has a batch below 0")
+    summary = _summary_of(run)
+    num_steps = summary.get("num_steps", order.size)
+    if order.size != num_steps:
+        raise HotsetError(f"{path} is damaged: it has {order.size} steps, {SUMMARY} has {num_steps}")
+    # The last epoch of a run that stopped before its end is not whole.
+    if num_epochs is None or summary.get("stopped"):
+        return
+    is_whole = order.size % num_epochs == 0
+    epochs = np.sort(order.reshape(num_epochs, -1), axis=1) if is_whole else order
+    if not is_whole or (epochs != np.arange(epochs.shape[1])).any():
+        raise HotsetError(f"{path} is damaged: it has not each batch once in each epoch")
 
 
 def _check_metrics(run: Path) -> None:
-    for number, line in enumerate((run / METRICS).read_bytes().splitlines(), 1):
-        _parse_object(line, f"{run / METRICS}, line {number},")
+    """Lines are objects, of steps that do not fall."""
+    last = 0
+    for number, line in enumerate(_lines_of(run), 1):
+        where = f"{run / METRICS}, line {number},"
+        step = _parse_object(line, where).get("step", last)
+        if type(step) is not int or step < last:
+            raise HotsetError(f"{where} is damaged: it is of step {step!r}, the one before of {last}")
+        last = step
 
 
 def _check_summary(run: Path) -> None:
-    _parse_object((run / SUMMARY).read_bytes(), str(run / SUMMARY))
+    """The scores are those of the last evaluation that the run logged."""
+    path = run / SUMMARY
+    summary = _parse_object(path.read_bytes(), str(path))
+    for line in reversed(_lines_of(run)):
+        with suppress(HotsetError):  # told by the check of the log
+            scores = _parse_object(line, str(run / METRICS)).get("evaluation")
+            if isinstance(scores, dict):
+                break
+    else:
+        return
+    for name, score in scores.items():
+        # As text: a score that is no number is not equal to itself.
+        found = json.dumps(summary.get(name))
+        if found != json.dumps(score):
+            raise HotsetError(f"{path} is damaged: {name} is {found}, and {json.dumps(score)} in {METRICS}")
 
 
-def _parse_object(text: bytes, where: str) -> None:
-    """Raise HotsetError unless ``text`` is a JSON object."""
+def _summary_of(run: Path) -> dict[str, Any]:
+    """The summary, empty where it is damaged, which another check tells."""
     try:
-        if not isinstance(json.loads(text), dict):
+        return _parse_object((run / SUMMARY).read_bytes(), str(run / SUMMARY))
+    except HotsetError:
+        return {}
+
+
+def _lines_of(run: Path) -> list[bytes]:
+    return (run / METRICS).read_bytes().splitlines()
+
+
+def _parse_object(text: bytes, where: str) -> dict[str, Any]:
+    """Return a JSON object; raises HotsetError where ``text`` is none."""
+    try:
+        parsed = json.loads(text)
+        if not isinstance(parsed, dict):
             raise ValueError("it is no object")
     except (ValueError, RecursionError) as error:
         raise HotsetError(f"{where} is damaged: {first_line(error)}") from error
+    return parsed

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from ...pipeline.errors import ConfigError, HotsetError, first_line
+from ...pipeline.errors import ConfigError
 from ...pipeline.folders.manifest import MANIFEST, Manifest
 from ...pipeline.sizes import ByteSize
 from ...pipeline.stages.count import CountConfig
@@ -20,7 +19,7 @@ from ...pipeline.stages.preprocess import PreprocessConfig
 from ...pipeline.stages.rank import RankConfig
 from ...pipeline.stages.split import SplitConfig
 from ...train.config import TrainConfig
-from ...train.options.recipe_options import RecipeOptions
+from ...train.run_folder.run_settings import read_settings
 from ..console import print_json
 from ..options import config_of, parse_options
 from ..recipe_file import TABLES, arguments_of, read_recipe, write_recipe
@@ -29,7 +28,6 @@ from .preprocess_options import parse_preprocess
 from .train_options import parse_train
 
 _CONFIG = "config.json"
-_MOST_CONFIG_BYTES = 64 * 2**20
 _STAND_IN = "x"
 """The value of arguments that are no part of a recipe, such as the folder."""
 
@@ -74,7 +72,7 @@ def _configs_of(source: Path) -> dict[str, Any]:
     """Return the configs that a source has, by table."""
     # A run, a preprocessed folder or a file: each is known by what it must hold.
     if (source / _CONFIG).exists():
-        return {"train": _config_of_run(source / _CONFIG)}
+        return {"train": read_settings(source / _CONFIG)}
     if (source / "shards" / MANIFEST).exists():
         return {"preprocess": _config_of_folder(source)}
     if source.is_dir():
@@ -120,31 +118,3 @@ def _config_of_folder(folder: Path) -> PreprocessConfig:
         split=SplitConfig.of(plan),
         pack=shards.read_config(lambda config: PackConfig(**config)),
     )
-
-
-def _config_of_run(path: Path) -> TrainConfig:
-    """Return the settings of a run; raises HotsetError where they are damaged."""
-    # The file may be anything; a run of an older version lacks keys, which then have their defaults.
-    try:
-        if not path.is_file() or path.stat().st_size > _MOST_CONFIG_BYTES:
-            raise ValueError("it is no file that train writes")
-        config = json.loads(path.read_bytes())["config"]
-        recipe = RecipeOptions(**_known(RecipeOptions, config.get("recipe", {})))
-        return TrainConfig(**_known(TrainConfig, config) | {"recipe": recipe})
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        if isinstance(error, HotsetError):
-            raise
-        raise HotsetError(
-            f"{path} cannot be read: {first_line(error)}", hint="give the folder that a training run wrote"
-        ) from error
-
-
-def _known(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are settings of ``kind``: a run of another version may have more or fewer."""
-    names = {own.name: str(own.type) for own in fields(kind)}
-    found = {name: value for name, value in values.items() if name in names}
-    return {
-        name: ByteSize(value) if "ByteSize" in names[name] and type(value) is int else value
-        for name, value in found.items()
-        if not is_dataclass(value)
-    }

@@ -76,7 +76,7 @@ def test_a_recipe_is_corrected_by_its_hints(shell: Shell) -> None:
 
 @follows(
     "workflows/commands/recipe_command.py::_configs_of",
-    "workflows/commands/recipe_command.py::_config_of_run",
+    "train/run_folder/run_settings.py::read_settings",
     "workflows/commands/recipe_command.py::_config_of_folder",
 )
 def test_what_a_recipe_can_be_printed_of_is_named(shell: Shell) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.config import TrainConfig
+from hotset.train.options.recipe_options import RecipeOptions
 from hotset.train.run import train
 from hotset.train.run_folder.run_files import RUN_FILES
 from hotset.train.run_folder.run_writer import RunFolder
@@ -95,3 +96,63 @@ def test_an_order_of_other_numbers_is_named(run: Path) -> None:
     np.save(run / "batch_order.npy", np.array([0.5, 1.5]))
     seal_again(run)
     assert verify_run(run) == [f"{run / 'batch_order.npy'} is damaged: it is no list of batches"]
+
+
+def change(path: Path, key: str, value: object) -> None:
+    """Set a value in a JSON object; dots in ``key`` stand between keys."""
+    whole = parts = json.loads(path.read_bytes())
+    *outer, last = key.split(".")
+    for name in outer:
+        parts = parts[name]
+    parts[last] = value
+    path.write_text(json.dumps(whole))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "fault"),
+    [
+        ("config.json", "config.cache_policy", None, "cache_policy is None, want one of lru, lfu, dataset"),
+        ("config.json", "config.window", 0, "window must be 1 or more, got 0"),
+        ("config.json", "config.threads", True, "threads is True, want a whole number"),
+        ("config.json", "config.hot_bytes", "1MiB", "hot_bytes is '1MiB', want a whole number"),
+        ("config.json", "config.recipe.plateau_patience", 1e308, "recipe.plateau_patience is 1e+308"),
+        ("config.json", "config.epochs", 2, "it has not each batch once in each epoch"),
+        ("summary.json", "num_steps", 9, "it has 8 steps, summary.json has 9"),
+        ("summary.json", "auc", 0.75, "auc is 0.75, and 0."),
+        ("summary.json", "mixed.num_samples", 1, "mixed is "),
+    ],
+)
+def test_values_that_disagree_are_found_though_every_checksum_fits(
+    name: str, key: str, value: object, fault: str, run: Path
+) -> None:
+    change(run / name, key, value)
+    seal_again(run)
+    (found,) = verify_run(run)
+    assert fault in found and "is damaged" in found
+
+
+def test_an_epoch_with_a_batch_twice_and_a_log_that_goes_back_are_found(run: Path) -> None:
+    order = np.load(run / "batch_order.npy")
+    order[order == 3] = 4
+    np.save(run / "batch_order.npy", order)
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 2, "loss": 0.5}', ""]))
+    seal_again(run)
+    twice, back = verify_run(run)
+    assert "it has not each batch once in each epoch" in twice
+    assert "metrics.jsonl, line" in back and "it is of step 2, the one before of 8" in back
+
+
+def test_a_run_that_stopped_early_may_have_a_part_of_an_epoch(trained_once: Path, tmp_path: Path) -> None:
+    recipe = RecipeOptions(max_steps=5)
+    train(trained_once.parent, TrainConfig(threads=1, recipe=recipe), tmp_path / "run")
+    assert verify_run(tmp_path / "run") == []
+
+
+def test_a_score_that_is_no_number_is_no_fault(run: Path) -> None:
+    score = json.loads((run / "summary.json").read_text())["pr_auc"]
+    for name in ("summary.json", "metrics.jsonl"):
+        text = (run / name).read_text()
+        (run / name).write_text(text.replace(f'"pr_auc": {score}', '"pr_auc": NaN'))
+    seal_again(run)
+    assert verify_run(run) == []
