@@ -81,6 +81,8 @@ def test_the_refusal_says_which_folder_needs_how_much(
     ):
         refuse_full_disk(needed, tmp_path / "dir")
     refuse_full_disk({"columns": GIB}, tmp_path / "dir")
+    with pytest.raises(ConfigError, match="1 GiB are free"):
+        refuse_full_disk({"columns": GIB, "plan": 1}, tmp_path / "dir")
 
 
 def test_a_cap_that_a_later_stage_cannot_keep_is_refused_before_any_work(
