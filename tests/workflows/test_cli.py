@@ -302,3 +302,13 @@ def test_a_terminal_of_hardly_any_columns_shows_messages_and_help(columns: str) 
     assert "".join(refused.stderr.split()).startswith("error:nowhere/vocabularydoesnotexist")
     shown = subprocess.run([*command, "recipe", "--help"], env=environment, capture_output=True, text=True)
     assert shown.returncode == 0 and "--json" in shown.stdout
+
+
+def test_a_name_that_is_not_utf_8_is_printed_as_the_bytes_that_it_is() -> None:
+    program = (
+        "import sys; from hotset.workflows import cli; cli._run = lambda *_: print('a\\udcff') or 0;"
+        "sys.exit(cli.main(['verify', 'a']))"
+    )
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"a\xff\n", b"")
