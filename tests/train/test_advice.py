@@ -26,8 +26,16 @@ from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.stats.prediction.step_times import predict
 from hotset.stats.prediction.workload import Budget, Machine, Prediction, Workload
+from hotset.stats.staging.staging_size import MOST_PREFETCH
 from hotset.tests.support.trained_models import trained
-from hotset.train.advice import AdviceConfig, activation_bytes, advise, dense_bytes, read_workload
+from hotset.train.advice import (
+    AdviceConfig,
+    activation_bytes,
+    advise,
+    dense_bytes,
+    read_inputs,
+    read_workload,
+)
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.model.dlrm import Dlrm
@@ -90,6 +98,22 @@ def test_memory_that_holds_nothing_is_refused_with_what_would_do(folder: Path) -
         advise(folder / "none", AdviceConfig(), Machine(), Resources(workers=1))
     with pytest.raises(ConfigError, match="batch_size"):
         AdviceConfig(batch_size=0)
+
+
+def test_what_a_budget_leaves_is_room_for_the_rest_of_a_step(folder: Path) -> None:
+    inputs = read_inputs(folder, AdviceConfig(batch_size=256), Resources(workers=1))
+    workload = inputs.workload
+    # The label, dense features and ids of a sample, 4 bytes each.
+    assert workload.input_bytes == 4 * (1 + 13 + 26)
+    for size, budgets in inputs.budgets.items():
+        for budget in budgets:
+            predicted = {one.placement: one for one in predict(workload, Machine(), budget)}
+            for placement in ("lookahead", "cache"):
+                assert sum(predicted[placement].memory.values()) <= size
+            memory = predicted["lookahead"].memory
+            rest = memory["dense"] + memory["activations"] + 256 * (2 + MOST_PREFETCH) * workload.input_bytes
+            moved = 2 * predicted["hybrid-dedup"].to_fast_bytes / workload.vector_bytes * workload.row_bytes
+            assert budget.hot_bytes + budget.staging_bytes == pytest.approx(size - rest - moved, abs=2)
 
 
 def test_the_command_prints_tables_and_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
