@@ -122,6 +122,17 @@ def test_homes_go_on_from_epoch_to_epoch(placement: str, shards: Shards) -> None
     assert sum(each.sent_bytes["moves"] for each in found) > 0
 
 
+@pytest.mark.parametrize("placement", ["lookahead", "cache", "hybrid"])
+def test_rows_move_into_passes_and_out_of_them(placement: str, shards: Shards) -> None:
+    # One staging slot: batches run in passes, whose rows lie on the slow tier in between. Less state to move
+    # along lets cold rows move, too.
+    staged = None if placement == "hybrid" else 20
+    fields: dict[str, Any] = {"placement": placement, "embedding_optimizer": "rowwise-adagrad"}
+    found = on_ranks(shards, 4, staging_bytes=staged, **fields)
+    assert tables_of(found) == tables_of(on_ranks(shards, 1, **fields))
+    assert sum(each.sent_bytes["moves"] for each in found) > 0
+
+
 def test_rows_too_wide_for_a_plan_are_refused(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_homes, "move_costs", lambda *_: move_costs(30_000, 30_000))
     with pytest.raises(ConfigError, match="homes cannot move: cannot plan rows of 30000 numbers with 30000"):
