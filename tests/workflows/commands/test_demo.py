@@ -52,7 +52,9 @@ def test_a_log_of_another_schema_is_shown_too(tmp_path: Path, capsys: pytest.Cap
     log.write_bytes(b"PAR1" + bytes(100))
     assert main([*arguments, "--samples", "500"]) == 1
     assert "is Parquet" in capsys.readouterr().err
-    assert main(["demo", "--schema", "avazu", "--out", str(tmp_path / "demo")]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["demo", "--schema", "avazu", "--out", str(tmp_path / "demo")])
+    assert "--schema describes the log of --data" in capsys.readouterr().err
 
 
 def test_next_commands_are_not_broken_into_lines() -> None:
