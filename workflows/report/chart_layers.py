@@ -206,11 +206,12 @@ def _label_layers(labels: Sequence[Label], colors: Mapping[str, str], width: flo
     return layers
 
 
-def budget_line(num_bytes: int, name: str, axes: Axes) -> list[alt.Chart]:
-    """Return a vertical line at a budget, with its name at the foot."""
+def budget_line(num_bytes: int, name: str, axes: Axes, *, is_last: bool = False) -> list[alt.Chart]:
+    """Return a vertical line at a budget, with its name at the foot: on its left where it ends the axis."""
     base = alt.Chart(alt.Data(values=[{"x": num_bytes}])).encode(x=axes.x)
     rule = base.mark_rule(color="var(--muted)", strokeDash=[2, 3])
-    text = base.mark_text(align="left", dx=5, dy=-6, baseline="bottom", color="var(--muted)", fontSize=12)
+    align, dx = ("right", -5) if is_last else ("left", 5)
+    text = base.mark_text(align=align, dx=dx, dy=-6, baseline="bottom", color="var(--muted)", fontSize=12)
     return [rule, text.encode(y=alt.value(HEIGHT), text=alt.value(name))]
 
 

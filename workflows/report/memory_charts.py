@@ -63,7 +63,7 @@ def hot_samples_chart(
 
     Args:
         rows: the series ``hot_samples``.
-        plan_bytes: the plan's budget, marked by a vertical line.
+        plan_bytes: the plan's budget, marked by a vertical line; one of more than all rows at their size.
         published_row_bytes: bytes of a row; FAE's published points are shown at as many rows of this size.
             None leaves them out.
         width: of the plot (pixels).
@@ -92,9 +92,12 @@ def hot_samples_chart(
     # Published figures are shown where the axis reaches anyway, and never stretch it.
     published = [point for point in published_points(published_row_bytes) if point[0] <= max(sizes)]
     # Labels of lines keep clear of these points.
-    plan_line = [(plan_bytes, height / 50) for height in range(51)]
+    # A plan outside the axis is marked at its end, since beyond the last size every row is hot anyway: a line
+    # outside would shrink the whole chart to nothing.
+    marked_bytes = min(max(plan_bytes, min(sizes)), max(sizes))
+    plan_line = [(marked_bytes, height / 50) for height in range(51)]
     layers = [
-        *budget_line(plan_bytes, "the plan", axes),
+        *budget_line(marked_bytes, "the plan", axes, is_last=marked_bytes == max(sizes)),
         *line_layers(
             points,
             axes,

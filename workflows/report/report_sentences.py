@@ -88,7 +88,9 @@ def budget_sentences(statistics: Statistics) -> list[str]:
         sentences.append(f"{plan}: every row fits, so no rows are transferred.")
     else:
         gain = gain_of_one_more(sizes, samples, max(chosen["bytes"], sizes[0]), MIB)
-        sentences.append(f"{plan}; one more MiB would add {100 * gain:.2g} percentage points.")
+        points = f"{100 * gain:.2g}"
+        unit = "percentage point" if points == "1" else "percentage points"
+        sentences.append(f"{plan}; one more MiB would add {points} {unit}.")
     return [*sentences, _stop_sentence(sizes, samples), *_peel_sentences(statistics)]
 
 
