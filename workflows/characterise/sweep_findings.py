@@ -159,7 +159,9 @@ def observations(records: Sequence[CellRecord]) -> list[Observation]:
     # What these cells cannot tell is listed as well, so that nobody takes it for confirmed.
     reasons = {
         "A GPU gains more with dense features and MLPs, less with sparse features": "it needs a GPU",
-        "Larger batches cost quality unless rates are tuned again": "the labels of cells are drawn",
+        "Larger batches cost quality unless rates are tuned again": (
+            "the labels of cells are drawn: `hotset bench batch-quality` tells it of a log"
+        ),
         "One Big Basin against its CPU cluster: 2.25x, 0.85x, 0.67x": (
             "arithmetic alone: at 7.3 times the power, 4.3x and 2.8x of efficiency are 14 and 24 CPU servers"
         ),

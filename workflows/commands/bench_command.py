@@ -43,6 +43,10 @@ BENCHES = {
         "planning.bench_advise",
         "train what `advise --machine` plans, and compare its choice with the fastest",
     ),
+    "batch-quality": (
+        "planning.bench_batch_quality",
+        "measure AUC by batch size at equal samples and at equal time",
+    ),
     "quality": ("quality.bench_quality", "measure AUC over seeds: small samples, published splits"),
     "fuxictr": ("quality.bench_fuxictr", "compare the AUC of FuxiCTR's DCN V2 and of hotset's"),
     "defaults": ("bench_defaults", "compare default optimizers and learning rates by batch size"),
