@@ -1,6 +1,7 @@
-"""Kernels of the dense step between its matrix products: biases, ReLU, loss, the last layer.
+"""Kernels of the dense step between its matrix products: biases, ReLU, cross layers, loss, the last layer.
 
-Each is one pass over a tile of samples. T samples of a tile, N outputs of a layer. A NaN stays a NaN in all
+Each is one pass over a tile of samples. T samples of a tile, N outputs of a layer, P of them with the zeros
+that fill up a row. A NaN stays a NaN in all
 of them, so that a diverging run is noticed. bfloat16 numbers come as their bits, the upper half of a float32.
 """
 
@@ -106,6 +107,74 @@ def mask_by_relu_bf16(
             row_N[column] = np.uint32(bits) << _HALF
         for column in range(row_N.size):
             bias_grad_N[column] += value_N[column]
+
+
+@kernel
+def cross(
+    products_TP: NDArray[np.float32],
+    bias_N: NDArray[np.float32],
+    first_TP: NDArray[np.float32],
+    inputs_TP: NDArray[np.float32],
+    outputs_TP: NDArray[np.float32],
+) -> None:
+    """``p = p + b``, in place, and ``x' = x0 * p + x``.
+
+    Args:
+        products_TP: (num_samples, at least num_outputs); the layer's product.
+        bias_N: (num_outputs,).
+        first_TP: as ``products``; x0.
+        inputs_TP: as ``products``; x.
+        outputs_TP: as ``products``, written up to ``num_outputs``; x'.
+
+    Error:
+        Each sum and each product is rounded once.
+
+    Source:
+        Wang et al., DCN V2, arXiv 2008.13535, equation 1.
+    """
+    for sample in range(products_TP.shape[0]):
+        product_P = products_TP[sample]
+        first_P = first_TP[sample]
+        input_P = inputs_TP[sample]
+        output_P = outputs_TP[sample]
+        for column in range(bias_N.size):
+            value = product_P[column] + bias_N[column]
+            product_P[column] = value
+            output_P[column] = first_P[column] * value + input_P[column]
+
+
+@kernel
+def cross_backward(
+    grad_TP: NDArray[np.float32],
+    first_TP: NDArray[np.float32],
+    products_TP: NDArray[np.float32],
+    product_grad_TP: NDArray[np.float32],
+    first_grad_TP: NDArray[np.float32],
+    bias_grad_N: NDArray[np.float32],
+) -> None:
+    """Write the gradients of the product of a cross layer and of its bias, and add that of x0.
+
+    Args:
+        grad_TP: (num_samples, at least num_outputs); gradient by the layer's outputs.
+        first_TP: as ``grad``; x0.
+        products_TP: as ``grad``; what `cross` left, with the bias.
+        product_grad_TP: as ``grad``, written up to ``num_outputs``.
+        first_grad_TP: as ``grad``; added to.
+        bias_grad_N: (num_outputs,), written; summed serially over the samples.
+    """
+    bias_grad_N[:] = 0
+    for sample in range(grad_TP.shape[0]):
+        grad_P = grad_TP[sample]
+        first_P = first_TP[sample]
+        product_P = products_TP[sample]
+        product_grad_P = product_grad_TP[sample]
+        first_grad_P = first_grad_TP[sample]
+        for column in range(bias_grad_N.size):
+            product_grad_P[column] = grad_P[column] * first_P[column]
+            first_grad_P[column] += grad_P[column] * product_P[column]
+        # A loop of its own: with fewer arrays in each, both become vector instructions.
+        for column in range(bias_grad_N.size):
+            bias_grad_N[column] += product_grad_P[column]
 
 
 @kernel

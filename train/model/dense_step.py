@@ -1,8 +1,8 @@
-"""The dense part of a training step and of predictions: the form it has, and DLRM's, on tiles of a batch."""
+"""The dense part of a training step and of predictions: its form, and DLRM's and DCN V2's on tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -10,13 +10,15 @@ import torch
 from ..data.batch import Batch
 from ..data.batch_shares import BatchShares
 from ..work_threads import WorkThreads, one_torch_thread
+from .dcn import Dcn
+from .dcn_tile import DcnTile
 from .dense_dtype import DenseDtype
 from .dense_model import DenseModel
 from .dense_tile import DenseTile
 from .dlrm import Dlrm
 from .flat_parameters import FlatParameters
 from .graph_step import GraphStep, GraphTiles
-from .mlp_tiles import Bf16Mlp, Fp32Mlp, Layer, MlpTiles
+from .mlp_tiles import Bf16Mlp, Bf16Product, Fp32Mlp, Fp32Product, Layer, MlpTiles, ProductTiles
 from .sample_tree import MOST_TILE_SAMPLES, tile_bounds
 from .tile_gradients import BatchTiles, BuildSums, TileGradients
 
@@ -42,6 +44,39 @@ class DenseStep(Protocol):
         """Return (B,) logits."""
 
 
+class StepTile(Protocol):
+    """The passes of a model on one tile at a time."""
+
+    bottom: MlpTiles | None
+    """The layers of the dense features, where the model has them."""
+    top: MlpTiles | None
+    """The hidden layers behind the interaction, or the deep network."""
+
+    def forward(self, dense_TK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return (T,) logits; their memory is used again by the next tile.
+
+        Args:
+            dense_TK: dense features.
+            embeddings: (T, F, d) for each row width.
+        """
+
+    def backward(
+        self,
+        label_T: torch.Tensor,
+        scale: float,
+        embedding_grads: Sequence[torch.Tensor],
+        gradients: Mapping[str, torch.Tensor],
+    ) -> float:
+        """Write the gradients of the tile last passed forward, times ``scale``; return its loss in nats.
+
+        Args:
+            label_T: labels.
+            scale: one over the nominal batch size.
+            embedding_grads: (T, F, d) for each row width, written.
+            gradients: where the tile's gradient of each parameter goes, by name.
+        """
+
+
 def build_dense_step(
     model: DenseModel,
     shares: BatchShares,
@@ -60,7 +95,7 @@ def build_dense_step(
         build_sums: of the gradients of several ranks, which are on the host.
     """
     if next(model.parameters()).device.type == "cpu" and model.is_per_sample:
-        if isinstance(model, Dlrm) and model.is_plain:
+        if isinstance(model, Dlrm | Dcn) and model.is_plain:
             return TiledStep(model, shares, threads, dtype, build_sums)
         return GraphTiles(model, shares, threads, dtype, seed, build_sums)
     assert build_sums is None, "several ranks compute samples by themselves, on the host"
@@ -83,7 +118,7 @@ class TiledStep:
 
     def __init__(
         self,
-        model: Dlrm,
+        model: Dlrm | Dcn,
         shares: BatchShares,
         threads: WorkThreads,
         dtype: DenseDtype = "fp32",
@@ -93,7 +128,6 @@ class TiledStep:
         self._threads = threads
         self._shares = shares
         self._scale = 1 / shares.batch_size
-        self._shape = model.shape
         # All parameters lie in one vector, so that one call adds, rounds or steps them all.
         self._parameters = FlatParameters(model)
         self._weights = self._parameters.views(self._parameters.vector)
@@ -108,10 +142,20 @@ class TiledStep:
                 return Bf16Mlp(layers, self._weights, rounded, MOST_TILE_SAMPLES)
             return Fp32Mlp(layers, self._weights, MOST_TILE_SAMPLES)
 
-        self._build_mlp = build_mlp
+        def build_product(name: str) -> ProductTiles:
+            if is_rounded:
+                return Bf16Product(name, rounded, MOST_TILE_SAMPLES)
+            return Fp32Product(name, self._weights)
+
+        def build_tile() -> StepTile:
+            if isinstance(model, Dcn):
+                return DcnTile(model.shape, self._weights, build_mlp, build_product, MOST_TILE_SAMPLES)
+            return DenseTile(model.shape, self._weights, build_mlp, MOST_TILE_SAMPLES)
+
+        self._build_tile = build_tile
         # A workspace for each worker, and gradients for each tile: tiles run in any order and are added in
         # one.
-        self._tiles: dict[int, DenseTile] = {}
+        self._tiles: dict[int, StepTile] = {}
         self._gradients = TileGradients(self._parameters.size, threads, build_sums)
         self._sum_views = self._parameters.views(self._gradients.sums_N)
         self._tile_views: list[dict[str, torch.Tensor]] = []
@@ -160,10 +204,10 @@ class TiledStep:
         self._threads.run(predict_tile, len(bounds))
         return logit_B
 
-    def tile_of(self, worker: int) -> DenseTile:
+    def tile_of(self, worker: int) -> StepTile:
         """Return the memory of the tile that a worker has; made when it has its first one."""
         if worker not in self._tiles:
-            self._tiles[worker] = DenseTile(self._shape, self._weights, self._build_mlp, MOST_TILE_SAMPLES)
+            self._tiles[worker] = self._build_tile()
         return self._tiles[worker]
 
     def _round_weights(self) -> None:
@@ -188,8 +232,7 @@ class TiledStep:
         if self._gradients.make_room(num_tiles):
             # Zero once: what lies between parameters is added, too.
             self._tile_views = [self._parameters.views(gradient) for gradient in self._gradients.tiles_LN]
-        is_large_enough = self._embedding_grads and (
-            self._embedding_grads[0].shape[0] >= embeddings[0].shape[0]
-        )
-        if not is_large_enough:
+        # A model without tables has none.
+        kept = zip(self._embedding_grads, embeddings, strict=False)
+        if not self._embedding_grads or any(grad.shape[0] < emb.shape[0] for grad, emb in kept):
             self._embedding_grads = [torch.empty_like(emb_BFd) for emb_BFd in embeddings]

@@ -9,7 +9,6 @@ would lose most by rounding.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from .dense_kernels import last_layer_gradients, logistic_loss
 from .dlrm_shape import DlrmShape, tables_by_width
 from .flat_parameters import stored_inputs
 from .interaction_kernels import interact, interact_backward, padded_dim, pair_starts
-from .mlp_tiles import Layer, MlpTiles
+from .mlp_tiles import Layer, MlpTiles, mlp_layers
 
 BuildMlp = Callable[[Sequence[Layer]], MlpTiles]
 
@@ -46,10 +45,10 @@ class DenseTile:
         vectors = shape.num_vectors
         self._weights = weights
         self._widths = tables_by_width(shape.table_dims) if shape.table_dims else {}
-        self.bottom = build_mlp(_layers("bottom", shape.bottom)) if shape.bottom else None
+        self.bottom = build_mlp(mlp_layers("bottom", shape.bottom)) if shape.bottom else None
         # Only the inputs of the top MLP are filled up: the others are the batch's, or outputs of a layer.
         filled_up = stored_inputs(shape.top_inputs)
-        hidden = _layers("top", (filled_up, *shape.top_widths))
+        hidden = mlp_layers("top", (filled_up, *shape.top_widths))
         self.top = build_mlp(hidden) if hidden else None
         self._last = f"top.{2 * len(hidden)}"
         num_last = hidden[-1].num_outputs if hidden else filled_up
@@ -201,11 +200,3 @@ class DenseTile:
     @staticmethod
     def _map(dim: int, by_name: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         return by_name.get(f"projections.maps.{dim}")
-
-
-def _layers(name: str, widths: Sequence[int]) -> list[Layer]:
-    """Name the layers of an MLP as `Dlrm` does: every other of its modules is a ReLU."""
-    return [
-        Layer(f"{name}.{2 * number}.weight", f"{name}.{2 * number}.bias", inputs, outputs)
-        for number, (inputs, outputs) in enumerate(pairwise(widths))
-    ]

@@ -1,4 +1,4 @@
-"""Forward and backward pass of an MLP on a tile of samples, written out, without a graph.
+"""Forward and backward pass of an MLP, or of one product, on a tile of samples, without a graph.
 
 One object holds the activations of one tile and is used by one thread at a time. Layers are products by
 torch's operators into memory that is kept, and fused kernels for what lies between them. In float32 the
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -47,6 +48,37 @@ class MlpTiles(Protocol):
             grad_TN: gradient by the outputs of the last forward pass, overwritten.
             gradients: where the gradient of each parameter goes, by name.
             to_inputs: whether the (T, K) gradient by the inputs is wanted.
+        """
+
+
+class ProductTiles(Protocol):
+    """The product of the tile at hand with one weight."""
+
+    def forward(self, inputs_TK: torch.Tensor, outputs_TN: torch.Tensor) -> None:
+        """Write the product.
+
+        Args:
+            inputs_TK: float32, as wide as the weight is stored.
+            outputs_TN: float32, perhaps wider than the product; what is beyond is left as it is.
+        """
+
+    def backward(
+        self,
+        inputs_TK: torch.Tensor,
+        grad_TN: torch.Tensor,
+        gradients: Mapping[str, torch.Tensor],
+        input_grad_TK: torch.Tensor,
+        *,
+        is_added: bool,
+    ) -> None:
+        """Write the gradient of the weight.
+
+        Args:
+            inputs_TK: those of the last forward pass.
+            grad_TN: gradient by its outputs, as wide.
+            gradients: where the gradient of each parameter goes, by name.
+            input_grad_TK: gradient by the inputs, written.
+            is_added: whether it is added to what is there.
         """
 
 
@@ -194,6 +226,100 @@ class Bf16Mlp:
         input_grads = self._input_grads[:num_samples]
         input_grads.copy_(current_TN)
         return input_grads
+
+
+class Fp32Product:
+    """A product in float32.
+
+    Args:
+        name: of the weight.
+        weights: parameters by name, as `FlatParameters` stores them.
+    """
+
+    def __init__(self, name: str, weights: Mapping[str, torch.Tensor]) -> None:
+        self._name = name
+        self._weight_KN = weights[name]
+        self._weight_NK = self._weight_KN.t()
+        self._num_outputs = self._weight_KN.shape[1]
+
+    def forward(self, inputs_TK: torch.Tensor, outputs_TN: torch.Tensor) -> None:
+        torch.mm(inputs_TK, self._weight_KN, out=outputs_TN[:, : self._num_outputs])
+
+    def backward(
+        self,
+        inputs_TK: torch.Tensor,
+        grad_TN: torch.Tensor,
+        gradients: Mapping[str, torch.Tensor],
+        input_grad_TK: torch.Tensor,
+        *,
+        is_added: bool,
+    ) -> None:
+        used_TN = grad_TN[:, : self._num_outputs]
+        torch.mm(inputs_TK.t(), used_TN, out=gradients[self._name])
+        if is_added:
+            torch.addmm(input_grad_TK, used_TN, self._weight_NK, out=input_grad_TK)
+        else:
+            torch.mm(used_TN, self._weight_NK, out=input_grad_TK)
+
+
+class Bf16Product:
+    """A product in bfloat16 of what is given, and left, in float32.
+
+    Args:
+        name: of the weight.
+        rounded: parameters by name in bfloat16, as `FlatParameters` stores them.
+        most_samples: samples of the largest tile.
+    """
+
+    def __init__(self, name: str, rounded: Mapping[str, torch.Tensor], most_samples: int) -> None:
+        self._name = name
+        self._weight_KN = rounded[name]
+        num_inputs, num_outputs = self._weight_KN.shape
+
+        def buffer(width: int) -> torch.Tensor:
+            return torch.empty(most_samples, width, dtype=torch.bfloat16)
+
+        # The rounded inputs are kept for the gradient of the weight.
+        self._inputs, self._input_grads = buffer(num_inputs), buffer(num_inputs)
+        self._outputs, self._grads = buffer(num_outputs), buffer(num_outputs)
+        self._weight_grad_KN = torch.empty_like(self._weight_KN)
+
+    def forward(self, inputs_TK: torch.Tensor, outputs_TN: torch.Tensor) -> None:
+        num_samples = inputs_TK.shape[0]
+        rounded_TK = self._inputs[:num_samples]
+        rounded_TK.copy_(inputs_TK)
+        product_TN = self._outputs[:num_samples]
+        torch.mm(rounded_TK, self._weight_KN, out=product_TN)
+        outputs_TN[:, : product_TN.shape[1]].copy_(product_TN)
+
+    def backward(
+        self,
+        inputs_TK: torch.Tensor,
+        grad_TN: torch.Tensor,
+        gradients: Mapping[str, torch.Tensor],
+        input_grad_TK: torch.Tensor,
+        *,
+        is_added: bool,
+    ) -> None:
+        num_samples = inputs_TK.shape[0]
+        rounded_TN = self._grads[:num_samples]
+        rounded_TN.copy_(grad_TN[:, : rounded_TN.shape[1]])
+        torch.mm(self._inputs[:num_samples].t(), rounded_TN, out=self._weight_grad_KN)
+        gradients[self._name].copy_(self._weight_grad_KN)
+        product_TK = self._input_grads[:num_samples]
+        torch.mm(rounded_TN, self._weight_KN.t(), out=product_TK)
+        if is_added:
+            input_grad_TK.add_(product_TK)
+        else:
+            input_grad_TK.copy_(product_TK)
+
+
+def mlp_layers(name: str, widths: Sequence[int]) -> list[Layer]:
+    """Name the layers of an MLP as models do: every other of its modules is a ReLU."""
+    return [
+        Layer(f"{name}.{2 * number}.weight", f"{name}.{2 * number}.bias", inputs, outputs)
+        for number, (inputs, outputs) in enumerate(pairwise(widths))
+    ]
 
 
 def _bits(values: torch.Tensor) -> NDArray[np.uint16]:

@@ -24,8 +24,7 @@ from ...train.exchange.coded_exchange import CodedExchange
 from ...train.exchange.dense_sums import DenseSums
 from ...train.execution.embeddings import PlannedStep
 from ...train.execution.step_source import StepSource
-from ...train.model.dense_step import TiledStep
-from ...train.model.dense_tile import DenseTile
+from ...train.model.dense_step import StepTile, TiledStep
 from ...train.model.dlrm import Dlrm
 from ...train.model.mlp_tiles import MlpTiles
 from ...train.model.tile_gradients import SumsOfRanks
@@ -116,7 +115,7 @@ class _TimedMlp:
 class _TimedTile:
     """A tile whose passes are timed, those of its layers apart."""
 
-    def __init__(self, tile: DenseTile) -> None:
+    def __init__(self, tile: StepTile) -> None:
         self._tile = tile
         self.watch = _Watch()
         # The tile calls its layers through the watch from here on: what it does itself is the interaction.
@@ -200,11 +199,11 @@ class TimedStep(TiledStep):
         self._timed_threads = _TimedThreads(trainer.threads, self._loop)
         self._threads = cast(WorkThreads, self._timed_threads)
 
-    def tile_of(self, worker: int) -> DenseTile:
+    def tile_of(self, worker: int) -> StepTile:
         # The step meets the watched tile in place of its own: it calls the two passes, and nothing else.
         if worker not in self._timed:
             self._timed[worker] = _TimedTile(super().tile_of(worker))
-        return cast(DenseTile, self._timed[worker])
+        return cast(StepTile, self._timed[worker])
 
     def add_gradients(self, counts: Sequence[int]) -> dict[str, torch.Tensor]:
         with self._loop("reduce"):

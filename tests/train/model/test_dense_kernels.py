@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from hotset.train.model.dense_kernels import (
     add_bias_relu,
     add_bias_relu_bf16,
+    cross,
+    cross_backward,
     last_layer_gradients,
     logistic_loss,
     mask_by_relu,
@@ -117,3 +119,34 @@ def test_the_loss_is_torchs_also_where_exponents_overflow() -> None:
         found = logistic_loss(logit, label, np.float32(1 / 64), grad)
         assert found == pytest.approx(wanted.item(), rel=1e-6)
         np.testing.assert_allclose(grad, wanted_grad.numpy(), rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("filling", [0, 3])
+@pytest.mark.parametrize("size", SIZES)
+def test_cross_layers_are_those_of_numpy(
+    size: tuple[int, int], filling: int, rng: np.random.Generator
+) -> None:
+    """Rows may be wider than the layer: what is behind is left as it is."""
+    num_samples, width = size
+    first, inputs, outputs, products = (drawn(rng, num_samples, width + filling) for _ in range(4))
+    bias = drawn(rng, width)
+    wanted = outputs.copy()
+    wanted[:, :width] = first[:, :width] * (products[:, :width] + bias) + inputs[:, :width]
+    wanted_products = products.copy()
+    wanted_products[:, :width] += bias
+    cross(products, bias, first, inputs, outputs)
+    np.testing.assert_array_equal(outputs, wanted)
+    np.testing.assert_array_equal(products, wanted_products)
+
+    gradient, product_gradient, first_gradient = (drawn(rng, *first.shape) for _ in range(3))
+    wanted_product, wanted_first = product_gradient.copy(), first_gradient.copy()
+    wanted_product[:, :width] = gradient[:, :width] * first[:, :width]
+    wanted_first[:, :width] += gradient[:, :width] * products[:, :width]
+    wanted_bias = np.zeros(width, np.float32)
+    for row in wanted_product:
+        wanted_bias += row[:width]
+    bias_gradient = drawn(rng, width)
+    cross_backward(gradient, first, products, product_gradient, first_gradient, bias_gradient)
+    np.testing.assert_array_equal(product_gradient, wanted_product)
+    np.testing.assert_array_equal(first_gradient, wanted_first)
+    np.testing.assert_array_equal(bias_gradient, wanted_bias)

@@ -220,9 +220,9 @@ def test_a_step_leaves_no_trace_in_the_next() -> None:
 
 def test_the_step_suits_the_model() -> None:
     threads = WorkThreads(1)
-    assert isinstance(build_dense_step(Dcn(SHAPE, 0), BatchShares(8), threads), GraphTiles)
+    assert isinstance(build_dense_step(HalfUsed(), BatchShares(8), threads), GraphTiles)
     assert isinstance(build_dense_step(Noisy(), BatchShares(8), threads), GraphStep)
-    assert not isinstance(build_dense_step(Dcn(SHAPE, 0), BatchShares(8), threads), TiledStep)
+    assert isinstance(build_dense_step(Dcn(SHAPE, 0), BatchShares(8), threads), TiledStep)
     assert isinstance(build_dense_step(Dcn(SHAPE, 0).to("meta"), BatchShares(8), threads), GraphStep)
 
 
