@@ -21,6 +21,7 @@ PARTS = (
     Part("tests", 120),
     Part("speed-16", 110),
     Part("movers", 60),
+    Part("parts", 60),
     Part("bits", 80),
     Part("speed-128", 90),
     Part("speed-64", 60),

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import checks, kernels, machine, movers, speed
+from . import checks, kernels, machine, movers, speed, step_parts
 from .part_settings import PartSettings
 from .records import Records
 
@@ -17,6 +17,7 @@ PARTS: dict[str, Callable[[PartSettings, Records], None]] = {
     "first-steps": checks.take_first_steps,
     "tests": checks.run_tests,
     "movers": movers.compare_movers,
+    "parts": step_parts.measure_step_parts,
     "bits": checks.compare_bits,
     "speed-16": lambda settings, records: speed.measure_speed(settings, records, 16),
     "speed-64": lambda settings, records: speed.measure_speed(settings, records, 64),

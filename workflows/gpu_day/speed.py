@@ -22,7 +22,7 @@ from ...train.steps.queued_steps import QueuedSteps
 from ...train.trainer import run_steps
 from ...train.trainer_building.build_trainer import build_trainer
 from ..bench.measuring.kaggle_shards import KaggleSamples, draw_kaggle, write_kaggle_shards
-from ..bench.measuring.step_floors import most_samples_per_second
+from ..bench.measuring.link_rates import measure_link
 from .part_settings import PartSettings
 from .records import Records
 
@@ -161,7 +161,9 @@ def measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[s
     if isinstance(runner, QueuedSteps) and runner.sent_samples:
         measured["bytes_sent_per_sample"] = runner.sent_bytes / runner.sent_samples
     # Where the link is what a placement waits for, this tells how well it is used.
-    bound = most_samples_per_second(trainer.num_samples, *traffic)
+    link = measure_link(config.device)
+    seconds = link.seconds(config.placement, *traffic) if link else 0.0
+    bound = trainer.num_samples / seconds if seconds else None
     return measured | {
         "bytes_to_device": traffic[0],
         "bytes_to_host": traffic[1],

@@ -1,6 +1,7 @@
 """Every part of a GPU day runs on the host, without the packages that a GPU image lacks.
 
-Tests `part`, `part_settings`, `machine`, `checks`, `movers`, `speed` and the command, `__main__`.
+Tests `part`, `part_settings`, `machine`, `checks`, `movers`, `step_parts`, `speed` and the command,
+`__main__`.
 """
 
 from __future__ import annotations

@@ -40,16 +40,6 @@ class GpuRates:
     """Bytes per second from pinned host memory, and as many back."""
 
 
-def most_samples_per_second(
-    num_samples: int, bytes_to_device: int, bytes_to_host: int, rates: GpuRates | None = None
-) -> float | None:
-    """Return how fast steps can be at most that move so many bytes of rows over the link; None: they move
-    none. Both ways at once, each at its full rate."""
-    rates = rates or GpuRates()
-    most = max(bytes_to_device, bytes_to_host)
-    return rates.link_bytes * num_samples / most if most else None
-
-
 def part_floors(
     embedding_dim: int, batch_size: int, rates: GpuRates | None = None, *, distinct_rows: float | None = None
 ) -> dict[str, float]:

@@ -10,7 +10,6 @@ from hotset.workflows.bench.measuring.step_floors import (
     GpuRates,
     expected_seconds,
     hybrid_floor,
-    most_samples_per_second,
     part_floors,
     sent_bytes,
     tables,
@@ -43,10 +42,3 @@ def test_a_batch_sends_less_than_200_bytes_a_sample() -> None:
 def test_small_batches_wait_for_kernels() -> None:
     assert expected_seconds(16, 2_048) > 2 * expected_seconds(16, 65_536)
     assert hybrid_floor(128) == pytest.approx(2 * 26 * 512 / 55e9)
-
-
-def test_the_link_bounds_placements_that_send_vectors() -> None:
-    # hybrid at dim 16: 26 vectors of 64 bytes each way a sample.
-    assert most_samples_per_second(10, 10 * 26 * 64, 10 * 26 * 64) == pytest.approx(55e9 / 1664)
-    assert most_samples_per_second(10, 640, 1280) == pytest.approx(55e9 / 128)
-    assert most_samples_per_second(10, 0, 0) is None
