@@ -36,7 +36,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         GenerateCommand,
         arguments,
         command=command,
-        description="Write a synthetic log with the access frequencies of a published one.",
+        description="Write a log with the access frequencies of a real one.",
     )
     config = config_of(GenerateConfig, options)
     # The rate is that of the whole command, the writing of the file included.
