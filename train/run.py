@@ -204,7 +204,7 @@ def _prepare(request: _Request, ranks: Ranks, *, is_resumed: bool) -> _Start:
     if ranks.num_ranks > 1:
         exchange = chosen_by(options, config.epochs * opened.num_training_batches)
     elif options.names_codecs:
-        _log.warning("one process sends nothing: --exchange changes nothing in this run")
+        _log.warning("one process sends nothing: --exchange and --sync-rows change nothing in this run")
     if leaves_codecs_open and is_resumed:
         exchange = recorded_exchange(out)
         leaves_codecs_open = False

@@ -59,7 +59,7 @@ def test_one_process_warns_of_a_codec_that_it_has_no_use_for(
     train(shards, config, tmp_path / "exact", rank_options=RankOptions())
     assert "--exchange" not in caplog.text
     train(shards, config, tmp_path / "coded", rank_options=RankOptions(exchange="int8"))
-    assert "one process sends nothing: --exchange changes nothing in this run" in caplog.text
+    assert "one process sends nothing: --exchange and --sync-rows change nothing in this run" in caplog.text
     weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("exact", "coded")]
     assert weights[0] == weights[1]
 

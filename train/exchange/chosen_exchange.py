@@ -34,11 +34,15 @@ class ChosenExchange:
     decay: BoundDecay = "none"
     early_steps: int = 0
     """Steps in which bounds are looser."""
+    sync_rows: int = 0
+    """Most rows of which every rank holds a copy."""
+    sync_every: int | None = None
+    """Steps from one synchronisation of these copies to the next; None: there are none."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether everything crosses as it is."""
-        return self.vectors == self.gradients == self.dense == _EXACT
+        """Whether everything crosses as it is, in every step."""
+        return self.vectors == self.gradients == self.dense == _EXACT and self.sync_every is None
 
     def to_json(self) -> dict[str, Any]:
         """The choice as plain data."""
@@ -70,6 +74,8 @@ def chosen_by(options: ExchangeOptions, num_steps: int) -> ChosenExchange:
         early_steps=0
         if options.exchange_decay == "none"
         else int(early if early >= 1 else early * num_steps),
+        sync_rows=options.sync_rows or 0,
+        sync_every=options.sync_every,
     )
 
 

@@ -20,9 +20,9 @@ from ...stats.codecs.row_codec import RowCodec
 from ..data.batch import EmbeddingTable
 from .chosen_exchange import ChosenExchange, WidthCodec, factor_at
 
-Kind = Literal["vectors", "moves", "gradients", "dense"]
-
-"""Rows that move to another home cross whole, with their optimizer states, apart from vectors."""
+Kind = Literal["vectors", "moves", "gradients", "dense", "synced"]
+"""Rows that move to another home cross whole, with their optimizer states, apart from vectors; so do those of
+which all ranks hold copies."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 

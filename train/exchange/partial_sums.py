@@ -6,6 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.kernel import kernel
+from ..rows.row_kernels import num_levels
+
+
+def sum_over_ranks(places_SW: NDArray[np.int32], partials_ND: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the sum of each row over ranks, (num_served, embedding_dim); as `sum_partials`."""
+    levels = num_levels(places_SW.shape[1])
+    sums_SD = np.empty((places_SW.shape[0], partials_ND.shape[1]), np.float32)
+    stack_LD = np.empty((levels, partials_ND.shape[1]), np.float32)
+    sum_partials(places_SW, partials_ND, sums_SD, stack_LD, np.empty(levels, np.int64))
+    return sums_SD
 
 
 @kernel

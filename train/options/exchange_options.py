@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ...pipeline.errors import ConfigError, require_choices
+from ...pipeline.errors import ConfigError, require_at_least, require_choices
 from ...pipeline.sizes import ByteSize, parse_byte_size
 from ...stats.codecs.published_bounds import BASE, PUBLISHED_LISTS, published_bounds
 
@@ -126,8 +126,16 @@ class ExchangeOptions:
     exchange_early: float = 0.2
     """Share of the run's steps in which the bound is looser; 1 or more: their number."""
 
+    sync_rows: int | None = None
+    """Number of rows, those used most often, of which every rank holds a copy and updates it by its own
+    samples; the copies are synchronised every --sync-every steps. Weights depend on both. By default none."""
+
+    sync_every: int | None = None
+    """Number of steps from one synchronisation of the copies of --sync-rows to the next; 2 or more."""
+
     def __post_init__(self) -> None:
         require_choices(self)
+        self._check_copies()
         chosen = {
             "exchange": self.exchange,
             "exchange_back": self.exchange_back,
@@ -153,9 +161,20 @@ class ExchangeOptions:
         if not 0 < self.exchange_early <= 2**40:
             raise ConfigError(f"exchange_early must be above 0, got {self.exchange_early:g}")
 
+    def _check_copies(self) -> None:
+        if (self.sync_rows is None) != (self.sync_every is None):
+            given, missing = ("rows", "every") if self.sync_every is None else ("every", "rows")
+            raise ConfigError(
+                f"--sync-{given} is given without --sync-{missing}",
+                hint="give both, such as --sync-rows 10000 --sync-every 16",
+            )
+        require_at_least("sync_rows", self.sync_rows, 1)
+        # Every step, copies send more than rows at one home do.
+        require_at_least("sync_every", self.sync_every, 2)
+
     @property
     def names_codecs(self) -> bool:
-        """Whether anything is asked to cross in fewer bytes."""
-        return any(
+        """Whether anything is asked to cross in fewer bytes, or in fewer steps."""
+        return self.sync_rows is not None or any(
             text not in (None, "none") for text in (self.exchange, self.exchange_back, self.exchange_dense)
         )

@@ -7,8 +7,10 @@ import logging
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from ...pipeline.errors import ConfigError
 from ...pipeline.sizes import format_byte_size
 from ...stats.ranking.row_bytes import row_bytes
 from ..config import TrainConfig
@@ -16,11 +18,13 @@ from ..data.batch import IdReader
 from ..data.batch_shares import BatchShares
 from ..data.shards import Shards
 from ..device.verbs import Device
+from ..exchange.choose_synced import choose_synced
 from ..exchange.chosen_exchange import ChosenExchange, refuse_unknown_tables
 from ..exchange.coded_exchange import CodedExchange
 from ..exchange.width_exchange import ExchangeReader
 from ..execution.embeddings import Embeddings, RowWidth
 from ..execution.ranked_embeddings import RankedEmbeddings, RankedWidth
+from ..execution.synced_copies import SyncedCopies, WidthCopies
 from ..meter import Meter
 from ..model.dlrm_shape import tables_by_width
 from ..options.rank_options import HomesName
@@ -31,6 +35,9 @@ from ..rows.mapped_rows import HostMemory
 from ..rows.row_optimizers import RowOptimizer
 from ..work_threads import WorkThreads
 from .build_homes import plan_width_homes
+
+_ADDED_OPTIMIZERS = ("sgd", "adagrad", "rowwise-adagrad")
+"""Optimizers whose steps, and the changes of whose states, of several ranks can be added."""
 
 _log = logging.getLogger(__name__)
 
@@ -99,8 +106,14 @@ def build_ranked_embeddings(
     homes: HomesName,
     coded: CodedExchange,
 ) -> RankedEmbeddings:
-    """Build the tiers of the rows that live at this rank, with their initial values."""
+    """Build the tiers of the rows that live at this rank, with their initial values.
+
+    Raises:
+        ConfigError: copies of rows are asked for, and do not go with this optimizer or these homes.
+    """
     optimizer = _optimizer_of(shards, config)
+    if coded.chosen.sync_every is not None:
+        _refuse_what_copies_cannot(optimizer, homes)
     shares = tools.shares
     widths = tables_by_width([table.embedding_dim for table in shards.tables])
     planned = {}
@@ -117,6 +130,13 @@ def build_ranked_embeddings(
         for table, cut in zip(chosen, found.held.cut([tables[table] for table in chosen]), strict=True):
             tables[table] = cut
     held = {dim: found.held for dim, found in planned.items()}
+    # The rows that all ranks hold copies of, by width.
+    synced = dict.fromkeys(widths, np.empty(0, np.int32))
+    if coded.chosen.sync_every is not None:
+        most = coded.chosen.sync_rows
+        keys = choose_synced(shards, list(widths.values()), ranks.num_ranks, shares.num_shares, most)
+        synced = dict(zip(widths, keys, strict=True))
+        plan.update(b"".join(each.tobytes() for each in keys))
     # Ranks that planned otherwise would wait for messages that nobody sends.
     refuse_other_plans(ranks, plan.digest())
     local = Embeddings.build(
@@ -136,12 +156,35 @@ def build_ranked_embeddings(
     for width in local.widths:
         dim = width.embedding_dim
         reader = IdReader(shards.tables, width.tables)
-        exchange = ExchangeReader(reader, held[dim], planned[dim].homes, ranks.num_ranks)
+        exchange = ExchangeReader(reader, held[dim], planned[dim].homes, ranks.num_ranks, synced[dim])
         own = {field.name: getattr(width, field.name) for field in fields(RowWidth)} | {"reader": reader}
         ranked.append(RankedWidth(**own, shares=shares, exchange=exchange, initial=initial[dim]))
-    embeddings = RankedEmbeddings(shards.tables, ranked, ranks, shares, optimizer, tools.threads, coded)
+    every = coded.chosen.sync_every
+    held_copies = [WidthCopies(width, width.exchange, ranks, optimizer) for width in ranked]
+    copies = SyncedCopies([] if every is None else held_copies, coded, every)
+    embeddings = RankedEmbeddings(
+        shards.tables, ranked, ranks, shares, optimizer, tools.threads, coded, copies
+    )
     embeddings.initialize()
     return embeddings
+
+
+def _refuse_what_copies_cannot(optimizer: RowOptimizer, homes: HomesName) -> None:
+    if optimizer.name not in _ADDED_OPTIMIZERS:
+        raise ConfigError(
+            f"--sync-rows adds the steps of all ranks, and the averages of {optimizer.name} cannot be added",
+            hint=f"use --embedding-optimizer {', '.join(_ADDED_OPTIMIZERS[:-1])} or {_ADDED_OPTIMIZERS[-1]}",
+        )
+    # Each rank would let a row decay by its own steps, and their sum would decay it W times.
+    if optimizer.decay:
+        raise ConfigError(
+            "--sync-rows adds the steps of all ranks, each of which would decay the rows",
+            hint="leave --embedding-decay out",
+        )
+    if homes == "moving":
+        raise ConfigError(
+            "--sync-rows adds the steps of all ranks at a home that stays", hint="use --homes by-use"
+        )
 
 
 def _optimizer_of(shards: Shards, config: TrainConfig) -> RowOptimizer:

@@ -160,6 +160,8 @@ def build_trainer(
         embeddings = build_embeddings(shards, config, tools)
     if start is not None:
         restore_rows(embeddings, start.rows, are_saved=start.done is not None)
+    if isinstance(embeddings, RankedEmbeddings):
+        embeddings.copies.begin()
 
     # The order of batches follows the predictor, which that of fae needs for its test loss.
     predictor = Predictor(shards, dense, embeddings, meter, folder, ranks)

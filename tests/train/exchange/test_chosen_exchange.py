@@ -33,6 +33,9 @@ def test_what_is_left_open_follows_from_the_options() -> None:
     bounded = chosen_by(ExchangeOptions(exchange="bounded:0.03", exchange_decay="step"), 100)
     assert bounded == ChosenExchange("bounded:0.03", "int8", "none", "step", 20)
     assert ChosenExchange.of_json(bounded.to_json() | {"ranks": 2}) == bounded
+    synced = chosen_by(ExchangeOptions(sync_rows=70, sync_every=4), 100)
+    assert synced == ChosenExchange(sync_rows=70, sync_every=4) and not synced.is_exact
+    assert ExchangeOptions(sync_rows=70, sync_every=4).names_codecs
     steps = ExchangeOptions(exchange_decay="log", exchange_early=65_536, exchange_dense="bf16")
     assert chosen_by(steps, 100) == ChosenExchange("none", "none", "bf16", "log", 65_536)
     assert not chosen_by(steps, 100).is_exact

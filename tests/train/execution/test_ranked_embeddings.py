@@ -169,7 +169,7 @@ def rank_order(places_SW: NDArray[np.int32], partials_ND: NDArray[np.float32]) -
 def test_other_orders_of_addition_have_other_bits(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = fields_of("all-fast", 4)
     wanted = result(shards, fields, OneRank())
-    monkeypatch.setattr(ranked_embeddings, "_sum_over_ranks", rank_order)
+    monkeypatch.setattr(ranked_embeddings, "sum_over_ranks", rank_order)
     assert on_ranks(shards, fields, 4)[0] != wanted
 
 

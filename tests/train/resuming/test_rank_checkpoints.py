@@ -19,6 +19,7 @@ from hotset.train.checkpoints.tensor_file import write_part
 from hotset.train.config import TrainConfig
 from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards
+from hotset.train.exchange.chosen_exchange import ChosenExchange
 from hotset.train.execution.row_parts import RowsPart
 from hotset.train.options.interval import parse_interval
 from hotset.train.options.rank_options import HomesName
@@ -53,6 +54,7 @@ def train(
     *,
     stop_after: int | None = None,
     homes: HomesName = "by-use",
+    exchange: ChosenExchange | None = None,
 ) -> dict[str, bytes]:
     """Go on from the last checkpoint, and save the run every two steps; return weights and states."""
     torch.set_num_threads(1)
@@ -60,7 +62,9 @@ def train(
     record = newest_whole(folder)
     checkpoint = Checkpoint.open(folder, record, table_sizes(shards, config)) if record else None
     start = checkpoint.start if checkpoint else None
-    trainer = build_trainer(shards, config, start=start, tracks_changes=True, ranks=ranks, homes=homes)
+    trainer = build_trainer(
+        shards, config, start=start, tracks_changes=True, ranks=ranks, homes=homes, exchange=exchange
+    )
     if checkpoint:
         restore(trainer, checkpoint)
     written = None if ranks.rank else RunCheckpoints(folder, "run", SETTINGS, trainer, record)
@@ -112,6 +116,25 @@ def test_a_run_goes_on_with_another_number_of_ranks(placement: str, tmp_path: Pa
         record = newest_whole(folder)
         assert record is not None and stop_after - 2 < record.state.step <= stop_after
     assert on_ranks(shards, folder, fields, 4, homes="moving") == wanted
+
+
+@pytest.mark.parametrize("placement", ["cache", "all-fast"])
+def test_copies_are_saved_once_they_agree_and_resume_with_the_same_bits(
+    placement: str, tmp_path: Path
+) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    fields = {"placement": placement, "staging_bytes": 1_000 if placement == "cache" else None, "epochs": 2}
+    synced = ChosenExchange(sync_rows=15, sync_every=3)
+    wanted = on_ranks(shards, tmp_path / "unbroken", fields, 2, exchange=synced)
+    folder = tmp_path / "saved"
+    for stop_after in (5, 11):
+        with suppress(_KilledError):
+            on_ranks(shards, folder, fields, 2, stop_after=stop_after, exchange=synced)
+        record = newest_whole(folder)
+        # A checkpoint is due every second step, and taken where that is a third one.
+        assert record is not None and record.state.step == stop_after // 3 * 3
+    assert on_ranks(shards, folder, fields, 2, exchange=synced) == wanted
+    assert on_ranks(shards, tmp_path / "exact", fields, 2) != wanted
 
 
 def test_rows_of_a_lost_checkpoint_are_saved_by_the_next(
