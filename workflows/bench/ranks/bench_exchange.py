@@ -33,6 +33,7 @@ from ....train.data.shards import Shards
 from ....train.exchange.rank_reader import RankReader, read_epoch
 from ...machine_facts import commit, describe_machine
 from ...recipes import recipe_for
+from .bench_links import BenchLinksConfig, bench_links, refuse_unknown_links, show_links
 
 _FLOAT_BYTES = 4
 
@@ -65,7 +66,12 @@ class BenchExchangeConfig:
     order: Literal["grouped", "original"] = "grouped"
     """Order of the shards: hot-only and mixed batches, or all samples shuffled together."""
 
+    link: tuple[str, ...] = ()
+    """Links behind which two ranks then train in turns, as `hotset bench links` does: 200mbit, 1gbit or
+    10gbit; by default none."""
+
     def __post_init__(self) -> None:
+        refuse_unknown_links("link", self.link)
         for name in ("samples", "rank_batch_size", "embedding_dim"):
             require_at_least(name, getattr(self, name), 1)
         if not self.ranks or not all(2 <= ranks <= MOST_RANKS for ranks in self.ranks):
@@ -96,10 +102,12 @@ def bench_exchange(config: BenchExchangeConfig, progress: ProgressCallback = sil
             preprocess([log], replace(recipe, pack=pack, split=split), data)
             found.append(_count(Shards.open(data), config, ranks))
     progress("bench", len(config.ranks), len(config.ranks))
+    timed = bench_links(BenchLinksConfig(links=config.link, seed=config.seed)) if config.link else None
     return {
         "benchmark": "exchange",
         "settings": asdict(config) | {"data": config.data.name if config.data else None},
         "ranks": found,
+        "timed": timed,
         "machine": describe_machine(),
         "commit": commit(),
     }
@@ -183,6 +191,8 @@ def show_exchange(result: dict[str, Any], console: Console) -> None:
         f"{speed:.1f} M at {each['ranks']}" for speed, each in zip(speeds, ranks, strict=True)
     )
     console.print(f"homes planned for samples per CPU second, by ranks: {planned}")
+    if result.get("timed") is not None:
+        show_links(result["timed"], console)
 
 
 def _table(title: str, ranks: Iterable[dict[str, Any]]) -> Table:

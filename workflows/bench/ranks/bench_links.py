@@ -1,8 +1,12 @@
 """``hotset bench links``: a training step of two ranks behind slow links, in several codecs.
 
 Two processes train on a generated log over gloo, each behind a link that carries so many bytes a second each
-way (`ThrottledRanks`), and change the codec and the link every few steps, in turns. So what else a machine
-does meets all of them alike, and the figures to read are ratios.
+way: a cable between two network namespaces (`link_namespaces`), or one that is slow by waiting
+(`ThrottledRanks`). They change the codec and the link every few steps, in turns. So what else a machine does
+meets all of them alike, and the figures to read are ratios.
+
+Beside hotset's codecs there are two ways in which others send rows (`lookup_messages`), with homes striped by
+id: one fp32 vector a lookup, and distinct rows in fp16.
 """
 
 from __future__ import annotations
@@ -14,30 +18,58 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from ....pipeline.errors import ConfigError, HotsetError, require_at_least
+from ....pipeline.errors import ConfigError, HotsetError, require_at_least, require_choices
 from ....pipeline.generate.generate_log import GenerateConfig, generate
 from ....pipeline.runtime.resources import ProgressCallback, silent
 from ....pipeline.stages.preprocess import preprocess
+from ....train.options.rank_options import HomesName
 from ...machine_facts import commit, describe_machine
 from ...recipes import recipe_for
+from .link_namespaces import ADDRESSES, INTERFACE, NamespacesError, linked_namespaces
 
 LINKS = {"200mbit": 200e6 / 8, "1gbit": 1e9 / 8, "10gbit": 10e9 / 8}
 """Bytes a second, each way."""
-EXCHANGES = {
-    "none": ("none", "none"),
-    "fp16": ("fp16", "none"),
-    "int8": ("int8", "none"),
-    "int8, bf16 dense": ("int8", "bf16"),
-    "int4, bf16 dense": ("int4", "bf16"),
+AUTO = "auto"
+EVERY_LOOKUP = "fp32, every lookup"
+DISTINCT_FP16 = "fp16, distinct rows"
+
+
+class Way(NamedTuple):
+    """A way to send what crosses in a step."""
+
+    rows: str
+    """Codec of vectors and gradients."""
+    dense: str
+    """Codec of the dense layers' gradients."""
+    homes: HomesName = "by-use"
+    sends: Literal["hotset", "distinct", "lookups"] = "hotset"
+    """Distinct rows but for first uses; each distinct row; or one for each lookup."""
+
+
+WAYS = {
+    EVERY_LOOKUP: Way("none", "none", "striped", "lookups"),
+    DISTINCT_FP16: Way("fp16", "none", "striped", "distinct"),
+    "none": Way("none", "none"),
+    "fp16": Way("fp16", "none"),
+    "int8": Way("int8", "none"),
+    "bf16, bf16 dense": Way("bf16", "bf16"),
+    "int8, bf16 dense": Way("int8", "bf16"),
+    "int4, bf16 dense": Way("int4", "bf16"),
+    # What it takes is chosen at each link by a measurement.
+    AUTO: Way("none", "none"),
 }
-"""Codecs of rows both ways, and of the dense layers' gradients."""
+"""Others' ways first, then hotset's codecs of rows and of the dense layers' gradients."""
+_BEYOND_AUTO = ("int4, bf16 dense", AUTO)
+"""Of hotset's ways those that --exchange auto may not take, and itself."""
+Network = Literal["auto", "namespaces", "throttle"]
 _SECONDS = 1800
 
 
@@ -66,20 +98,33 @@ class BenchLinksConfig:
     steps: int = 3
     """Number of steps of a turn."""
 
+    network: Network = "auto"
+    """Link between the ranks: a cable between network namespaces, which needs root and iproute2 (namespaces),
+    a wait as long as the bytes would take (throttle), or the first that works (auto)."""
+
     def __post_init__(self) -> None:
+        require_choices(self)
         for name in ("samples", "embedding_dim", "rank_batch_size", "rounds", "steps"):
             require_at_least(name, getattr(self, name), 1)
-        for link in self.links:
-            if link not in LINKS:
-                raise ConfigError(f"links must be of {', '.join(LINKS)}, got {link!r}")
+        refuse_unknown_links("links", self.links)
+
+
+def refuse_unknown_links(option: str, links: Sequence[str]) -> None:
+    """Raise ConfigError where a link has no known speed."""
+    for link in links:
+        if link not in LINKS:
+            raise ConfigError(f"{option} must be of {', '.join(LINKS)}, got {link!r}")
 
 
 def bench_links(config: BenchLinksConfig, progress: ProgressCallback = silent) -> dict[str, Any]:
     """Train behind each link; return plain data, ready for JSON.
 
     Returns:
-        By link and codec the median seconds of a step, how many times quicker it is than without a codec and
-        than fp16, and the bytes that a rank sends in it.
+        By link and way the median seconds of a step, how many times quicker it is than the ways of others and
+        than hotset without a codec, and the bytes that a rank sends in it; and what ``auto`` chose.
+
+    Raises:
+        HotsetError: namespaces are asked for, and this machine or user may not make them.
     """
     with tempfile.TemporaryDirectory(prefix="hotset-links-") as name:
         folder = Path(name)
@@ -89,33 +134,50 @@ def bench_links(config: BenchLinksConfig, progress: ProgressCallback = silent) -
         pack = replace(recipe.pack, batch_size=2 * config.rank_batch_size)
         preprocess([folder / "log.tsv"], replace(recipe, split=split, pack=pack), folder / "data")
         progress("bench", 0, 1)
-        turns = _turns_of_ranks(config, folder / "data")
+        network, turns = _turns_of_ranks(config, folder / "data")
         progress("bench", 1, 1)
     return {
         "benchmark": "links",
         "settings": asdict(config),
-        "links": [{"link": link, "codecs": _summaries(turns, link)} for link in config.links],
+        "network": network,
+        "links": [_summary(turns, link) for link in config.links],
         "machine": describe_machine(),
         "commit": commit(),
     }
 
 
-def _turns_of_ranks(config: BenchLinksConfig, data: Path) -> list[dict[str, Any]]:
-    """Start both ranks, and return what rank 0 has measured."""
+def _turns_of_ranks(config: BenchLinksConfig, data: Path) -> tuple[str, list[dict[str, Any]]]:
+    """Start both ranks; return the network between them, and what rank 0 has measured."""
+    if config.network != "throttle":
+        try:
+            with linked_namespaces() as names:
+                place = {"MASTER_ADDR": ADDRESSES[0], "GLOO_SOCKET_IFNAME": INTERFACE}
+                prefixes = [["ip", "netns", "exec", name] for name in names]
+                return "namespaces", _run_ranks(replace(config, network="namespaces"), data, place, prefixes)
+        except NamespacesError:
+            if config.network == "namespaces":
+                raise
+    place = {"MASTER_ADDR": "127.0.0.1"}
+    return "throttle", _run_ranks(replace(config, network="throttle"), data, place, [[], []])
+
+
+def _run_ranks(
+    config: BenchLinksConfig, data: Path, place: Mapping[str, str], prefixes: Sequence[Sequence[str]]
+) -> list[dict[str, Any]]:
     # A port that is free now, where both ranks will meet.
     with socket.socket() as opened:
         opened.bind(("127.0.0.1", 0))
         port = str(opened.getsockname()[1])
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    shared = {"MASTER_PORT": port, "WORLD_SIZE": "2"} | dict(place)
     command = [sys.executable, "-m", f"{__package__}.link_rank", str(data), json.dumps(asdict(config))]
     ranks = [
         subprocess.Popen(
-            command,
+            [*prefix, *command],
             env=os.environ | shared | {"RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        for rank in range(2)
+        for rank, prefix in enumerate(prefixes)
     ]
     # Where one rank fails, the other would wait for it, so none outlives the benchmark.
     try:
@@ -130,48 +192,60 @@ def _turns_of_ranks(config: BenchLinksConfig, data: Path) -> list[dict[str, Any]
     return found
 
 
-def _summaries(turns: list[dict[str, Any]], link: str) -> list[dict[str, Any]]:
-    """Put the turns of each codec at a link together."""
-    seconds = {
-        name: statistics.median(
-            turn["step_seconds"] for turn in turns if (turn["link"], turn["codec"]) == (link, name)
-        )
-        for name in EXCHANGES
+def _summary(turns: list[dict[str, Any]], link: str) -> dict[str, Any]:
+    """Put the turns of each way at a link together."""
+    of_way = {
+        name: [turn for turn in turns if (turn["link"], turn["codec"]) == (link, name)] for name in WAYS
     }
-    sent = {
-        name: statistics.mean(
-            turn["step_bytes"] for turn in turns if (turn["link"], turn["codec"]) == (link, name)
-        )
-        for name in EXCHANGES
+    seconds = {name: statistics.median(turn["step_seconds"] for turn in of_way[name]) for name in WAYS}
+    sent = {name: statistics.mean(turn["step_bytes"] for turn in of_way[name]) for name in WAYS}
+    best = min(
+        (name for name, way in WAYS.items() if way.sends == "hotset" and name not in _BEYOND_AUTO),
+        key=lambda name: seconds[name],
+    )
+    return {
+        "link": link,
+        "codecs": [
+            {
+                "codec": name,
+                "step_seconds": seconds[name],
+                "step_bytes": sent[name],
+                "over_lookups": seconds[EVERY_LOOKUP] / seconds[name],
+                "over_distinct_fp16": seconds[DISTINCT_FP16] / seconds[name],
+                "over_none": seconds["none"] / seconds[name],
+            }
+            for name in WAYS
+        ],
+        "auto": {
+            "codecs": of_way[AUTO][0]["codecs"],
+            "best": best,
+            "seconds_over_best": seconds[AUTO] / seconds[best],
+        },
     }
-    return [
-        {
-            "codec": name,
-            "step_seconds": seconds[name],
-            "step_bytes": sent[name],
-            "over_none": seconds["none"] / seconds[name],
-            "over_fp16": seconds["fp16"] / seconds[name],
-        }
-        for name in EXCHANGES
-    ]
 
 
 def show_links(result: dict[str, Any], console: Console) -> None:
-    """Print a table for each link."""
+    """Print a table for each link, and what auto chose."""
     for each in result["links"]:
-        title = f"{each['link']}: a step of two ranks"
+        title = f"{each['link']} ({result['network']}): a step of two ranks"
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        for name in ("rows, dense layers", "seconds", "bytes a rank sends", "times none", "times fp16"):
+        columns = ("rows, dense layers", "seconds", "bytes a rank sends", "times lookups", "fp16", "none")
+        for name in columns:
             table.add_column(name, justify="left" if name.startswith("rows") else "right")
         for codec in each["codecs"]:
             table.add_row(
                 codec["codec"],
                 f"{codec['step_seconds']:.3f}",
                 f"{codec['step_bytes']:,.0f}",
-                f"{codec['over_none']:.2f}x",
-                f"{codec['over_fp16']:.2f}x",
+                *(f"{codec[name]:.2f}x" for name in ("over_lookups", "over_distinct_fp16", "over_none")),
             )
         console.print(table)
+        auto = each["auto"]
+        vectors, gradients, dense = auto["codecs"]
+        console.print(
+            f"auto took {vectors} for vectors, {gradients} for gradients and {dense} for dense layers: "
+            f"{auto['seconds_over_best']:.2f} of the seconds of {auto['best']}"
+        )
 
 
 CONFIG = BenchLinksConfig
