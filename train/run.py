@@ -43,6 +43,7 @@ from .resuming.run_checkpoints import (
     restore,
     table_sizes,
 )
+from .resuming.saved_errors import SAVED_ERRORS, SavedErrors
 from .resuming.source_run import SourceRun, open_source
 from .run_folder.rank_folder import RankFolder
 from .run_folder.run_description import (
@@ -297,6 +298,8 @@ def _build(
     # A checkpoint has the dense layers too, and they are restored with it.
     if source is not None and checkpoint is None:
         restore_dense(trainer.model, trainer.dense_optimizers, source.dense, source.where)
+    if trainer.coded.errors is not None:
+        trainer.resumables[SAVED_ERRORS] = SavedErrors(ranks, trainer.coded.errors)
     if start.config.recipe.keeps_best:
         best = BestWeights(out, settings.keep_checkpoints, ranks)
         best.reserve(trainer.weights().num_bytes)

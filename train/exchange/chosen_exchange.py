@@ -34,6 +34,8 @@ class ChosenExchange:
     decay: BoundDecay = "none"
     early_steps: int = 0
     """Steps in which bounds are looser."""
+    feedback: bool = False
+    """Whether the error of a hot row's gradient is added to its next one."""
     sync_rows: int = 0
     """Most rows of which every rank holds a copy."""
     sync_every: int | None = None
@@ -74,6 +76,7 @@ def chosen_by(options: ExchangeOptions, num_steps: int) -> ChosenExchange:
         early_steps=0
         if options.exchange_decay == "none"
         else int(early if early >= 1 else early * num_steps),
+        feedback=options.exchange_feedback,
         sync_rows=options.sync_rows or 0,
         sync_every=options.sync_every,
     )

@@ -19,6 +19,7 @@ from ...stats.codecs.codec_names import codec_of
 from ...stats.codecs.row_codec import RowCodec
 from ..data.batch import EmbeddingTable
 from .chosen_exchange import ChosenExchange, WidthCodec, factor_at
+from .error_feedback import WidthErrors
 
 Kind = Literal["vectors", "moves", "gradients", "dense", "synced"]
 """Rows that move to another home cross whole, with their optimizer states, apart from vectors; so do those of
@@ -33,6 +34,8 @@ class Coding(NamedTuple):
     """Of each width."""
     streams: Sequence[int | None]
     """Seed of the stochastic rounding of each width; None rounds to nearest."""
+    errors: Sequence[WidthErrors] | None = None
+    """Errors of earlier steps, which rows of this rank are sent with; None: there are none."""
 
     @property
     def is_exact(self) -> bool:
@@ -102,6 +105,7 @@ class CodedExchange:
         self._vectors = [WidthCodec("exchange", chosen.vectors, tables) for tables in self._widths]
         self._gradients = [WidthCodec("exchange_back", chosen.gradients, tables) for tables in self._widths]
         self._dense = codec_of(chosen.dense)
+        self.errors = [WidthErrors(tables) for tables in self._widths] if chosen.feedback else None
 
     def vectors(self) -> Coding:
         """The coding of the vectors of this step."""
@@ -112,7 +116,7 @@ class CodedExchange:
         """The coding of the gradients of this step."""
         factor = factor_at(self.chosen, self.step)
         streams = [self._stream("gradients", width) for width in range(len(self._widths))]
-        return Coding([codec.at(factor) for codec in self._gradients], streams)
+        return Coding([codec.at(factor) for codec in self._gradients], streams, self.errors)
 
     def dense(self, half: Literal["partials", "sums"]) -> tuple[RowCodec, int]:
         """The codec of the dense gradient of this step and the seed of its rounding, for one half of its

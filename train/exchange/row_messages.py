@@ -200,12 +200,19 @@ class RowMessages:
             codec = coding.codecs[width]
             num_bytes = codec.num_bytes(shape)
             rows_ND = np.ascontiguousarray(rows[width][part])
+            if coding.errors is not None:
+                rows_ND = coding.errors[width].added(rows_ND, keys_N)
             message = RowMessage(rows_ND, shape.starts_T1, keys_N.astype(np.int64), coding.streams[width])
             try:
                 self.num_saturated += codec.encode(message, data[first : first + num_bytes])
             except NotFiniteError as error:
                 name = layout.name_of(int(keys_N[error.args[0]]))
                 raise NotFiniteRowError(f"{name}, sent to rank {rank}, is not finite") from None
+            # What the receiver will decode is decoded here too, to know its errors.
+            if coding.errors is not None:
+                arrived_ND = np.empty_like(rows_ND)
+                codec.decode(data[first : first + num_bytes], shape, arrived_ND)
+                coding.errors[width].keep(rows_ND, arrived_ND, keys_N)
             first += _padded(num_bytes)
         return data
 

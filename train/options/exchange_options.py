@@ -126,6 +126,10 @@ class ExchangeOptions:
     exchange_early: float = 0.2
     """Share of the run's steps in which the bound is looser; 1 or more: their number."""
 
+    exchange_feedback: bool = False
+    """Keep the error of each coded gradient of a hot row, and add it to the row's next one. Takes 4 bytes a
+    number of the hot rows on each rank."""
+
     sync_rows: int | None = None
     """Number of rows, those used most often, of which every rank holds a copy and updates it by its own
     samples; the copies are synchronised every --sync-every steps. Weights depend on both. By default none."""
@@ -158,6 +162,12 @@ class ExchangeOptions:
             # A gradient of the dense layers has no tables.
             if name == "exchange_dense" and kind == "bounded":
                 raise ConfigError(f"{name} must be one of {', '.join(FIXED_CODECS)}, got {text!r}")
+        back = self.exchange_back or self.exchange
+        if self.exchange_feedback and back == "none":
+            raise ConfigError(
+                "exchange_feedback keeps the errors of gradients, which have none here: "
+                "give --exchange int8, too"
+            )
         if not 0 < self.exchange_early <= 2**40:
             raise ConfigError(f"exchange_early must be above 0, got {self.exchange_early:g}")
 

@@ -24,6 +24,7 @@ from ..execution.rows_copy import RowsCopy
 from ..ranks.ranks import Message, first_says, wait_for_first
 from ..trainer import Trainer
 from .run_checkpoints import RunCheckpoints
+from .saved_errors import SAVED_ERRORS, SavedErrors
 
 _PART_BYTES = 16 * MIB
 _NAME_BYTES = 4
@@ -67,6 +68,9 @@ class RankCheckpoints:
         assert isinstance(embeddings, RankedEmbeddings)
         with embeddings.transfers_paused():
             embeddings.copies.publish()
+        errors = trainer.resumables.get(SAVED_ERRORS)
+        if isinstance(errors, SavedErrors):
+            errors.bring_together()
         own = sum(width.changed.num_used for width in embeddings.widths if width.changed)
         num_used = sum(int(each) for each in self._ranks.gather(torch.tensor([own])))
         # Rank 0 writes what all ranks send, and the others wait for it however long that takes.

@@ -33,6 +33,7 @@ def test_what_is_left_open_follows_from_the_options() -> None:
     bounded = chosen_by(ExchangeOptions(exchange="bounded:0.03", exchange_decay="step"), 100)
     assert bounded == ChosenExchange("bounded:0.03", "int8", "none", "step", 20)
     assert ChosenExchange.of_json(bounded.to_json() | {"ranks": 2}) == bounded
+    assert chosen_by(ExchangeOptions(exchange="int8", exchange_feedback=True), 9).feedback
     synced = chosen_by(ExchangeOptions(sync_rows=70, sync_every=4), 100)
     assert synced == ChosenExchange(sync_rows=70, sync_every=4) and not synced.is_exact
     assert ExchangeOptions(sync_rows=70, sync_every=4).names_codecs

@@ -49,6 +49,14 @@ def test_codecs_are_read() -> None:
             "those of exchange bounded:budget=0.2 follow from bytes: leave one of them out",
         ),
         ({"exchange_dense": "bounded:budget=0.2"}, "exchange_dense must be one of none, fp16"),
+        (
+            {"exchange_feedback": True},
+            "exchange_feedback keeps the errors of gradients, which have none here",
+        ),
+        (
+            {"exchange": "int8", "exchange_back": "none", "exchange_feedback": True},
+            "give --exchange int8, too",
+        ),
         ({"sync_rows": 5}, "--sync-rows is given without --sync-every"),
         ({"sync_every": 5}, "--sync-every is given without --sync-rows"),
         ({"sync_rows": 0, "sync_every": 4}, "sync_rows must be 1 or more, got 0"),

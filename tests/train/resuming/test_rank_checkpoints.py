@@ -27,6 +27,7 @@ from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.ranks.thread_ranks import ThreadRanks, run_thread_ranks
 from hotset.train.resuming.rank_checkpoints import RankCheckpoints
 from hotset.train.resuming.run_checkpoints import Checkpoint, RunCheckpoints, restore, table_sizes
+from hotset.train.resuming.saved_errors import SAVED_ERRORS, SavedErrors
 from hotset.train.trainer import Trainer, run_steps
 from hotset.train.trainer_building.build_trainer import build_trainer
 
@@ -65,6 +66,8 @@ def train(
     trainer = build_trainer(
         shards, config, start=start, tracks_changes=True, ranks=ranks, homes=homes, exchange=exchange
     )
+    if trainer.coded.errors is not None:
+        trainer.resumables[SAVED_ERRORS] = SavedErrors(ranks, trainer.coded.errors)
     if checkpoint:
         restore(trainer, checkpoint)
     written = None if ranks.rank else RunCheckpoints(folder, "run", SETTINGS, trainer, record)
@@ -135,6 +138,26 @@ def test_copies_are_saved_once_they_agree_and_resume_with_the_same_bits(
         assert record is not None and record.state.step == stop_after // 3 * 3
     assert on_ranks(shards, folder, fields, 2, exchange=synced) == wanted
     assert on_ranks(shards, tmp_path / "exact", fields, 2) != wanted
+
+
+def test_errors_of_gradients_are_saved_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    fields = {"placement": "all-fast"}
+    coded = ChosenExchange("none", "int4", feedback=True)
+    wanted = on_ranks(shards, tmp_path / "unbroken", fields, 2, exchange=coded)
+    assert (
+        on_ranks(shards, tmp_path / "without", fields, 2, exchange=replace(coded, feedback=False)) != wanted
+    )
+
+    def resumed(folder: Path) -> Any:
+        with suppress(_KilledError):
+            on_ranks(shards, folder, fields, 2, stop_after=5, exchange=coded)
+        return on_ranks(shards, folder, fields, 2, exchange=coded)
+
+    assert resumed(tmp_path / "saved") == wanted
+    # Errors that are forgotten are missed.
+    monkeypatch.setattr(SavedErrors, "restore", lambda *_: None)
+    assert resumed(tmp_path / "forgotten") != wanted
 
 
 def test_rows_of_a_lost_checkpoint_are_saved_by_the_next(
