@@ -1,4 +1,4 @@
-"""Codecs take turns behind slow links; tests `link_rank`, too."""
+"""Codecs take turns behind slow links; tests `link_rank` and `link_namespaces`, too."""
 
 from __future__ import annotations
 
