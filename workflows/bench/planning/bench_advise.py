@@ -84,7 +84,8 @@ def bench_advise(config: BenchAdviseConfig, progress: ProgressCallback = silent)
     """Plan, train what was planned, and return plain data, ready for JSON.
 
     Returns:
-        ``runs``: each plan with its predicted and measured seconds; ``groups``: for each number of ranks and
+        ``runs``: each plan with its predicted and measured seconds; ``too_small``: sizes in which none
+        fits; ``groups``: for each number of ranks and
         size of memory the choice of each predictor, and how much slower it is than the best.
 
     Raises:
@@ -133,6 +134,7 @@ def bench_advise(config: BenchAdviseConfig, progress: ProgressCallback = silent)
         "settings": asdict(config) | {"machine": config.machine.name},
         "runs": runs,
         "groups": choices(runs),
+        "too_small": sorted({*config.fast_bytes} - {run["fast_bytes"] for run in runs}),
         "machine": describe_machine(),
         "commit": commit(),
     }
@@ -221,6 +223,8 @@ def show_advise(result: dict[str, Any], console: Console) -> None:
             *("-" if each is None else f"{1e3 * each:.3g}" for each in predicted),
         )
     print_table(console, table, num_keys=3)
+    for size in result["too_small"]:
+        print_line(console, f"{format_byte_size(size)}: no plan fits.")
     for group in result["groups"]:
         of = f"{format_byte_size(group['fast_bytes'])}, {group['ranks']} rank{'s' * (group['ranks'] > 1)}"
         told = "; ".join(

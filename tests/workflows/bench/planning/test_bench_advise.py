@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.sizes import MIB, ByteSize
+from hotset.pipeline.sizes import KIB, MIB, ByteSize
 from hotset.tests.support.planning.made_up_machine import CONSTANTS, made_up_machine
 from hotset.tests.support.processes.thread_processes import ThreadGroup
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
@@ -60,7 +60,7 @@ def test_what_is_planned_is_trained_on_one_rank_and_on_two(
 
     monkeypatch.setattr(module, "RankGroup", group_of)
     made_up_machine().write(tmp_path / "machine.json")
-    sizes = (ByteSize(3 * MIB), ByteSize(12 * MIB))
+    sizes = (ByteSize(KIB), ByteSize(3 * MIB), ByteSize(12 * MIB))
     config = BenchAdviseConfig(
         machine=tmp_path / "machine.json",
         samples=1200,
@@ -85,6 +85,7 @@ def test_what_is_planned_is_trained_on_one_rank_and_on_two(
     console = Console(record=True, width=160)
     show_advise(result, console)
     text = console.export_text()
+    assert KIB in result["too_small"] and "1 KiB: no plan fits." in text
     assert "hotset takes" in text and "2 ranks: the fastest of" in text
 
 
