@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .train.fit import FittedRun, evaluate, fit, load_model
     from .train.model_building.model_inputs import ModelInputs, TableInput
     from .train.open_shards import Shards
-    from .train.serve import export, predict
+    from .train.serve import apply_changes, export, predict
     from .workflows.library import preprocess, statistics
 
 __version__ = "0.1.0"
@@ -35,6 +35,7 @@ __all__ = [
     "Shards",
     "TableInput",
     "TrainConfig",
+    "apply_changes",
     "evaluate",
     "export",
     "fit",
@@ -53,6 +54,7 @@ _MODULES = {
     "Shards": "train.open_shards",
     "TableInput": "train.model_building.model_inputs",
     "TrainConfig": "train.config",
+    "apply_changes": "train.serve",
     "evaluate": "train.fit",
     "export": "train.serve",
     "fit": "train.fit",

@@ -1,4 +1,4 @@
-"""A finished run in use from Python: `hotset.predict` and `hotset.export`."""
+"""A finished run in use from Python: `hotset.predict`, `hotset.export` and `hotset.apply_changes`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from ..pipeline.errors import ConfigError
 from ..pipeline.formats.score_files import PROBABILITY
 from ..pipeline.schema.schema_names import nearest
+from .exporting.apply_changes import apply_changes as apply_to_export
 from .exporting.export_run import export_run
 from .fit import FittedRun, Folder
 from .model_building.user_code import ModelSource
@@ -104,6 +105,27 @@ def export(
     given = None if vocabulary is None else Path(vocabulary)
     config = _config_of(ExportConfig, settings)
     export_run(folder, Path(out), config, vocabulary=given, model_source=source)
+    return Path(out)
+
+
+def apply_changes(
+    exported: Folder, changes: Folder, out: Folder, *, model: ModelSource | None = None
+) -> Path:
+    """Lead an exported folder to a later run by the changes that ``hotset export --since`` wrote.
+
+    Args:
+        exported: folder that `hotset.export` wrote of the earlier run, or this function.
+        changes: folder of the changes since that run, with rows of the same type.
+        out: new folder; its files are those of a whole export of the later run.
+        model: makes the user's module of the run; by default the class that the run records is imported.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        HotsetError: a folder is damaged, the changes begin with another run, or ``out`` exists.
+    """
+    apply_to_export(Path(exported), Path(changes), Path(out), model_source=model)
     return Path(out)
 
 

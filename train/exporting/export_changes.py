@@ -7,6 +7,7 @@ changes.safetensors  of every table ``T``:
                          T.oov, T.missing  (D,) float32, the rows of unknown and of missing categories
                      and the tensors of the dense layers, ``dense.…``
 features.json        the features, as in a whole export
+model.json           the layers, the schema and the type of the rows, as in a whole export
 README.md            what a server does with them
 manifest.json        written last: bytes and checksums of these files, fingerprints of the two runs
 """
@@ -28,6 +29,7 @@ from ...pipeline.schema.schema_names import DENSE_PREFIX
 from ..options.export_config import ExportConfig
 from ..run_folder.run_reader import read_finite
 from .export_run import STAGE, VERSION, features_of
+from .exported_model import MODEL, ExportedModel
 from .row_types import pack_rows
 from .run_tables import RunTables, TableCategories
 from .serving_inputs import FEATURES
@@ -46,6 +48,10 @@ table and 64-bit category (`category_of` in the `serving_inputs.py` of a whole e
 
 It then has the rows of the new run, bit for bit where both are exported in fp32. Rows of other types are
 rounded from the new run: `T.scale` has the least value and the step of each row of int8.
+
+Where hotset is installed, it does all this to a whole export of run {since} with the same type of rows:
+
+    python -c 'import hotset; hotset.apply_changes("exported", "changes", "exported-anew")'
 """
 
 
@@ -98,6 +104,7 @@ def export_changes(
             tensors |= dict(changed.tensors(new, config))
         write_bytes(folder / CHANGES, save({name: each.contiguous() for name, each in tensors.items()}))
         write_json(folder / FEATURES, features_of(new.schema))
+        write_json(folder / MODEL, ExportedModel.of(new, config.row_type).to_json())
         write_text(folder / "README.md", _README.format(since=old.fingerprint, run=new.fingerprint))
     return counts
 

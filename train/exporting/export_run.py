@@ -3,26 +3,33 @@
 model.pt2            vocabulary, tables and dense layers as one exported program of torch
 model.onnx           the same for ONNX Runtime, on demand; its tensors are in model.onnx.data
 features.json        the features, in the order of the inputs
+model.json           the layers, the schema and the type of the rows, for `apply_changes`
 serving_inputs.py    raw values to inputs, with NumPy and xxhash alone
 README.md            how to use them, with the features of this run
 manifest.json        written last: bytes and checksums of these files
 """
+# ruff: noqa: N815  (tensors carry shape suffixes)
 
 from __future__ import annotations
 
 import inspect
 import logging
 import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...pipeline.errors import MissingExtraError, install_hint
 from ...pipeline.formats.whole_folder import whole_folder, write_json, write_text
 from ...pipeline.schema.schema import Schema
 from ...pipeline.schema.schema_names import DENSE_PREFIX
 from ..checkpoints.reserved_room import ReservedRoom
+from ..model.dense_model import DenseModel
 from ..model_building.build_model import build_model
 from ..model_building.choose_model import recorded_model
 from ..model_building.model_inputs import ModelInputs
@@ -31,8 +38,10 @@ from ..options.export_config import ExportConfig
 from ..run_folder.run_reader import read_finite, refuse_other_weights
 from . import serving_inputs
 from .export_readme import readme_of
+from .exported_model import MODEL, ExportedModel
+from .row_types import pack_rows
 from .run_tables import RunTables
-from .serving_graph import CategoryIndex, RowTable, ServingGraph
+from .serving_graph import CategoryIndex, RowsByCategory, RowTable, ServingGraph
 from .serving_inputs import FEATURES, IS_MISSING, LENGTH, bag_name
 
 PROGRAM = "model.pt2"
@@ -73,19 +82,41 @@ def export_run(
     inputs = [{"name": "run", "fingerprint": found.fingerprint}]
     with whole_folder(out, stage=STAGE, version=VERSION, inputs=inputs) as folder:
         graph = build_graph(found, config, model_source)
-        program = _program_of(graph, found)
-        # torch and ONNX end the process where the disk is full, so the room is taken first, and given back.
-        num_bytes = sum(tensor.nbytes for tensor in graph.state_dict().values()) + _GRAPH_BYTES
-        num_bytes *= 2 if config.onnx else 1
-        room = ReservedRoom(folder, num_bytes, "the model", "export smaller rows: --row-type int8")
-        room.give(num_bytes)
-        torch.export.save(program, folder / PROGRAM)
-        if config.onnx:
-            _write_onnx(program, found, folder / ONNX)
-        # What a server needs beside the graph: the features, the code that makes inputs, and how to use both.
-        write_json(folder / FEATURES, features_of(found.schema))
-        write_text(folder / f"{serving_inputs.__name__.split('.')[-1]}.py", inspect.getsource(serving_inputs))
-        write_text(folder / "README.md", readme_of(features_of(found.schema), config, found.fingerprint))
+        write_export(folder, graph, ExportedModel.of(found, config.row_type), config.onnx, found.fingerprint)
+
+
+def write_export(
+    folder: Path, graph: ServingGraph, described: ExportedModel, onnx: bool, fingerprint: str | None
+) -> None:
+    """Write the files of a graph.
+
+    Args:
+        folder: empty.
+        described: its model.
+        onnx: whether ONNX is wanted.
+        fingerprint: that of the run.
+
+    Raises:
+        HotsetError: its module cannot be recorded, or the disk is full.
+    """
+    program = _program_of(graph, described)
+    # torch and ONNX end the process where the disk is full, so the room is taken first, and given back.
+    num_bytes = sum(tensor.nbytes for tensor in graph.state_dict().values()) + _GRAPH_BYTES
+    num_bytes *= 2 if onnx else 1
+    room = ReservedRoom(folder, num_bytes, "the model", "export smaller rows: --row-type int8")
+    room.give(num_bytes)
+    torch.export.save(program, folder / PROGRAM)
+    if onnx:
+        _write_onnx(program, described, folder / ONNX)
+    # What a server needs beside the graph: the features, the code that makes inputs, and how to use both.
+    features = features_of(described.schema)
+    write_json(folder / FEATURES, features)
+    write_json(folder / MODEL, described.to_json())
+    write_text(folder / f"{serving_inputs.__name__.split('.')[-1]}.py", inspect.getsource(serving_inputs))
+    write_text(
+        folder / "README.md",
+        readme_of(features, ExportConfig(row_type=described.row_type, onnx=onnx), fingerprint),
+    )
 
 
 def build_graph(
@@ -93,20 +124,49 @@ def build_graph(
 ) -> ServingGraph:
     """Build the graph of a run, in evaluation mode."""
     # The dense layers, with the weights of the run in place of initial ones.
-    chosen = recorded_model(found.config)
-    model = build_model(chosen, ModelInputs.of(found.config), 0, model_source)
+    described = ExportedModel.of(found, config.row_type)
+    model = build_model(recorded_model(found.config), ModelInputs.of(described.config), 0, model_source)
     refuse_other_weights(found.run, found.weights, found.config, model)
-    names = model.state_dict()
-    model.load_state_dict({name: _finite(found, f"{DENSE_PREFIX}{name}") for name in names})
-    # The vocabulary and the rows, of the type that was asked for.
-    index = CategoryIndex(list(found.categories()))
-    tables = [RowTable(_finite(found, table.name), config.row_type) for table in found.tables]
+    dense = {name: _finite(found, f"{DENSE_PREFIX}{name}") for name in model.state_dict()}
+    tables = []
+    # Rows in the order of their categories, so that what is served does not depend on the ids of a run.
+    for table in found.categories():
+        ids_N = np.append(table.ids_N, [table.oov_id, table.missing_id]).astype(np.int64)
+        rows_ND = _finite(found, table.table.name)[torch.from_numpy(ids_N)]
+        tables.append(ServedTable(table.categories_N, *pack_rows(rows_ND, config.row_type)))
+    return graph_of(described, model, dense, tables)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTable:
+    """The rows of a table in the order of their categories, then those of unknown and of missing ones."""
+
+    categories_N: NDArray[np.int64]
+    """Ascending."""
+    packed_ND: torch.Tensor
+    """(N + 2, D), as `pack_rows` returns them."""
+    scale_N2: torch.Tensor | None
+
+
+def graph_of(
+    described: ExportedModel,
+    model: DenseModel,
+    dense: Mapping[str, torch.Tensor],
+    tables: Sequence[ServedTable],
+) -> ServingGraph:
+    """Return the graph of a model with these tensors, in evaluation mode."""
+    chosen = recorded_model(described.config)
+    model.load_state_dict(dense)
+    categories = [
+        RowsByCategory(table.categories_N, np.arange(size, dtype=np.int32), size, size + 1)
+        for table, size in ((table, table.categories_N.size) for table in tables)
+    ]
     graph = ServingGraph(
         model,
-        index,
-        tables,
-        [table.is_multi_hot for table in found.tables],
-        found.schema,
+        CategoryIndex(categories),
+        [RowTable(table.packed_ND, table.scale_N2) for table in tables],
+        [table.is_multi_hot for table in described.config.tables],
+        described.schema,
         takes_mean=chosen.pooling == "mean",
         num_elements=chosen.history_length + 1 if chosen.kind == "tbsm" else None,
     )
@@ -133,11 +193,11 @@ def _finite(found: RunTables, name: str) -> torch.Tensor:
     return read_finite(found.run, found.weights, name)
 
 
-def _program_of(graph: ServingGraph, found: RunTables) -> torch.export.ExportedProgram:
+def _program_of(graph: ServingGraph, described: ExportedModel) -> torch.export.ExportedProgram:
     """Record the graph for batches and bags of any length."""
-    num_dense = len(found.schema.dense)
-    num_lists = sum(table.is_multi_hot for table in found.tables)
-    num_one_hot = len(found.tables) - num_lists
+    num_dense = len(described.schema.dense)
+    num_lists = sum(table.is_multi_hot for table in described.config.tables)
+    num_one_hot = len(described.config.tables) - num_lists
     size = _TRACED_SAMPLES
     # Bags of different lengths: equal ones would be taken for one length.
     bags = [torch.zeros(size, size + number, dtype=torch.int64) for number in range(num_lists)]
@@ -155,7 +215,7 @@ def _program_of(graph: ServingGraph, found: RunTables) -> torch.export.ExportedP
     of_batch = {0: batch}
     of_bags = [{0: batch, 1: torch.export.Dim(f"length{number}")} for number in range(num_lists)]
     shapes = (of_batch, of_batch, of_batch, of_bags, of_bags, [of_batch] * num_lists)
-    with torch.no_grad(), explained(f"torch.export of the model {recorded_model(found.config).name}"):
+    with torch.no_grad(), explained(f"torch.export of the model {recorded_model(described.config).name}"):
         return torch.export.export(graph, arguments, dynamic_shapes=shapes, strict=False)
 
 
@@ -167,10 +227,10 @@ def _refuse_missing_onnx() -> None:
         raise MissingExtraError(f"an ONNX model needs {error.name}", hint=install_hint("onnx")) from error
 
 
-def _write_onnx(program: torch.export.ExportedProgram, found: RunTables, path: Path) -> None:
+def _write_onnx(program: torch.export.ExportedProgram, described: ExportedModel, path: Path) -> None:
     """Write the program for ONNX Runtime, tensors in a file beside it: a model file has at most 2 GiB."""
     # Names of the inputs, in the order in which the graph takes them.
-    lists = [bag_name(table.name) for table in found.tables if table.is_multi_hot]
+    lists = [bag_name(table.name) for table in described.config.tables if table.is_multi_hot]
     names = ["dense", "categories", IS_MISSING, *lists]
     names += [f"{name}.{IS_MISSING}" for name in lists] + [f"{name}.{LENGTH}" for name in lists]
     # The exporter warns of its own use of torch, and of packages that this model does not need.

@@ -55,6 +55,8 @@ class RunTables:
     tables: tuple[EmbeddingTable, ...]
     fingerprint: str | None
     """That of the run; None where an earlier version of hotset wrote it."""
+    schema_text: str
+    """The schema as a setting."""
 
     @classmethod
     def open(cls, run: Path, vocabulary: Path | None = None) -> RunTables:
@@ -73,7 +75,8 @@ class RunTables:
         if manifest is not None:
             refuse_changed_files(manifest, (CONFIG, WEIGHTS))
         fingerprint = manifest.fingerprint if manifest is not None else None
-        return cls(run, config, weights, origin.schema, origin.folder, origin.tables, fingerprint)
+        parts = (origin.schema, origin.folder, origin.tables, fingerprint, origin.schema_text)
+        return cls(run, config, weights, *parts)
 
     def categories(self) -> Iterator[TableCategories]:
         """Yield the categories of each table, in the order of the features."""

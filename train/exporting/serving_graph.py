@@ -7,21 +7,34 @@ categories, in as many steps as the longest table needs, for all one-hot feature
 Shapes: B samples, K dense features, F features, G one-hot features, L lookups of the longest bag of a batch,
 D the width of a row, N rows, C categories of all tables.
 """
+# ruff: noqa: N815  (tensors carry shape suffixes)
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from ...pipeline.schema.schema import Schema
 from ..model.dense_model import DenseModel
 from ..model.dlrm_shape import tables_by_width
-from ..options.export_config import RowType
-from .row_types import pack_rows
 from .run_tables import TableCategories
+
+
+class RowsByCategory(NamedTuple):
+    """The row of each category of a table."""
+
+    categories_N: NDArray[np.int64]
+    """Ascending, distinct."""
+    ids_N: NDArray[np.int32]
+    oov_id: int
+    """Row of all other categories."""
+    missing_id: int
+    """Row of a missing one."""
 
 
 class CategoryIndex(nn.Module):
@@ -31,7 +44,7 @@ class CategoryIndex(nn.Module):
         tables: the categories of all tables.
     """
 
-    def __init__(self, tables: Sequence[TableCategories]) -> None:
+    def __init__(self, tables: Sequence[TableCategories | RowsByCategory]) -> None:
         super().__init__()
         # The categories of all tables behind one another, each table's ascending, with the id of each.
         sizes = [table.categories_N.shape[0] for table in tables]
@@ -83,13 +96,12 @@ class RowTable(nn.Module):
     """The rows of one table.
 
     Args:
-        rows_ND: float32, finite.
-        row_type: the type to keep them in.
+        packed_ND: rows as `pack_rows` returns them.
+        scale_N2: least value and step of each row of int8; None for other types.
     """
 
-    def __init__(self, rows_ND: torch.Tensor, row_type: RowType) -> None:
+    def __init__(self, packed_ND: torch.Tensor, scale_N2: torch.Tensor | None) -> None:
         super().__init__()
-        packed_ND, scale_N2 = pack_rows(rows_ND, row_type)
         self.register_buffer("rows_ND", packed_ND)
         self.register_buffer("scale_N2", scale_N2)
         self.rows_ND: torch.Tensor

@@ -34,6 +34,8 @@ class RunVocabulary:
     """The sealed vocabulary."""
     tables: tuple[EmbeddingTable, ...]
     """Tables of the run; none of their rows counts as hot."""
+    schema_text: str
+    """The schema as a setting."""
 
     @classmethod
     def open(cls, run: Path, config: RunConfig, given: Path | None = None) -> RunVocabulary:
@@ -64,7 +66,7 @@ class RunVocabulary:
                 f"{folder.fingerprint[:8]}, want {config.vocabulary[:8]}",
                 hint=_OTHER_HINT,
             )
-        return cls(schema_of(schema), folder, _tables(run, config, folder, schema_of(schema)))
+        return cls(schema_of(schema), folder, _tables(run, config, folder, schema_of(schema)), schema)
 
 
 def _tables(run: Path, config: RunConfig, folder: Manifest, schema: Schema) -> tuple[EmbeddingTable, ...]:

@@ -218,7 +218,7 @@ def test_other_row_types_cost_little_and_their_cost_is_told(lists: ScoredRun, ro
 def test_the_folder_is_sealed_and_not_written_twice(exported: Path, lists: ScoredRun) -> None:
     manifest = Manifest.read(exported)
     assert manifest.inputs == [{"name": "run", "fingerprint": Manifest.read(lists.run).fingerprint}]
-    names = {"model.pt2", "features.json", "serving_inputs.py", "README.md"}
+    names = {"model.pt2", "model.json", "features.json", "serving_inputs.py", "README.md"}
     assert {entry.path for entry in manifest.files} == names
     for entry in manifest.files:
         manifest.hashed_path(entry)

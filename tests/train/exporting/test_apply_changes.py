@@ -1,0 +1,206 @@
+"""Changes lead an exported folder to a whole export of the later run; tests `exported_model`, too."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import hotset
+from hotset.pipeline.errors import HotsetError
+from hotset.pipeline.folders.checksum import hash_file
+from hotset.tests.support.resealed import write_manifest
+from hotset.tests.support.scored_runs import ScoredRun, run_on_lists
+from hotset.train.exporting import apply_changes as module
+from hotset.train.exporting.apply_changes import apply_changes
+from hotset.train.exporting.export_changes import export_changes
+from hotset.train.exporting.export_run import ServedTable, build_graph, export_run
+from hotset.train.exporting.row_types import pack_rows
+from hotset.train.exporting.run_tables import RunTables
+from hotset.train.options.export_config import ROW_TYPES, ExportConfig, RowType
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Two runs of one schema, whose categories are partly the same, and the changes between them."""
+
+    old: ScoredRun
+    new: ScoredRun
+    changes: Path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    parents = [tmp_path_factory.mktemp(name) for name in ("old", "new")]
+    old, new = (run_on_lists(parent, seed=seed) for seed, parent in enumerate(parents))
+    export_changes(new.run, old.run, parents[1] / "changes")
+    return Folders(old, new, parents[1] / "changes")
+
+
+@pytest.fixture
+def unrecorded(folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An exported folder of the old run whose program is the graph before it is recorded, which is quick."""
+
+    class Program:
+        state_dict = build_graph(RunTables.open(folders.old.run), ExportConfig()).state_dict()
+
+    def save(program: Any, path: Path) -> None:
+        Path(path).write_bytes(b"a program")
+
+    monkeypatch.setattr(torch.export, "export", lambda *arguments, **named: None)
+    monkeypatch.setattr(torch.export, "save", save)
+    monkeypatch.setattr(torch.export, "load", lambda path: Program)
+    export_run(folders.old.run, tmp_path / "exported")
+    return tmp_path / "exported"
+
+
+def naive_table(
+    served: dict[int, list[float]], changed: dict[int, list[float]], gone: set[int]
+) -> dict[int, list[float]]:
+    return {category: row for category, row in (served | changed).items() if category not in gone}
+
+
+@given(data=st.data(), row_type=st.sampled_from(ROW_TYPES))
+@settings(max_examples=40, deadline=None)
+def test_a_table_is_that_of_the_naive_twin(data: st.DataObject, row_type: RowType) -> None:
+    """Any sets of categories: none at all, all gone, all new, the least and the largest 64-bit integer."""
+    numbers = st.sets(st.sampled_from([-(2**63), -5, -1, 0, 1, 7, 8, 9, 2**63 - 1]))
+    before, stored = sorted(data.draw(numbers)), sorted(data.draw(numbers))
+    gone = sorted(data.draw(st.sets(st.sampled_from(before))) - set(stored)) if before else []
+    generator = torch.Generator().manual_seed(len(before) + 10 * len(stored))
+    rows = {
+        name: torch.randn(size, 3, generator=generator)
+        for name, size in (("before", len(before) + 2), ("stored", len(stored)), ("special", 2))
+    }
+    packed, scale = pack_rows(rows["stored"], row_type) if stored else (pack_rows(torch.ones(1, 3), row_type))
+    if not stored:
+        packed, scale = packed[:0], None if scale is None else scale[:0]
+    tensors = {
+        "T.categories": torch.tensor(stored, dtype=torch.int64),
+        "T.rows": packed,
+        "T.gone": torch.tensor(gone, dtype=torch.int64),
+        "T.oov": rows["special"][0],
+        "T.missing": rows["special"][1],
+    } | ({} if scale is None else {"T.scale": scale})
+    served = ServedTable(np.array(before, np.int64), *pack_rows(rows["before"], row_type))
+    found = module._changed(served, tensors, "T", row_type, Path("changes"))
+
+    def by_category(categories: list[int], packed: torch.Tensor, scale: Any) -> dict[int, list[float]]:
+        both = packed.double() if scale is None else torch.cat([packed.double(), scale.double()], dim=1)
+        return dict(zip([*categories, "oov", "missing"], both.tolist(), strict=False))  # type: ignore[list-item]
+
+    wanted = naive_table(
+        by_category(before, served.packed_ND, served.scale_N2),
+        by_category(stored, packed, scale),
+        set(gone),
+    )
+    special_packed, special_scale = pack_rows(rows["special"], row_type)
+    wanted |= by_category([], special_packed, special_scale)
+    assert by_category(found.categories_N.tolist(), found.packed_ND, found.scale_N2) == wanted
+    assert found.categories_N.tolist() == sorted(found.categories_N.tolist())
+
+
+def test_the_graph_is_that_of_a_whole_export(
+    folders: Folders, unrecorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Any] = []
+    monkeypatch.setattr(module, "write_export", lambda folder, graph, *others: written.append(graph))
+    apply_changes(unrecorded, folders.changes, tmp_path / "out")
+    found = written[0].state_dict()
+    wanted = build_graph(RunTables.open(folders.new.run), ExportConfig()).state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert not torch.equal(
+        found["index.categories_C"],
+        build_graph(RunTables.open(folders.old.run), ExportConfig()).state_dict()["index.categories_C"],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row_type", ["fp32", "int8"])
+def test_the_folder_is_that_of_a_whole_export(folders: Folders, tmp_path: Path, row_type: RowType) -> None:
+    config = ExportConfig(row_type=row_type)
+    export_run(folders.old.run, tmp_path / "old", config)
+    export_run(folders.new.run, tmp_path / "new", config)
+    export_changes(folders.new.run, folders.old.run, tmp_path / "changes", config)
+    assert hotset.apply_changes(tmp_path / "old", tmp_path / "changes", tmp_path / "out") == tmp_path / "out"
+    files = sorted(path.name for path in (tmp_path / "new").iterdir())
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == files
+    for name in files:
+        if name not in ("model.pt2", "manifest.json"):
+            assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "new" / name).read_bytes(), name
+    programs = [torch.export.load(tmp_path / name / "model.pt2") for name in ("out", "new")]
+    found, wanted = (program.state_dict for program in programs)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    # A folder that was made so can be changed again, here back to the old run.
+    export_changes(folders.old.run, folders.new.run, tmp_path / "back", config)
+    apply_changes(tmp_path / "out", tmp_path / "back", tmp_path / "again")
+    again, first = (torch.export.load(tmp_path / name / "model.pt2").state_dict for name in ("again", "old"))
+    assert all(torch.equal(again[name], first[name]) for name in first)
+
+
+def test_changes_of_another_run_or_type_are_refused(
+    folders: Folders, unrecorded: Path, tmp_path: Path
+) -> None:
+    export_changes(folders.old.run, folders.new.run, tmp_path / "back")
+    with pytest.raises(HotsetError, match=r"back begins with the run .*, and .*exported holds the run"):
+        apply_changes(unrecorded, tmp_path / "back", tmp_path / "out")
+    export_changes(folders.new.run, folders.old.run, tmp_path / "int8", ExportConfig(row_type="int8"))
+    with pytest.raises(HotsetError, match=r"the rows of .*int8 are int8, those of .* fp32"):
+        apply_changes(unrecorded, tmp_path / "int8", tmp_path / "out")
+    with pytest.raises(HotsetError, match=r"has no changes\.safetensors"):
+        apply_changes(unrecorded, unrecorded, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["changes.safetensors", "model.json", "manifest.json"])
+def test_damage_is_refused(folders: Folders, unrecorded: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(folders.changes, tmp_path / "changes")
+    path = tmp_path / "changes" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(HotsetError, match=r"damaged|checksum"):
+        apply_changes(unrecorded, tmp_path / "changes", tmp_path / "out")
+    # The base is hashed as well.
+    (unrecorded / "model.pt2").write_bytes(b"a progran")
+    with pytest.raises(HotsetError, match=r"damaged|checksum"):
+        apply_changes(unrecorded, folders.changes, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("fault", ["shape", "lacking", "stray tombstone", "order", "dense"])
+def test_changes_that_do_not_fit_are_refused(
+    folders: Folders, unrecorded: Path, tmp_path: Path, fault: str
+) -> None:
+    """Sealed anew, as a hostile hand might: what does not fit reaches no table."""
+    shutil.copytree(folders.changes, tmp_path / "changes")
+    path = tmp_path / "changes/changes.safetensors"
+    tensors = load_file(path)
+    if fault == "shape":
+        tensors["site.rows"] = tensors["site.rows"][:, 1:].contiguous()
+    elif fault == "lacking":
+        del tensors["site.oov"]
+    elif fault == "stray tombstone":
+        tensors["site.gone"] = torch.cat([tensors["site.gone"], torch.tensor([2**62])])
+    elif fault == "order":
+        tensors["site.categories"] = tensors["site.categories"].flip(0)
+    else:
+        del tensors[next(name for name in tensors if name.startswith("dense."))]
+    save_file(tensors, path)
+    parts = json.loads((tmp_path / "changes/manifest.json").read_text())
+    entry = next(each for each in parts["files"] if each["path"] == path.name)
+    entry["bytes"], entry["xxh3_128"] = hash_file(path)
+    write_manifest(tmp_path / "changes", parts)
+    with pytest.raises(HotsetError, match="is damaged"):
+        apply_changes(unrecorded, tmp_path / "changes", tmp_path / "out")
