@@ -34,8 +34,15 @@ class RankOptions(ExchangeOptions):
 
 
 def is_launched() -> bool:
-    """Whether this process was started as one of several ranks."""
-    return int(os.environ.get("WORLD_SIZE") or 1) > 1
+    """Whether this process was started as one of several ranks.
+
+    Raises:
+        ConfigError: the launcher's number of ranks is none.
+    """
+    number = os.environ.get("WORLD_SIZE") or "1"
+    if not number.isdecimal():
+        raise ConfigError(f"the environment variable WORLD_SIZE is {number!r}, want the number of ranks")
+    return int(number) > 1
 
 
 def is_first() -> bool:
