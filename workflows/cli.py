@@ -147,6 +147,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         unnamed = "stdout cannot be written" if is_stdout else f"hotset {command}".rstrip()
         if isinstance(error, UnicodeEncodeError) and error.encoding == sys.stdout.encoding != "utf-8":
             unnamed = "stdout"
+        if isinstance(error, FileNotFoundError) and error.filename is None and _is_here_gone():
+            say_error("the current folder was removed", "cd to a folder that is there")
+            return 1
         fault = system_fault(getattr(error, "filename", None) or unnamed, error)
         if fault is None:
             raise
@@ -154,6 +157,15 @@ def _main(arguments: Sequence[str] | None) -> int:
             _drop_stdout()  # what is left in it would fail again at exit
         say_error(str(fault), fault.hint)
         return 1
+
+
+def _is_here_gone() -> bool:
+    """Whether the folder was removed in which the command was started."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _say_interrupted(command: str, arguments: Sequence[str]) -> None:

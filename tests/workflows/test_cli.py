@@ -312,3 +312,16 @@ def test_a_name_that_is_not_utf_8_is_printed_as_the_bytes_that_it_is() -> None:
     environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"a\xff\n", b"")
+
+
+def test_a_command_in_a_folder_that_was_removed_says_so(log: Path, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    words = [sys.executable, "-m", "hotset.workflows.cli", "preprocess", str(log), "--out", "x"]
+    done = subprocess.run(
+        ["sh", "-c", f"rmdir ../here; {shlex.join(words)}"],
+        cwd=tmp_path / "here",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "error: the current folder was removed\nhint: cd to a folder that is there\n"
