@@ -118,10 +118,19 @@ def test_progress_notes_the_last_loss_and_auc(shards: Path, tmp_path: Path) -> N
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     aucs = [line["evaluation"]["auc"] for line in lines if "evaluation" in line]
-    # Nothing is known in the first step, the loss from the second on, the AUC from the fourth on.
-    assert notes[0] == "" and notes[1] == f"loss {losses[0]:.4f}"
+    # The loss is known from the first step on, the AUC from the fourth on.
+    assert notes[0].startswith("loss ") and notes[1] == f"loss {losses[0]:.4f}"
     assert f"loss {losses[1]:.4f}, AUC {aucs[0]:.4f}" in notes
     assert notes[-1].startswith(f"loss {losses[-1]:.4f}")
+
+
+def test_progress_of_a_short_run_notes_the_mean_loss_so_far(shards: Path, tmp_path: Path) -> None:
+    notes: list[str] = []
+    train(shards, TrainConfig(**FIELDS), tmp_path / "run", progress=lambda *call: notes.append(call[-1]))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    # The only line of the run is that at its end, which the last step showed before.
+    (loss,) = [line["loss"] for line in lines if "loss" in line]
+    assert f"loss {loss:.4f}" in notes
 
 
 def test_an_occupied_folder_is_refused_before_training(shards: Path, tmp_path: Path) -> None:

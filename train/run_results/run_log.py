@@ -62,7 +62,9 @@ class RunLog:
         self._is_logged = True
         """Whether the evaluation that is due after the last step was made."""
         self._loss: float | None = None
-        """Mean loss of the last line, nats per sample."""
+        """Mean loss of the last line, nats per sample; before the first one, that of all steps."""
+        self._first_losses: float | None = 0.0
+        """Sum of the losses before the first line; None: there was one."""
         self._auc: float | None = None
         """AUC of the last evaluation."""
 
@@ -74,6 +76,11 @@ class RunLog:
         # First the log, then the evaluation, then the checkpoint: each contains what came before it.
         if trainer.step % trainer.config.log_every == 0:
             self.log_loss(trainer)
+        # Until the first line the progress shows the mean so far, where it is there without waiting.
+        elif self._first_losses is not None and trainer.runner.is_at_once and loss_sum.device.type == "cpu":
+            self._first_losses = self._first_losses or sum(map(float, trainer.losses[:-1]))
+            self._first_losses += float(loss_sum)
+            self._loss = self._first_losses / trainer.unlogged_samples
         if self._is_evaluation_due(trainer):
             self.evaluate(trainer)
         if trainer.stopping is not None:
@@ -166,6 +173,7 @@ class RunLog:
             self._refuse_bad_losses(trainer)
         self._folder.log({"step": trainer.step, "samples": trainer.num_samples, "loss": mean_loss})
         self._loss = mean_loss
+        self._first_losses = None
         trainer.losses.clear()
         trainer.unlogged_samples = 0
 
