@@ -72,7 +72,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where torch sees none."""
+    """Begin with the longest tests, and skip what needs a GPU where torch sees none."""
+    items.sort(key=lambda item: item.get_closest_marker("longest") is None)
     needing = [item for item in items if item.get_closest_marker("gpu")]
     if not needing:
         return

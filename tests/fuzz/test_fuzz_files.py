@@ -23,7 +23,7 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Fuzzer:
 
 @pytest.mark.parametrize(
     ("num_files", "lists"),
-    [(4, True), *(pytest.param(60, lists, marks=pytest.mark.slow) for lists in (False, True))],
+    [(4, True), *(pytest.param(40, lists, marks=pytest.mark.slow) for lists in (False, True))],
 )
 def test_mutated_files_are_read_rightly_or_refused(num_files: int, lists: bool) -> None:
     result = fuzz_files.fuzz_files(num_files, 1, lists=lists)

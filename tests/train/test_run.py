@@ -126,7 +126,8 @@ def test_progress_notes_the_last_loss_and_auc(shards: Path, tmp_path: Path) -> N
 
 def test_progress_of_a_short_run_notes_the_mean_loss_so_far(shards: Path, tmp_path: Path) -> None:
     notes: list[str] = []
-    train(shards, TrainConfig(**FIELDS), tmp_path / "run", progress=lambda *call: notes.append(call[-1]))
+    config = TrainConfig(**FIELDS | {"log_every": 1_000})
+    train(shards, config, tmp_path / "run", progress=lambda *call: notes.append(call[-1]))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     # The only line of the run is that at its end, which the last step showed before.
     (loss,) = [line["loss"] for line in lines if "loss" in line]

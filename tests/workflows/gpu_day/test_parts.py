@@ -29,6 +29,7 @@ sys.meta_path.insert(0, Blocked())
 
 
 @pytest.mark.slow
+@pytest.mark.longest
 def test_a_day_without_a_gpu_finds_nothing_wrong(tmp_path: Path) -> None:
     # Processes read this file when they start, so every part lives without these packages.
     (tmp_path / "sitecustomize.py").write_text(_BLOCKED)
