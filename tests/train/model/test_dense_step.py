@@ -212,9 +212,15 @@ def assert_equal(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) 
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
-@pytest.mark.parametrize("num_samples", [1, 600, 2500])
+@pytest.mark.parametrize(
+    ("num_samples", "dtype"),
+    [
+        *((size, dtype) for size in (1, 600) for dtype in ("fp32", "bf16")),
+        (2500, "fp32"),
+        pytest.param(2500, "bf16", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", ["kaggle", "three widths"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_bits_do_not_depend_on_the_number_of_threads(name: str, num_samples: int, dtype: DenseDtype) -> None:
     batch, embeddings = drawn(SHAPES[name], num_samples)
     model, step = tiled(SHAPES[name], threads=1, dtype=dtype)

@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ....pipeline.errors import ConfigError, HotsetError, MissingExtraError, install_hint
+from ....pipeline.errors import ConfigError, HotsetError, MissingExtraError
 from ....pipeline.export.export_shards import export_shards
 from ....pipeline.stages.count import CountConfig
 from ....pipeline.stages.preprocess import preprocess
@@ -57,7 +57,7 @@ def bench_fuxictr(config: BenchFuxictrConfig) -> dict[str, Any]:
         HotsetError: FuxiCTR failed, with the last line that it wrote.
     """
     if not has_fuxictr():
-        raise MissingExtraError("the comparison needs FuxiCTR", hint=install_hint("interop"))
+        raise MissingExtraError("the comparison needs FuxiCTR: pip install '.[interop]'")
     # FuxiCTR wants a validation part, so both leave the samples before the test part out of training.
     recipe = replace(small_real_sample(), count=CountConfig(eval_fraction=0.2, valid_fraction=0.1))
     training = small_real_sample_training("dcnv2")

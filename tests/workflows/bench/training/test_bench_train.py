@@ -77,6 +77,7 @@ def test_nonsense_is_refused(fields: dict[str, object]) -> None:
         BenchTrainConfig(**fields)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_dcnv2_is_measured_against_plain_torch() -> None:
     config = BenchTrainConfig(
         samples=600,
