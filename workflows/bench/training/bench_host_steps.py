@@ -29,6 +29,7 @@ from ....train.config import PlacementName, TrainConfig
 from ....train.data.shards import Shards
 from ....train.device.verbs import Event, Graph, StreamName
 from ....train.trainer_building.build_trainer import build_trainer
+from ...machine_facts import describe_machine
 from ..measuring.kaggle_shards import draw_kaggle, write_kaggle_shards
 
 _WARM_UP_STEPS = 4
@@ -134,7 +135,7 @@ def measure(config: HostStepsConfig) -> dict[str, Any]:
             for placement in config.placements:
                 facts = {"batch_size": batch_size, "placement": placement}
                 rows += [facts | row for row in _measure(shards, placement, staging)]
-    return {"rows": rows}
+    return {"rows": rows, "machine": describe_machine()}
 
 
 def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> list[dict[str, Any]]:

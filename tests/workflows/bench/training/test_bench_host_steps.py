@@ -10,6 +10,7 @@ from hotset.workflows.bench.training.bench_host_steps import HostStepsConfig, me
 def test_a_step_is_one_copy_and_one_recorded_step() -> None:
     config = HostStepsConfig(samples=9_000, scale=1000.0, batch_sizes=(256,), hot_share=0.05)
     result = measure(config)
+    assert result["machine"]["cpu"]
     found = {(row["placement"], row["kind"]): row for row in result["rows"]}
     assert set(found) == {(name, kind) for name in config.placements for kind in ("hot-only", "mixed")}
     for row in found.values():
