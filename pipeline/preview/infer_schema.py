@@ -19,6 +19,7 @@ from ..errors import InputError, refuse_system_fault
 from ..raw.column_values import Spans, read_values
 from ..raw.criteo_blocks import tells_label
 from ..raw.criteo_kernel import count_newlines
+from ..raw.log_parts import known_schema
 from ..raw.parquet_parts import DAMAGE
 from ..raw.raw_blocks import Block, iterate_blocks
 from ..raw.raw_file import RawFile
@@ -96,9 +97,17 @@ def propose_schema(path: Path, *, num_rows: int = 10_000) -> Proposal:
     return _propose(file, columns, rows, format="csv", separator=separator, fields=unnamed)
 
 
-def explain_criteo(path: Path) -> str | None:
-    """Return a sentence where a log has Criteo's format, for which no schema is needed; None for others."""
+def explain_built_in(path: Path) -> str | None:
+    """Return a sentence on the built-in schema that a log has, in place of a proposal; None for others."""
     file = RawFile.inspect(path)
+    known = known_schema(file)
+    if known is not None:
+        name, is_labeled = known
+        return (
+            f"{path} has the columns of the built-in schema {name}: in place of this proposal, give "
+            f"--schema {name}{'' if is_labeled else ' --no-label'}"
+        )
+    # Criteo's own format has no header, and is the default.
     block = next((block.read() for block in iterate_blocks(file, _START_BYTES)), None)
     has_label = None if block is None else tells_label(block, schema_named("criteo-kaggle"))
     if has_label is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..folders.manifest import FileEntry
-from ..schema.schema import Schema
+from ..schema.schema import SCHEMAS, Schema
 from .criteo_blocks import count_reasons, describe_fault, parse_block
 from .part import Part, RawParts
 from .raw_blocks import Block, PlainBlock, iterate_blocks
@@ -27,6 +27,10 @@ from .tabular import fields_of_header, find_fields, parse_csv
 _MIN_CRITEO_LINE_BYTES = 39
 _START_BYTES = 4096
 """How much of a file is looked at to tell its format."""
+_KNOWN_BYTES = 1 << 16
+"""How much of a CSV log must match a built-in schema for it to be named."""
+_UNUSED = ("id", "Id", "ID")
+"""Columns that published logs have beside their features."""
 
 
 def open_parts(
@@ -72,9 +76,14 @@ def _refuse_other_format(file: RawFile) -> None:
 
 def _needs_schema(file: RawFile, found: str) -> InputError:
     path = shlex.quote(str(file.path))
+    hint = f"`hotset schema {path} > schema.toml` proposes a schema: look at it, then give it to --schema"
+    known = known_schema(file) if found == "CSV" else None
+    if known is not None:
+        hint = (
+            f"it has the columns of {known[0]}: give --schema {known[0]}{'' if known[1] else ' --no-label'}"
+        )
     return InputError(
-        f"{file.path} looks like {found}, want the tab-separated lines of Criteo's format",
-        hint=f"`hotset schema {path} > schema.toml` proposes a schema: look at it, then give it to --schema",
+        f"{file.path} looks like {found}, want the tab-separated lines of Criteo's format", hint=hint
     )
 
 
@@ -174,3 +183,41 @@ def _header_of(file: RawFile, schema: Schema) -> list[str]:
     for block in iterate_blocks(file, 1):
         return fields_of_header(block.read(), schema.separator)
     return []
+
+
+def known_schema(file: RawFile) -> tuple[str, bool] | None:
+    """Return the name of the built-in schema of a CSV log, and whether the log has its label.
+
+    Names of columns alone say little: splits of one log share them and differ in their values, and any log
+    may have users and items. So a schema is named where the header has just its columns, but for an id of
+    the lines, and where it reads the first 64 KiB without a fault.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    block = next((block.read() for block in iterate_blocks(file, _KNOWN_BYTES)), None)
+    if block is None:
+        return None
+    for name, schema in SCHEMAS.items():
+        if schema.format != "csv":
+            continue
+        fields = _header_of(file, schema)
+        for has_label in (True, False):
+            if _reads(block, schema, fields, has_label=has_label):
+                return name, has_label
+    return None
+
+
+def _reads(block: Block, schema: Schema, fields: Sequence[str], *, has_label: bool) -> bool:
+    """Return whether a schema reads every line of a block that begins with a header of ``fields``."""
+    wanted = schema.columns(has_label=has_label)
+    used = [name for name in fields if name in wanted or name not in _UNUSED]
+    if sorted(used) != sorted(wanted):
+        return False
+    positions = np.array([wanted.index(name) if name in wanted else -1 for name in fields], np.int64)
+    # Splitting a line changes it where a field holds a doubled quote.
+    block = replace(block, text=block.text.copy())
+    part = parse_csv(block, schema, positions, has_label=has_label, is_first=True)
+    # One element in each row is how any log of users and items looks: only longer ones are histories.
+    lists = [part.columns[name] for name, _ in schema.lists]
+    return part.fault is None and part.num_samples > 0 and all(len(one.values) > len(one) for one in lists)

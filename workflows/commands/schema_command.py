@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from ...pipeline.errors import require_at_least
-from ...pipeline.preview.infer_schema import explain_criteo, propose_schema
+from ...pipeline.preview.infer_schema import explain_built_in, propose_schema
 from ..console import print_json, say
 from ..options import parse_options
 
@@ -46,7 +46,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
     else:
         print(proposal.text, end="")
     # Last, and on stderr: the schema goes to a file, as a rule.
-    without_schema = explain_criteo(options.file)
-    if without_schema:
-        say(without_schema)
+    built_in = explain_built_in(options.file)
+    if built_in:
+        say(built_in)
     return 0

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotset.pipeline.errors import InputError
-from hotset.pipeline.preview.infer_schema import Proposal, explain_criteo, propose_schema
-from hotset.pipeline.schema.schema import schema_named
+from hotset.pipeline.preview.infer_schema import Proposal, explain_built_in, propose_schema
+from hotset.pipeline.schema.schema import SCHEMAS, schema_named
 from hotset.pipeline.schema.schema_file import read_schema
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
@@ -42,16 +42,64 @@ def test_a_log_of_criteo_needs_no_schema(
     text = text_of(draw_samples(20, rng), label=has_label)
     log = tmp_path / f"log{suffix}"
     log.write_bytes(gzip.compress(text) if suffix else text)
-    told = explain_criteo(log)
+    told = explain_built_in(log)
     assert told is not None and told.startswith(f"{log} has the format of Criteo's logs")
     assert told.endswith("leave out --schema" if has_label else "leave out --schema, and give --no-label")
     # It is read as the sentence says.
     assert ingest([log], IngestConfig(label=has_label), tmp_path / "out").num_samples == 20
     # One line of another format, and an empty log.
     log.write_bytes(text + b"1,2,3\n")
-    assert explain_criteo(log) is None
+    assert explain_built_in(log) is None
     log.write_bytes(b"")
-    assert explain_criteo(log) is None
+    assert explain_built_in(log) is None
+
+
+_FIELDS = {"hex8": "0a1b2c3d", "integer": "7", "float": "0.25", "dense": "-3", "label": "1"}
+
+
+def published_log(name: str, *, without: str = "", **fields: str) -> str:
+    """Three lines of a built-in CSV log behind its header, with an id as Kaggle's files have."""
+    schema = schema_named(name)
+    kinds = {"id": "integer"} | dict.fromkeys(schema.columns(has_label=True), "label")
+    kinds |= dict.fromkeys(schema.dense, "dense") | dict.fromkeys(schema.floats, "float") | schema.kind_of
+    written = {column: _FIELDS[kind] for column, kind in kinds.items() if column != without}
+    written |= {column: "5|6" for column, _ in schema.lists} | fields
+    return "\n".join([",".join(written), *[",".join(written.values())] * 3]) + "\n"
+
+
+@pytest.mark.parametrize("has_label", [True, False])
+@pytest.mark.parametrize("name", [name for name, schema in SCHEMAS.items() if schema.format == "csv"])
+def test_a_built_in_schema_is_named_for_its_log(tmp_path: Path, name: str, has_label: bool) -> None:
+    schema = schema_named(name)
+    log = tmp_path / "log.csv"
+    log.write_text(published_log(name, without="" if has_label else str(schema.label)))
+    told = explain_built_in(log)
+    assert told is not None and told.startswith(f"{log} has the columns of ")
+    options = told.split(" --schema ")[1].split()
+    assert options[1:] == ([] if has_label else ["--no-label"])
+    # Avazu's published split has the columns of Kaggle's file.
+    assert schema_named(options[0]) == schema
+    assert ingest([log], IngestConfig(schema=options[0], label=has_label), tmp_path / "out").num_samples == 3
+    # Preprocessing it without a schema is refused with the same name.
+    with pytest.raises(InputError, match="looks like CSV") as caught:
+        ingest([log], IngestConfig(), tmp_path / "other")
+    assert caught.value.hint is not None and caught.value.hint.endswith(" --schema " + " ".join(options))
+
+
+def test_a_log_that_only_looks_like_a_built_in_one_gets_no_name(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    for text in (
+        published_log("avazu", device_ip="10.0.0.1"),
+        published_log("avazu", without="C21"),
+        published_log("avazu", price="3"),
+        published_log("taobao", item="5", category="6"),
+        published_log("criteo-x4", C3="7.0"),
+        published_log("avazu").splitlines()[0] + "\n",
+        published_log("avazu").replace(",", "\t"),
+        published_log("avazu-x1", feat_22='""""'),
+    ):
+        log.write_text(text)
+        assert explain_built_in(log) is None
 
 
 @pytest.mark.parametrize("separator", [",", "\t", ";", "|"])

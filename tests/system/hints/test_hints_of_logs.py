@@ -57,6 +57,14 @@ def test_a_forgotten_schema_is_proposed(ending: str, shell: Shell) -> None:
     shell.works(*arguments, "--schema", "schema.toml")
 
 
+def test_a_forgotten_built_in_schema_is_named(shell: Shell) -> None:
+    Path("log.csv").write_text("label,user,item,category\n" + "1,5,6|7,1|1\n0,5,7|6,1|1\n" * 50)
+    arguments = ["preprocess", "log.csv", "--out", "other"]
+    hint = shell.refused(*arguments)
+    assert hint == "it has the columns of taobao: give --schema taobao"
+    shell.works(*arguments, *hint.split(": give ")[1].split())
+
+
 @follows("pipeline/raw/log_parts.py::_CsvParts.__init__")
 def test_parquet_under_a_schema_of_csv(shell: Shell) -> None:
     write_parquet()
