@@ -88,7 +88,7 @@ class SortedScores:
             where = self._folder or tempfile.gettempdir()
             raise HotsetError(
                 f"{where} has no room for the scores of an evaluation: {error.strerror or error}",
-                hint="free 8 bytes a sample of disk space there",
+                hint="free 8 bytes of disk space there for each sample that is evaluated",
             ) from error
         self._num_parts += 1
         self._last_words = self._used

@@ -74,8 +74,8 @@ def describe_lookups(lookups: Manifest) -> str:
     num_samples = max(1, totals.samples)
     return (
         f"{totals.batches:,} batches: {totals.lookups / num_samples:.1f} lookups of "
-        f"{totals.rows / num_samples:.1f} distinct rows a sample, "
-        f"{num_bytes / num_samples:.0f} bytes a sample"
+        f"{totals.rows / num_samples:.1f} distinct rows per sample; "
+        f"the folder takes {num_bytes / num_samples:.0f} bytes per sample"
     )
 
 

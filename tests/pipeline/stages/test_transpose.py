@@ -243,7 +243,7 @@ def test_the_command_says_what_it_stored(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["transpose", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert f"{tmp_path / 'lookups'}: 2 files" in printed
-    assert "8 batches: 3.0 lookups of" in printed and "bytes a sample" in printed
+    assert "8 batches: 3.0 lookups of" in printed and "bytes per sample" in printed
     assert main(["transpose", str(tmp_path), "--redo", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["lookups"] == 660
 

@@ -47,7 +47,7 @@ def test_scores_want_room_on_the_disk(shell: Shell, tmp_path: Path) -> None:
     words = np.arange(9, dtype=np.uint64)
     folder = tmp_path / "full"
     hint = hint_of(lambda: SortedScores(folder, part_words=2).add(words))
-    assert hint == "free 8 bytes a sample of disk space there"
+    assert hint == "free 8 bytes of disk space there for each sample that is evaluated"
     folder.mkdir()
     scores = SortedScores(folder, part_words=2)
     scores.add(words)

@@ -102,8 +102,8 @@ def test_stored_lookups_are_told_by_sample(tmp_path: Path) -> None:
     num_bytes = sum(entry.num_bytes for entry in made.files)
     assert totals["samples"] == 220 and totals["rows"] < totals["lookups"]
     assert describe_lookups(made) == (
-        f"8 batches: {totals['lookups'] / 220:.1f} lookups of {totals['rows'] / 220:.1f} distinct rows a "
-        f"sample, {num_bytes / 220:.0f} bytes a sample"
+        f"8 batches: {totals['lookups'] / 220:.1f} lookups of {totals['rows'] / 220:.1f} distinct rows per "
+        f"sample; the folder takes {num_bytes / 220:.0f} bytes per sample"
     )
 
 
