@@ -27,6 +27,8 @@ from numba.core.caching import FunctionCache
 from numba.core.types.misc import unliteral
 from numpy.typing import NDArray
 
+from .compile_notice import count_compiled_kernel
+
 Result = TypeVar("Result")
 
 _CONSTANTS = (bool, int, float, str, tuple, np.generic)
@@ -107,13 +109,16 @@ class _CheckedCache(FunctionCache):  # type: ignore[misc]
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the machine code for a signature, None where there is none that can be trusted."""
+        found = None
         try:
-            return super().load_overload(sig, target_context)
+            found = super().load_overload(sig, target_context)
         except MemoryError:
             raise
         except Exception:  # unpickling what is damaged, or of an older version, raises anything
             self._forget()
-            return None
+        if found is None:
+            count_compiled_kernel()
+        return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep the machine code for a signature where that is possible."""

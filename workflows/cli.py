@@ -23,9 +23,10 @@ from importlib.util import resolve_name
 
 from .. import __version__
 from ..pipeline.errors import HotsetError, MissingExtraError, SaidElsewhereError, install_hint, system_fault
+from ..stats.compile_notice import call_when_compiling
 from .bus_errors import explain_bus_errors
 from .command_list import COMMANDS
-from .console import say_error, set_verbosity, with_help
+from .console import say, say_error, set_verbosity, with_help
 
 _STAGE_INTERRUPTED = "finished work is kept; run the same command to resume"
 _AFTER_INTERRUPTION = {
@@ -221,8 +222,15 @@ def _note_slow_start() -> None:
         say_error(message, _CACHE_HINT, kind="note")
 
 
+def _say_compiling() -> None:
+    # For whoever watches a bar that stands still; logs of programs keep their lines.
+    if sys.stderr.isatty():
+        say("compiling kernels, once: this run takes up to a minute longer")
+
+
 def _run(command: str, arguments: Sequence[str]) -> int:
     explain_bus_errors()
+    call_when_compiling(_say_compiling)
     # Modules are imported when called, so that only the commands that train import torch.
     try:
         module = importlib.import_module(f".commands.{COMMANDS[command][0]}", __package__)

@@ -74,6 +74,15 @@ def test_code_is_kept_between_runs(cache: Path) -> None:
     assert _hits(_run()) == 1
 
 
+def test_only_kernels_that_are_compiled_are_counted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(module, "count_compiled_kernel", lambda: counted.append(1))
+    _run()
+    assert counted == [1]
+    _run()
+    assert counted == [1]
+
+
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
 @pytest.mark.parametrize("damage", [_cut, _empty, _flip, _with_renamed_class, _with_renamed_module])
 def test_a_damaged_cache_is_compiled_again_and_replaced(

@@ -82,6 +82,7 @@ FLOORS = {
         "counting",
         "hashing cpu_prefetch simd",
         "kernel",
+        "compile_notice",
     ),
 }
 """Rooms of each folder, and modules at its root: one imports from floors below, never from its own."""

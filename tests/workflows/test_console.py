@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -247,3 +248,50 @@ def test_the_rate_is_that_of_the_last_half_minute_and_of_no_single_moment() -> N
     for second in range(12, 100):
         found = speed.after(float(second), 2 * 10**7 + 1000 * (second - 11))
     assert found == pytest.approx(1000)
+
+
+_COMPILING = """
+import os, sys
+os.environ["NUMBA_CACHE_DIR"] = "cache"
+sys.path.insert(0, ".")
+from types import ModuleType
+from hotset.workflows import cli
+from hotset.workflows.console import progress_bars, say, set_verbosity
+
+def run(command, arguments):
+    import few_kernels
+    set_verbosity(quiet="--quiet" in arguments)
+    with progress_bars() as progress:
+        progress("ingest", 1, 2)
+        few_kernels.run()
+        say("ingest   done")
+    return 0
+
+sys.modules["hotset.workflows.commands.made_up"] = ModuleType("made_up")
+sys.modules["hotset.workflows.commands.made_up"].run = run
+cli.COMMANDS["ingest"] = ("made_up", "")
+sys.exit(cli.main(["ingest", *sys.argv[1:]]))
+"""
+_FEW_KERNELS = """
+from hotset.stats.kernel import kernel
+{kernels}
+def run():
+    {calls}
+"""
+
+
+@pytest.mark.slow
+def test_a_first_run_says_that_it_compiles_and_the_next_one_does_not(tmp_path: Path) -> None:
+    names = [f"add_{number}" for number in range(5)]
+    kernels = "".join(f"@kernel\ndef {name}(x):\n    return x + 1\n" for name in names)
+    text = _FEW_KERNELS.format(kernels=kernels, calls="; ".join(f"{name}(1)" for name in names))
+    (tmp_path / "few_kernels.py").write_text(text)
+    shown = []
+    for options in ([], [], ["--quiet"]):
+        if options:
+            shutil.rmtree(tmp_path / "cache")
+        status, screen = run_in_terminal(["-c", _COMPILING, *options], 80, cwd=tmp_path)
+        assert status == 0
+        shown.append([line for line in screen.lines if line])
+    told = "compiling kernels, once: this run takes up to a minute longer"
+    assert shown == [[told, "ingest   done"], ["ingest   done"], []]

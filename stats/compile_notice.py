@@ -1,0 +1,33 @@
+"""Notice that kernels are being compiled, which happens once and makes a first run slow.
+
+Apart from `kernel`, which imports Numba: a command that runs no kernel does not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_FEW = 3
+"""Kernels that a setting nobody used before may compile in a moment."""
+
+
+class _Notice:
+    """The kernels compiled since someone asked to be told, and whom to tell."""
+
+    num_compiled = 0
+    listener: Callable[[], None] | None = None
+
+
+def call_when_compiling(listener: Callable[[], None]) -> None:
+    """Call ``listener`` once, as soon as more than a few kernels had to be compiled from now on."""
+    _Notice.num_compiled = 0
+    _Notice.listener = listener
+
+
+def count_compiled_kernel() -> None:
+    """Count a kernel that is about to be compiled; Numba compiles one at a time."""
+    _Notice.num_compiled += 1
+    listener = _Notice.listener
+    if _Notice.num_compiled > _FEW and listener is not None:
+        _Notice.listener = None
+        listener()
