@@ -14,7 +14,7 @@ from typing import Any
 
 import altair as alt
 
-from .report_labels import Frame, Label, Points, place_labels
+from .report_labels import CHARACTER_WIDTH, Frame, Label, Points, place_labels
 
 WIDE, NARROW = 820, 290
 """Width of a plot on a laptop and on a phone (pixels); other windows stretch or shrink one of them."""
@@ -23,6 +23,10 @@ HEIGHT = 320
 BLUE, ORANGE, GREEN, PURPLE, INK, GREY = (
     f"var(--{name})" for name in ("blue", "orange", "green", "purple", "ink", "faint")
 )
+_LEAST_WIDTH = 0.6
+"""Share of these widths to which a window may shrink a plot."""
+_GAP = 5
+"""Distance of a name from its vertical line (pixels)."""
 _BYTES = (
     "datum.value >= 1099511627776 ? format(datum.value / 1099511627776, '~r') + ' TiB' : "
     + " : ".join(
@@ -206,11 +210,13 @@ def _label_layers(labels: Sequence[Label], colors: Mapping[str, str], width: flo
     return layers
 
 
-def budget_line(num_bytes: int, name: str, axes: Axes, *, is_last: bool = False) -> list[alt.Chart]:
-    """Return a vertical line at a budget, with its name at the foot: on its left where it ends the axis."""
+def budget_line(num_bytes: int, name: str, axes: Axes) -> list[alt.Chart]:
+    """Return a vertical line at a budget, its name at the foot: on its left where the right has no room."""
     base = alt.Chart(alt.Data(values=[{"x": num_bytes}])).encode(x=axes.x)
     rule = base.mark_rule(color="var(--muted)", strokeDash=[2, 3])
-    align, dx = ("right", -5) if is_last else ("left", 5)
+    x, _ = axes.frame.to_pixels(num_bytes, 0)
+    is_at_left = _LEAST_WIDTH * (axes.frame.width - x) < _GAP + len(name) * CHARACTER_WIDTH
+    align, dx = ("right", -_GAP) if is_at_left else ("left", _GAP)
     text = base.mark_text(align=align, dx=dx, dy=-6, baseline="bottom", color="var(--muted)", fontSize=12)
     return [rule, text.encode(y=alt.value(HEIGHT), text=alt.value(name))]
 

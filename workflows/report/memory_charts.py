@@ -97,7 +97,7 @@ def hot_samples_chart(
     marked_bytes = min(max(plan_bytes, min(sizes)), max(sizes))
     plan_line = [(marked_bytes, height / 50) for height in range(51)]
     layers = [
-        *budget_line(marked_bytes, "the plan", axes, is_last=marked_bytes == max(sizes)),
+        *budget_line(marked_bytes, "the plan", axes),
         *line_layers(
             points,
             axes,

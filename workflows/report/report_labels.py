@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Points = Sequence[tuple[float, float]]
 
-_CHARACTER_WIDTH = 6.7
+CHARACTER_WIDTH = 6.7
 _LINE_HEIGHT = 14.0
 """Size of a character of the labels' font (pixels)."""
 _STEP = 6.0
@@ -90,7 +90,7 @@ def _best_label(
     frame: Frame,
 ) -> Label:
     """Return the label of a line at the best of all positions around its points."""
-    half = len(name) * _CHARACTER_WIDTH / 2
+    half = len(name) * CHARACTER_WIDTH / 2
     own = points_of[name]
     far_away = np.full((1, 2), 1e9)  # so that a line alone in its chart has a distance to others too
     others = np.concatenate([far_away, *(points for other, points in points_of.items() if other != name)])
@@ -136,7 +136,7 @@ def _room(label: Label, half: float, every: NDArray[np.float64], placed: list[La
     down = np.abs(every[:, 1] - label.y) - _LINE_HEIGHT / 2
     room = float(np.maximum(across, down).min(initial=_ENOUGH))
     for other in placed:
-        halves = half + len(other.name) * _CHARACTER_WIDTH / 2
+        halves = half + len(other.name) * CHARACTER_WIDTH / 2
         room = min(room, max(abs(label.x - other.x) - halves, abs(label.y - other.y) - _LINE_HEIGHT))
     return room
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hotset.pipeline.inspect.hot_sample_series import OrderRow
+from hotset.workflows.report.chart_layers import NARROW, WIDE
 from hotset.workflows.report.memory_charts import hot_samples_chart
 
 _SIZES = (16_384, 65_536, 262_144, 1_646_000)
@@ -25,8 +26,8 @@ def bytes_in(value: Any) -> Iterator[float]:
             yield from bytes_in(item)
 
 
-@pytest.mark.parametrize(("plan_bytes", "marked"), [(2**28, _SIZES[-1]), (128, _SIZES[0]), (10**5, 10**5)])
-def test_no_mark_of_a_plan_lies_outside_the_axis(plan_bytes: int, marked: int) -> None:
+def chart_of(plan_bytes: int, width: float = WIDE) -> dict[str, Any]:
+    """The chart of fully hot samples over four budgets."""
     pytest.importorskip("altair")
     rows = [
         OrderRow(
@@ -38,7 +39,26 @@ def test_no_mark_of_a_plan_lies_outside_the_axis(plan_bytes: int, marked: int) -
         )
         for num_bytes in _SIZES
     ]
-    spec = hot_samples_chart(rows, plan_bytes)
-    places = set(bytes_in(spec))
+    return hot_samples_chart(rows, plan_bytes, width=width)
+
+
+@pytest.mark.parametrize(("plan_bytes", "marked"), [(2**28, _SIZES[-1]), (128, _SIZES[0]), (10**5, 10**5)])
+def test_no_mark_of_a_plan_lies_outside_the_axis(plan_bytes: int, marked: int) -> None:
+    places = set(bytes_in(chart_of(plan_bytes)))
     assert marked in places
     assert min(places) >= _SIZES[0] and max(places) <= _SIZES[-1]
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.75, 0.9, 1.0])
+def test_the_name_of_the_plan_stays_in_the_plot(share: float, width: int) -> None:
+    num_bytes = round(_SIZES[0] * (_SIZES[-1] / _SIZES[0]) ** share)
+    spec = chart_of(num_bytes, width)
+    (mark,) = [
+        layer["mark"] for layer in spec["layer"] if layer["encoding"].get("text") == {"value": "the plan"}
+    ]
+    # Eight characters of at most 7 pixels, in a window that shrinks the plot to 0.65 of its width.
+    for shown in (width, 0.65 * width):
+        near = share * shown + mark["dx"]
+        far = near + (56 if mark["align"] == "left" else -56)
+        assert mark["align"] in ("left", "right") and -1 <= min(near, far) and max(near, far) <= shown + 1
