@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...pipeline.errors import HotsetError
+from ...pipeline.formats.whole_file import refuse_target, whole_file
 from ..console import print_json, say, say_error, stdout_console, with_help
 from ..options import command_options, config_of, parse_options
 
@@ -96,14 +98,27 @@ def run(command: str, arguments: Sequence[str]) -> int:
         command=f"bench {name}",
         description=description[0].upper() + description[1:] + ".",
     )
+    # Some measure for hours, so a file that cannot be written is refused before.
+    if options.out:
+        refuse_target(options.out, overwrite=True)
     result = module.measure(config_of(module.CONFIG, options))
     # The file is written before anything is printed, so that a closed pipe loses no result.
     if options.out:
-        options.out.write_text(json.dumps(result, indent=1, default=str) + "\n")
-        say(f"wrote {options.out}")
+        _write(options.out, result)
     if options.json:
         print_json(result)
     else:
         show: Callable[[dict[str, Any], Any], None] = module.show
         show(result, stdout_console())
     return 0
+
+
+def _write(out: Path, result: Mapping[str, Any]) -> None:
+    """Write a result to a file; where the disk has no room left, print it before the error."""
+    try:
+        with whole_file(out, overwrite=True) as file:
+            file.write((json.dumps(result, indent=1, default=str) + "\n").encode())
+    except HotsetError:
+        print_json(result)
+        raise
+    say(f"wrote {out}")

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from hotset.pipeline.errors import HotsetError
+from hotset.workflows.commands import bench_command
 from hotset.workflows.commands.bench_command import BENCHES, run
 
 
@@ -23,14 +25,18 @@ class Config:
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every benchmark replaced by one that doubles its samples; returns the modules that were imported."""
+    """Every benchmark replaced by one that doubles its samples; returns what was imported and measured."""
     imported: list[str] = []
+
+    def measure(config: Config) -> dict[str, int]:
+        imported.append("measured")
+        return {"samples": 2 * config.samples}
 
     def import_module(name: str, package: str) -> Any:
         imported.append(name)
         return SimpleNamespace(
             CONFIG=Config,
-            measure=lambda config: {"samples": 2 * config.samples},
+            measure=measure,
             show=lambda result, console: print(f"shown {result['samples']}"),
         )
 
@@ -65,9 +71,30 @@ def test_a_result_is_shown_or_printed_and_written(
     made_up: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("bench", ["kills", "--samples", "4"]) == 0
-    assert capsys.readouterr().out == "shown 8\n" and made_up == ["..bench.bench_kills"]
+    assert capsys.readouterr().out == "shown 8\n" and made_up == ["..bench.bench_kills", "measured"]
     out = tmp_path / "result.json"
     assert run("bench", ["kills", "--json", "--out", str(out)]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out) == json.loads(out.read_text()) == {"samples": 10}
     assert f"wrote {out}" in said.err.replace("\n", "")
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    made_up: list[str], tmp_path: Path
+) -> None:
+    for out in (tmp_path / "none" / "result.json", tmp_path):
+        with pytest.raises(HotsetError):
+            run("bench", ["kills", "--out", str(out)])
+    assert "measured" not in made_up
+
+
+def test_a_disk_without_room_loses_no_result(
+    made_up: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise HotsetError("no room")
+
+    monkeypatch.setattr(bench_command, "whole_file", full)
+    with pytest.raises(HotsetError, match="no room"):
+        run("bench", ["kills", "--out", str(tmp_path / "result.json")])
+    assert json.loads(capsys.readouterr().out) == {"samples": 10}
