@@ -159,11 +159,12 @@ def mixed_files(shards: Manifest) -> Iterator[tuple[FileEntry, list[int]]]:
 
 
 def read_cold_batches(
-    shards: Manifest, widths: Sequence[ColdWidth], output: Output, resources: Resources
+    shards: Manifest, widths: Sequence[ColdWidth], output: Output, resources: Resources, num_passes: int
 ) -> list[ColdBatches]:
     """Read the mixed batches of ``shards`` in the order of the manifest, for each width.
 
-    What `transpose` wrote beside the shards is read in their place: it names the rows already.
+    What `transpose` wrote beside the shards is read in their place: it names the rows already. This is the
+    first of ``num_passes`` over the samples, whose progress is that of all.
 
     Raises:
         ShardError: a file is damaged, or an id outside its table.
@@ -187,7 +188,7 @@ def read_cold_batches(
                 for file, values in zip(files[width], (found.rows, found.lookups), strict=True):
                     file.append(values)
             done += num_samples
-            resources.progress("schedule", done, 2 * total)
+            resources.progress("schedule", done, num_passes * total)
         return [
             ColdBatches(_offsets(sizes[width]), *(file.map() for file in files[width]))
             for width in range(len(widths))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,8 +74,11 @@ class EpochPlans:
         self._is_hot_only = np.ones(num_batches.hot_only + num_batches.mixed, np.bool_)
         self._is_hot_only[self._numbers] = False
 
-    def write(self, seed: int, num_epochs: int) -> list[EpochTotals]:
-        """Write the files of the first epochs of a run with this seed; return what each epoch moves."""
+    def write(self, seed: int, num_epochs: int, advance: Callable[[int], None]) -> list[EpochTotals]:
+        """Write the files of the first epochs of a run with this seed; return what each epoch moves.
+
+        ``advance`` is called with the number of samples whose steps were planned.
+        """
         area = self._area
         planner = lookahead_planner(
             area.width.num_rows,
@@ -84,9 +87,11 @@ class EpochPlans:
             window=area.window,
             splits=area.splits,
         )
-        return [self._epoch(seed, epoch, planner) for epoch in range(num_epochs)]
+        return [self._epoch(seed, epoch, planner, advance) for epoch in range(num_epochs)]
 
-    def _epoch(self, seed: int, epoch: int, planner: StagingPlanner) -> EpochTotals:
+    def _epoch(
+        self, seed: int, epoch: int, planner: StagingPlanner, advance: Callable[[int], None]
+    ) -> EpochTotals:
         is_grouped = ShardSettings.of(self._shards).is_grouped
         # The order of all batches of the epoch, then of its mixed ones, as positions in ``self._batches``.
         order = epoch_order(self._is_hot_only, seed, epoch, spread=is_grouped)
@@ -97,7 +102,7 @@ class EpochPlans:
         name = f"epoch-{epoch:05}.width-{self._area.width.embedding_dim:05}"
         # Planned to the end even where files are finished: the planner's state at a step depends on all
         # before it.
-        for part, plans in enumerate(_files_of(self._plans(planner, steps, moved))):
+        for part, plans in enumerate(_files_of(self._plans(planner, steps, moved, advance))):
             self._write(f"{name}-{part:05}.arrow", epoch, plans, steps)
         residents = moved.residents
         assert residents is not None
@@ -109,7 +114,11 @@ class EpochPlans:
         return moved.totals(self._area.row_bytes)
 
     def _plans(
-        self, planner: StagingPlanner, steps: NDArray[np.int64], moved: EpochSums
+        self,
+        planner: StagingPlanner,
+        steps: NDArray[np.int64],
+        moved: EpochSums,
+        advance: Callable[[int], None],
     ) -> Iterator[StepPlans]:
         """Yield the plans of an epoch, chunk by chunk."""
         batches = self._batches
@@ -120,6 +129,7 @@ class EpochPlans:
         bounds = np.flatnonzero(np.diff(chunk_of_step)) + 1
         for chunk in np.split(steps, bounds):
             yield moved.add(planner.plan(_stream(batches, uses, chunk)))
+            advance(int(self._samples[chunk].sum()))
         # The rows left in slots are written back after the last step, and belong to no step.
         plans, moved.residents = planner.finish()
         yield moved.add(plans)

@@ -102,7 +102,9 @@ def schedule(
         needed = needed_bytes(areas, shards, resources.workers)
         room = room_for("schedule", resources, needed) - needed
         every = [area.width for area in areas]
-        cold = read_cold_batches(shards, every, output, resources)
+        # Samples are passed once to find their rows, and once for each width and epoch.
+        num_passes = 1 + len(areas) * config.epochs
+        cold = read_cold_batches(shards, every, output, resources, num_passes)
         _refuse_large_batches(areas, [int(np.diff(batches.offsets).max(initial=0)) for batches in cold])
     except HotsetError:
         output.withdraw()
@@ -110,10 +112,16 @@ def schedule(
     # One width after another: a planner's arrays grow with the cold rows of its width.
     widths: list[ScheduledWidth] = []
     num_mixed = ShardsTotals.of(shards).samples.mixed
+    done = num_mixed
+
+    def advance(num_samples: int) -> None:
+        nonlocal done
+        done += num_samples
+        resources.progress("schedule", done, num_passes * num_mixed)
+
     for area, batches in zip(areas, cold, strict=True):
-        epochs = EpochPlans(shards, area, batches, output, room).write(config.seed, config.epochs)
+        epochs = EpochPlans(shards, area, batches, output, room).write(config.seed, config.epochs, advance)
         widths.append(area.describe(epochs))
-        resources.progress("schedule", num_mixed + num_mixed * len(widths) // len(areas), 2 * num_mixed)
     return output.seal(_totals(widths))
 
 

@@ -305,3 +305,21 @@ def test_damaged_lookups_are_refused_by_name(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(ManifestError, match=r"mixed-00000\.arrow is damaged: its checksum"):
         schedule(CONFIG, shards, tmp_path / "schedule")
+
+
+@pytest.mark.parametrize("name", ["one-hot", "widths"])
+def test_progress_goes_on_while_epochs_are_planned(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", SPECS[name]))
+    monkeypatch.setattr(epoch_plans, "CHUNK_ENTRIES", 8)
+    told: list[tuple[str, int, int]] = []
+    resources = Resources(workers=1, progress=lambda *words: told.append(words))
+    made = schedule(CONFIG, shards, tmp_path / "schedule", resources)
+    # One pass that reads the rows, and one for each width in both epochs.
+    num_mixed = shards.totals["samples"]["mixed"]
+    total = num_mixed * (1 + 2 * len(made.totals["widths"]))
+    assert {words[::2] for words in told} == {("schedule", total)}
+    done = [words[1] for words in told]
+    assert done == sorted(done) and done[-1] == total
+    assert sum(num_mixed < number < total for number in done) > 1
