@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import datetime
+import gzip
 import io
 import re
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,6 +35,8 @@ _TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0"), max_s
 _INT64 = st.integers(-(2**63), 2**63 - 1)
 _FINITE = st.floats(allow_nan=False, allow_infinity=False)
 _TIMES = st.datetimes(datetime.datetime(1970, 1, 1), datetime.datetime(2100, 1, 1))
+_OLD_TIMES = st.datetimes(datetime.datetime(1700, 1, 1), datetime.datetime(2250, 1, 1))
+_START = datetime.datetime(2024, 5, 6)
 
 _PARQUET: dict[Any, st.SearchStrategy[Any]] = {
     pa.bool_(): st.booleans(),
@@ -52,15 +56,50 @@ _PARQUET: dict[Any, st.SearchStrategy[Any]] = {
     pa.large_list(pa.bool_()): st.lists(st.booleans(), max_size=3),
     pa.list_(pa.float64()): st.lists(_FINITE, max_size=3),
     pa.list_(pa.uint8(), 2): st.lists(st.integers(0, 255), min_size=2, max_size=2),
+    pa.float16(): st.floats(width=16),
+    pa.uint8(): st.integers(0, 255),
+    pa.large_binary(): st.binary(max_size=3),
+    pa.binary(2): st.binary(min_size=2, max_size=2),
+    pa.list_(pa.int64()): st.lists(st.none() | _INT64, max_size=3) | st.none(),
+    pa.list_(pa.null()): st.lists(st.none(), max_size=2),
+    pa.list_(pa.large_string()): st.lists(_TEXT, max_size=3) | st.none(),
+    pa.list_(pa.timestamp("us")): st.lists(_TIMES, max_size=2),
+    pa.list_(pa.decimal128(5, 1)): st.lists(st.integers(-99, 99).map(Decimal), max_size=2),
+    pa.list_(pa.list_(pa.int8())): st.lists(st.lists(st.integers(0, 3), max_size=2), max_size=2),
+    pa.list_(pa.struct([("a", pa.int8())])): st.lists(st.just({"a": 1}), max_size=2),
+    pa.struct([("a", pa.list_(pa.struct([("b", pa.string())])))]): st.just({"a": [{"b": "x"}]}),
+    pa.map_(pa.string(), pa.int32()): st.just([("a", 1), ("b", 2)]),
+    pa.decimal128(38, 0): st.integers(-(10**37), 10**37).map(Decimal),
+    pa.decimal256(50, 3): st.integers(-(10**40), 10**40).map(Decimal),
     pa.decimal128(9, 2): st.integers(-(10**9) + 1, 10**9 - 1).map(lambda cents: Decimal(cents) / 100),
     pa.timestamp("us"): _TIMES,
     pa.timestamp("ms", tz="UTC"): _TIMES,
+    pa.timestamp("s"): _OLD_TIMES.map(lambda time: time.replace(microsecond=0)),
+    pa.timestamp("ns"): _OLD_TIMES,
+    pa.timestamp("us", tz="Asia/Tokyo"): _TIMES,
+    pa.duration("s"): st.integers(-9, 9).map(lambda seconds: datetime.timedelta(seconds=seconds)),
+    pa.time64("us"): _TIMES.map(lambda time: time.time()),
+    pa.date64(): _OLD_TIMES.map(lambda time: time.date()),
+    pa.dictionary(pa.int8(), pa.float64()): st.sampled_from([-1.5, 0.0]),
+    pa.dictionary(pa.int8(), pa.large_string()): st.sampled_from(["a|b", "b|c"]),
     pa.date32(): _TIMES.map(lambda time: time.date()),
     pa.time32("s"): _TIMES.map(lambda time: time.time().replace(microsecond=0)),
     pa.null(): st.none(),
     pa.struct([("a\nb", pa.int8())]): st.just({"a\nb": 1}),
 }
 """Types of Parquet columns and their values."""
+_PARQUET_OF_ROW: list[tuple[Any, Callable[[int], Any]]] = [
+    (pa.int64(), lambda row: 10**17 - row),
+    (pa.int64(), lambda row: 1_700_000_000_000 + 977_000 * row),
+    (pa.float64(), lambda row: 0.37 * row - 5),
+    (pa.string(), lambda row: f"u{row}"),
+    (pa.string(), lambda row: f"a{row}|b{row % 3}"),
+    (pa.timestamp("us"), lambda row: _START + datetime.timedelta(minutes=37 * row)),
+    (pa.date32(), lambda row: (_START + datetime.timedelta(days=row)).date()),
+    (pa.list_(pa.int32()), lambda row: [row, row + 1]),
+    (pa.decimal128(9, 2), lambda row: Decimal(row) / 4),
+]
+"""Columns whose values hardly ever come back."""
 _CSV: list[st.SearchStrategy[str]] = [
     st.integers(0, 1).map(str),
     st.integers(-3, 3).map(str),
@@ -77,8 +116,26 @@ _CSV: list[st.SearchStrategy[str]] = [
     _TIMES.map(lambda time: str(time.date())),
     st.integers(1_500_000_000, 1_500_100_000).map(str),
     st.just(""),
+    st.sampled_from(["null", "NULL", "NaN", "None", "NA", "\\N", "-"]),
+    st.sampled_from(["nan", "inf", "-inf", "1e400", "-1e400"]),
+    st.sampled_from(["1.0", "2.0", "-0.0", "+5", "1_000", "1,5", " 7", "0x1f"]),
+    st.sampled_from(["TRUE", "False", "yes", "no"]),
+    st.sampled_from(["[1, 2]", "['a']", '{"a": 1}', "a;b|c", "|", ";;"]),
+    st.sampled_from(['say "hi"', "two\tparts", "'", "a,b;c|d"]),
+    _OLD_TIMES.map(lambda time: time.isoformat() + "Z"),
+    st.sampled_from(["31/12/2024", "2024-13-01", "24:00:00", "2024-02-30 00:00:00"]),
 ]
 """Values of CSV columns."""
+_CSV_OF_ROW: list[Callable[[int], str]] = [
+    lambda row: str(10**30 + row),
+    lambda row: str(1_700_000_000 + 977 * row),
+    lambda row: f"{0.37 * row - 5:.3f}",
+    lambda row: f"u{row}",
+    lambda row: f"{row:08x}",
+    lambda row: f"a{row}|b{row % 3}",
+    lambda row: f"{_START + datetime.timedelta(minutes=37 * row)}",
+]
+"""Columns whose values hardly ever come back."""
 _NAMES = st.lists(
     st.one_of(
         st.sampled_from(
@@ -88,19 +145,22 @@ _NAMES = st.lists(
     ),
     min_size=1,
     max_size=4,
-    unique=True,
 )
+"""Names of columns, the same one now and then."""
 
 
 @st.composite
-def _columns(draw: st.DrawFn, kinds: list[st.SearchStrategy[Any]], rows: int, gap: Any) -> list[list[Any]]:
-    """Draw columns, some constant, some with gaps, each of a few values that are repeated to ``rows``."""
-    columns = []
-    for kind in kinds:
+def _column(draw: st.DrawFn, kind: Any, rows: int, gap: Any) -> list[Any]:
+    """Draw a column, perhaps constant, perhaps with gaps.
+
+    ``kind`` is a strategy, of which a few values are repeated to ``rows``, or makes the value of a row.
+    """
+    value_of = kind
+    if isinstance(kind, st.SearchStrategy):
         few = draw(st.lists(kind, min_size=1, max_size=6))
-        has_gaps = draw(st.booleans())
-        columns.append([gap if has_gaps and row % 5 == 4 else few[row * 7 % len(few)] for row in range(rows)])
-    return columns
+        value_of = lambda row: few[row * 7 % len(few)]  # noqa: E731
+    has_gaps = draw(st.booleans())
+    return [gap if has_gaps and row % 5 == 4 else value_of(row) for row in range(rows)]
 
 
 @st.composite
@@ -108,9 +168,8 @@ def parquet_logs(draw: st.DrawFn) -> pa.Table:
     """Draw a Parquet log with at least one column that any proposal keeps."""
     rows = draw(st.sampled_from([3, 120]))
     names = draw(_NAMES)
-    types = [draw(st.sampled_from(list(_PARQUET))) for _ in names]
-    columns = draw(_columns([_PARQUET[kind] for kind in types], rows, None))
-    arrays = [_array(column, kind) for column, kind in zip(columns, types, strict=True)]
+    kinds = [draw(st.sampled_from([*_PARQUET.items(), *_PARQUET_OF_ROW])) for _ in names]
+    arrays = [_array(draw(_column(values, rows, None)), kind) for kind, values in kinds]
     kept = pa.array([row % 3 for row in range(rows)])
     return pa.Table.from_arrays([*arrays, kept], names=[*names, "kept by any"])
 
@@ -128,14 +187,19 @@ def csv_logs(draw: st.DrawFn) -> bytes:
     """Draw a CSV log with at least one column that any proposal keeps."""
     rows = draw(st.sampled_from([3, 120]))
     names = draw(_NAMES)
-    columns = draw(_columns([draw(st.sampled_from(_CSV)) for _ in names], rows, ""))
+    columns = [draw(_column(draw(st.sampled_from([*_CSV, *_CSV_OF_ROW])), rows, "")) for _ in names]
     columns.append([str(row % 3) for row in range(rows)])
     text = io.StringIO(newline="")
-    writer = csv.writer(text, delimiter=draw(st.sampled_from(",\t;|")), lineterminator="\n")
+    quoting: Literal[0, 1] = draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
+    end = draw(st.sampled_from(["\n", "\r\n"]))
+    writer = csv.writer(text, delimiter=draw(st.sampled_from(",\t;|")), lineterminator=end, quoting=quoting)
     if draw(st.booleans()):
         writer.writerow([*names, "kept by any"])
     writer.writerows(zip(*columns, strict=True))
-    return text.getvalue().encode()
+    written = text.getvalue().encode()
+    written = written.removesuffix(b"\n") if draw(st.booleans()) else written
+    written = b"\xef\xbb\xbf" + written if draw(st.booleans()) else written
+    return gzip.compress(written) if draw(st.booleans()) else written
 
 
 def preprocesses(raw: Path, proposal: Proposal, folder: Path) -> int:
