@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from ..errors import MemoryCapError
 from ..sizes import MIB, format_byte_size
+from .control_groups import ControlGroup, control_groups
 from .resources import Resources
 from .tasks import num_processes, num_workers
 from .thread_buffers import drop_thread_buffers
@@ -30,11 +31,14 @@ FIXED_BYTES = 160 * MIB
 """Memory of the interpreter, libraries and kernels; 47 MiB at import, 110 to 140 after some stages."""
 _SLACK_BYTES = 32 * MIB
 """Allowance for what the allocators take beyond what is asked of them."""
+_NO_LIMIT = 1 << 62
+"""Limits from here on are none; version 1 of control groups has the largest multiple of a page."""
 
 
 def default_memory_bytes() -> int:
-    """Return a quarter of this machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    """Return a quarter of this machine's memory, or of its container's where that has less."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *(limit for limit, _ in _limits_of_groups())]) // 4
 
 
 def anonymous_bytes() -> int:
@@ -55,15 +59,29 @@ def _available_to_machine() -> int | None:
 
 
 def _available_to_cgroup() -> int | None:
-    """Return what a container may still take; its page cache counts as free, since the kernel drops it."""
-    folder = Path("/sys/fs/cgroup")
-    try:
-        most = (folder / "memory.max").read_text().strip()
-        used = int((folder / "memory.current").read_text())
-        cached = _numbers_in(folder / "memory.stat").get("file", 0)
-    except (OSError, ValueError):
+    """Return what the groups of this process may still take; None where none of them has a limit."""
+    return min((max(0, limit - held) for limit, held in _limits_of_groups()), default=None)
+
+
+def _limits_of_groups() -> list[tuple[int, int]]:
+    """Return the limit of each control group that has one, and what the group holds for good (bytes)."""
+    found = [_limit_of(group) for group in control_groups("memory")]
+    return [each for each in found if each is not None]
+
+
+def _limit_of(group: ControlGroup) -> tuple[int, int] | None:
+    """Return the limit of a group and what it holds for good; None where it has no limit."""
+    names = ("memory.max", "memory.current", "file", "shmem")
+    if group.version == 1:
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
+    limit, used = group.read(names[0]), group.read(names[1])
+    # Version 2 says "max" where there is no limit, version 1 a number that is no size of any memory.
+    if not (limit.isdecimal() and used.isdecimal()) or int(limit) >= _NO_LIMIT:
         return None
-    return max(0, int(most) - used + cached) if most.isdigit() else None
+    # The kernel drops the page cache for a group that needs memory, but not files that lie in memory.
+    held = group.numbers("memory.stat")
+    droppable = max(0, held.get(names[2], 0) - held.get(names[3], 0))
+    return int(limit), max(0, int(used) - droppable)
 
 
 def _available_to_process() -> int | None:

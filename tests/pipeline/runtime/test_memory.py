@@ -6,10 +6,13 @@ Tests `resources`, too.
 from __future__ import annotations
 
 import resource
+from pathlib import Path
 
 import pytest
 
 from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.runtime import memory
+from hotset.pipeline.runtime.control_groups import control_groups
 from hotset.pipeline.runtime.memory import (
     FIXED_BYTES,
     available_bytes,
@@ -20,6 +23,7 @@ from hotset.pipeline.runtime.memory import (
 )
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import MIB
+from hotset.tests.support.made_up_groups import write_groups
 
 
 def test_the_room_is_what_the_process_leaves_of_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +78,62 @@ def test_the_limit_of_a_process_is_what_its_addresses_leave(monkeypatch: pytest.
     monkeypatch.setattr("hotset.pipeline.runtime.memory._available_to_cgroup", lambda: None)
     found = available_bytes()
     assert found is not None and 1 << 49 < found < 1 << 50
+
+
+@pytest.mark.parametrize(
+    ("version", "files", "available"),
+    [
+        (1, {"memory_of_limit_in_bytes": "1000", "memory_of_usage_in_bytes": "300"}, 700),
+        (2, {"memory_of_max": "1000", "memory_of_current": "300"}, 700),
+        # The kernel drops the page cache for a group, but not files that lie in memory.
+        (2, {"memory_of_max": "9", "memory_of_current": "8", "memory_of_stat": "file 5\nshmem 2"}, 4),
+        (
+            1,
+            {
+                "memory_of_limit_in_bytes": "9",
+                "memory_of_usage_in_bytes": "8",
+                "memory_of_stat": "cache 1\ntotal_cache 5\ntotal_shmem 2",
+            },
+            4,
+        ),
+        (2, {"memory_of_max": "5", "memory_of_current": "8"}, 0),
+        # No limit, and nothing that could be read as one.
+        (2, {"memory_of_max": "max", "memory_of_current": "8"}, None),
+        (1, {"memory_of_limit_in_bytes": "9223372036854771712", "memory_of_usage_in_bytes": "8"}, None),
+        (2, {"memory_of_max": "5"}, None),
+        (2, {"memory_of_max": "-1", "memory_of_current": "8"}, None),
+        (2, {}, None),
+        # The group around the process's own binds it, too.
+        (2, {"a__memory_of_max": "1000", "a__memory_of_current": "1", "memory_of_max": "max"}, 999),
+        (
+            2,
+            {
+                "a__memory_of_max": "1000",
+                "a__memory_of_current": "1",
+                "memory_of_max": "100",
+                "memory_of_current": "40",
+            },
+            60,
+        ),
+    ],
+)
+def test_the_limits_of_control_groups_are_seen(
+    version: int,
+    files: dict[str, str],
+    available: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = write_groups(tmp_path / "process", tmp_path / "tree", "/a", version=version, **files)
+    found = control_groups("memory", process)
+    monkeypatch.setattr(memory, "control_groups", lambda controller: found if controller == "memory" else [])
+    assert memory._available_to_cgroup() == available
+    # The default cap follows the limit itself, whatever is in use.
+    limits = [int(text) for name, text in files.items() if "max" in name or "limit" in name if text.isdigit()]
+    if available is not None:
+        assert default_memory_bytes() == min(limits) // 4
+    else:
+        assert default_memory_bytes() > MIB
 
 
 @pytest.mark.parametrize(

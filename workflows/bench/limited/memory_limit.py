@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-_ROOT = Path("/sys/fs/cgroup")
+from ....pipeline.runtime.control_groups import control_groups
+
 _REMOVING_SECONDS = 5.0
 
 
@@ -64,17 +65,8 @@ def _make(num_bytes: int) -> MemoryLimit | None:
 
 def _places() -> Iterator[tuple[int, Path, str]]:
     """Yield the groups of this process that may have a group below them, and the file of a limit."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        # A line of version 1 names its controllers, the one of version 2 names none.
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            yield 1, _ROOT / "memory" / path.lstrip("/"), "memory.limit_in_bytes"
-        elif not controllers:
-            yield 2, _ROOT / path.lstrip("/"), "memory.max"
+    for group in control_groups("memory"):
+        yield group.version, group.folder, "memory.limit_in_bytes" if group.version == 1 else "memory.max"
 
 
 def _remove(folder: Path) -> None:

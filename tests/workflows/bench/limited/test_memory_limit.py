@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hotset.pipeline.runtime.control_groups import ControlGroup
 from hotset.pipeline.sizes import MIB
 from hotset.workflows.bench.limited import memory_limit as module
 from hotset.workflows.bench.limited.memory_limit import MemoryLimit, memory_limit
@@ -42,19 +43,13 @@ def test_a_group_without_a_limit_is_left_alone(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("4:memory:/a/b\n0::/\n", [(1, "/sys/fs/cgroup/memory/a/b"), (2, "/sys/fs/cgroup")]),
-        ("0::/user.slice/x\n", [(2, "/sys/fs/cgroup/user.slice/x")]),
-        ("3:cpu,cpuacct:/\n", []),
-    ],
-)
-def test_places_are_read_from_the_system(
-    text: str, wanted: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda self, *args: text)
-    assert [(version, str(folder)) for version, folder, _ in module._places()] == wanted
+def test_places_are_the_groups_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = [ControlGroup(Path("/own"), 1), ControlGroup(Path("/around"), 2)]
+    monkeypatch.setattr(module, "control_groups", lambda controller: groups if controller == "memory" else [])
+    assert list(module._places()) == [
+        (1, Path("/own"), "memory.limit_in_bytes"),
+        (2, Path("/around"), "memory.max"),
+    ]
 
 
 _TAKE = """
