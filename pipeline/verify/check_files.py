@@ -82,7 +82,7 @@ def is_sum(total: Counts, parts: list[Counts]) -> bool:
 
 
 def check_vocabulary(entry: FileEntry, vocabulary: Manifest, _: dict[str, Manifest]) -> Iterator[str]:
-    """Find the faults of one table of a vocabulary: its order, its sum, its places over all tables."""
+    """Find the faults of one table of a vocabulary: its order, its sum, its places, its categories."""
     totals = VocabularyTotals.of(vocabulary)
     # The manifest comes first: its tables decide how many rows there are, and so which places are.
     table = table_named(vocabulary, totals.tables, entry.path.removesuffix(".arrow"))
@@ -104,6 +104,10 @@ def check_vocabulary(entry: FileEntry, vocabulary: Manifest, _: dict[str, Manife
         yield f"its rows have {int(counts.sum())} lookups, want {wanted}"
     if (places[1:] <= places[:-1]).any() or places.max() >= totals.num_rows:
         yield "its places are no order over all tables"
+    # Rows of missing and rare values have none.
+    categories = batch.column("category").drop_null()
+    if np.unique(categories.to_numpy(zero_copy_only=False)).size != len(categories):
+        yield "it has a category twice"
 
 
 def _num_counted(totals: VocabularyTotals) -> int:

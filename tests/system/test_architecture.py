@@ -40,7 +40,7 @@ FLOORS = {
     "train": (
         "serve open_shards",
         "fit",
-        "run own_loop",
+        "run own_loop check_against_shards",
         "run_results exporting",
         "evaluate resuming",
         "scoring",

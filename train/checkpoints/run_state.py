@@ -14,6 +14,9 @@ import torch
 
 from ...pipeline.folders.json_record import JsonRecord
 
+BATCHES = "run.batches"
+"""The tensor of a checkpoint with the batch of each step so far, (num_steps,) int32."""
+
 
 class Resumable(Protocol):
     """A part of a run whose state a checkpoint keeps.

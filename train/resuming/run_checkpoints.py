@@ -28,7 +28,7 @@ from ..checkpoints.checkpoint_settings import CheckpointSettings
 from ..checkpoints.checkpoint_writer import CheckpointWriter, NotFiniteError, TableSizes, Written
 from ..checkpoints.dense_state import dense_state, is_optimizer_state, restore_dense
 from ..checkpoints.reserved_room import ReservedRoom
-from ..checkpoints.run_state import RunState, split_state
+from ..checkpoints.run_state import BATCHES, RunState, split_state
 from ..checkpoints.tensor_file import read_part, read_tensors
 from ..config import TrainConfig
 from ..data.shards import Shards
@@ -49,7 +49,6 @@ _PARTS_IN_LIMIT = 32
 _ROW_NAME_BYTES = 8
 """Table and id of a row in a file."""
 _OTHER = "other."
-_NUMBERS = "run.batches"
 _LOSSES = "run.losses"
 
 
@@ -97,7 +96,7 @@ class Checkpoint:
     @property
     def start(self) -> RunStart:
         """The rows and steps that the trainer of a resumed run is built from."""
-        return RunStart(self.rows, self.tensors[_NUMBERS].numpy(), self.record.state.test_losses)
+        return RunStart(self.rows, self.tensors[BATCHES].numpy(), self.record.state.test_losses)
 
     @property
     def where(self) -> str:
@@ -105,7 +104,7 @@ class Checkpoint:
 
     def _refuse_nonsense(self) -> None:
         state = self.record.state
-        numbers = self.tensors.get(_NUMBERS)
+        numbers = self.tensors.get(BATCHES)
         losses = self.tensors.get(_LOSSES)
         if numbers is None or numbers.dtype != torch.int32 or tuple(numbers.shape) != (state.step,):
             raise HotsetError(f"{self.where} is damaged: it lacks the batches of its steps")
@@ -126,7 +125,7 @@ def capture(
     states = {name: split_state(part.state()) for name, part in trainer.resumables.items()}
     # Tensors go to a file of their own, plain values to the record.
     tensors = dense_state(trainer.model, trainer.dense_optimizers)
-    tensors[_NUMBERS] = torch.tensor(trainer.numbers, dtype=torch.int32)
+    tensors[BATCHES] = torch.tensor(trainer.numbers, dtype=torch.int32)
     tensors[_LOSSES] = torch.stack(trainer.losses).cpu() if trainer.losses else torch.zeros(0)
     for name, (_, own) in states.items():
         tensors |= {f"{_OTHER}{name}.{key}": tensor for key, tensor in own.items()}
@@ -169,7 +168,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     trainer.step = state.step
     trainer.num_samples = state.num_samples
     trainer.unlogged_samples = state.unlogged_samples
-    trainer.numbers = tensors[_NUMBERS].tolist()
+    trainer.numbers = tensors[BATCHES].tolist()
     # Losses since the last line of the log, which the next line averages.
     trainer.losses = list(tensors[_LOSSES].to(trainer.device))
     trainer.meter.restore(state.seconds, state.bytes_to_fast, state.bytes_to_slow)

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from ...pipeline.errors import HotsetError, first_line
+from ...pipeline.errors import HotsetError
 from ...pipeline.folders.disk import paths_in
-from ...pipeline.folders.manifest import MANIFEST, Manifest
-from ..checkpoints.checkpoint_files import CHECKPOINTS, read_record, record_paths, refuse_damaged_files
-from ..checkpoints.tensor_file import read_tensors
-from ..data.batch_order import BATCH_ORDER, read_batch_order
-from ..model_building.build_model import build_model
-from ..model_building.choose_model import recorded_model
-from ..model_building.model_inputs import ModelInputs
-from .run_files import CONFIG, METRICS, RUN_FILES, STATES, SUMMARY, VOCABULARY
-from .run_reader import (
-    read_config,
-    read_finite,
-    read_manifest,
-    read_states,
-    read_weights,
-    refuse_changed_files,
-    refuse_other_weights,
+from ...pipeline.folders.manifest import MANIFEST, Manifest, checksum_of
+from ..checkpoints.checkpoint_files import (
+    CHECKPOINTS,
+    CheckpointRecord,
+    read_record,
+    record_paths,
+    refuse_damaged_files,
 )
+from ..checkpoints.run_state import BATCHES
+from ..checkpoints.tensor_file import read_part, read_tensors
+from ..config import TrainConfig
+from ..data.batch_order import BATCH_ORDER, read_batch_order
+from ..rows.row_optimizers import RowOptimizer
+from ..run_config import RunConfig
+from .check_results import check_against_log, check_log, check_summary, parse_object
+from .check_run import check_config, check_order, check_states, check_vocabulary, check_weights
+from .run_description import settings_of
+from .run_files import CONFIG, METRICS, RUN_FILES, SUMMARY, VOCABULARY
+from .run_reader import read_config, read_manifest, refuse_changed_files
 from .run_settings import read_settings
 from .unfinished_run import is_unfinished
 
@@ -49,7 +49,7 @@ def verify_run(run: Path) -> list[str]:
         if is_unfinished(run):
             return list(_faults_of_unfinished(run))
         return [f"{run} has no {MANIFEST}: it is unfinished, or an earlier version of hotset wrote it"]
-    return list(_faults_of_bytes(run, manifest)) or list(_faults_of_meaning(run))
+    return list(_faults_of_bytes(run, manifest)) or list(_faults_of_meaning(run, manifest))
 
 
 def _faults_of_unfinished(run: Path) -> Iterator[str]:
@@ -60,13 +60,36 @@ def _faults_of_unfinished(run: Path) -> Iterator[str]:
         try:
             record = read_record(path)
             refuse_damaged_files(run / CHECKPOINTS, record)
-            read_tensors(run / CHECKPOINTS / record.dense.path)
+            _refuse_other_checkpoint(run, path, record)
         except HotsetError as error:
             yield str(error)
         else:
             whole.append(record.state.step)
     state = f"its command resumes it from step {whole[0]}" if whole else "it has no checkpoint that is whole"
     yield f"{run} has no {MANIFEST}: it is unfinished, and {state}"
+
+
+def _refuse_other_checkpoint(run: Path, path: Path, record: CheckpointRecord) -> None:
+    """Raise HotsetError unless a checkpoint is one of the run's settings, tables and steps."""
+    config = read_config(run, must_be_finished=False)
+    raw = parse_object((run / CONFIG).read_bytes(), str(run / CONFIG))
+    if record.run != checksum_of(settings_of(raw)):
+        raise HotsetError(f"{path} is of a run with other settings")
+    state = record.state
+    check_log(state.metrics, f"{path}: metrics", config.batch_size)
+    most = None if config.batch_size is None else state.step * config.batch_size
+    if (most is not None and state.num_samples > most) or state.num_samples < state.step:
+        raise HotsetError(f"{path} is damaged: {state.num_samples} samples at step {state.step}")
+    # The batches of its steps, and rows of its tables, each once in a file.
+    batches = read_tensors(path.parent / record.dense.path).get(BATCHES)
+    if batches is None or batches.dtype != torch.int32 or tuple(batches.shape) != (state.step,):
+        raise HotsetError(f"{path} is damaged: it lacks the batches of its steps")
+    if config.config is None:
+        return
+    optimizer = RowOptimizer(config.config.embedding_optimizer, 1.0)
+    widths = [(table.embedding_dim, optimizer.state_width(table.embedding_dim)) for table in config.tables]
+    for entry in record.rows:
+        read_part(path.parent / entry.path, [table.num_rows for table in config.tables], widths)
 
 
 def _faults_of_bytes(run: Path, manifest: Manifest) -> Iterator[str]:
@@ -87,9 +110,14 @@ def _faults_of_bytes(run: Path, manifest: Manifest) -> Iterator[str]:
         yield from _faults_of_kept(run / name, fingerprint)
 
 
+def _fingerprints(manifest: Manifest) -> dict[str, str]:
+    """The fingerprints of what a run was made from, by name."""
+    return {source["name"]: source["fingerprint"] for source in manifest.inputs}
+
+
 def _kept(manifest: Manifest) -> dict[str, str]:
     """The folders that a run keeps beside its files: their names and fingerprints."""
-    fingerprints = {source["name"]: source["fingerprint"] for source in manifest.inputs}
+    fingerprints = _fingerprints(manifest)
     return {name: fingerprints[name] for name in (VOCABULARY,) if name in fingerprints}
 
 
@@ -105,122 +133,54 @@ def _faults_of_kept(folder: Path, fingerprint: str) -> Iterator[str]:
         yield str(error)
 
 
-def _faults_of_meaning(run: Path) -> Iterator[str]:
-    """The files are what a run writes, and the weights those of its config."""
+def _faults_of_meaning(run: Path, manifest: Manifest) -> Iterator[str]:
+    """The files are what a run writes, and agree with each other."""
     try:
-        num_epochs = _check_settings(run)
-    except HotsetError as error:  # what it would have to agree with is unknown
+        config = read_config(run)
+        settings = None if config.config is None else read_settings(run / CONFIG)
+    except HotsetError as error:  # what the other files would have to agree with is unknown
         yield str(error)
         return
+    summary = _summary_of(run)
+    num_epochs = None if settings is None else settings.epochs
+    checks: list[Callable[[], None]] = [
+        partial(check_weights, run, config),
+        partial(check_states, run, config),
+        partial(check_order, run, num_epochs, summary),
+        partial(_check_results, run, config, settings),
+    ]
+    if settings is not None:
+        checks.insert(0, partial(check_config, run, config, settings))
     # Each check by itself, so that one damaged file does not hide another.
-    checks: tuple[Callable[[], None], ...] = (
-        partial(_check_weights, run),
-        partial(_check_states, run),
-        partial(_check_order, run, num_epochs),
-        partial(_check_metrics, run),
-        partial(_check_summary, run),
-    )
     for check in checks:
         try:
             check()
         except HotsetError as error:
             yield str(error)
+    try:
+        yield from check_vocabulary(run, config, _fingerprints(manifest))
+    except HotsetError as error:
+        yield str(error)
 
 
-def _check_settings(run: Path) -> int | None:
-    """The config and its settings are such as a run has; returns the epochs, None where it does not say."""
-    if read_config(run).config is None:
-        return None
-    return read_settings(run / CONFIG).epochs
-
-
-def _check_weights(run: Path) -> None:
-    config = read_config(run)
-    weights = read_weights(run)
-    chosen = recorded_model(config)
-    # A user's class is not imported to verify bytes: its parameters are those that were written.
-    model = None
-    if chosen.kind != "module":
-        model = build_model(chosen, ModelInputs.of(config), 0)
-    refuse_other_weights(run, weights, config, model)
-    for name in weights:
-        read_finite(run, weights, name)
-
-
-def _check_states(run: Path) -> None:
-    if (run / STATES).exists():
-        states = read_states(run)
-        for name in states:
-            if not torch.isfinite(states[name]).all():
-                raise HotsetError(f"{run / STATES} is damaged: {name} holds values that are not finite")
-
-
-def _check_order(run: Path, num_epochs: int | None) -> None:
-    """The batches are those of whole epochs, as many as the summary says."""
-    path = run / BATCH_ORDER
-    order = read_batch_order(path)
-    if order.min(initial=0) < 0:
-        raise HotsetError(f"{path} is damaged: it has a batch below 0")
-    summary = _summary_of(run)
-    num_steps = summary.get("num_steps", order.size)
-    if order.size != num_steps:
-        raise HotsetError(f"{path} is damaged: it has {order.size} steps, {SUMMARY} has {num_steps}")
-    # The last epoch of a run that stopped before its end is not whole.
-    if num_epochs is None or summary.get("stopped"):
-        return
-    is_whole = order.size % num_epochs == 0
-    epochs = np.sort(order.reshape(num_epochs, -1), axis=1) if is_whole else order
-    if not is_whole or (epochs != np.arange(epochs.shape[1])).any():
-        raise HotsetError(f"{path} is damaged: it has not each batch once in each epoch")
-
-
-def _check_metrics(run: Path) -> None:
-    """Lines are objects, of steps that do not fall."""
-    last = 0
-    for number, line in enumerate(_lines_of(run), 1):
-        where = f"{run / METRICS}, line {number},"
-        step = _parse_object(line, where).get("step", last)
-        if type(step) is not int or step < last:
-            raise HotsetError(f"{where} is damaged: it is of step {step!r}, the one before of {last}")
-        last = step
-
-
-def _check_summary(run: Path) -> None:
-    """The scores are those of the last evaluation that the run logged."""
-    path = run / SUMMARY
-    summary = _parse_object(path.read_bytes(), str(path))
-    for line in reversed(_lines_of(run)):
-        with suppress(HotsetError):  # told by the check of the log
-            scores = _parse_object(line, str(run / METRICS)).get("evaluation")
-            if isinstance(scores, dict):
-                break
-    else:
-        return
-    for name, score in scores.items():
-        # As text: a score that is no number is not equal to itself.
-        found = json.dumps(summary.get(name))
-        if found != json.dumps(score):
-            raise HotsetError(f"{path} is damaged: {name} is {found}, and {json.dumps(score)} in {METRICS}")
+def _check_results(run: Path, config: RunConfig, settings: TrainConfig | None) -> None:
+    """The log and the summary are such as the run has, and end with the same figures."""
+    path = run / METRICS
+    log = check_log(path.read_bytes().splitlines(), str(path), config.batch_size)
+    summary = parse_object((run / SUMMARY).read_bytes(), str(run / SUMMARY))
+    check_against_log(run, summary, log)
+    num_steps = log.step
+    with suppress(HotsetError):  # told by the check of the order
+        num_steps = read_batch_order(run / BATCH_ORDER).size
+    if log.step not in (0, num_steps):
+        raise HotsetError(f"{path} is damaged: it ends at step {log.step}, {BATCH_ORDER} has {num_steps}")
+    if settings is not None:
+        check_summary(run, summary, config, settings)
 
 
 def _summary_of(run: Path) -> dict[str, Any]:
     """The summary, empty where it is damaged, which another check tells."""
     try:
-        return _parse_object((run / SUMMARY).read_bytes(), str(run / SUMMARY))
+        return parse_object((run / SUMMARY).read_bytes(), str(run / SUMMARY))
     except HotsetError:
         return {}
-
-
-def _lines_of(run: Path) -> list[bytes]:
-    return (run / METRICS).read_bytes().splitlines()
-
-
-def _parse_object(text: bytes, where: str) -> dict[str, Any]:
-    """Return a JSON object; raises HotsetError where ``text`` is none."""
-    try:
-        parsed = json.loads(text)
-        if not isinstance(parsed, dict):
-            raise ValueError("it is no object")
-    except (ValueError, RecursionError) as error:
-        raise HotsetError(f"{where} is damaged: {first_line(error)}") from error
-    return parsed

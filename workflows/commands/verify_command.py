@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from ...pipeline.errors import ConfigError
@@ -43,6 +44,10 @@ class VerifyCommand:
     """Folder that was given to --like, or whose ids id_map maps; needed to check such a vocabulary or map in
     full."""
 
+    shards: Path | None = None
+    """Shards that a training run DIR was trained on: the order of its batches and its scores are worked out
+    again."""
+
     memory: ByteSize | None = None
     """Cap on the memory that running the stages again may take. Default: a quarter of the machine's."""
 
@@ -61,6 +66,8 @@ def run(command: str, arguments: Sequence[str]) -> int:
     # A run folder is known by its config, and has checks of its own.
     if (options.dir / "config.json").exists():
         return _verify_run(options)
+    if options.shards is not None:
+        raise ConfigError(f"--shards are those of a training run, and {options.dir} is none")
     # Published logs are told apart from damaged ones before they are parsed.
     published: list[str] = []
     if options.md5sums is not None:
@@ -92,7 +99,20 @@ def _verify_run(options: VerifyCommand) -> int:
     # Imports torch, which checks of other folders do without.
     from ...train.run_folder.verify_run import verify_run
 
+    for name in ("inputs", "md5sums", "scratch", "other_vocabulary"):
+        if getattr(options, name):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{option} belongs to a folder of preprocess, and {options.dir} is a training run"
+            )
     faults = verify_run(options.dir)
+    # What the shards decide is compared where the files agree with each other.
+    if options.shards is not None and not faults:
+        from ...train.check_against_shards import faults_against_shards
+
+        with progress_bars() as progress:
+            evaluated = partial(progress, "evaluate")
+            faults = list(faults_against_shards(options.dir, options.shards, progress=evaluated))
     if options.json:
         print_json({"run": str(options.dir), "faults": faults})
     else:

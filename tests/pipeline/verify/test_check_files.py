@@ -157,9 +157,14 @@ def test_each_column_of_a_vocabulary_is_checked(made: Path, tmp_path: Path) -> N
     def place_outside(columns: dict[str, Any]) -> None:
         columns["place"][-1] = 10**9
 
+    def repeated(columns: dict[str, Any]) -> None:
+        first, second = [row for row, value in enumerate(columns["category"]) if value is not None][:2]
+        columns["category"][second] = columns["category"][first]
+
     wanted = {
         rising: "its counts rise from one id to the next",
         lost: "its rows have 83 lookups, want 84",
+        repeated: "it has a category twice",
         equal_places: "its places are no order over all tables",
     }
     for change, fault in wanted.items():

@@ -1,21 +1,31 @@
-"""Verifying a finished run: every file of it, by its bytes and by what it means."""
+"""Verifying a run: every file of it, by its bytes and by what it means.
+
+Tests `check_run` and `check_results`, too, as `tests/system/test_run_edits.py` does.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
+from hotset.tests.support.resealed import reseal_checkpoints
+from hotset.tests.support.sealed_edits import Edit, seal_again
 from hotset.tests.support.shard_factory import write_shards
+from hotset.train.checkpoints.checkpoint_files import CHECKPOINTS, record_paths
+from hotset.train.checkpoints.interrupts import Interrupted
 from hotset.train.config import TrainConfig
 from hotset.train.options.recipe_options import RecipeOptions
 from hotset.train.run import train
 from hotset.train.run_folder.run_files import RUN_FILES
-from hotset.train.run_folder.run_writer import RunFolder
 from hotset.train.run_folder.verify_run import verify_run
 from hotset.workflows.cli import main
 
@@ -31,11 +41,6 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(trained_once: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained_once, tmp_path / "run"))
-
-
-def seal_again(run: Path) -> None:
-    (run / "manifest.json").unlink()
-    RunFolder(run).seal()
 
 
 def test_a_whole_run_has_no_fault(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,3 +161,72 @@ def test_a_score_that_is_no_number_is_no_fault(run: Path) -> None:
         (run / name).write_text(text.replace(f'"pr_auc": {score}', '"pr_auc": NaN'))
     seal_again(run)
     assert verify_run(run) == []
+
+
+@pytest.fixture(scope="module")
+def stopped_once(trained_once: Path) -> Path:
+    """A run that Ctrl-C stopped after three steps, with a checkpoint of them."""
+
+    def progress(stage: str, done: int, total: int, note: str = "") -> None:
+        if stage == "train" and done >= 3 * 32:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    settings = TrainConfig(placement="all-fast", threads=1, embedding_optimizer="adagrad", log_every=2)
+    with pytest.raises(Interrupted):
+        train(trained_once.parent, settings, trained_once.parent / "stopped", progress=progress)
+    return trained_once.parent / "stopped"
+
+
+def of_record(key: str, value: object) -> Edit:
+    """Set a value in the record of the newest checkpoint."""
+
+    def edit(run: Path) -> None:
+        change(record_paths(run / CHECKPOINTS)[0], key, value)
+
+    return edit
+
+
+def of_files(kind: str, change: Callable[[dict[str, torch.Tensor]], object]) -> Edit:
+    """Change the tensors in the files of a kind."""
+
+    def edit(run: Path) -> None:
+        for path in (run / CHECKPOINTS).glob(f"{kind}-*.safetensors"):
+            tensors = load_file(path)
+            change(tensors)
+            save_file(tensors, path)
+
+    return edit
+
+
+CHECKPOINT_EDITS: dict[str, Edit] = {
+    "settings": of_record("run", "0" * 32),
+    "samples": of_record("state.num_samples", 10**6),
+    "fewer samples than steps": of_record("state.num_samples", 1),
+    "a loss": of_record("state.metrics", ['{"step": 2, "samples": 64, "loss": -1}']),
+    "a step": of_record("state.metrics", ['{"step": "2", "samples": 64, "loss": 1}']),
+    "a line": of_record("state.metrics", ["["]),
+    "batches of the steps": of_files("dense", lambda tensors: tensors.pop("run.batches")),
+    "a row outside its table": of_files("rows", lambda tensors: tensors["ids"].fill_(10**6)),
+    "a row below 0": of_files("rows", lambda tensors: tensors["ids"].fill_(-1)),
+    "a table": of_files("rows", lambda tensors: tensors["tables"].fill_(9)),
+    "a weight": of_files("rows", lambda tensors: tensors["weights"].fill_(np.nan)),
+    "a width": of_files("rows", lambda tensors: tensors.update(state=tensors["state"][:, :1].contiguous())),
+    "the config": lambda run: change(run / "config.json", "config.seed", 7),
+}
+
+
+def test_a_run_that_was_stopped_has_a_checkpoint_that_is_whole(stopped_once: Path) -> None:
+    (state,) = verify_run(stopped_once)
+    assert state.endswith("it is unfinished, and its command resumes it from step 3")
+
+
+@pytest.mark.parametrize("name", CHECKPOINT_EDITS)
+def test_what_a_checkpoint_gives_away_though_every_checksum_fits(
+    name: str, stopped_once: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(stopped_once, tmp_path / "run"))
+    CHECKPOINT_EDITS[name](run)
+    reseal_checkpoints(run)
+    fault, state = verify_run(run)
+    assert str(run) in fault and "\n" not in fault
+    assert state.endswith("it is unfinished, and it has no checkpoint that is whole")
