@@ -1,6 +1,6 @@
 """A run beside its shards: other shards are named, orders that losses or other runs decided are left alone.
 
-`tests/system/test_run_edits.py` tests which edits are found.
+`tests/train/run_folder/test_run_edits.py` tests which edits are found.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hotset.tests.support.sealed_edits import seal_again, set_key
+from hotset.tests.support.edits.sealed_edits import seal_again, set_key
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.check_against_shards import faults_against_shards
 from hotset.train.config import TrainConfig

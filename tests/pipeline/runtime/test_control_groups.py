@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hotset.pipeline.runtime.control_groups import ControlGroup, control_groups
-from hotset.tests.support.made_up_groups import write_groups
+from hotset.tests.support.processes.made_up_groups import write_groups
 
 
 @pytest.mark.parametrize("version", [1, 2])

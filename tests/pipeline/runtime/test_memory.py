@@ -23,7 +23,7 @@ from hotset.pipeline.runtime.memory import (
 )
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import MIB
-from hotset.tests.support.made_up_groups import write_groups
+from hotset.tests.support.processes.made_up_groups import write_groups
 
 
 def test_the_room_is_what_the_process_leaves_of_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:

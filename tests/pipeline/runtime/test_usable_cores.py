@@ -9,7 +9,7 @@ import joblib
 import pytest
 
 from hotset.pipeline.runtime.usable_cores import usable_cores
-from hotset.tests.support.made_up_groups import write_groups
+from hotset.tests.support.processes.made_up_groups import write_groups
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Verifying a run: every file of it, by its bytes and by what it means.
 
-Tests `check_run` and `check_results`, too, as `tests/system/test_run_edits.py` does.
+Tests `check_run` and `check_results`, too, as `tests/train/run_folder/test_run_edits.py` does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hotset.tests.support.edits.sealed_edits import Edit, seal_again
 from hotset.tests.support.resealed import reseal_checkpoints
-from hotset.tests.support.sealed_edits import Edit, seal_again
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.checkpoints.checkpoint_files import CHECKPOINTS, record_paths
 from hotset.train.checkpoints.interrupts import Interrupted

@@ -12,7 +12,7 @@ import pytest
 
 from hotset.workflows.commands.bench_command import BENCHES
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RESULTS = sorted((ROOT / "workflows" / "results").glob("*.json"))
 OTHER_NAMES = {"full-kaggle": "growth", "schedule-full-kaggle": "schedule"}
 """Results whose names do not begin with that of their benchmark."""

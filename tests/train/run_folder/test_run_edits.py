@@ -22,8 +22,7 @@ from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.tests.support.resealed import reseal
-from hotset.tests.support.sealed_edits import (
+from hotset.tests.support.edits.sealed_edits import (
     Edit,
     both,
     of_order,
@@ -33,6 +32,7 @@ from hotset.tests.support.sealed_edits import (
     set_line,
     without_line,
 )
+from hotset.tests.support.resealed import reseal
 from hotset.train.check_against_shards import faults_against_shards
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
