@@ -26,8 +26,11 @@ from .run_folder.check_results import parse_object
 from .run_folder.run_files import CONFIG, SUMMARY
 from .run_folder.run_settings import read_settings
 
-_DEVICE_TOLERANCE = 1e-4
-"""Difference of scores that another device may make; on the host they are equal bits."""
+_TOLERANCE = 1e-6
+"""Relative difference of scores that another processor may make, which adds in another order: a run that was
+trained elsewhere is not damaged."""
+_ROUNDED_TOLERANCE = 1e-4
+"""That of another device, and of products in bfloat16."""
 
 
 def faults_against_shards(
@@ -66,8 +69,9 @@ def faults_against_shards(
     yield from _faults_of_origin(run, opened, config)
     quality = evaluate(run, shards, model_source=model_source, progress=progress)
     found = json.loads(json.dumps({**quality.of_test(), "validation": _plain(quality.validation)}))
-    is_host = not settings.device.startswith("cuda")
-    for name, wanted, score in _differences(summary, found, is_host=is_host):
+    is_rounded = settings.device.startswith("cuda") or config.get("dense_dtype") == "bf16"
+    tolerance = _ROUNDED_TOLERANCE if is_rounded else _TOLERANCE
+    for name, wanted, score in _differences(summary, found, tolerance):
         yield f"{run / SUMMARY}: {name} is {wanted}, and the weights reach {score}"
 
 
@@ -133,17 +137,17 @@ def _plain(quality: Any) -> dict[str, Any] | None:
 
 
 def _differences(
-    summary: Mapping[str, Any], found: Mapping[str, Any], *, is_host: bool, prefix: str = ""
+    summary: Mapping[str, Any], found: Mapping[str, Any], tolerance: float, prefix: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield the scores that differ: their names, what the summary has, and what was found."""
     for name, score in found.items():
         recorded = summary.get(name)
         if isinstance(score, dict) and isinstance(recorded, dict):
-            yield from _differences(recorded, score, is_host=is_host, prefix=f"{prefix}{name}.")
-        elif recorded != score and not (not is_host and _is_near(recorded, score)):
+            yield from _differences(recorded, score, tolerance, f"{prefix}{name}.")
+        elif recorded != score and not _is_near(recorded, score, tolerance):
             yield f"{prefix}{name}", recorded, score
 
 
-def _is_near(recorded: object, score: object) -> bool:
+def _is_near(recorded: object, score: object, tolerance: float) -> bool:
     numbers = [each for each in (recorded, score) if isinstance(each, float)]
-    return len(numbers) == 2 and math.isclose(*numbers, rel_tol=_DEVICE_TOLERANCE)
+    return len(numbers) == 2 and math.isclose(*numbers, rel_tol=tolerance)

@@ -83,9 +83,13 @@ def test_options_of_the_other_kind_of_folder_are_refused(
     assert capsys.readouterr().err.startswith(f"error: {error}")
 
 
-def test_scores_of_another_device_may_differ_in_their_last_digits(data: Path, tmp_path: Path) -> None:
+def test_scores_of_another_processor_or_device_may_differ_in_their_last_digits(
+    data: Path, tmp_path: Path
+) -> None:
     run = Path(shutil.copytree(data / "run", tmp_path / "run"))
-    set_key("summary.json", "calibration", lambda value: value * (1 + 1e-6))(run)
+    set_key("summary.json", "calibration", lambda value: value * (1 + 1e-7))(run)
+    assert list(faults_against_shards(run, data)) == []
+    set_key("summary.json", "calibration", lambda value: value * (1 + 1e-5))(run)
     assert list(faults_against_shards(run, data)) != []
     set_key("config.json", "config.device", "cuda:0")(run)
     seal_again(run)
