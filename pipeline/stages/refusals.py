@@ -53,12 +53,14 @@ def refuse_without_inputs(stage: str, folder: Path, names: Sequence[str]) -> Non
 def _refusal_of(stage: str) -> Callable[..., object]:
     if stage in _REFUSALS:
         return _REFUSALS[stage]
-    # As in `preprocess`: these two are not loaded where they are not run.
+    # As in `preprocess`: these are not loaded where they are not run.
     from .schedule import refuse_schedule
+    from .schedule_ranks import refuse_schedule_ranks
     from .transpose import refuse_transpose
 
     by_themselves: dict[str, Callable[..., object]] = {
         "schedule": refuse_schedule,
+        "schedule-ranks": refuse_schedule_ranks,
         "transpose": refuse_transpose,
     }
     return by_themselves[stage]

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernel import kernel
 from .fixed_homes import count_uses, homes_by_use
 from .home_moves import HomeChoices, MoveCosts, RowRange, choose_homes_backward
-from .rank_masks import Masks
+from .rank_masks import Masks, mask_type
 
 _RANGE_BYTES = 256 << 20
 """Memory for the values, or the counts, of the rows that are looked at together."""
@@ -79,6 +80,19 @@ def first_homes(uses: RowUses, rank: int) -> tuple[NDArray[np.uint8], NDArray[np
         homes_K[part] = homes_by_use(uses_KW, rows_of_ranks, first_row)
         is_held_K[part] = (uses_KW[:, rank] > 0) | (homes_K[part] == rank)
     return homes_K, is_held_K
+
+
+@kernel
+def _add_users(keys_U: NDArray[np.int32], masks_U: Masks, users_K: Masks) -> None:
+    for i in range(keys_U.shape[0]):
+        users_K[keys_U[i]] |= masks_U[i]
+
+
+def users_of_rows(uses: RowUses) -> Masks:
+    """Return the ranks that ever use each row, (num_rows,). Exact."""
+    users_K = np.zeros(uses.num_rows, mask_type(uses.num_ranks))
+    _add_users(uses.keys, uses.masks, users_K)
+    return users_K
 
 
 def _ranges(num_rows: int, most_rows: int) -> list[tuple[int, int]]:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.exchange.fixed_homes import count_uses, homes_by_use, striped_homes
+from ...stats.exchange.homes_name import HomesName
 from ..data.shards import Shards
-from ..options.rank_options import HomesName
 from .rank_reader import RankReader
 
 _RANGE_BYTES = 256 << 20

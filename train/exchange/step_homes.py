@@ -22,8 +22,8 @@ BeforeAndAfter = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 """(num_rows of the step,) each; `NO_HOME` before the first use of a row."""
 
 
-class StepHomes(Protocol):
-    """The homes of the rows of one width, step by step."""
+class EpochHomes(Protocol):
+    """The homes of the rows of one width, epoch by epoch."""
 
     may_move: bool
     """Whether a row may ever change its home."""
@@ -38,6 +38,13 @@ class StepHomes(Protocol):
     def begin_epoch(self) -> None:
         """Let the steps of `take` be those of the next epoch that was planned."""
 
+    def mark_used(self, keys_N: NDArray[np.int64]) -> None:
+        """Take rows as used before the first step; they live where they live then."""
+
+
+class StepHomes(EpochHomes, Protocol):
+    """The homes of the rows of one width, step by step."""
+
     def expect(self, number: int, keys_U: NDArray[np.int32]) -> BeforeAndAfter:
         """Return the homes of the rows of a step of the epoch that was planned last, steps in their order.
 
@@ -51,9 +58,6 @@ class StepHomes(Protocol):
 
     def take(self, number: int, keys_U: NDArray[np.int32]) -> BeforeAndAfter:
         """Return the homes of the rows of the next step to run."""
-
-    def mark_used(self, keys_N: NDArray[np.int64]) -> None:
-        """Take rows as used before the first step; they live where they live then."""
 
 
 class FixedHomes:

@@ -24,9 +24,14 @@ from ...stats.exchange.messages import RowLists, list_messages
 from ...stats.exchange.rank_masks import Masks, rank_masks
 from ...stats.exchange.volume import StepRows
 from ..data.batch import BatchIds, IdReader
+from .exchange_file import PlannedSteps
 from .held_rows import HeldRows
 from .row_messages import CrossingRows
-from .step_homes import BeforeAndAfter, StepHomes
+from .step_homes import EpochHomes, StepHomes
+
+Rehomed = tuple[NDArray[np.int32], NDArray[np.uint8]]
+"""Rows whose home a step gives or changes, and that home."""
+_NOTHING_PASSED: Rehomed = (np.empty(0, np.int32), np.empty(0, np.uint8))
 
 
 class CopiedRows(NamedTuple):
@@ -64,7 +69,7 @@ class WidthExchange:
     coming_rows: CrossingRows
     coming: tuple[NDArray[np.int32], NDArray[np.int32]]
     """Own rows that move here, as such and as served ones."""
-    rehomed: tuple[NDArray[np.int32], NDArray[np.uint8]]
+    rehomed: Rehomed
     """Rows of all ranks whose home the step gives or changes, and that home; none where homes stay."""
     kept: tuple[NDArray[np.int64], NDArray[np.int64]]
     """Own rows whose vectors are here, as such and as served ones."""
@@ -90,7 +95,7 @@ class ExchangeReader:
     Args:
         reader: of the lookups of these tables.
         held: the rows that live at this rank.
-        homes: of the rows of each step.
+        homes: of the rows of each step; or the rows of each step that concern this rank, as they are on disk.
         num_ranks: of them all.
         synced_keys: (num_copies,), ascending; the rows of which every rank holds a copy.
     """
@@ -99,14 +104,17 @@ class ExchangeReader:
         self,
         reader: IdReader,
         held: HeldRows,
-        homes: StepHomes,
+        homes: StepHomes | PlannedSteps,
         num_ranks: int,
         synced_keys: NDArray[np.int32] | None = None,
     ) -> None:
         self.synced_keys = np.empty(0, np.int32) if synced_keys is None else synced_keys
         self.reader = reader
         self.held = held
-        self.homes = homes
+        self.homes: EpochHomes = homes
+        self.planned = homes if isinstance(homes, PlannedSteps) else None
+        """The rows of each step, where they need not be found in the batches."""
+        self._step_homes = None if isinstance(homes, PlannedSteps) else homes
         self._num_ranks = num_ranks
 
     def mark_used(self, keys: NDArray[np.int64]) -> None:
@@ -120,10 +128,18 @@ class ExchangeReader:
             number: of the training batch.
             keys_U: (num_rows,), its distinct rows, ascending.
         """
-        before_U, after_U = self.homes.expect(number, keys_U)
+        assert self._step_homes is not None, "planned rows need no batch"
+        before_U, after_U = self._step_homes.expect(number, keys_U)
         rank = self.held.rank
         is_served_U = ((before_U == rank) | (after_U == rank)) & (self._copies(keys_U) < 0)
         return self.held.served(keys_U[is_served_U])
+
+    def expected_by_plan(self, number: int) -> LookupsByRow:
+        """Return the same of the batch that the plan on disk has next."""
+        assert self.planned is not None
+        rows = self.planned.expect(number)
+        rank = self.held.rank
+        return self.held.served(rows.keys_R[(rows.before_R == rank) | (rows.after_R == rank)])
 
     def read(
         self, ids: BatchIds, lookups: LookupsByRow, ranks_B: NDArray[np.uint8], own: BatchIds, number: int
@@ -137,9 +153,31 @@ class ExchangeReader:
             own: lookups of this rank.
             number: of the batch.
         """
+        assert self._step_homes is not None
         keys_U = self.keys(lookups)
-        homes = self.homes.take(number, keys_U)
-        return self._lists(ids, lookups, ranks_B, own, homes, self._copies(keys_U), is_training=True)
+        step = StepRows(keys_U, self._masks(ids, lookups, ranks_B), *self._step_homes.take(number, keys_U))
+        return self._lists(step, own, self.reader.by_row(own), self._copies(keys_U), is_training=True)
+
+    def read_by_plan(self, own: BatchIds, number: int) -> tuple[LookupsByRow, WidthExchange]:
+        """Return the same by the plan on disk.
+
+        Args:
+            own: lookups of this rank.
+            number: of the batch.
+
+        Raises:
+            ManifestError: the plan is of other lookups.
+        """
+        assert self.planned is not None
+        rows = self.planned.take(number)
+        own_lookups = self.reader.by_row(own)
+        # Messages are lists of positions among these rows.
+        is_own_R = (rows.masks_R >> rows.masks_R.dtype.type(self.held.rank) & 1).astype(np.bool_)
+        if not np.array_equal(rows.keys_R[is_own_R], self.keys(own_lookups)):
+            self.planned.refuse_other_rows(number)
+        step = StepRows(rows.keys_R, rows.masks_R, rows.before_R, rows.after_R)
+        no_copies_R = np.full(rows.keys_R.size, -1, np.int64)
+        return self._lists(step, own, own_lookups, no_copies_R, passed=rows.passed, is_training=True)
 
     def look(
         self,
@@ -158,25 +196,27 @@ class ExchangeReader:
         keys_U = self.keys(lookups)
         homes_U = self.held.homes_K[keys_U]
         copies_U = self._copies(keys_U) if reads_copies else np.full(keys_U.size, -1, np.int64)
-        return self._lists(ids, lookups, ranks_B, own, (homes_U, homes_U), copies_U, is_training=False)
+        step = StepRows(keys_U, self._masks(ids, lookups, ranks_B), homes_U, homes_U)
+        return self._lists(step, own, self.reader.by_row(own), copies_U, is_training=False)
+
+    def _masks(self, ids: BatchIds, lookups: LookupsByRow, ranks_B: NDArray[np.uint8]) -> Masks:
+        """(num_rows,): the ranks that use each distinct row of a batch."""
+        ranks_N = np.repeat(ranks_B, ids.num_features) if ids.bags_N is None else _of_bags(ranks_B, ids)
+        return rank_masks(lookups, ranks_N, self._num_ranks)
 
     def _lists(
         self,
-        ids: BatchIds,
-        lookups: LookupsByRow,
-        ranks_B: NDArray[np.uint8],
+        step: StepRows,
         own: BatchIds,
-        homes: BeforeAndAfter,
+        own_lookups: LookupsByRow,
         copies_U: NDArray[np.int64],
         *,
+        passed: Rehomed = _NOTHING_PASSED,
         is_training: bool,
     ) -> tuple[LookupsByRow, WidthExchange]:
-        # The distinct rows of the step, and the ranks that use each.
+        # The distinct rows of the step, at least those that concern this rank, and the ranks that use each.
         rank, held = self.held.rank, self.held
-        keys_U = self.keys(lookups)
-        ranks_N = np.repeat(ranks_B, ids.num_features) if ids.bags_N is None else _of_bags(ranks_B, ids)
-        masks_U = rank_masks(lookups, ranks_N, self._num_ranks)
-        before_U, after_U = homes
+        keys_U, masks_U, before_U, after_U = step
         # Of copies nothing crosses: to the lists, only this rank uses them, and for the first time.
         is_copy_U = copies_U >= 0
         copied = CopiedRows(*_own_copies(copies_U, masks_U, rank), copies_U[is_copy_U], masks_U[is_copy_U])
@@ -210,9 +250,10 @@ class ExchangeReader:
         out, into = messages.vectors_out, messages.vectors_in
         coming = into.positions[into.is_move]
         is_rehomed_U = before_U != after_U if self.homes.may_move else np.zeros(keys_U.size, np.bool_)
+        passed = passed if self.homes.may_move else _NOTHING_PASSED
         exchange = WidthExchange(
             own_ids=own,
-            own_lookups=self.reader.by_row(own),
+            own_lookups=own_lookups,
             is_training=is_training,
             sent_rows=_crossing(out, keys_U, ~out.is_move),
             sent=served_U[out.positions[~out.is_move]],
@@ -222,7 +263,10 @@ class ExchangeReader:
             leaving=served_U[out.positions[out.is_move]],
             coming_rows=_crossing(into, keys_U, into.is_move),
             coming=(own_U[coming], served_U[coming]),
-            rehomed=(keys_U[is_rehomed_U], after_U[is_rehomed_U]),
+            rehomed=(
+                np.concatenate([keys_U[is_rehomed_U], passed[0]]),
+                np.concatenate([after_U[is_rehomed_U], passed[1]]),
+            ),
             kept=(own_U[kept].astype(np.int64), served_U[kept].astype(np.int64)),
             updated=own_U[updated].astype(np.int64),
             made=own_U[made].astype(np.int64),

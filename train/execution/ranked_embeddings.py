@@ -65,9 +65,12 @@ class RankedWidth(RowWidth):
 
     def read(self, number: int, batch: Batch, stored: StoredBatch | None) -> WidthLookups:
         """The rows that a training step serves, once each, and what crosses between the ranks."""
-        # Every rank reads the whole batch, and cuts its own share out of it.
-        ids = self.reader.read(batch)
+        # Every rank cuts its own share out of the batch; without a plan on disk it reads the others', too.
         own = self.reader.read(self.shares.cut(batch))
+        if self.exchange.planned is not None:
+            served, exchange = self.exchange.read_by_plan(own, number)
+            return WidthLookups(served_ids(served), served, exchange)
+        ids = self.reader.read(batch)
         served, exchange = self.exchange.read(ids, self.by_row(ids, stored), self._ranks_of(ids), own, number)
         return WidthLookups(served_ids(served), served, exchange)
 
@@ -92,6 +95,14 @@ class RankedWidth(RowWidth):
         own = parts[self.shares.rank]
         served, exchange = self.exchange.look(ids, self.reader.by_row(ids), ranks_B, own)
         return WidthLookups(served_ids(served), served, exchange)
+
+    @property
+    def plans_rows(self) -> bool:
+        return self.exchange.planned is not None
+
+    def planned_cold_rows(self, number: int) -> ColdRows:
+        assert isinstance(self.placement, StagingPlacement)
+        return self.placement.cold_rows(self.exchange.expected_by_plan(number))
 
     def cold_rows(self, number: int, batch: Batch) -> ColdRows:
         keys_U = self.exchange.keys(self.reader.by_row(self.reader.read(batch)))

@@ -290,6 +290,11 @@ class StepSource:
         """Read a batch for its plan alone."""
         if not self._is_staged(number):
             return
+        # Of several ranks the plan of each may be on disk: then nothing of the batch is needed.
+        if self._staged[0].plans_rows:
+            for width, queue in zip(self._staged, queues, strict=True):
+                queue.add(width.planned_cold_rows(number))
+            return
         # What `transpose` stored has the distinct rows already; otherwise the batch itself is read.
         stored = self._stored(number)
         batch = self._read(number) if stored is None else None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Literal
 
 from ...pipeline.errors import ConfigError
+from ...stats.exchange.homes_name import HomesName
 from .exchange_options import ExchangeOptions
 
-HomesName = Literal["striped", "by-use", "moving"]
 MOST_SECONDS = 86_400
 
 

@@ -12,6 +12,7 @@ import torch
 
 from ...pipeline.errors import ConfigError
 from ...pipeline.sizes import format_byte_size
+from ...stats.exchange.homes_name import HomesName
 from ...stats.ranking.row_bytes import row_bytes
 from ..config import TrainConfig
 from ..data.batch import IdReader
@@ -21,13 +22,13 @@ from ..device.verbs import Device
 from ..exchange.choose_synced import choose_synced
 from ..exchange.chosen_exchange import ChosenExchange, refuse_unknown_tables
 from ..exchange.coded_exchange import CodedExchange
+from ..exchange.exchange_file import ExchangeSchedule
 from ..exchange.width_exchange import ExchangeReader
 from ..execution.embeddings import Embeddings, RowWidth
 from ..execution.ranked_embeddings import RankedEmbeddings, RankedWidth
 from ..execution.synced_copies import SyncedCopies, WidthCopies
 from ..meter import Meter
 from ..model.dlrm_shape import tables_by_width
-from ..options.rank_options import HomesName
 from ..placements.choose_placement import build_placements
 from ..ranks.ranks import FINGERPRINT_BYTES, Ranks, refuse_other_plans
 from ..rows.initial_values import InitialValues
@@ -105,8 +106,12 @@ def build_ranked_embeddings(
     ranks: Ranks,
     homes: HomesName,
     coded: CodedExchange,
+    schedule: ExchangeSchedule | None = None,
 ) -> RankedEmbeddings:
     """Build the tiers of the rows that live at this rank, with their initial values.
+
+    Args:
+        schedule: what crosses, as it is on disk; None: it is planned here.
 
     Raises:
         ConfigError: copies of rows are asked for, and do not go with this optimizer or these homes.
@@ -123,7 +128,9 @@ def build_ranked_embeddings(
     # Of each table the rows of this rank become a table of their own.
     for dim, chosen in widths.items():
         # Homes are a function of the shards and the options, so every rank finds the same ones.
-        found = plan_width_homes(homes, shards, chosen, shares, config.seed, optimizer, tools.folder)
+        found = plan_width_homes(
+            homes, shards, chosen, shares, config.seed, optimizer, tools.folder, schedule
+        )
         planned[dim] = found
         plan.update(found.fingerprint)
         initial[dim] = InitialValues.of(config.seed, chosen, [shards.tables[n].num_rows for n in chosen])

@@ -13,13 +13,14 @@ import numpy as np
 from ...pipeline.errors import ConfigError
 from ...stats.exchange.home_moves import move_costs
 from ...stats.exchange.home_plan import first_homes
+from ...stats.exchange.homes_name import HomesName
 from ..data.batch_shares import BatchShares
 from ..data.shards import Shards
 from ..exchange.choose_homes import choose_homes
+from ..exchange.exchange_file import ExchangeSchedule, PlannedSteps
 from ..exchange.held_rows import HeldRows
 from ..exchange.rank_reader import RankReader
 from ..exchange.step_homes import FixedHomes, StepHomes
-from ..options.rank_options import HomesName
 from ..placements.moving_homes import MovingHomes, read_uses
 from ..rows.row_optimizers import RowOptimizer
 
@@ -31,7 +32,7 @@ class WidthHomes:
     """The homes of the rows of one width, seen from one rank."""
 
     held: HeldRows
-    homes: StepHomes
+    homes: StepHomes | PlannedSteps
     fingerprint: bytes
     """Of all that the plans of ranks must have in common."""
 
@@ -44,6 +45,7 @@ def plan_width_homes(
     seed: int,
     optimizer: RowOptimizer,
     folder: Path,
+    schedule: ExchangeSchedule | None = None,
 ) -> WidthHomes:
     """Plan the homes of the rows of some tables.
 
@@ -55,12 +57,17 @@ def plan_width_homes(
         seed: of the order of batches.
         optimizer: whose state moves along with a row.
         folder: of plans that are too large for memory.
+        schedule: the plan on disk; None: it is made here.
 
     Raises:
         ConfigError: rows are too wide for plans of moving homes.
         HotsetError: the disk has no room for such plans.
     """
     num_rows = [shards.tables[table].num_rows for table in chosen]
+    if schedule is not None:
+        planned = schedule.width(shards.tables[chosen[0]].embedding_dim, sum(num_rows))
+        held = HeldRows(num_rows, planned.homes_K.copy(), shares.rank, planned.is_held_K)
+        return WidthHomes(held, planned, schedule.fingerprint)
     if name != "moving":
         homes_K = choose_homes(name, shards, chosen, shares.num_ranks, shares.num_shares)
         held = HeldRows(num_rows, homes_K, shares.rank)

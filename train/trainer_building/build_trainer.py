@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.runtime.tasks import num_workers
+from ...stats.exchange.homes_name import HomesName
 from ..config import TrainConfig
 from ..data.batch_order import BatchOrder, CutOrder, ResumedOrder, SeededOrder
 from ..data.batch_shares import BatchShares
@@ -22,6 +23,7 @@ from ..data.stored_batches import StoredBatches
 from ..device.verbs import Device
 from ..exchange.chosen_exchange import ChosenExchange
 from ..exchange.dense_sums import DenseSums
+from ..exchange.exchange_file import ExchangeSchedule, RunOnRanks
 from ..execution.embeddings import Embeddings
 from ..execution.ranked_embeddings import RankedEmbeddings
 from ..execution.row_parts import RowsSource, refill_stores, restore_rows
@@ -36,7 +38,6 @@ from ..model_building.build_model import build_model, build_step
 from ..model_building.choose_model import choose_model
 from ..model_building.model_inputs import ModelInputs
 from ..model_building.user_code import ModelSource
-from ..options.rank_options import HomesName
 from ..placements.choose_placement import num_planned_steps, spills
 from ..placements.fae import FaeOrder
 from ..placements.schedule_file import Schedule
@@ -155,7 +156,9 @@ def build_trainer(
     )
     embeddings: Embeddings
     if ranks.num_ranks > 1:
-        embeddings = build_ranked_embeddings(shards, config, tools, ranks, homes, coded)
+        run = _run_on(ranks, homes, config, chosen_exchange, start, has_own_order=order is not None)
+        schedule = ExchangeSchedule.find(shards, config, run)
+        embeddings = build_ranked_embeddings(shards, config, tools, ranks, homes, coded, schedule)
     else:
         embeddings = build_embeddings(shards, config, tools)
     if start is not None:
@@ -226,6 +229,28 @@ def build_trainer(
         ranks=ranks,
         coded=coded,
     )
+
+
+def _run_on(
+    ranks: Ranks,
+    homes: HomesName,
+    config: TrainConfig,
+    exchange: ChosenExchange,
+    start: RunStart | None,
+    *,
+    has_own_order: bool,
+) -> RunOnRanks:
+    """Say what of a run decides whether its ranks can follow a schedule on disk."""
+    own_plan = None
+    if config.placement == "fae" or has_own_order:
+        own_plan = "the run decides the order of its batches as it goes"
+    elif exchange.sync_every is not None:
+        own_plan = "the run holds copies of rows on all ranks"
+    elif config.plan != "auto":
+        own_plan = f"the run was given --plan {config.plan}"
+    num_done = start.done.size if start is not None and start.done is not None else 0
+    is_fresh = start is None or start.is_fresh
+    return RunOnRanks(ranks.rank, ranks.num_ranks, homes, num_done, not is_fresh, own_plan)
 
 
 def _build_dense_layers(

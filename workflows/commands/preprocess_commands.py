@@ -34,6 +34,7 @@ from ...pipeline.stages.stage_order import FOLDERS, refuse_extension, remove_sta
 from ..console import print_json, print_line, progress_bars, say, stdout_console
 from ..options import config_of
 from ..printing.describe_stages import (
+    describe_exchange,
     describe_id_map,
     describe_lookups,
     describe_schedule,
@@ -41,7 +42,14 @@ from ..printing.describe_stages import (
     describe_stage,
     explain_all_hot,
 )
-from .preprocess_options import PreprocessCommand, RunOptions, parse_ingest, parse_preprocess, parse_stage
+from .preprocess_options import (
+    PreprocessCommand,
+    RunOptions,
+    parse_ingest,
+    parse_preprocess,
+    parse_stage,
+    rank_schedule_of,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -175,28 +183,36 @@ def _ingest(arguments: Sequence[str]) -> int:
 def _stage(stage: str, arguments: Sequence[str]) -> int:
     options, config_type = parse_stage(stage, arguments)
     config = config_of(config_type, options)
+    of_ranks = rank_schedule_of(options) if stage == "schedule" else None
+    if of_ranks is not None:
+        stage, config = "schedule-ranks", of_ranks
     with _running(options.run) as resources:
         # The stage and what follows it go first; then it runs as if it had never been there.
         if options.redo:
             refuse_stage(stage, config, options.dir, resources)
             _report_removed(remove_from(stage, options.dir))
         started = time.perf_counter()
+        cpu_started = time.process_time()
         folder = run_stage(stage, config, options.dir, resources)
-    return _finish(stage, folder, time.perf_counter() - started, options.run.json)
+        seconds = time.perf_counter() - started
+        cpu_seconds = time.process_time() - cpu_started
+    return _finish(stage, folder, seconds, options.run.json, cpu_seconds)
 
 
-def _finish(stage: str, folder: Manifest, seconds: float, as_json: bool) -> int:
+def _finish(stage: str, folder: Manifest, seconds: float, as_json: bool, cpu_seconds: float = 0) -> int:
     """Print what a single stage wrote."""
     if as_json:
         print_json({"stage": stage, "dir": str(folder.folder), "seconds": seconds} | folder.totals)
         return 0
-    # Every stage says what it wrote; two of them have more to tell.
+    # Every stage says what it wrote; three of them have more to tell.
     num_bytes = format_byte_size(sum(entry.num_bytes for entry in folder.files))
     num_files = len(folder.files)
     files = f"{num_files:,} file{'' if num_files == 1 else 's'}"
     print_line(stdout_console(), f"{folder.folder}: {files}, {num_bytes} in {seconds:.1f} s")
     if stage == "schedule":
         print_line(stdout_console(), describe_schedule(folder))
+    if stage == "schedule-ranks":
+        print_line(stdout_console(), describe_exchange(folder, cpu_seconds))
     if stage == "transpose":
         print_line(stdout_console(), describe_lookups(folder))
     return 0

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from ...pipeline.errors import ConfigError
 from ...pipeline.folders.manifest import MANIFEST, Manifest
 from ...pipeline.formats.stage_settings import ColumnsSettings
 from ...pipeline.runtime.engine import EngineName
@@ -21,8 +22,9 @@ from ...pipeline.sizes import ByteSize
 from ...pipeline.stages.ingest import IngestConfig
 from ...pipeline.stages.preprocess import PreprocessConfig
 from ...pipeline.stages.stage_order import FOLDERS
+from ...stats.exchange.homes_name import HomesName
 from ..option_help import field_docstrings
-from ..options import Dir, RecipeFile, command_options, find_options, parse_options
+from ..options import Dir, RecipeFile, command_options, config_of, find_options, parse_options
 from ..recipe_file import with_recipe
 from ..recipes import DEFAULT_SCHEMA, recipe_for, recipe_like
 
@@ -31,7 +33,7 @@ StageName = Annotated[str | None, tyro.conf.arg(metavar="STAGE", help_behavior_h
 Folders = Annotated[str, tyro.conf.arg(metavar="FOLDER,...", help_behavior_hint="")]
 
 _DESCRIPTIONS = {
-    "schedule": "Plan which cold rows each batch loads and evicts.",
+    "schedule": "Plan which cold rows each batch loads and evicts, or what crosses between ranks.",
     "transpose": "Group each batch's lookups by row, once for all epochs.",
 }
 """The first sentence of the help of stages that `PreprocessConfig` does not describe."""
@@ -136,6 +138,17 @@ class StageOptions:
     """The same for every stage. None of these changes a byte of the output."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions(StageOptions):
+    """Options of schedule that make it plan for several ranks."""
+
+    ranks: int | None = None
+    """Plan what crosses between so many ranks in each step, to DIR/exchange, instead of row movement."""
+
+    homes: HomesName = "by-use"
+    """With --ranks: rank where a row lives, as in training."""
+
+
 def parse_preprocess(arguments: Sequence[str]) -> PreprocessCommand:
     """Parse the arguments of ``hotset preprocess``; ``--like`` and ``--schema`` set the defaults."""
     arguments = with_recipe("preprocess", arguments)
@@ -165,9 +178,40 @@ def parse_ingest(arguments: Sequence[str]) -> Any:
 def parse_stage(stage: str, arguments: Sequence[str]) -> tuple[StageOptions, Any]:
     """Parse the arguments of a stage after ingest; returns its options, and its config's type."""
     default = _settings_of(stage) or getattr(_recipe_in(arguments), stage)
-    command = command_options(type(default), StageOptions)
+    own = ScheduleOptions if stage == "schedule" else StageOptions
+    command = command_options(type(default), own)
     arguments = _with_bare_redo(stage, arguments)
+    # The schedule of several ranks is a stage of its own, which messages name.
+    if stage == "schedule":
+        arguments = _with_bare_redo("schedule-ranks", arguments)
     return _parse_stage(stage, command, default, arguments, dir=tyro.MISSING), type(default)
+
+
+def rank_schedule_of(options: Any) -> Any:
+    """Return the settings of a schedule of several ranks; None where ``--ranks`` is not given.
+
+    Args:
+        options: of ``hotset schedule``.
+
+    Raises:
+        ConfigError: options of the other kind of schedule are given.
+    """
+    from ...pipeline.stages.schedule import ScheduleConfig
+    from ...pipeline.stages.schedule_ranks import RankScheduleConfig
+
+    if options.ranks is None:
+        if options.homes != ScheduleOptions.homes:
+            raise ConfigError("--homes is of a schedule of several ranks", hint="give --ranks, too")
+        return None
+    # Each rank plans its slots in training, with what it has for them.
+    names = ("staging_bytes", "prefetch", "window", "split_batches")
+    given = [name for name in names if getattr(options, name) != getattr(ScheduleConfig(), name)]
+    if given:
+        raise ConfigError(
+            f"--{given[0].replace('_', '-')} is of a schedule of one process, and --ranks of several",
+            hint="leave it out: each rank plans its own slots in training",
+        )
+    return config_of(RankScheduleConfig, options)
 
 
 def _settings_of(stage: str) -> Any:

@@ -142,6 +142,7 @@ def test_a_folder_without_stages_is_refused(tmp_path: Path) -> None:
         "shards",
         "lookups",
         "schedule",
+        "exchange",
         "id_map",
     }
     with pytest.raises(ManifestError, match="no stage folder"):

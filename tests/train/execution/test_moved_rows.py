@@ -17,6 +17,7 @@ from hotset.pipeline.stages.transpose import TransposeConfig, transpose
 from hotset.stats.batches.epoch_order import epoch_order
 from hotset.stats.exchange.count_exchange import count_exchange
 from hotset.stats.exchange.home_moves import NO_HOME, move_costs
+from hotset.stats.exchange.homes_name import HomesName
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
@@ -25,7 +26,6 @@ from hotset.train.exchange.rank_reader import RankReader, read_epoch
 from hotset.train.execution import ranked_embeddings
 from hotset.train.execution.moved_rows import read_states
 from hotset.train.execution.ranked_embeddings import RankedEmbeddings
-from hotset.train.options.rank_options import HomesName
 from hotset.train.placements.moving_homes import MovingHomes
 from hotset.train.ranks.ranks import OneRank, RankError, Ranks
 from hotset.train.ranks.thread_ranks import run_thread_ranks

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hotset.stats.codecs.codec_names import codec_of
+from hotset.stats.exchange.homes_name import HomesName
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
@@ -23,7 +24,6 @@ from hotset.train.exchange import row_messages
 from hotset.train.exchange.chosen_exchange import ChosenExchange
 from hotset.train.exchange.coded_exchange import Coding
 from hotset.train.execution import ranked_embeddings
-from hotset.train.options.rank_options import HomesName
 from hotset.train.ranks.ranks import OneRank, RankError, Ranks
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 from hotset.train.trainer import run_steps

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from hotset.pipeline.stages.schedule_ranks import RankScheduleConfig, schedule_ranks
+from hotset.stats.exchange.homes_name import HomesName
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.checkpoints import checkpoint_writer
 from hotset.train.checkpoints.checkpoint_files import CheckpointRecord, newest_whole, write_record
@@ -19,10 +21,10 @@ from hotset.train.checkpoints.tensor_file import write_part
 from hotset.train.config import TrainConfig
 from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards
+from hotset.train.exchange import exchange_file
 from hotset.train.exchange.chosen_exchange import ChosenExchange
 from hotset.train.execution.row_parts import RowsPart
 from hotset.train.options.interval import parse_interval
-from hotset.train.options.rank_options import HomesName
 from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.ranks.thread_ranks import ThreadRanks, run_thread_ranks
 from hotset.train.resuming.rank_checkpoints import RankCheckpoints
@@ -119,6 +121,65 @@ def test_a_run_goes_on_with_another_number_of_ranks(placement: str, tmp_path: Pa
         record = newest_whole(folder)
         assert record is not None and stop_after - 2 < record.state.step <= stop_after
     assert on_ranks(shards, folder, fields, 4, homes="moving") == wanted
+
+
+@pytest.mark.parametrize("homes", ["by-use", "moving"])
+@pytest.mark.parametrize("placement", ["lookahead", pytest.param("all-fast", marks=pytest.mark.slow)])
+def test_a_run_goes_on_by_its_schedule(
+    placement: str, homes: HomesName, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", replace(SPEC, embedding_optimizer="adagrad")))
+    fields = {
+        "placement": placement,
+        "epochs": 2,
+        "staging_bytes": 1_000 if placement == "lookahead" else None,
+    }
+    coded = ChosenExchange("int8", "int8")
+    # Where homes stay, ranks that plan for themselves go on with the same ones.
+    wanted = on_ranks(shards, tmp_path / "planned", fields, 2, homes=homes, exchange=coded)
+    exact = on_ranks(shards, tmp_path / "exact", fields, 1)
+    config = RankScheduleConfig(ranks=2, homes=homes, epochs=2)
+    schedule_ranks(config, shards.manifest, tmp_path / "exchange")
+    with caplog.at_level("INFO", exchange_file.__name__):
+        for name, exchange, end in (("coded", coded, wanted), ("plain", None, exact)):
+            for stop_after in (5, 7, 10):
+                with suppress(_KilledError):
+                    on_ranks(
+                        shards,
+                        tmp_path / name,
+                        fields,
+                        2,
+                        stop_after=stop_after,
+                        homes=homes,
+                        exchange=exchange,
+                    )
+            assert on_ranks(shards, tmp_path / name, fields, 2, homes=homes, exchange=exchange) == end
+    assert sum("follows" in message for message in caplog.messages) == 2 * 8
+
+
+@pytest.mark.parametrize("homes", ["by-use", "moving"])
+def test_a_run_that_begins_with_the_rows_of_another_may_have_a_schedule(
+    homes: HomesName, tmp_path: Path
+) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", replace(SPEC, embedding_optimizer="adagrad")))
+    with suppress(_KilledError):
+        on_ranks(shards, tmp_path / "first", {"placement": "all-fast"}, 2, stop_after=5)
+
+    def train_on(ranks: Ranks) -> list[bytes]:
+        torch.set_num_threads(1)
+        config = TrainConfig(threads=1, shares=4, embedding_optimizer="adagrad", placement="all-fast")
+        record = newest_whole(tmp_path / "first")
+        assert record is not None
+        checkpoint = Checkpoint.open(tmp_path / "first", record, table_sizes(shards, config))
+        start = replace(checkpoint.start, done=None, is_fresh=False)
+        trainer = build_trainer(shards, config, start=start, ranks=ranks, homes=homes)
+        run_steps(trainer, lambda *_: None)
+        return [trainer.embeddings.table(n).numpy().tobytes() for n in range(len(shards.tables))]
+
+    wanted = run_thread_ranks(2, train_on, 20)
+    schedule_ranks(RankScheduleConfig(ranks=2, homes=homes), shards.manifest, tmp_path / "exchange")
+    assert run_thread_ranks(2, train_on, 20) == wanted
+    assert wanted[0] == train_on(OneRank())
 
 
 @pytest.mark.parametrize("placement", ["cache", "all-fast"])

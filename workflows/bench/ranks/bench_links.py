@@ -30,7 +30,7 @@ from ....pipeline.errors import ConfigError, HotsetError, require_at_least, requ
 from ....pipeline.generate.generate_log import GenerateConfig, generate
 from ....pipeline.runtime.resources import ProgressCallback, silent
 from ....pipeline.stages.preprocess import preprocess
-from ....train.options.rank_options import HomesName
+from ....stats.exchange.homes_name import HomesName
 from ...machine_facts import commit, describe_machine
 from ...recipes import recipe_for
 from .link_namespaces import ADDRESSES, INTERFACE, NamespacesError, linked_namespaces

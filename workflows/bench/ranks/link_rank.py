@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from ....stats.exchange.homes_name import HomesName
 from ....train.config import TrainConfig
 from ....train.data.shards import Shards
 from ....train.exchange.chosen_exchange import ChosenExchange
 from ....train.options.exchange_options import ExchangeOptions
-from ....train.options.rank_options import HomesName
 from ....train.ranks.ranks import Ranks
 from ....train.ranks.throttled_ranks import ThrottledRanks
 from ....train.ranks.torch_ranks import join_ranks

@@ -1,0 +1,138 @@
+"""Checks of the rows that concern a rank, as they are read from a file: kernels and messages trust them.
+
+Shapes: S steps, 4 lists of messages, W ranks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernel import inlined_kernel, kernel
+from .home_moves import NO_HOME
+from .rank_steps import RankSteps, concerns
+
+KINDS = 4
+"""Counts of a rank's messages: vectors that it sends and receives, then gradients."""
+
+
+@kernel
+def _count_messages(steps: RankSteps, rank: int, counts_SLW: NDArray[np.int32]) -> None:
+    num_ranks = counts_SLW.shape[2]
+    for step in range(counts_SLW.shape[0]):
+        for i in range(steps.starts_S1[step], steps.starts_S1[step + 1]):
+            mask = np.uint64(steps.masks_N[i])
+            before, after = steps.before_N[i], steps.after_N[i]
+            if mask >> np.uint64(rank) & np.uint64(1):
+                if before != rank and before != NO_HOME:
+                    counts_SLW[step, 1, before] += 1
+                if after != rank:
+                    counts_SLW[step, 2, after] += 1
+            for other in range(num_ranks):
+                if other != rank and mask >> np.uint64(other) & np.uint64(1):
+                    counts_SLW[step, 0, other] += before == rank
+                    counts_SLW[step, 3, other] += after == rank
+
+
+def count_rank_messages(steps: RankSteps, rank: int, num_ranks: int) -> NDArray[np.int32]:
+    """Return the rows that a rank sends and receives, (num_steps, 4, num_ranks). Exact.
+
+    Vectors to and from each rank, those of rows that move among them, then gradients to and from each; as
+    many as `messages.list_messages` lists.
+
+    Args:
+        steps: of the rank; homes and users below ``num_ranks``.
+        rank: whose they are.
+        num_ranks: of them all.
+    """
+    counts_SLW = np.zeros((steps.num_steps, KINDS, num_ranks), np.int32)
+    _count_messages(steps, rank, counts_SLW)
+    return counts_SLW
+
+
+@inlined_kernel
+def _is_possible(mask: np.uint64, before: int, after: int, is_early: int, rank: int, num_ranks: int) -> bool:
+    is_user = mask != np.uint64(0) and (num_ranks == 64 or mask >> np.uint64(num_ranks) == np.uint64(0))
+    lives = after < num_ranks and (before < num_ranks or before == NO_HOME)
+    return is_user and lives and is_early <= (before != NO_HOME) and concerns(mask, before, after, rank)
+
+
+@kernel
+def _first_fault(steps: RankSteps, rank: int, num_ranks: int, num_keys: int) -> int:
+    for step in range(steps.starts_S1.shape[0] - 1):
+        last = np.int64(-1)
+        for i in range(steps.starts_S1[step], steps.starts_S1[step + 1]):
+            key = np.int64(steps.keys_N[i])
+            is_possible = _is_possible(
+                np.uint64(steps.masks_N[i]),
+                steps.before_N[i],
+                steps.after_N[i],
+                steps.is_early_N[i],
+                rank,
+                num_ranks,
+            )
+            if key <= last or key >= num_keys or not is_possible:
+                return step
+            last = key
+        last = np.int64(-1)
+        for i in range(steps.passed_starts_S1[step], steps.passed_starts_S1[step + 1]):
+            key = np.int64(steps.passed_keys_P[i])
+            if key <= last or key >= num_keys or steps.passed_homes_P[i] >= num_ranks:
+                return step
+            last = key
+    return -1
+
+
+def first_faulty_step(steps: RankSteps, rank: int, num_ranks: int, num_keys: int) -> int | None:
+    """Return the first step whose rows cannot be those of a rank; None where all can. Exact.
+
+    Args:
+        steps: as they were read: keys, masks and homes are any numbers, starts ascend within the arrays.
+        rank: whose they are to be.
+        num_ranks: of them all.
+        num_keys: rows that keys may name.
+    """
+    found = int(_first_fault(steps, rank, num_ranks, num_keys))
+    return None if found < 0 else found
+
+
+@kernel
+def _follow_homes(
+    steps: RankSteps, rank: int, homes_K: NDArray[np.uint8], early_and_moves_2: NDArray[np.int64]
+) -> int:
+    own = np.uint64(1) << np.uint64(rank)
+    for step in range(steps.starts_S1.shape[0] - 1):
+        for i in range(steps.starts_S1[step], steps.starts_S1[step + 1]):
+            key = np.int64(steps.keys_N[i])
+            before, after = steps.before_N[i], steps.after_N[i]
+            if homes_K[key] != before:
+                return step
+            homes_K[key] = after
+            # Of each row its home counts, which sends it.
+            if before == rank:
+                others = np.uint64(steps.masks_N[i]) & ~own
+                while others:
+                    others &= others - np.uint64(1)
+                    early_and_moves_2[0] += steps.is_early_N[i]
+                early_and_moves_2[1] += after != rank
+        for i in range(steps.passed_starts_S1[step], steps.passed_starts_S1[step + 1]):
+            homes_K[np.int64(steps.passed_keys_P[i])] = steps.passed_homes_P[i]
+    return -1
+
+
+def first_wrong_home(
+    steps: RankSteps, rank: int, homes: NDArray[np.uint8], early_and_moves: NDArray[np.int64] | None = None
+) -> int | None:
+    """Follow the homes of all rows; return the first step in which one lives elsewhere, None if none does.
+
+    Args:
+        steps: of the rank, checked.
+        rank: whose they are.
+        homes: (num_keys,), where rows live before the first of these steps, `NO_HOME` before the first use;
+            changed to where they live after the last.
+        early_and_moves: (2,), the vectors that this rank may send a step early, and the rows that move away
+            from it; added to.
+    """
+    counts_2 = np.zeros(2, np.int64) if early_and_moves is None else early_and_moves
+    found = int(_follow_homes(steps, rank, homes, counts_2))
+    return None if found < 0 else found

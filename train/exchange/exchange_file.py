@@ -1,0 +1,310 @@
+"""What crosses between the ranks of a run, as `hotset schedule --ranks` wrote it for shards.
+
+It is used where it fits the run exactly: the same shards, ranks, homes and order of batches. Then a rank
+reads the rows of each step that concern it, and of each batch its own samples alone. Another one is not an
+error: ranks plan for themselves, and log why. A damaged one is an error: a rank hashes its files before the
+first step, every number is checked when it is read, and each step is compared with the lookups of its batch.
+
+A file is held at a time, of at most a few dozen MB, and another one where staging is planned ahead.
+
+Shapes: R rows of a step that concern this rank, K keys.
+"""
+# ruff: noqa: N815  (arrays carry shape suffixes)
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...pipeline.errors import ManifestError
+from ...pipeline.folders.checksum import hash_file
+from ...pipeline.folders.file_facts import RankFacts
+from ...pipeline.folders.manifest import FileEntry, Manifest
+from ...pipeline.folders.stage_totals import ExchangeTotals
+from ...pipeline.formats.stage_settings import RankScheduleSettings
+from ...pipeline.runtime.tasks import run_tasks
+from ...pipeline.scheduling.exchange_files import RankOf, StepsPart, read_homes, read_steps
+from ...pipeline.stage_commands import hint_to_rewrite
+from ...stats.exchange.home_moves import NO_HOME
+from ...stats.exchange.homes_name import HomesName
+from ...stats.exchange.rank_masks import Masks
+from ...stats.exchange.rank_step_checks import first_wrong_home
+from ...stats.exchange.rank_steps import first_steps
+from ..config import TrainConfig
+from ..data.shards import Shards
+
+_log = logging.getLogger(__name__)
+_STAGE = "schedule-ranks"
+_VERSION = 1
+
+
+class RankRows(NamedTuple):
+    """The rows of a step that concern this rank, and the homes of others that it changes."""
+
+    keys_R: NDArray[np.int32]
+    """Ascending."""
+    masks_R: Masks
+    before_R: NDArray[np.uint8]
+    after_R: NDArray[np.uint8]
+    passed: tuple[NDArray[np.int32], NDArray[np.uint8]]
+    """Rows that concern other ranks alone, whose home the step gives or changes, and that home."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOnRanks:
+    """What of a run decides whether a schedule fits it, beside its shards and settings."""
+
+    rank: int
+    num_ranks: int
+    homes: HomesName
+    num_done: int = 0
+    """Steps that a resumed run has done."""
+    begins_with_others: bool = False
+    """Whether rows that no step of the run has used may have other than their initial values."""
+    own_plan: str | None = None
+    """Why the run has to plan for itself whatever is on disk; None: it has not."""
+
+
+class ExchangeSchedule:
+    """A sealed folder exchange/ that fits a run, seen from one rank."""
+
+    def __init__(self, manifest: Manifest, shards: Shards, run: RunOnRanks) -> None:
+        self._manifest = manifest
+        self._num_batches = shards.num_training_batches
+        self._run = run
+
+    @classmethod
+    def find(cls, shards: Shards, config: TrainConfig, run: RunOnRanks) -> ExchangeSchedule | None:
+        """The schedule beside ``shards``; None where there is none that fits this run.
+
+        Raises:
+            ManifestError: there is one, and it is damaged.
+        """
+        folder = shards.manifest.folder.parent / "exchange"
+        if not (folder / "manifest.json").exists():
+            return None
+        manifest = Manifest.read(folder)
+        differs = run.own_plan or _difference(manifest, shards, config, run)
+        if differs is not None:
+            _log.info("%s does not fit this run (%s): ranks plan during training", folder, differs)
+            return None
+        found = cls(manifest, shards, run)
+        found._refuse_damage(config.epochs)
+        _log.info("rank %d follows %s", run.rank, folder)
+        return found
+
+    @property
+    def fingerprint(self) -> bytes:
+        """What all ranks that follow it have in common."""
+        return self._manifest.fingerprint.encode()
+
+    def width(self, embedding_dim: int, num_keys: int) -> PlannedSteps:
+        """The steps of a row width.
+
+        Raises:
+            ManifestError: it is of other rows, or damaged.
+        """
+        run = self._run
+        found = [each for each in self._files("homes", embedding_dim)]
+        widths = {width.embedding_dim: width for width in ExchangeTotals.of(self._manifest).widths}
+        if len(found) != 1 or widths[embedding_dim].num_rows != num_keys:
+            self.refuse(f"it does not have the homes of the {num_keys} rows of width {embedding_dim}")
+        homes_K, users_K = read_homes(self._manifest, found[0][0], num_keys, run.num_ranks)
+        planned = PlannedSteps(self, embedding_dim, run, homes_K, users_K)
+        if run.homes == "moving" and run.num_done:
+            planned.replay()
+        return planned
+
+    def parts(self, embedding_dim: int, epoch: int, num_keys: int) -> Iterator[StepsPart]:
+        """Yield the steps of this rank in an epoch, in order."""
+        of = RankOf(self._run.rank, self._run.num_ranks, num_keys)
+        num_steps = 0
+        for entry, facts in self._files("steps", embedding_dim):
+            if (facts.epoch, facts.rank) != (epoch, self._run.rank):
+                continue
+            for part in read_steps(self._manifest, entry, of):
+                if part.first_step != num_steps:
+                    self.refuse(f"step {part.first_step} of epoch {epoch} does not follow the one before")
+                num_steps += part.steps.num_steps
+                yield part
+        if num_steps != self._num_batches:
+            self.refuse(f"epoch {epoch} has {num_steps} steps, want {self._num_batches}")
+
+    def first_epoch(self) -> tuple[int, int]:
+        """Return the epoch in which the run begins or goes on, and how many of its steps are done."""
+        return divmod(self._run.num_done, self._num_batches)
+
+    def _files(self, kind: str, embedding_dim: int) -> Iterator[tuple[FileEntry, RankFacts]]:
+        for entry in self._manifest.files:
+            facts = RankFacts.of(self._manifest, entry)
+            if (facts.kind, facts.embedding_dim) == (kind, embedding_dim):
+                yield entry, facts
+
+    def _refuse_damage(self, num_epochs: int) -> None:
+        """Hash the files of this rank: a flipped bit may well be another row."""
+        manifest = self._manifest
+        own = [
+            entry for entry in manifest.files if RankFacts.of(manifest, entry).rank in (None, self._run.rank)
+        ]
+        tasks = ((manifest.checked_path(entry),) for entry in own)
+        for entry, (_, checksum) in zip(own, run_tasks(hash_file, tasks), strict=True):
+            if checksum != entry.xxh3_128:
+                self.refuse(f"the checksum of {entry.path} is {checksum}, want {entry.xxh3_128}")
+        # A file that is not listed would be missed in the middle of the run.
+        for width in ExchangeTotals.of(manifest).widths:
+            steps = [facts for _, facts in self._files("steps", width.embedding_dim)]
+            for epoch in range(num_epochs):
+                mine = [each for each in steps if (each.epoch, each.rank) == (epoch, self._run.rank)]
+                num_steps = sum(each.num_steps or 0 for each in mine)
+                if num_steps != self._num_batches:
+                    self.refuse(f"epoch {epoch} has {num_steps} steps, want {self._num_batches}")
+
+    def refuse(self, fault: str) -> NoReturn:
+        """Raise ManifestError for a fault of the folder."""
+        folder = self._manifest.folder
+        raise ManifestError(f"{folder} is damaged: {fault}", hint=hint_to_rewrite(folder))
+
+
+class PlannedSteps:
+    """The rows of each step of a run that concern this rank, in one width.
+
+    Args:
+        schedule: with the steps.
+        embedding_dim: of the width.
+        run: whose steps they are.
+        homes_K: where rows live before their first use.
+        users_K: the ranks that ever use each row.
+    """
+
+    def __init__(
+        self,
+        schedule: ExchangeSchedule,
+        embedding_dim: int,
+        run: RunOnRanks,
+        homes_K: NDArray[np.uint8],
+        users_K: Masks,
+    ) -> None:
+        self.may_move = run.homes == "moving"
+        self.homes_K = homes_K
+        """Where rows live when the run begins or goes on."""
+        used_K = (users_K >> users_K.dtype.type(run.rank) & 1).astype(np.bool_)
+        self.is_held_K = (homes_K == run.rank) | used_K if self.may_move else homes_K == run.rank
+        """Whether a row may ever live here."""
+        self._schedule = schedule
+        self._embedding_dim = embedding_dim
+        self._rank = run.rank
+        self._num_done = run.num_done
+        self._restored_K = np.zeros(homes_K.size, np.bool_)
+        """Rows that have a value before the first step."""
+        # Steps are read twice: ahead, where their staging is planned, and where they are run.
+        self._next_planned, self._num_skipped = schedule.first_epoch()
+        self._next_begun = self._next_planned
+        self._ahead: Iterator[tuple[int, RankRows]] = iter(())
+        self._run: Iterator[tuple[int, RankRows]] = iter(())
+
+    def plan_epoch(self, numbers: Iterable[int]) -> None:
+        """Begin to read the next epoch ahead."""
+        self._ahead = self._steps(self._next_planned)
+        self._next_planned += 1
+
+    def begin_epoch(self) -> None:
+        """Begin to read the next epoch where it is run."""
+        self._run = self._steps(self._next_begun)
+        self._next_begun += 1
+
+    def expect(self, number: int) -> RankRows:
+        """Return the rows of a step of the epoch that was planned last; steps may be left out."""
+        for batch, rows in self._ahead:
+            if batch == number:
+                return rows
+        self.refuse_other_rows(number)
+
+    def take(self, number: int) -> RankRows:
+        """Return the rows of the next step to run."""
+        batch, rows = next(self._run, (-1, None))
+        if batch != number or rows is None:
+            self.refuse_other_rows(number)
+        return rows
+
+    def refuse_other_rows(self, number: int) -> NoReturn:
+        """Raise ManifestError for a step whose rows are not those of its batch."""
+        self._schedule.refuse(f"its rows are not those that batch {number} looks up")
+
+    def mark_used(self, keys_N: NDArray[np.int64]) -> None:
+        """Take rows as used before the first step; they live where they live then."""
+        self._restored_K[keys_N] = True
+
+    def replay(self) -> None:
+        """Let rows live where the steps that are done have left them."""
+        homes_K = np.full(self.homes_K.size, NO_HOME, np.uint8)
+        left = self._num_done
+        for epoch in range(self._next_planned + 1):
+            if not left:
+                break
+            for part in self._schedule.parts(self._embedding_dim, epoch, homes_K.size):
+                steps = first_steps(part.steps, min(left, part.steps.num_steps))
+                if first_wrong_home(steps, self._rank, homes_K) is not None:
+                    self._schedule.refuse(f"a row of epoch {epoch} does not live where it is said to")
+                left -= steps.num_steps
+        self.homes_K = np.where(homes_K == NO_HOME, self.homes_K, homes_K).astype(np.uint8)
+
+    def _steps(self, epoch: int) -> Iterator[tuple[int, RankRows]]:
+        """Yield the batch of each step of an epoch that is not done, and its rows."""
+        first_epoch, _ = self._schedule.first_epoch()
+        skipped = self._num_skipped if epoch == first_epoch else 0
+        for part in self._schedule.parts(self._embedding_dim, epoch, self.homes_K.size):
+            for step, batch in enumerate(part.batches.tolist()):
+                if part.first_step + step >= skipped:
+                    yield batch, self._rows(part, step)
+
+    def _rows(self, part: StepsPart, step: int) -> RankRows:
+        steps = part.steps
+        own = slice(int(steps.starts_S1[step]), int(steps.starts_S1[step + 1]))
+        passed = slice(int(steps.passed_starts_S1[step]), int(steps.passed_starts_S1[step + 1]))
+        keys_R, before_R = steps.keys_N[own], steps.before_N[own]
+        # A row that the run began with has a value at its home before its first use here.
+        is_there_R = (before_R == NO_HOME) & self._restored_K[keys_R]
+        return RankRows(
+            keys_R,
+            steps.masks_N[own],
+            np.where(is_there_R, self.homes_K[keys_R], before_R).astype(np.uint8),
+            steps.after_N[own],
+            (steps.passed_keys_P[passed], steps.passed_homes_P[passed]),
+        )
+
+
+def _difference(manifest: Manifest, shards: Shards, config: TrainConfig, run: RunOnRanks) -> str | None:
+    """The first thing that keeps a schedule from fitting a run, for the log; None where it fits."""
+    if (manifest.stage, manifest.version) != (_STAGE, _VERSION):
+        raise ManifestError(
+            f"{manifest.folder} holds {manifest.stage!r} of version {manifest.version}",
+            hint=hint_to_rewrite(manifest.folder),
+        )
+    if all(source.get("fingerprint") != shards.manifest.fingerprint for source in manifest.inputs):
+        return "it was written for other shards"
+    # Batches that are grouped by the hot rows come in an order that depends on these.
+    if shards.is_grouped and not shards.has_packed_budget:
+        return "it was written for other hot rows"
+    planned = RankScheduleSettings.of(manifest)
+    for name, found, wanted in (
+        ("ranks", planned.ranks, run.num_ranks),
+        ("homes", planned.homes, run.homes),
+        ("seed", planned.seed, config.seed),
+    ):
+        if found != wanted:
+            return f"it has {name} {found}, the run {wanted}"
+    # A longer schedule fits a shorter run: homes are planned epoch after epoch.
+    if planned.epochs < config.epochs:
+        return f"it has {planned.epochs} epochs, the run {config.epochs}"
+    if run.homes != "moving":
+        return None
+    # What it costs to move a row depends on its state.
+    optimizer = config.row_optimizer(shards.embedding_optimizer)
+    if shards.embedding_optimizer != optimizer:
+        return f"its rows move with the state of {shards.embedding_optimizer}, the run uses {optimizer}"
+    return "the run begins with the rows of another" if run.begins_with_others else None
