@@ -28,6 +28,7 @@ from ..stats.prediction.access_rates import AccessRates
 from ..stats.prediction.row_loads import EpochUses
 from ..stats.prediction.step_times import compute_seconds, predict, where_more_stops_paying
 from ..stats.prediction.workload import Budget, Machine, Prediction, Workload
+from ..stats.ranking.hot_levels import MAX_BUDGETS
 from ..stats.staging.staging_size import MOST_PREFETCH
 from .advice_record import ChosenOption, DescribedWorkload, MemoryOption, PlacementAdvice, PredictedStep
 from .config import TrainConfig
@@ -79,7 +80,7 @@ def advise(
     inputs = read_inputs(folder, config, resources)
     workload = inputs.workload
     options: list[MemoryOption] = []
-    for size, budgets in inputs.budgets.items():
+    for (size, _), budgets in inputs.budgets.items():
         predictions = [one for budget in budgets for one in predict(workload, machine, budget)]
         options.append(_option(size, predictions))
     # Two sizes are named: where nothing is faster, and where more is no longer worth it.
@@ -106,14 +107,20 @@ class AdviceInputs:
     workload: Workload
     shape: DlrmShape | DcnShape
     """The sizes of the model."""
-    budgets: dict[int, list[Budget]]
-    """By size of fast memory, ascending: the ways to share it between hot rows and staging slots."""
+    budgets: dict[tuple[int, int], list[Budget]]
+    """By size of fast memory of a rank, ascending, and number of ranks: the ways to share it between hot rows
+    and staging slots. Bytes are those of a rank, hot rows those of all."""
     sizes: tuple[int, ...]
     """Sizes that were asked for, or the default ones; ``budgets`` may have more."""
 
 
 def read_inputs(
-    folder: Path, config: AdviceConfig, resources: Resources = DEFAULT_RESOURCES, *, also: int = 1
+    folder: Path,
+    config: AdviceConfig,
+    resources: Resources = DEFAULT_RESOURCES,
+    *,
+    also: int = 1,
+    ranks: Sequence[int] = (1,),
 ) -> AdviceInputs:
     """Read the counts of a log, and count what each budget makes hot.
 
@@ -122,6 +129,7 @@ def read_inputs(
         config: sizes, batch and model.
         resources: threads and progress.
         also: sizes times this are counted too.
+        ranks: numbers of ranks, each of which has so much memory.
 
     Raises:
         ManifestError: as in `advise`.
@@ -138,9 +146,14 @@ def read_inputs(
     wanted = config.fast_bytes or _ladder(workload)
     sizes = sorted({size * factor for size in wanted for factor in {1, also}})
     # Hot lookups of every budget are counted in one pass over the samples.
-    budgets = [budget for size in sizes for budget in _budgets(size, workload)]
+    budgets = [
+        ((size, count), budget)
+        for size in sizes
+        for count in ranks
+        for budget in _budgets(size, workload.of_rank(count))
+    ]
     counted = _count_hot(budgets, vocabulary, samples, plan, resources)
-    return AdviceInputs(workload, shape, {size: counted[size] for size in sizes}, tuple(sorted({*wanted})))
+    return AdviceInputs(workload, shape, dict(sorted(counted.items())), tuple(sorted({*wanted})))
 
 
 def read_workload(
@@ -238,7 +251,7 @@ def _unique_rows(workload: Workload) -> float:
     return uses.rows_per_batch
 
 
-def _budgets(fast_bytes: int, workload: Workload) -> list[tuple[int, Budget]]:
+def _budgets(fast_bytes: int, workload: Workload) -> list[Budget]:
     """The ways to share one size of memory between hot rows and staging slots; hot rows are not counted
     yet."""
     # What is left for rows, shared out in several ways: the best share depends on the placement.
@@ -247,29 +260,40 @@ def _budgets(fast_bytes: int, workload: Workload) -> list[tuple[int, Budget]]:
     for share in STAGING_SHARES:
         staging = int(share * room)
         budget = Budget(hot_bytes=room - staging, num_hot_rows=0, hot_sample_share=0.0, staging_bytes=staging)
-        budgets.append((fast_bytes, budget))
+        budgets.append(budget)
     return budgets
 
 
 def _count_hot(
-    budgets: Sequence[tuple[int, Budget]],
+    budgets: Sequence[tuple[tuple[int, int], Budget]],
     vocabulary: Manifest,
     samples: Manifest,
     plan: Manifest,
     resources: Resources,
-) -> dict[int, list[Budget]]:
-    """Count the hot rows and fully hot samples of each budget, in one pass over the ids."""
+) -> dict[tuple[int, int], list[Budget]]:
+    """Count the hot rows and fully hot samples of each budget, in one pass over the ids.
+
+    Args:
+        budgets: of a rank, by size of fast memory and number of ranks.
+    """
+
+    def hot_bytes(one: tuple[tuple[int, int], Budget]) -> int:
+        (_, num_ranks), budget = one
+        return num_ranks * budget.hot_bytes
+
     # Ascending, so that each hot set contains those before it and a single pass counts for all.
     order = HotOrder(vocabulary, PlanTotals.of(plan).bytes_of_rows)
-    ascending = sorted(budgets, key=lambda one: one[1].hot_bytes)
-    found = [order.num_hot(budget.hot_bytes) for _, budget in ascending]
+    ascending = sorted(budgets, key=hot_bytes)
+    found = [order.num_hot(hot_bytes(one)) for one in ascending]
     num_hot = np.array([hot for hot, _ in found], np.int64)
     num_train = VocabularyTotals.of(vocabulary).num_train_samples
-    hot_samples = count_hot_samples(samples, num_hot, num_train, resources)
-    counted: dict[int, list[Budget]] = {}
-    for (size, budget), (_, num_rows), count in zip(ascending, found, hot_samples, strict=True):
+    # So many budgets are counted in one pass at most.
+    passes = [num_hot[first : first + MAX_BUDGETS] for first in range(0, len(num_hot), MAX_BUDGETS)]
+    hot_samples = [count for own in passes for count in count_hot_samples(samples, own, num_train, resources)]
+    counted: dict[tuple[int, int], list[Budget]] = {}
+    for (key, budget), (_, num_rows), count in zip(ascending, found, hot_samples, strict=True):
         share = int(count) / max(1, num_train)
-        counted.setdefault(size, []).append(replace(budget, num_hot_rows=num_rows, hot_sample_share=share))
+        counted.setdefault(key, []).append(replace(budget, num_hot_rows=num_rows, hot_sample_share=share))
     return counted
 
 

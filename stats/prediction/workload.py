@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .access_rates import AccessRates
 
@@ -43,6 +43,21 @@ class Workload:
     """Bytes per sample of every layer's outputs and their gradients."""
     input_bytes: int
     """Bytes of a sample as it is read: label, dense features, ids."""
+
+    def of_rank(self, num_ranks: int) -> Workload:
+        """Return what one of several ranks has: its part of the rows, which serve the whole batch, and its
+        part of the samples."""
+        if num_ranks == 1:
+            return self
+        # Rows are spread evenly, and each batch looks up those that live here. A rank computes its share of
+        # the samples.
+        return replace(
+            self,
+            rates=self.rates.part(num_ranks),
+            num_rows=-(-self.num_rows // num_ranks),
+            flops_per_sample=self.flops_per_sample / num_ranks,
+            activation_bytes=-(-self.activation_bytes // num_ranks),
+        )
 
     @property
     def steps_per_epoch(self) -> float:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .nonnegative_fit import fit_relative
+from .step_features import TILE_PARTS, features_of, idle_features, wasted_seconds
 from .step_graph import step_seconds
-from .step_work import StepWork, WorkConstants, features_of
+from .step_work import StepWork, WorkConstants
 
 _LEAST_SECONDS = 1e-7
-_CONTENTIONS = tuple(number / 20 for number in range(21))
+_CONTENTIONS = tuple(number / 10 for number in range(11))
+_LEAST_OWN = 0.2
+"""Share of its loop that a step has to itself at least, whatever runs beside it."""
+_BESIDE = ("beside load", "beside transfers")
 _LEAST_SHARE = 0.02
 """Share of its step that the error of a part is relative to, beside the part itself."""
 _UNSEEN = {
-    "lookup": (0.0, 0.0, 0.0, 0.0, 1.0, 0.0),
+    "lookup": (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0),
     "exchange": (0.0, 1.0, 1.0, 1.0, 0.0),
     "reduce": (0.0, 0.0, 1.0, 1.0, 0.0),
-    "update": (0.0, 0.0, 0.0, 0.0, 1.0, 0.0),
+    "update": (0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0),
     "beside transfers": (0.0, 1.0, 0.0, 0.0),
 }
 """Weights of features that no cell had: copies, moves and messages take the time they were measured to."""
@@ -57,63 +61,123 @@ class PartModel:
     """Share of the work beside the loop that the loop loses."""
 
     def predict(self, work: StepWork) -> PartTimes:
-        """Predict one step."""
-        parts = _seconds(features_of(work, self.constants), self.weights)
+        """Predict one step; its parts are as if nothing ran beside them."""
+        parts = _seconds(features_of(work, self.constants), work, self.weights)
         return PartTimes(_whole(parts, self.contention, is_ahead=work.is_ahead), parts)
 
 
 def fit_parts(cells: Sequence[MeasuredStep], constants: WorkConstants) -> PartModel:
-    """Fit the parts to measured cells, then what the loop loses to the threads beside it.
+    """Fit the parts to measured cells, with what the loop loses to the threads beside it.
 
     Args:
         cells: at least one.
         constants: measured before.
     """
     features = [features_of(cell.work, constants) for cell in cells]
-    weights: dict[str, list[float]] = {}
-    for part in features[0]:
-        own = np.stack([found[part] for found in features])
-        fitted = _fit_part(part, own, cells)
-        # A feature that is zero in all cells gets no weight from them, and may still count in a prediction.
-        is_seen = own.any(axis=0)
-        weights[part] = np.where(is_seen, fitted, _UNSEEN.get(part, np.zeros(fitted.size))).tolist()
-    return PartModel(constants, weights, _fit_contention(features, weights, cells))
+    beside = {part: _fit_part(part, features, cells) for part in _BESIDE}
+    best: tuple[float, PartModel] | None = None
+    # Measured parts of the loop contain what it lost, so each contention has parts of its own.
+    for contention in _CONTENTIONS:
+        own = [_without_loss(cell, contention) for cell in cells]
+        weights = beside | {
+            part: _fit_part(part, features, own) for part in features[0] if part not in beside
+        }
+        weights["idle"] = _fit_idle(features, weights, own)
+        error = _mean_error(features, weights, cells, contention)
+        if best is None or error < best[0]:
+            best = error, PartModel(constants, weights, contention)
+    assert best is not None
+    return best[1]
 
 
-def _fit_part(part: str, features: NDArray[np.float64], cells: Sequence[MeasuredStep]) -> NDArray[np.float64]:
+def loss_of(parts: Mapping[str, float], seconds: float, contention: float, *, is_ahead: bool) -> float:
+    """Return the seconds that the loop of a step loses to the threads beside it.
+
+    Args:
+        parts: seconds of the work beside the loop, and of the loop's parts, its waits left out.
+        seconds: of the step.
+        contention: share of the work beside the loop that the loop loses.
+        is_ahead: whether transfers run beside the loop.
+    """
+    beside = parts.get("beside load", 0.0) + is_ahead * parts.get("beside transfers", 0.0)
+    loop = sum(parts.get(part, 0.0) for part in SUMMED_PARTS)
+    # While the loop waits for the others it loses nothing to them.
+    return contention * beside * min(loop / seconds, 1.0)
+
+
+def _without_loss(cell: MeasuredStep, contention: float) -> MeasuredStep:
+    """Return the cell as if nothing had run beside its loop: all parts lost alike."""
+    loop = sum(cell.parts.get(part, 0.0) for part in SUMMED_PARTS)
+    loss = loss_of(cell.parts, cell.seconds, contention, is_ahead=cell.work.is_ahead)
+    share = max(1 - loss / max(loop, _LEAST_SECONDS), _LEAST_OWN)
+    return replace(cell, parts={part: share * seconds for part, seconds in cell.parts.items()})
+
+
+def _fit_part(
+    part: str, features: Sequence[Mapping[str, NDArray[np.float64]]], cells: Sequence[MeasuredStep]
+) -> list[float]:
+    return _fit(part, np.stack([found[part] for found in features]), cells)
+
+
+def _fit_idle(
+    features: Sequence[Mapping[str, NDArray[np.float64]]],
+    weights: Mapping[str, Sequence[float]],
+    cells: Sequence[MeasuredStep],
+) -> list[float]:
+    """Fit idling, which follows from the times of the tiles, as they are predicted."""
+    tiles = [_tile_seconds(found, weights) for found in features]
+    own = [idle_features(cell.work, seconds) for cell, seconds in zip(cells, tiles, strict=True)]
+    # What is wasted while the last tiles are computed is known, so the rest alone is fitted.
+    rest = [
+        replace(cell, parts={"idle": cell.parts.get("idle", 0.0) - wasted_seconds(cell.work, seconds)})
+        for cell, seconds in zip(cells, tiles, strict=True)
+    ]
+    return _fit("idle", np.stack(own), rest)
+
+
+def _fit(part: str, features: NDArray[np.float64], cells: Sequence[MeasuredStep]) -> list[float]:
     seconds = np.array([max(cell.parts.get(part, 0.0), _LEAST_SECONDS) for cell in cells])
     whole = np.array([cell.seconds for cell in cells])
     # Only cells that have the part say how long it takes.
     is_there = features.any(axis=1) & (seconds > _LEAST_SECONDS)
-    if not is_there.any():
-        return np.zeros(features.shape[1])
-    # Small parts need only be right to a share of the step.
-    return fit_relative(features[is_there], seconds[is_there], _LEAST_SHARE * whole[is_there])
+    fitted = np.zeros(features.shape[1])
+    if is_there.any():
+        # Small parts need only be right to a share of the step.
+        fitted = fit_relative(features[is_there], seconds[is_there], _LEAST_SHARE * whole[is_there])
+    # A feature that is zero in all cells gets no weight from them, and may still count in a prediction.
+    is_seen = features.any(axis=0)
+    weights: list[float] = np.where(is_seen, fitted, _UNSEEN.get(part, np.zeros(fitted.size))).tolist()
+    return weights
 
 
-def _fit_contention(
+def _mean_error(
     features: Sequence[Mapping[str, NDArray[np.float64]]],
     weights: Mapping[str, Sequence[float]],
     cells: Sequence[MeasuredStep],
+    contention: float,
 ) -> float:
-    """Return the contention with the least median error; tried in steps of 5%, as it is flat there."""
-    parts = [_seconds(found, weights) for found in features]
+    """Return the mean error of the whole steps, in logarithms, so that half and twice are equally wrong."""
+    ratios = [
+        _whole(_seconds(found, cell.work, weights), contention, is_ahead=cell.work.is_ahead) / cell.seconds
+        for found, cell in zip(features, cells, strict=True)
+    ]
+    return float(np.mean(np.abs(np.log(ratios))))
 
-    def median_error(contention: float) -> float:
-        # Logarithms, so that half and twice are equally wrong.
-        ratios = [
-            _whole(own, contention, is_ahead=cell.work.is_ahead) / cell.seconds
-            for own, cell in zip(parts, cells, strict=True)
-        ]
-        return float(np.median(np.abs(np.log(ratios))))
 
-    return min(_CONTENTIONS, key=median_error)
+def _tile_seconds(
+    features: Mapping[str, NDArray[np.float64]], weights: Mapping[str, Sequence[float]]
+) -> float:
+    return sum(float(np.asarray(weights[part]) @ features[part]) for part in TILE_PARTS)
 
 
 def _seconds(
-    features: Mapping[str, NDArray[np.float64]], weights: Mapping[str, Sequence[float]]
+    features: Mapping[str, NDArray[np.float64]], work: StepWork, weights: Mapping[str, Sequence[float]]
 ) -> dict[str, float]:
-    return {part: float(np.asarray(weights[part]) @ found) for part, found in features.items()}
+    tiles = _tile_seconds(features, weights)
+    every = {**features, "idle": idle_features(work, tiles)}
+    found = {part: float(np.asarray(weights[part]) @ own) for part, own in every.items()}
+    found["idle"] += wasted_seconds(work, tiles)
+    return found
 
 
 def _whole(parts: Mapping[str, float], contention: float, *, is_ahead: bool) -> float:

@@ -14,7 +14,8 @@ from .nonnegative_fit import fit_relative
 
 @dataclass(frozen=True, slots=True)
 class ProductCurve:
-    """Seconds of a product of matrices: ``t0 + operations / (P b / (b + b0))`` for b samples."""
+    """Seconds of a product of matrices: ``t0 + operations / (P b / (b + b0))`` for b samples, and more
+    for each number of a sample that is read or written, which counts where layers are narrow."""
 
     fixed_seconds: float
     """t0."""
@@ -22,29 +23,39 @@ class ProductCurve:
     """P, operations per second of large batches."""
     half_batch: float
     """b0, the samples at which half of them are reached."""
+    number_seconds: float = 0.0
+    """Seconds for each input and output of each sample."""
 
     @classmethod
     def fit(
-        cls, batch: NDArray[np.float64], operations: NDArray[np.float64], seconds: NDArray[np.float64]
+        cls,
+        batch: NDArray[np.float64],
+        inputs: NDArray[np.float64],
+        outputs: NDArray[np.float64],
+        seconds: NDArray[np.float64],
     ) -> ProductCurve:
-        """Fit the three constants to measured products, by relative error.
+        """Fit the four constants to measured products, by relative error.
 
-        The curve is linear in ``t0``, ``1 / P`` and ``b0 / P``, which are fitted.
+        The curve is linear in ``t0``, ``1 / P``, ``b0 / P`` and the seconds of a number, which are fitted.
 
         Args:
             batch: (num_products,), samples of each, b.
-            operations: (num_products,), two for each sample, input and output.
+            inputs: (num_products,).
+            outputs: (num_products,).
             seconds: (num_products,), above 0.
         """
-        features = np.stack([np.ones_like(seconds), operations, operations / batch], axis=1)
-        fixed, inverse, half = fit_relative(features, seconds)
+        weights = 2 * inputs * outputs
+        numbers = batch * (inputs + outputs)
+        features = np.stack([np.ones_like(seconds), batch * weights, weights, numbers], axis=1)
+        fixed, inverse, half, number = fit_relative(features, seconds)
         # Where the fit gives operations no cost they get next to none, so that nothing divides by zero.
         inverse = max(float(inverse), 1e-18)
-        return cls(float(fixed), 1 / inverse, float(half) / inverse)
+        return cls(float(fixed), 1 / inverse, float(half) / inverse, float(number))
 
     def seconds(self, batch: float, inputs: int, outputs: int) -> float:
         """Return the seconds of a product of (batch, inputs) and (inputs, outputs)."""
-        return self.fixed_seconds + 2 * inputs * outputs * (batch + self.half_batch) / self.flops
+        numbers = batch * (inputs + outputs) * self.number_seconds
+        return self.fixed_seconds + 2 * inputs * outputs * (batch + self.half_batch) / self.flops + numbers
 
     def forward_seconds(self, batch: float, widths: Sequence[int]) -> float:
         """Return the seconds of the forward pass of layers of these widths, from inputs to outputs."""

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from ...stats.batches.work_division import MOST_TILE_SAMPLES
 from ..data.batch import Batch
 from ..data.batch_shares import BatchShares
 from ..work_threads import WorkThreads, one_torch_thread
@@ -19,7 +20,7 @@ from .dlrm import Dlrm
 from .flat_parameters import FlatParameters
 from .graph_step import GraphStep, GraphTiles
 from .mlp_tiles import Bf16Mlp, Bf16Product, Fp32Mlp, Fp32Product, Layer, MlpTiles, ProductTiles
-from .sample_tree import MOST_TILE_SAMPLES, tile_bounds
+from .sample_tree import tile_bounds
 from .tile_gradients import BatchTiles, BuildSums, TileGradients
 
 

@@ -14,25 +14,16 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from ...stats.batches.work_division import num_tiles_of
 from ...stats.kernel import kernel
 
-MOST_TILE_SAMPLES = 512
-"""Samples of a tile at most: few enough that its activations stay in the caches of a core."""
-_LEAST_TILE_SAMPLES = 256
-_FEW_TILES = 4
-"""Smaller tiles than the largest are cut for so many threads, but none below the least size: each tile costs
-a gradient of its own, which is written and added."""
 SUM_COLUMNS = 2048
 """Numbers of each tile that are added together; `add_tiles` keeps them in the first cache."""
 
 
 def tile_bounds(num_samples: int) -> list[tuple[int, int]]:
     """Return the first and the last-plus-one sample of each tile; an empty batch has one empty tile."""
-    num_tiles = 1
-    while num_samples > num_tiles * MOST_TILE_SAMPLES or (
-        num_tiles < _FEW_TILES and num_samples >= 2 * num_tiles * _LEAST_TILE_SAMPLES
-    ):
-        num_tiles *= 2
+    num_tiles = num_tiles_of(num_samples)
     starts = [-(-tile * num_samples // num_tiles) for tile in range(num_tiles + 1)]
     return list(pairwise(starts))
 

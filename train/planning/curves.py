@@ -18,6 +18,7 @@ class Curves(JsonRecord):
     product_seconds: float
     product_flops: float
     product_half_batch: float
+    product_number_seconds: float
     working_bytes: tuple[float, ...]
     row_seconds: tuple[float, ...]
     row_byte_seconds: tuple[float, ...]
@@ -42,6 +43,7 @@ class Curves(JsonRecord):
             product_seconds=constants.products.fixed_seconds,
             product_flops=constants.products.flops,
             product_half_batch=constants.products.half_batch,
+            product_number_seconds=constants.products.number_seconds,
             working_bytes=rows.working_bytes,
             row_seconds=rows.seconds_per_row,
             row_byte_seconds=rows.seconds_per_byte,
@@ -91,7 +93,12 @@ class Curves(JsonRecord):
     def constants(self) -> WorkConstants:
         """The curves put together."""
         return WorkConstants(
-            products=ProductCurve(self.product_seconds, self.product_flops, self.product_half_batch),
+            products=ProductCurve(
+                self.product_seconds,
+                self.product_flops,
+                self.product_half_batch,
+                self.product_number_seconds,
+            ),
             rows=RowCurve(self.working_bytes, self.row_seconds, self.row_byte_seconds),
             updates=RowCurve(self.update_working_bytes, self.update_seconds, self.update_byte_seconds),
             copy_bytes_per_second=self.copy_bytes_per_second,

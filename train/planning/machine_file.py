@@ -7,19 +7,23 @@ address, user or path. Imports no torch.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ...pipeline.errors import ConfigError
 from ...pipeline.folders.json_record import JsonRecord, RecordError, require_range
 from ...pipeline.formats.whole_file import whole_file
 from ...stats.step_model.held_out import PredictionError
 from ...stats.step_model.part_model import PartModel
-from ...stats.step_model.step_work import NUM_FEATURES
+from ...stats.step_model.step_features import NUM_FEATURES
 from .curves import Curves
 
 FORMAT = "hotset machine"
-VERSION = 2
+VERSION = 3
+_MEASURED_ALIKE = (2, VERSION)
+"""Versions whose constants and cells mean the same; what is fitted to them differs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,19 +140,22 @@ class MachineFile(JsonRecord):
         Raises:
             ConfigError: there is none, or it is no such file, or one of another version.
         """
-        try:
-            found = json.loads(path.read_text())
-        except OSError as error:
-            raise _refusal(path, f"cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise _refusal(path, f"is no machine file: {error}") from error
-        # Its version comes first: the fields of another one may mean something else.
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise _refusal(path, "is no machine file")
-        if found.get("version") != VERSION:
-            raise _refusal(path, f"has version {found.get('version')!r}, want {VERSION}")
+        found = _read_fields(path, (VERSION,))
         try:
             return cls.from_json(found)
+        except RecordError as error:
+            raise _refusal(path, f"is damaged: {error}") from error
+
+    @classmethod
+    def read_measured(cls, path: Path) -> MachineFile:
+        """Read what was measured, without the times that were fitted to it: of earlier versions, too.
+
+        Raises:
+            ConfigError: as in `read`.
+        """
+        found = _read_fields(path, _MEASURED_ALIKE)
+        try:
+            return cls.from_json(found | {"version": VERSION, "model": None})
         except RecordError as error:
             raise _refusal(path, f"is damaged: {error}") from error
 
@@ -178,6 +185,27 @@ class MachineFile(JsonRecord):
         if self.model is None:
             raise _refusal(path, f"has {self.num_cells} cells, too few to predict from")
         return self.model
+
+
+def _read_fields(path: Path, versions: Sequence[int]) -> dict[str, Any]:
+    """Return the fields of a file of one of these versions."""
+    try:
+        found = json.loads(path.read_text())
+    except OSError as error:
+        raise _refusal(path, f"cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise _refusal(path, f"is no machine file: {error}") from error
+    # Its version comes first: the fields of another one may mean something else.
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise _refusal(path, "is no machine file")
+    if found.get("version") not in versions:
+        why = f"has version {found.get('version')!r}, want {VERSION}"
+        if found.get("version") in _MEASURED_ALIKE:
+            raise ConfigError(
+                f"{path} {why}", hint=f"`hotset characterise --fit {path} --out FILE` fits its cells again"
+            )
+        raise _refusal(path, why)
+    return found
 
 
 def _refusal(path: Path, why: str) -> ConfigError:

@@ -16,6 +16,7 @@ from ...pipeline.folders.stage_totals import VocabularyTotals
 from ...pipeline.inspect.inspected_folder import read_row_counts
 from ...pipeline.runtime.resources import DEFAULT_RESOURCES, Resources
 from ...pipeline.sizes import KIB, format_byte_size
+from ...stats.batches.work_division import most_row_ranges, num_row_ranges
 from ...stats.codecs.codec_names import codec_of
 from ...stats.prediction.access_rates import AccessRates
 from ...stats.prediction.communication import ParallelStep
@@ -46,6 +47,8 @@ class PlanConfig:
     """Numbers of ranks to consider."""
     link_bytes_per_second: float | None = None
     """Speed of the link between ranks, each on a machine of its own; None: they share this machine."""
+    is_emulated: bool = False
+    """Whether ranks share the threads of this machine in spite of their link, as where one is tried out."""
     codecs: tuple[str, ...] = (EXACT_CODEC,)
     """Ways to send rows between ranks."""
 
@@ -101,7 +104,7 @@ def plan(
         ConfigError: a model that times cannot be predicted of, or nothing that fits.
     """
     model = fitted.parts
-    inputs = read_inputs(folder, config.advice, resources, also=2)
+    inputs = read_inputs(folder, config.advice, resources, also=2, ranks=sorted({*config.ranks}))
     if isinstance(inputs.shape, DcnShape):
         raise ConfigError(
             "the times of a cross network are not in the machine file",
@@ -235,13 +238,14 @@ class _Planner:
 
     def options(self, fast_bytes: int) -> Iterator[PlannedOption]:
         """Predict all placements with one size of fast memory."""
-        for budget in self._inputs.budgets[fast_bytes]:
-            for ranks in self._config.ranks:
+        for ranks in self._config.ranks:
+            for budget in self._inputs.budgets[fast_bytes, ranks]:
                 yield from self._options_of_ranks(fast_bytes, budget, ranks)
 
     def _options_of_ranks(self, fast_bytes: int, budget: Budget, ranks: int) -> Iterator[PlannedOption]:
         # The batch is that of all ranks; each computes its part with the rows that live there.
-        workload = _of_rank(self._inputs.workload, ranks)
+        workload = self._inputs.workload.of_rank(ranks)
+        # Hot rows are spread over the ranks, each of which has memory for its part.
         budget = replace(budget, num_hot_rows=budget.num_hot_rows // ranks)
         choices = [(homes, codec) for homes in HOMES for codec in self._config.codecs]
         for prediction in predict(workload, Machine(), budget):
@@ -269,7 +273,7 @@ class _Planner:
             "homes": homes,
             "codec": codec,
             "fast_bytes": fast_bytes,
-            "hot_bytes": budget.hot_bytes,
+            "hot_bytes": ranks * budget.hot_bytes,
             "staging_bytes": budget.staging_bytes if is_staged else 0,
             "prefetch": prediction.prefetch,
             "memory_bytes": prediction.memory_bytes,
@@ -310,10 +314,14 @@ class _Planner:
         # What a rank serves is one lookup of each row, so its hybrid sends no vector twice.
         if ranks > 1 and prediction.placement.startswith("hybrid"):
             in_place = min(in_place, 2 * uses.rows_per_batch)
+        sends_rows = prediction.placement == "hybrid-dedup" or (ranks > 1 and in_place > 0)
+        # Vectors of lists are added on the host, in memory that is not kept.
+        is_unset = prediction.placement == "hybrid" and ranks == 1 and lookups > batch * shape.num_tables
         # Ranks without a named link share this machine and its threads.
         threads = self._threads
-        if ranks > 1 and self._config.link_bytes_per_second is None:
+        if ranks > 1 and (self._config.link_bytes_per_second is None or self._config.is_emulated):
             threads = max(threads // ranks, 1)
+        ranges = num_row_ranges(int(lookups), most_row_ranges(threads))
         work = StepWork(
             batch_size=batch,
             threads=threads,
@@ -323,15 +331,21 @@ class _Planner:
             embedding_dim=shape.embedding_dim,
             num_bags=batch * shape.num_tables,
             lookups=lookups,
+            lookup_ranges=ranges,
+            # Gradients that are sent row by row are summed before, by one thread.
+            update_ranges=1 if sends_rows else ranges,
             distinct_rows=uses.rows_per_batch,
             row_bytes=workload.row_bytes,
             table_bytes=workload.num_rows * workload.row_bytes,
             input_bytes=batch * whole.input_bytes,
             staged_rows=uses.rows_per_batch if is_staged else 0.0,
+            cached_rows=uses.rows_per_batch if prediction.placement == "cache" else 0.0,
+            num_reads=2 if prediction.placement == "cache" else 1,
             moved_rows=moved if is_staged else 0.0,
             is_ahead=prediction.prefetch != 0,
             initialized_rows=prediction.initialized_bytes / workload.row_bytes,
             in_place_vectors=in_place,
+            unset_bytes=lookups * workload.vector_bytes if is_unset else 0.0,
         )
         if ranks == 1:
             return work
@@ -353,7 +367,7 @@ class _Planner:
             again = _Planner(self._inputs, self._config, self._threads, model, self._fitted)
             found.append(_sensitivity(name, best, again.options(best["fast_bytes"])))
         twice = 2 * best["fast_bytes"]
-        if twice in self._inputs.budgets:
+        if (twice, best["ranks"]) in self._inputs.budgets:
             found.append(_sensitivity("fast memory", best, self.options(twice)))
         return found
 
@@ -396,18 +410,3 @@ def _sensitivity(name: str, best: PlannedOption, options: Iterator[PlannedOption
     # With twice of something the best plan is at least as quick as before.
     seconds = min([*fitting, best["step_seconds"]])
     return {"of": name, "step_seconds": seconds, "gain": best["step_seconds"] / seconds - 1}
-
-
-def _of_rank(workload: Workload, ranks: int) -> Workload:
-    """Return the part of a workload that one of several ranks has: rows of the whole batch, some samples."""
-    if ranks == 1:
-        return workload
-    # Rows are spread evenly, and each batch looks up those that live here. Per sample of the whole batch a
-    # rank computes its share.
-    return replace(
-        workload,
-        rates=workload.rates.part(ranks),
-        num_rows=-(-workload.num_rows // ranks),
-        flops_per_sample=workload.flops_per_sample / ranks,
-        activation_bytes=-(-workload.activation_bytes // ranks),
-    )

@@ -16,7 +16,9 @@ class PlannedOption(TypedDict):
     """How rows are sent between ranks; anything but float32 is arithmetic, no run does it yet."""
     fast_bytes: int
     hot_bytes: int
+    """Bytes of hot rows of all ranks together, as `preprocess --hot-bytes` takes them."""
     staging_bytes: int
+    """Bytes of the staging area of each rank."""
     prefetch: int | None
     memory_bytes: int
     """Fast memory of one rank, all uses together."""

@@ -12,18 +12,14 @@ from itertools import pairwise
 import numpy as np
 
 from ...stats.batches.lookups_by_row import LookupsByRow
+from ...stats.batches.work_division import most_row_ranges, num_row_ranges
 from ..work_threads import WorkThreads
-
-_LEAST_LOOKUPS = 16_384
-"""Lookups of a range at least, some 0.4 ms of work; to wake a thread takes a tenth of that."""
-_RANGES_PER_THREAD = 2
-"""Ranges per thread at most: one that comes late, from the step of the dense layers, takes fewer."""
 
 
 def row_ranges(lookups: LookupsByRow, most: int) -> list[tuple[int, int]]:
     """Return at most so many ranges of rows, with about as many lookups each."""
     num_lookups = lookups.order_N.shape[0]
-    num_ranges = max(1, min(most, num_lookups // _LEAST_LOOKUPS))
+    num_ranges = num_row_ranges(num_lookups, most)
     if num_ranges == 1:
         return [(0, lookups.num_rows)] if lookups.num_rows else []
     # A range ends with the row that reaches its share; a row with several shares leaves ranges empty.
@@ -34,6 +30,5 @@ def row_ranges(lookups: LookupsByRow, most: int) -> list[tuple[int, int]]:
 
 def for_row_ranges(lookups: LookupsByRow, threads: WorkThreads, work: Callable[[int, int], None]) -> None:
     """Call ``work(first, last)`` for ranges of rows, at the same time as far as there are threads."""
-    most = 1 if threads.num_threads == 1 else threads.num_threads * _RANGES_PER_THREAD
-    ranges = row_ranges(lookups, most)
+    ranges = row_ranges(lookups, most_row_ranges(threads.num_threads))
     threads.run(lambda piece, _: work(*ranges[piece]), len(ranges))

@@ -11,6 +11,10 @@ from ...pipeline.errors import ConfigError
 from ...pipeline.folders.json_record import RecordError
 from .run_cell import CellRecord
 
+FORMAT = "hotset cells"
+CELLS_VERSION = 2
+"""Of cells; it does not change with the times that are fitted to them."""
+
 
 @dataclass(frozen=True, slots=True)
 class CellFile:
@@ -71,3 +75,36 @@ class CellFile:
             f"{self.path} was begun with {', '.join(others) or 'another first line'}",
             hint="give another --out, or delete the file",
         )
+
+
+def cells_path(machine: Path) -> Path:
+    """Return the file of the cells of a machine file."""
+    return machine.with_suffix(".cells.jsonl")
+
+
+def read_measured_cells(machine: Path, device_name: str, threads: int) -> list[CellRecord]:
+    """Return the cells that were measured with a machine file, on whatever machine.
+
+    Args:
+        machine: that file.
+        device_name: of the machine, as the file has it.
+        threads: of a step, likewise.
+
+    Raises:
+        ConfigError: there are none, they are of another machine, or the file is damaged.
+    """
+    path = cells_path(machine)
+    hint = "`hotset characterise --out FILE` measures constants and cells"
+    try:
+        with path.open() as file:
+            identity = json.loads(file.readline())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", hint=hint) from error
+    except ValueError as error:
+        raise ConfigError(f"{path} has no cells: {error}", hint=hint) from error
+    wanted = {"format": FORMAT, "version": CELLS_VERSION, "device_name": device_name, "threads": threads}
+    for name, value in wanted.items():
+        found = identity.get(name) if isinstance(identity, dict) else None
+        if found != value:
+            raise ConfigError(f"{path} has {name} {found!r}, and {machine} wants {value!r}", hint=hint)
+    return CellFile(path, identity).read()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
+from ...stats.batches.work_division import most_row_ranges, num_row_ranges
 from ...stats.prediction.access_rates import expected_unique_rows
 from ...stats.prediction.row_loads import EpochUses
 from ...stats.ranking.row_bytes import row_bytes
@@ -17,6 +19,8 @@ from .run_cell import WARM_UP_STEPS, CellRecord, num_steps_of
 
 STAGED = ("cache", "lookahead", "hybrid-uva")
 """Placements that load rows into slots."""
+PLANNED_ONLINE = ("cache", "hybrid-uva")
+"""Those that plan a batch right before it runs, and read it once more for that."""
 _PREFETCH = 2
 """Batches that transfers run ahead by default."""
 
@@ -47,17 +51,20 @@ def work_of(cell: Cell, threads: int) -> StepWork:
     moves = _Moves(0.0, 0.0)
     vectors = 0.0
     # What each placement moves beside the loop, or in it.
+    sends_bags = cell.placement == "hybrid" and cell.ranks == 1
+    sends_rows = cell.placement in ("hybrid", "hybrid-dedup") and not sends_bags
     is_staged = cell.placement in STAGED
     if is_staged:
         # Rows that no sample of the run looks up need no slot.
         uses = EpochUses.of_rates(seen_rates(rates, num_samples), num_samples, cell.batch_size)
         moves = _moves(cell, uses, int(cell.fast_share * cell.bytes_of_rows) // width)
-    elif cell.placement == "hybrid" and cell.ranks == 1:
+    elif sends_bags:
         # No row of a drawn log is hot: each bag sends its vector, and receives a gradient.
         vectors = 2.0 * cell.batch_size * cell.num_tables
-    elif cell.placement in ("hybrid", "hybrid-dedup"):
+    elif sends_rows:
         # What a rank serves is one lookup of each row, so there is no bag on several ranks.
         vectors = 2 * distinct
+    ranges = num_row_ranges(cell.lookups // cell.ranks, most_row_ranges(threads))
     work = StepWork(
         batch_size=samples,
         threads=threads,
@@ -67,17 +74,23 @@ def work_of(cell: Cell, threads: int) -> StepWork:
         embedding_dim=cell.embedding_dim,
         num_bags=samples * cell.num_tables,
         lookups=cell.lookups / cell.ranks,
+        lookup_ranges=ranges,
+        # Gradients that are sent row by row are summed before, by one thread.
+        update_ranges=1 if sends_rows else ranges,
         distinct_rows=distinct,
         row_bytes=width,
         table_bytes=cell.bytes_of_rows / cell.ranks,
         # A label, the dense features and the ids: four bytes each.
         input_bytes=4 * (cell.batch_size * (1 + cell.num_dense) + cell.lookups),
         staged_rows=distinct if is_staged else 0.0,
+        cached_rows=distinct if cell.placement == "cache" else 0.0,
+        num_reads=2 if cell.placement in PLANNED_ONLINE else 1,
         moved_rows=moves.moved,
         # Without a plan the rows of a batch are moved when it is there.
         is_ahead=cell.placement != "hybrid-uva",
         initialized_rows=moves.initialized,
         in_place_vectors=vectors,
+        unset_bytes=4.0 * cell.embedding_dim * cell.lookups if sends_bags and cell.pooling > 1 else 0.0,
     )
     if cell.ranks == 1:
         return work
@@ -100,4 +113,18 @@ def _moves(cell: Cell, uses: EpochUses, num_slots: int) -> _Moves:
 def measured_step(record: CellRecord) -> MeasuredStep:
     """Return a measured cell as the fit takes it."""
     beside = {f"beside {name}": seconds for name, seconds in record.beside.items()}
-    return MeasuredStep(work_of(record.cell, record.threads), record.step_seconds, record.parts | beside)
+    work = work_of(record.cell, record.threads)
+    if work.initialized_rows:
+        work = replace(work, initialized_rows=_initialized_when_warm(record.cell))
+    return MeasuredStep(work, record.step_seconds, record.parts | beside)
+
+
+def _initialized_when_warm(cell: Cell) -> float:
+    """Return the rows of a step that no step before it has used, the mean over the measured steps."""
+    rates = zipf_rates(cell.num_tables, cell.rows_of_table, cell.skew, cell.pooling).part(cell.ranks)
+    # Most rows are used first in the steps of the warm-up, whose seconds are left out.
+    before, after = (
+        expected_unique_rows(rates.rates, steps * cell.batch_size, rates.num_rows)
+        for steps in (WARM_UP_STEPS, WARM_UP_STEPS + num_steps_of(cell))
+    )
+    return (after - before) / num_steps_of(cell)

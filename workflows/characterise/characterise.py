@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,11 +29,11 @@ from ...train.planning.machine_file import (
 )
 from ..bench.ranks.rank_group import RankGroup
 from ..machine_facts import describe_machine
-from .cell_file import CellFile
+from .cell_file import CELLS_VERSION, CellFile, cells_path
 from .characterise_config import CharacteriseConfig
 from .collective_probes import COLLECTIVES, collective_constants
-from .fit_machine import fit_model
-from .grid import grid
+from .fit_machine import Characterised, fit_model, typical_cells
+from .grid import grid, rounds_of
 from .machine_probes import (
     call_probes,
     codec_probes,
@@ -51,20 +52,14 @@ from .run_cell import CellRecord, run_cell
 _CONSTANTS_SHARE = 1 / 4
 """Share of the time for constants."""
 _MOST_ROUNDS = 15
+_MOST_REPETITIONS = 5
+"""Runs of a cell: those of one take different times, and the middle one of several is nearer to its next."""
 _MEMORY_SHARE = 1 / 16
 """Share of the memory that the rows of a cell may take."""
 _NO_GPU = "steps on a GPU are not measured yet"
 _NO_RANKS = "one process has nobody to send to: --ranks 2 measures it"
 _RANKS_SHARE = 1 / 20
 """Share of the time for collectives between ranks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Characterised:
-    """What was measured."""
-
-    machine: MachineFile
-    cells: list[CellRecord]
 
 
 class _Quiet:
@@ -121,7 +116,8 @@ def characterise(
         if done:
             say(f"{cell_file.path} has {len(done)} cells already")
         sweep = _Sweep(config, threads, cell_file, Path(scratch), group)
-        cells = [*done, *sweep.run(done, _deadline(config, started_at), watch, say)]
+        runs = [*done, *sweep.run(done, _deadline(config, started_at), watch, say)]
+    cells = typical_cells(runs)
     found = watch.disturbances()
     described = describe_machine()
     machine = MachineFile(
@@ -145,15 +141,10 @@ def characterise(
     return Characterised(machine, cells)
 
 
-def cells_path(out: Path) -> Path:
-    """Return the file of the cells of a machine file."""
-    return out.with_suffix(".cells.jsonl")
-
-
 def _identity(threads: int, ranks: int) -> dict[str, Any]:
     return {
         "format": "hotset cells",
-        "version": VERSION,
+        "version": CELLS_VERSION,
         "hotset": __version__,
         "device": "cpu",
         "device_name": describe_machine()["cpu"],
@@ -232,16 +223,17 @@ class _Sweep:
         watch: _Quiet,
         say: Callable[[str], object],
     ) -> list[CellRecord]:
-        """Measure the cells that are not done, until the time is over."""
-        finished = {record.cell.key for record in done}
+        """Measure the cells that are not done, then all of them again, until the time is over."""
         every = grid(_bytes_of_rows(), self.config.ranks)
-        todo = [cell for cell in every if cell.key not in finished]
         found: list[CellRecord] = []
-        for number, cell in enumerate(todo):
+        # A whole sweep measures each cell once, however long it takes.
+        most = 1 if self.config.sweep else _MOST_REPETITIONS
+        for number, cell in rounds_of(every, Counter(record.cell.key for record in done), most):
             if is_over():
                 break
             if number % 20 == 0:
-                say(f"cell {len(finished) + number + 1} of {len(finished) + len(todo)}")
+                again = ", once more" if number >= len(every) else ""
+                say(f"cell {number % len(every) + 1} of {len(every)}{again}")
             # The same piece of work before each cell shows what disturbed the sweep.
             watch.probe()
             record = run_cell(cell, self.threads, self.scratch, self.group)

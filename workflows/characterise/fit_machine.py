@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ... import __version__
 from ...pipeline.errors import HotsetError
+from ...pipeline.formats.whole_file import refuse_target
 from ...stats.codecs.codec_names import CODEC_NAMES, codec_of
 from ...stats.step_model.held_out import PredictionError
 from ...stats.step_model.nonnegative_fit import fit_relative
@@ -15,13 +20,54 @@ from ...stats.step_model.part_model import fit_parts
 from ...stats.step_model.rate_curves import ProductCurve, RowCurve
 from ...stats.step_model.step_work import CodecSeconds, WorkConstants
 from ...train.planning.curves import Curves
-from ...train.planning.machine_file import Constant, HeldOutError, StepModel
+from ...train.planning.machine_file import Constant, HeldOutError, MachineFile, StepModel
+from .cell_file import read_measured_cells
 from .cell_work import measured_step
 from .collective_probes import COLLECTIVES
 from .run_cell import CellRecord
 
 _LEAST_CELLS = 12
 """Cells of either half below which nothing is fitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Characterised:
+    """What was measured."""
+
+    machine: MachineFile
+    cells: list[CellRecord]
+    """None twice."""
+
+
+def fit_again(measured: Path, out: Path) -> Characterised:
+    """Fit times to what was measured before, and write them to ``out``; nothing is measured.
+
+    Args:
+        measured: file that `characterise` wrote, of this version or of an earlier one, its cells beside it.
+        out: file for the machine.
+
+    Raises:
+        HotsetError: ``out`` exists, or ``measured`` or its cells cannot be read.
+    """
+    refuse_target(out, overwrite=False)
+    machine = MachineFile.read_measured(measured)
+    cells = typical_cells(read_measured_cells(measured, machine.device_name, machine.threads))
+    model = fit_model(machine.constants, cells)
+    again = replace(machine, hotset=__version__, num_cells=len(cells), model=model)
+    again.write(out)
+    return Characterised(again, cells)
+
+
+def typical_cells(runs: Sequence[CellRecord]) -> list[CellRecord]:
+    """Return one run of each cell: of several the one with the middle time, of two in the middle the quicker.
+
+    Its parts still add up to its step, as those of a mean over parts that were disturbed would not.
+    """
+    by_cell: defaultdict[str, list[CellRecord]] = defaultdict(list)
+    for record in runs:
+        by_cell[record.cell.key].append(record)
+    ordered = (sorted(own, key=lambda record: record.step_seconds) for own in by_cell.values())
+    return [own[(len(own) - 1) // 2] for own in ordered]
 
 
 def fit_model(constants: Sequence[Constant], cells: Sequence[CellRecord]) -> StepModel | None:
@@ -75,7 +121,7 @@ def work_constants(constants: Sequence[Constant]) -> WorkConstants:
         _collective(constants, name) or (0.0, 1 / float(copy_seconds[0])) for name in COLLECTIVES
     )
     return WorkConstants(
-        products=ProductCurve.fit(batch, 2 * batch * inputs * outputs, seconds),
+        products=ProductCurve.fit(batch, inputs, outputs, seconds),
         rows=RowCurve.fit(*copied),
         updates=RowCurve.fit(updated[0], updated[1], update_seconds),
         copy_bytes_per_second=1 / float(copy_seconds[0]),

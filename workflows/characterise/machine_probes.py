@@ -83,14 +83,17 @@ def row_probes(most_bytes: int) -> Iterator[Probe]:
             places = np.arange(_ROWS)
             copy = partial(copy_rows, tier.weights_SD.numpy(), ids_N, target, places)
             yield Probe("copy row", facts, copy, _ROWS)
+            # Of few rows all are updated, each once: rows that are drawn would have several lookups.
+            once_N = rng.choice(num_rows, min(num_rows, _ROWS), replace=False, shuffle=False)
+            rng.shuffle(once_N)
             for pooling in POOLINGS:
-                yield _update_probe(rows, tier, ids_N, dim, pooling, facts)
+                yield _update_probe(rows, tier, once_N, dim, pooling, facts)
 
 
 def _update_probe(
     rows: NumbaRows, tier: Tier, ids_N: NDArray[np.int64], dim: int, pooling: int, facts: dict[str, float]
 ) -> Probe:
-    """Rows that are updated by the summed gradients of ``pooling`` lookups each."""
+    """Rows, none twice, that are updated by the summed gradients of ``pooling`` lookups each."""
     chosen = np.repeat(ids_N[: _ROWS // pooling], pooling).astype(np.int32)
     num_rows = np.array([tier.weights_SD.shape[0]], np.int64)
     # The seconds are per distinct row, each with the gradients of all its lookups.

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ...train.planning.machine_file import Constant
 from ..console import plain_table, print_line, print_table
-from .characterise import Characterised
+from .fit_machine import Characterised
 from .run_cell import MOST_MISSING
 
 

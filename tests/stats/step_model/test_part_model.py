@@ -11,9 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hotset.stats.batches.work_division import MOST_TILE_SAMPLES
 from hotset.stats.step_model.part_model import SUMMED_PARTS, MeasuredStep, PartModel, fit_parts
+from hotset.stats.step_model.step_features import (
+    NUM_FEATURES,
+    TILE_PARTS,
+    features_of,
+    idle_features,
+    wasted_seconds,
+)
 from hotset.stats.step_model.step_parts import LOOP_PARTS
-from hotset.stats.step_model.step_work import MOST_TILE_SAMPLES, NUM_FEATURES, StepWork, features_of
+from hotset.stats.step_model.step_work import StepWork
+from hotset.tests.support.planning.made_up_cells import measured_parts
 from hotset.tests.support.planning.made_up_machine import CONSTANTS, WEIGHTS, WORK
 
 MODEL = PartModel(CONSTANTS, WEIGHTS, 0.5)
@@ -51,18 +60,20 @@ def drawn_works(count: int) -> list[StepWork]:
 def test_the_parts_of_the_loop_have_features_but_for_its_waits() -> None:
     assert set(SUMMED_PARTS) == set(LOOP_PARTS) - {"load", "transfers"}
     assert set(NUM_FEATURES) == {*SUMMED_PARTS, "beside load", "beside transfers"}
-    found = features_of(WORK, CONSTANTS)
+    found = features_of(WORK, CONSTANTS) | {"idle": idle_features(WORK, 1.0)}
     assert {part: values.size for part, values in found.items()} == NUM_FEATURES
+    assert set(TILE_PARTS) < set(SUMMED_PARTS)
 
 
 def test_fitted_times_predict_what_the_same_machine_takes_for_other_work() -> None:
     rng = np.random.default_rng(1)
     # As much work beside the loop as in it, so that what the loop loses to it shows.
-    made = replace(MODEL, weights={**MODEL.weights, "beside load": (0.0, 0.0, 2e-8, 0.0, 0.0, 0.0, 0.0)})
+    made = replace(MODEL, weights={**MODEL.weights, "beside load": (0.0, 0.0, 1e-7, *[0.0] * 6)})
     cells = []
     for work in drawn_works(120):
         times = made.predict(work)
-        noise = {part: seconds * rng.lognormal(0, 0.03) for part, seconds in times.parts.items()}
+        parts = measured_parts(times, work, made.contention)
+        noise = {part: seconds * rng.lognormal(0, 0.03) for part, seconds in parts.items()}
         cells.append(MeasuredStep(work, times.seconds * rng.lognormal(0, 0.03), noise))
     fitted = fit_parts(cells[::2], CONSTANTS)
     errors = [abs(fitted.predict(c.work).seconds / c.seconds - 1) for c in cells[1::2]]
@@ -128,14 +139,15 @@ def test_a_quicker_machine_is_never_slower(work: StepWork) -> None:
 
 
 def test_threads_without_a_tile_are_waste() -> None:
-    assert replace(WORK, batch_size=512).waste == 1
-    assert replace(WORK, batch_size=1024).waste == 0
-    assert replace(WORK, batch_size=1536).waste == pytest.approx(1 / 3)
+    assert replace(WORK, batch_size=256).waste == 1
+    assert replace(WORK, batch_size=512).waste == 0
+    assert replace(WORK, batch_size=1536, threads=3).waste == pytest.approx(1 / 2)
 
 
 @pytest.mark.parametrize("threads", [1, 4, 8])
 def test_work_that_threads_share_takes_its_part_and_no_more(threads: int) -> None:
     work = replace(STAGED, batch_size=8 * MOST_TILE_SAMPLES, threads=threads)
+    work = replace(work, lookup_ranges=2 * threads, update_ranges=2 * threads)
     found, alone = (features_of(each, CONSTANTS) for each in (work, replace(work, threads=1)))
     for part in ("bottom", "top", "backward", "interaction"):
         assert found[part] * threads == pytest.approx(alone[part])
@@ -146,6 +158,46 @@ def test_work_that_threads_share_takes_its_part_and_no_more(threads: int) -> Non
         assert found[part] == pytest.approx(alone[part])
 
 
+def test_rows_of_one_range_have_one_thread() -> None:
+    works = [replace(WORK, lookup_ranges=count, update_ranges=count) for count in (1, 2, 3)]
+    for work, share in zip(works, (1, 1 / 2, 2 / 3), strict=True):
+        assert work.lookup_share == work.update_share == pytest.approx(share)
+    assert replace(works[0], threads=1).update_share == 1
+    for part, work in (
+        ("lookup", replace(works[1], lookup_ranges=1)),
+        ("update", replace(works[1], update_ranges=1)),
+    ):
+        one = features_of(work, CONSTANTS)
+        two = features_of(works[1], CONSTANTS)
+        assert one[part][1:3] == pytest.approx(2 * two[part][1:3])
+        # The other of the two stays as it is.
+        assert [name for name in one if (one[name] != two[name]).any()] == [part]
+
+
+def test_a_batch_that_is_read_twice_takes_its_reader_twice_as_long_but_for_the_call() -> None:
+    once, twice = (
+        features_of(replace(STAGED, num_reads=reads), CONSTANTS)["beside load"] for reads in (1, 2)
+    )
+    found = twice != once
+    assert twice[found] == pytest.approx(2 * once[found]) and found.sum() == 4
+
+
+def test_narrow_vectors_interact_as_if_they_filled_a_register() -> None:
+    narrow, whole = (features_of(replace(WORK, embedding_dim=dim), CONSTANTS) for dim in (8, 16))
+    assert narrow["interaction"] == pytest.approx(whole["interaction"])
+
+
+def test_idling_is_the_time_in_which_others_have_the_last_tile() -> None:
+    work = replace(WORK, batch_size=1536, threads=3)
+    # Four tiles of a second each: one thread has two of them, and the mean over threads is 4 / 3.
+    assert wasted_seconds(work, 4 / 3) == pytest.approx(2 - 4 / 3)
+    assert wasted_seconds(replace(work, threads=2), 2.0) == 0
+    times = MODEL.predict(work)
+    tiles = sum(times.parts[part] for part in TILE_PARTS)
+    rest = float(np.asarray(WEIGHTS["idle"]) @ idle_features(work, tiles))
+    assert times.parts["idle"] == pytest.approx(rest + tiles / 2)
+
+
 def test_the_weights_of_the_dense_layers_are_those_of_every_layer_with_its_bias() -> None:
     work = replace(WORK, bottom=(3, 4, 2), top=(5, 6, 1))
     assert work.num_weights == (3 * 4 + 4) + (4 * 2 + 2) + (5 * 6 + 6) + (6 * 1 + 1)
@@ -154,7 +206,7 @@ def test_the_weights_of_the_dense_layers_are_those_of_every_layer_with_its_bias(
     assert found["bottom"][1:].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize(("batch", "tiles"), [(1, 1), (512, 1), (513, 2), (1024, 2), (1537, 4)])
+@pytest.mark.parametrize(("batch", "tiles"), [(1, 1), (511, 1), (512, 2), (1024, 4), (1537, 4), (4097, 16)])
 def test_a_batch_is_cut_in_tiles_that_hold_all_of_it(batch: int, tiles: int) -> None:
     work = replace(WORK, batch_size=batch, threads=3)
     assert work.num_tiles == tiles and tiles * work.tile_samples == pytest.approx(batch)

@@ -10,19 +10,29 @@ from hotset.stats.step_model.rate_curves import ProductCurve, RowCurve
 
 def test_the_constants_of_products_come_back_from_noisy_times() -> None:
     rng = np.random.default_rng(0)
-    wanted = ProductCurve(3e-6, 8e10, 24.0)
+    wanted = ProductCurve(3e-6, 8e10, 24.0, 2e-10)
     batch = np.tile([8.0, 32.0, 128.0, 512.0], 12)
     size = np.repeat([32, 64, 256, 1024], 12)
     seconds = np.array([wanted.seconds(b, int(n), 128) for b, n in zip(batch, size, strict=True)])
-    found = ProductCurve.fit(batch, 2 * batch * size * 128, seconds * rng.lognormal(0, 0.02, 48))
+    found = ProductCurve.fit(
+        batch, size.astype(float), np.full(48, 128.0), seconds * rng.lognormal(0, 0.02, 48)
+    )
     assert found.fixed_seconds == pytest.approx(wanted.fixed_seconds, rel=0.1)
     assert found.flops == pytest.approx(wanted.flops, rel=0.1)
     assert found.half_batch == pytest.approx(wanted.half_batch, rel=0.25)
+    assert found.number_seconds == pytest.approx(wanted.number_seconds, rel=0.25)
 
 
 def test_a_product_at_the_half_batch_reaches_half_of_the_operations() -> None:
     curve = ProductCurve(0.0, 1e10, 50.0)
     assert 2 * 50 * 10 * 10 / curve.seconds(50, 10, 10) == pytest.approx(5e9)
+
+
+def test_narrow_layers_take_longer_for_each_operation() -> None:
+    curve = ProductCurve(0.0, 1e10, 0.0, 1e-9)
+    assert curve.seconds(10, 4, 6) == pytest.approx(2 * 240 / 1e10 + 10 * (4 + 6) * 1e-9)
+    narrow, wide = (curve.seconds(10, width, width) / width**2 for width in (8, 512))
+    assert narrow > 2 * wide
 
 
 def test_a_backward_pass_has_two_products_a_layer_but_for_inputs_that_are_data() -> None:

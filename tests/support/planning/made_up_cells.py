@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hotset.stats.step_model.part_model import PartModel
+from hotset.stats.step_model.part_model import SUMMED_PARTS, PartModel, PartTimes
+from hotset.stats.step_model.step_work import StepWork
 from hotset.tests.support.planning.made_up_machine import CONSTANTS, WEIGHTS
 from hotset.workflows.characterise.cell_work import work_of
 from hotset.workflows.characterise.cells import Cell
@@ -12,19 +13,31 @@ TINY = Cell(
     batch_size=64, num_dense=3, num_tables=3, rows_of_table=300, embedding_dim=4,
     bottom_mlp=(8,), top_mlp=(8,),
 )  # fmt: skip
+_CONTENTION = 0.5
+
+
+def measured_parts(times: PartTimes, work: StepWork, contention: float) -> dict[str, float]:
+    """The parts of a step as watches have them: those of the loop with what it loses to other threads."""
+    load, transfers = (times.parts[f"beside {name}"] for name in ("load", "transfers"))
+    beside = contention * (load + work.is_ahead * transfers)
+    # While the loop waits for the others it loses nothing to them.
+    slowed = 1 / (1 - beside / times.seconds)
+    found = {part: slowed * times.parts[part] for part in SUMMED_PARTS}
+    return found | {"beside load": load, "beside transfers": transfers}
 
 
 def made_up_record(cell: Cell) -> CellRecord:
     """What the made-up machine takes for a cell."""
-    times = PartModel(CONSTANTS, WEIGHTS, 0.5).predict(work_of(cell, 2))
-    parts = {part: seconds for part, seconds in times.parts.items() if not part.startswith("beside")}
+    work = work_of(cell, 2)
+    times = PartModel(CONSTANTS, WEIGHTS, _CONTENTION).predict(work)
+    parts = measured_parts(times, work, _CONTENTION)
     return CellRecord(
         cell=cell,
         threads=2,
         num_steps=6,
         step_seconds=times.seconds,
-        parts=parts,
-        beside={name: times.parts[f"beside {name}"] for name in ("load", "transfers")},
+        parts={part: seconds for part, seconds in parts.items() if not part.startswith("beside")},
+        beside={name: parts[f"beside {name}"] for name in ("load", "transfers")},
         distinct_rows=1.0,
         to_fast_rows=0.0,
         to_slow_rows=0.0,

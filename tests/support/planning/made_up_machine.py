@@ -34,6 +34,8 @@ WORK = StepWork(
     embedding_dim=16,
     num_bags=2048 * 26,
     lookups=2048 * 26,
+    lookup_ranges=3,
+    update_ranges=3,
     distinct_rows=20_000,
     row_bytes=68,
     table_bytes=1e7,
@@ -51,16 +53,16 @@ ERROR = HeldOutError(
 
 
 WEIGHTS: dict[str, tuple[float, ...]] = {
-    "lookup": (1e-4, 1.0, 1.0, 1e-10, 1.0, 1e-9),
+    "lookup": (1e-4, 1.0, 1.0, 1e-10, 1e-9, 1.0, 1e-9, 1e-9, 1.0, 1e-10),
     "bottom": (1e-5, 1.0, 1e-10),
-    "interaction": (1e-5, 2e-11, 1e-10, 1e-10),
+    "interaction": (1e-5, 2e-11, 1e-10, 1e-10, 1e-10, 1e-10),
     "top": (1e-5, 1.0, 1e-10),
     "backward": (1e-5, 1.0, 1e-10),
     "exchange": (1e-5, 1.0, 1.0, 1.0, 1.0),
     "reduce": (1e-5, 1e-10, 1.0, 1.0, 1e-10),
-    "update": (1e-4, 1e-10, 1.0, 2e-10, 1.0, 1e-9),
-    "idle": (1e-4, 1.0, 1e-5, 1e-11),
-    "beside load": (1e-4, 1e-10, 2e-9, 2e-9, 2e-9, 1e-9, 1e-9),
+    "update": (1e-4, 1.0, 1.0, 2e-10, 1.0, 1e-9, 1e-9, 1e-9, 1.0),
+    "idle": (1e-4, 0.01, 1e-5),
+    "beside load": (1e-4, 1e-10, 2e-9, 2e-9, 2e-9, 1e-8, 1e-9, 1e-9, 2e-9),
     "beside transfers": (1e-4, 1.0, 1e-10, 1e-9),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from hotset.pipeline.sizes import KIB
 from hotset.tests.support.hints import Shell, follows, hint_of
+from hotset.tests.support.planning.made_up_cells import TINY, made_up_record
 from hotset.tests.support.planning.made_up_machine import made_up_machine
 from hotset.tests.support.processes.thread_processes import ThreadContext, echo_rank
 from hotset.train.planning.machine_file import MachineFile
@@ -93,3 +95,28 @@ def test_cells_of_another_machine(shell: Shell) -> None:
     shell.works(*measure, "machine.json")
     assert hint_of(lambda: CharacteriseConfig(device="cuda")) == "use --device cpu"
     CharacteriseConfig(device="cpu")
+
+
+@pytest.mark.usefixtures("small_machine")
+@follows(
+    "train/planning/machine_file.py::_read_fields",
+    "workflows/characterise/cell_file.py::read_measured_cells",
+    "workflows/commands/planning/characterise_command.py::_refuse_to_measure",
+)
+def test_what_was_measured_is_fitted_again(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "grid", lambda most_bytes, num_ranks: [TINY])
+    monkeypatch.setattr(module, "run_cell", lambda cell, *_: made_up_record(cell))
+    shell.works("characterise", "--minutes", "0.01", "--sweep", "--out", "machine.json")
+    fields = json.loads(Path("machine.json").read_text())
+    Path("machine.json").write_text(json.dumps(fields | {"version": 2}))
+    hint = shell.refused("advise", "data", "--machine", "machine.json")
+    shell.obey(hint, FILE="again.json")
+    assert MachineFile.read(Path("again.json")).num_cells == fields["num_cells"]
+    fit = ("characterise", "--fit", "machine.json", "--out", "other.json")
+    assert shell.refused(*fit, "--minutes", "3") == "give --fit with --out, --html and --json alone"
+    shell.works(*fit, "--json", "--html", "page.html")
+    # A machine file without its cells, which were measured with it.
+    Path("machine.cells.jsonl").unlink()
+    hint = shell.refused("characterise", "--fit", "machine.json", "--out", "more.json")
+    shell.obey(hint, FILE="new.json")
+    shell.works("characterise", "--fit", "new.json", "--out", "more.json")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from hotset.stats.batches.work_division import MOST_TILE_SAMPLES
 from hotset.train.model.sample_tree import (
-    MOST_TILE_SAMPLES,
     SUM_COLUMNS,
     add_losses,
     add_tiles,

@@ -10,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotset.stats.batches import work_division
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.drawn_tiers import draw_lookups, make_tier, step
 from hotset.train.data.batch_shares import BatchShares
-from hotset.train.rows import row_backends, row_ranges
+from hotset.train.rows import row_backends
 from hotset.train.rows.row_backends import NumbaRows, RowBackend, TorchRows, backend_of
 from hotset.train.rows.row_optimizers import RowOptimizer
 from hotset.train.work_threads import WorkThreads
@@ -76,7 +77,7 @@ def test_threads_and_chunks_change_no_bit(
 ) -> None:
     optimizer = RowOptimizer(name, 0.03)
     alone, together = (make_tier(optimizer, 3, 200, 4) for _ in range(2))
-    monkeypatch.setattr(row_ranges, "_LEAST_LOOKUPS", 100)
+    monkeypatch.setattr(work_division, "LEAST_RANGE_LOOKUPS", 100)
     for _ in range(2):
         lookups = draw_lookups(alone, 900, rng)
         grad_PD = torch.from_numpy(rng.normal(size=(2700, 4)).astype(np.float32))

@@ -21,47 +21,23 @@ from hotset.pipeline.sizes import KIB
 from hotset.stats.step_model.part_model import SUMMED_PARTS
 from hotset.stats.step_model.step_parts import LOOP_PARTS
 from hotset.tests.support.planning.made_up_cells import TINY, made_up_record
+from hotset.tests.support.planning.made_up_constants import made_up_constants
 from hotset.tests.support.planning.made_up_machine import CONSTANTS, made_up_machine
-from hotset.train.planning.machine_file import Constant, MachineFile
+from hotset.train.planning.machine_file import MachineFile
 from hotset.workflows.bench.ranks.rank_group import RankGroup
 from hotset.workflows.characterise import characterise as module
 from hotset.workflows.characterise import machine_probes
-from hotset.workflows.characterise.cell_file import CellFile
+from hotset.workflows.characterise.cell_file import CellFile, cells_path
 from hotset.workflows.characterise.cell_work import measured_step, shape_of, work_of
 from hotset.workflows.characterise.cells import Cell
-from hotset.workflows.characterise.characterise import cells_path, characterise
+from hotset.workflows.characterise.characterise import characterise
 from hotset.workflows.characterise.characterise_config import CharacteriseConfig
-from hotset.workflows.characterise.fit_machine import fit_model, work_constants
+from hotset.workflows.characterise.fit_machine import Characterised, fit_model, work_constants
 from hotset.workflows.characterise.grid import FACTORS, grid, pairs, presets, single_factors, value_of
 from hotset.workflows.characterise.probes import Probe, measure_probes
 from hotset.workflows.characterise.run_cell import WARM_UP_STEPS, CellRecord, num_steps_of, run_cell
 from hotset.workflows.characterise.show_machine import sentences, show_machine, summary
 from hotset.workflows.cli import main
-
-
-def made_up_constants() -> list[Constant]:
-    """Constants that lie on the curves of the made-up machine."""
-
-    def constant(name: str, seconds: float, **facts: float) -> Constant:
-        return Constant(
-            name=name, unit="seconds", facts=facts, median=seconds, low=seconds, high=seconds, repetitions=1
-        )
-
-    products = [
-        constant("product fp32", CONSTANTS.products.seconds(b, n, n), batch=b, inputs=n, outputs=n)
-        for b in (8, 64, 512)
-        for n in (16, 128, 512)
-    ]
-    rows = [
-        constant(name, curve.seconds(size, working), row_bytes=size, working_bytes=working, **more)
-        for name, curve, more in (
-            ("copy row", CONSTANTS.rows, {}),
-            ("update row", CONSTANTS.updates, {"lookups_per_row": 1.0}),
-        )
-        for size in (64.0, 256.0, 512.0)
-        for working in (1e5, 1e9)
-    ]
-    return [*products, *rows, constant("copy", 1 / CONSTANTS.copy_bytes_per_second)]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +218,7 @@ def test_the_command_prints_for_programs(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_sentences_tell_the_error_and_what_disturbed_it() -> None:
     machine = replace(made_up_machine(), is_quiet=False, disturbances=("other programs took 1.00 of a core",))
-    result = module.Characterised(machine, [])
+    result = Characterised(machine, [])
     text = " ".join(sentences(result))
     assert "wrong by 10% (median)" in text and "97% of 300 pairs" in text and "other programs" in text
     assert summary(result)["pairs_in_order"] == 0.97

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from hotset.tests.support.planning.made_up_machine import ERROR, made_up_machine
 from hotset.train.planning.machine_file import MachineFile
-from hotset.workflows.characterise.characterise import Characterised
+from hotset.workflows.characterise.fit_machine import Characterised
 from hotset.workflows.characterise.show_machine import sentences, show_machine, summary
 
 

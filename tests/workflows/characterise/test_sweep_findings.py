@@ -12,8 +12,8 @@ import pytest
 
 from hotset.tests.support.planning.made_up_machine import made_up_machine
 from hotset.workflows.characterise.cells import Cell
-from hotset.workflows.characterise.characterise import Characterised
 from hotset.workflows.characterise.findings_page import findings_page
+from hotset.workflows.characterise.fit_machine import Characterised
 from hotset.workflows.characterise.grid import pairs, single_factors
 from hotset.workflows.characterise.run_cell import CellRecord
 from hotset.workflows.characterise.sweep_findings import (

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ....pipeline.errors import ConfigError
 from ....pipeline.formats.whole_file import refuse_target, whole_file
 from ...characterise.characterise_config import CharacteriseConfig
 from ...console import print_json, say, stdout_console
@@ -19,6 +20,9 @@ class CharacteriseOptions:
 
     out: Path
     """File for the machine, such as machine.json. Its cells go beside it, to a file of lines."""
+
+    fit: Path | None = None
+    """Machine file whose cells are fitted again; measures nothing."""
 
     html: Path | None = None
     """File for a page with the findings: elasticities, longest parts, published observations."""
@@ -38,12 +42,18 @@ def run(command: str, arguments: Sequence[str]) -> int:
     # torch takes a second and more to import: not before the options are known to be right.
     from ...characterise.characterise import characterise
     from ...characterise.findings_page import findings_page
+    from ...characterise.fit_machine import fit_again
     from ...characterise.show_machine import show_machine, summary
 
     # Faults that a user can mend are told before minutes of work.
     if options.html is not None:
         refuse_target(options.html, overwrite=False, option="--html")
-    result = characterise(config_of(CharacteriseConfig, options), options.out, say)
+    config = config_of(CharacteriseConfig, options)
+    if options.fit is None:
+        result = characterise(config, options.out, say)
+    else:
+        _refuse_to_measure(config)
+        result = fit_again(options.fit, options.out)
     say(f"wrote {options.out}")
     if options.html is not None:
         with whole_file(options.html, option="--html") as file:
@@ -55,3 +65,12 @@ def run(command: str, arguments: Sequence[str]) -> int:
     else:
         show_machine(result, stdout_console())
     return 0
+
+
+def _refuse_to_measure(config: CharacteriseConfig) -> None:
+    """Raise ConfigError where something is asked for of a measurement that will not be made."""
+    if config != CharacteriseConfig():
+        raise ConfigError(
+            "--fit measures nothing, so there is no time, device, rank or thread to choose",
+            hint="give --fit with --out, --html and --json alone",
+        )

@@ -1,0 +1,135 @@
+"""Fits of what was measured before, and repeated cells: nothing is measured here."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotset.pipeline.errors import ConfigError, HotsetError
+from hotset.tests.support.planning.made_up_cells import TINY, made_up_record
+from hotset.tests.support.planning.made_up_constants import made_up_constants
+from hotset.tests.support.planning.made_up_machine import made_up_machine
+from hotset.train.planning.machine_file import VERSION, MachineFile
+from hotset.workflows.characterise.cell_file import CELLS_VERSION, FORMAT, CellFile, cells_path
+from hotset.workflows.characterise.fit_machine import fit_again, fit_model, typical_cells
+from hotset.workflows.characterise.grid import pairs, rounds_of, single_factors
+from hotset.workflows.characterise.run_cell import CellRecord
+from hotset.workflows.cli import main
+
+CELLS = list({cell.key: cell for cell in [*single_factors(), *list(pairs())[:20]]}.values())
+
+
+def write_measured(path: Path, records: list[CellRecord], **identity: Any) -> None:
+    """A machine file of the made-up machine, and cells beside it."""
+    machine = replace(made_up_machine(), constants=tuple(made_up_constants()), model=None, num_cells=1)
+    machine.write(path)
+    facts = {"format": FORMAT, "version": CELLS_VERSION, "device_name": "made up", "threads": 2}
+    cells = CellFile(cells_path(path), facts | identity)
+    for record in records:
+        cells.add(record)
+
+
+def test_what_was_measured_by_an_earlier_version_is_fitted_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    records = [made_up_record(cell) for cell in CELLS]
+    write_measured(old, records)
+    fields = json.loads(old.read_text())
+    # The times that an earlier version fitted mean something else, whatever they were.
+    old.write_text(json.dumps(fields | {"version": 2, "model": {"weights": "others"}}))
+    with pytest.raises(ConfigError, match=f"has version 2, want {VERSION}"):
+        MachineFile.read(old)
+    assert main(["characterise", "--fit", str(old), "--out", str(new), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    found = MachineFile.read(new)
+    wanted = fit_model(made_up_constants(), records)
+    assert wanted is not None and wanted.error is not None
+    assert found.model == wanted and found.num_cells == len(records)
+    assert printed["median_error"] == wanted.error.median_error < 0.05
+    # Everything else is as it was measured.
+    assert replace(found, model=None, num_cells=1, hotset="") == replace(
+        MachineFile.read_measured(old), hotset=""
+    )
+    with pytest.raises(HotsetError, match="exists"):
+        fit_again(old, new)
+
+
+@pytest.mark.parametrize(
+    ("identity", "message"),
+    [
+        ({"format": "another"}, "has format 'another'"),
+        ({"version": 1}, "has version 1"),
+        ({"threads": 3}, "has threads 3, and .* wants 2"),
+        ({"device_name": "elsewhere"}, "has device_name 'elsewhere'"),
+    ],
+)
+def test_cells_of_another_machine_are_not_fitted(
+    identity: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    write_measured(tmp_path / "machine.json", [made_up_record(TINY)], **identity)
+    with pytest.raises(ConfigError, match=message):
+        fit_again(tmp_path / "machine.json", tmp_path / "new.json")
+    assert not (tmp_path / "new.json").exists()
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]\n", "3\n"])
+def test_cells_that_are_none_are_not_fitted(text: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    write_measured(path, [made_up_record(TINY)])
+    if text is None:
+        cells_path(path).unlink()
+    else:
+        cells_path(path).write_text(text)
+    with pytest.raises(ConfigError, match=r"machine\.cells\.jsonl"):
+        fit_again(path, tmp_path / "new.json")
+
+
+def test_a_machine_file_that_is_none_is_not_fitted(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        fit_again(tmp_path / "machine.json", tmp_path / "new.json")
+    write_measured(tmp_path / "machine.json", [])
+    fields = json.loads((tmp_path / "machine.json").read_text())
+    (tmp_path / "machine.json").write_text(json.dumps(fields | {"version": 1}))
+    with pytest.raises(ConfigError, match="has version 1"):
+        fit_again(tmp_path / "machine.json", tmp_path / "new.json")
+
+
+@pytest.mark.parametrize("option", [["--minutes", "3"], ["--sweep"], ["--ranks", "2"], ["--threads", "1"]])
+def test_a_fit_takes_no_options_of_a_measurement(
+    option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["characterise", "--fit", str(tmp_path / "old.json"), "--out", str(tmp_path / "new.json")]
+    assert main([*command, *option]) == 1
+    assert "--fit measures nothing" in capsys.readouterr().err
+
+
+def test_of_repeated_cells_the_middle_one_is_taken() -> None:
+    record = made_up_record(TINY)
+    other = made_up_record(replace(TINY, batch_size=32))
+    runs = [replace(record, step_seconds=seconds) for seconds in (5.0, 1.0, 3.0)]
+    assert typical_cells([*runs, other]) == [runs[2], other]
+    # Of two the quicker one: what disturbs a run makes it slower.
+    assert typical_cells(runs[:2]) == [runs[1]]
+    assert typical_cells([]) == []
+
+
+def test_cells_run_round_by_round_and_those_that_ran_less_often_first() -> None:
+    cells = [replace(TINY, batch_size=size) for size in (1, 2, 3)]
+    keys = [cell.key for cell in cells]
+    found = list(rounds_of(cells, Counter(), 2))
+    assert [cell.batch_size for _, cell in found] == [1, 2, 3] * 2
+    assert [number for number, _ in found] == list(range(6))
+    # A sweep that was killed in its second round goes on there.
+    killed = Counter({keys[0]: 2, keys[1]: 1, keys[2]: 1})
+    found = list(rounds_of(cells, killed, 3))
+    assert [(number, cell.batch_size) for number, cell in found] == [
+        (4, 2), (5, 3), (6, 1), (7, 2), (8, 3)
+    ]  # fmt: skip
+    # Cells that other settings have done are not among these, and count for nothing.
+    assert list(rounds_of(cells, Counter({"another": 9, **dict.fromkeys(keys, 1)}), 1)) == []
