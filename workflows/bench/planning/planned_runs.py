@@ -16,6 +16,7 @@ from ....train.config import EmbeddingOptimizer, PlacementName, TrainConfig
 from ....train.data.shards import Shards
 from ....train.planning.plan_record import PlannedOption
 from ....train.ranks.ranks import Ranks
+from ....train.ranks.throttled_ranks import ThrottledRanks
 from ....train.trainer_building.build_trainer import build_trainer
 from ....train.trainer_building.devices import set_threads
 from ...recipes import recipe_for
@@ -61,9 +62,22 @@ class PlannedLog:
 
 
 def time_training(
-    ranks: Ranks, shards: str, placement: str, staging_bytes: int, threads: int, steps: int, seed: int
+    ranks: Ranks,
+    shards: str,
+    placement: str,
+    staging_bytes: int,
+    threads: int,
+    steps: int,
+    seed: int,
+    link_bytes_per_second: float | None = None,
 ) -> float:
-    """Train the first steps of a run as one of its ranks; return the mean seconds behind the warm-up."""
+    """Train the first steps of a run as one of its ranks; return the mean seconds behind the warm-up.
+
+    Args:
+        link_bytes_per_second: speed at which ranks are kept by waiting, each way; None: they are not.
+    """
+    if link_bytes_per_second is not None:
+        ranks = ThrottledRanks(ranks, link_bytes_per_second)
     set_threads(threads)
     opened = Shards.open(Path(shards))
     wanted = WARM_UP_STEPS + steps
@@ -92,7 +106,9 @@ def time_training(
     return seconds
 
 
-def torchrec_seconds(one: PlannedOption, shards: Shards, constants: WorkConstants) -> dict[str, float | None]:
+def torchrec_seconds(
+    one: PlannedOption, shards: Shards, constants: WorkConstants, link_bytes_per_second: float | None = None
+) -> dict[str, float | None]:
     """Return what TorchRec's planner estimates for the kernel nearest to a placement, None without one.
 
     Its formula knows one table at a time; tables are spread over the ranks, and each serves all of them.
@@ -101,18 +117,22 @@ def torchrec_seconds(one: PlannedOption, shards: Shards, constants: WorkConstant
         one: the plan.
         shards: what it trains on.
         constants: of this machine, in place of the planner's own.
+        link_bytes_per_second: between ranks; None: as the constants have it.
     """
     # Here both tiers are host memory: rows come at the speed of large working sets, copies at theirs.
     per_byte = max(constants.rows.seconds_per_byte[-1], 1e-15)
     own = _kernel_bandwidth(one["placement"], 1 / per_byte / 1000, constants.copy_bytes_per_second / 1000)
     theirs = _kernel_bandwidth(one["placement"], _FAST, _LINK)
+    measured = link_bytes_per_second or constants.message_bytes_per_second
+    links = (TorchrecConstants().link_bandwidth, measured / 1000)
+    names = ("TorchRec, its constants", "TorchRec, measured constants")
     found: dict[str, float | None] = {}
-    for name, bandwidth in (("TorchRec, its constants", theirs), ("TorchRec, measured constants", own)):
+    for name, bandwidth, link in zip(names, (theirs, own), links, strict=True):
         found[name] = None
         if bandwidth is not None:
             ranks = one["ranks"]
             batch = shards.batch_size // ranks
-            table = TorchrecConstants(table_bandwidth=bandwidth)
+            table = TorchrecConstants(table_bandwidth=bandwidth, link_bandwidth=link)
             times = [table_wise(batch, ranks, 1, each.embedding_dim, table).total for each in shards.tables]
             found[name] = sum(times) / ranks / 1000
     return found

@@ -24,6 +24,7 @@ def run(placement: str, measured: float, ranks: int = 1, **predicted: float | No
     return {
         "placement": placement,
         "ranks": ranks,
+        "link": "none" if ranks == 1 else "loopback",
         "fast_bytes": 1,
         "measured_seconds": measured,
         "predicted": predicted,
@@ -67,6 +68,7 @@ def test_what_is_planned_is_trained_on_one_rank_and_on_two(
         batch_size=128,
         fast_bytes=sizes,
         ranks=(1, 2),
+        links=("loopback", "1gbit"),
         steps=1,
         rounds=1,
     )
@@ -74,7 +76,8 @@ def test_what_is_planned_is_trained_on_one_rank_and_on_two(
     assert result["settings"]["machine"] == "machine.json"
     placements = {one["placement"] for one in result["runs"] if one["ranks"] == 1}
     assert placements == {"all-fast", "lookahead", "cache", "fae", "hybrid", "hybrid-dedup"}
-    assert {one["ranks"] for one in result["runs"]} == {1, 2}
+    links = {(one["ranks"], one["link"]) for one in result["runs"]}
+    assert links == {(1, "none"), (2, "loopback"), (2, "1gbit")}
     assert all(one["measured_seconds"] > 0 and len(one["turns"]) == 1 for one in result["runs"])
     (group,) = groups
     trained = sum(one["ranks"] == 2 for one in result["runs"])
@@ -86,7 +89,8 @@ def test_what_is_planned_is_trained_on_one_rank_and_on_two(
     show_advise(result, console)
     text = console.export_text()
     assert KIB in result["too_small"] and "1 KiB: no plan fits." in text
-    assert "hotset takes" in text and "2 ranks: the fastest of" in text
+    assert "hotset takes" in text and "12 MiB, 2 ranks over 1gbit: the fastest of" in text
+    assert {(one["ranks"], one["link"]) for one in result["groups"]} == links
 
 
 def test_the_formula_of_torchrec_has_a_word_for_the_kernels_that_it_knows(tmp_path: Path) -> None:
@@ -108,6 +112,9 @@ def test_the_formula_of_torchrec_has_a_word_for_the_kernels_that_it_knows(tmp_pa
         ({"ranks": (0,)}, "ranks"),
         ({"fast_bytes": ()}, "size"),
         ({"steps": 0}, "steps"),
+        ({"links": ()}, "link"),
+        ({"links": ("200mbit",)}, "a link is between ranks"),
+        ({"links": ("fast",), "ranks": (2,)}, "no link 'fast'"),
     ],
 )
 def test_nonsense_is_refused(change: dict[str, Any], message: str) -> None:
