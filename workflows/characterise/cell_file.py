@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...pipeline.errors import ConfigError
+from ...pipeline.errors import ConfigError, first_line
 from ...pipeline.folders.json_record import RecordError
 from .run_cell import CellRecord
 
@@ -94,17 +94,18 @@ def read_measured_cells(machine: Path, device_name: str, threads: int) -> list[C
         ConfigError: there are none, they are of another machine, or the file is damaged.
     """
     path = cells_path(machine)
-    hint = "`hotset characterise --out FILE` measures constants and cells"
+    wanted = {"format": FORMAT, "version": CELLS_VERSION, "device_name": device_name, "threads": threads}
     try:
         with path.open() as file:
             identity = json.loads(file.readline())
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", hint=hint) from error
-    except ValueError as error:
-        raise ConfigError(f"{path} has no cells: {error}", hint=hint) from error
-    wanted = {"format": FORMAT, "version": CELLS_VERSION, "device_name": device_name, "threads": threads}
-    for name, value in wanted.items():
-        found = identity.get(name) if isinstance(identity, dict) else None
-        if found != value:
-            raise ConfigError(f"{path} has {name} {found!r}, and {machine} wants {value!r}", hint=hint)
+        # The cells of another machine have times of their own, whatever their file is called.
+        for name, value in wanted.items():
+            found = identity.get(name) if isinstance(identity, dict) else None
+            if found != value:
+                raise ValueError(f"it has {name} {found!r}, and {machine} wants {value!r}")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be fitted: {first_line(error)}",
+            hint="`hotset characterise --out FILE` measures constants and cells",
+        ) from error
     return CellFile(path, identity).read()
