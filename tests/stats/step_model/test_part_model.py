@@ -1,6 +1,6 @@
 """The parts of a step: fits that recover known weights, and predictions that never reward more work.
 
-Also the tests of `step_work` and `step_parts`.
+Also the tests of `step_work`, `step_features` and `step_parts`.
 """
 
 from __future__ import annotations
