@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from .data.batch import Batch
-from .data.shards import Part, Shards
+from .data.evaluation_part import EvaluationPart, Part
+from .data.shards import Shards
 from .execution.embeddings import Embeddings
 from .meter import Meter
 from .metrics.scores import Quality, RunQuality, ScoreCounter
@@ -56,11 +56,10 @@ class Predictor:
         """
         # Evaluation reads cold rows on the slow tier, so staged ones are written back first.
         with self._meter.during("evaluation"), self._embeddings.rows_written_back(), torch.no_grad():
-            numbers = self._shards.batches_of(part)
-            read = partial(self._shards.batch_of, part)
+            batches = EvaluationPart(self._shards, part)
             # Each rank has predicted one of the batches that follow; their logits go to all.
-            left = iter(numbers)
-            for step in self._embeddings.evaluation_steps(numbers, read):
+            left = iter(batches.numbers)
+            for step in self._embeddings.evaluation_steps(batches.numbers, batches.batch):
                 embeddings = self._embeddings.look_up(step)
                 logit_B = torch.empty(0)
                 if step.batch.num_samples:
@@ -71,7 +70,7 @@ class Predictor:
                 padded_B = torch.zeros(self._shards.batch_size)
                 padded_B[: logit_B.numel()] = logit_B
                 for found_B, number in zip(self._ranks.gather(padded_B), left, strict=False):
-                    batch = read(number)
+                    batch = batches.batch(number)
                     yield batch, found_B[: batch.num_samples].numpy()
 
     def score(
@@ -89,7 +88,7 @@ class Predictor:
         Raises:
             HotsetError: a prediction is no number, or there is no disk space for scores beyond the memory.
         """
-        total = self._shards.num_samples_of(part)
+        total = EvaluationPart(self._shards, part).num_samples
         left = total if max_samples is None else min(max_samples, total)
         num_samples = 0
         with closing(ScoreCounter(self._folder)) as counter, closing(self.logits(part)) as batches:

@@ -8,7 +8,7 @@ depend on the number of workers.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +19,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ...pipeline.errors import ConfigError, require_at_least
 from ...stats.batches.epoch_order import epoch_order
 from .batch import Batch, at_cache_line
+from .evaluation_part import EvaluationPart, Part
 from .multi_hot_draws import MultiHotDraws
-from .shards import Part, Shards
+from .shards import Shards
 
 Split = Literal["train", "valid", "test"]
 _PARTS: dict[Split, Part] = {"valid": "validation", "test": "test"}
@@ -126,11 +127,12 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         """Yield the batches of the epoch that belong to this rank and worker."""
         shards = self._shards()
         own = self._own(self._numbers()[self._first :])
+        read = self._reader(shards)
         # A state that was loaded lies in the middle of the first epoch only.
         start, self._start = self._start, 0
         self._position = start
         for position, number in enumerate(own[start:], start + 1):
-            batch = self._read(shards, number)
+            batch = read(number)
             # Set before the batch is handed out: a loader asks for the state behind it.
             self._position = position
             yield self._as_dictionary(shards, batch)
@@ -180,7 +182,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         """Return the numbers of the batches of this rank, in the order of the epoch."""
         shards = self._shards()
         if self._split != "train":
-            return list(shards.batches_of(_PARTS[self._split]))[self._rank :: self._world_size]
+            return EvaluationPart(shards, _PARTS[self._split]).numbers[self._rank :: self._world_size]
         # The same number of batches for each rank: a rank with one more would wait for the others forever.
         order: list[int] = epoch_order(
             shards.is_hot_only, self._seed, self._epoch, spread=shards.is_grouped
@@ -193,10 +195,11 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         worker, count = _worker()
         return numbers[worker :: max(count, 1)]
 
-    def _read(self, shards: Shards, number: int) -> Batch:
+    def _reader(self, shards: Shards) -> Callable[[int], Batch]:
+        """Return what reads the batch of a number."""
         if self._split == "train":
-            return shards.training_batch(number)
-        return shards.batch_of(_PARTS[self._split], number)
+            return shards.training_batch
+        return EvaluationPart(shards, _PARTS[self._split]).batch
 
     def _as_dictionary(self, shards: Shards, batch: Batch) -> dict[str, Any]:
         found: dict[str, Any] = {LABEL: batch.label_B, DENSE: at_cache_line(batch.dense_BK)}

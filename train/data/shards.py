@@ -7,13 +7,12 @@ A hot set is a prefix of the order over all tables, so shards whose batches were
 from __future__ import annotations
 
 import copy
-from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +38,6 @@ from .shard_file import Columns, ShardFile
 _STAGE = "pack"
 _VERSION = 1
 _KINDS = ("hot_only", "mixed", "evaluation")
-Part = Literal["validation", "test"]
-"""A part of the evaluation samples: the first ones, where the log has such a part, or the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +104,12 @@ class Shards:
             ]
             self._training, self._evaluation = self._positions_by_kind()
             self.num_validation_samples = totals.num_valid_samples
-            self._evaluation_starts = self._starts_of(self._evaluation)
+            self.evaluation_starts = self._starts_of(self._evaluation)
+            """First sample of each evaluation batch among those of all, and the end of the last one."""
             # Scores are of all samples of a part, so a number that the files do not have is never reached.
-            if totals.samples.evaluation != self._evaluation_starts[-1]:
+            if totals.samples.evaluation != self.evaluation_starts[-1]:
                 raise ValueError(
-                    f"{totals.samples.evaluation} evaluation samples, want {self._evaluation_starts[-1]}, "
+                    f"{totals.samples.evaluation} evaluation samples, want {self.evaluation_starts[-1]}, "
                     f"those of its files"
                 )
         except HotsetError:
@@ -249,32 +247,6 @@ class Shards:
             )
         # The tags in the files are those of the packed budget.
         return batch if self.has_packed_budget else replace(batch, is_hot_B=self._tag(batch))
-
-    def num_samples_of(self, part: Part) -> int:
-        """Return the number of evaluation samples of a part."""
-        num_validation = self.num_validation_samples
-        return num_validation if part == "validation" else self.num_evaluation_samples - num_validation
-
-    def batches_of(self, part: Part) -> range:
-        """Return the numbers of the evaluation batches with samples of a part, in log order."""
-        first, stop = self._samples_of(part)
-        starts = self._evaluation_starts
-        if first == stop:
-            return range(0)
-        return range(bisect_right(starts, first) - 1, bisect_left(starts, stop))
-
-    def batch_of(self, part: Part, number: int) -> Batch:
-        """Return the samples of a part in the evaluation batch ``number``, which may have some of both."""
-        batch = self.evaluation_batch(number)
-        first, stop = self._samples_of(part)
-        start = self._evaluation_starts[number]
-        return batch.cut(max(first - start, 0), min(stop - start, batch.num_samples))
-
-    def _samples_of(self, part: Part) -> tuple[int, int]:
-        """Return the first evaluation sample of a part, and the end of its last."""
-        if part == "validation":
-            return 0, self.num_validation_samples
-        return self.num_validation_samples, self._evaluation_starts[-1]
 
     def has_oov(self, batch: Batch) -> NDArray[np.bool_]:
         """(num_samples,); whether a lookup of a sample is of an out-of-vocabulary row, which categories that

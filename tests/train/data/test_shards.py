@@ -29,7 +29,7 @@ from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.shard_factory import ShardSpec, draw_samples, training_samples, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.data.batch import Batch
-from hotset.train.data.shards import Part, Shards, with_hot_bytes
+from hotset.train.data.shards import Shards, with_hot_bytes
 
 SPEC = ShardSpec()
 
@@ -70,42 +70,6 @@ def test_evaluation_batches_say_which_samples_are_hot(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         np.concatenate([batch.is_hot_B for batch in batches]), np.concatenate(is_hot)
     )
-
-
-@pytest.mark.parametrize("multi_hot", [(), (0,), (0, 2)])
-@pytest.mark.parametrize("num_validation", [0, 1, 31, 32, 33, 64, 89, 90])
-def test_validation_and_test_part_share_the_evaluation_samples(
-    num_validation: int, multi_hot: tuple[int, ...], tmp_path: Path
-) -> None:
-    folder = write_shards(tmp_path / "shards", num_validation=num_validation, multi_hot=multi_hot)
-    shards = Shards.open(folder)
-    whole = [shards.evaluation_batch(number) for number in range(shards.num_evaluation_batches)]
-    parts: dict[Part, list[Batch]] = {
-        part: [shards.batch_of(part, number) for number in shards.batches_of(part)]
-        for part in ("validation", "test")
-    }
-    found = parts["validation"] + parts["test"]
-    assert all(batch.num_samples for batch in found)
-    sizes = {part: sum(batch.num_samples for batch in batches) for part, batches in parts.items()}
-    assert sizes == {"validation": num_validation, "test": 90 - num_validation}
-    assert sizes == {part: shards.num_samples_of(part) for part in parts}
-    for column in ("label_B", "dense_BK", "ids_BF", "is_hot_B"):
-        joined, wanted = (
-            np.concatenate([getattr(batch, column) for batch in batches]) for batches in (found, whole)
-        )
-        np.testing.assert_array_equal(joined, wanted)
-    for feature in range(len(multi_hot)):
-        for batches in (found, whole):
-            assert all(batch.bags[feature].offsets_B1[0] == 0 for batch in batches)
-        lists = [
-            [
-                bag.tolist()
-                for batch in batches
-                for bag in np.split(batch.bags[feature].ids_N, batch.bags[feature].offsets_B1[1:-1])
-            ]
-            for batches in (found, whole)
-        ]
-        assert lists[0] == lists[1]
 
 
 def test_a_validation_part_larger_than_all_is_refused(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.logs.other_logs import Log, schema_text, write_csv
 from hotset.tests.support.scored_runs import ScoredRun
 from hotset.train.config import TrainConfig
+from hotset.train.data.evaluation_part import Part
 from hotset.train.data.shards import Shards
 from hotset.train.exporting.export_run import build_graph, features_of
 from hotset.train.exporting.run_tables import RunTables
@@ -131,15 +132,20 @@ def test_lines_of_both_parts_agree(models: Models, name: str, tmp_path: Path) ->
     check(models, models.joined.rows, name)
 
 
-def test_the_validation_part_agrees(models: Models, tmp_path: Path) -> None:
-    run = models.runs["sum"]
-    rows = models.joined.rows[: models.num_validation]
+@pytest.mark.parametrize("name", ["mean", "sum", "cross"])
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_the_lines_of_one_part_agree(models: Models, part: Part, name: str, tmp_path: Path) -> None:
+    """Also where a stored batch has samples of both parts: each is predicted from its own first sample."""
+    run = models.runs[name]
+    first = 0 if part == "validation" else models.num_validation
+    stop = models.num_validation if part == "validation" else None
     predictor = RunPredictor(run)
-    log = write_csv(tmp_path / "valid.csv", Log(KINDS, rows))
+    log = write_csv(tmp_path / "part.csv", Log(KINDS, models.joined.rows[first:stop]))
     found = np.concatenate(list(predictor.logits(predictor.parts_of_file(log), "the log")))
     shards = Shards.open(models.data)
+    assert models.num_validation % shards.batch_size
     loaded = LoadedModel.load(run, read_config(run), read_weights(run), shards.tables, shards.batch_size)
-    batches = Predictor(shards, loaded.dense, loaded.embeddings, loaded.meter).logits("validation")
+    batches = Predictor(shards, loaded.dense, loaded.embeddings, loaded.meter).logits(part)
     np.testing.assert_array_equal(found, np.concatenate([logit_B for _, logit_B in batches]))
 
 
