@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import hotset.nn
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.drawn_tiers import draw_lookups, make_tier, step
 from hotset.tests.support.shard_factory import write_shards
@@ -46,6 +47,30 @@ def test_staging_on_a_gpu_ends_with_the_bits_of_all_fast_there(
     shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
     wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
     assert_equal_bits(trained(shards, device="cuda", **placement, **FIELDS), wanted)
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [{"placement": name} for name in ("hybrid", "fae", "cache")]
+    + [{"placement": "lookahead", "window": window, "staging_bytes": "4kB"} for window in (3, 64)],
+    ids=str,
+)
+def test_a_loop_of_ones_own_on_a_gpu_ends_with_the_bits_of_all_fast_there(
+    placement: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = write_shards(tmp_path / "shards", TIGHT)
+
+    def rows_of(**settings: Any) -> dict[str, Any]:
+        emb = hotset.nn.Embeddings(folder, device="cuda", embedding_optimizer="adagrad", **settings)
+        for batch in emb.read_ahead(hotset.ShardDataset(folder, seed=2)):
+            loss = torch.stack([vectors.square().sum() for vectors in emb(batch).values()]).sum()
+            assert loss.is_cuda
+            loss.backward()  # type: ignore[no-untyped-call]
+            emb.step()
+        return emb.state_dict()
+
+    found, wanted = rows_of(**placement), rows_of(placement="all-fast")
+    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
 
 
 def let_streams_be_late(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
@@ -30,18 +31,20 @@ from ..data.background import BackgroundIterator
 from ..data.batch import Batch
 from ..data.batch_shares import BatchShares
 from ..data.shards import Shards, with_hot_bytes
-from ..execution.embeddings import Embeddings as Rows
 from ..execution.embeddings import PlannedStep, RowWidth
 from ..execution.row_parts import changed_of
 from ..execution.step_source import StepSource
 from ..meter import Meter
 from ..model_building.model_inputs import ModelInputs
+from ..options.rank_options import is_launched
 from ..rows.mapped_rows import HostMemory
 from ..trainer import num_steps_ahead
 from ..trainer_building.build_embeddings import RowTools, build_embeddings
+from ..trainer_building.devices import open_device, open_verbs
 from ..trainer_building.resolve_config import resolve
 from ..work_threads import WorkThreads
 from .batch_dictionary import DictionaryReader
+from .loop_device import LoopDevice
 
 _SETTINGS = (
     "hot_bytes",
@@ -74,36 +77,47 @@ class Embeddings(nn.Module):
     step. ``state_dict()`` holds every table, ``NAME.weight``, and its optimizer state, ``NAME.state``; it
     fits every placement and budget.
 
-    All placements give the same bits for the same batches. Rows and their tiers are on the host.
+    All placements give the same bits for the same batches. With ``device="cuda"`` the fast tier is on a GPU,
+    and so are the embeddings, for layers there; tables are saved and loaded on the host.
 
     Example:
         ``emb = hotset.nn.Embeddings("data", placement="lookahead", staging_bytes="64MiB")``
     """
 
     def __init__(
-        self, data: str | Path, *, placement: PlacementName = "lookahead", decay: float = 0.0, **settings: Any
+        self,
+        data: str | Path,
+        *,
+        placement: PlacementName = "lookahead",
+        device: str = "cpu",
+        decay: float = 0.0,
+        **settings: Any,
     ) -> None:
         """Open the shards of ``data`` and give every row its initial values.
 
         Args:
             data: folder that `hotset.preprocess` wrote, or its ``shards/`` alone.
             placement: where rows live, as in `hotset.fit`.
+            device: of the fast tier, "cpu" or "cuda", on which embeddings are handed out; "late" simulates
+                one on the host.
             decay: weight decay of rows, per use.
             settings: fields of `TrainConfig` that are about rows: ``hot_bytes``, ``staging_bytes`` (also as
                 text, "64MiB"), ``prefetch``, ``window``, ``cache_policy``, ``cache_warmup``,
                 ``cache_batches``, ``embedding_optimizer``, ``embedding_lr``, ``seed`` and ``threads``.
 
         Raises:
-            HotsetError: no shards, another setting, or more rows than memory.
+            HotsetError: no shards, no such device, another setting, or more rows than memory.
+            ConfigError: this process is one of several ranks.
         """
         super().__init__()
+        _refuse_ranks()
         for name, value in settings.items():
             if name not in _SETTINGS:
                 raise ConfigError(f"there is no setting {name!r}, want some of {', '.join(_SETTINGS)}")
             if name.endswith("_bytes") and isinstance(value, str):
                 settings[name] = parse_byte_size(value)
         # What comes later than a window of batches is not known here, so plans are made batch by batch.
-        config = TrainConfig(placement=placement, plan="online", **settings)
+        config = TrainConfig(placement=placement, device=device, plan="online", **settings)
         config = replace(config, recipe=replace(config.recipe, embedding_decay=decay))
         shards = Shards.open(Path(data))
         if config.hot_bytes is not None:
@@ -113,19 +127,22 @@ class Embeddings(nn.Module):
         self._tables = shards.tables
         self._reader = DictionaryReader(shards.tables)
         self._inputs = ModelInputs.of(shards)
-        # One rank computes the whole batch, and everything stays in the memory of the host.
-        host = torch.device("cpu")
+        # One rank computes the whole batch.
+        torch_device = open_device(device)
+        verbs = open_verbs(device)
+        threads = WorkThreads(config.threads or num_workers(0))
         tools = RowTools(
             shares=BatchShares(shards.batch_size, 1, 0, 1),
-            device=host,
-            verbs=None,
-            meter=Meter(host),
-            threads=WorkThreads(config.threads or num_workers(0)),
+            device=torch_device,
+            verbs=verbs,
+            meter=Meter(torch_device),
+            threads=threads,
             host=HostMemory(None, Path(tempfile.gettempdir()), may_spill=False),
             marks_rows=True,
             folder=Path(tempfile.gettempdir()),
         )
-        self._rows = build_embeddings(shards, self._config, tools)
+        self._device = LoopDevice(verbs, threads.num_threads)
+        self._rows = self._device.take_over(build_embeddings(shards, self._config, tools))
         self._current: _Current | None = None
         """Batch that is trained on now, or that `read_ahead` has handed out."""
         self._is_reading = False
@@ -266,8 +283,7 @@ class Embeddings(nn.Module):
         self._rows.stop()
         for width in self._rows.widths:
             width.executor.forget_residents()
-        # Transfers that were stopped stay so: the same tiers get new ones.
-        self._rows = Rows(len(self._tables), self._rows.widths)
+        self._rows = self._device.renewed(self._rows)
 
     def _source(self, held: Mapping[int, tuple[object, Batch]], *, is_fresh: bool) -> StepSource:
         """Return a source of the steps of some batches.
@@ -366,6 +382,15 @@ class Embeddings(nn.Module):
                 # None of these rows has its initial value any more.
                 changed = changed_of(width)
                 changed.mark_rows(changed.layout.slots_of_rows(tables_N, ids_N), is_saved=True)
+
+
+def _refuse_ranks() -> None:
+    """Raise ConfigError in one of several ranks: each would change rows of its own, and they would differ."""
+    if is_launched() or (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        raise ConfigError(
+            "hotset.nn.Embeddings trains in one process, and this one is a rank among others",
+            hint="hotset.fit trains your module on ranks; or start this program by itself, without torchrun",
+        )
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import hotset.nn
 from hotset.pipeline.sizes import ByteSize
 from hotset.tests.support.hints import follows, hint_of
 from hotset.tests.support.shard_factory import write_shards
@@ -56,6 +57,16 @@ def test_a_process_becomes_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ranks.gather(torch.tensor([7]))[0].tolist() == [7]
     finally:
         ranks.close()
+
+
+@follows("train/own_loop/embedding_module.py::_refuse_ranks")
+def test_a_loop_of_ones_own_is_started_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_shards(tmp_path / "shards")
+    launched(monkeypatch, rank=0, num_ranks=2)
+    hint = hint_of(lambda: hotset.nn.Embeddings(folder))
+    assert hint.startswith("hotset.fit trains your module on ranks; or start this program by itself")
+    launched(monkeypatch, rank=0, num_ranks=1)
+    hotset.nn.Embeddings(folder)
 
 
 @follows("train/data/batch_shares.py::BatchShares.__post_init__")

@@ -18,6 +18,8 @@ from hotset.tests.support.trained_models import no_log
 from hotset.train.config import TrainConfig
 from hotset.train.data.shard_dataset import ShardDataset
 from hotset.train.data.shards import Shards
+from hotset.train.device.late_device import LateDevice
+from hotset.train.device.verbs import StreamName
 from hotset.train.model_building.user_code import name_of
 from hotset.train.trainer import run_steps
 from hotset.train.trainer_building.build_trainer import build_trainer
@@ -119,11 +121,48 @@ def test_a_loop_of_ones_own_ends_with_the_bits_of_the_trainer(
     assert_equal(loop.state(), wanted)
 
 
-@pytest.mark.parametrize("settings", PLACEMENTS)
-def test_evaluations_pauses_and_a_resumed_run_change_no_bit(
+@pytest.mark.parametrize("settings", [{"placement": "all-fast"}, *PLACEMENTS])
+def test_a_loop_on_a_device_ends_with_the_bits_of_the_host(
     folder: Path, wanted: dict[str, Any], settings: dict[str, Any]
 ) -> None:
-    loop = Loop(folder, **settings)
+    """Also where it ends early now and then, and batches come that nobody announced."""
+    loop = Loop(folder, device="late:4", **settings)
+    for batch in loop.emb.read_ahead(batches_of(folder, 0)):
+        loop.train(batch)
+    batches = list(batches_of(folder, 1))
+    ahead = loop.emb.read_ahead(batches[:4])
+    loop.train(next(ahead))
+    ahead.close()  # type: ignore[attr-defined]
+    loop.train(batches[1])
+    for batch in loop.emb.read_ahead(batches[2:]):
+        loop.train(batch)
+    assert_equal(loop.state(), wanted)
+
+
+def test_rows_go_to_a_device_in_its_stream_of_moves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[str] = []
+    launch = LateDevice.launch
+
+    def noted(device: LateDevice, stream: StreamName, kernel: Any, *arguments: Any) -> None:
+        moved.append(stream)
+        launch(device, stream, kernel, *arguments)
+
+    monkeypatch.setattr(LateDevice, "launch", noted)
+    loop = Loop(folder, device="late", placement="lookahead", staging_bytes=3000)
+    # With the transfers of one loop over batches, and with those of the next.
+    for epoch in range(2):
+        moved.clear()
+        for batch in loop.emb.read_ahead(batches_of(folder, epoch)):
+            loop.train(batch)
+        assert len(moved) > len(batches_of(folder, epoch)) and set(moved) == {"moves"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "late:7"])
+@pytest.mark.parametrize("settings", PLACEMENTS)
+def test_evaluations_pauses_and_a_resumed_run_change_no_bit(
+    folder: Path, wanted: dict[str, Any], settings: dict[str, Any], device: str
+) -> None:
+    loop = Loop(folder, device=device, **settings)
     valid = next(iter(ShardDataset(folder, split="test")))
     plain = iter(batches_of(folder, 0))
     # Two batches that nobody announced, then some of which those behind the third are planned in vain.
@@ -348,8 +387,25 @@ def test_rows_are_saved_and_loaded_as_a_part_of_a_larger_module(folder: Path) ->
     assert all(torch.equal(now[name], saved[name]) for name in saved)
 
 
+def test_one_of_several_ranks_is_refused_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would train rows of its own, and nobody would tell."""
+    for number, message in (("2", "trains in one process, and this one is a rank"), ("two", "WORLD_SIZE")):
+        monkeypatch.setenv("WORLD_SIZE", number)
+        with pytest.raises(ConfigError, match=message):
+            hotset.nn.Embeddings(folder)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    hotset.nn.Embeddings(folder, placement="hybrid")
+    # A group that was joined without the variables of torchrun.
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ConfigError, match="a rank among others"):
+        hotset.nn.Embeddings(folder)
+
+
 def test_settings_that_no_loop_has_are_refused_in_one_line(folder: Path) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
+        ({"device": "tpu"}, "unknown device 'tpu'"),
+        ({"device": "meta"}, "training runs on cpu or cuda, not on 'meta'"),
         ({"placement": "hot-only"}, "^placement must be one of all-fast, .*, got 'hot-only'$"),
         ({"cache_policy": "fifo"}, "^cache_policy must be one of lru, lfu, dataset, got 'fifo'$"),
         ({"staging_bytes": "lots"}, "not a size: 'lots'"),
