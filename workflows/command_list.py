@@ -29,6 +29,7 @@ COMMANDS = {
     "evaluate": ("train_commands", "evaluate a trained run"),
     "predict": ("serving.predict_command", "predict the probability of a click for every line of a raw log"),
     "export": ("serving.export_command", "write a run as files that serve it without hotset"),
+    "apply": ("serving.apply_command", "lead an exported folder to a later run by what changed since"),
     "runs": ("runs_command", "compare the runs of a folder"),
     "completion": ("completion_command", "print a script that completes commands and options in a shell"),
     "bench": ("bench_command", "run benchmarks against named baselines"),

@@ -24,7 +24,7 @@ from ..model_building.choose_model import recorded_model
 from ..model_building.model_inputs import ModelInputs
 from ..model_building.user_code import ModelSource
 from ..options.export_config import RowType
-from .export_changes import CHANGES
+from .export_changes import CHANGES, TableChanges
 from .export_run import ONNX, PROGRAM, STAGE, VERSION, ServedTable, graph_of, write_export
 from .exported_model import ExportedModel
 from .row_types import pack_rows
@@ -34,8 +34,8 @@ _STORED = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
 
 def apply_changes(
     exported: Path, changes: Path, out: Path, *, model_source: ModelSource | None = None
-) -> None:
-    """Write the folder ``out``.
+) -> list[TableChanges]:
+    """Write the folder ``out``; return how much changed, table by table.
 
     Args:
         exported: whole export of the run that the changes begin with, or what this function wrote for it.
@@ -50,12 +50,11 @@ def apply_changes(
     base, base_run, _ = _opened(exported, PROGRAM)
     found, run, since = _opened(changes, CHANGES)
     if since is None or since != base_run:
-        raise HotsetError(f"{changes} begins with the run {since}, and {exported} holds the run {base_run}")
-    if base.row_type != found.row_type:
-        raise HotsetError(f"the rows of {changes} are {found.row_type}, those of {exported} {base.row_type}")
-    sizes = [[(table.name, table.embedding_dim) for table in each.config.tables] for each in (base, found)]
-    if sizes[0] != sizes[1] or base.schema != found.schema:
-        raise HotsetError(f"{changes} has other tables than {exported}")
+        raise HotsetError(
+            f"{changes} begins with the run {since}, and {exported} holds the run {base_run}",
+            hint="write them since the run of that folder: `hotset export RUN --since RUN0 --out CHANGES`",
+        )
+    _refuse_other_tables(base, found, exported, changes)
     tensors = _tensors_of(changes)
     dense = {
         name.removeprefix(DENSE_PREFIX): tensor
@@ -66,16 +65,31 @@ def apply_changes(
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if shapes != {name: tuple(tensor.shape) for name, tensor in dense.items()}:
         raise HotsetError(f"{changes} is damaged: its dense layers are not those that its model has")
-    tables = []
+    tables, counts = [], []
     # Only a program whose checksum is that of the manifest is opened.
     state = torch.export.load(exported / PROGRAM).state_dict
     for number, table in enumerate(found.config.tables):
         served = _served_table(state, number)
-        tables.append(_changed(served, tensors, table.name, found.row_type, changes))
+        changed, counts_of_table = _changed(served, tensors, table.name, found.row_type, changes)
+        tables.append(changed)
+        counts.append(counts_of_table)
     inputs = [{"name": "run", "fingerprint": run}]
     with whole_folder(out, stage=STAGE, version=VERSION, inputs=inputs) as folder:
         graph = graph_of(found, model, dense, tables)
         write_export(folder, graph, found, (exported / ONNX).exists(), run)
+    return counts
+
+
+def _refuse_other_tables(base: ExportedModel, found: ExportedModel, exported: Path, changes: Path) -> None:
+    """Raise HotsetError unless the changes are of the tables of an exported folder, and rows of its type."""
+    if base.row_type != found.row_type:
+        raise HotsetError(
+            f"the rows of {changes} are {found.row_type}, those of {exported} {base.row_type}",
+            hint=f"write the changes with --row-type {base.row_type}",
+        )
+    sizes = [[(table.name, table.embedding_dim) for table in each.config.tables] for each in (base, found)]
+    if sizes[0] != sizes[1] or base.schema != found.schema:
+        raise HotsetError(f"{changes} has other tables than {exported}")
 
 
 def _opened(folder: Path, name: str) -> tuple[ExportedModel, str | None, str | None]:
@@ -83,7 +97,11 @@ def _opened(folder: Path, name: str) -> tuple[ExportedModel, str | None, str | N
     manifest = Manifest.read(folder)
     names = {entry.path for entry in manifest.files}
     if manifest.stage != STAGE or name not in names:
-        raise HotsetError(f"{folder} has no {name}")
+        raise HotsetError(
+            f"{folder} has no {name}",
+            hint="`hotset export RUN --out FOLDER` writes what changes are applied to, and "
+            "`hotset export RUN --since RUN0 --out CHANGES` the changes",
+        )
     for entry in manifest.files:
         manifest.hashed_path(entry)
     fingerprints = {each.get("name"): each.get("fingerprint") for each in manifest.inputs}
@@ -111,8 +129,9 @@ def _changed(
     name: str,
     row_type: RowType,
     changes: Path,
-) -> ServedTable:
-    """Return a table without the categories that went, with the rows that are new or changed."""
+) -> tuple[ServedTable, TableChanges]:
+    """Return a table without the categories that went, with the rows that are new or changed, and how many
+    these are."""
     parts = ("categories", "rows", "gone", "oov", "missing", *(("scale",) if row_type == "int8" else ()))
     found = {part: tensors.get(f"{name}.{part}") for part in parts}
     dim = served.packed_ND.shape[1]
@@ -139,7 +158,9 @@ def _changed(
     ):
         raise HotsetError(f"{changes} is damaged: the categories of {name} do not fit those that were there")
     # What is stored replaces what was there, then all are put in order.
-    is_kept &= ~np.isin(served.categories_N, stored_N)
+    is_replaced = np.isin(served.categories_N, stored_N)
+    num_changed = int(np.count_nonzero(is_replaced))
+    is_kept &= ~is_replaced
     categories_N = np.concatenate([served.categories_N[is_kept], stored_N])
     order = np.argsort(categories_N)
     special_ND, special_N2 = pack_rows(torch.stack([given["oov"], given["missing"]]), row_type)
@@ -149,7 +170,10 @@ def _changed(
     scale_N2 = None
     if served.scale_N2 is not None and special_N2 is not None:
         scale_N2 = torch.cat([served.scale_N2[kept], given["scale"], special_N2])[places]
-    return ServedTable(categories_N[order], packed_ND, scale_N2)
+    counts = TableChanges(
+        name, categories_N.size, stored_N.size - num_changed, num_changed, num_gone=int(gone_N.size)
+    )
+    return ServedTable(categories_N[order], packed_ND, scale_N2), counts
 
 
 def _ascends(categories_N: NDArray[np.int64]) -> bool:

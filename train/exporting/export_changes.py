@@ -51,7 +51,7 @@ rounded from the new run: `T.scale` has the least value and the step of each row
 
 Where hotset is installed, it does all this to a whole export of run {since} with the same type of rows:
 
-    python -c 'import hotset; hotset.apply_changes("exported", "changes", "exported-anew")'
+    hotset apply changes --to exported --out exported-anew
 """
 
 

@@ -87,3 +87,23 @@ def test_names_that_were_meant_are_taken_from_python(shell: Shell) -> None:
     preprocess = partial(hotset.preprocess, "log.tsv", "other", workers=1)
     assert hint_of(lambda: preprocess(batchsize=9)) == "did you mean 'batch_size'?"
     preprocess(batch_size=9)
+
+
+@pytest.mark.slow
+@follows(
+    "train/exporting/apply_changes.py::_opened",
+    "train/exporting/apply_changes.py::apply_changes",
+    "train/exporting/apply_changes.py::_refuse_other_tables",
+)
+def test_changes_are_applied_to_the_export_that_they_begin_with(shell: Shell) -> None:
+    shell.works("train", "data", "--threads", "1", "--seed", "5", "--out", "next")
+    shell.works("export", "next", "--since", "run", "--row-type", "bf16", "--out", "packed")
+    # The two folders in each other's place.
+    hint = shell.refused("apply", "next", "--to", "packed", "--out", "new")
+    shell.obey(hint, RUN="run", RUN0="next", FOLDER="exported", CHANGES="back")
+    hint = shell.refused("apply", "back", "--to", "exported", "--out", "new")
+    shell.obey(hint, RUN="next", RUN0="run", CHANGES="changes")
+    hint = shell.refused("apply", "packed", "--to", "exported", "--out", "new")
+    assert hint == "write the changes with --row-type fp32"
+    shell.works("apply", "changes", "--to", "exported", "--out", "new")
+    shell.works("apply", "back", "--to", "new", "--out", "again")

@@ -22,7 +22,7 @@ from hotset.tests.support.resealed import write_manifest
 from hotset.tests.support.scored_runs import ScoredRun, run_on_lists
 from hotset.train.exporting import apply_changes as module
 from hotset.train.exporting.apply_changes import apply_changes
-from hotset.train.exporting.export_changes import export_changes
+from hotset.train.exporting.export_changes import TableChanges, export_changes
 from hotset.train.exporting.export_run import ServedTable, build_graph, export_run
 from hotset.train.exporting.row_types import pack_rows
 from hotset.train.exporting.run_tables import RunTables
@@ -92,7 +92,7 @@ def test_a_table_is_that_of_the_naive_twin(data: st.DataObject, row_type: RowTyp
         "T.missing": rows["special"][1],
     } | ({} if scale is None else {"T.scale": scale})
     served = ServedTable(np.array(before, np.int64), *pack_rows(rows["before"], row_type))
-    found = module._changed(served, tensors, "T", row_type, Path("changes"))
+    found, counts = module._changed(served, tensors, "T", row_type, Path("changes"))
 
     def by_category(categories: list[int], packed: torch.Tensor, scale: Any) -> dict[int, list[float]]:
         both = packed.double() if scale is None else torch.cat([packed.double(), scale.double()], dim=1)
@@ -107,6 +107,9 @@ def test_a_table_is_that_of_the_naive_twin(data: st.DataObject, row_type: RowTyp
     wanted |= by_category([], special_packed, special_scale)
     assert by_category(found.categories_N.tolist(), found.packed_ND, found.scale_N2) == wanted
     assert found.categories_N.tolist() == sorted(found.categories_N.tolist())
+    known = set(before) & set(stored)
+    sizes = (len(wanted) - 2, len(stored) - len(known), len(known), len(gone))
+    assert counts == TableChanges("T", *sizes)
 
 
 def test_the_graph_is_that_of_a_whole_export(
@@ -114,7 +117,9 @@ def test_the_graph_is_that_of_a_whole_export(
 ) -> None:
     written: list[Any] = []
     monkeypatch.setattr(module, "write_export", lambda folder, graph, *others: written.append(graph))
-    apply_changes(unrecorded, folders.changes, tmp_path / "out")
+    counts = apply_changes(unrecorded, folders.changes, tmp_path / "out")
+    assert counts == export_changes(folders.new.run, folders.old.run, tmp_path / "changes")
+    assert sum(each.num_gone for each in counts) and sum(each.num_new for each in counts)
     found = written[0].state_dict()
     wanted = build_graph(RunTables.open(folders.new.run), ExportConfig()).state_dict()
     assert found.keys() == wanted.keys()

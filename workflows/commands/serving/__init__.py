@@ -1,1 +1,1 @@
-"""Commands that use a trained run: its predictions, and its export."""
+"""Commands that use a trained run: its predictions, its export, and changes of an export."""

@@ -14,6 +14,7 @@ from ....train.options.export_config import ExportConfig
 from ...console import print_json, progress_bars, say, stdout_console
 from ...options import command_options, config_of, parse_options
 from ..train_commands import Run
+from .changed_rows import counts_of, show_changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +75,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
             changes = export_changes(
                 options.run, options.since, options.out, config, vocabulary=options.vocabulary
             )
-            names = ("num_rows", "num_new", "num_changed", "num_gone")
-            report["changes"] = {each.name: {name: getattr(each, name) for name in names} for each in changes}
+            report["changes"] = counts_of(changes)
     if options.json:
         print_json(report)
     else:
@@ -85,14 +85,8 @@ def run(command: str, arguments: Sequence[str]) -> int:
 
 
 def _show(report: dict[str, Any], row_type: str) -> None:
-    console = stdout_console()
     if "changes" in report:
-        table = Table(box=None, pad_edge=False)
-        for name in ("table", "rows", "new", "changed", "gone"):
-            table.add_column(name, justify="left" if name == "table" else "right")
-        for name, counts in report["changes"].items():
-            table.add_row(name, *(f"{count:,}" for count in counts.values()))
-        console.print(table)
+        show_changes(report["changes"])
     if "auc" in report:
         table = Table(box=None, pad_edge=False)
         for name in ("", row_type, "fp32", "difference"):
@@ -102,4 +96,4 @@ def _show(report: dict[str, Any], row_type: str) -> None:
             shown = ["-" if value is None else f"{value:.6f}" for value in pair]
             difference = "-" if None in pair else f"{pair[0] - pair[1]:+.6f}"
             table.add_row(name, *shown, difference)
-        console.print(table)
+        stdout_console().print(table)
