@@ -38,19 +38,24 @@ class ServingInputs:
         """Return the inputs by name.
 
         Args:
-            columns: values by column, named as in the log; every column as long as the others. None and ""
-                are missing; a list-valued feature has a list in each row, None where it is missing.
+            columns: values by column, named as in the log; every column as long as the others. None, "" and
+                NaN are missing; a list-valued feature has a list in each row, None where it is missing.
 
         Raises:
             KeyError: a column is not there.
-            ValueError: a value is not of the kind that the feature has.
+            ValueError: a value is not of the kind that the feature has, or a column is shorter than another.
         """
+        # A value that is not there would pass for the category 0.
+        lengths = {name: len(columns[name]) for name in self._names()}
+        num_samples = max(lengths.values(), default=0)
+        for name, length in lengths.items():
+            if length != num_samples:
+                raise ValueError(f"column {name!r} has {length} values, and another one {num_samples}")
         # Dense values; those that are missing stay NaN, which the graph turns into 0.
-        num_samples = len(columns[next(iter(columns))])
         dense = np.full((num_samples, len(self.dense)), np.nan)
         for position, feature in enumerate(self.dense):
             for row, value in enumerate(columns[feature["column"]]):
-                if value is not None and value != "":
+                if not _is_missing(value):
                     dense[row, position] = float(value)
         # Features with one value: a category, and whether it is missing, as 0 is a category too.
         categories = np.zeros((num_samples, len(self.one_hot)), np.int64)
@@ -64,6 +69,10 @@ class ServingInputs:
         for feature in self.multi_hot:
             inputs |= _bag_inputs(feature, columns[feature["column"]])
         return inputs
+
+    def _names(self) -> list[str]:
+        """Return the columns that are read."""
+        return [feature["column"] for feature in (*self.dense, *self.one_hot, *self.multi_hot)]
 
     def for_torch(self, columns: Mapping[str, Sequence[Any]]) -> tuple[Any, ...]:
         """Return the inputs as torch takes them: call the module with ``*inputs``; see `for_onnx`."""
@@ -92,7 +101,7 @@ def category_of(kind: str, value: Any, unit: str | None = None) -> int | None:
     Raises:
         ValueError: it is not of the kind.
     """
-    if value is None or value == "":
+    if _is_missing(value):
         return None
     # Times become an hour, or a weekday from Monday, 1, to Sunday, 7.
     if kind in ("hour", "weekday"):
@@ -109,6 +118,11 @@ def category_of(kind: str, value: Any, unit: str | None = None) -> int | None:
             raise ValueError(f"{value!r} is no integer")
     # Two's complement: integers from 2**63 on are compared as negative ones.
     return (category + 2**63) % 2**64 - 2**63
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a value is None, an empty text, or NaN, which pandas has in place of either."""
+    return value is None or (isinstance(value, str | float) and (value == "" or value != value))
 
 
 def _time_of(value: Any, unit: str | None) -> datetime:
@@ -128,7 +142,9 @@ def bag_name(feature: str) -> str:
 def _bag_inputs(feature: Mapping[str, Any], bags: Sequence[Any]) -> dict[str, Any]:
     # A missing list has one missing element.
     kind, unit = feature["kind"], feature.get("unit")
-    found = [[None] if bag is None else [category_of(kind, value, unit) for value in bag] for bag in bags]
+    found = [
+        [None] if _is_missing(bag) else [category_of(kind, value, unit) for value in bag] for bag in bags
+    ]
     # Bags are padded to the longest, and to one place at least.
     longest = max([1, *map(len, found)])
     categories = np.zeros((len(found), longest), np.int64)

@@ -129,6 +129,25 @@ def test_a_module_without_a_graph_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists() and not (tmp_path / ".out.tmp").exists()
 
 
+def test_columns_of_other_lengths_are_refused(lists: ScoredRun, tmp_path: Path) -> None:
+    """What a short column lacks would pass for the category 0; others may have any length."""
+    assert lists.lines is not None
+    (tmp_path / "features.json").write_text(json.dumps(features_of(RunTables.open(lists.run).schema)))
+    inputs = ServingInputs(tmp_path)
+    columns = columns_of(lists.lines) | {"label": []}
+    wanted = inputs.for_onnx(columns | {"other": [1, 2]})
+    assert len(wanted["dense"]) == NUM_EVALUATION
+    for name in ("site", inputs.multi_hot[0]["column"], inputs.dense[0]["column"]):
+        with pytest.raises(ValueError, match=f"column '{name}' has 89 values, and another one 90"):
+            inputs.for_onnx(columns | {name: columns[name][:-1]})
+    # What pandas has in place of a missing list or text.
+    name = inputs.multi_hot[0]["column"]
+    found, missing = (
+        inputs.for_onnx(columns | {name: [value, *columns[name][1:]]}) for value in (float("nan"), None)
+    )
+    assert all(np.array_equal(found[key], missing[key], equal_nan=True) for key in found)
+
+
 def test_categories_are_found_by_the_naive_lookup(lists: ScoredRun) -> None:
     found = RunTables.open(lists.run)
     tables = list(found.categories())
@@ -252,6 +271,7 @@ def test_values_become_categories_as_in_a_log(lists: ScoredRun, tmp_path: Path) 
     assert category_of("unsigned", 2**64 - 1) == -1 and category_of("integer", -(2**63)) == -(2**63)
     assert category_of("hex8", "FFFFFFFF") == 2**32 - 1 and category_of("hex8", 7) == 7
     assert category_of("text", "") is None and category_of("integer", None) is None
+    assert category_of("text", float("nan")) is None and category_of("integer", np.float64("nan")) is None
     assert category_of("integer", "12") == 12 and category_of("integer", True) == 1
     for kind, value in (("integer", 1.5), ("integer", "x"), ("hex8", "xyz")):
         with pytest.raises(ValueError):
