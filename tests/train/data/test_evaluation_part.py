@@ -81,7 +81,12 @@ def test_each_stored_batch_is_read_once(tmp_path: Path, monkeypatch: pytest.Monk
     shards = Shards.open(write_shards(tmp_path / "shards", num_validation=40))
     read: list[int] = []
     stored = shards.evaluation_batch
-    monkeypatch.setattr(shards, "evaluation_batch", lambda number: (read.append(number), stored(number))[1])
+
+    def reading(number: int) -> Batch:
+        read.append(number)
+        return stored(number)
+
+    monkeypatch.setattr(shards, "evaluation_batch", reading)
     part = EvaluationPart(shards, "test")
     assert [part.batch(number).num_samples for number in part.numbers] == [32, 18]
     assert read == [1, 2]

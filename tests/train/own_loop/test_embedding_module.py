@@ -234,7 +234,8 @@ def test_embeddings_are_sums_of_rows_and_the_callers_to_keep(folder: Path) -> No
 def test_a_rate_of_a_step_is_that_of_the_rows(folder: Path) -> None:
     batch = next(iter(ShardDataset(folder)))
     found = []
-    for settings, rate in (({"embedding_lr": 0.5}, None), ({}, 0.5), ({}, None)):
+    rates: list[tuple[dict[str, Any], float | None]] = [({"embedding_lr": 0.5}, None), ({}, 0.5), ({}, None)]
+    for settings, rate in rates:
         emb = hotset.nn.Embeddings(folder, placement="hybrid", **FIELDS, **settings)
         emb(batch)["C1"].sum().backward()
         emb.step(lr=rate)

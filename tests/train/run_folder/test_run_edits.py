@@ -259,12 +259,9 @@ def unused_row(data: Path) -> tuple[str, int]:
     """A row that no sample of the evaluation parts looks up."""
     shards = Shards.open(data)
     used: list[set[int]] = [set() for _ in shards.tables]
-    for part in ("validation", "test"):
-        for number in shards.batches_of(part):
-            ids_BF = shards.batch_of(part, number).ids_BF
-            assert ids_BF is not None
-            for table, ids in enumerate(ids_BF.T):
-                used[table] |= set(ids.tolist())
+    for number in range(shards.num_evaluation_batches):
+        for table, ids in enumerate(shards.evaluation_batch(number).ids_BF.T):
+            used[table] |= set(ids.tolist())
     for each, ids in zip(shards.tables, used, strict=True):
         for row in range(each.num_rows):
             if row not in ids:
