@@ -1,4 +1,7 @@
-"""Parts of the evaluation samples, whose batches begin with the first sample of the part."""
+"""Parts of the evaluation samples, whose batches begin with the first sample of the part.
+
+Tests `joined_batches`, too.
+"""
 
 from __future__ import annotations
 

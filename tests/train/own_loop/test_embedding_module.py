@@ -1,4 +1,7 @@
-"""A loop of one's own ends with the bits of `hotset.fit`, whatever its placement and its interruptions."""
+"""A loop of one's own ends with the bits of `hotset.fit`, whatever its placement and its interruptions.
+
+Tests `loop_device`, too.
+"""
 
 from __future__ import annotations
 
