@@ -23,6 +23,7 @@ from importlib.util import resolve_name
 
 from .. import __version__
 from ..pipeline.errors import HotsetError, MissingExtraError, SaidElsewhereError, install_hint, system_fault
+from ..pipeline.runtime.address_limit import TORCH_BYTES, lost_library, refuse_few_addresses
 from ..stats.compile_notice import call_when_compiling
 from .bus_errors import explain_bus_errors
 from .command_list import COMMANDS
@@ -47,6 +48,8 @@ _AFTER_INTERRUPTION = {
 """Hint after an interruption of a command that is no stage; stages keep finished work."""
 
 
+_WITH_TORCH = ("train", "evaluate", "predict", "export", "demo")
+"""Commands that import torch when they run."""
 _LEAST_COLUMNS = 20
 """Width that a narrower terminal counts as: in less, help has no room for a word beside its options."""
 
@@ -142,7 +145,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:  # the reader of stdout has gone: nothing may be flushed to it at exit
         _drop_stdout()
         return 1
-    except (OSError, MemoryError, RuntimeError, ImportError, UnicodeEncodeError) as error:
+    except (OSError, MemoryError, RuntimeError, ImportError, UnicodeEncodeError, SystemError) as error:
         # Errors of stdout are the only ones of a device that reach this line without a name.
         is_stdout = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT)
         unnamed = "stdout cannot be written" if is_stdout else f"hotset {command}".rstrip()
@@ -152,6 +155,8 @@ def _main(arguments: Sequence[str] | None) -> int:
             say_error("the current folder was removed", "cd to a folder that is there")
             return 1
         fault = system_fault(getattr(error, "filename", None) or unnamed, error)
+        # Under a limit of addresses libraries fail in ways that name neither the limit nor memory.
+        fault = fault or lost_library(f"hotset {command}", error)
         if fault is None:
             raise
         if is_stdout:
@@ -234,6 +239,8 @@ def _run(command: str, arguments: Sequence[str]) -> int:
     # Modules are imported when called, so that only the commands that train import torch.
     try:
         module = importlib.import_module(f".commands.{COMMANDS[command][0]}", __package__)
+        if not {"-h", "--help"} & set(arguments):
+            refuse_few_addresses(f"hotset {command}", TORCH_BYTES if command in _WITH_TORCH else 0)
         status: int = module.run(command, arguments)
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "safetensors"):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ import pyarrow as pa
 
 from ..errors import MemoryCapError
 from ..sizes import MIB, format_byte_size
+from .address_limit import addresses_left
 from .control_groups import ControlGroup, control_groups
 from .resources import Resources
 from .tasks import num_processes, num_workers
@@ -49,7 +49,7 @@ def anonymous_bytes() -> int:
 def available_bytes() -> int | None:
     """Return the memory that this process may still take, the least of the limits; None if none is known."""
     # The machine, a container and a limit of the process may each bind; unknown ones do not.
-    limits = [_available_to_machine(), _available_to_cgroup(), _available_to_process()]
+    limits = [_available_to_machine(), _available_to_cgroup(), addresses_left()]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -82,12 +82,6 @@ def _limit_of(group: ControlGroup) -> tuple[int, int] | None:
     held = group.numbers("memory.stat")
     droppable = max(0, held.get(names[2], 0) - held.get(names[3], 0))
     return int(limit), max(0, int(used) - droppable)
-
-
-def _available_to_process() -> int | None:
-    most, _ = resource.getrlimit(resource.RLIMIT_AS)
-    used = _numbers_in(Path("/proc/self/status")).get("VmSize", 0) * 1024
-    return None if most == resource.RLIM_INFINITY else max(0, most - used)
 
 
 def _numbers_in(path: Path) -> dict[str, int]:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import torch
 
 from ...pipeline.errors import ConfigError
+from ...pipeline.runtime.address_limit import refuse_few_addresses
 from ...pipeline.runtime.tasks import num_workers
+from ...pipeline.sizes import MIB
 from ..device.cuda_device import CudaDevice
 from ..device.late_device import LateDevice
 from ..device.verbs import Device
 
 LATE = "late"
 """Name of the simulated device, which computes on the host; ``late:7`` has the order of seed 7."""
+
+_TORCH_BYTES = 192 * MIB
+"""Addresses that torch takes when layers are computed first; with 100 MiB less training aborted."""
 
 
 def open_verbs(name: str) -> Device | None:
@@ -53,7 +58,12 @@ def _is_late(name: str) -> bool:
 
 
 def set_threads(threads: int | None) -> int:
-    """Set the number of threads of the dense layers for the run, and return it."""
+    """Set the number of threads of the dense layers for the run, and return it.
+
+    Raises:
+        SystemFaultError: `ulimit -v` leaves no addresses for them.
+    """
+    refuse_few_addresses("training", _TORCH_BYTES)
     threads = threads or num_workers(0)
     torch.set_num_threads(threads)
     return threads

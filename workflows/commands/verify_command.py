@@ -10,6 +10,7 @@ from pathlib import Path
 from ...pipeline.errors import ConfigError
 from ...pipeline.folders.discard import is_discarded
 from ...pipeline.formats.md5_list import md5_faults
+from ...pipeline.runtime.address_limit import TORCH_BYTES, refuse_few_addresses
 from ...pipeline.runtime.resources import Resources
 from ...pipeline.sizes import ByteSize
 from ...pipeline.verify.verify import STAGE_FOLDERS, verify
@@ -97,6 +98,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
 def _verify_run(options: VerifyCommand) -> int:
     """Check the folder of a training run."""
     # Imports torch, which checks of other folders do without.
+    refuse_few_addresses("hotset verify", TORCH_BYTES)
     from ...train.run_folder.verify_run import verify_run
 
     for name in ("inputs", "md5sums", "scratch", "other_vocabulary"):

@@ -67,8 +67,8 @@ def test_available_memory_is_the_least_of_the_limits(monkeypatch: pytest.MonkeyP
     assert found is not None and found > MIB
     monkeypatch.setattr(f"{module}._available_to_cgroup", lambda: 5)
     assert available_bytes() == 5
-    for name in ("machine", "cgroup", "process"):
-        monkeypatch.setattr(f"{module}._available_to_{name}", lambda: None)
+    for name in ("_available_to_machine", "_available_to_cgroup", "addresses_left"):
+        monkeypatch.setattr(f"{module}.{name}", lambda: None)
     assert available_bytes() is None
 
 

@@ -19,7 +19,7 @@ from hotset.pipeline.errors import install_hint, system_fault
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.hot_rows.fae_hot_rows import _appearances
 from hotset.pipeline.packing.shard_batches import ShardBatches
-from hotset.pipeline.runtime import engines, ray_engine, tasks
+from hotset.pipeline.runtime import address_limit, engines, ray_engine, tasks
 from hotset.tests.support.hints import Shell, follows, hint_of
 
 
@@ -305,6 +305,32 @@ def test_limits_of_the_system_are_looked_at_as_printed(
     assert re.findall(r"`([^`]+)`", fault.hint) == commands
     for command in commands:
         subprocess.run(["bash", "-c", command], check=True, capture_output=True)
+
+
+@follows(
+    "pipeline/runtime/address_limit.py::refuse_few_addresses",
+    "pipeline/runtime/address_limit.py::lost_library",
+)
+def test_a_limit_of_addresses_is_raised(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(address_limit, "addresses_left", lambda: 2**20)
+        hints = [shell.refused("verify", "data", "--no-rebuild")]
+        patched.setattr("hotset.workflows.cli.refuse_few_addresses", lambda *arguments: None)
+        patched.setattr("hotset.workflows.commands.verify_command.run", unloaded)
+        hints.append(shell.refused("verify", "data", "--no-rebuild"))
+    commands = [re.findall(r"`([^`]+)`", hint) for hint in hints]
+    assert len(commands[0]) == 1 and commands[1][1:] == ["ulimit -v unlimited"]
+    # A process with as many addresses as the hint allows gets as far as its own errors.
+    program = f"exec {sys.executable} -m hotset verify {shell.folder / 'missing'}"
+    for command in (commands[0][0], commands[1][0]):
+        ran = subprocess.run(
+            ["bash", "-c", f"{command}; {program}"], capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 1 and "holds no stage folder" in ran.stderr
+
+
+def unloaded(*_: object) -> int:
+    raise OSError("libx.so is lost")
 
 
 @follows(

@@ -117,7 +117,7 @@ def test_where_a_report_goes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> N
     assert hint == "report on the folder its ids come from"  # test_report writes such a one
     monkeypatch.setitem(sys.modules, "altair", None)
     assert shell.refused("stats", "data", "--html", "other.html") == install_hint("report")
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (6 << 30, 6 << 30))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (60 << 30, 60 << 30))
     hint = shell.refused("stats", "data", "--html", "other.html")
     assert hint == "`ulimit -v unlimited`, or --json or --parquet, which draw nothing"
     shell.works("stats", "data", "--json")

@@ -352,9 +352,9 @@ def test_without_the_drawing_packages_the_extra_is_named(folder: Path, tmp_path:
 def test_too_few_addresses_for_the_engine_that_draws_are_one_line(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (6 << 30, 6 << 30))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (60 << 30, 60 << 30))
     assert main(["stats", str(folder / "<data>"), "--html", str(tmp_path / "page.html")]) == 1
     error, hint = capsys.readouterr().err.splitlines()
-    assert error == "error: --html needs 80 GiB of addresses to draw, `ulimit -v` allows 6 GiB"
+    assert error == "error: --html needs 80 GiB of addresses to draw, `ulimit -v` allows 60 GiB"
     assert hint == "hint: `ulimit -v unlimited`, or --json or --parquet, which draw nothing"
     assert list(tmp_path.iterdir()) == []
