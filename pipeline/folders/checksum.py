@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,11 @@ _written: dict[str, tuple[int, str]] = {}
 _known: dict[_State, str] = {}
 """Checksums by the state of the file they were taken of."""
 _uses: dict[str, tuple[int, _State]] = {}
-"""The number of the last time that the checksum of each path was asked for, and the file's state then."""
+"""The number of the last time that the checksum of each path was asked for, and the file's state then; in
+the order of these numbers."""
 _num_uses = 0
+_using = threading.Lock()
+"""Held while `_uses` is written or read: tasks run in threads, and its order is that of the numbers."""
 
 
 class HashedFile(io.RawIOBase):
@@ -94,8 +99,11 @@ def known_checksum(path: Path) -> str:
     """Return the xxh3-128 of a file, which is read only where it is not known of the file's present state."""
     global _num_uses
     state = _state_of(path)
-    _num_uses += 1
-    _uses[state[0]] = _num_uses, state
+    with _using:
+        _num_uses += 1
+        # Moved to the end: `overwritten_file` reads what its run used, not all that came before.
+        _uses.pop(state[0], None)
+        _uses[state[0]] = _num_uses, state
     if state not in _known:
         # The state of before: a file that is written to meanwhile has another afterwards, and is read again.
         _, found = hash_file(path)
@@ -122,7 +130,9 @@ def overwritten_file(folder: Path, since: int) -> Path | None:
             file of that name, and the system gives the inode of a removed file to a new one.
     """
     prefix = f"{folder}{os.sep}"
-    used = {name: state for name, (use, state) in _uses.items() if use > since and name.startswith(prefix)}
+    with _using:
+        since_then = takewhile(lambda used: used[1][0] > since, reversed(_uses.items()))
+        used = {name: state for name, (_, state) in since_then if name.startswith(prefix)}
     for name, known in used.items():
         with suppress(OSError):
             found = _state_of(Path(name))

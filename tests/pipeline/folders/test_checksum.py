@@ -15,6 +15,8 @@ from hotset.pipeline.folders.checksum import (
     hash_file,
     known_checksum,
     note_checksum,
+    num_uses,
+    overwritten_file,
 )
 from hotset.pipeline.formats.arrow_files import open_writer
 
@@ -85,3 +87,18 @@ def test_a_checksum_is_known_until_the_file_changes(tmp_path: Path, monkeypatch:
     os.utime(tmp_path / "other", ns=(0, 0))
     os.replace(tmp_path / "other", path)
     assert known_checksum(path) == hash_file(path)[1] != wanted
+
+
+def test_only_what_was_used_since_is_looked_for(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for path in (first, second):
+        path.write_bytes(b"abc")
+        known_checksum(path)
+    since = num_uses()
+    # The one that was used earlier than the other is used again.
+    known_checksum(first)
+    for path in (first, second):
+        os.utime(path, ns=(0, 0))
+    assert overwritten_file(tmp_path, since) == first
+    assert overwritten_file(tmp_path, num_uses()) is None
+    assert overwritten_file(tmp_path / "first", since) is None
