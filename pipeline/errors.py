@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -160,6 +161,7 @@ def require_choices(config: object) -> None:
             raise ConfigError(f"{name} must be one of {wanted}, got {value!r}")
 
 
+@cache
 def _choices_of(kind: type) -> dict[str, tuple[Any, ...]]:
     """Return the values that each field of a config may have, for those whose type names them."""
     found: dict[str, tuple[Any, ...]] = {}
