@@ -30,7 +30,8 @@ from ....train.trainer import Trainer
 from ....train.work_threads import WorkThreads
 
 _PRODUCTS = (256, 512, 1024)
-"""Sizes of the square products that are tried."""
+"""Sizes of the square products that are tried, the larger ones where they end soon."""
+_MOST_PRODUCT_SECONDS = 0.2
 _COPIED_FLOATS = 2**23
 _ROUNDS = 5
 _FLOAT_BYTES = 4
@@ -82,6 +83,9 @@ def measure_rates() -> MachineRates:
 def _product_rate(dtype: torch.dtype) -> float:
     best = 0.0
     for size in _PRODUCTS:
+        # Without instructions for a dtype, torch takes seconds for a large product, and is no faster at it.
+        if best and 2 * size**3 / best > _MOST_PRODUCT_SECONDS:
+            break
         a = torch.ones(size, size, dtype=dtype)
         out = torch.empty_like(a)
         best = max(best, 2 * size**3 / _least_seconds(partial(torch.mm, a, a, out=out)))

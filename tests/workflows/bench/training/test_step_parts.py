@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.dlrm_shape import dlrm_shape
+from hotset.workflows.bench.training import step_parts
 from hotset.workflows.bench.training.step_parts import MachineRates, lower_bounds, measure_rates
 
 
@@ -40,3 +43,21 @@ def test_rates_are_measured_with_one_thread_and_threads_restored() -> None:
     rates = measure_rates()
     assert min(rates.fp32_flops, rates.bf16_flops, rates.memory_bytes) > 1e6
     assert torch.get_num_threads() == before
+
+
+def test_products_that_would_take_seconds_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[int]()
+
+    def at_a_rate_of(flops: float) -> None:
+        def seconds(work: Any) -> float:
+            size = work.args[0].shape[0]
+            tried.append(size)
+            return 2 * size**3 / flops
+
+        monkeypatch.setattr(step_parts, "_least_seconds", seconds)
+
+    at_a_rate_of(1e11)
+    assert step_parts._product_rate(torch.float32) == pytest.approx(1e11)
+    at_a_rate_of(1e9)
+    assert step_parts._product_rate(torch.bfloat16) == pytest.approx(1e9)
+    assert tried == [256, 512, 1024, 256]
