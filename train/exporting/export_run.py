@@ -99,11 +99,11 @@ def write_export(
     Raises:
         HotsetError: its module cannot be recorded, or the disk is full.
     """
-    program = _program_of(graph, described)
     # torch and ONNX end the process where the disk is full, so the room is taken first, and given back.
     num_bytes = sum(tensor.nbytes for tensor in graph.state_dict().values()) + _GRAPH_BYTES
     num_bytes *= 2 if onnx else 1
     room = ReservedRoom(folder, num_bytes, "the model", "export smaller rows: --row-type int8")
+    program = _program_of(graph, described)
     room.give(num_bytes)
     torch.export.save(program, folder / PROGRAM)
     if onnx:
