@@ -15,12 +15,21 @@ import hotset.nn
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.drawn_tiers import draw_lookups, make_tier, step
 from hotset.tests.support.shard_factory import write_shards
-from hotset.tests.support.trained_models import FIELDS, STAGING, TIGHT, assert_equal_bits, trained
+from hotset.tests.support.trained_models import (
+    FIELDS,
+    STAGING,
+    STATELESS,
+    TIGHT,
+    assert_equal_bits,
+    trained,
+)
 from hotset.train.data.shards import Shards
 from hotset.train.device.cuda_device import CudaDevice
 from hotset.train.device.verbs import Event, StreamName
 from hotset.train.rows.row_backends import NumbaRows, TorchRows
 from hotset.train.rows.row_optimizers import RowOptimizer
+from hotset.train.run_results.run_summary import summarize_transfers
+from hotset.train.steps import piece_ring
 from hotset.train.work_threads import WorkThreads
 
 pytestmark = pytest.mark.gpu
@@ -73,6 +82,25 @@ def test_a_loop_of_ones_own_on_a_gpu_ends_with_the_bits_of_all_fast_there(
     assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
 
 
+THREADS: dict[str, Any] = {"placement": "lookahead", "mover": "threads"}
+
+
+@pytest.mark.parametrize("placement", [THREADS, THREADS | {"placement": "cache"}, *STATELESS], ids=str)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_rows_that_the_host_moves_or_keeps_have_the_bits_of_all_fast(
+    placement: dict[str, Any], is_late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
+    wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
+    # Rows of a transfer come as several pieces, which take turns in the slots of their ring.
+    monkeypatch.setattr(piece_ring, "PIECE_BYTES", 640)
+    if is_late:
+        let_streams_be_late(monkeypatch)
+    found = trained(shards, device="cuda", **placement, **FIELDS)
+    assert summarize_transfers(found).mover == placement.get("mover")
+    assert_equal_bits(found, wanted)
+
+
 def let_streams_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold up a stream for up to a millisecond before each copy and each kernel, but for those of compute now
     and then."""
@@ -102,8 +130,9 @@ def test_late_streams_of_a_gpu_change_no_bit(
 
 
 @pytest.mark.parametrize("waiting", ["compute", "moves"])
+@pytest.mark.parametrize("placement", [{"placement": "lookahead"}, THREADS, {"placement": "hybrid"}], ids=str)
 def test_a_wait_that_is_left_out_on_a_gpu_is_found(
-    waiting: StreamName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    placement: dict[str, Any], waiting: StreamName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
     wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
@@ -116,4 +145,4 @@ def test_a_wait_that_is_left_out_on_a_gpu_is_found(
 
     monkeypatch.setattr(CudaDevice, "wait", wait_unless)
     with pytest.raises((AssertionError, RuntimeError)):
-        assert_equal_bits(trained(shards, device="cuda", placement="lookahead", **FIELDS), wanted)
+        assert_equal_bits(trained(shards, device="cuda", **placement, **FIELDS), wanted)

@@ -12,6 +12,8 @@ import torch
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.data.shards import Shards
+from hotset.train.run_results.run_summary import summarize_transfers
+from hotset.train.steps import piece_ring
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,9 +37,27 @@ def test_rows_and_layers_train_as_with_torch(tmp_path: Path) -> None:
         torch.testing.assert_close(rows, wanted.embeddings.table(table), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("placement", ["lookahead", "cache", "hybrid"])
-def test_placements_give_equal_bits(placement: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"placement": "lookahead"},
+        {"placement": "lookahead", "mover": "threads"},
+        {"placement": "cache"},
+        {"placement": "cache", "mover": "threads"},
+        {"placement": "hybrid"},
+        {"placement": "hybrid-dedup"},
+    ],
+    ids=str,
+)
+def test_placements_give_equal_bits(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Rows that threads move come as several pieces.
+    monkeypatch.setattr(piece_ring, "PIECE_BYTES", 640)
     shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
     fields = {"kernels": "triton", "staging_bytes": 1_600, **SETTINGS}
     wanted = trained(shards, device="late:3", placement="all-fast", **fields)
-    assert_equal_bits(trained(shards, device="late:5", placement=placement, **fields), wanted)
+    found = trained(shards, device="late:5", **changes, **fields)
+    moves_rows = not changes["placement"].startswith("hybrid")
+    assert summarize_transfers(found).mover == (changes.get("mover", "kernel") if moves_rows else None)
+    assert_equal_bits(found, wanted)
