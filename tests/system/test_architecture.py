@@ -107,6 +107,9 @@ PREPROCESSING = (
 """Modules of ``workflows`` that must not wait for torch, besides all of ``pipeline`` and ``stats``."""
 
 
+_DOCSTRING = re.compile(r'r?"""(.*?)"""', re.DOTALL)
+
+
 @cache
 def imports_of(path: Path) -> frozenset[str]:
     """Absolute names of all a module imports, inside functions too."""
@@ -127,8 +130,9 @@ def _walk_imports(path: Path) -> Iterator[str]:
 
 @cache
 def docstring_of(path: Path) -> str:
-    """Docstring of a module, empty where it has none."""
-    return ast.get_docstring(ast.parse(path.read_text())) or ""
+    """Docstring of a module, empty where the module does not begin with one."""
+    found = _DOCSTRING.match(path.read_text())
+    return found[1].strip() if found else ""
 
 
 @cache
@@ -254,6 +258,23 @@ def test_the_package_list_equals_the_folders() -> None:
     assert all((ROOT / folder / "__init__.py").exists() for folder in folders)
 
 
+def test_files_beside_modules_are_package_data() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for package, patterns in listed.items()
+        for pattern in patterns
+        for path in ROOT.joinpath(*package.split(".")[1:]).glob(pattern)
+    }
+    beside = [
+        path.relative_to(ROOT) for layer in LAYERS for path in (ROOT / layer).rglob("*") if path.is_file()
+    ]
+    # Results of benchmarks are for the docs, and stay in the checkout.
+    left_out = {"__pycache__", "results"}
+    data = {path.as_posix() for path in beside if path.suffix != ".py" and not left_out & {*path.parts}}
+    assert found == {"py.typed", *data}
+
+
 def run(*command: str, cwd: Path, **environment: str) -> str:
     """Return what a command prints; a failure shows all of its output."""
     found = subprocess.run(
@@ -320,6 +341,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "target"
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_package_and_its_data(installed: Path) -> None:
     for path in [
         ROOT / "__init__.py",
@@ -333,6 +355,7 @@ def test_the_wheel_holds_the_package_and_its_data(installed: Path) -> None:
     assert not (installed / "hotset" / "tests").exists()
 
 
+@pytest.mark.slow
 def test_the_installed_wheel_helps(installed: Path, tmp_path: Path) -> None:
     where = "import hotset; print(hotset.__file__)"
     assert run(sys.executable, "-c", where, cwd=tmp_path, PYTHONPATH=str(installed)).startswith(
