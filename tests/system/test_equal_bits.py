@@ -72,7 +72,7 @@ ANY_RUN = given(
 
 
 @ANY_RUN
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_placements_end_with_equal_bits(**run: Any) -> None:
     check_placements(**run)
 
@@ -114,7 +114,8 @@ def check_placements(
 
 @pytest.mark.parametrize(
     "optimizer",
-    [name if name in ("sgd", "adam") else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS],
+    # Adam has the most state: two numbers of each weight, and the number of the step.
+    [name if name == "adam" else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS],
 )
 def test_placements_end_with_equal_bits_under_a_recipe(optimizer: Any, tmp_path: Path) -> None:
     """The rate of each step is another, and rows decay where they are updated."""
@@ -168,7 +169,8 @@ def test_placements_end_with_equal_bits_in_bf16(tmp_path: Path, monkeypatch: pyt
     )
     shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
     all_fast = trained(shards, placement="all-fast", dense_dtype="bf16", **FIELDS)
-    for placement in (*STATELESS, *STAGING):
+    # The dense layers are the same whatever moves the rows: one placement of each kind is enough.
+    for placement in (STATELESS[0], STAGING[0], STAGING[-1]):
         assert_equal_bits(trained(shards, dense_dtype="bf16", **placement, **FIELDS), all_fast)
     assert differs(shards, all_fast, placement="all-fast"), "fp32 has other bits"
 
@@ -185,6 +187,17 @@ def all_fast(shards: Shards) -> Trainer:
     return trained(shards, placement="all-fast", **FIELDS)
 
 
+@pytest.fixture(scope="module")
+def losses_of_all_fast(shards: Shards, all_fast: Trainer) -> dict[bool, list[float | None]]:
+    """What evaluation on the way finds, in the order of the run and in that order replayed."""
+    found: dict[bool, list[float | None]] = {False: [], True: []}
+    for is_replayed, losses in found.items():
+        order = all_fast.numbers if is_replayed else None
+        trained(shards, order, after_step=evaluating(losses), placement="all-fast", **FIELDS)
+        assert len(losses) > 5
+    return found
+
+
 def evaluating(losses: list[float | None]) -> Callable[..., None]:
     """Evaluate after every third step."""
 
@@ -197,27 +210,29 @@ def evaluating(losses: list[float | None]) -> Callable[..., None]:
 
 @pytest.mark.parametrize("placement", [*STATELESS, *STAGING], ids=str)
 def test_evaluation_on_the_way_sees_the_newest_rows_and_changes_none(
-    placement: dict[str, Any], shards: Shards, all_fast: Trainer
+    placement: dict[str, Any],
+    shards: Shards,
+    all_fast: Trainer,
+    losses_of_all_fast: dict[bool, list[float | None]],
 ) -> None:
-    wanted: list[float | None] = []
     found: list[float | None] = []
-    trained(shards, after_step=evaluating(wanted), placement="all-fast", **FIELDS)
     trainer = trained(shards, after_step=evaluating(found), **placement, **FIELDS)
-    assert found == wanted and len(wanted) > 5
+    assert found == losses_of_all_fast[False]
     assert_equal_bits(trainer, all_fast)
 
 
 @pytest.mark.parametrize("placement", ["fae", *(p["placement"] for p in STATELESS), "lookahead"])
 def test_evaluation_on_the_way_of_a_replayed_order_sees_the_newest_rows(
-    placement: str, shards: Shards, all_fast: Trainer
+    placement: str,
+    shards: Shards,
+    all_fast: Trainer,
+    losses_of_all_fast: dict[bool, list[float | None]],
 ) -> None:
     """A known order is planned ahead of the batch being computed, and so of the evaluation after it."""
-    wanted: list[float | None] = []
     found: list[float | None] = []
     order = all_fast.numbers
-    trained(shards, order, after_step=evaluating(wanted), placement="all-fast", **FIELDS)
     trainer = trained(shards, order, after_step=evaluating(found), placement=placement, **FIELDS)
-    assert found == wanted and len(wanted) > 5
+    assert found == losses_of_all_fast[True]
     assert_equal_bits(trainer, all_fast)
 
 

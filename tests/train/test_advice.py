@@ -209,7 +209,13 @@ def test_predicted_bytes_are_those_that_a_run_counts(packed: Path, monkeypatch: 
     # Advice takes FAE's first rate, R(50), for the whole epoch.
     monkeypatch.setattr(ShuffleScheduler, "observe", lambda *_: None)
     for name, bound in BOUNDS.items():
-        fields: dict[str, Any] = {"placement": name, "fae_variant": "paper"}
+        # Small layers: what moves does not depend on them.
+        fields: dict[str, Any] = {
+            "placement": name,
+            "fae_variant": "paper",
+            "bottom_mlp": (4,),
+            "top_mlp": (4,),
+        }
         if name in ("lookahead", "cache"):
             fields |= {"staging_bytes": ByteSize(staging_bytes)}
         trainer = trained(shards, **fields)
