@@ -82,11 +82,25 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     return Shards.open(write_shards(tmp_path_factory.mktemp("ranks") / "shards", SPEC))
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_ranks_end_with_the_bits_of_one_process(placement: str, shards: Shards) -> None:
+RANKS_AND_HOMES: tuple[tuple[tuple[int, HomesName], ...], ...] = (
+    ((2, "striped"), (4, "moving")),
+    ((4, "by-use"), (2, "moving")),
+)
+
+
+@pytest.mark.parametrize(
+    ("placement", "half"),
+    [
+        # Each placement with one half of them, and in the slow run with the other half.
+        pytest.param(placement, half, marks=[] if number % 2 == half else pytest.mark.slow)
+        for number, placement in enumerate(PLACEMENTS)
+        for half in range(2)
+    ],
+)
+def test_ranks_end_with_the_bits_of_one_process(placement: str, half: int, shards: Shards) -> None:
     fields = fields_of(placement, 4)
     wanted = result(shards, fields, OneRank())
-    drawn: tuple[tuple[int, HomesName], ...] = ((2, "striped"), (4, "by-use"), (2, "moving"), (4, "moving"))
+    drawn = RANKS_AND_HOMES[half]
     for found in (on_ranks(shards, fields, num_ranks, homes) for num_ranks, homes in drawn):
         assert found[0] == wanted
         # All ranks know losses and scores; only rank 0 has the tables.

@@ -188,7 +188,14 @@ def test_a_stopped_run_ends_with_the_bits_of_an_unbroken_one(
         assert results(out / "stopped") == unbroken(**fields)
 
 
-@pytest.mark.parametrize("fields", PLACEMENTS)
+@pytest.mark.parametrize(
+    "fields",
+    # In quick runs one of each way to keep and to move rows; the test above draws from all.
+    [
+        pytest.param(fields, marks=pytest.mark.slow if number in (2, 5, 8, 10) else [])
+        for number, fields in enumerate(PLACEMENTS)
+    ],
+)
 def test_every_placement_goes_on_in_the_middle_of_the_second_epoch(
     data: Path, tmp_path: Path, unbroken: Callable[..., dict[str, bytes]], fields: dict[str, Any]
 ) -> None:
@@ -231,8 +238,15 @@ def scheduled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("stop", [1, 11, 18, 23, 35])
-@pytest.mark.parametrize("fields", [{}, {"slow_bytes": ByteSize(30 * KIB)}])
+@pytest.mark.parametrize(
+    ("fields", "stop"),
+    [
+        # In the first epoch, at its end and in the second one; the others in the slow run.
+        pytest.param(fields, stop, marks=[] if stop in quick else pytest.mark.slow)
+        for fields, quick in (({}, (1, 18, 23)), ({"slow_bytes": ByteSize(30 * KIB)}, (11, 35)))
+        for stop in (1, 11, 18, 23, 35)
+    ],
+)
 def test_a_resumed_run_goes_on_in_its_schedule(
     scheduled: Path,
     tmp_path: Path,

@@ -50,7 +50,7 @@ def test_products_that_would_take_seconds_are_left_out(monkeypatch: pytest.Monke
 
     def at_a_rate_of(flops: float) -> None:
         def seconds(work: Any) -> float:
-            size = work.args[0].shape[0]
+            size = int(work.args[0].shape[0])
             tried.append(size)
             return 2 * size**3 / flops
 
