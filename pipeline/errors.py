@@ -154,7 +154,7 @@ def require_at_most(name: str, value: float | None, most: int) -> None:
 
 def require_choices(config: object) -> None:
     """Raise ConfigError where a field of ``config`` has another value than those that its type names."""
-    kind: type[Any] = type(config)
+    kind: Any = type(config)
     for name, choices in _choices_of(kind).items():
         value = getattr(config, name)
         if value not in choices:
