@@ -51,9 +51,9 @@ class Twin:
     ) -> None:
         self.epochs = epochs
         self.fetches: RunFetches = find_fetches(epochs, sum(tables), folder, 0)
-        self.shape = SpillShape(dim, width, tables, self.fetches.fetches_of_items)
+        self.shape = SpillShape(dim, width, tables, self.fetches.fetches_of_items, self.fetches.used)
         self.sizes: SpillSizes = choose_sizes(self.shape, limit)
-        self.store = RowStore(self.shape, self.sizes, self.fetches.rows, folder, self.fetches.num_stored)
+        self.store = RowStore(self.shape, self.sizes, self.fetches.rows, folder)
         self.values: dict[int, NDArray[np.float32]] = {}
         """The newest value of every row that was written back, weights and state together."""
 
@@ -94,11 +94,12 @@ class Twin:
         dim = self.shape.embedding_dim
         parts = []
         for number in range(self.sizes.num_ranges):
-            first, stop = self.sizes.range_first[number : number + 2].tolist()
-            whole = np.stack([self._initial(row) for row in range(first, stop)])
-            weights, state = whole[:, :dim].copy(), whole[:, dim:].copy()
-            self.store.add_range(number, weights, state)
-            parts.append(np.concatenate([weights, state], axis=1))
+            of_range = self.store.parts_of_range(number)
+            for first, stop in of_range:
+                whole = np.stack([self._initial(row) for row in range(first, stop)])
+                weights, state = whole[:, :dim].copy(), whole[:, dim:].copy()
+                of_range.add(first, weights, state)
+                parts.append(np.concatenate([weights, state], axis=1))
         return np.concatenate(parts)
 
     def wanted(self) -> NDArray[np.float32]:

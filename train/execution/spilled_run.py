@@ -71,7 +71,7 @@ def open_stores(
         before, *of_epochs = fetches.epochs
         for queue, of_epoch in zip(queues, of_epochs, strict=True):
             queue.set_fetches(of_epoch)
-        store = RowStore(shape, sizes, fetches.rows, limits.folder, fetches.num_stored)
+        store = RowStore(shape, sizes, fetches.rows, limits.folder)
         _slow_tier(width).open(store, rows_U, before.of_residents)
 
 
@@ -82,14 +82,17 @@ def _fetches_of(
     plans = [EpochPlans((), restored_U)]
     plans += [EpochPlans(queue.chunks, queue.flush.write_back.rows_N) for queue in queues]
     num_rows = width.placement.slow.num_own_slots
-    return find_fetches(plans, num_rows, limits.folder, limits.planning_bytes, num_restored=restored_U.size)
+    return find_fetches(plans, num_rows, limits.folder, limits.planning_bytes, restored_U)
 
 
 def _shape_of(width: RowWidth, fetches: RunFetches) -> SpillShape:
     slow = _slow_tier(width)
     counts = slow.layout.last_F - slow.layout.first_F
     state_width = slow.state_SW.shape[1]
-    return SpillShape(width.embedding_dim, state_width, tuple(counts.tolist()), fetches.fetches_of_items)
+    rows_of_tables = tuple(counts.tolist())
+    return SpillShape(
+        width.embedding_dim, state_width, rows_of_tables, fetches.fetches_of_items, fetches.used
+    )
 
 
 def _slow_tier(width: RowWidth) -> SpilledTier:

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .block_file import BlockFile, aligned_blocks
+from .range_parts import Block, RangeParts, refuse_misplaced
 from .spill_kernels import (
     ALL_DONE,
     PAST_GROUP,
@@ -63,8 +64,7 @@ class RowStore:
         shape: the rows.
         sizes: how they are kept, see `choose_sizes`.
         rows_of_fetches: (num_fetches,); the row of each fetch of the run.
-        folder: where the spill file lies.
-        num_stored: rows that are ever written back, for which disk space is reserved.
+        folder: where the spill file lies. Disk space is reserved for the rows that are ever written back.
 
     Raises:
         HotsetError: the disk is too small, now or later.
@@ -76,7 +76,6 @@ class RowStore:
         sizes: SpillSizes,
         rows_of_fetches: NDArray[np.int64],
         folder: Path,
-        num_stored: int,
     ) -> None:
         self.shape = shape
         self.sizes = sizes
@@ -109,6 +108,7 @@ class RowStore:
         self._writing: dict[int, Future[None]] = {}
         """Writes that may not be over, by number of the block. Readers look here, so it is replaced whole."""
         # A block is full when it is written and free once it is read, so no more than these are in use.
+        num_stored = shape.used.total
         num_blocks = -(-(num_stored + num_places) // self._per_block) if num_stored else 0
         self._file = BlockFile(folder, sizes.block_bytes, num_blocks)
         self._writers = ThreadPoolExecutor(NUM_WRITERS, "spill-write")
@@ -211,22 +211,24 @@ class RowStore:
         self._readers.shutdown(cancel_futures=True)
         self._file.close()
 
-    def add_range(
-        self,
-        number: int,
-        weights_ND: NDArray[np.float32],
-        state_NW: NDArray[np.float32],
-    ) -> None:
-        """Copy the rows of one range over their initial values; valid after `finish`.
+    def parts_of_range(self, number: int) -> RangeParts:
+        """Return the rows of a range, a part at a time; valid after `finish`.
 
         Args:
             number: which range.
-            weights_ND: weights of all its rows, written for those that were ever written back.
-            state_NW: their optimizer state, likewise.
         """
-        is_there_N = np.zeros(weights_ND.shape[0], np.uint8)
-        for words_V, values_V, num_records in self._records(self.sizes.num_groups + number):
-            self._check(scatter_records(words_V, values_V, num_records, weights_ND, state_NW, is_there_N))
+        first, stop = self.sizes.range_first[number : number + 2].tolist()
+        bucket = self.sizes.num_groups + number
+        num_records = len(self._on_disk[bucket]) * self._per_block + int(self._buckets.num_records[bucket])
+        arena_rows = self.sizes.arena_rows
+        part_rows = 2 * arena_rows
+        held_words = None
+        # Longer ranges have few records: the memory of the arenas is for these and the rows of a part.
+        if stop - first > part_rows and num_records <= arena_rows:
+            held_words = self.shape.record_bytes // 4
+            left = arena_rows * (2 * self.shape.place_bytes - self.shape.record_bytes)
+            part_rows = max(left // self.shape.place_bytes, 1)
+        return RangeParts(first, stop, part_rows, lambda: self._records(bucket), held_words)
 
     def pick(self, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]) -> None:
         """Copy the weights of some rows, wherever they are but in a slot; nothing moves.
@@ -313,7 +315,7 @@ class RowStore:
                 words_V, values_V, count, record_words, rows_of_places, first_row, wanted_U, weights_UD
             )
 
-    def _records(self, bucket: int) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.float32], int]]:
+    def _records(self, bucket: int) -> Iterator[Block]:
         """Yield the blocks of a bucket, also the one being filled; each is valid until the next."""
         block = self._scratch_block()
         for number in self._on_disk[bucket]:
@@ -338,13 +340,15 @@ class RowStore:
         # The arena of the group before is free: from now on its places are those of the new group.
         arena = group & 1
         self._arenas.is_there[arena] = 0
-        rows = (self._arenas.weights[arena], self._arenas.state[arena], self._arenas.is_there[arena])
+        num_places = int(np.diff(self.sizes.group_first[group : group + 2])[0])
+        arrays = (self._arenas.weights[arena], self._arenas.state[arena], self._arenas.is_there[arena])
+        rows = (0, num_places, *arrays)
         # What waits in memory for the new group goes to its arena first, and its block is free again.
         buffer = self._buckets.buffer_of[group]
         if buffer >= 0:
             num_records = int(self._buckets.num_records[group])
             words = (self._buckets.words[buffer], self._buckets.values[buffer])
-            self._check(scatter_records(*words, num_records, *rows))
+            refuse_misplaced(scatter_records(*words, num_records, *rows))
             self._buckets.buffer_of[group] = -1
             self._buckets.num_records[group] = 0
             self._free.put(buffer)
@@ -355,12 +359,14 @@ class RowStore:
     def _load(
         self,
         number: int,
-        rows: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8]],
+        rows: tuple[int, int, NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8]],
     ) -> None:
         """Read one block into an arena, and free its place on disk."""
         block = self._scratch_block()
         self._read(number, block)
-        self._check(scatter_records(block.view(np.uint32), block.view(np.float32), self._per_block, *rows))
+        refuse_misplaced(
+            scatter_records(block.view(np.uint32), block.view(np.float32), self._per_block, *rows)
+        )
         self._file.free(number)
 
     def _flush(self, bucket: int) -> None:
@@ -408,7 +414,3 @@ class RowStore:
             self._scratch.block = aligned_blocks(1, self.sizes.block_bytes)[0]
         block: NDArray[np.uint8] = self._scratch.block
         return block
-
-    def _check(self, misplaced: int) -> None:
-        if misplaced >= 0:
-            raise RuntimeError(f"record {misplaced} of a block of the spill file is misplaced")

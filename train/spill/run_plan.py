@@ -22,6 +22,7 @@ from ...stats.staging.next_fetches import (
 )
 from ...stats.staging.step_plans import StepPlans
 from .mapped_arrays import mapped_zeros
+from .used_rows import UsedRows
 
 _LEAST_ROWS = 1 << 16
 """Rows of a pass at least: 512 KiB."""
@@ -66,12 +67,16 @@ class RunFetches:
     """(num_items,); rows that each transfer item fetches."""
     rows: NDArray[np.int64]
     """(num_fetches,); the row of each, mapped."""
-    num_stored: int
-    """Rows that are written back at least once."""
+    used: UsedRows
+    """Counts of the rows that are written back at least once."""
 
 
 def find_fetches(
-    epochs: Sequence[EpochPlans], num_rows: int, folder: Path, memory_bytes: int, *, num_restored: int = 0
+    epochs: Sequence[EpochPlans],
+    num_rows: int,
+    folder: Path,
+    memory_bytes: int,
+    restored_U: NDArray[np.int64] | None = None,
 ) -> RunFetches:
     """Find all fetches of a run, and what is fetched next of the rows it writes back.
 
@@ -80,7 +85,7 @@ def find_fetches(
         num_rows: rows are below it.
         folder: where files without a name may lie.
         memory_bytes: memory that next fetches may take while they are found.
-        num_restored: rows that were used before the first of the plans.
+        restored_U: (num_restored,); rows that were used before the first of the plans; None: none was.
 
     Raises:
         HotsetError: the disk is too small.
@@ -89,12 +94,15 @@ def find_fetches(
     # A row that is initialized on the fast tier is not fetched, so only the others count.
     counts = [_fetches_of_steps(chunk) for chunk in chunks]
     fetches_of_items = np.concatenate([np.empty(0, np.int64), *counts])
-    num_first = sum(int(np.count_nonzero(chunk.fetch_is_first)) for chunk in chunks)
+    used = UsedRows(num_rows)
+    if restored_U is not None:
+        used.add(restored_U)
 
     # The row of each fetch, in order; a mapped file, since a long run has billions.
     rows = mapped_zeros(folder, int(fetches_of_items.sum()), np.int64)
     end = 0
     for chunk in chunks:
+        used.add(chunk.fetch_rows[chunk.fetch_is_first])
         fetched = chunk.fetch_rows[~chunk.fetch_is_first]
         rows[end : end + fetched.size] = fetched
         end += fetched.size
@@ -113,7 +121,7 @@ def find_fetches(
         ),
         fetches_of_items,
         rows,
-        min(num_rows, num_first + num_restored),
+        used,
     )
 
 

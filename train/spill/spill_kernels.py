@@ -170,30 +170,40 @@ def scatter_records(
     words_V: NDArray[np.uint32],
     values_V: NDArray[np.float32],
     num_records: int,
+    first: int,
+    num_places: int,
     weights_AD: NDArray[np.float32],
     state_AW: NDArray[np.float32],
     is_there_A: NDArray[np.uint8],
 ) -> int:
-    """Copy the records of a block to their places.
+    """Copy the records of a block to their places, as far as these are here.
 
     Args:
         words_V: (V,); the block.
         values_V: (V,); the same memory.
         num_records: records in it.
+        first: place of the bucket that is the first one here; records of others than the A from there on are
+            left out.
+        num_places: places of the bucket.
         weights_AD: (A, D), written.
         state_AW: (A, W), written.
         is_there_A: (A,); set for each record.
 
     Returns:
-        -1; or the first record whose place is beyond the arena, or taken.
+        -1; or the first record whose place is beyond the bucket, or taken.
     """
     dim = weights_AD.shape[1]
     width = state_AW.shape[1]
     for record in range(num_records):
         word = record * (1 + dim + width)
-        # A place outside the group, or one that is filled already, shows that the file is damaged.
+        # A place outside the bucket, or one that is filled already, shows that the file is damaged.
         place = np.int64(words_V[word])
-        if place >= is_there_A.size or is_there_A[place]:
+        if place >= num_places:
+            return record
+        place -= first
+        if place < 0 or place >= is_there_A.size:
+            continue
+        if is_there_A[place]:
             return record
         is_there_A[place] = 1
         for column in range(dim):

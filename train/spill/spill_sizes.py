@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ...pipeline.errors import ConfigError
 from ...pipeline.sizes import KIB, format_byte_size
 from ...stats.staging.next_fetches import cut_groups
+from .used_rows import UsedRows
 
 NUM_WRITERS = 2
 """Threads that write full blocks; each may hold two of them."""
@@ -39,6 +40,8 @@ class SpillShape:
     """Cold rows of each table of the width, in the order of their slots on the slow tier."""
     fetches_of_items: NDArray[np.int64]
     """(num_items,); rows that each transfer item of the run fetches."""
+    used: UsedRows
+    """Those that are ever written back."""
 
     @property
     def record_bytes(self) -> int:
@@ -65,14 +68,15 @@ class SpillSizes:
     """The parts that lie in memory."""
 
     arena_rows: int
-    """Rows of a group, and half those of a range of rows, which is merged at the end."""
+    """Rows of a group, half those of a part of a range, which is merged at the end."""
     block_bytes: int
     evaluation_rows: int
     """Distinct rows that evaluation reads at a time; a single batch may have more."""
     group_first: NDArray[np.int64]
     """(num_groups + 1,); number of the first fetch of each group."""
     range_first: NDArray[np.int64]
-    """(num_ranges + 1,); first row of each range. A range lies in one table."""
+    """(num_ranges + 1,); first row of each range. A range lies in one table; it has at most twice the rows of
+    an arena, or at most the rows of an arena are ever written back of it, or it is a cell of `UsedRows`."""
     num_bytes: int
     """Bytes of all this."""
 
@@ -156,7 +160,7 @@ def _best_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes | None:
             if arena_rows < least:
                 break
             # Every group and range has a block at least: most attempts that fail are seen to without a cut.
-            num_buckets = (num_fetches + shape.num_rows // 2) // arena_rows
+            num_buckets = (num_fetches + shape.used.total // 2) // arena_rows
             if 2 * arena_rows * shape.place_bytes + num_buckets * block_bytes > limit_bytes:
                 continue
             sizes = _sizes(shape, arena_rows, block_bytes, limit_bytes // _EVALUATION_SHARE)
@@ -183,26 +187,13 @@ def _least_arena(shape: SpillShape) -> int:
 
 def _sizes(shape: SpillShape, arena_rows: int, block_bytes: int, evaluation_bytes: int) -> SpillSizes:
     group_first = cut_groups(shape.fetches_of_items, arena_rows)
-    # Ranges are merged when the arenas are no longer needed, in their memory.
-    range_first = cut_ranges(shape.rows_of_tables, 2 * arena_rows)
+    # Ranges are merged when the arenas are no longer needed, in their memory: all rows of one, or its records
+    # and a part of its rows.
+    range_first = shape.used.cut(shape.rows_of_tables, arena_rows, 2 * arena_rows)
     evaluation_rows = evaluation_bytes // shape.read_bytes
     num_buckets = group_first.size + range_first.size - 2
     # One block more is for the thread that evaluates or merges.
     blocks = num_buckets + 2 * NUM_WRITERS + NUM_READERS + 1
     num_bytes = 2 * arena_rows * shape.place_bytes + blocks * block_bytes + evaluation_bytes
-    num_bytes += 8 * (group_first.size + range_first.size) + 8 * num_buckets
+    num_bytes += 8 * (group_first.size + range_first.size) + 8 * num_buckets + shape.used.num_bytes
     return SpillSizes(arena_rows, block_bytes, evaluation_rows, group_first, range_first, num_bytes)
-
-
-def cut_ranges(rows_of_tables: Sequence[int], most_rows: int) -> NDArray[np.int64]:
-    """Return where ranges of rows begin that lie in one table each and have at most ``most_rows`` rows.
-
-    Returns:
-        (num_ranges + 1,), int64, from 0 to the number of all rows; at least one range.
-    """
-    bounds = [0]
-    for num_rows in rows_of_tables:
-        first = bounds[-1]
-        num_parts = -(-num_rows // most_rows)
-        bounds += [first + num_rows * part // num_parts for part in range(1, num_parts + 1)]
-    return np.array(bounds if len(bounds) > 1 else [0, 0], np.int64)

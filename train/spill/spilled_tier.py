@@ -87,25 +87,24 @@ class SpilledTier(FileTier):
         return torch.cat(parts)
 
     def parts_of_table(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
-        """Yield the rows of a table that live here in id order, one range at a time."""
+        """Yield the rows of a table that live here in id order, a part of a range at a time."""
         assert self._initial is not None
         own = self.layout.slots_of_table(table)
         if own.start == own.stop:
             return
-        # A range at a time: its initial values first, then over them what training has changed.
+        # A range holds rows of one table, and those of others are passed by.
         bounds = self.store.sizes.range_first
-        for number in range(self.store.sizes.num_ranges):
-            first, stop = bounds[number : number + 2].tolist()
-            # A range holds rows of one table, and those of others are passed by.
-            if not own.start <= first < stop <= own.stop:
-                continue
-            weights_ND = torch.empty(stop - first, self.weights_SD.shape[1])
-            state_NW = torch.zeros(stop - first, self.state_SW.shape[1])
-            first_id = int(self.layout.first_F[table]) + first - own.start
-            stream, bound = self._initial.streams_F[table], self._initial.bounds_F[table]
-            fill_initial(stream, first_id, bound, weights_ND.numpy())
-            self.store.add_range(number, weights_ND.numpy(), state_NW.numpy())
-            yield state_NW if state else weights_ND
+        for number in np.flatnonzero((own.start <= bounds[:-1]) & (bounds[1:] <= own.stop)).tolist():
+            # A part at a time: its initial values first, then over them what training has changed.
+            parts = self.store.parts_of_range(number)
+            for first, stop in parts:
+                weights_ND = torch.empty(stop - first, self.weights_SD.shape[1])
+                state_NW = torch.zeros(stop - first, self.state_SW.shape[1])
+                first_id = int(self.layout.first_F[table]) + first - own.start
+                stream, bound = self._initial.streams_F[table], self._initial.bounds_F[table]
+                fill_initial(stream, first_id, bound, weights_ND.numpy())
+                parts.add(first, weights_ND.numpy(), state_NW.numpy())
+                yield state_NW if state else weights_ND
 
 
 class SpillMover:

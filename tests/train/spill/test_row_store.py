@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,46 @@ def test_every_row_comes_back_as_it_left(
     assert list(tmp_path.iterdir()) == []
     is_tight = limit < MIB
     assert (twin.sizes.num_groups > 3) == is_tight and (twin.store.traffic.reads > 0) == is_tight
+
+
+def test_ranges_of_more_records_than_memory_holds_are_read_part_by_part(
+    rng: np.random.Generator, tmp_path: Path
+) -> None:
+    twin = twin_of(rng, tmp_path)
+    twin.run(rng)
+    before = twin.store.traffic.reads
+    np.testing.assert_array_equal(twin.merged(), twin.wanted())
+    read_once = twin.store.traffic.reads - before
+    # Room for 80 rows: every part reads its range anew.
+    twin.store.sizes = replace(twin.sizes, arena_rows=40)
+    np.testing.assert_array_equal(twin.merged(), twin.wanted())
+    assert twin.store.traffic.reads - before - read_once > 5 * read_once > 0
+    twin.store.close()
+
+
+def test_of_long_ranges_with_few_records_these_are_read_once(
+    rng: np.random.Generator, tmp_path: Path
+) -> None:
+    tables = (9000, 0, 15_000)
+    twin = Twin(plan_epochs(rng, sum(tables), 160), tables, 16, 1, tmp_path, 200 * KIB)
+    lengths = np.diff(twin.sizes.range_first)
+    assert (lengths > 3 * twin.sizes.arena_rows).sum() > 1
+    twin.run(rng)
+    before = twin.store.traffic
+    np.testing.assert_array_equal(twin.merged(), twin.wanted())
+    assert 0 < twin.store.traffic.reads - before.reads <= before.writes - before.reads
+    twin.store.close()
+
+
+def test_a_record_beyond_its_range_is_noticed(rng: np.random.Generator, tmp_path: Path) -> None:
+    twin = twin_of(rng, tmp_path)
+    twin.run(rng)
+    bounds = twin.sizes.range_first.copy()
+    bounds[1] = 10
+    twin.store.sizes = replace(twin.sizes, range_first=bounds)
+    with pytest.raises(RuntimeError, match="of a block of the spill file is misplaced"):
+        twin.merged()
+    twin.store.close()
 
 
 def test_only_blocks_of_later_groups_are_written(rng: np.random.Generator, tmp_path: Path) -> None:

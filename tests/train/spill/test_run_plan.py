@@ -48,10 +48,17 @@ def test_a_row_is_fetched_next_where_it_was_written_for(rng: np.random.Generator
     assert (fetches.epochs[0].of_residents >= fetches.epochs[1].first_fetch).any()
     assert (fetches.epochs[1].of_residents == -1).all()
     used = np.unique(np.concatenate([chunk.fetch_rows for epoch in epochs for chunk in epoch.chunks]))
-    assert fetches.num_stored == used.size
+    assert fetches.used.total == used.size
 
 
 @pytest.mark.parametrize("epochs", [[], [EpochPlans((), np.empty(0, np.int64))]])
 def test_nothing_to_fetch(epochs: list[EpochPlans], tmp_path: Path) -> None:
     fetches = find_fetches(epochs, 10, tmp_path, 0)
-    assert fetches.rows.size == fetches.num_stored == 0 and len(fetches.epochs) == len(epochs)
+    assert fetches.rows.size == fetches.used.total == 0 and len(fetches.epochs) == len(epochs)
+
+
+def test_restored_rows_are_written_back_too(rng: np.random.Generator, tmp_path: Path) -> None:
+    epochs = plan_epochs(rng, 500, 60, num_epochs=1, num_steps=3)
+    num_first = find_fetches(epochs, 500, tmp_path, 0).used.total
+    restored = np.array([3, 499])
+    assert find_fetches(epochs, 500, tmp_path, 0, restored).used.total == num_first + 2

@@ -105,11 +105,22 @@ def block_of(places: list[int]) -> tuple[np.ndarray, np.ndarray]:
 def test_records_go_to_their_places_and_to_no_other() -> None:
     arenas = empty_arenas()
     rows = (arenas.weights[1], arenas.state[1], arenas.is_there[1])
-    assert scatter_records(*block_of([2, 0, 3]), 2, *rows) == -1
+    assert scatter_records(*block_of([2, 0, 3]), 2, 0, 4, *rows) == -1
     assert arenas.is_there[1].tolist() == [1, 0, 1, 0] and arenas.weights[1, 2].tolist() == [2, 2.5]
     assert arenas.state[1, 0].tolist() == [0.25] and not arenas.weights[0].any()
-    assert scatter_records(*block_of([1, 2]), 2, *rows) == 1  # taken
-    assert scatter_records(*block_of([4]), 1, *rows) == 0  # beyond
+    assert scatter_records(*block_of([1, 2]), 2, 0, 4, *rows) == 1  # taken
+    assert scatter_records(*block_of([4]), 1, 0, 4, *rows) == 0  # beyond
+
+
+def test_of_a_part_only_its_own_records_are_taken() -> None:
+    arenas = empty_arenas()
+    rows = (arenas.weights[0], arenas.state[0], arenas.is_there[0])
+    # The four places from 10 on, of a bucket of 20.
+    assert scatter_records(*block_of([9, 10, 13, 14, 19]), 5, 10, 20, *rows) == -1
+    assert arenas.is_there[0].tolist() == [1, 0, 0, 1]
+    assert arenas.weights[0, :, 0].tolist() == [10, 0, 0, 13]
+    assert scatter_records(*block_of([9, 20]), 2, 10, 20, *rows) == 1  # beyond the bucket
+    assert scatter_records(*block_of([9, 13]), 2, 10, 20, *rows) == 1  # taken
 
 
 def test_wanted_rows_are_picked_out_of_blocks() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,15 +15,17 @@ from hotset.train.spill.spill_sizes import (
     SpillSizes,
     choose_all_sizes,
     choose_sizes,
-    cut_ranges,
     least_bytes,
 )
+from hotset.train.spill.used_rows import UsedRows
 
 
 def shape_of(
     fetches: int = 5000, items: int = 2000, *, dim: int = 16, width: int = 1, tables: tuple[int, ...] = ()
 ) -> SpillShape:
-    return SpillShape(dim, width, tables or (30_000_000, 900_000, 1000), np.full(items, fetches, np.int64))
+    tables = tables or (30_000_000, 900_000, 1000)
+    used = UsedRows.all_of(sum(tables))
+    return SpillShape(dim, width, tables, np.full(items, fetches, np.int64), used)
 
 
 def bytes_taken(shape: SpillShape, sizes: SpillSizes) -> int:
@@ -30,7 +34,7 @@ def bytes_taken(shape: SpillShape, sizes: SpillSizes) -> int:
     blocks = (sizes.num_buffers + NUM_READERS + 1) * sizes.block_bytes
     evaluation = sizes.evaluation_rows * (4 * shape.embedding_dim + 40)
     lists = sizes.group_first.nbytes + sizes.range_first.nbytes + 8 * (sizes.num_groups + sizes.num_ranges)
-    return arenas + blocks + evaluation + lists
+    return arenas + blocks + evaluation + lists + shape.used.num_bytes
 
 
 @pytest.mark.parametrize("limit", [32 * MIB, 100 * MIB, 512 * MIB, 4 * GIB])
@@ -71,18 +75,19 @@ def test_a_row_wider_than_a_block_gets_blocks_of_its_own_size() -> None:
 
 
 def test_nothing_to_fetch_needs_little() -> None:
-    sizes = choose_sizes(SpillShape(16, 1, (10, 0), np.zeros(3, np.int64)), MIB)
+    sizes = choose_sizes(SpillShape(16, 1, (10, 0), np.zeros(3, np.int64), UsedRows.all_of(10)), MIB)
     assert (sizes.num_groups, sizes.num_ranges) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("tables", "most", "wanted"),
-    [
-        ((), 5, [0, 0]),
-        ((0, 0), 5, [0, 0]),
-        ((5, 0, 6, 1), 5, [0, 5, 8, 11, 12]),
-        ((10,), 3, [0, 2, 5, 7, 10]),
-    ],
-)
-def test_ranges_lie_in_one_table_each(tables: tuple[int, ...], most: int, wanted: list[int]) -> None:
-    assert cut_ranges(tables, most).tolist() == wanted
+def test_rows_that_are_never_used_take_no_block() -> None:
+    shape = shape_of(items=100)
+    used = UsedRows(shape.num_rows)
+    used.add(np.arange(0, shape.num_rows, 100))
+    few = replace(shape, used=used)
+    limit = 16 * MIB
+    dense = choose_sizes(shape, limit)
+    sizes = choose_sizes(few, limit)
+    assert dense.block_bytes <= 16 * KIB and dense.num_ranges > 100
+    assert sizes.block_bytes >= 64 * KIB and sizes.num_ranges < 20
+    assert bytes_taken(few, sizes) <= sizes.num_bytes <= limit
+    assert least_bytes(few) < least_bytes(shape)
