@@ -4,10 +4,16 @@ Every run has a process of its own, and all but the one in memory run in a contr
 the system enforces, page cache included. They train the same drawn samples with SGD and must end with the
 same weights. Runs take turns, and a ratio compares runs of one round. The clock is that of the training
 steps: to fill a mapped table, or to plan the run, comes before and is given apart as ``setup_seconds``.
+
+Every share of cold lookups has as many of them in an epoch. With as many batches instead, a small share would
+touch fewer pages than the memory holds, and the page cache would serve a mapped table of which most is never
+read. No run can be faster than the one in memory, so the ratio of that one to a mapped table is the most that
+`lookahead` can reach.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 from dataclasses import asdict, dataclass
@@ -35,6 +41,9 @@ _MEMORY = ByteSize(640 * MIB)
 _SLOW = ByteSize(8 * MIB)
 _HOT = ByteSize(64 * MIB)
 _STAGING = ByteSize(4 * MIB)
+_PAGE_BYTES = 4096
+_COLD_SHARE = 0.1
+"""Share of cold lookups of which the number of batches is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +57,7 @@ class BenchLargerThanMemoryConfig:
     """Size of the tables as a multiple of that memory."""
 
     slow_bytes: ByteSize = _SLOW
-    """Memory that lookahead may use for cold rows; by default so little that some of 2 % cold lookups reach
-    the disk, too."""
+    """Memory that lookahead may use for cold rows."""
 
     hot_bytes: ByteSize = _HOT
     """Memory for hot rows."""
@@ -67,7 +75,7 @@ class BenchLargerThanMemoryConfig:
     """Floats per row."""
 
     batches: int = 100
-    """Batches of an epoch."""
+    """Batches of an epoch at 10 % cold lookups; other shares have as many batches as make as many of them."""
 
     epochs: int = 2
     """Epochs; from the second on all rows are read that the first has written."""
@@ -107,6 +115,17 @@ class BenchLargerThanMemoryConfig:
         """Hot rows of each."""
         return self.hot_bytes // row_bytes(self.embedding_dim, "sgd") // _NUM_TABLES
 
+    def num_batches(self, cold_share: float) -> int:
+        """Return the batches of an epoch with this share of cold lookups."""
+        return max(round(self.batches * _COLD_SHARE / cold_share), 1)
+
+    def touched_bytes(self, cold_share: float) -> int:
+        """Return the bytes of the pages of a mapped table with a cold row of an epoch, expected."""
+        num_pages = _NUM_TABLES * self.rows_of_table * row_bytes(self.embedding_dim, "sgd") / _PAGE_BYTES
+        lookups = cold_share * self.num_batches(cold_share) * self.batch_size * _NUM_TABLES
+        # Of so many pages each lookup takes any: what is never drawn falls off as e to the minus mean.
+        return round(-math.expm1(-lookups / num_pages) * num_pages) * _PAGE_BYTES
+
     def shards(self, cold_share: float) -> DrawnShards:
         """Describe the log with this share of cold lookups."""
         return DrawnShards(
@@ -115,7 +134,7 @@ class BenchLargerThanMemoryConfig:
             hot_rows_of_table=self.hot_rows_of_table,
             cold_share=cold_share,
             batch_size=self.batch_size,
-            num_batches=self.batches,
+            num_batches=self.num_batches(cold_share),
             embedding_dim=self.embedding_dim,
             seed=self.seed,
         )
@@ -126,7 +145,8 @@ def bench_larger_than_memory(config: BenchLargerThanMemoryConfig) -> dict[str, A
 
     Returns:
         ``shares``: of each share the ``contestants`` with samples per second, bytes and requests of the
-        device and peak memory, the ``ratios`` of lookahead to the others, and whether all weights are equal.
+        device and peak memory, the ``ratios`` of lookahead to the others, their ``bounds``, which are the
+        ratios of training in memory, and whether all weights are equal.
     """
     machine = describe_machine()
     shares = []
@@ -143,7 +163,15 @@ def bench_larger_than_memory(config: BenchLargerThanMemoryConfig) -> dict[str, A
             found = take_turns(turns, config.rounds)
             # The contestant in memory runs without a limit, and says nothing of whether limits work here.
             is_limited &= all(one[1] for name, own in found.items() if name != IN_MEMORY for one in own)
-            shares.append(_share(share, {name: [one[0] for one in own] for name, own in found.items()}))
+            rounds = {name: [one[0] for one in own] for name, own in found.items()}
+            shares.append(
+                {
+                    "cold_share": share,
+                    "num_batches": config.num_batches(share),
+                    "touched_bytes": config.touched_bytes(share),
+                    **_share(rounds),
+                }
+            )
     return {
         "benchmark": "larger-than-memory",
         "shares": shares,
@@ -198,23 +226,23 @@ def _warm_up_shards(config: BenchLargerThanMemoryConfig, folder: Path) -> Path:
     return folder
 
 
-def _share(share: float, rounds: dict[str, list[Measurement]]) -> dict[str, Any]:
+def _share(rounds: dict[str, list[Measurement]]) -> dict[str, Any]:
     def speeds(contestant: str) -> list[float]:
         return [one.facts["num_samples"] / one.facts["training_seconds"] for one in rounds[contestant]]
+
+    def ratios_of(contestant: str) -> dict[str, float]:
+        others = [name for name in rounds if name != contestant]
+        return {f"{contestant} / {name}": median_ratio(speeds(contestant), speeds(name)) for name in others}
 
     # Equal weights show that memory limits change no bit.
     digests = {one.facts["digest"] for measured in rounds.values() for one in measured}
     return {
-        "cold_share": share,
         "contestants": [
             {"name": name, "samples_per_second": statistics.median(speeds(name))} | _costs(measured)
             for name, measured in rounds.items()
         ],
-        "ratios": {
-            f"{LOOKAHEAD} / {name}": median_ratio(speeds(LOOKAHEAD), speeds(name))
-            for name in rounds
-            if name != LOOKAHEAD
-        },
+        "ratios": ratios_of(LOOKAHEAD),
+        "bounds": ratios_of(IN_MEMORY),
         "equal_bits": len(digests) == 1,
     }
 
@@ -238,8 +266,12 @@ def show_larger_than_memory(result: dict[str, Any], console: Console) -> None:
     # What each contestant reads and writes stands beside its speed, since the disk explains it.
     console.print(f"tables of {format_byte_size(result['table_bytes'])}, {memory}")
     for share in result["shares"]:
+        console.print(
+            f"{share['cold_share']:.0%} cold lookups, {share['num_batches']:,} batches: an epoch touches "
+            f"{format_byte_size(share['touched_bytes'])} of pages"
+        )
         table = Table(box=None, pad_edge=False)
-        table.add_column(f"{share['cold_share']:.0%} cold lookups")
+        table.add_column("")
         for column in ("samples/s", "read", "written", "requests", "anonymous memory", "setup s"):
             table.add_column(column, justify="right")
         for one in share["contestants"]:
@@ -253,7 +285,8 @@ def show_larger_than_memory(result: dict[str, Any], console: Console) -> None:
                 f"{one['setup_seconds']:.1f}",
             )
         console.print(table)
-        console.print(", ".join(f"{name} {ratio:.2f}" for name, ratio in share["ratios"].items()))
+        for ratios in (share["ratios"], share["bounds"]):
+            console.print(", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()))
         console.print("equal bits" if share["equal_bits"] else "the weights DIFFER")
 
 

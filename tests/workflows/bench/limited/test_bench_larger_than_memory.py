@@ -24,6 +24,7 @@ from hotset.workflows.bench.limited.limited_training import (
     CONTESTANTS,
     IN_MEMORY,
     LOOKAHEAD,
+    MAPPED,
     LimitedRun,
     touch_rows,
     train_limited,
@@ -85,25 +86,32 @@ def test_all_contestants_end_with_the_same_weights(facts: dict[str, dict[str, An
 
 def test_a_result_says_what_each_cost(facts: dict[str, dict[str, Any]]) -> None:
     rounds = {name: [Measurement(1.0, 1.0, 10, 5, found)] * 2 for name, found in facts.items()}
-    share = bench._share(0.1, rounds)
+    share = bench._share(rounds)
     assert share["equal_bits"] and [one["name"] for one in share["contestants"]] == list(CONTESTANTS)
     assert len(share["ratios"]) == 3 and all(ratio > 0 for ratio in share["ratios"].values())
+    # What training in memory reaches is the most that lookahead can.
+    bound = share["bounds"][f"{IN_MEMORY} / {MAPPED}"]
+    ratio = share["ratios"][f"{LOOKAHEAD} / {MAPPED}"]
+    assert ratio / bound == pytest.approx(1 / share["bounds"][f"{IN_MEMORY} / {LOOKAHEAD}"])
     for one in share["contestants"]:
         names = ("samples_per_second", "bytes_read", "bytes_written", "requests", "peak_anonymous_bytes")
         assert all(name in one for name in names)
     settings = asdict(bench.BenchLargerThanMemoryConfig())
+    share |= {"cold_share": 0.02, "num_batches": 1234, "touched_bytes": 3 * MIB}
     result = {"shares": [share], "table_bytes": 10, "is_limited": True, "settings": settings}
     json.dumps(result, default=str)
     console = Console(width=200, record=True, file=io.StringIO())
     bench.show_larger_than_memory(result, console)
     printed = console.export_text()
     assert "equal bits" in printed and all(name in printed for name in CONTESTANTS)
+    assert "2% cold lookups, 1,234 batches: an epoch touches 3 MiB of pages" in printed
+    assert f"{IN_MEMORY} / {MAPPED}" in printed
 
 
 def test_other_weights_are_said(facts: dict[str, dict[str, Any]]) -> None:
     changed = {name: dict(found) for name, found in facts.items()}
     changed[LOOKAHEAD]["digest"] = "other"
-    share = bench._share(0.1, {name: [Measurement(1.0, 1.0, 10, 5, one)] for name, one in changed.items()})
+    share = bench._share({name: [Measurement(1.0, 1.0, 10, 5, one)] for name, one in changed.items()})
     assert not share["equal_bits"]
 
 
@@ -112,6 +120,30 @@ def test_the_tables_are_as_many_times_the_memory() -> None:
     drawn = config.shards(0.1)
     assert drawn.num_tables * drawn.rows_of_table * 64 == pytest.approx(300 * MIB, rel=1e-4)
     assert drawn.num_tables * drawn.hot_rows_of_table * 64 == pytest.approx(MIB, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("share", "num_batches"), [(0.1, 60), (0.02, 300), (0.03, 200), (0.5, 12), (1.0, 6), (0.0001, 60_000)]
+)
+def test_every_share_has_as_many_cold_lookups(share: float, num_batches: int) -> None:
+    config = bench.BenchLargerThanMemoryConfig(batches=60)
+    assert config.num_batches(share) == num_batches == config.shards(share).num_batches
+    assert config.touched_bytes(share) == pytest.approx(config.touched_bytes(0.1), rel=1e-3)
+
+
+def test_an_epoch_has_a_batch_at_least() -> None:
+    assert bench.BenchLargerThanMemoryConfig(batches=1).num_batches(1.0) == 1
+
+
+@pytest.mark.parametrize("batches", [1, 20, 200])
+def test_touched_pages_are_those_of_drawn_rows(batches: int, rng: np.random.Generator) -> None:
+    config = bench.BenchLargerThanMemoryConfig(
+        memory=ByteSize(10 * MIB), hot_bytes=ByteSize(16 * KIB), batches=batches, batch_size=128
+    )
+    rows = 26 * config.rows_of_table
+    num_lookups = round(0.1 * batches * 128 * 26)
+    pages = np.unique(rng.integers(0, rows, num_lookups) * 64 // 4096)
+    assert config.touched_bytes(0.02) == pytest.approx(4096 * pages.size, rel=0.05)
 
 
 @pytest.mark.parametrize(
