@@ -1,4 +1,7 @@
-"""Rows that leave memory come back bit for bit: random runs against a dict, and planted faults."""
+"""Rows that leave memory come back bit for bit: random runs against a dict, and planted faults.
+
+Also the tests of `range_parts`.
+"""
 
 from __future__ import annotations
 
