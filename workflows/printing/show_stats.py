@@ -86,7 +86,7 @@ def _show_features(statistics: Statistics, console: Console) -> None:
     table = _table(
         f"Lookups of {statistics['num_train_samples']:,} training samples",
         "feature", "rows", "top 1", "top 10", "top 100", "top 1000",
-        "rows for 80%", "90%", "95%", "99%",
+        "rows for 80%", "for 90%", "for 95%", "for 99%",
     )  # fmt: skip
     for feature in statistics["features"]:
         shares = [f"{share:.1%}" for share in feature["top_share"].values()]

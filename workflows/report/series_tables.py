@@ -49,7 +49,7 @@ def features(rows: Sequence[FeatureRow]) -> TextTable:
         ]
         for row in rows
     ]
-    return TextTable([*columns, "rows for 80%", "90%", "95%", "99%"], cells)
+    return TextTable([*columns, "rows for 80%", "for 90%", "for 95%", "for 99%"], cells)
 
 
 def coverage(rows: Sequence[CoverageRow]) -> TextTable:

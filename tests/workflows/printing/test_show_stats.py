@@ -89,6 +89,13 @@ def test_each_feature_is_a_row_of_shares_and_of_rows(found: dict[str, Any], line
         assert [feature["name"], f"{feature['num_rows']:,}", *shares, *rows] in words
 
 
+def test_a_column_of_a_narrow_table_says_what_it_counts(found: dict[str, Any]) -> None:
+    lines = printed(show_statistics, found, width=60).splitlines()
+    titles = [line for line in lines if line.startswith("feature ")]
+    assert len(titles) > 1 and not any(line.split()[1:2] == ["95%"] for line in titles)
+    assert all(f"for {share}%" in " ".join(titles) for share in (80, 90, 95, 99))
+
+
 def test_a_log_without_labels_has_no_table_of_them(found: dict[str, Any]) -> None:
     log: dict[str, Any] = {"labels": [], "parts": [], "missing": [], "dense": [], "dense_bins": []}
     runs: dict[str, Any] = {"settings": {}, "placements": []}
