@@ -166,7 +166,7 @@ def _speeds(advice: PlacementAdvice, batch_size: int) -> Table:
     # One section per size of fast memory, its placements from the fastest to the slowest.
     table = _table(
         f"Predicted steps of {batch_size:,} samples",
-        "fast memory", "placement", "step", "samples/s", "up/step", "down/step", "prefetch", "needs",
+        "fast memory", "placement", "needs", "step", "samples/s", "up/step", "down/step", "prefetch",
     )  # fmt: skip
     for option in advice["options"]:
         size = format_byte_size(option["fast_bytes"])
@@ -176,12 +176,12 @@ def _speeds(advice: PlacementAdvice, batch_size: int) -> Table:
             table.add_row(
                 size,
                 one["placement"],
+                format_byte_size(one["memory_bytes"]) + ("" if fits else ", does not fit"),
                 predicted_seconds(one["step_seconds"]),
                 rounded(batch_size / one["step_seconds"]),
                 predicted_bytes(one["to_fast_bytes"]),
                 predicted_bytes(one["to_slow_bytes"]),
                 "" if one["prefetch"] is None else str(one["prefetch"]),
-                format_byte_size(one["memory_bytes"]) + ("" if fits else ", does not fit"),
                 style=None if fits else "dim",
             )
             size = ""  # printed once, in the first row of its section

@@ -86,10 +86,11 @@ def test_the_columns_of_a_row_are_those_of_its_prediction(advice: dict[str, Any]
     rows = [line.split() for line in text.splitlines()]
     # The size stands in the first row of its section alone; a placement may need all of it.
     sent = [*predicted_bytes(3 << 20).split(), *predicted_bytes(5 << 20).split()]
-    assert ["1", "MiB", "lookahead", *step, *rounded(64_000).split(), *sent, "7", "1", "MiB"] in rows
+    assert ["1", "MiB", "lookahead", "1", "MiB", *step, *rounded(64_000).split(), *sent, "7"] in rows
     step = predicted_seconds(4e-3).split()
-    assert ["hybrid", *step, *rounded(32_000).split(), *sent, "1", "MiB"] in rows
-    assert ["all-fast", *step, *rounded(32_000).split(), *sent, "9", "MiB,", "does", "not", "fit"] in rows
+    assert ["hybrid", "1", "MiB", *step, *rounded(32_000).split(), *sent] in rows
+    lacks = ["9", "MiB,", "does", "not", "fit"]
+    assert ["all-fast", *lacks, *step, *rounded(32_000).split(), *sent] in rows
     # The use of memory is that of the fastest placement.
     by_use = rows[[" ".join(row) for row in rows].index("Fast memory of the fastest placement, by use") + 2]
     assert by_use[:3] == ["1", "MiB", "lookahead"]
@@ -102,6 +103,13 @@ def test_no_number_is_cut_in_a_narrow_terminal(advice: dict[str, Any]) -> None:
     for option in advice["options"]:
         for one in option["placements"]:
             assert predicted_seconds(one["step_seconds"]) in narrow
+
+
+def test_what_does_not_fit_says_so_beside_its_time(advice: dict[str, Any]) -> None:
+    rows = [line for line in printed(advice, width=80).splitlines() if "does not fit" in line]
+    lacking = [one for option in advice["options"] for one in option["too_large"]]
+    assert lacking and len(rows) == len(lacking)
+    assert all(predicted_seconds(one["step_seconds"]) in row for row, one in zip(rows, lacking, strict=True))
 
 
 def test_the_last_lines_say_what_to_do(advice: dict[str, Any]) -> None:
