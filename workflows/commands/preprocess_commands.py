@@ -11,7 +11,7 @@ from typing import Any
 
 from ...pipeline.errors import ConfigError
 from ...pipeline.folders.discard import parse_discard
-from ...pipeline.folders.manifest import MANIFEST, Manifest
+from ...pipeline.folders.manifest import MANIFEST, Manifest, is_sealed
 from ...pipeline.folders.partial_folder import durable_files
 from ...pipeline.folders.stage_totals import ShardsTotals
 from ...pipeline.raw.raw_file import RawFile
@@ -30,7 +30,7 @@ from ...pipeline.stages.preprocess import (
     run_stage,
 )
 from ...pipeline.stages.refusals import refuse_stage
-from ...pipeline.stages.stage_order import FOLDERS, refuse_extension, remove_stale
+from ...pipeline.stages.stage_order import ALL_FOLDERS, FOLDERS, refuse_extension, remove_stale
 from ..console import print_json, print_line, progress_bars, say, stdout_console
 from ..options import config_of
 from ..printing.describe_stages import (
@@ -163,6 +163,7 @@ def _ingest(arguments: Sequence[str]) -> int:
         if options.redo:
             workers_for([RawFile.inspect(path) for path in options.raw], config, resources)
             _report_removed(remove_from("ingest", options.out))
+        was_sealed = not options.extend and is_sealed(options.out / "columns")
         started = time.perf_counter()
         # A refused extension must leave the old columns as they are, so it is refused first.
         if options.extend:
@@ -177,7 +178,8 @@ def _ingest(arguments: Sequence[str]) -> int:
         # The new columns are sealed: folders written from fewer logs would now contradict them.
         if options.extend:
             _report_outdated(remove_stale(options.out))
-    return _finish("ingest", columns, time.perf_counter() - started, options.run.json)
+    seconds = time.perf_counter() - started
+    return _finish("ingest", columns, seconds, as_json=options.run.json, was_sealed=was_sealed)
 
 
 def _stage(stage: str, arguments: Sequence[str]) -> int:
@@ -191,24 +193,31 @@ def _stage(stage: str, arguments: Sequence[str]) -> int:
         if options.redo:
             refuse_stage(stage, config, options.dir, resources)
             _report_removed(remove_from(stage, options.dir))
+        was_sealed = is_sealed(options.dir / ALL_FOLDERS[stage])
         started = time.perf_counter()
         cpu_started = time.process_time()
         folder = run_stage(stage, config, options.dir, resources)
         seconds = time.perf_counter() - started
         cpu_seconds = time.process_time() - cpu_started
-    return _finish(stage, folder, seconds, options.run.json, cpu_seconds)
+    return _finish(
+        stage, folder, seconds, as_json=options.run.json, was_sealed=was_sealed, cpu_seconds=cpu_seconds
+    )
 
 
-def _finish(stage: str, folder: Manifest, seconds: float, as_json: bool, cpu_seconds: float = 0) -> int:
-    """Print what a single stage wrote."""
+def _finish(
+    stage: str, folder: Manifest, seconds: float, *, as_json: bool, was_sealed: bool, cpu_seconds: float = 0
+) -> int:
+    """Print what a single stage wrote, in this run or in an earlier one."""
     if as_json:
-        print_json({"stage": stage, "dir": str(folder.folder), "seconds": seconds} | folder.totals)
+        told = {"stage": stage, "dir": str(folder.folder), "seconds": seconds, "was_finished": was_sealed}
+        print_json(told | folder.totals)
         return 0
     # Every stage says what it wrote; three of them have more to tell.
     num_bytes = format_byte_size(sum(entry.num_bytes for entry in folder.files))
     num_files = len(folder.files)
     files = f"{num_files:,} file{'' if num_files == 1 else 's'}"
-    print_line(stdout_console(), f"{folder.folder}: {files}, {num_bytes} in {seconds:.1f} s")
+    when = ", already done" if was_sealed else f" in {seconds:.1f} s"
+    print_line(stdout_console(), f"{folder.folder}: {files}, {num_bytes}{when}")
     if stage == "schedule":
         print_line(stdout_console(), describe_schedule(folder))
     if stage == "schedule-ranks":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -105,6 +106,18 @@ def test_a_finished_run_is_reported_as_done(
     assert main([*arguments, "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("finished") == 6 and "About 1,500 samples" in shown and "Nothing was written." in shown
+
+
+def test_a_single_stage_that_was_finished_says_so(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    mine = str(tmp_path / "data")
+    for options, is_done in (([], True), (["--redo"], False)):
+        assert main(["pack", mine, "--batch-size", "128", *options]) == 0
+        assert capsys.readouterr().out.endswith(", already done\n") == is_done
+    assert main(["pack", mine, "--batch-size", "128", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["was_finished"] is True
 
 
 def test_the_schedule_is_described(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
