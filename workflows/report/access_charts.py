@@ -94,7 +94,7 @@ def unique_rows_chart(rows: Sequence[UniqueRowsRow], *, width: float = WIDE) -> 
         "x:Q",
         title="batch size (samples)",
         scale=alt.Scale(type="log", base=2, domain=[min(sizes), max(sizes)], nice=False),
-        axis=alt.Axis(values=sizes, grid=False, format=","),
+        axis=alt.Axis(values=sizes, grid=False, format=",", labelOverlap="greedy", labelSeparation=8),
     )
     y = alt.Y(
         "y:Q",

@@ -23,10 +23,6 @@ HEIGHT = 320
 BLUE, ORANGE, GREEN, PURPLE, INK, GREY = (
     f"var(--{name})" for name in ("blue", "orange", "green", "purple", "ink", "faint")
 )
-_LEAST_WIDTH = 0.6
-"""Share of these widths to which a window may shrink a plot."""
-_GAP = 5
-"""Distance of a name from its vertical line (pixels)."""
 _BYTES = (
     "datum.value >= 1099511627776 ? format(datum.value / 1099511627776, '~r') + ' TiB' : "
     + " : ".join(
@@ -200,8 +196,14 @@ def _label_layers(labels: Sequence[Label], colors: Mapping[str, str], width: flo
     """Draw each label twice: a wide halo in the page's color, so that it stands out, and the text itself."""
     layers = []
     for label in labels:
-        # A share of the width, not pixels, because the window stretches or shrinks the plot.
-        x = alt.value(alt.ExprRef(f"width * {label.x / width:.4f}"))
+        # A share of the width, not pixels, because the window stretches or shrinks the plot; but not beyond
+        # its edges.
+        half = len(label.name) * CHARACTER_WIDTH / 2
+        x = alt.value(
+            alt.ExprRef(
+                f"clamp(width * {label.x / width:.4f}, {half:.1f}, max({half:.1f}, width - {half:.1f}))"
+            )
+        )
         base = alt.Chart(alt.Data(values=[{}])).encode(x=x, y=alt.value(label.y), text=alt.value(label.name))
         style = {"fontSize": 12, "fontWeight": 600, "baseline": "middle"}
         halo = base.mark_text(stroke="var(--paper)", strokeWidth=4, strokeJoin="round", **style)
@@ -210,15 +212,10 @@ def _label_layers(labels: Sequence[Label], colors: Mapping[str, str], width: flo
     return layers
 
 
-def budget_line(num_bytes: int, name: str, axes: Axes) -> list[alt.Chart]:
-    """Return a vertical line at a budget, its name at the foot: on its left where the right has no room."""
+def budget_line(num_bytes: int, axes: Axes) -> alt.Chart:
+    """Return a vertical line at a budget."""
     base = alt.Chart(alt.Data(values=[{"x": num_bytes}])).encode(x=axes.x)
-    rule = base.mark_rule(color="var(--muted)", strokeDash=[2, 3])
-    x, _ = axes.frame.to_pixels(num_bytes, 0)
-    is_at_left = _LEAST_WIDTH * (axes.frame.width - x) < _GAP + len(name) * CHARACTER_WIDTH
-    align, dx = ("right", -_GAP) if is_at_left else ("left", _GAP)
-    text = base.mark_text(align=align, dx=dx, dy=-6, baseline="bottom", color="var(--muted)", fontSize=12)
-    return [rule, text.encode(y=alt.value(HEIGHT), text=alt.value(name))]
+    return base.mark_rule(color="var(--muted)", strokeDash=[2, 3])
 
 
 def point_layer(rows: list[ChartRow], axes: Axes, tooltips: Sequence[str], **mark: Any) -> alt.Chart:

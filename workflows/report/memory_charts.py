@@ -69,7 +69,11 @@ def hot_samples_chart(
         width: of the plot (pixels).
     """
     orders = list(dict.fromkeys(row["order"] for row in rows))
-    names = {order: f"fully hot, {_ORDER_NAMES.get(order, order)}" for order in orders}
+    # A phone has no room for long names: there the axis says what most lines are.
+    is_narrow = width < WIDE / 2
+    names = {order: _ORDER_NAMES.get(order, order) for order in orders}
+    if not is_narrow:
+        names = {order: f"fully hot, {name}" for order, name in names.items()}
     lookups = "hot lookups"
     # One line for each order of rows, and the hot lookups of the first order beside it.
     points: list[ChartRow] = []
@@ -88,7 +92,8 @@ def hot_samples_chart(
             points.append(point | {"y": row["hot_lookup_share"], "name": lookups})
     colors = {lookups: INK} | {name: _ORDER_COLORS.get(order, PURPLE) for order, name in names.items()}
     sizes = [row["bytes"] for row in rows]
-    axes = make_axes(byte_axis("fast memory for hot rows", sizes), percent_axis("share"), width)
+    shares = percent_axis("fully hot samples" if is_narrow else "share")
+    axes = make_axes(byte_axis("fast memory for hot rows", sizes), shares, width)
     # Published figures are shown where the axis reaches anyway, and never stretch it.
     published = [point for point in published_points(published_row_bytes) if point[0] <= max(sizes)]
     # Labels of lines keep clear of these points.
@@ -97,7 +102,7 @@ def hot_samples_chart(
     marked_bytes = min(max(plan_bytes, min(sizes)), max(sizes))
     plan_line = [(marked_bytes, height / 50) for height in range(51)]
     layers = [
-        *budget_line(marked_bytes, "the plan", axes),
+        budget_line(marked_bytes, axes),
         *line_layers(
             points,
             axes,
@@ -105,8 +110,8 @@ def hot_samples_chart(
             tooltips=["name", "budget", "hot rows", "fully hot samples", "hot lookups"],
             dashed=[lookups],
             with_dots=False,
-            obstacles=plan_line + published,
-            named_points={_FAE: NamedPoints(published, PURPLE)},
+            obstacles=published,
+            named_points={"the plan": NamedPoints(plan_line, GREY), _FAE: NamedPoints(published, PURPLE)},
         ),
         _published_layer(published, axes),
     ]

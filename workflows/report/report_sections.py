@@ -171,8 +171,8 @@ def _policies(statistics: Statistics) -> Iterator[Section]:
     text = (
         f"Policies compared as such, on {found['num_batches']:,} batches of {found['batch_size']:,} samples "
         "drawn from the shuffled training part: the policy governs all slots, no row is pinned, and "
-        f"transfers run {found['prefetch']} batches ahead. No run has these settings; What do the placements "
-        "move? above has those of runs. "
+        f"transfers run {found['prefetch']} batches ahead. No run has these settings; the section "
+        "on what placements move has those of runs. "
         f"{first_uses} of the rows needed are first uses: they are initialized in their slots, not fetched. "
         "lookahead knows the batch order and evicts the row whose next use is farthest away; no policy "
         "fetches fewer rows. dataset evicts the lowest-ranked row, static keeps the highest-ranked rows "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,11 +55,18 @@ def test_no_mark_of_a_plan_lies_outside_the_axis(plan_bytes: int, marked: int) -
 def test_the_name_of_the_plan_stays_in_the_plot(share: float, width: int) -> None:
     num_bytes = round(_SIZES[0] * (_SIZES[-1] / _SIZES[0]) ** share)
     spec = chart_of(num_bytes, width)
-    (mark,) = [
-        layer["mark"] for layer in spec["layer"] if layer["encoding"].get("text") == {"value": "the plan"}
+    places = [
+        layer["encoding"]["x"]["value"]["expr"]
+        for layer in spec["layer"]
+        if layer["encoding"].get("text") == {"value": "the plan"}
     ]
-    # Eight characters of at most 7 pixels, in a window that shrinks the plot to 0.65 of its width.
+    # Once as a halo and once as text: eight characters of at most 7 pixels beside the line, also in a window
+    # that shrinks the plot.
+    assert len(places) == 2 and len(set(places)) == 1
     for shown in (width, 0.65 * width):
-        near = share * shown + mark["dx"]
-        far = near + (56 if mark["align"] == "left" else -56)
-        assert mark["align"] in ("left", "right") and -1 <= min(near, far) and max(near, far) <= shown + 1
+        found = re.fullmatch(r"clamp\(width \* (\S+), (\S+), max\(\2, width - \2\)\)", places[0])
+        assert found is not None
+        middle, half = float(found[1]) * shown, float(found[2])
+        middle = min(max(middle, half), shown - half)
+        assert 26 <= half <= 28 and half <= middle <= shown - half
+    assert abs(float(found[1]) * width - share * width) < 60
