@@ -230,7 +230,7 @@ def _note_slow_start() -> None:
 def _say_compiling() -> None:
     # For whoever watches a bar that stands still; logs of programs keep their lines.
     if sys.stderr.isatty():
-        say("compiling kernels, once: this run takes up to a minute longer")
+        say("compiling kernels, once: this takes up to a minute")
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:

@@ -152,6 +152,11 @@ def say(message: str) -> None:
         _print(Text(message))
 
 
+def message_width() -> int | None:
+    """Return the columns of the terminal that shows messages; None where they go to no terminal."""
+    return stderr_console().width if sys.stderr.isatty() else None
+
+
 def say_error(message: str, hint: str | None = None, *, kind: str = "error") -> None:
     """Print what went wrong and what to do about it, each behind its word, whatever the verbosity.
 

@@ -31,6 +31,7 @@ from ..console import (
     bars_hidden,
     command_prefix,
     describe_rate,
+    message_width,
     print_command,
     print_json,
     print_line,
@@ -216,7 +217,8 @@ def _preprocess(log: Path, options: DemoCommand, show: Callable[[str], None]) ->
 
     def report_stage(report: StageReport) -> None:
         if report.stage not in reports:
-            show("   " + describe_stage(report))
+            width = message_width()
+            show("   " + describe_stage(report, None if width is None else width - 3))
         reports.setdefault(report.stage, report)
 
     data = options.out / "data"

@@ -31,7 +31,7 @@ from ...pipeline.stages.preprocess import (
 )
 from ...pipeline.stages.refusals import refuse_stage
 from ...pipeline.stages.stage_order import ALL_FOLDERS, FOLDERS, refuse_extension, remove_stale
-from ..console import print_json, print_line, progress_bars, say, stdout_console
+from ..console import message_width, print_json, print_line, progress_bars, say, stdout_console
 from ..options import config_of
 from ..printing.describe_stages import (
     describe_exchange,
@@ -91,7 +91,7 @@ def _preprocess(arguments: Sequence[str]) -> int:
 
     def report_stage(report: StageReport) -> None:
         reports.append(report)
-        say(describe_stage(report))
+        say(describe_stage(report, message_width()))
 
     with _running(options.run) as resources:
         # Nothing is deleted before all options are known to be valid.

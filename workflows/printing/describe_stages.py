@@ -19,15 +19,21 @@ if TYPE_CHECKING:  # commands that run no stage describe them, too
     from ...pipeline.stages.preprocess import StageReport
 
 
-def describe_stage(report: StageReport) -> str:
-    """Return one line: the stage, its folder, how long it took and how fast that was."""
-    name = f"{report.stage:<8} {report.manifest.folder}"
-    if report.was_sealed:
-        return f"{name}: already done"
+def describe_stage(report: StageReport, width: int | None = None) -> str:
+    """Return one line: the stage, its folder, how long it took and how fast that was.
+
+    Where this is longer than ``width``, the folder is shown without those that it is in.
+    """
     # A stage may end within the clock's resolution.
     rate = report.num_samples / max(report.seconds, 1e-9)
     num_bytes = format_byte_size(sum(entry.num_bytes for entry in report.manifest.files))
-    return f"{name}: {num_bytes} in {report.seconds:.1f} s, {describe_rate(rate)}"
+    figures = f"{num_bytes} in {report.seconds:.1f} s, {describe_rate(rate)}"
+    folder = report.manifest.folder
+    line, shorter = (
+        f"{report.stage:<8} {name}: {'already done' if report.was_sealed else figures}"
+        for name in (folder, folder.name)
+    )
+    return line if width is None or len(line) <= width else shorter
 
 
 def describe_shards(shards: Manifest) -> str:

@@ -42,6 +42,15 @@ def test_a_stage_is_a_line_with_its_bytes_and_its_speed(data: Path) -> None:
     assert describe_stage(replace(report, was_sealed=True)) == f"count    {counts.folder}: already done"
 
 
+@pytest.mark.parametrize("was_sealed", [False, True])
+def test_a_long_folder_is_cut_before_a_number_is(data: Path, was_sealed: bool) -> None:
+    report = StageReport("encode", Manifest.read(data / "samples"), 2.0, 1500, was_sealed)
+    whole = describe_stage(report)
+    assert describe_stage(report, len(whole)) == whole
+    shorter = describe_stage(report, len(whole) - 1)
+    assert shorter == whole.replace(str(data / "samples"), "samples")
+
+
 def test_a_stage_within_the_resolution_of_the_clock_has_a_speed(data: Path) -> None:
     line = describe_stage(StageReport("rank", Manifest.read(data / "vocabulary"), 0.0, 0, was_sealed=False))
     assert line.endswith("in 0.0 s, 0 samples/s")
