@@ -217,7 +217,7 @@ def preprocesses(raw: Path, proposal: Proposal, folder: Path) -> int:
 def suggested(proposal: Proposal) -> str:
     """Return the proposal with the lists that it suggests in place of text, and with what it left out."""
     lines = []
-    for line in proposal.text.splitlines():
+    for line in proposal.text.split("\n"):
         entry = re.fullmatch(r'(.+ = )"text"  # .*; looks like a list: (\{.*\})', line)
         line = entry[1] + entry[2] if entry else line
         lines.append(line.removeprefix("# ") if "  # left out: " in line else line)
