@@ -221,7 +221,7 @@ def _finish(
     if stage == "schedule":
         print_line(stdout_console(), describe_schedule(folder))
     if stage == "schedule-ranks":
-        print_line(stdout_console(), describe_exchange(folder, cpu_seconds))
+        print_line(stdout_console(), describe_exchange(folder, None if was_sealed else cpu_seconds))
     if stage == "transpose":
         print_line(stdout_console(), describe_lookups(folder))
     return 0

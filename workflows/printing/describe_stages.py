@@ -79,8 +79,11 @@ def describe_schedule(schedule: Manifest) -> str:
     return line
 
 
-def describe_exchange(exchange: Manifest, cpu_seconds: float) -> str:
-    """Return one line: the rows that cross between ranks, and the rate of planning on one core."""
+def describe_exchange(exchange: Manifest, cpu_seconds: float | None) -> str:
+    """Return one line: the rows that cross between ranks, and the rate of planning on one core.
+
+    ``cpu_seconds`` is None where an earlier run planned.
+    """
     totals = ExchangeTotals.of(exchange)
     epochs = [epoch for width in totals.widths for epoch in width.epochs]
     vectors, early, moves, gradients = (
@@ -94,7 +97,9 @@ def describe_exchange(exchange: Manifest, cpu_seconds: float) -> str:
     )
     if moves:
         line += f"; {moves:,} rows move"
-    return f"{line}. Planned {describe_rate(totals.samples / max(cpu_seconds, 1e-9))} a core"
+    if cpu_seconds is None:
+        return line
+    return f"{line}. Planned {describe_rate(totals.samples / max(cpu_seconds, 1e-9))} per core"
 
 
 def describe_lookups(lookups: Manifest) -> str:

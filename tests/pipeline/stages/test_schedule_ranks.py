@@ -283,7 +283,7 @@ def test_the_command_says_what_crosses(tmp_path: Path, capsys: pytest.CaptureFix
     epochs = totals.widths[0].epochs
     assert f"4 ranks send {sum(epoch.vectors for epoch in epochs):,} vectors, " in said
     assert f"{sum(epoch.moves for epoch in epochs):,} rows move. Planned " in said
-    assert "samples/s a core" in said
+    assert "samples/s per core" in said
     assert main([*command, "--ranks", "2"]) == 1
     said = capsys.readouterr().err
     assert "was written with" in said and "or give --redo schedule-ranks" in said
