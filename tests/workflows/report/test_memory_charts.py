@@ -63,10 +63,9 @@ def test_the_name_of_the_plan_stays_in_the_plot(share: float, width: int) -> Non
     # Once as a halo and once as text: eight characters of at most 7 pixels beside the line, also in a window
     # that shrinks the plot.
     assert len(places) == 2 and len(set(places)) == 1
+    found = re.fullmatch(r"clamp\(width \* (\S+), (\S+), max\(\2, width - \2\)\)", places[0])
+    assert found is not None
+    middle, half = float(found[1]), float(found[2])
+    assert 26 <= half <= 28 and abs(middle - share) * width < 60
     for shown in (width, 0.65 * width):
-        found = re.fullmatch(r"clamp\(width \* (\S+), (\S+), max\(\2, width - \2\)\)", places[0])
-        assert found is not None
-        middle, half = float(found[1]) * shown, float(found[2])
-        middle = min(max(middle, half), shown - half)
-        assert 26 <= half <= 28 and half <= middle <= shown - half
-    assert abs(float(found[1]) * width - share * width) < 60
+        assert half <= min(max(middle * shown, half), shown - half) <= shown - half
