@@ -84,5 +84,5 @@ def test_lines_that_no_run_writes_are_named(lines: list[dict[str, Any]], fault: 
 
 @pytest.mark.parametrize("text", ["[1]", "{", "[" * 100_000, b"\xff"])
 def test_what_is_no_object_is_named(text: str | bytes) -> None:
-    with pytest.raises(HotsetError, match="^x is damaged: "):
+    with pytest.raises(HotsetError, match=r"^x is damaged: "):
         parse_object(text, "x")
