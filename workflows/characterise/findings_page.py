@@ -11,6 +11,7 @@ from .sweep_findings import elasticities, longest_parts, observations
 from .torchrec_comparison import compare_with_torchrec
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+div.wide{overflow-x:auto}
 table{border-collapse:collapse;margin:.5rem 0 1.5rem}td,th{padding:.2rem .7rem;text-align:left;
 border-bottom:1px solid #ccc}td.n{text-align:right;font-variant-numeric:tabular-nums}
 @media(prefers-color-scheme:dark){body{background:#111;color:#ddd}td,th{border-color:#444}}"""
@@ -37,7 +38,8 @@ def findings_page(result: Characterised) -> str:
         for each in machine.constants
     ]
     return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Machine</title>'
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><title>Machine</title>'
         f"<style>{_STYLE}</style><h1>{html.escape(machine.device_name)}, {threads}</h1>{told}"
         + _table("Published observations", ("observation", "verdict", "measured here"), judged)
         + _table("Elasticities of the speed", ("factor", "slope", "95%", "samples/s by value"), slopes)
@@ -65,4 +67,6 @@ def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) ->
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
-    return f"<h2>{html.escape(title)}</h2><table><tr>{head}</tr>{body}</table>"
+    table = f"<table><tr>{head}</tr>{body}</table>"
+    # A table that is wider than a narrow screen scrolls by itself, and the page does not.
+    return f'<h2>{html.escape(title)}</h2><div class="wide">{table}</div>'

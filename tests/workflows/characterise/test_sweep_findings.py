@@ -106,6 +106,9 @@ def test_the_best_placement_depends_on_the_model() -> None:
 def test_the_page_has_every_verdict_and_escapes_what_it_shows() -> None:
     machine = replace(made_up_machine(), device_name="<cpu>")
     page = findings_page(Characterised(machine, records()))
+    assert (
+        page.count("<table>") == page.count('<div class="wide"><table>') == 5 and "width=device-width" in page
+    )
     assert "&lt;cpu&gt;" in page and "<cpu>" not in page
     assert page.count("<h2>") == 5 and page.count(HOLDS) == 5
     assert "TorchRec" in page and "</html>" in page
