@@ -85,6 +85,8 @@ class StepModel(JsonRecord):
     """Their placements."""
     error: HeldOutError | None
     """Its error on the others; None where there were none."""
+    steady_error: HeldOutError | None = None
+    """The same with their times as if the machine had not changed its speed; None where that is not known."""
 
     def refuse_nonsense(self, where: str) -> None:
         if not 0 <= self.contention <= 1:

@@ -16,7 +16,7 @@ from ...pipeline.formats.whole_file import refuse_target
 from ...stats.codecs.codec_names import CODEC_NAMES, codec_of
 from ...stats.step_model.held_out import PredictionError
 from ...stats.step_model.nonnegative_fit import fit_relative
-from ...stats.step_model.part_model import fit_parts
+from ...stats.step_model.part_model import PartModel, fit_parts
 from ...stats.step_model.rate_curves import ProductCurve, RowCurve
 from ...stats.step_model.step_work import CodecSeconds, WorkConstants
 from ...train.planning.curves import Curves
@@ -26,6 +26,7 @@ from .cell_work import measured_step
 from .collective_probes import COLLECTIVES
 from .run_cell import CellRecord
 
+_SPEED_SHARES = (0.0, 0.5, 1.0)
 _LEAST_CELLS = 12
 """Cells of either half below which nothing is fitted."""
 
@@ -58,6 +59,31 @@ def fit_again(measured: Path, out: Path) -> Characterised:
     return Characterised(again, cells)
 
 
+def usual_probe_seconds(records: Sequence[CellRecord]) -> float | None:
+    """Return the middle of what the piece of work between the steps took; None where it was not measured."""
+    known = [record.probe_seconds for record in records if record.probe_seconds > 0]
+    return float(np.median(known)) if known else None
+
+
+def at_one_speed(records: Sequence[CellRecord], usual: float | None, share: float) -> list[CellRecord]:
+    """Return records as if the machine had always had its usual speed.
+
+    Other guests of a host, or its clock, make all of a cell slower for seconds and minutes. The piece of work
+    between the steps tells by how much; records without it are left as they are.
+
+    Args:
+        records: as measured.
+        usual: seconds of the piece of work at the usual speed; None: unknown.
+        share: power of the ratio of both that times follow, from 0 for not at all to 1.
+    """
+    if usual is None:
+        return list(records)
+    return [
+        record.scaled((usual / record.probe_seconds) ** share) if record.probe_seconds > 0 else record
+        for record in records
+    ]
+
+
 def typical_cells(runs: Sequence[CellRecord]) -> list[CellRecord]:
     """Return one run of each cell: of several the one with the middle time, of two in the middle the quicker.
 
@@ -76,13 +102,15 @@ def fit_model(constants: Sequence[Constant], cells: Sequence[CellRecord]) -> Ste
     The halves follow from the cells' factors, so that repetitions of a cell are on one side. Returns None
     where either half is too small.
     """
-    fitted = [measured_step(record) for record in cells if not record.cell.is_held_out]
-    held_out = [measured_step(record) for record in cells if record.cell.is_held_out]
+    fitted = [record for record in cells if not record.cell.is_held_out]
+    held_out = [record for record in cells if record.cell.is_held_out]
     if min(len(fitted), len(held_out)) < _LEAST_CELLS:
         return None
-    model = fit_parts(fitted, work_constants(constants))
-    predicted = [model.predict(cell.work).seconds for cell in held_out]
-    error = PredictionError.of([cell.seconds for cell in held_out], predicted)
+    usual = usual_probe_seconds(fitted)
+    model, share = _fit_at_one_speed(fitted, usual, work_constants(constants))
+    error = _error_of(model, held_out)
+    # Plans meet the machine as it is, so their interval is that of the times as they were measured.
+    steady = _error_of(model, at_one_speed(held_out, usual, share)) if share else None
     return StepModel(
         curves=Curves.of(model.constants),
         weights={part: tuple(weights) for part, weights in model.weights.items()},
@@ -91,6 +119,31 @@ def fit_model(constants: Sequence[Constant], cells: Sequence[CellRecord]) -> Ste
         ranks=tuple(sorted({record.cell.ranks for record in cells if not record.cell.is_held_out})),
         placements=tuple(sorted({record.cell.placement for record in cells if not record.cell.is_held_out})),
         error=HeldOutError.of(error),
+        steady_error=HeldOutError.of(steady) if steady is not None else None,
+    )
+
+
+def _fit_at_one_speed(
+    fitted: Sequence[CellRecord], usual: float | None, constants: WorkConstants
+) -> tuple[PartModel, float]:
+    """Return the model, and the share of the machine's changes of speed that the times follow."""
+    best: tuple[float, PartModel, float] | None = None
+    for share in (0.0,) if usual is None else _SPEED_SHARES:
+        cells = [measured_step(record) for record in at_one_speed(fitted, usual, share)]
+        model = fit_parts(cells, constants)
+        ratios = [model.predict(cell.work).seconds / cell.seconds for cell in cells]
+        error = float(np.mean(np.abs(np.log(ratios))))
+        # What the other half will show is not looked at here.
+        if best is None or error < best[0]:
+            best = error, model, share
+    assert best is not None
+    return best[1], best[2]
+
+
+def _error_of(model: PartModel, records: Sequence[CellRecord]) -> PredictionError:
+    cells = [measured_step(record) for record in records]
+    return PredictionError.of(
+        [cell.seconds for cell in cells], [model.predict(cell.work).seconds for cell in cells]
     )
 
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from ...stats.step_model.quietness import Series
 from ...train.planning.machine_file import Constant
+from ...train.work_threads import WorkThreads
 
 _LEAST_SECONDS = 2e-3
 """A turn takes at least so long, so that reading the clock costs nothing beside it."""
 _MOST_CALLS = 4096
+_PROBE_WIDTH = 128
+_PROBE_PRODUCTS = 5
+"""Products of matrices of that width, some 0.3 ms, which stay in the caches of a core."""
+_PROBE_INTERVAL = 0.01
+"""Seconds from one to the next at least: a thirtieth of the time is theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +89,38 @@ def measure_probes(
         num_rounds += 1
         after_round(num_rounds)
     return [each.constant() for each in turns]
+
+
+class SpeedProbe:
+    """One piece of work that all threads do between steps: it tells how quick the machine is meanwhile.
+
+    Args:
+        threads: those of the steps.
+    """
+
+    def __init__(self, threads: WorkThreads) -> None:
+        self._threads = threads
+        self._products = [
+            (torch.ones(_PROBE_WIDTH, _PROBE_WIDTH), torch.empty(_PROBE_WIDTH, _PROBE_WIDTH))
+            for _ in range(threads.num_threads)
+        ]
+        self.seconds: list[float] = []
+        """Of the work, the mean over threads."""
+        self._last_at = time.perf_counter()
+
+    def take(self, *, now: bool = False) -> None:
+        """Do the work where the last time is long enough ago, or now."""
+        if not now and time.perf_counter() - self._last_at < _PROBE_INTERVAL:
+            return
+        found = [0.0] * self._threads.num_threads
+
+        def multiply(piece: int, worker: int) -> None:
+            start = time.perf_counter()
+            factor, out = self._products[worker]
+            for _ in range(_PROBE_PRODUCTS):
+                torch.mm(factor, factor, out=out)
+            found[piece] = time.perf_counter() - start
+
+        self._threads.run(multiply, self._threads.num_threads)
+        self.seconds.append(statistics.fmean(found))
+        self._last_at = time.perf_counter()

@@ -60,6 +60,22 @@ class CellRecord(JsonRecord):
     sends to others, ``vectors``, ``gradients`` and ``dense``."""
     memory_bytes: int
     """Most memory that the process has had so far."""
+    probe_seconds: float = 0.0
+    """Seconds of one and the same piece of work between the steps; 0: it was not measured."""
+
+    def scaled(self, factor: float) -> CellRecord:
+        """Return the record with all of its seconds times a factor."""
+
+        def times(seconds: dict[str, float]) -> dict[str, float]:
+            return {part: factor * each for part, each in seconds.items()}
+
+        return replace(
+            self,
+            step_seconds=factor * self.step_seconds,
+            parts=times(self.parts),
+            beside=times(self.beside),
+            probe_seconds=factor * self.probe_seconds,
+        )
 
     @property
     def adds_up(self) -> bool:
@@ -150,6 +166,7 @@ def mean_record(records: Sequence[CellRecord]) -> CellRecord:
         initialized_rows=mean(each.initialized_rows for each in records),
         link_bytes=means([each.link_bytes for each in records]),
         memory_bytes=max(each.memory_bytes for each in records),
+        probe_seconds=mean(each.probe_seconds for each in records),
     )
 
 
@@ -178,6 +195,7 @@ def _measured(cell: Cell, threads: int, folder: Path, ranks: Ranks) -> CellRecor
         initialized_rows=run.rows["made"] / num_steps,
         link_bytes={name: count / num_steps for name, count in run.link_bytes.items()},
         memory_bytes=_peak_memory(),
+        probe_seconds=run.probe_seconds,
     )
 
 

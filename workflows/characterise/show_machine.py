@@ -17,6 +17,7 @@ def summary(result: Characterised) -> dict[str, Any]:
     """Return the figures that say how far predictions can be trusted."""
     machine = result.machine
     error = machine.model.error if machine.model else None
+    steady = machine.model.steady_error if machine.model else None
     return {
         "num_cells": machine.num_cells,
         "num_held_out": error.num_cells if error else 0,
@@ -24,6 +25,9 @@ def summary(result: Characterised) -> dict[str, Any]:
         "p90_error": error.p90_error if error else None,
         "num_pairs": error.num_pairs if error else 0,
         "pairs_in_order": error.pairs_in_order if error else None,
+        "steady_median_error": steady.median_error if steady else None,
+        "steady_p90_error": steady.p90_error if steady else None,
+        "steady_pairs_in_order": steady.pairs_in_order if steady else None,
         "num_cells_that_add_up": sum(record.adds_up for record in result.cells),
         "is_quiet": machine.is_quiet,
         "disturbances": list(machine.disturbances),
@@ -55,6 +59,13 @@ def sentences(result: Characterised) -> list[str]:
         lines.append(
             f"Times fitted to {model.num_fitted} of them are wrong by {error.median_error:.0%} (median) and "
             f"less than {error.p90_error:.0%} (nine of ten) on the other {error.num_cells}.{order}"
+        )
+    # A host with other guests changes its speed from cell to cell, which no model knows ahead.
+    if model is not None and model.steady_error is not None:
+        steady = model.steady_error
+        lines.append(
+            f"As if the machine had not changed its speed meanwhile, it is {steady.median_error:.0%} and "
+            f"{steady.p90_error:.0%}."
         )
     # Parts are measured one by one, so on a busy machine something may happen between two of them.
     others = sum(not record.adds_up for record in result.cells)

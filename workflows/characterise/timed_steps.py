@@ -8,6 +8,7 @@ and the interpreter between pieces of work, during which all threads but one wai
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ from ...train.model.mlp_tiles import MlpTiles
 from ...train.model.tile_gradients import SumsOfRanks
 from ...train.trainer import Trainer
 from ...train.work_threads import WorkThreads
+from .probes import SpeedProbe
 
 _IN_THREADS = "in threads"
 
@@ -59,6 +61,8 @@ class TimedRun:
     """Rows and vectors that moved to the fast tier, to the slow one, and that were initialized."""
     link_bytes: dict[str, int]
     """Bytes between the tiers each way, and those that this rank sent by kind."""
+    probe_seconds: float
+    """Seconds of the work of a `SpeedProbe` between the steps, the mean."""
 
 
 class _Watch:
@@ -258,6 +262,7 @@ def time_steps(trainer: Trainer, num_warm_up: int) -> TimedRun:
     trainer.step_source = cast(StepSource, source)
     laps = []
     busy_before = 0.0
+    probe = SpeedProbe(trainer.threads)
     with closing(trainer.embeddings), closing(trainer.steps()) as steps:
         end = time.perf_counter()
         for number, prepared in enumerate(steps):
@@ -270,9 +275,15 @@ def time_steps(trainer: Trainer, num_warm_up: int) -> TimedRun:
             # What transfers were busy with during the warm-up is subtracted after the run.
             if number < num_warm_up:
                 busy_before = trainer.embeddings.transfers.busy_seconds
+                probe.take(now=True)
+                probe.seconds.clear()
+                end = time.perf_counter()
                 continue
             distinct = sum(part.lookups.num_rows for part in prepared.step.parts)
             laps.append(StepLaps(end - before, watch.take(), distinct))
+            # Between two steps, in the seconds of neither.
+            probe.take(now=not probe.seconds)
+            end = time.perf_counter()
         # The last write-back counts among the rows moved, and in no step's seconds.
         trainer.meter.enter("flush")
         busy = trainer.embeddings.transfers.busy_seconds - busy_before
@@ -284,7 +295,8 @@ def time_steps(trainer: Trainer, num_warm_up: int) -> TimedRun:
     sent = {str(kind): count for kind, count in trainer.coded.counts.sent_bytes.items()}
     link_bytes = {"to fast": to_fast, "to slow": to_slow} | sent
     # The source ends with an entry for the end of the run, and its first ones plan the whole epoch.
-    return TimedRun(laps, sum(source.seconds[num_warm_up:]), busy, rows, link_bytes)
+    read_seconds = sum(source.seconds[num_warm_up:])
+    return TimedRun(laps, read_seconds, busy, rows, link_bytes, statistics.fmean(probe.seconds))
 
 
 def _take_step(trainer: Trainer, step: PlannedStep, dense: TimedStep, watch: _Watch) -> None:

@@ -58,6 +58,7 @@ def test_the_parts_of_a_cell_add_up_to_its_step_and_its_counts_are_those_expecte
     assert set(record.parts) <= set(LOOP_PARTS) and set(record.beside) == {"load", "transfers"}
     assert all(seconds >= 0 for seconds in record.parts.values())
     assert record.num_steps == num_steps_of(cell)
+    assert record.probe_seconds > 0
     work = work_of(cell, 2)
     assert work.distinct_rows == pytest.approx(record.distinct_rows, rel=0.06)
     moved = record.to_fast_rows + record.to_slow_rows

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hotset.pipeline.errors import ConfigError, HotsetError
@@ -16,9 +17,17 @@ from hotset.tests.support.planning.made_up_constants import made_up_constants
 from hotset.tests.support.planning.made_up_machine import made_up_machine
 from hotset.train.planning.machine_file import VERSION, MachineFile
 from hotset.workflows.characterise.cell_file import CELLS_VERSION, FORMAT, CellFile, cells_path
-from hotset.workflows.characterise.fit_machine import fit_again, fit_model, typical_cells
+from hotset.workflows.characterise.fit_machine import (
+    Characterised,
+    at_one_speed,
+    fit_again,
+    fit_model,
+    typical_cells,
+    usual_probe_seconds,
+)
 from hotset.workflows.characterise.grid import pairs, rounds_of, single_factors
 from hotset.workflows.characterise.run_cell import CellRecord
+from hotset.workflows.characterise.show_machine import sentences, summary
 from hotset.workflows.cli import main
 
 CELLS = list({cell.key: cell for cell in [*single_factors(), *list(pairs())[:20]]}.values())
@@ -107,6 +116,50 @@ def test_a_fit_takes_no_options_of_a_measurement(
     command = ["characterise", "--fit", str(tmp_path / "old.json"), "--out", str(tmp_path / "new.json")]
     assert main([*command, *option]) == 1
     assert "--fit measures nothing" in capsys.readouterr().err
+
+
+def test_runs_are_told_at_the_speed_of_the_middle_one() -> None:
+    cells = [replace(TINY, batch_size=size) for size in (1, 2, 3, 4, 5)]
+    slowness = (0.5, 1.0, 1.0, 1.5, 3.0)
+    runs = [
+        replace(made_up_record(cell).scaled(factor), probe_seconds=2e-3 * factor)
+        for cell, factor in zip(cells, slowness, strict=True)
+    ]
+    assert usual_probe_seconds(runs) == 2e-3 and usual_probe_seconds([]) is None
+    for found, cell in zip(at_one_speed(runs, 2e-3, 1.0), cells, strict=True):
+        wanted = made_up_record(cell)
+        assert found.step_seconds == pytest.approx(wanted.step_seconds)
+        assert found.parts == pytest.approx(wanted.parts) and found.beside == pytest.approx(wanted.beside)
+        assert found.probe_seconds == pytest.approx(2e-3)
+        assert (found.cell, found.distinct_rows) == (cell, wanted.distinct_rows)
+    halved = at_one_speed(runs, 2e-3, 0.5)[-1]
+    assert halved.step_seconds == pytest.approx(runs[-1].step_seconds / 3**0.5)
+    # Cells that were measured without the piece of work are left as they are.
+    plain = made_up_record(TINY)
+    assert usual_probe_seconds([plain]) is None
+    assert at_one_speed([plain], 2e-3, 1.0) == at_one_speed([plain], None, 1.0) == [plain]
+    assert at_one_speed(runs, 2e-3, 0.0) == runs
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_times_follow_the_speed_of_the_machine_only_where_that_explains_them(follows: bool) -> None:
+    rng = np.random.default_rng(0)
+    runs = []
+    for cell in CELLS:
+        slowness = float(rng.lognormal(0, 0.3))
+        record = made_up_record(cell).scaled(slowness if follows else 1.0)
+        runs.append(replace(record, probe_seconds=1e-3 * slowness))
+    model = fit_model(made_up_constants(), runs)
+    assert model is not None and model.error is not None
+    if not follows:
+        assert model.error.median_error < 0.02 and model.steady_error is None
+        return
+    # The times as they were measured have the changes of speed in them, which nobody can predict.
+    assert model.steady_error is not None and model.steady_error.median_error < 0.02
+    assert model.error.median_error > 0.1 and model.steady_error.num_cells == model.error.num_cells
+    told = " ".join(sentences(Characterised(replace(made_up_machine(), model=model), runs)))
+    assert "As if the machine had not changed its speed" in told
+    assert summary(Characterised(replace(made_up_machine(), model=model), runs))["steady_median_error"] < 0.02
 
 
 def test_of_repeated_cells_the_middle_one_is_taken() -> None:

@@ -26,7 +26,8 @@ def made_up_run(seconds: list[float]) -> TimedRun:
         StepLaps(each, {"lookup": 0.75 * each, "idle" if number % 2 else "update": 0.25 * each}, number)
         for number, each in enumerate(seconds)
     ]
-    return TimedRun(laps, 8.0, 4.0, {"to_fast": 54, "to_slow": 27, "made": 9}, {"to fast": 270, "dense": 54})
+    rows = {"to_fast": 54, "to_slow": 27, "made": 9}
+    return TimedRun(laps, 8.0, 4.0, rows, {"to fast": 270, "dense": 54}, 0.25)
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> CellRecord:
@@ -56,13 +57,16 @@ def test_rows_are_those_of_a_step_of_the_whole_run(monkeypatch: pytest.MonkeyPat
     assert (record.to_fast_rows, record.to_slow_rows) == (2.0, 1.0)
     assert record.initialized_rows == pytest.approx(1 / 3)
     assert record.link_bytes == {"to fast": 10.0, "dense": 2.0}
+    assert record.probe_seconds == 0.25
 
 
 def test_the_record_of_several_ranks_is_their_mean_with_the_most_memory() -> None:
     first = replace(made_up_record(TINY), step_seconds=2.0, parts={"lookup": 1.0}, memory_bytes=5)
-    second = replace(first, step_seconds=4.0, parts={"lookup": 2.0, "exchange": 1.0}, memory_bytes=3)
+    first = replace(first, probe_seconds=1.0)
+    parts = {"lookup": 2.0, "exchange": 1.0}
+    second = replace(first, step_seconds=4.0, parts=parts, memory_bytes=3, probe_seconds=2.0)
     found = mean_record([first, second])
-    assert (found.step_seconds, found.memory_bytes) == (3.0, 5)
+    assert (found.step_seconds, found.memory_bytes, found.probe_seconds) == (3.0, 5, 1.5)
     assert found.parts == {"lookup": 1.5, "exchange": 0.5}
     assert mean_record([first]) == first
 
