@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
+from altair.utils import schemapi
 
 from .report_labels import CHARACTER_WIDTH, Frame, Label, Points, place_labels
 
@@ -70,7 +71,7 @@ def chart_spec(layers: Sequence[alt.Chart], description: str, height: float = HE
     with warnings.catch_warnings():
         # Altair's own validation triggers it; nothing here can avoid it.
         warnings.simplefilter("ignore", DeprecationWarning)
-        spec: ChartSpec = sized.to_dict()
+        spec: ChartSpec = sized.to_dict(validate=schemapi.DEBUG_MODE)
     return spec | {"config": _config()}
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import vl_convert
+from altair.utils.schemapi import debug_mode
 
 from .chart_layers import NARROW, WIDE
 from .series_tables import TextTable
@@ -64,11 +65,13 @@ class Page:
 
 def render(page: Page) -> str:
     """Return the page as one HTML document."""
-    specs = {
-        section.name: {"wide": section.chart(WIDE), "narrow": section.chart(NARROW)}
-        for section in page.sections
-        if section.chart is not None
-    }
+    # Altair would hold every part of a chart against its schema, which takes as long as all the rest.
+    with debug_mode(False):
+        specs = {
+            section.name: {"wide": section.chart(WIDE), "narrow": section.chart(NARROW)}
+            for section in page.sections
+            if section.chart is not None
+        }
     # "<" is escaped because "</script>" in a name would end the element that holds the JSON.
     specs_json = json.dumps(specs, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
     parts = {

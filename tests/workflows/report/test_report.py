@@ -23,6 +23,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from altair.utils.schemapi import debug_mode
 
 from hotset.pipeline.errors import HotsetError, install_hint
 from hotset.pipeline.generate.generate_log import GenerateConfig, generate
@@ -35,6 +36,7 @@ from hotset.train.advice import AdviceConfig, advise
 from hotset.workflows.cli import main
 from hotset.workflows.report import series_tables
 from hotset.workflows.report.bar_charts import _powers
+from hotset.workflows.report.chart_layers import WIDE
 from hotset.workflows.report.memory_charts import published_points
 from hotset.workflows.report.report_advice import advise_reader
 from hotset.workflows.report.report_commands import preprocess_command
@@ -113,6 +115,18 @@ def test_a_browser_draws_every_chart_without_a_word_or_a_request(
     assert f'data-drawn="{len(CHARTS)}"' in seen.dom
     for label in ("lookahead", "exact counts", "all tables together", "measured", "hot lookups"):
         assert any(label in drawn for drawn in charts.values()), label
+
+
+@pytest.mark.slow
+def test_charts_are_those_of_their_schema(folder: Path, statistics: Any) -> None:
+    page = build_page(folder / "<data>", statistics, advise(folder / "<data>", AdviceConfig(), Machine()))
+    charts = {section.name: section.chart for section in page.sections if section.chart is not None}
+    assert tuple(charts) == CHARTS
+    for chart in charts.values():
+        # Here Altair checks every part, which the report leaves out, and raises where one is wrong.
+        checked = chart(WIDE)
+        with debug_mode(False):
+            assert chart(WIDE) == checked
 
 
 @pytest.mark.slow
