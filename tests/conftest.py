@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,8 +72,27 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def _leave_cases_to_the_slow_run(items: list[pytest.Item]) -> None:
+    """Mark as slow, of tests with the mark ``diagonal``, the cases whose values have positions among those of
+    their parameters that do not add up to a multiple of its number."""
+    seen: defaultdict[tuple[str, int], dict[str, int]] = defaultdict(dict)
+    for item in items:
+        mark = item.get_closest_marker("diagonal")
+        if mark is None or not isinstance(item, pytest.Function):
+            continue
+        test = item.nodeid.partition("[")[0]
+        total = 0
+        for number, value in enumerate(item.callspec._idlist):
+            positions = seen[test, number]
+            total += positions.setdefault(value, len(positions))
+        if total % mark.args[0]:
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest tests, and skip what needs a GPU where torch sees none."""
+    """Leave cases beside a diagonal to the slow run; begin with the longest tests; and skip what needs a GPU
+    where torch sees none."""
+    _leave_cases_to_the_slow_run(items)
     items.sort(key=lambda item: item.get_closest_marker("longest") is None)
     needing = [item for item in items if item.get_closest_marker("gpu")]
     if not needing:

@@ -242,6 +242,16 @@ def test_base_names_of_test_files_are_unique() -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.diagonal(2)
+@pytest.mark.parametrize(("row", "same_row"), [(0, 0), (1, 1)])
+@pytest.mark.parametrize("column", [0, 1, 2])
+def test_cases_beside_a_diagonal_are_slow(
+    row: int, same_row: int, column: int, request: pytest.FixtureRequest
+) -> None:
+    is_slow = request.node.get_closest_marker("slow") is not None
+    assert is_slow == ((row + column) % 2 == 1)
+
+
 def test_every_module_says_what_it_is_for() -> None:
     silent = [
         str(path.relative_to(ROOT))

@@ -144,6 +144,7 @@ def test_placements_end_with_equal_bits_under_a_recipe(optimizer: Any, tmp_path:
             assert_equal_bits(other, all_fast)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("dense_optimizer", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("placement", ["all-fast", "hybrid", "lookahead"])
 def test_bits_do_not_depend_on_the_number_of_threads(
@@ -336,6 +337,7 @@ def test_epochs_without_a_cold_lookup_end(tmp_path: Path) -> None:
     trained(shards, placement="lookahead", epochs=3)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("placement", [*STATELESS, *STAGING], ids=str)
 def test_what_moves_is_counted_by_table_as_by_kind(placement: dict[str, Any], shards: Shards) -> None:
     trainer = trained(shards, **placement, **FIELDS)

@@ -70,6 +70,7 @@ def check_goes_on(log: Path, out: Path, unbroken: dict[str, bytes]) -> None:
     assert tree_of(out) == unbroken
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_second_run_is_told_who_writes_the_folder(
     tmp_path: Path, log: Path, made: Path, unbroken: dict[str, bytes], stage: str
@@ -113,8 +114,9 @@ def no_file_beyond(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("num_bytes", [0, pytest.param(150, marks=pytest.mark.slow), 1500])
+@pytest.mark.parametrize("num_bytes", [0, 1500, pytest.param(150, marks=pytest.mark.slow)])
 def test_a_full_device_loses_nothing(
     tmp_path: Path, log: Path, made: Path, unbroken: dict[str, bytes], stage: str, num_bytes: int
 ) -> None:
@@ -161,6 +163,7 @@ def read_only(folder: Path) -> Iterator[None]:
             path.chmod(0o755)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_read_only_folder_is_refused_and_a_finished_one_is_read(
     log: Path, made: Path, unbroken: dict[str, bytes], stage: str

@@ -78,6 +78,7 @@ def test_bags_are_sampled(tmp_path: Path, mode: Any, rng: np.random.Generator) -
     assert Manifest.read(tmp_path / "out" / "plan").totals["calibration"]["exact"]["hot_samples"] == 80
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.real_data
 @pytest.mark.parametrize(
     ("name", "schema"),

@@ -50,6 +50,7 @@ def test_a_short_batch_takes_a_small_step(tmp_path: Path) -> None:
     torch.testing.assert_close(short * 64, full, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_model_learns_what_was_planted(optimizer: Any, tmp_path: Path) -> None:
     spec = ShardSpec(num_hot_only=3000, num_mixed=3000, num_evaluation=2000, batch_size=64)

@@ -132,6 +132,7 @@ with progress_bars() as progress:
 """
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
 def test_a_bar_shows_its_note_and_cuts_no_number(columns: int) -> None:
     def is_shown(lines: list[str]) -> bool:
@@ -226,6 +227,7 @@ def test_slow_rates_are_told_in_samples_and_fast_ones_in_millions(
     assert describe_rate(samples_per_second) == text
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("columns", [60, 200])
 @pytest.mark.parametrize("arguments", [["--help"], ["bench", "--help"]])
 def test_lists_of_commands_wrap_behind_the_names(columns: int, arguments: list[str]) -> None:

@@ -60,6 +60,7 @@ def simulated(folder: Path) -> Any:
     return series(folder)["default_runs"]
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("placement", ["all-fast", "hybrid", "hybrid-dedup", "fae", "lookahead", "cache"])
 def test_a_run_moves_what_the_series_says(folder: Path, simulated: Any, placement: Any) -> None:
     found = simulated

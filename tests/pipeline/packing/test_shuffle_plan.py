@@ -54,6 +54,7 @@ def naive_files(
     return files
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("is_grouped", [True, False])
 @pytest.mark.parametrize(

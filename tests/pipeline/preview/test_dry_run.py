@@ -126,6 +126,7 @@ def test_orders_for_which_the_columns_are_read(
     assert check(logs[:2], config, tmp_path / "dir") == [FINISHED] * 6
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("after", [12, 70, 130, 160])
 def test_a_run_that_was_killed(
     tmp_path: Path, logs: list[Path], after: int, monkeypatch: pytest.MonkeyPatch
@@ -163,6 +164,7 @@ def test_a_longer_log(tmp_path: Path, logs: list[Path], made: Path) -> None:
     assert check(logs, CONFIG, out, extend=True) == [FINISHED] * 6
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("after", [3, 12, 45, 90, 150])
 def test_an_extension_that_was_killed(
     tmp_path: Path, logs: list[Path], made: Path, after: int, monkeypatch: pytest.MonkeyPatch
@@ -279,6 +281,7 @@ def as_parquet(text: bytes, folder: Path) -> tuple[list[Path], str]:
     return [folder / "log.parquet"], f'format = "parquet"\n{schema}'
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("written", [plain, zipped, as_csv, as_parquet])
 def test_bytes_told_are_near_those_that_come_out(
     tmp_path: Path, long_log: bytes, written: Callable[[bytes, Path], tuple[list[Path], str]]

@@ -56,6 +56,7 @@ def config(text: str, **changes: Any) -> IngestConfig:
     return IngestConfig(**settings)
 
 
+@pytest.mark.diagonal(3)
 @pytest.mark.parametrize(
     ("name", "block_bytes", "num_lines"),
     [
@@ -391,6 +392,7 @@ def config_of(shape: str, text: str) -> IngestConfig:
     return config(text, block_bytes=ByteSize(30_000)) if shape == WIDE else config(text)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(
     ("shape", "format"),
     [

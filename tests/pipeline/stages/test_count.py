@@ -43,6 +43,7 @@ def naive_counts(samples: list[Sample]) -> list[dict[int | None, int]]:
     return [dict(Counter(sample.categories[f] for sample in samples)) for f in range(NUM_SPARSE)]
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
     ("num_samples", "eval_fraction", "num_train"),
@@ -87,6 +88,7 @@ def test_no_sample_to_train_on_is_refused(tmp_path: Path, eval_files: int, rng: 
         num_training_samples(CountConfig(eval_files=3), columns)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(
     ("fields", "parts"),
     [
@@ -180,6 +182,7 @@ def test_progress_ends_at_the_total(tmp_path: Path, rng: np.random.Generator) ->
     assert told[-1] == ("count", 20 * NUM_SPARSE, 20 * NUM_SPARSE)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("spare_bytes", [0, 2000])
 def test_tables_that_do_not_fit_are_counted_in_runs_to_the_same_bytes(

@@ -32,6 +32,7 @@ from hotset.tests.support.naive.naive_stages import SMALL_BLOCKS, columns_of, id
 from hotset.tests.support.processes.memory_caps import count_stages_alone
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(("num_samples", "eval_fraction"), [(1, 0.0), (7, 0.5), (150, 0.4), (150, 0.0)])
 @pytest.mark.parametrize(("min_count", "workers"), [(1, 2), (3, 1)])
 def test_ids_agree_with_a_dictionary(
@@ -131,6 +132,7 @@ def test_a_damaged_input_file_is_named(tmp_path: Path, damage: str, rng: np.rand
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(("spare_bytes", "workers"), [(0, 1), (0, 2), (1000, 2), (3000, 1)])
 def test_tables_that_do_not_fit_are_looked_up_in_passes_to_the_same_bytes(
     tmp_path: Path, workers: int, spare_bytes: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch

@@ -287,6 +287,7 @@ def interrupt_after(num_files: int, error: type[BaseException]) -> Callable[...,
     return failing
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("on_bad_line", ["error", "skip"])

@@ -66,6 +66,7 @@ def mapped(id_map: Manifest) -> list[list[int]]:
     return [values_of(batch.column("new_id"), np.int32).tolist() for batch in batches]
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("old_min_count", MIN_COUNTS)
 @pytest.mark.parametrize("new_min_count", MIN_COUNTS)

@@ -95,6 +95,7 @@ def naive_orders(naive: NaiveLog, seed: int, order: str) -> dict[str, list[int]]
     return {"hot_only": shuffled(hot_only, seed), "mixed": shuffled(mixed, seed), "evaluation": evaluation}
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("order", ["grouped", "original"])
 @pytest.mark.parametrize(("batch_size", "seed"), [(1, 0), (7, 1), (64, 0), (64, 2**63 - 1), (10_000, 5)])
 def test_shards_agree_with_the_naive_shuffle(
@@ -276,6 +277,7 @@ def test_seeds_give_other_orders_and_equal_ones_equal_bytes(tmp_path: Path, fold
     assert trees[0]["mixed-00000.arrow"] != trees[2]["mixed-00000.arrow"]
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_interrupted_run_goes_on_to_the_same_bytes(

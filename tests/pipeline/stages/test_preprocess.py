@@ -190,6 +190,7 @@ def test_a_stage_made_again_makes_those_after_it_stale(tmp_path: Path, log: Path
         preprocess([log], config, out)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("stage", FOLDERS)
 @pytest.mark.parametrize(("workers", "error"), [(2, KeyboardInterrupt), (1, RuntimeError)])
 def test_stopped_half_way_in_any_stage_the_same_run_goes_on_to_the_same_bytes(

@@ -28,6 +28,7 @@ def counts_in(folder: Path, num_samples: int, rng: np.random.Generator) -> Manif
     return run_to("count", folder, samples, PreprocessConfig(count=CountConfig(eval_fraction=0.4)))
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("num_samples", [1, 150])
 @pytest.mark.parametrize(("min_count", "workers"), [(1, 1), (2, 2), (5, 1), (1000, 2)])
 def test_the_vocabulary_agrees_with_sorted_rows(

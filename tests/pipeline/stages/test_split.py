@@ -46,6 +46,7 @@ def split_in(folder: Path, out: Path, config: SplitConfig, *, workers: int = 1) 
     return split(config, vocabulary, encoded, out, Resources(workers=workers))
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("num_hot_rows", [0, 1, 60, 100, 150, 10_000])
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ def batches_of(folder: Path, epoch: int, first: int = 0) -> ShardDataset:
     return dataset
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("settings", [{"placement": "all-fast"}, *PLACEMENTS])
 def test_a_loop_of_ones_own_ends_with_the_bits_of_the_trainer(
     folder: Path, wanted: dict[str, Any], settings: dict[str, Any]
@@ -160,6 +161,7 @@ def test_rows_go_to_a_device_in_its_stream_of_moves(folder: Path, monkeypatch: p
         assert len(moved) > len(batches_of(folder, epoch)) and set(moved) == {"moves"}
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("device", ["cpu", "late:7"])
 @pytest.mark.parametrize("settings", PLACEMENTS)
 def test_evaluations_pauses_and_a_resumed_run_change_no_bit(
@@ -203,6 +205,7 @@ def evaluated(loop: Loop, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("settings", PLACEMENTS)
 def test_a_loop_may_end_after_any_batch(
     folder: Path, wanted: dict[str, Any], settings: dict[str, Any]

@@ -23,6 +23,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     return Shards.open(write_shards(folder, skew=1.2, multi_hot=(0,), table_dims=(4, 4, 8)))
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("staging_bytes", [700, 20_000])
 @pytest.mark.parametrize("placement", [{"placement": "all-fast"}, *STATELESS, *STAGING], ids=str)
 def test_the_counts_are_those_of_the_run(

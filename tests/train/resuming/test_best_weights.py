@@ -109,6 +109,7 @@ def test_a_run_without_progress_stops_with_its_best_weights(
     assert not list(out.glob("best-*")) and len(list(out.iterdir())) == 6
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("fields", PLACEMENTS[1:])
 def test_every_placement_stops_with_the_bits_of_all_fast(
     data: Path, tmp_path: Path, stopped: tuple[Path, TrainSummary], fields: dict[str, Any]

@@ -205,6 +205,7 @@ def test_every_placement_goes_on_in_the_middle_of_the_second_epoch(
     assert results(tmp_path / "stopped") == unbroken(**fields)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("fields", [PLACEMENTS[number] for number in (0, 3, 4, 6)])
 def test_a_checkpoint_whose_rows_are_copied_between_later_steps_is_one_of_its_own_step(
     data: Path,

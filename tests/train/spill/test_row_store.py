@@ -29,6 +29,7 @@ def twin_of(
     return Twin(plan_epochs(rng, sum(TABLES), 160), TABLES, dim, width, folder, limit)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(
     ("limit", "dim", "width"),
     [(300 * KIB, 16, 16), (200 * KIB, 16, 1), (160 * KIB, 9, 0), (4 * MIB, 4, 1), (600 * KIB, 33, 67)],

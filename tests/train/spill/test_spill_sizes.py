@@ -37,6 +37,7 @@ def bytes_taken(shape: SpillShape, sizes: SpillSizes) -> int:
     return arenas + blocks + evaluation + lists + shape.used.num_bytes
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("limit", [32 * MIB, 100 * MIB, 512 * MIB, 4 * GIB])
 @pytest.mark.parametrize("width", [0, 1, 33])
 def test_memory_is_divided_within_the_limit(limit: int, width: int) -> None:

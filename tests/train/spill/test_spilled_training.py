@@ -71,6 +71,7 @@ def stores_of(trainer: Trainer) -> list[RowStore]:
     return [tier.store for tier in tiers if isinstance(tier, SpilledTier)]
 
 
+@pytest.mark.diagonal(3)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -25,6 +25,7 @@ from hotset.train.steps.queued_steps import QueuedSteps
 LAYERS: dict[str, Any] = {"bottom_mlp": (7,), "top_mlp": (9, 5)}
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("fields", [{}, {"num_dense": 0}, {"skew": 0.0}], ids=str)
 def test_the_layers_train_as_those_of_the_host(

@@ -49,6 +49,7 @@ def fingerprints(folder: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("case", CASES)
 def test_the_command_of_a_folder_writes_it_again(logs: Path, case: str) -> None:
     raw = {"two days": ["day 0", "day 1"], "no label": ["unlabeled"]}.get(case, ["day 0"])
