@@ -269,9 +269,20 @@ def test_the_schema_proposed_for_a_parquet_log_preprocesses_it(log: pa.Table) ->
         check(raw, Path(folder))
 
 
-@SETTINGS
+@settings(SETTINGS, max_examples=10)
 @given(csv_logs())
 def test_the_schema_proposed_for_a_csv_log_preprocesses_it(log: bytes) -> None:
+    check_csv(log)
+
+
+@pytest.mark.slow
+@SETTINGS
+@given(csv_logs())
+def test_the_schema_proposed_for_any_of_many_csv_logs_preprocesses_it(log: bytes) -> None:
+    check_csv(log)
+
+
+def check_csv(log: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "log.csv"
         raw.write_bytes(log)
