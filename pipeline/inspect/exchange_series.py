@@ -17,10 +17,12 @@ from ...stats.batches.batch_lookups import of_matrix
 from ...stats.batches.lookups_by_row import group_lookups
 from ...stats.exchange.count_exchange import count_exchange
 from ...stats.exchange.fixed_homes import striped_homes
+from ...stats.exchange.home_moves import MoveCosts, move_costs
 from ...stats.exchange.rank_masks import MOST_RANKS, mask_type, rank_masks, ranks_of_samples
 from ...stats.exchange.ranked_epoch import RankedEpoch
 from ...stats.exchange.volume import count_remote_lookups
 from ...stats.prediction.epoch_exchange import expected_exchange
+from ...stats.prediction.moving_homes import expected_moving
 from ...stats.ranking.row_bytes import state_width
 from ..errors import ConfigError
 from ..formats.stage_settings import PlanSettings
@@ -52,6 +54,8 @@ class RanksRow(TypedDict):
     schemes: list[SchemeRow]
     states: float
     """Optimizer states that cross beside rows whose home moves, received by a rank in a step."""
+    states_expected: float
+    """Those expected over the samples that were counted."""
 
 
 class RankStatistics(TypedDict):
@@ -85,13 +89,17 @@ def exchange_of_ranks(inspected: Inspected, ranks: Sequence[int]) -> RankStatist
     # For the whole epoch rows are expected by its counts; what is counted is the trace, which may be shorter.
     settings = PlanSettings.of(inspected.plan)
     state = state_width(settings.embedding_dim, settings.embedding_optimizer)
+    try:
+        costs = move_costs(settings.embedding_dim, state)
+    except ValueError as error:
+        raise ConfigError(f"--ranks: {error}") from None
     counts = np.concatenate([np.empty(0, np.int64), *inspected.counts])
     found: list[RanksRow] = []
     for number, num_ranks in enumerate(ranks):
         inspected.resources.progress("ranks", number, len(ranks))
         epoch = _epoch_of(trace, num_rows, batch_size, num_ranks)
-        of_epoch = _expected(counts, inspected.num_train, -(-inspected.num_train // batch_size), num_ranks)
-        found.append(_row(epoch, of_epoch, settings.embedding_dim, state))
+        of_epoch, _ = _expected(counts, inspected.num_train, batch_size, num_ranks, costs)
+        found.append(_row(epoch, of_epoch, batch_size, costs))
     inspected.resources.progress("ranks", len(ranks), len(ranks))
     return {
         "batch_size": batch_size,
@@ -130,15 +138,19 @@ def _epoch_of(trace: Trace, num_rows: int, batch_size: int, num_ranks: int) -> R
 
 
 def _expected(
-    lookups: NDArray[np.int64], num_samples: int, num_steps: int, num_ranks: int
-) -> dict[str, float]:
-    """Return the expected rows of each scheme that one rank receives in a step."""
+    lookups: NDArray[np.int64], num_samples: int, batch_size: int, num_ranks: int, costs: MoveCosts
+) -> tuple[dict[str, float], float]:
+    """Return the expected rows of each scheme that one rank receives in a step, and states beside them."""
+    num_steps = -(-num_samples // batch_size)
     expected = asdict(expected_exchange(lookups, num_samples, num_steps, num_ranks))
-    return {name.replace("_", " "): rows / (num_ranks * num_steps) for name, rows in expected.items()}
+    moving = expected_moving(lookups, num_samples, batch_size, num_ranks, costs)
+    rows = {name.replace("_", " "): found for name, found in expected.items()} | {"homes move": moving.rows}
+    per_rank = num_ranks * num_steps
+    return {name: found / per_rank for name, found in rows.items()}, moving.moves / per_rank
 
 
-def _row(epoch: RankedEpoch, of_epoch: dict[str, float], embedding_dim: int, state: int) -> RanksRow:
-    found = count_exchange(epoch, embedding_dim, state)
+def _row(epoch: RankedEpoch, of_epoch: dict[str, float], batch_size: int, costs: MoveCosts) -> RanksRow:
+    found = count_exchange(epoch, costs.vector, costs.state)
     # From the plainest scheme to the least that any could send.
     counted = {
         "every lookup": 2 * epoch.remote_lookups,
@@ -149,7 +161,8 @@ def _row(epoch: RankedEpoch, of_epoch: dict[str, float], embedding_dim: int, sta
         "least possible": found.least,
     }
     # Beside its counts stands what is expected of the trace itself, from its own lookups.
-    expected = _expected(epoch.lookups_of_rows, epoch.num_samples, epoch.num_steps, epoch.num_ranks)
+    of_trace = (epoch.lookups_of_rows, epoch.num_samples, batch_size, epoch.num_ranks)
+    expected, states = _expected(*of_trace, costs)
     per_rank = epoch.num_ranks * epoch.num_steps
     return {
         "ranks": epoch.num_ranks,
@@ -164,4 +177,5 @@ def _row(epoch: RankedEpoch, of_epoch: dict[str, float], embedding_dim: int, sta
             for name, rows in counted.items()
         ],
         "states": found.moving.moves / per_rank,
+        "states_expected": states,
     }

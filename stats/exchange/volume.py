@@ -75,7 +75,7 @@ NOTHING = Crossings(0, 0, 0, 0)
 
 
 @inlined_kernel
-def _count_bits(mask: np.uint64) -> np.int64:
+def count_bits(mask: np.uint64) -> np.int64:
     num_bits = np.int64(0)
     while mask:
         mask &= mask - np.uint64(1)
@@ -89,7 +89,7 @@ def _count_crossings(
 ) -> None:
     for i in range(step.rows_U.shape[0]):
         mask = np.uint64(step.masks_U[i])
-        num_users = _count_bits(mask)
+        num_users = count_bits(mask)
         before = step.before_U[i]
         after = step.after_U[i]
         if before != NO_HOME:
@@ -125,7 +125,7 @@ def _least_crossings(rows_U: NDArray[np.int32], masks_U: Masks, users_N: Masks) 
         # The ranks that use the row in this step, and those of the last step that used it.
         mask = np.uint64(masks_U[i])
         last = np.uint64(users_N[rows_U[i]])
-        num_users = int(_count_bits(mask))
+        num_users = int(count_bits(mask))
         # The best home is one of the users: the others send it their gradients, and get the vector from it.
         total += num_users - 1
         if last:

@@ -97,7 +97,9 @@ def test_rows_between_ranks_are_those_of_sets_of_users(
         # Of each rank and step.
         for name, number in wanted.items():
             assert schemes[name]["counted"] == pytest.approx(number / num_ranks / 3), name
-        assert schemes["homes move"]["expected"] is None is schemes["homes move"]["expected_of_epoch"]
+        moving, by_use = (schemes[name]["expected"] for name in ("homes move", "homes by use"))
+        assert moving is not None and by_use is not None and 0 < moving <= by_use
+        assert schemes["homes move"]["expected_of_epoch"] and row["states_expected"] > 0
         remote_share = (num_ranks - 1) / num_ranks / (num_ranks * 3)
         # The whole epoch has two lookups of each of nine rows.
         assert schemes["every lookup"]["expected_of_epoch"] == pytest.approx(2 * 18 * remote_share)

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -23,11 +24,14 @@ from ....pipeline.runtime.resources import ProgressCallback, silent
 from ....pipeline.stages.preprocess import preprocess, remove_from
 from ....stats.batches.epoch_order import epoch_order
 from ....stats.exchange.count_exchange import ExchangeCounts, count_exchange
+from ....stats.exchange.home_moves import move_costs
+from ....stats.exchange.home_plan import RowUses, users_of_rows
 from ....stats.exchange.rank_masks import MOST_RANKS
 from ....stats.exchange.ranked_epoch import RankedEpoch
 from ....stats.exchange.volume import Crossings
 from ....stats.prediction.access_rates import AccessRates
 from ....stats.prediction.communication import ParallelStep, sharded_deduplicated
+from ....stats.prediction.moving_homes import expected_moving
 from ....stats.ranking.row_bytes import OPTIMIZERS, state_width
 from ....train.data.shards import Shards
 from ....train.exchange.rank_reader import RankReader, read_epoch
@@ -132,11 +136,14 @@ def _count(shards: Shards, config: BenchExchangeConfig, num_ranks: int) -> dict[
         "moving": {
             name: _moving(count.moving, config.embedding_dim, width, samples)
             | {
+                "expected": _expected_moving(epoch, shards.batch_size, config.embedding_dim, width),
                 "most_rows_over_mean": float(count.rows_of_ranks.max() / count.rows_of_ranks.mean()),
                 "plan_cpu_seconds": count.planning_seconds,
             }
             for (name, count), width in zip(counts.items(), widths.values(), strict=True)
         },
+        "by_use_bytes_per_sample": _FLOAT_BYTES * config.embedding_dim * counts["sgd"].by_use.rows / samples,
+        "places_over_rows": _num_places(epoch) / max(epoch.num_rows, 1),
         "read_cpu_seconds": reading_seconds,
     }
 
@@ -164,6 +171,25 @@ def _moving(found: Crossings, embedding_dim: int, width: int, num_samples: int) 
     }
 
 
+def _expected_moving(epoch: RankedEpoch, batch_size: int, embedding_dim: int, width: int) -> dict[str, float]:
+    """Rows and moves a sample that are expected from nothing but how often each row is looked up."""
+    costs = move_costs(embedding_dim, width)
+    found = expected_moving(epoch.lookups_of_rows, epoch.num_samples, batch_size, epoch.num_ranks, costs)
+    samples = epoch.num_samples
+    return {"rows_per_sample": found.rows / samples, "moves_per_sample": found.moves / samples}
+
+
+def _num_places(epoch: RankedEpoch) -> int:
+    """Places for rows on all ranks where homes move: one at each rank that ever looks a row up."""
+    uses = RowUses(epoch.offsets, epoch.keys, epoch.masks, epoch.num_rows, epoch.num_ranks)
+    users_K = users_of_rows(uses).astype(np.uint64)
+    num_users_K = np.zeros(users_K.size, np.int64)
+    for rank in range(epoch.num_ranks):
+        num_users_K += (users_K >> np.uint64(rank) & np.uint64(1)).astype(np.int64)
+    # A row that nobody looks up has one, too.
+    return int(np.maximum(num_users_K, 1).sum())
+
+
 def _expected(epoch: RankedEpoch, batch_size: int) -> float:
     """Vectors and gradients a sample that the theory of independent lookups expects, deduplicated."""
     rates = AccessRates.of_counts([epoch.lookups_of_rows], epoch.num_samples)
@@ -179,12 +205,13 @@ def show_exchange(result: dict[str, Any], console: Console) -> None:
         table.add_row(name, *(f"{each['rows_per_sample'][name]:.2f}" for each in ranks))
     table.add_row("deduplicated, as expected", *(f"{each['expected_deduplicated']:.2f}" for each in ranks))
     console.print(table)
-    table = _table(
-        "Bytes a training sample where homes move, by the optimizer whose state moves along", ranks
-    )
+    table = _table("Bytes a training sample where homes move, by the optimizer whose state moves", ranks)
+    table.add_row("homes by use", *(f"{each['by_use_bytes_per_sample']:.0f}" for each in ranks))
     for name in ranks[0]["moving"]:
         table.add_row(name, *(f"{each['moving'][name]['bytes_per_sample']:.0f}" for each in ranks))
     console.print(table)
+    places = ", ".join(f"{each['places_over_rows']:.2f} at {each['ranks']}" for each in ranks)
+    console.print(f"places of all ranks for rows that move, by rows of the tables: {places}")
     # Planning must keep up with training, so its speed stands below what it saves.
     speeds = [each["num_samples"] / each["moving"]["sgd"]["plan_cpu_seconds"] / 1e6 for each in ranks]
     planned = ", ".join(

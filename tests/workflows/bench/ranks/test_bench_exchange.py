@@ -31,12 +31,20 @@ def test_each_scheme_moves_no_more_than_the_one_before(tmp_path: Path) -> None:
         ]
         assert moved == sorted(moved) and moved[0] == pytest.approx(64 * rows[-1])
         assert found["moving"]["adagrad"]["most_rows_over_mean"] < 1.05
+        for moving in found["moving"].values():
+            assert moving["expected"]["rows_per_sample"] == pytest.approx(moving["rows_per_sample"], rel=0.03)
+        # By bytes moving is never worse than staying.
+        assert moved[-1] <= found["by_use_bytes_per_sample"]
+        assert found["by_use_bytes_per_sample"] == pytest.approx(
+            64 * found["rows_per_sample"]["homes by use"]
+        )
+        assert 1 < found["places_over_rows"] < found["ranks"]
     # One lookup in 26 features: all but the share of a rank itself are remote, both ways.
     assert result["ranks"][1]["rows_per_sample"]["every lookup"] == pytest.approx(2 * 26 * 3 / 4, rel=0.02)
     console = Console(record=True, width=80)
     show_exchange(result, console)
     shown = console.export_text()
-    assert "4 ranks" in shown and "rowwise-adagrad" in shown
+    assert "4 ranks" in shown and "rowwise-adagrad" in shown and "places of all ranks" in shown
 
 
 @pytest.mark.parametrize("ranks", [(), (1,), (2, 65)])
