@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 LEAST_GAIN = 0.05
-"""Share of the time that a codec has to save before rows are sent in it."""
+"""Share of a codec's time that rows take longer as they are, before they are sent in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,9 @@ class CodecCost:
 
 
 def worthwhile_codec(costs: Mapping[str, CodecCost], bytes_per_second: float, exact: str = "none") -> str:
-    """Return the quickest codec, and ``exact`` unless that saves at least `LEAST_GAIN` of its time.
+    """Return the quickest codec, and ``exact`` unless that takes longer by `LEAST_GAIN` of the other's time.
+
+    So what is returned is within `LEAST_GAIN` of the quickest.
 
     Args:
         costs: of each codec, ``exact`` among them.
@@ -46,8 +48,8 @@ def worthwhile_codec(costs: Mapping[str, CodecCost], bytes_per_second: float, ex
         exact: the codec that changes nothing.
     """
     quickest = min(costs, key=lambda name: costs[name].seconds_at(bytes_per_second))
-    limit = (1 - LEAST_GAIN) * costs[exact].seconds_at(bytes_per_second)
-    return quickest if costs[quickest].seconds_at(bytes_per_second) <= limit else exact
+    limit = (1 + LEAST_GAIN) * costs[quickest].seconds_at(bytes_per_second)
+    return quickest if costs[exact].seconds_at(bytes_per_second) >= limit else exact
 
 
 def break_even_bandwidth(ratio: float, encoded_per_second: float, decoded_per_second: float) -> float:

@@ -29,5 +29,8 @@ def test_a_codec_that_saves_little_is_left_out() -> None:
     almost = {"none": CodecCost(100, 0), "bf16": CodecCost(50, 46.0), "int8": CodecCost(25, 80.0)}
     assert worthwhile_codec(almost, 1) == "none"
     assert worthwhile_codec(almost | {"bf16": CodecCost(50, 45.0)}, 1) == "bf16"
+    # What is taken is never slower than the quickest by more than a twentieth.
+    assert worthwhile_codec(almost | {"bf16": CodecCost(50, 45.2)}, 1) == "bf16"
+    assert worthwhile_codec(almost | {"bf16": CodecCost(50, 45.3)}, 1) == "none"
     # The slower the link, the more bytes count.
     assert worthwhile_codec(almost, 0.1) == "int8"

@@ -7,10 +7,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
@@ -266,3 +268,50 @@ def test_what_an_option_names_is_not_measured(monkeypatch: pytest.MonkeyPatch) -
     assert chosen == ChosenExchange("int8", "bounded:0.1", "int4", "linear", 2)
     assert set(prediction.seconds_by_codec) == {"vectors"}
     assert set(prediction.seconds_by_codec["vectors"]) == {"none", "bf16", "int8"}
+
+
+def seconds_of_fixed(link: LinkSpeed, seconds: dict[str, float]) -> dict[tuple[str, ...], float]:
+    """The seconds of a step in each codec of vectors, gradients and dense numbers, by bytes and work."""
+    bytes_of_row = {"none": (16, 64), "bf16": (8, 32), "int8": (6, 18)}
+    # Rows of each width at the rank with the larger direction, and messages of what is tried that are worked.
+    rows = {"vectors": (200, 40), "gradients": (200, 30_000)}
+    work = {"vectors": max(150 / 100 + 20 / 10, 220 / 200 + 40 / 40), "gradients": max(1.5, 220 / 200 + 30)}
+
+    def of_rows(kind: str, codec: str) -> float:
+        pairs = zip(bytes_of_row[codec], rows[kind], strict=True)
+        num_bytes = sum(size * count for size, count in pairs)
+        return num_bytes / link.bytes_per_second + seconds.get(codec, 0) * work[kind]
+
+    of_dense = {
+        codec: num_bytes / link.bytes_per_second + 2 * seconds.get(codec, 0)
+        for codec, num_bytes in (("none", 4096), ("bf16", 2048))
+    }
+    return {
+        (there, back, dense): 4 * link.delay_seconds
+        + of_rows("vectors", there)
+        + of_rows("gradients", back)
+        + of_dense[dense]
+        for there, back, dense in product(bytes_of_row, bytes_of_row, of_dense)
+    }
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_choice_is_within_a_twentieth_of_the_best_codec(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(seed)
+    link = LinkSpeed(float(rng.choice([0, 1e-3])), 10 ** rng.uniform(4, 11))
+    transfer = 30_000 * 64 / link.bytes_per_second
+    # Work of codecs from far below the time of the link to far above it; or such that they save or cost up to
+    # a fifth of it, about where they begin to pay.
+    saved = {"bf16": 1 / 2, "int8": 1 - 18 / 64}
+    if seed % 2:
+        seconds = {name: transfer * (share + rng.uniform(-0.2, 0.2)) / 31 for name, share in saved.items()}
+    else:
+        seconds = {name: transfer * 10 ** rng.uniform(-4, 0.5) / 31 for name in saved}
+    chosen, prediction = chosen_on(monkeypatch, link, seconds, ExchangeOptions(exchange="auto"))
+    fixed = seconds_of_fixed(link, seconds)
+    assert prediction.seconds_per_step <= 1.05 * min(fixed.values())
+    # What is predicted is the model's time of what was chosen.
+    taken = fixed[chosen.vectors, chosen.gradients, chosen.dense]
+    assert prediction.seconds_per_step == pytest.approx(taken)
