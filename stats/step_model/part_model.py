@@ -63,7 +63,7 @@ class PartModel:
     def predict(self, work: StepWork) -> PartTimes:
         """Predict one step; its parts are as if nothing ran beside them."""
         parts = _seconds(features_of(work, self.constants), work, self.weights)
-        return PartTimes(_whole(parts, self.contention, is_ahead=work.is_ahead), parts)
+        return PartTimes(_whole(parts, self.contention, work), parts)
 
 
 def fit_parts(cells: Sequence[MeasuredStep], constants: WorkConstants) -> PartModel:
@@ -90,25 +90,20 @@ def fit_parts(cells: Sequence[MeasuredStep], constants: WorkConstants) -> PartMo
     return best[1]
 
 
-def loss_of(parts: Mapping[str, float], seconds: float, contention: float, *, is_ahead: bool) -> float:
-    """Return the seconds that the loop of a step loses to the threads beside it.
-
-    Args:
-        parts: seconds of the work beside the loop, and of the loop's parts, its waits left out.
-        seconds: of the step.
-        contention: share of the work beside the loop that the loop loses.
-        is_ahead: whether transfers run beside the loop.
-    """
-    beside = parts.get("beside load", 0.0) + is_ahead * parts.get("beside transfers", 0.0)
+def _loss_of(cell: MeasuredStep, contention: float) -> float:
+    """Return the seconds that the loop of a step lost to the threads beside it."""
+    parts, work = cell.parts, cell.work
+    load, transfers = (parts.get(part, 0.0) for part in _BESIDE)
     loop = sum(parts.get(part, 0.0) for part in SUMMED_PARTS)
     # While the loop waits for the others it loses nothing to them.
-    return contention * beside * min(loop / seconds, 1.0)
+    beside = work.is_read_ahead * load + work.is_ahead * transfers
+    return contention * beside * min(loop / cell.seconds, 1.0)
 
 
 def _without_loss(cell: MeasuredStep, contention: float) -> MeasuredStep:
     """Return the cell as if nothing had run beside its loop: all parts lost alike."""
     loop = sum(cell.parts.get(part, 0.0) for part in SUMMED_PARTS)
-    loss = loss_of(cell.parts, cell.seconds, contention, is_ahead=cell.work.is_ahead)
+    loss = _loss_of(cell, contention)
     share = max(1 - loss / max(loop, _LEAST_SECONDS), _LEAST_OWN)
     return replace(cell, parts={part: share * seconds for part, seconds in cell.parts.items()})
 
@@ -158,7 +153,7 @@ def _mean_error(
 ) -> float:
     """Return the mean error of the whole steps, in logarithms, so that half and twice are equally wrong."""
     ratios = [
-        _whole(_seconds(found, cell.work, weights), contention, is_ahead=cell.work.is_ahead) / cell.seconds
+        _whole(_seconds(found, cell.work, weights), contention, cell.work) / cell.seconds
         for found, cell in zip(features, cells, strict=True)
     ]
     return float(np.mean(np.abs(np.log(ratios))))
@@ -180,9 +175,16 @@ def _seconds(
     return found
 
 
-def _whole(parts: Mapping[str, float], contention: float, *, is_ahead: bool) -> float:
+def _whole(parts: Mapping[str, float], contention: float, work: StepWork) -> float:
     """Return the seconds of a step with these parts."""
     loop = sum(parts[part] for part in SUMMED_PARTS)
     # A loop that waits for its transfers loses nothing to them.
     load, transfers = parts["beside load"], parts["beside transfers"]
-    return step_seconds(loop, load, transfers, contention=contention, is_ahead=is_ahead)
+    return step_seconds(
+        loop,
+        load,
+        transfers,
+        contention=contention,
+        is_ahead=work.is_ahead,
+        is_read_ahead=work.is_read_ahead,
+    )

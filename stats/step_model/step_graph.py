@@ -38,7 +38,13 @@ def longest_path(seconds: Mapping[str, float], before: Mapping[str, Sequence[str
 
 
 def step_seconds(
-    loop: float, load: float, transfers: float, *, contention: float = 0.0, is_ahead: bool = True
+    loop: float,
+    load: float,
+    transfers: float,
+    *,
+    contention: float = 0.0,
+    is_ahead: bool = True,
+    is_read_ahead: bool = True,
 ) -> float:
     """Return the seconds of a step in the middle of a run.
 
@@ -49,8 +55,13 @@ def step_seconds(
         contention: share of the other threads' work that the loop loses to them, in [0, 1]: they share
             cores and the interpreter.
         is_ahead: whether transfers may run during the step before.
+        is_read_ahead: whether a step may be read during the one before.
     """
-    loop = loop + contention * (load + (transfers if is_ahead else 0.0))
+    loop = loop + contention * (load * is_read_ahead + transfers * is_ahead)
     # Ahead, the three work on different steps and wait for nothing within one.
     seconds = {"loop": loop, "load": load, "transfers": transfers}
-    return longest_path(seconds, {} if is_ahead else {"loop": ("transfers",)})
+    waits = [part for part, ahead in (("transfers", is_ahead), ("load", is_read_ahead)) if not ahead]
+    before = {"loop": waits}
+    if not is_read_ahead:
+        before["transfers"] = ["load"]
+    return longest_path(seconds, before)

@@ -51,6 +51,8 @@ class StepWork:
     """Rows that are loaded and written back beside the loop."""
     is_ahead: bool = True
     """Whether rows may be moved during the step before; if not, a step waits for its own moves."""
+    is_read_ahead: bool = True
+    """Whether the batch may be read during the step before, which needs an order that is known."""
     initialized_rows: float = 0.0
     """Rows that get their initial values in a slot."""
     in_place_vectors: float = 0.0

@@ -343,6 +343,8 @@ class _Planner:
             num_reads=2 if prediction.placement == "cache" else 1,
             moved_rows=moved if is_staged else 0.0,
             is_ahead=prediction.prefetch != 0,
+            # Its order follows from losses on the way.
+            is_read_ahead=prediction.placement != "fae",
             initialized_rows=prediction.initialized_bytes / workload.row_bytes,
             in_place_vectors=in_place,
             unset_bytes=lookups * workload.vector_bytes if is_unset else 0.0,

@@ -225,6 +225,9 @@ def test_a_step_is_the_sum_of_its_parts_with_what_runs_beside_it() -> None:
     # A step whose rows cannot be moved ahead waits for them, and loses nothing else to them.
     waiting = MODEL.predict(replace(STAGED, is_ahead=False))
     assert waiting.seconds == pytest.approx(max(loop + 0.5 * load + transfers, load))
+    # One whose batch cannot be read ahead waits for that.
+    unknown = MODEL.predict(replace(STAGED, is_read_ahead=False))
+    assert unknown.seconds == pytest.approx(max(loop + 0.5 * transfers, transfers) + load)
     # So much to transfer that the loop waits for it.
     late = MODEL.predict(replace(STAGED, moved_rows=1e8))
     assert late.seconds == pytest.approx(

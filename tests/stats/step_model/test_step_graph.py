@@ -32,6 +32,15 @@ def test_transfers_that_may_not_run_ahead_are_part_of_the_step() -> None:
     assert step_seconds(3, 1, 2, is_ahead=False) == 5
 
 
+def test_a_batch_that_may_not_be_read_ahead_is_part_of_the_step() -> None:
+    assert step_seconds(3, 1, 2, is_read_ahead=False) == 4
+    # Its rows are moved once it is read, and the loop waits for them where it has to.
+    assert step_seconds(3, 4, 5, is_read_ahead=False) == 9
+    assert step_seconds(3, 1, 2, is_ahead=False, is_read_ahead=False) == 6
+    # Nothing is lost to a thread that works while the loop waits.
+    assert step_seconds(3, 1, 2, contention=0.5, is_read_ahead=False) == 5
+
+
 def test_the_loop_loses_a_share_of_the_work_beside_it() -> None:
     assert step_seconds(3, 1, 1, contention=0.5) == 4
 

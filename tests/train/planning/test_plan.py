@@ -223,3 +223,40 @@ def test_the_bytes_of_rows_follow_from_their_codec() -> None:
     assert codec_bytes(100, 16, "none") == pytest.approx(100 * 64, rel=0.01)
     assert codec_bytes(0, 16, "int8") == 0
     assert codec_bytes(10, 64, "int8") < codec_bytes(10, 64, "bf16") < codec_bytes(10, 64, "none")
+
+
+def test_a_link_that_is_tried_out_here_leaves_the_ranks_to_share_their_threads(folder: Path) -> None:
+    # As quick as the loopback device, so that nothing else differs.
+    rate = CONSTANTS.message_bytes_per_second
+    shared, tried, apart = (
+        planned(
+            folder, PlanConfig(advice=SMALL, ranks=(2,), link_bytes_per_second=link, is_emulated=emulated)
+        )
+        for link, emulated in ((None, False), (rate, True), (rate, False))
+    )
+    parts = [
+        {(one["placement"], one["homes"]): one["parts"]["update"] for one in found["options"]}
+        for found in (shared, tried, apart)
+    ]
+    assert parts[0] == parts[1] and all(parts[2][key] <= parts[0][key] for key in parts[0])
+
+
+def test_steps_whose_order_is_not_known_wait_for_their_batches(folder: Path) -> None:
+    for one in planned(folder)["options"]:
+        if one["placement"] in ("fae", "hybrid"):
+            parts = one["parts"]
+            loop = sum(seconds for part, seconds in parts.items() if not part.startswith("beside"))
+            # What is read ahead costs the loop half of it here, and the whole where it waits.
+            share = 1.0 if one["placement"] == "fae" else 0.5
+            assert one["step_seconds"] == pytest.approx(loop + share * parts["beside load"])
+
+
+def test_each_rank_keeps_hot_rows_in_memory_of_its_own(folder: Path) -> None:
+    found = planned(folder, PlanConfig(advice=SMALL, ranks=(1, 2)))
+    hot = {
+        (one["ranks"], one["fast_bytes"]): one["hot_bytes"]
+        for one in (*found["options"], *found["too_large"])
+        if one["placement"] == "hybrid-dedup"
+    }
+    for size in SMALL.fast_bytes:
+        assert hot[2, size] > 2 * hot[1, size] > 0

@@ -206,6 +206,28 @@ def test_a_killed_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.usefixtures("small_machine")
+def test_cells_run_again_while_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "machine.json"
+    run: list[Cell] = []
+
+    def run_quicker(cell: Cell, threads: int, scratch: Path, group: RankGroup | None) -> CellRecord:
+        run.append(cell)
+        return replace(made_up_record(cell), threads=threads, step_seconds=1 / len(run))
+
+    monkeypatch.setattr(module, "run_cell", run_quicker)
+    monkeypatch.setattr(module, "_CONSTANTS_SHARE", 0.0)
+    monkeypatch.setattr(module, "_MOST_REPETITIONS", 3)
+    said: list[str] = []
+    result = characterise(CharacteriseConfig(minutes=60, threads=1), out, said.append)
+    cells = [TINY, replace(TINY, batch_size=32)]
+    assert run == 3 * cells and len(cells_path(out).read_text().splitlines()) == 1 + 6
+    # Each counts once, with the middle one of its times.
+    assert [record.cell for record in result.cells] == cells and result.machine.num_cells == 2
+    assert [record.step_seconds for record in result.cells] == [1 / 3, 1 / 4]
+    assert "cell 1 of 2" in said
+
+
+@pytest.mark.usefixtures("small_machine")
 def test_the_command_prints_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "machine.json"
     page = tmp_path / "page.html"

@@ -15,7 +15,10 @@ from hotset.tests.support.planning.made_up_machine import CONSTANTS, made_up_mac
 from hotset.tests.support.processes.thread_processes import ThreadGroup
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.shards import Shards
+from hotset.train.ranks.ranks import Ranks
+from hotset.train.ranks.throttled_ranks import ThrottledRanks
 from hotset.workflows.bench.planning import bench_advise as module
+from hotset.workflows.bench.planning import planned_runs
 from hotset.workflows.bench.planning.bench_advise import BenchAdviseConfig, bench_advise, choices, show_advise
 from hotset.workflows.bench.planning.planned_runs import torchrec_seconds
 
@@ -60,6 +63,14 @@ def test_what_is_planned_is_trained_on_one_rank_and_on_two(
         return groups[-1]
 
     monkeypatch.setattr(module, "RankGroup", group_of)
+    speeds: list[float] = []
+
+    class Throttled(ThrottledRanks):
+        def __init__(self, ranks: Ranks, bytes_per_second: float) -> None:
+            speeds.append(bytes_per_second)
+            super().__init__(ranks, bytes_per_second)
+
+    monkeypatch.setattr(planned_runs, "ThrottledRanks", Throttled)
     made_up_machine().write(tmp_path / "machine.json")
     sizes = (ByteSize(KIB), ByteSize(3 * MIB), ByteSize(12 * MIB))
     config = BenchAdviseConfig(
@@ -91,6 +102,8 @@ def test_what_is_planned_is_trained_on_one_rank_and_on_two(
     assert KIB in result["too_small"] and "1 KiB: no plan fits." in text
     assert "hotset takes" in text and "12 MiB, 2 ranks over 1gbit: the fastest of" in text
     assert {(one["ranks"], one["link"]) for one in result["groups"]} == links
+    # Both ranks of each run over the slow link, and no others, are kept slow.
+    assert speeds == [1e9 / 8] * 2 * sum(one["link"] == "1gbit" for one in result["runs"])
 
 
 def test_the_formula_of_torchrec_has_a_word_for_the_kernels_that_it_knows(tmp_path: Path) -> None:
