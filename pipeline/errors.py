@@ -4,6 +4,7 @@
     ├── ConfigError        an option or config field that makes no sense
     │   └── MemoryCapError a memory cap that a stage cannot keep
     ├── InputError         a raw log that cannot be read: which file, line, column
+    │   └── FormatError    a raw log in another format than its schema names
     ├── ManifestError      a stage folder that is missing, unfinished, stale or damaged
     ├── ShardError         shards a trainer cannot use
     ├── EngineError        worker processes that cannot be started or do not stay alive
@@ -42,6 +43,10 @@ class MemoryCapError(ConfigError):
 
 class InputError(HotsetError):
     """A raw log that cannot be read."""
+
+
+class FormatError(InputError):
+    """A raw log in another format than its schema names."""
 
 
 class ManifestError(HotsetError):

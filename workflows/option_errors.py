@@ -63,7 +63,8 @@ def _explain(kind: str, event: Any, command: str, options: Sequence[Option]) -> 
     if kind == "MissingArgs" and any(token.startswith("-") for token in event.unrecognized_tokens):
         return _unknown(event.unrecognized_tokens, command, options)
     if kind == "MissingArgs":
-        missing = " and ".join(_name_of(entry.arg) for entry in event.missing_arguments)
+        names = [_name_of(entry.arg) for entry in event.missing_arguments]
+        missing = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
         verb = "is" if len(event.missing_arguments) == 1 else "are"
         return UsageError(f"{missing} {verb} missing", f"{synopsis(command, options)} ({_help(command)})")
     if kind == "InvalidChoice":

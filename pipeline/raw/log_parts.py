@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..errors import FormatError
 from ..folders.manifest import FileEntry
 from ..schema.schema import SCHEMAS, Schema
 from .criteo_blocks import count_reasons, describe_fault, parse_block
@@ -74,7 +74,7 @@ def _refuse_other_format(file: RawFile) -> None:
         return
 
 
-def _needs_schema(file: RawFile, found: str) -> InputError:
+def _needs_schema(file: RawFile, found: str) -> FormatError:
     path = shlex.quote(str(file.path))
     hint = f"`hotset schema {path} > schema.toml` proposes a schema: look at it, then give it to --schema"
     known = known_schema(file) if found == "CSV" else None
@@ -82,7 +82,7 @@ def _needs_schema(file: RawFile, found: str) -> InputError:
         hint = (
             f"it has the columns of {known[0]}: give --schema {known[0]}{'' if known[1] else ' --no-label'}"
         )
-    return InputError(
+    return FormatError(
         f"{file.path} looks like {found}, want the tab-separated lines of Criteo's format", hint=hint
     )
 
@@ -156,7 +156,9 @@ class _CsvParts(_CriteoParts):
         super().__init__(file, number, schema, block_bytes=block_bytes, has_label=has_label, strict=strict)
         with open(file.path, "rb") as opened:
             if opened.read(4) == b"PAR1":
-                raise InputError(f"{file.path} is a Parquet file", hint='its schema needs format = "parquet"')
+                raise FormatError(
+                    f"{file.path} is a Parquet file", hint='its schema needs format = "parquet"'
+                )
         self.num_header_lines = 0 if schema.fields else 1
         self._positions = self._find_fields()
         self.min_line_bytes = max(1, self._positions.shape[0])

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from ..errors import InputError, refuse_system_fault
+from ..errors import FormatError, InputError, refuse_system_fault
 from ..folders.checksum import hash_file
 from ..folders.file_facts import ColumnsFacts
 from ..folders.manifest import FileEntry
@@ -53,7 +53,7 @@ class ParquetParts:
             return pq.ParquetFile(self._file.path, memory_map=True, page_checksum_verification=True)
         except DAMAGE as error:
             refuse_system_fault(self._file.path, error)
-            raise InputError(
+            raise FormatError(
                 f"{self._file.path} is not a Parquet file: {str(error).splitlines()[0]}",
                 hint='a log of text has the format "csv" in its schema',
             ) from error

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.encoding.raw_samples import EncodedSamples, SampleEncoder, encode_parts
-from ...pipeline.errors import HotsetError
+from ...pipeline.errors import FormatError, HotsetError
 from ...pipeline.formats.score_files import score_writer
 from ...pipeline.raw.log_parts import open_parts
 from ...pipeline.raw.part import RawParts
@@ -128,14 +128,20 @@ class RunPredictor:
         """
         # Where a line begins with the label, or its fields have no names, the label counts as a field.
         needs_label = self.schema.format == "criteo" or bool(self.schema.fields)
-        return open_parts(
-            RawFile.inspect(log),
-            0,
-            self.schema,
-            block_bytes=_BLOCK_BYTES,
-            has_label=has_label and needs_label,
-            strict=True,
-        )
+        try:
+            return open_parts(
+                RawFile.inspect(log),
+                0,
+                self.schema,
+                block_bytes=_BLOCK_BYTES,
+                has_label=has_label and needs_label,
+                strict=True,
+            )
+        except FormatError as error:
+            # The schema is the run's, so no other can be given.
+            raise FormatError(
+                str(error), hint="give a log in the format of those that the run was trained on"
+            ) from error
 
     def parts_of_table(self, table: Any) -> RawParts:
         """Take the rows of an Arrow table as samples.

@@ -28,6 +28,14 @@ def test_a_line_that_does_not_fit_is_fixed(shell: Shell) -> None:
     shell.works(*PREDICT, "--overwrite")
 
 
+@follows("train/scoring/predict_log.py::RunPredictor.parts_of_file")
+def test_a_log_of_another_format_is_refused_without_a_schema_to_give(shell: Shell) -> None:
+    Path("log.csv").write_text("click,site\n" + "1,a\n0,b\n" * 9)
+    hint = shell.refused("predict", "run", "log.csv", "--out", "scores.parquet")
+    assert hint == "give a log in the format of those that the run was trained on"
+    shell.works(*PREDICT)
+
+
 @follows("train/scoring/run_vocabulary.py::RunVocabulary.open")
 def test_the_vocabulary_is_given_to_a_run_on_shards_alone(shell: Shell) -> None:
     shutil.copytree("data/shards", "alone/shards")

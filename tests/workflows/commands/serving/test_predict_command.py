@@ -92,3 +92,9 @@ def test_what_cannot_be_read_or_written_is_one_line_and_leaves_nothing(
             assert main([*words, "--out", str(target)]) == 1
             assert wanted in capsys.readouterr().err.splitlines()[0]
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_arguments_that_are_missing_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["predict"])
+    assert capsys.readouterr().err.startswith("error: RUN, LOG and --out are missing\n")
