@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 
 from .fit_machine import Characterised
-from .show_machine import sentences
+from .show_machine import facts_of, sentences
 from .sweep_findings import elasticities, longest_parts, observations
 from .torchrec_comparison import compare_with_torchrec
 
@@ -34,7 +34,7 @@ def findings_page(result: Characterised) -> str:
         for name, error in compare_with_torchrec(machine, cells).items()
     ]
     constants = [
-        (each.name, _facts(each.facts), f"{each.median:.3g}", f"{each.low:.3g} to {each.high:.3g}", each.unit)
+        (each.name, facts_of(each), f"{each.median:.3g}", f"{each.low:.3g} to {each.high:.3g}", each.unit)
         for each in machine.constants
     ]
     return (
@@ -52,10 +52,6 @@ def findings_page(result: Characterised) -> str:
 
 def _points(points: Sequence[tuple[float, float]]) -> str:
     return ", ".join(f"{value:g}: {speed:,.0f}" for value, speed in points)
-
-
-def _facts(facts: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:,.0f}" for name, value in facts.items())
 
 
 def _share(share: float | None) -> str:

@@ -7,10 +7,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ...pipeline.sizes import format_byte_size
 from ...train.planning.machine_file import Constant
 from ..console import plain_table, print_line, print_table
 from .fit_machine import Characterised
 from .run_cell import MOST_MISSING
+
+_BEFORE_SIZES = {"bytes": ", ", "row_bytes": ", ", "working_bytes": " in ", "bytes_of_float32": " for "}
+"""Facts that are sizes, and what stands between each and the one before it."""
 
 
 def summary(result: Characterised) -> dict[str, Any]:
@@ -39,7 +43,7 @@ def summary(result: Characterised) -> dict[str, Any]:
 def show_machine(result: Characterised, console: Console) -> None:
     """Print the constants, and what predictions are worth."""
     machine = result.machine
-    print_table(console, _constants(machine.constants))
+    print_table(console, _constants(machine.constants), num_keys=2)
     for line in sentences(result):
         print_line(console, line)
 
@@ -85,10 +89,25 @@ def _constants(constants: tuple[Constant, ...]) -> Table:
         "Constants", ("constant", "of", "median", "quartiles", "times"), texts=("constant", "of")
     )
     for each in constants:
-        sizes = ", ".join(f"{name} {size:,.0f}" for name, size in each.facts.items())
-        quartiles = f"{_scaled(each.low, each.unit)} to {_scaled(each.high, each.unit)}"
-        table.add_row(each.name, sizes, _scaled(each.median, each.unit), quartiles, str(each.repetitions))
+        median, low, high = (_scaled(value, each.unit) for value in (each.median, each.low, each.high))
+        # The unit stands once where both ends have it: a terminal of 80 columns has no room for it twice.
+        if low.split()[-1] == high.split()[-1]:
+            low = low.split()[0]
+        table.add_row(each.name, facts_of(each), median, f"{low} to {high}", str(each.repetitions))
     return table
+
+
+def facts_of(constant: Constant) -> str:
+    """Return what a constant was measured on, in words: ``dim 16, 64 B in 1 GiB, 16 per row``."""
+    text = ""
+    for name, value in constant.facts.items():
+        if name in _BEFORE_SIZES:
+            text += f"{_BEFORE_SIZES[name]}{format_byte_size(value)}"
+        elif name == "lookups_per_row":
+            text += f", {value:,.0f} per row"
+        else:
+            text += f", {name.replace('_', ' ')} {value:,.0f}"
+    return text.removeprefix(", ")
 
 
 def _scaled(value: float, unit: str) -> str:
