@@ -7,8 +7,8 @@ steps: to fill a mapped table, or to plan the run, comes before and is given apa
 
 Every share of cold lookups has as many of them in an epoch. With as many batches instead, a small share would
 touch fewer pages than the memory holds, and the page cache would serve a mapped table of which most is never
-read. No run can be faster than the one in memory, so the ratio of that one to a mapped table is the most that
-`lookahead` can reach.
+read. The run in memory makes the steps of `lookahead` and waits for no disk, so its ratio to a mapped table
+is the most that `lookahead` can reach.
 """
 
 from __future__ import annotations
