@@ -49,6 +49,7 @@ def test_many_crafted_folders_are_refused_by_name_or_harmless(seed: int) -> None
     assert result["wrong"] == [] and result["inputs"] == 400
 
 
+@pytest.mark.slow
 def test_a_reader_that_does_not_look_at_checksums_is_found(
     crafter: Crafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -209,6 +209,7 @@ def evaluating(losses: list[float | None]) -> Callable[..., None]:
     return after_step
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("placement", [*STATELESS, *STAGING], ids=str)
 def test_evaluation_on_the_way_sees_the_newest_rows_and_changes_none(
     placement: dict[str, Any],

@@ -136,17 +136,19 @@ def test_shards_of_the_last_day_hold_its_samples_and_those_of_evaluation(
     assert any("samples, plan has" in fault for fault in verify(tmp_path / "whole", rebuild=False))
 
 
-def test_several_days_at_once_an_empty_one_and_a_single_one_before(tmp_path: Path, days: list[Path]) -> None:
+@pytest.mark.parametrize("setting", ["a window", pytest.param("a fraction", marks=pytest.mark.slow)])
+def test_several_days_at_once_an_empty_one_and_a_single_one_before(
+    setting: str, tmp_path: Path, days: list[Path]
+) -> None:
     empty = tmp_path / "empty"
     empty.write_bytes(b"")
     logs = [days[0], empty, *days[1:]]
-    for config in (CONFIG, WINDOW):
-        name = f"window{config.count.count_last}"
-        first = replace(config, count=replace(config.count, eval_files=0, eval_fraction=0.3))
-        preprocess(logs[:1], first, tmp_path / name, extend=True)
-        preprocess(logs, first, tmp_path / name, extend=True)
-        preprocess(logs, first, tmp_path / f"{name} at once")
-        assert tree_of(tmp_path / name) == tree_of(tmp_path / f"{name} at once")
+    config = SETTINGS[setting]
+    first = replace(config, count=replace(config.count, eval_files=0, eval_fraction=0.3))
+    preprocess(logs[:1], first, tmp_path / "dir", extend=True)
+    preprocess(logs, first, tmp_path / "dir", extend=True)
+    preprocess(logs, first, tmp_path / "at once")
+    assert tree_of(tmp_path / "dir") == tree_of(tmp_path / "at once")
 
 
 def test_the_extended_folder_agrees_with_the_naive_run(
@@ -290,11 +292,14 @@ def test_killed_while_counting_a_run_without_extend_goes_on_too(
     assert tree_of(out) == tree_of(made[3])
 
 
-def test_a_run_stopped_anywhere_is_extended(tmp_path: Path, days: list[Path], made: dict[int, Path]) -> None:
-    for stage in list(FOLDERS)[1:]:
-        out = copy_of(made[2], tmp_path / stage, before=stage)
-        preprocess(days[:3], CONFIG, out, extend=True)
-        assert tree_of(out) == tree_of(made[3])
+@pytest.mark.diagonal(2)
+@pytest.mark.parametrize("stage", list(FOLDERS)[1:])
+def test_a_run_stopped_anywhere_is_extended(
+    stage: str, tmp_path: Path, days: list[Path], made: dict[int, Path]
+) -> None:
+    out = copy_of(made[2], tmp_path / stage, before=stage)
+    preprocess(days[:3], CONFIG, out, extend=True)
+    assert tree_of(out) == tree_of(made[3])
 
 
 def test_the_commands_say_what_is_made_again(

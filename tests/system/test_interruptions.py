@@ -210,6 +210,7 @@ def restore(original: Path, log: Path) -> None:
     shutil.copy(original, log)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(
     ("change", "workers"), [("cut", 1), ("cut", 2), ("grown", 2), ("gone", 1), ("gone", 2), ("a folder", 1)]
 )
@@ -239,6 +240,7 @@ def test_a_log_that_changes_between_stages_is_named(
     check_goes_on(log, out, unbroken)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(("stage", "name"), [(stage, name) for stage in INPUTS for name in INPUTS[stage]])
 @pytest.mark.parametrize("is_folder", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_an_input_that_vanishes_between_stages_is_named(

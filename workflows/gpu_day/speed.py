@@ -28,7 +28,7 @@ from .records import Records
 
 BATCH_SIZES = (65_536, 16_384, 2_048)
 """The largest first: its figures are asked for first."""
-_SMALL_BATCH_SIZES = (256,)
+_SMALL_BATCH_SIZES = (64,)
 SAMPLES = 2_500_000
 SMALL_SAMPLES = 6_000
 SMALL_SCALE = 1000.0

@@ -63,6 +63,7 @@ def test_pieces_cover_each_column_once() -> None:
         assert set(column.present.ranks.astype(int)) <= set(ranks.tolist())
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("scale", [1, 17.5, 1000, 1e9])
 def test_every_scale_gives_valid_samples_that_click_at_the_rate(scale: float) -> None:
     num_samples = 60_000

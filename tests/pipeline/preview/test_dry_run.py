@@ -146,6 +146,7 @@ CHANGES: dict[str, Any] = {
 }
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("stage", CHANGES)
 def test_a_changed_option(tmp_path: Path, logs: list[Path], made: Path, stage: str) -> None:
     config, position = replace(CONFIG, **{stage: CHANGES[stage]}), STAGES.index(stage)

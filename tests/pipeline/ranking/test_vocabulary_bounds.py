@@ -80,6 +80,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(("key", "value"), EDITS, ids=[f"{key}={value!r}" for key, value in EDITS])
 def test_a_manifest_that_makes_no_sense_is_refused_by_its_key(
     key: str, value: Any, made: Path, tmp_path: Path

@@ -432,6 +432,7 @@ def test_ids_are_those_of_the_naive_count(
     assert verify(tmp_path, raw=[raw]) == []
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(
     "shape",
     [pytest.param(name, marks=pytest.mark.slow) if name == "300 features" else name for name in SHAPES],

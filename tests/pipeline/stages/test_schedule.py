@@ -77,6 +77,7 @@ def bytes_in(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("window", [None, 2])
 def test_every_epoch_reads_the_rows_its_batches_look_up(

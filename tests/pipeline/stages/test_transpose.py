@@ -71,6 +71,7 @@ def bytes_in(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("most_short", [1 << 16, 10])
 def test_every_batch_is_stored_by_row(

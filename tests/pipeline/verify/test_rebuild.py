@@ -227,6 +227,7 @@ def test_an_untouched_folder_has_no_fault(made: Path) -> None:
     assert verify(made / "dir", WORKERS, raw=raw, other_vocabulary=made / "shorter") == []
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edit_of_a_file_is_found(name: str, made: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(made / "dir", tmp_path / "dir"))

@@ -25,6 +25,7 @@ def test_it_is_never_more_than_lookups_nor_fewer_than_seen(
         assert distinct_at(2 * num_lookups, distinct, num_sampled) >= found
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("skew", [1.1, 1.3, 1.7, 2.5])
 @pytest.mark.parametrize("times", [1, 3, 30])
 def test_skewed_draws_are_told_within_a_factor_of_two(

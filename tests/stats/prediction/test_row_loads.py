@@ -73,6 +73,7 @@ def naive_loads(log: NDArray[np.int64], num_slots: int, *, by_next_use: bool) ->
     return num_loads
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("exponent", [0.6, 1.1])
 @pytest.mark.parametrize("num_slots", [200, 300, 600, 1_500, 3_000])
 def test_loads_are_those_of_a_cache_that_runs(

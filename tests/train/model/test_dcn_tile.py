@@ -184,6 +184,7 @@ def test_any_shape_has_the_gradients_of_the_graph(
     assert max(map(distance, found, wanted)) <= 1e-4
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("name", ["parallel", "rank 1", "rows that are filled up", "bottom MLP"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_bits_do_not_depend_on_the_number_of_threads(name: str, dtype: DenseDtype) -> None:

@@ -143,7 +143,9 @@ def autocast_gradients(
     return gradients, [_gradient(leaf) for leaf in leaves]
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "kaggle" else []) for name in SHAPES]
+)
 def test_bf16_gradients_are_as_near_to_float64_as_those_of_autocast(name: str) -> None:
     """Both round inputs, weights and gradients of each layer to 8 bits, and then some ReLUs flip: 7 %."""
     shape = SHAPES[name]
@@ -231,6 +233,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(name: str, num_samples: int
         assert_equal(bits(step, model, batch, embeddings), wanted)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(("num_shares", "num_samples"), [(2, 2500), (4, 1900), (3, 2500), (8, 600)])
 def test_gradients_of_shares_are_added_by_the_tree(num_shares: int, num_samples: int) -> None:
     """A batch of nominally 2,500 samples; the shorter ones leave shares short or empty."""

@@ -132,6 +132,7 @@ EDITS: dict[str, Edit] = {
 }
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edit_that_is_sealed_again_is_refused(name: str, data: Path) -> None:
     # In the first epoch of this log each row is loaded once, so all its uses are first ones.

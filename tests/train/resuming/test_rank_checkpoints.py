@@ -182,7 +182,7 @@ def test_a_run_that_begins_with_the_rows_of_another_may_have_a_schedule(
     assert wanted[0] == train_on(OneRank())
 
 
-@pytest.mark.parametrize("placement", ["cache", "all-fast"])
+@pytest.mark.parametrize("placement", ["cache", pytest.param("all-fast", marks=pytest.mark.slow)])
 def test_copies_are_saved_once_they_agree_and_resume_with_the_same_bits(
     placement: str, tmp_path: Path
 ) -> None:

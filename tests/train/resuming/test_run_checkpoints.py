@@ -344,6 +344,7 @@ def test_files_are_merged_and_old_checkpoints_removed(data: Path, tmp_path: Path
     assert len(records[0]["rows"]) < 17
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("damage", ["record", "dense", "rows", "missing", "other"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     data: Path,
@@ -612,6 +613,7 @@ class Net(torch.nn.Module):
         return logits.squeeze(1)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(
     ("fields", "source"),
     [

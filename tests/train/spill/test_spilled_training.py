@@ -133,7 +133,9 @@ def test_a_killed_run_leaves_no_rows_in_files_and_resumes_to_the_bits_of_one_in_
         assert torch.equal(resumed.table(table.name), all_fast.embeddings.table(number))
 
 
-@pytest.mark.parametrize(("optimizer", "limit"), [("sgd", 300), ("adam", 640)])
+@pytest.mark.parametrize(
+    ("optimizer", "limit"), [pytest.param("sgd", 300, marks=pytest.mark.slow), ("adam", 640)]
+)
 def test_optimizer_state_travels_with_the_rows(
     optimizer: str, limit: int, shards: Shards, tmp_path: Path
 ) -> None:
@@ -201,7 +203,7 @@ def wanted_logits(shards: Shards, tmp_path_factory: pytest.TempPathFactory) -> l
     return logits_on_the_way(spilled(shards, tmp_path_factory.mktemp("none"), placement="all-fast"))
 
 
-@pytest.mark.parametrize("memory", ["some", "little"])
+@pytest.mark.parametrize("memory", [pytest.param("some", marks=pytest.mark.slow), "little"])
 def test_evaluation_on_the_way_reads_the_newest_rows_and_changes_none(
     memory: str,
     shards: Shards,

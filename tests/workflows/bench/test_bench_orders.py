@@ -20,7 +20,7 @@ from hotset.workflows.bench.bench_orders import (
 
 
 def test_every_order_is_measured_under_every_budget(tmp_path: Path) -> None:
-    generate(GenerateConfig(samples=20_000, scale=10), tmp_path / "log.tsv", workers=1)
+    generate(GenerateConfig(samples=6_000, scale=10), tmp_path / "log.tsv", workers=1)
     result = bench_orders(BenchOrdersConfig(data=tmp_path / "log.tsv", embedding_dim=64, workers=1))
     assert [budget["bytes"] for budget in result["budgets"]] == sorted({*BUDGETS, *PUBLISHED})
     for budget in result["budgets"]:

@@ -35,6 +35,7 @@ from hotset.workflows.cli import main
 SMALL = replace(TINY, ranks=2, rows_of_table=2000, batch_size=256, num_tables=4, skew=0.8)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize(
     "cell",
     [

@@ -53,6 +53,7 @@ def write_split(folder: Path, name: ProtocolName) -> None:
         (folder / file).write_text("\n".join(lines) + "\n")
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("name", [*PROTOCOLS])
 def test_each_published_split_is_a_schema_with_its_parts(tmp_path: Path, name: ProtocolName) -> None:
     write_split(tmp_path, name)
