@@ -21,6 +21,8 @@ FINGERPRINT_BYTES = 16
 Found = TypeVar("Found")
 _SIGN_SECONDS = 0.1
 """Between two signs that a rank is still at work; far less than any wait for one that is gone."""
+_SUCCEEDED, _HAS_ERROR, _LEFT_TO_OTHERS = range(3)
+"""What a rank says of work that may be refused."""
 _UNDER_WAY, _FAILED = -1, -2
 """What rank 0 says of its work, instead of the number that comes of it."""
 
@@ -121,11 +123,15 @@ def agree(ranks: Ranks, work: Callable[[], Found]) -> Found:
         found.append(work())
     except HotsetError as raised:
         error = raised
-    # All ranks ask, so that none waits for one that has left.
-    failed = [bool(each) for each in ranks.gather(torch.tensor([error is not None]))]
-    if not any(failed):
+    # All ranks ask, so that none waits for one that has left. An error that another rank tells comes last: a
+    # rank inside work of ranks together may have one of its own.
+    outcome = _HAS_ERROR if error is not None else _SUCCEEDED
+    if isinstance(error, SaidElsewhereError):
+        outcome = _LEFT_TO_OTHERS
+    outcomes = [int(each) for each in ranks.gather(torch.tensor([outcome]))]
+    if max(outcomes) == _SUCCEEDED:
         return found[0]
-    first = failed.index(True)
+    first = outcomes.index(_HAS_ERROR if _HAS_ERROR in outcomes else _LEFT_TO_OTHERS)
     if error is not None and first == ranks.rank:
         raise error
     raise SaidElsewhereError(f"rank {first} cannot start") from error

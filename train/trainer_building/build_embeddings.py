@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from ..execution.synced_copies import SyncedCopies, WidthCopies
 from ..meter import Meter
 from ..model.dlrm_shape import tables_by_width
 from ..placements.choose_placement import build_placements
-from ..ranks.ranks import FINGERPRINT_BYTES, Ranks, refuse_other_plans
+from ..ranks.ranks import FINGERPRINT_BYTES, Ranks, agree, refuse_other_plans
 from ..rows.initial_values import InitialValues
 from ..rows.mapped_rows import HostMemory
 from ..rows.row_optimizers import RowOptimizer
@@ -128,9 +129,19 @@ def build_ranked_embeddings(
     # Of each table the rows of this rank become a table of their own.
     for dim, chosen in widths.items():
         # Homes are a function of the shards and the options, so every rank finds the same ones.
-        found = plan_width_homes(
-            homes, shards, chosen, shares, config.seed, optimizer, tools.folder, schedule
+        plan_homes = partial(
+            plan_width_homes,
+            homes,
+            shards,
+            chosen,
+            shares,
+            config.seed,
+            optimizer,
+            tools.folder,
+            schedule,
         )
+        # A plan that is refused at one rank is refused at all, before any waits for it.
+        found = agree(ranks, plan_homes)
         planned[dim] = found
         plan.update(found.fingerprint)
         initial[dim] = InitialValues.of(config.seed, chosen, [shards.tables[n].num_rows for n in chosen])

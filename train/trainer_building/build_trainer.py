@@ -43,7 +43,7 @@ from ..placements.fae import FaeOrder
 from ..placements.schedule_file import Schedule
 from ..placements.shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
 from ..predict import Predictor
-from ..ranks.ranks import OneRank, Ranks
+from ..ranks.ranks import OneRank, Ranks, agree
 from ..recipe.learning_rates import LearningRates
 from ..recipe.stopping import Stopping
 from ..rows.mapped_rows import HostMemory
@@ -157,7 +157,7 @@ def build_trainer(
     embeddings: Embeddings
     if ranks.num_ranks > 1:
         run = _run_on(ranks, homes, config, chosen_exchange, start, has_own_order=order is not None)
-        schedule = ExchangeSchedule.find(shards, config, run)
+        schedule = agree(ranks, partial(ExchangeSchedule.find, shards, config, run))
         embeddings = build_ranked_embeddings(shards, config, tools, ranks, homes, coded, schedule)
     else:
         embeddings = build_embeddings(shards, config, tools)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from hotset.train.exchange.exchange_file import ExchangeSchedule, RunOnRanks
 from hotset.train.exchange.rank_reader import RankReader
 from hotset.train.exchange.width_exchange import ExchangeReader
 from hotset.train.options.rank_options import RankOptions
-from hotset.train.ranks.ranks import OneRank, RankError, Ranks
+from hotset.train.ranks.ranks import OneRank, RankError, Ranks, agree
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 from hotset.train.trainer import run_steps
 from hotset.train.trainer_building.build_trainer import build_trainer
@@ -174,8 +175,19 @@ def test_a_flipped_byte_is_refused_before_the_first_step(shards: Shards) -> None
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(HotsetError, match=f"exchange is damaged: the checksum of {path.name} is"):
-        on_ranks(shards, 4, {"placement": "all-fast"})
+    # The rank whose file it is says so; the others know that one does.
+    errors: dict[int, str] = {}
+
+    def work(ranks: Ranks) -> None:
+        build = partial(result, shards, FIELDS | {"placement": "all-fast"}, ranks, {})
+        try:
+            agree(ranks, build)
+        except HotsetError as error:
+            errors[ranks.rank] = str(error)
+
+    run_thread_ranks(4, work, 20)
+    assert f"exchange is damaged: the checksum of {path.name} is" in errors.pop(3)
+    assert errors == dict.fromkeys(range(3), "rank 3 cannot start")
 
 
 def test_a_rank_with_another_schedule_is_refused(
