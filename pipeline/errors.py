@@ -134,7 +134,9 @@ def system_fault(subject: object, error: BaseException) -> SystemFaultError | No
             hint="free memory, use fewer --workers, or raise the limit `ulimit -v`",
         )
     if isinstance(error, OSError) and number in _OF_DEVICES:
-        return SystemFaultError(f"{subject}: {error.strerror}")
+        # The file at fault says more than the folder that was worked on.
+        named = error.filename if isinstance(error.filename, str) else subject
+        return SystemFaultError(f"{named}: {error.strerror}")
     return None
 
 

@@ -57,3 +57,11 @@ def test_a_number_below_the_least_or_not_finite_is_refused(value: float) -> None
 @pytest.mark.parametrize("value", [None, 1, 1.0, 2**70])
 def test_a_number_at_or_above_the_least_and_an_unset_one_are_accepted(value: float | None) -> None:
     require_at_least("samples", value, 1)
+
+
+def test_a_device_error_names_the_file_at_fault() -> None:
+    fault = system_fault("folder", PermissionError(errno.EACCES, "Permission denied", "folder/file"))
+    assert str(fault) == "folder/file: Permission denied"
+    assert (
+        str(system_fault("folder", OSError(errno.EIO, "Input/output error"))) == "folder: Input/output error"
+    )
