@@ -83,6 +83,9 @@ def bench_batch_quality(
     Raises:
         ConfigError: the machine file has no model.
     """
+    # Refused now, and not after all runs.
+    if config.machine is not None:
+        MachineFile.read(config.machine).fitted_model(config.machine)
     with tempfile.TemporaryDirectory(prefix="hotset-batches-") as name:
         folder = Path(name)
         log = config.data or folder / "log.tsv"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.errors import ConfigError, HotsetError
 from hotset.tests.support.planning.made_up_machine import made_up_machine
 from hotset.train.run import train
 from hotset.workflows.bench.planning import bench_batch_quality as module
@@ -91,3 +91,11 @@ def test_the_price_is_what_the_fastest_size_lacks_to_the_best() -> None:
 def test_nonsense_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         BenchBatchQualityConfig(**change)
+
+
+def test_a_machine_file_is_read_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "generate", lambda *arguments: pytest.fail("the log was generated"))
+    with pytest.raises(HotsetError, match="missing cannot be read"):
+        bench_batch_quality(BenchBatchQualityConfig(machine=tmp_path / "missing"))
