@@ -134,6 +134,14 @@ def placements(result: Result) -> list[str]:
     ]
 
 
+def schedule(result: Result) -> list[str]:
+    return [
+        *(f"{100 * result[job]['share_of_checks']:.1f}%" for job in ("schedule", "train")),
+        f"{result['settings']['samples']:,}",
+        f"{result['settings']['batch_size']:,}",
+    ]
+
+
 def kills(result: Result) -> list[str]:
     assert result["identical"] == result["folders"] and result["faults"] == []
     return [f"{result['kills']} times", f"{result['folders']} folders"]
@@ -172,6 +180,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "quality-real-110k": quality,
     "quality-models-real-110k": models,
     "placements-2m": placements,
+    "schedule-400k": schedule,
     "kills": kills,
     "train-kills": kills,
     "orders-2m": orders,
