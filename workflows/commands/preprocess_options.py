@@ -33,7 +33,7 @@ StageName = Annotated[str | None, tyro.conf.arg(metavar="STAGE", help_behavior_h
 Folders = Annotated[str, tyro.conf.arg(metavar="FOLDER,...", help_behavior_hint="")]
 
 _DESCRIPTIONS = {
-    "schedule": "Plan which cold rows each batch loads and evicts, or what crosses between ranks.",
+    "schedule": "Plan which cold rows batches load, or what ranks send.",
     "transpose": "Group each batch's lookups by row, once for all epochs.",
 }
 """The first sentence of the help of stages that `PreprocessConfig` does not describe."""
