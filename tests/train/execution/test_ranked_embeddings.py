@@ -5,6 +5,7 @@ Tests `width_exchange`, `build_embeddings` and the ranks of `predict`, too.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hotset.stats.codecs.codec_names import codec_of
 from hotset.stats.exchange.homes_name import HomesName
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.config import TrainConfig
+from hotset.train.data.evaluation_part import Part
 from hotset.train.data.shards import Shards
 from hotset.train.exchange import row_messages
 from hotset.train.exchange.chosen_exchange import ChosenExchange
@@ -237,6 +239,30 @@ def test_evaluation_reads_rows_as_they_are(shards: Shards, monkeypatch: pytest.M
     assert run_thread_ranks(2, scored, 20) == [(exact.auc, 0)] * 2
     monkeypatch.setattr(ranked_embeddings, "EXACT", Coding([codec_of("int4")], [None]))
     assert run_thread_ranks(2, scored, 20) != [(exact.auc, 0)] * 2
+
+
+def test_ranks_predict_both_parts_with_the_bits_of_one_process(tmp_path: Path) -> None:
+    """Also where a stored batch has samples of both, and where the last round has no batch for a rank."""
+    spec = replace(SPEC, num_evaluation=90, num_validation=33, multi_hot=(2,))
+    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+
+    def logits(ranks: Ranks) -> dict[Part, list[tuple[int, bytes, bytes]]]:
+        torch.set_num_threads(1)
+        config = TrainConfig(threads=1, shares=4, placement="lookahead")
+        predictor = build_trainer(shards, config, ranks=ranks).predictor
+        return {
+            part: [
+                (batch.num_samples, batch.label_B.numpy().tobytes(), logit_B.tobytes())
+                for batch, logit_B in predictor.logits(part)
+            ]
+            for part in ("validation", "test")
+        }
+
+    wanted = logits(OneRank())
+    assert [num_samples for num_samples, _, _ in wanted["validation"]] == [20, 13]
+    assert [num_samples for num_samples, _, _ in wanted["test"]] == [20, 20, 17]
+    for num_ranks in (2, 4):
+        assert run_thread_ranks(num_ranks, logits, 20) == [wanted] * num_ranks
 
 
 def test_ranks_with_other_homes_are_refused(shards: Shards) -> None:
