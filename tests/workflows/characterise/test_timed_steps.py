@@ -16,8 +16,9 @@ from hotset.train.model import dense_tile
 from hotset.train.model.dense_step import TiledStep
 from hotset.train.model.mlp_tiles import Fp32Mlp
 from hotset.train.model.tile_gradients import TileGradients
+from hotset.train.work_threads import WorkThreads
 from hotset.workflows.characterise import timed_steps as module
-from hotset.workflows.characterise.run_cell import CellRecord, run_cell
+from hotset.workflows.characterise.run_cell import WARM_UP_STEPS, CellRecord, run_cell
 
 WORK = {"wait": 2.0, "look_up": 3.0, "update": 5.0, "mlp": 7.0, "interact": 11.0, "add": 13.0, "tile": 17.0}
 """Seconds of one call of each."""
@@ -129,3 +130,29 @@ def test_a_thread_waits_for_its_first_piece_and_for_the_last_of_others(clock: Cl
     # 31 seconds of two threads, of which 30 were worked; the last 4 are the loop's own.
     assert threads.take() == pytest.approx((2 * 31 - 30) / 2) and threads.take() == 0
     assert watch.take() == {"idle": 4.0, "in threads": 31.0}
+
+
+def test_the_work_that_tells_the_speed_is_in_the_seconds_of_no_step(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = measured(tmp_path)
+    calls: list[bool] = []
+
+    class SlowProbe:
+        """Takes 1,000 seconds, and ever more of them."""
+
+        def __init__(self, threads: WorkThreads) -> None:
+            self.seconds: list[float] = []
+
+        def take(self, *, now: bool = False) -> None:
+            calls.append(now)
+            clock.now += 1000.0
+            self.seconds.append(float(len(calls)))
+
+    monkeypatch.setattr(module, "SpeedProbe", SlowProbe)
+    found = measured(tmp_path)
+    assert (found.step_seconds, found.parts) == (without.step_seconds, without.parts)
+    # Once behind each step; the first of those that are measured is asked for, and the warm-up is left out.
+    assert calls == [True] * (WARM_UP_STEPS + 1) + [False] * (found.num_steps - 1)
+    of_steps = range(WARM_UP_STEPS + 1, len(calls) + 1)
+    assert found.probe_seconds == pytest.approx(sum(of_steps) / found.num_steps)
