@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ..hashing import mix64_pair
 from ..kernel import inlined_kernel, kernel
 from .home_moves import NO_HOME
 from .rank_steps import RankSteps, concerns
@@ -136,3 +137,83 @@ def first_wrong_home(
     counts_2 = np.zeros(2, np.int64) if early_and_moves is None else early_and_moves
     found = int(_follow_homes(steps, rank, homes, counts_2))
     return None if found < 0 else found
+
+
+@kernel
+def _add_digests(
+    steps: RankSteps,
+    batches_S: NDArray[np.int32],
+    seed: np.uint64,
+    first_step: int,
+    rank: int,
+    digests_LW: NDArray[np.uint64],
+) -> None:
+    num_ranks = digests_LW.shape[1]
+    for step in range(batches_S.shape[0]):
+        place = mix64_pair(mix64_pair(seed, np.uint64(first_step + step)), np.uint64(batches_S[step]))
+        for i in range(steps.starts_S1[step], steps.starts_S1[step + 1]):
+            mask = np.uint64(steps.masks_N[i])
+            before, after = steps.before_N[i], steps.after_N[i]
+            key = np.uint64(steps.keys_N[i])
+            stays = mix64_pair(place, key << np.uint64(1))
+            moves = mix64_pair(place, key << np.uint64(1) | np.uint64(1))
+            # The same cases as in `_count_messages`, with the rows themselves instead of their number.
+            if mask >> np.uint64(rank) & np.uint64(1):
+                if before != rank and before != NO_HOME:
+                    digests_LW[1, before] += moves if after == rank else stays
+                if after != rank:
+                    digests_LW[2, after] += stays
+            for other in range(num_ranks):
+                if other != rank and mask >> np.uint64(other) & np.uint64(1):
+                    if before == rank:
+                        digests_LW[0, other] += moves if after == other else stays
+                    if after == rank:
+                        digests_LW[3, other] += stays
+            # Every rank knows of every row that gets another home.
+            if before != after:
+                digests_LW[4, rank] += mix64_pair(stays, np.uint64(after))
+        for i in range(steps.passed_starts_S1[step], steps.passed_starts_S1[step + 1]):
+            key = np.uint64(steps.passed_keys_P[i])
+            stays = mix64_pair(place, key << np.uint64(1))
+            digests_LW[4, rank] += mix64_pair(stays, np.uint64(steps.passed_homes_P[i]))
+
+
+def add_digests(
+    steps: RankSteps,
+    batches: NDArray[np.int32],
+    seed: int,
+    first_step: int,
+    rank: int,
+    digests: NDArray[np.uint64],
+) -> None:
+    """Add digests of what a rank sends, receives and knows, by which two ranks can compare their steps.
+
+    Args:
+        steps: of the rank, checked.
+        batches: (num_steps,), the batch of each.
+        seed: of the width and the epoch.
+        first_step: number of the first of these steps.
+        rank: whose they are.
+        digests: (5, num_ranks), added to: of the vectors to and from each rank, the gradients to and from
+            each, and in the column of the rank of all rows that get another home.
+
+    Error:
+        Other rows have equal digests once in ``2**64`` times.
+    """
+    _add_digests(steps, batches, np.uint64(seed), first_step, rank, digests)
+
+
+def contradictions(digests: NDArray[np.uint64]) -> list[tuple[int, int]]:
+    """Return the pairs of ranks whose steps do not fit together.
+
+    Args:
+        digests: (num_ranks, 5, num_ranks), of every rank, as `add_digests` left them.
+    """
+    homes_W = np.diagonal(digests[:, 4])
+    found = []
+    for rank in range(digests.shape[0]):
+        for other in range(digests.shape[0]):
+            has_sent = digests[rank, [0, 2], other] == digests[other, [1, 3], rank]
+            if not has_sent.all() or homes_W[rank] != homes_W[other]:
+                found.append((rank, other))
+    return found

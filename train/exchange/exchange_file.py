@@ -2,8 +2,9 @@
 
 It is used where it fits the run exactly: the same shards, ranks, homes and order of batches. Then a rank
 reads the rows of each step that concern it, and of each batch its own samples alone. Another one is not an
-error: ranks plan for themselves, and log why. A damaged one is an error: a rank hashes its files before the
-first step, every number is checked when it is read, and each step is compared with the lookups of its batch.
+error: ranks plan for themselves, and log why. A damaged one is an error: before the first step a rank hashes
+its files and reads them once, and all compare what they send with what others receive; every number is
+checked when it is read, and each step is compared with the lookups of its batch.
 
 A file is held at a time, of at most a few dozen MB, and another one where staging is planned ahead.
 
@@ -16,9 +17,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, NoReturn
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ManifestError
@@ -33,10 +36,12 @@ from ...pipeline.stage_commands import hint_to_rewrite
 from ...stats.exchange.home_moves import NO_HOME
 from ...stats.exchange.homes_name import HomesName
 from ...stats.exchange.rank_masks import Masks
-from ...stats.exchange.rank_step_checks import first_wrong_home
+from ...stats.exchange.rank_step_checks import add_digests, contradictions, first_wrong_home
 from ...stats.exchange.rank_steps import first_steps
 from ..config import TrainConfig
 from ..data.shards import Shards
+from ..model.dlrm_shape import tables_by_width
+from ..ranks.ranks import Ranks, agree
 
 _log = logging.getLogger(__name__)
 _STAGE = "schedule-ranks"
@@ -97,6 +102,30 @@ class ExchangeSchedule:
         found._refuse_damage(config.epochs)
         _log.info("rank %d follows %s", run.rank, folder)
         return found
+
+    def refuse_contradictions(self, ranks: Ranks, shards: Shards, num_epochs: int) -> None:
+        """Compare what each rank sends with what the others receive, and the homes that they know.
+
+        Raises:
+            ManifestError: at every rank, where files do not fit together though each is whole.
+        """
+        digests = agree(ranks, partial(self._digests, shards, num_epochs))
+        found = ranks.gather(torch.from_numpy(digests.view(np.int64)))
+        wrong = contradictions(np.stack([each.numpy().view(np.uint64) for each in found]))
+        if wrong:
+            self.refuse(f"the steps of ranks {wrong[0][0]} and {wrong[0][1]} do not fit together")
+
+    def _digests(self, shards: Shards, num_epochs: int) -> NDArray[np.uint64]:
+        """Read all steps of this rank once; returns digests of what crosses in them."""
+        digests = np.zeros((5, self._run.num_ranks), np.uint64)
+        widths = tables_by_width([table.embedding_dim for table in shards.tables])
+        for dim, chosen in widths.items():
+            num_keys = sum(shards.tables[table].num_rows for table in chosen)
+            for epoch in range(num_epochs):
+                for part in self.parts(dim, epoch, num_keys):
+                    seed = dim << 32 | epoch
+                    add_digests(part.steps, part.batches, seed, part.first_step, self._run.rank, digests)
+        return digests
 
     @property
     def fingerprint(self) -> bytes:

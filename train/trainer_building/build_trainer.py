@@ -158,6 +158,10 @@ def build_trainer(
     if ranks.num_ranks > 1:
         run = _run_on(ranks, homes, config, chosen_exchange, start, has_own_order=order is not None)
         schedule = agree(ranks, partial(ExchangeSchedule.find, shards, config, run))
+        # Where some ranks have none, their plans are found to be others.
+        has_schedule = all(ranks.gather(torch.tensor([schedule is not None])))
+        if has_schedule and schedule is not None:
+            schedule.refuse_contradictions(ranks, shards, config.epochs)
         embeddings = build_ranked_embeddings(shards, config, tools, ranks, homes, coded, schedule)
     else:
         embeddings = build_embeddings(shards, config, tools)

@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 from hotset.stats.exchange.home_moves import NO_HOME
 from hotset.stats.exchange.messages import list_messages
 from hotset.stats.exchange.rank_masks import mask_type
-from hotset.stats.exchange.rank_step_checks import count_rank_messages, first_faulty_step, first_wrong_home
+from hotset.stats.exchange.rank_step_checks import (
+    add_digests,
+    contradictions,
+    count_rank_messages,
+    first_faulty_step,
+    first_wrong_home,
+)
 from hotset.stats.exchange.rank_steps import (
     NEVER_USED,
     PlannedUses,
@@ -123,6 +129,28 @@ def test_the_rows_of_a_rank_make_its_messages(epoch: Epoch) -> None:
         assert first_wrong_home(steps, rank, known_K, early_and_moves) is None
         assert known_K.tolist() == homes_K.tolist()
     assert early_and_moves.tolist() == [total.early, total.moves]
+
+
+@given(drawn_epoch(), st.data())
+@settings(max_examples=40, deadline=None)
+def test_ranks_that_do_not_fit_together_are_found(epoch: Epoch, data: st.DataObject) -> None:
+    every = [cut_rank(epoch.uses, epoch.order, rank) for rank in range(epoch.num_ranks)]
+
+    def found() -> list[tuple[int, int]]:
+        digests = np.zeros((epoch.num_ranks, 5, epoch.num_ranks), np.uint64)
+        for rank, steps in enumerate(every):
+            add_digests(steps, epoch.order.astype(np.int32), 7, 0, rank, digests[rank])
+        return contradictions(digests)
+
+    assert found() == []
+    # A row that crosses, and that one of its ranks takes for another.
+    rank = data.draw(st.integers(0, epoch.num_ranks - 1))
+    counts_SLW = count_rank_messages(every[rank], rank, epoch.num_ranks)
+    if counts_SLW.any():
+        step = int(counts_SLW.any(axis=(1, 2)).argmax())
+        part = slice(every[rank].starts_S1[step], every[rank].starts_S1[step + 1])
+        every[rank].keys_N[part] += 100
+        assert any(rank in pair for pair in found())
 
 
 @given(drawn_epoch(), st.integers(0, 5))
