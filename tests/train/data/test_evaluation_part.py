@@ -50,7 +50,7 @@ def stored_samples(shards: Shards) -> list[Any]:
     multi_hot=st.sampled_from([(), (0,), (0, 2)]),
     has_other_hot_rows=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_each_part_is_cut_as_a_log_of_its_samples_alone(
     num_evaluation: int, share: float, batch_size: int, multi_hot: tuple[int, ...], has_other_hot_rows: bool
 ) -> None:

@@ -110,7 +110,8 @@ def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
     return results_of
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     fields=st.sampled_from(PLACEMENTS),
     stops=st.lists(st.integers(1, NUM_STEPS), min_size=1, max_size=3).map(sorted),
@@ -131,6 +132,15 @@ def test_a_stopped_run_ends_with_the_bits_of_an_unbroken_one(
             run_until(data, out, stop, steps, kind, **fields)
         run_until(data, out, None, steps, **fields)
         assert results(out) == unbroken(**fields)
+
+
+def test_a_run_that_is_killed_twice_ends_with_the_bits_of_an_unbroken_one(
+    data: Path, unbroken: Callable[..., dict[str, bytes]], tmp_path: Path
+) -> None:
+    for stop in (4, 11):
+        run_until(data, tmp_path / "stopped", stop, 3, placement="lookahead")
+    run_until(data, tmp_path / "stopped", None, 3, placement="lookahead")
+    assert results(tmp_path / "stopped") == unbroken(placement="lookahead")
 
 
 def test_a_run_does_not_go_on_with_another_length_of_histories(data: Path, tmp_path: Path) -> None:
