@@ -69,3 +69,24 @@ def test_the_system_keeps_to_a_real_limit() -> None:
         arguments: list[Any] = [sys.executable, "-c", _TAKE, str(limit.folder), str(limit.version)]
         assert subprocess.run(arguments, check=False).returncode < 0
         assert isinstance(limit, MemoryLimit)
+
+
+_SEE = """
+import sys
+from pathlib import Path
+from hotset.pipeline.runtime.memory import available_bytes, default_memory_bytes
+from hotset.workflows.bench.limited.memory_limit import MemoryLimit
+MemoryLimit(Path(sys.argv[1]), int(sys.argv[2])).join()
+print(available_bytes(), default_memory_bytes())
+"""
+
+
+@pytest.mark.slow
+def test_a_process_sees_the_real_limit_that_it_is_in() -> None:
+    with memory_limit(320 * MIB) as limit:
+        if limit is None:
+            pytest.skip("this system lets no control group be made")
+        arguments = [sys.executable, "-c", _SEE, str(limit.folder), str(limit.version)]
+        ran = subprocess.run(arguments, check=True, capture_output=True, text=True)
+        available, default = map(int, ran.stdout.split())
+        assert 0 < available <= 320 * MIB and default == 80 * MIB
