@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ...stats.step_model.held_out import PredictionError
 from ...stats.step_model.torchrec_times import GIB_PER_MS, TorchrecConstants, table_wise
 from ...train.planning.machine_file import MachineFile
-from .cell_work import work_of
+from .cell_work import measured_step
 from .cells import Cell
 from .run_cell import CellRecord
 
@@ -30,7 +30,7 @@ def compare_with_torchrec(machine: MachineFile, cells: Sequence[CellRecord]) -> 
     per_byte = machine.model.curves.row_byte_seconds[-1]
     own = TorchrecConstants(table_bandwidth=machine.threads / max(per_byte, 1e-15) / 1000)
     predicted = {
-        "hotset": [model.predict(work_of(record.cell, record.threads)).seconds for record in held_out],
+        "hotset": [model.predict(measured_step(record).work).seconds for record in held_out],
         "TorchRec's formula, its constants": [_seconds(record.cell, _OWN) for record in held_out],
         "TorchRec's formula, measured constants": [_seconds(record.cell, own) for record in held_out],
     }

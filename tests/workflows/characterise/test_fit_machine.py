@@ -28,6 +28,7 @@ from hotset.workflows.characterise.fit_machine import (
 from hotset.workflows.characterise.grid import pairs, rounds_of, single_factors
 from hotset.workflows.characterise.run_cell import CellRecord
 from hotset.workflows.characterise.show_machine import sentences, summary
+from hotset.workflows.characterise.torchrec_comparison import compare_with_torchrec
 from hotset.workflows.cli import main
 
 CELLS = list({cell.key: cell for cell in [*single_factors(), *list(pairs())[:20]]}.values())
@@ -186,3 +187,15 @@ def test_cells_run_round_by_round_and_those_that_ran_less_often_first() -> None:
     ]  # fmt: skip
     # Cells that other settings have done are not among these, and count for nothing.
     assert list(rounds_of(cells, Counter({"another": 9, **dict.fromkeys(keys, 1)}), 1)) == []
+
+
+def test_the_comparison_with_others_tells_the_error_that_the_file_has() -> None:
+    records = [
+        *(made_up_record(cell) for cell in CELLS),
+        *(made_up_record(replace(cell, placement="lookahead", skew=0.8)) for cell in CELLS[:30]),
+    ]
+    machine = replace(made_up_machine(), model=fit_model(made_up_constants(), records))
+    assert machine.model is not None and machine.model.error is not None
+    found = compare_with_torchrec(machine, records)["hotset"]
+    assert found.median_error == machine.model.error.median_error
+    assert found.p90_error == machine.model.error.p90_error
