@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, NoReturn
 
@@ -29,12 +28,10 @@ from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.file_facts import RankFacts
 from ...pipeline.folders.manifest import FileEntry, Manifest
 from ...pipeline.folders.stage_totals import ExchangeTotals
-from ...pipeline.formats.stage_settings import RankScheduleSettings
 from ...pipeline.runtime.tasks import run_tasks
 from ...pipeline.scheduling.exchange_files import RankOf, StepsPart, read_homes, read_steps
 from ...pipeline.stage_commands import hint_to_rewrite
 from ...stats.exchange.home_moves import NO_HOME
-from ...stats.exchange.homes_name import HomesName
 from ...stats.exchange.rank_masks import Masks
 from ...stats.exchange.rank_step_checks import add_digests, contradictions, first_wrong_home
 from ...stats.exchange.rank_steps import first_steps
@@ -42,10 +39,9 @@ from ..config import TrainConfig
 from ..data.shards import Shards
 from ..model.dlrm_shape import tables_by_width
 from ..ranks.ranks import Ranks, agree
+from .exchange_fit import RunOnRanks, difference
 
 _log = logging.getLogger(__name__)
-_STAGE = "schedule-ranks"
-_VERSION = 1
 
 
 class RankRows(NamedTuple):
@@ -58,21 +54,6 @@ class RankRows(NamedTuple):
     after_R: NDArray[np.uint8]
     passed: tuple[NDArray[np.int32], NDArray[np.uint8]]
     """Rows that concern other ranks alone, whose home the step gives or changes, and that home."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunOnRanks:
-    """What of a run decides whether a schedule fits it, beside its shards and settings."""
-
-    rank: int
-    num_ranks: int
-    homes: HomesName
-    num_done: int = 0
-    """Steps that a resumed run has done."""
-    begins_with_others: bool = False
-    """Whether rows that no step of the run has used may have other than their initial values."""
-    own_plan: str | None = None
-    """Why the run has to plan for itself whatever is on disk; None: it has not."""
 
 
 class ExchangeSchedule:
@@ -94,7 +75,7 @@ class ExchangeSchedule:
         if not (folder / "manifest.json").exists():
             return None
         manifest = Manifest.read(folder)
-        differs = run.own_plan or _difference(manifest, shards, config, run)
+        differs = run.own_plan or difference(manifest, shards, config, run)
         if differs is not None:
             _log.info("%s does not fit this run (%s): ranks plan during training", folder, differs)
             return None
@@ -305,35 +286,3 @@ class PlannedSteps:
             steps.after_N[own],
             (steps.passed_keys_P[passed], steps.passed_homes_P[passed]),
         )
-
-
-def _difference(manifest: Manifest, shards: Shards, config: TrainConfig, run: RunOnRanks) -> str | None:
-    """The first thing that keeps a schedule from fitting a run, for the log; None where it fits."""
-    if (manifest.stage, manifest.version) != (_STAGE, _VERSION):
-        raise ManifestError(
-            f"{manifest.folder} holds {manifest.stage!r} of version {manifest.version}",
-            hint=hint_to_rewrite(manifest.folder),
-        )
-    if all(source.get("fingerprint") != shards.manifest.fingerprint for source in manifest.inputs):
-        return "it was written for other shards"
-    # Batches that are grouped by the hot rows come in an order that depends on these.
-    if shards.is_grouped and not shards.has_packed_budget:
-        return "it was written for other hot rows"
-    planned = RankScheduleSettings.of(manifest)
-    for name, found, wanted in (
-        ("ranks", planned.ranks, run.num_ranks),
-        ("homes", planned.homes, run.homes),
-        ("seed", planned.seed, config.seed),
-    ):
-        if found != wanted:
-            return f"it has {name} {found}, the run {wanted}"
-    # A longer schedule fits a shorter run: homes are planned epoch after epoch.
-    if planned.epochs < config.epochs:
-        return f"it has {planned.epochs} epochs, the run {config.epochs}"
-    if run.homes != "moving":
-        return None
-    # What it costs to move a row depends on its state.
-    optimizer = config.row_optimizer(shards.embedding_optimizer)
-    if shards.embedding_optimizer != optimizer:
-        return f"its rows move with the state of {shards.embedding_optimizer}, the run uses {optimizer}"
-    return "the run begins with the rows of another" if run.begins_with_others else None

@@ -23,7 +23,8 @@ from ..data.stored_batches import StoredBatches
 from ..device.verbs import Device
 from ..exchange.chosen_exchange import ChosenExchange
 from ..exchange.dense_sums import DenseSums
-from ..exchange.exchange_file import ExchangeSchedule, RunOnRanks
+from ..exchange.exchange_file import ExchangeSchedule
+from ..exchange.exchange_fit import RunOnRanks
 from ..execution.embeddings import Embeddings
 from ..execution.ranked_embeddings import RankedEmbeddings
 from ..execution.row_parts import RowsSource, refill_stores, restore_rows

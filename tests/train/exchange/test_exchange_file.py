@@ -1,6 +1,6 @@
 """Ranks that follow a schedule on disk have the bits, and send the bytes, of those that plan themselves.
 
-Tests `homes_name`, too.
+Tests `exchange_fit` and `homes_name`, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.exchange import exchange_file
 from hotset.train.exchange.chosen_exchange import ChosenExchange
-from hotset.train.exchange.exchange_file import ExchangeSchedule, RunOnRanks
+from hotset.train.exchange.exchange_file import ExchangeSchedule
+from hotset.train.exchange.exchange_fit import RunOnRanks
 from hotset.train.exchange.rank_reader import RankReader
 from hotset.train.exchange.width_exchange import ExchangeReader
 from hotset.train.options.rank_options import RankOptions
