@@ -79,8 +79,8 @@ def _reseal_entries(value: Any, run: Path) -> None:
         _reseal_entries(element, run)
     if "xxh3_128" not in value:
         return
-    # Best weights are named by their step, other files by their path.
-    with contextlib.suppress(OSError, TypeError, ValueError):
+    # Best weights are named by their step, other files by their path; an edit may have taken either.
+    with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
         is_best = "path" not in value
         path = run / (f"best-{value['step']:09}.safetensors" if is_best else f"{CHECKPOINTS}/{value['path']}")
         num_bytes, checksum = hash_file(path)
