@@ -29,8 +29,6 @@ OF_THE_MACHINE = {
 }
 SAYS_LESS = {"fuzz": "recorded before the command that makes it told the machine and the commit"}
 """Results that are to be recorded again, and what they lack."""
-LOST_COMMITS = {"722bbfb288e0e06729080d4d440115e404b05bdf": "the branch that it was on was rewritten"}
-"""Commits of results that are to be recorded again."""
 
 
 def benchmark_of(name: str) -> str | None:
@@ -75,7 +73,7 @@ def test_the_commit_of_a_result_exists(result: tuple[str, Any]) -> None:
     name, values = result
     if not history():
         pytest.skip("the whole history of git is not at hand")
-    if name not in SAYS_LESS and values["machine"]["commit"] not in LOST_COMMITS:
+    if name not in SAYS_LESS:
         assert values["machine"]["commit"] in history()
 
 
