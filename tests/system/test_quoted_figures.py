@@ -119,6 +119,11 @@ def models(result: Result) -> list[str]:
     return [f"{each:.4f}" for each in result["mean_auc"].values()]
 
 
+def fuxictr(result: Result) -> list[str]:
+    assert len(result["seeds"]) == 3
+    return [f"{result['mean_auc'][name]:.4f}" for name in ("FuxiCTR", "hotset")]
+
+
 def placements(result: Result) -> list[str]:
     (share,) = result["shares"]
     both = {
@@ -165,7 +170,12 @@ def orders(result: Result) -> list[str]:
         cold = [1 - shares[order]["hot_lookup_share"] for order in ("peel", "frequency")]
         if cold[1]:
             found.append(f"+{100 * (cold[0] / cold[1] - 1):.1f}%")
-    return [*found, f"{result['row_bytes']} bytes"]
+    return [
+        *found,
+        f"{result['row_bytes']} bytes",
+        f"{result['rank']['peel']['cpu_seconds']:.1f} s",
+        f"{result['num_train_samples'] / 1e6:.1f} M",
+    ]
 
 
 QUOTED: dict[str, Callable[[Result], list[str]]] = {
@@ -179,6 +189,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "defaults-real-110k": defaults,
     "quality-real-110k": quality,
     "quality-models-real-110k": models,
+    "fuxictr-real-110k": fuxictr,
     "placements-2m": placements,
     "schedule-400k": schedule,
     "kills": kills,
