@@ -17,7 +17,7 @@ from ..counting.merged_counts import counts_in
 from ..folders.file_facts import ColumnsFacts, CountsFacts
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import ColumnsTotals, CountsTotals, PlanTotals, VocabularyTotals
-from ..formats.arrow_files import read_batch, values_of
+from ..formats.arrow_files import read_batch, validity_of, values_of
 from ..formats.category_texts import CUT_MARK, read_texts
 from ..formats.tables import offsets_of, table_named
 from ..schema.schema import SAMPLE_TIME
@@ -104,9 +104,13 @@ def check_vocabulary(entry: FileEntry, vocabulary: Manifest, _: dict[str, Manife
         yield f"its rows have {int(counts.sum())} lookups, want {wanted}"
     if (places[1:] <= places[:-1]).any() or places.max() >= totals.num_rows:
         yield "its places are no order over all tables"
-    # Rows of missing and rare values have none.
-    categories = batch.column("category").drop_null()
-    if np.unique(categories.to_numpy(zero_copy_only=False)).size != len(categories):
+    # Rows of missing and rare values have none; Arrow's own filter would import all its functions.
+    column = batch.column("category")
+    categories = values_of(column, column.type.to_pandas_dtype())
+    bits = validity_of(column)
+    if bits.size:
+        categories = categories[np.unpackbits(bits, count=len(column), bitorder="little").astype(np.bool_)]
+    if np.unique(categories).size != categories.size:
         yield "it has a category twice"
 
 
