@@ -246,6 +246,8 @@ def _read_numbers(array: Any, kind: str) -> tuple[NDArray[np.uint64], NDArray[np
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     numbers = array.fill_null(0).to_numpy(zero_copy_only=False)
+    if numbers.dtype == np.float16:  # whose largest number is below the bound of exact ones
+        numbers = numbers.astype(np.float32)
 
     # Floats count as integers if they are whole and small enough to be exact.
     if numbers.dtype.kind == "f":

@@ -265,6 +265,10 @@ PARQUET: dict[str, tuple[Any, str]] = {
     "floats": (pa.array([1.0, 2.0, 2.5]), "row 3, column 'd': found 2.5, want an integer"),
     "nan": (pa.array([1.0, float("nan"), 2.5]), "row 2, column 'd': found nan, want an integer"),
     "infinity": (pa.array([float("inf"), 1, 1]), "row 1, column 'd': found inf, want an integer"),
+    "infinity in a half": (
+        pa.array(np.array([1, 1, np.inf], np.float16)),
+        "row 3, column 'd': found inf, want an integer",
+    ),
     "large": (pa.array([1, 2**31, 3]), "row 2, column 'd': found 2147483648, want an integer"),
     "unsigned": (pa.array([1, 2**63, 3], pa.uint64()), "row 2, column 'd': found 9223372036854775808"),
     "lists": (pa.array([[1], [], None]), "column 'd' is list<element: int64>, want an integer"),
