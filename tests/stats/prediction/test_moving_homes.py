@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -17,6 +18,10 @@ from hotset.stats.prediction.epoch_exchange import expected_exchange
 from hotset.stats.prediction.moving_homes import expected_moving
 
 NUM_ROWS = 2_000
+NEEDS_COMPILED = pytest.mark.skipif(
+    bool(numba.config.DISABLE_JIT),
+    reason="thousands of rows are drawn and planned, for minutes where not compiled",
+)
 
 
 def drawn_epoch(num_ranks: int, num_steps: int, skew: float, rng: np.random.Generator) -> RankedEpoch:
@@ -43,6 +48,7 @@ def drawn_epoch(num_ranks: int, num_steps: int, skew: float, rng: np.random.Gene
     )
 
 
+@NEEDS_COMPILED
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 @pytest.mark.parametrize(("skew", "state"), [(0.0, 4), (1.1, 4), (1.1, 0), (1.1, 9)])
 def test_expected_rows_and_moves_are_those_of_drawn_epochs(
@@ -57,6 +63,7 @@ def test_expected_rows_and_moves_are_those_of_drawn_epochs(
     assert found.moves == pytest.approx(counted.moves, rel=0.03, abs=3 * counted.moves**0.5)
 
 
+@NEEDS_COMPILED
 def test_steps_beyond_those_drawn_count_by_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = move_costs(16, 1)
     arguments: Any = (np.array([900, 5_000, 20_000]), 100_000, 100, 4, costs)
@@ -65,6 +72,7 @@ def test_steps_beyond_those_drawn_count_by_those_that_are(monkeypatch: pytest.Mo
     assert expected_moving(*arguments) == pytest.approx(whole, rel=0.02)
 
 
+@NEEDS_COMPILED
 @pytest.mark.parametrize("num_ranks", [2, 64])
 @pytest.mark.parametrize("num_steps", [9, 60])
 def test_it_is_between_the_least_and_homes_by_use(num_steps: int, num_ranks: int) -> None:
