@@ -119,6 +119,12 @@ def models(result: Result) -> list[str]:
     return [f"{each:.4f}" for each in result["mean_auc"].values()]
 
 
+def predictions(result: Result) -> list[str]:
+    ratios = result["ratios"]
+    clock, cpu = (ratios["predict / train"][kind] for kind in ("seconds", "cpu_seconds"))
+    return [f"{each:.2f}x" for each in (clock, cpu, ratios["dataset / reader"]["seconds"])]
+
+
 def fuxictr(result: Result) -> list[str]:
     assert len(result["seeds"]) == 3
     return [f"{result['mean_auc'][name]:.4f}" for name in ("FuxiCTR", "hotset")]
@@ -191,6 +197,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "quality-models-real-110k": models,
     "fuxictr-real-110k": fuxictr,
     "placements-2m": placements,
+    "predict": predictions,
     "schedule-400k": schedule,
     "kills": kills,
     "train-kills": kills,
