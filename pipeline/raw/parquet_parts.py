@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from ..errors import FormatError, InputError, refuse_system_fault
+from ..errors import FormatError, InputError, ManifestError, refuse_system_fault
 from ..folders.checksum import hash_file
 from ..folders.file_facts import ColumnsFacts
 from ..folders.manifest import FileEntry
@@ -152,7 +152,10 @@ class ParquetParts:
             if entry is None:
                 return []
             names.append(entry.path)
-            row += entry.read_facts(ColumnsFacts).num_lines
+            num_rows = entry.read_facts(ColumnsFacts).num_lines
+            if num_rows < 1:  # a record that somebody edited would lead to itself for ever
+                raise ManifestError(f"{entry.path} is said to have {num_rows} rows of {self._file.path}")
+            row += num_rows
         return names
 
     def finish(self, digest: Any) -> None:

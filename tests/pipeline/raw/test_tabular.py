@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 from hotset.pipeline.errors import InputError, ManifestError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.formats.arrow_files import read_batch, write_batch
+from hotset.pipeline.raw.parquet_parts import ParquetParts
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.schema.schema_file import read_schema
 from hotset.pipeline.sizes import ByteSize
@@ -467,3 +469,11 @@ def test_the_real_avazu_sample_is_read(tmp_path: Path, real_data: Path) -> None:
     columns = Manifest.read(tmp_path / "columns")
     assert columns.num_samples == 9999 and columns.totals["bad_lines"] == {}
     assert verify(tmp_path, raw=[raw]) == []
+
+
+def test_a_finished_part_that_says_it_has_no_rows_is_refused() -> None:
+    """It would be followed by itself for ever: found by `bench fuzz`."""
+    parts: Any = SimpleNamespace(_name="row{}".format, _file=SimpleNamespace(path="log.parquet"))
+    part = SimpleNamespace(path="row0", read_facts=lambda kind: SimpleNamespace(num_lines=0))
+    with pytest.raises(ManifestError, match=r"row0 is said to have 0 rows of log\.parquet"):
+        ParquetParts._finished_names(parts, 0, 5, {"row0": part})  # type: ignore[dict-item]
