@@ -27,8 +27,6 @@ OF_THE_MACHINE = {
     "hotset": str,
     "commit": str,
 }
-SAYS_LESS = {"fuzz": "recorded before the command that makes it told the machine and the commit"}
-"""Results that are to be recorded again, and what they lack."""
 
 
 def benchmark_of(name: str) -> str | None:
@@ -62,19 +60,17 @@ def test_a_result_is_what_a_benchmark_of_today_records(result: tuple[str, Any]) 
     assert benchmark in BENCHES, f"no benchmark is called as {name}.json begins"
     # A result that names its benchmark names that one, or the one it was run as a part of.
     assert isinstance(values, dict) and values.get("benchmark", benchmark) == benchmark
-    if name not in SAYS_LESS:
-        machine = values["machine"]
-        assert {key: type(machine[key]) for key in OF_THE_MACHINE} == OF_THE_MACHINE
-        assert machine["cores"] >= 1 and machine["memory_bytes"] > 2**30 and machine["load_average"] >= 0
-        assert values.get("commit", machine["commit"]) == machine["commit"]
+    machine = values["machine"]
+    assert {key: type(machine[key]) for key in OF_THE_MACHINE} == OF_THE_MACHINE
+    assert machine["cores"] >= 1 and machine["memory_bytes"] > 2**30 and machine["load_average"] >= 0
+    assert values.get("commit", machine["commit"]) == machine["commit"]
 
 
 def test_the_commit_of_a_result_exists(result: tuple[str, Any]) -> None:
-    name, values = result
+    _, values = result
     if not history():
         pytest.skip("the whole history of git is not at hand")
-    if name not in SAYS_LESS:
-        assert values["machine"]["commit"] in history()
+    assert values["machine"]["commit"] in history()
 
 
 @pytest.mark.parametrize(
