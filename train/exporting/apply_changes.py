@@ -94,11 +94,11 @@ def _refuse_other_tables(base: ExportedModel, found: ExportedModel, exported: Pa
 
 def _opened(folder: Path, name: str) -> tuple[ExportedModel, str | None, str | None]:
     """Check the files of a folder; return its model, and the fingerprints of its run and of the earlier."""
-    manifest = Manifest.read(folder)
-    names = {entry.path for entry in manifest.files}
-    if manifest.stage != STAGE or name not in names:
+    # A folder that is not there is answered alike: it is none of preprocess, as `Manifest` would say.
+    manifest = Manifest.read(folder) if folder.is_dir() else None
+    if manifest is None or manifest.stage != STAGE or name not in {entry.path for entry in manifest.files}:
         raise HotsetError(
-            f"{folder} has no {name}",
+            f"{folder} does not exist" if manifest is None else f"{folder} has no {name}",
             hint="`hotset export RUN --out FOLDER` writes what changes are applied to, and "
             "`hotset export RUN --since RUN0 --out CHANGES` the changes",
         )

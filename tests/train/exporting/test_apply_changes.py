@@ -209,3 +209,9 @@ def test_changes_that_do_not_fit_are_refused(
     write_manifest(tmp_path / "changes", parts)
     with pytest.raises(HotsetError, match="is damaged"):
         apply_changes(unrecorded, tmp_path / "changes", tmp_path / "out")
+
+
+def test_a_folder_that_is_not_there_is_answered_with_the_commands_that_write_one(tmp_path: Path) -> None:
+    with pytest.raises(HotsetError, match="does not exist") as caught:
+        apply_changes(tmp_path / "changes", tmp_path / "no-such", tmp_path / "out")
+    assert "export RUN --out FOLDER" in str(caught.value.hint)
