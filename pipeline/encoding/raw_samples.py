@@ -35,6 +35,8 @@ class EncodedSamples:
     dense: NDArray[np.float32]
     """(num_samples, dense features); transformed, 0 where missing."""
     ids: PartIds
+    num_raw_bytes: int = 0
+    """Bytes of the raw file that they were parsed from; of Parquet, their share of them."""
 
     @property
     def num_samples(self) -> int:
@@ -79,7 +81,7 @@ class SampleEncoder:
         matrix = np.empty((part.num_samples, len(one_hot(self.tables))), np.int32)
         ids, _ = found.settle(part.num_samples, matrix)
         lists = {name: (offsets.copy(), flat) for name, (offsets, flat) in ids.lists.items()}
-        return EncodedSamples(self._transform(part), replace(ids, lists=lists))
+        return EncodedSamples(self._transform(part), replace(ids, lists=lists), part.num_raw_bytes)
 
     def _categories(self, piece: LoadedPiece, part: Part) -> Any:
         # A table in memory has 64 bits where Criteo's text has 32: the hash table decides.

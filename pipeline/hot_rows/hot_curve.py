@@ -56,16 +56,15 @@ def hot_curves(
     # One level more than budgets: rows and samples that no budget makes hot are counted there.
     total = np.zeros((len(orders), 2, num_budgets + 1), np.int64)
     done = 0
-    tasks = (
-        (samples, entry, min(num_train - first, entry.num_samples), orders, num_budgets)
-        for first, entry in samples.parts()
-        if first < num_train
-    )
+    parts = [(entry, min(num_train - first, entry.num_samples)) for first, entry in samples.parts()]
+    parts = [(entry, num_samples) for entry, num_samples in parts if num_samples > 0]
+    tasks = ((samples, *part, orders, num_budgets) for part in parts)
     # Sums of whole numbers do not depend on the order in which parts come back.
-    for found in run_tasks(_count_part, tasks, workers=resources.workers):
+    counted = run_tasks(_count_part, tasks, workers=resources.workers)
+    for (_, num_samples), found in zip(parts, counted, strict=True):
         total += found
-        done += 1
-        resources.progress("hot", done, len(samples.files))
+        done += num_samples
+        resources.progress("hot", done, num_train)
     # A row that a small budget makes hot is hot under every larger one: sums over levels are the curves.
     curves = np.cumsum(total, axis=2)
     return [

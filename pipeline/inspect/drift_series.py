@@ -243,6 +243,9 @@ class _Drift:
         self.row_bytes_F = np.array(PlanTotals.of(plan).bytes_of_rows, np.int64)
         self.marks_R = np.zeros(int(self.first_row_T[-1]), marks_dtype(self.num_sets + 1))
         """A last part stands for the plan: its hot rows, and those that no category shares."""
+        self._done = 0
+        self._to_do = sum(part.num_samples * (2 if part.is_training else 1) for part in parts)
+        """Samples to read: those of training parts are read twice."""
 
     def mark(self, resources: Resources) -> list[int]:
         """Mark the rows of every training part and the plan; the number each part would keep hot."""
@@ -257,7 +260,8 @@ class _Drift:
                 pass
             settings = (self.first_row_T, self.row_bytes_F, self.budget_bytes, number, self.num_sets + 1)
             found.append(mark_part(counts_R, *settings, self.marks_R))
-            resources.progress("drift", number + 1, self.num_sets + len(self.parts))
+            self._done += part.num_samples
+            resources.progress("drift", self._done, self._to_do)
         self._mark_plan()
         return found
 
@@ -289,7 +293,7 @@ class _Drift:
             # Every sum has the parts as its last axis, and a task judges samples of one part.
             for name in _Judged.__slots__:
                 getattr(total, name)[..., number] += getattr(found, name)[..., 0]
-            resources.progress("drift", self.num_sets + number, self.num_sets + len(self.parts))
+            resources.progress("drift", self._done + int(total.samples.sum()), self._to_do)
         return total
 
     def _judge(self, number: int, lookups: list[TableLookups]) -> tuple[int, _Judged]:

@@ -62,15 +62,18 @@ def draw_trace(
     wanted = min(num_wanted, num_train, MAX_LOOKUPS // num_lookups)
     largest = largest_key(wanted / max(1, num_train))
     # Only files with training samples are read, the last of them up to where training ends.
-    tasks = (
+    tasks = [
         (samples, entry, first, min(num_train - first, entry.num_samples), seed, largest)
         for first, entry in samples.parts()
         if first < num_train
-    )
+    ]
     parts = []
-    for part in run_tasks(_draw_part, tasks, workers=resources.workers):
+    done = 0
+    drawn = run_tasks(_draw_part, tasks, workers=resources.workers)
+    for (*_, num_read, _, _), part in zip(tasks, drawn, strict=True):
         parts.append(part)
-        resources.progress("trace", len(parts), len(samples.files))
+        done += num_read
+        resources.progress("trace", done, num_train)
     keys, rows, lengths = (np.concatenate(found) for found in zip(_NOTHING, *parts, strict=True))
     # Samples in the order of their keys: take the lookups of each from where its file put them.
     order = np.argsort(keys, kind="stable")

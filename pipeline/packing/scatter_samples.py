@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.batches.bag_shuffle import bag_lengths, place_bags, scatter_bags
-from ...stats.batches.sample_shuffle import scatter_rows
+from ...stats.batches.key_order import num_buckets, order_keys
+from ...stats.batches.sample_shuffle import scatter_rows, take_bytes
+from ...stats.kernel import read_only
 from ..folders.manifest import FileEntry
 from ..formats.arrow_files import values_of
 from ..formats.part_ids import PartIds
@@ -53,6 +55,14 @@ class Buffers:
     next_lookup: NDArray[np.int64]
     """(num_files,), the same of ``bags``."""
     lock: Lock
+
+    def order(self, rows: slice) -> NDArray[np.int64]:
+        """Return the positions of some rows in the order of their keys; valid until the thread asks again."""
+        keys = self.keys[rows]
+        order = thread_buffer("order", keys.shape, np.int64)
+        next_places = thread_buffer("next places", (num_buckets(keys.shape[0]),), np.uint32)
+        order_keys(keys, next_places, thread_buffer("sorted keys", keys.shape, np.uint64), order)
+        return order
 
     @classmethod
     def of_group(
@@ -181,9 +191,12 @@ def _scatter_part(
     positions = chosen.positions
     values = thread_buffer("columns", (layout.ids.start, positions.shape[0]), np.int32)
     as_floats = values.view(np.float32)
-    values[TAG] = inputs.read_tags(entry)[positions]
-    label = values_of(columns.column("label"), np.uint8)[positions] if inputs.has_label else 0
-    as_floats[LABEL] = label
+    take_bytes(read_only(inputs.read_tags(entry)), positions, values[TAG])
+    if inputs.has_label:
+        label = values_of(columns.column("label"), np.uint8)
+        take_bytes(read_only(label), positions, as_floats[LABEL])
+    else:
+        as_floats[LABEL] = 0
     for column, name in zip(as_floats[layout.dense], inputs.dense, strict=True):
         inputs.transform(name, columns.column(name), positions, column)
     values[layout.lengths] = lengths

@@ -43,7 +43,7 @@ from .run_states import (
 
 _PEELED_LOOKUPS = 0.25
 """Share of lookups above the floor, in generated Kaggle logs of 2 M samples."""
-_PEEL_SECONDS = 1.4e-6
+_PEEL_SECONDS = 1.0e-6
 """Seconds of a core to peel one training sample of 26 lookups."""
 _SAMPLED_SECONDS = 4e-7
 """Seconds of a core to count one training sample of 26 lookups in a sampled order."""

@@ -19,7 +19,7 @@ from ..raw.log_parts import open_parts
 from ..raw.raw_file import RawFile
 from ..schema.schema_file import schema_of
 from ..sizes import KIB, MIB, ByteSize
-from ..stages.ingest import IngestConfig
+from ..stages.ingest import IngestConfig, hint_for
 
 _BLOCK_BYTES = ByteSize(MIB)
 _MOST_FILES = 4
@@ -129,7 +129,7 @@ def _parse_blocks(file: RawFile, number: int, config: IngestConfig, most: int) -
                 where = f"{parts.unit} {part.fault.line_in_block + 1 + parts.num_header_lines}"
             raise InputError(
                 f"{file.path}, {where}{part.fault.text}",
-                hint="fix the line, or count and skip such lines with --on-bad-line skip",
+                hint=hint_for(part.fault, config),
             )
         yield _Block(
             part.num_samples,

@@ -1,4 +1,4 @@
-"""The order of all rows by peeling; see `stats.peel`.
+"""The order of all rows by peeling; see `stats.ranking.peeling`.
 
 The incidence of rows and samples lies in memory, so rows that are certainly hot are left out of it: the
 ``peel_floor`` most looked-up ones stay first, by frequency. They have most of the lookups. Where peeling
@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.kernel import read_only
-from ...stats.ranking import peeling as kernels
+from ...stats.ranking import sample_lists
+from ...stats.ranking.peeling import BYTES_PER_LOOKUP, BYTES_PER_ROW, BYTES_PER_SAMPLE, PeelMemory, peel
+from ...stats.ranking.sample_lists import Entries, Incidence
 from ..errors import ConfigError, ManifestError
 from ..folders.manifest import Manifest
 from ..formats.opened_parts import OpenedParts
@@ -53,17 +55,6 @@ class PeeledOrder:
         return Arrangement(order, places[order], {})
 
 
-@dataclass(frozen=True, slots=True)
-class _Incidence:
-    """Rows above the floor and training samples, both ways; see `stats.ranking.peeling` for shapes."""
-
-    row_starts: NDArray[np.int64]
-    row_ends: NDArray[np.int64]
-    row_samples: NDArray[np.uint32]
-    sample_starts: NDArray[np.int64]
-    sample_rows: NDArray[np.int32]
-
-
 def peel_order(
     tables: Sequence[RankedTable],
     row_bytes: Sequence[int],
@@ -93,10 +84,8 @@ def peel_order(
     num_rows = len(starts) - 1
     found = _incidence(tables, starts, floor, columns, counted, resources)
     width_of_row, widths = _widths(tables, row_bytes, floor, num_rows)
-    entries = np.empty(num_rows, np.int32)
-    kernels.entry_order(found.row_starts, found.row_ends, found.row_samples, num_samples, entries)
     budgets = _budgets(tables, row_bytes, floor)
-    places, cuts = _never_worse(found, width_of_row, widths, entries, budgets)
+    places, cuts = _never_worse(found, width_of_row, widths, _entries(found), budgets)
     new_places = np.arange(floor + num_rows, dtype=np.int32)
     new_places[floor:] = places + np.int32(floor)
     return PeeledOrder(new_places, floor, [floor + cut for cut in cuts])
@@ -121,8 +110,8 @@ def refuse_peel_order(
     # The lists of samples are as long as the counts say, so memory is known before anything is read.
     starts = _starts(tables, floor)
     num_rows = total - floor
-    needed = kernels.BYTES_PER_LOOKUP * int(starts[-1]) + kernels.BYTES_PER_ROW * (num_rows + floor)
-    needed += kernels.BYTES_PER_SAMPLE * num_samples
+    needed = BYTES_PER_LOOKUP * int(starts[-1]) + BYTES_PER_ROW * (num_rows + floor)
+    needed += BYTES_PER_SAMPLE * num_samples
     lookups = sorted((table.lookup_bytes() for table in tables), reverse=True)[
         : num_workers(resources.workers)
     ]
@@ -151,7 +140,7 @@ def _incidence(
     columns: Manifest,
     counted: range,
     resources: Resources,
-) -> _Incidence:
+) -> Incidence:
     # Each row's list is filled from its start; a row of another table is never touched, so threads need no
     # lock.
     ends = starts[:-1].copy()
@@ -165,8 +154,8 @@ def _incidence(
     # The same lookups the other way round: the rows of each sample.
     sample_starts = np.zeros(len(counted) + 1, np.int64)
     sample_rows = np.empty(int((ends - starts[:-1]).sum()), np.int32)
-    kernels.list_rows(starts, ends, row_samples, sample_starts, sample_rows)
-    return _Incidence(starts, ends, row_samples, sample_starts, sample_rows)
+    sample_lists.list_rows(starts, ends, row_samples, sample_starts, sample_rows)
+    return Incidence(starts, ends, row_samples, sample_starts, sample_rows)
 
 
 def _append_table(
@@ -190,11 +179,21 @@ def _append_table(
     del places
     for first, offsets, ids in table.iterate_lookups(columns, counted, opened):
         ids, offsets = read_only(ids), read_only(offsets)
-        if not kernels.append_samples(ids, offsets, first, first_id, rows, starts, ends, row_samples):
+        if not sample_lists.append_samples(ids, offsets, first, first_id, rows, starts, ends, row_samples):
             raise ManifestError(
                 f"{table.counts.folder} counts fewer lookups of {table.name} than {columns.folder} has",
                 hint=hint_to_verify(columns.folder),
             )
+
+
+def _entries(found: Incidence) -> Entries:
+    """Return the order in which rows enter the peeling."""
+    num_rows = found.row_ends.shape[0]
+    rows = np.empty(num_rows, np.int32)
+    lone_samples = np.empty(num_rows, np.uint32)
+    num_samples = found.sample_starts.shape[0] - 1
+    num_lone = sample_lists.entry_order(*found[:3], num_samples, rows, lone_samples)
+    return Entries(rows, lone_samples[:num_lone])
 
 
 def _widths(
@@ -228,63 +227,51 @@ def _budgets(tables: Sequence[RankedTable], row_bytes: Sequence[int], floor: int
 
 
 def _never_worse(
-    found: _Incidence,
+    found: Incidence,
     width_of_row: NDArray[np.uint8],
     widths: NDArray[np.int64],
-    entries: NDArray[np.int32],
+    entries: Entries,
     budgets: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], list[int]]:
     """Return the new position of each row, and the numbers of first rows kept as those by frequency."""
     # The fully hot samples that each budget must reach: those of the order by frequency.
-    num_rows = entries.shape[0]
-    by_place = np.arange(num_rows, dtype=np.int32)
-    reached = _prefixes(width_of_row, widths, budgets)
-    wanted = _hot_samples(found, by_place[:0], reached)
+    num_rows = width_of_row.shape[0]
+    ends = _ends(width_of_row, widths)
+    reached = np.searchsorted(ends, budgets, side="right")
+    wanted = np.empty_like(budgets)
+    sample_lists.hot_samples_of_prefixes(found.sample_starts, found.sample_rows, reached, wanted)
     # With every row a cut of its own the order is that by frequency, so the loop ends at the latest there.
     cuts = {0, num_rows}
+    order = np.empty(num_rows, np.int32)
+    hot = np.empty_like(budgets)
+    peeled: set[tuple[int, int]] = set()
+    num_entries = num_rows + found.sample_rows.shape[0]
+    memory = PeelMemory(np.empty(num_rows, np.int32), np.empty(num_entries, np.int32))
     while True:
-        # Peel each part between cuts by itself; the row dropped first is the least important one.
-        order = np.empty(num_rows, np.int32)
-        for first, stop in itertools.pairwise(sorted(cuts)):
+        # Peel each part between cuts by itself, unless it was before; the row dropped first is the least
+        # important one.
+        for first, stop in set(itertools.pairwise(sorted(cuts))) - peeled:
+            before, whole = (int(ends[cut - 1]) if cut else 0 for cut in (first, stop))
+            own = slice(*np.searchsorted(budgets, [before, whole]))
             dropped = np.empty(stop - first, np.int32)
-            kernels.peel(
-                found.row_starts,
-                found.row_ends,
-                found.row_samples,
-                found.sample_starts,
-                found.sample_rows,
-                width_of_row,
-                widths,
-                entries,
-                first,
-                stop,
-                dropped,
-            )
+            arguments = (width_of_row, widths, entries, first, stop, budgets[own] - before)
+            peel(found, *arguments, memory, dropped, hot[own])
             order[first:stop] = dropped[::-1]
-        # Where some budget does worse than by frequency, its hot set becomes a cut, and all is peeled again.
-        places = np.empty(num_rows, np.int32)
-        places[order] = by_place
-        hot = _hot_samples(found, places, _prefixes(width_of_row[order], widths, budgets))
+            peeled.add((first, stop))
+        # Where some budget does worse than by frequency, its hot set becomes a cut, and its part is peeled
+        # again.
         worse = set(reached[hot < wanted].tolist())
         if not worse:
+            places = np.empty(num_rows, np.int32)
+            places[order] = np.arange(num_rows, dtype=np.int32)
             return places, sorted(cuts - {0, num_rows})
         cuts |= worse
 
 
-def _prefixes(
-    width_of_row: NDArray[np.uint8], widths: NDArray[np.int64], budgets: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return how many rows, of these widths one after another, fit in each budget."""
-    if widths.shape[0] == 1:
-        fitting: NDArray[np.int64] = np.minimum(budgets // widths[0], width_of_row.shape[0])
-        return fitting
-    reached: NDArray[np.int64] = np.searchsorted(np.cumsum(widths[width_of_row]), budgets, side="right")
-    return reached
-
-
-def _hot_samples(
-    found: _Incidence, places: NDArray[np.int32], prefixes: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    hot_samples = np.empty(prefixes.shape[0], np.int64)
-    kernels.hot_samples_of_prefixes(found.sample_starts, found.sample_rows, places, prefixes, hot_samples)
-    return hot_samples
+def _ends(width_of_row: NDArray[np.uint8], widths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the bytes of the rows up to each one, itself included, (num_rows,)."""
+    num_rows = width_of_row.shape[0]
+    # Rows of one width have no marks that would have to be read.
+    of_rows = np.full(num_rows, widths[0]) if widths.shape[0] == 1 else widths[width_of_row]
+    ends: NDArray[np.int64] = np.cumsum(of_rows)
+    return ends

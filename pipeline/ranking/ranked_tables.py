@@ -82,12 +82,15 @@ class RankedTable:
         Ids are rows by frequency; they are the thread's until the next part. Holds the table's categories and
         a hash table of them. ``opened``: parts that were read for other tables, and will be for the next.
         """
-        rows = np.zeros(self.num_rows, self.dtype)
+        # Asked for once: the type is that of the counts, whose file is opened and checked for it.
+        dtype = self.dtype
+        rows = np.zeros(self.num_rows, dtype)
         self.write_categories(rows)
         missing = self.runs.missing_id
         oov = self.runs.oov_id
         entries = build_id_table(rows, 0, missing, oov)
         del rows
+        one_each = np.arange(1, dtype=np.int32)
         for first, entry in columns.parts():
             # A part may have samples before or behind those asked for: look all up, then cut by offsets.
             start = max(first, samples.start)
@@ -97,10 +100,12 @@ class RankedTable:
             column = opened.read(columns, entry).column(self.name)
             array, _ = lookups_of(column, 0)
             ids = thread_buffer("looked up", (len(array),), np.int32)
-            find_ids(values_of(array, self.dtype), validity_of(array), entries, missing, oov, ids)
+            find_ids(values_of(array, dtype), validity_of(array), entries, missing, oov, ids)
             # A one-hot column comes back as it is, with one lookup per sample; of lists the offsets are their
             # bounds.
-            ends = np.arange(stop - first + 1, dtype=np.int32) if array is column else offsets_of(column)
+            if array is column and one_each.shape[0] <= stop - first:
+                one_each = np.arange(stop - first + 1, dtype=np.int32)
+            ends = one_each if array is column else offsets_of(column)
             yield start - samples.start, ends[start - first : stop - first + 1], ids
 
     def lookup_bytes(self) -> int:

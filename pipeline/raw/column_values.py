@@ -28,6 +28,17 @@ LIMITS = {
 """Range of each kind of value: how far below and above 0."""
 FLOATS = ("float", "float32")
 """Kinds of dense columns with float64 values; those of the second must fit in a float32."""
+_OTHER_KINDS = {
+    "integer": ("unsigned", "float", "text"),
+    "unsigned": ("integer", "float", "text"),
+    "hex8": ("text",),
+    "hour": ("text",),
+    "weekday": ("text",),
+    "dense": ("float", "text"),
+    "float": ("text",),
+    "float32": ("float", "text"),
+}
+"""Kinds to try in place of each kind, the plainest first."""
 _EXACT_DIGITS = 15
 _EXACT_POWER = 22
 """Integers of so many digits and powers of ten up to this one are float64 without rounding."""
@@ -265,6 +276,30 @@ def _read_numbers(array: Any, kind: str) -> tuple[NDArray[np.uint64], NDArray[np
     states = np.where(is_valid, np.where(fits, GOOD, BAD), MISSING).astype(np.uint8)
     wide = numbers.astype(np.int64).view(np.uint64) if numbers.dtype.kind == "i" else numbers
     return np.where(states == GOOD, wide, 0).astype(np.uint64), states
+
+
+def other_kind(value: Any, kind: str, *, is_element: bool) -> str | None:
+    """Return the plainest other kind that a column may have, for a value that its own kind refuses.
+
+    Args:
+        value: one, Spans or a typed array.
+        kind: of the column; values before this one were of that kind.
+        is_element: the value is an element of a list.
+    """
+    is_text = isinstance(value, Spans)
+    for other in _OTHER_KINDS.get(kind, ()):
+        # Numbers of Parquet are never read as text, nor elements of lists as floats.
+        if (other == "text" and not is_text) or (other == "float" and is_element):
+            continue
+        # Text that was unsigned so far may have held what is above any integer.
+        if other == "integer" and is_text:
+            continue
+        found = read_column(value, other)
+        # A whole number that fits no kind of integer is a name, and would lose digits as a float.
+        is_name = is_text and kind in ("integer", "unsigned") and other == "float"
+        if found.states[0] == GOOD and not (is_name and found.values[0] == np.floor(found.values[0])):
+            return other
+    return None
 
 
 def is_list(kind: Any) -> bool:

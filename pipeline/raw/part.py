@@ -26,6 +26,8 @@ class Fault:
     """Which column, what was found and what was wanted, to follow "line 7"."""
     is_label_off: bool = False
     """The line has one field too few or too many, as one read with the wrong idea of its label would."""
+    remedy: str | None = None
+    """What would make the value good, as the beginning of a hint."""
 
 
 @dataclass(frozen=True, slots=True)

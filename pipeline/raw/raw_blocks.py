@@ -8,6 +8,7 @@ at any block, by any thread; compressed ones are decompressed once, in order, be
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ..errors import InputError
-from ..runtime.thread_buffers import thread_buffer
+from ..runtime.thread_buffers import placed_like_file, thread_buffer
 from ..sizes import KIB, format_byte_size
 from .criteo_kernel import PADDING_BYTES, count_newlines
 from .raw_file import ByteSource, RawFile
@@ -107,10 +108,11 @@ class PlainBlock:
             first = max(self.start - 1, 0)
             file.seek(first)
             wanted = self.start - first + self.block_bytes
-            shape = (wanted + _TAIL_BYTES + PADDING_BYTES,)
-            text = (
+            shape = (mmap.PAGESIZE + wanted + _TAIL_BYTES + PADDING_BYTES,)
+            memory = (
                 thread_buffer("text", shape, np.uint8) if self.in_thread_buffer else np.empty(shape, np.uint8)
             )
+            text = placed_like_file(memory, first)
             source = ByteSource(self.raw, file.readinto, self.raw.num_bytes - first)
             tally = TextTally()
             filled = 0

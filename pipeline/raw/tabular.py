@@ -26,6 +26,7 @@ from .column_values import (
     elements_of_row,
     is_list,
     is_text,
+    other_kind,
     plain,
     read_column,
 )
@@ -48,6 +49,8 @@ _WANTED = {
     "hex8": "8 hex digits, or nothing",
 }
 _TIME = "a time such as 2026-01-31 23:59:59"
+_MISSING_WORDS = (b"null", b"nan", b"none", b"nil", b"na", b"n/a", b"\\n", b"-", b"?", b".")
+"""Words of other programs for a missing value, in small letters."""
 _NEEDED = {"label": "missing_label", SAMPLE_TIME: "missing_time"}
 """Reason for a missing value of each kind that a row must have."""
 _REASONS = {
@@ -297,7 +300,34 @@ def _fault(row: int, column: _Column, cells: Any, values: Values) -> Fault:
         is_missing = not cells[position].is_valid
         shown = str(cells[position].as_py())
     reason = _REASONS.get(column.kind, "bad_category")
+    remedy = None
     if is_missing:
         reason = _NEEDED[column.kind]  # in any other column a missing value is good
         shown = "nothing"
-    return Fault(reason, row, f"{where}: found {shown}, want {column.wanted}")
+    else:
+        remedy = _remedy(column, cells, position)
+    return Fault(reason, row, f"{where}: found {shown}, want {column.wanted}", remedy=remedy)
+
+
+def _remedy(column: _Column, cells: Any, position: int) -> str | None:
+    """Say what would make a bad value good, as the beginning of a hint; None where nothing would."""
+    if column.kind in _NEEDED:
+        return None
+    one = slice(position, position + 1)
+    value = Spans(cells.text, cells.starts[one], cells.stops[one]) if isinstance(cells, Spans) else cells[one]
+    if isinstance(value, Spans):
+        word = bytes(value.text[value.starts[0] : value.stops[0]])
+        if word.lower() in _MISSING_WORDS:
+            return f"if {word.decode()} stands for a missing value, write nothing in its place"
+    other = other_kind(value, column.kind, is_element=column.separator is not None)
+    if other is None:
+        return None
+    if (column.kind, other) == ("float32", "float"):
+        return f'if the value is right, take transform = "none" of column {column.column!r} from the schema'
+    remedy = f'if the value is right, give column {column.column!r} the kind "{other}" in the schema'
+    # Floats are dense and texts sparse, so the column may have to move; a plain list has no kinds.
+    is_dense = column.kind in ("dense", *FLOATS)
+    if other == "float":
+        place = "in a section [dense]" if is_dense else "not under [sparse] but in a section [dense]"
+        return f'{remedy}, {place}, which replaces any line "dense = ..."'
+    return f"{remedy}, under [sparse] instead of dense" if other == "text" and is_dense else remedy

@@ -34,6 +34,19 @@ def thread_buffer(name: str, shape: Sequence[int], dtype: Any) -> NDArray[Any]:
     return array
 
 
+def placed_like_file(memory: NDArray[np.uint8], position: int) -> NDArray[np.uint8]:
+    """Return the end of ``memory`` that begins as far into a page as a file does at ``position``.
+
+    On AMD's Zen 3 the system takes 4 times as long to copy text from the page cache to memory that begins 1
+    to 31 bytes further into its page, as large arrays do: 95 ns for a line of Criteo's log and not 24.
+
+    Args:
+        memory: contiguous, mmap.PAGESIZE bytes longer than what is wanted of it.
+        position: bytes.
+    """
+    return memory[(position - memory.ctypes.data) % mmap.PAGESIZE :]
+
+
 def drop_thread_buffers() -> None:
     """Drop the calling thread's buffers."""
     _local.__dict__.clear()

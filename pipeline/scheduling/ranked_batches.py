@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.batch_lookups import of_matrix
+from ...stats.batches.batch_lookups import BatchLookups
 from ...stats.batches.lookups_by_row import group_lookups
 from ...stats.exchange.home_plan import RowUses
 from ...stats.exchange.rank_masks import Masks, mask_type, rank_masks, ranks_of_samples
@@ -115,13 +115,18 @@ def _rows_of(
     ids: PartIds, ranks_B: NDArray[np.uint8], width: ColdWidth, num_ranks: int
 ) -> tuple[NDArray[np.int32], Masks]:
     """Return the distinct rows of a batch, ascending, and the ranks that use each."""
-    # Rows of all tables are numbered through, so they are one table here, in whatever order of lookups.
-    keys, ranks = [np.empty(0, np.int32)], [np.empty(0, np.uint8)]
+    # The lookups of one table after the other: fewer digits to sort by than among the rows of all.
     ids_of_tables = ids.ids
-    for table, base in zip(width.tables, width.base.tolist(), strict=True):
+    of_width = [np.empty(0, np.int32), *(ids_of_tables[table] for table in width.tables)]
+    ranks = [np.empty(0, np.uint8)]
+    for table in width.tables:
         name = ids.tables[table].name
-        keys.append(ids_of_tables[table] + np.int32(base))
         is_list = name in ids.lists
         ranks.append(np.repeat(ranks_B, np.diff(ids.lists[name][0])) if is_list else ranks_B)
-    lookups = group_lookups(of_matrix(np.concatenate(keys), np.array([width.num_rows])))
-    return lookups.rows_U, rank_masks(lookups, np.concatenate(ranks), num_ranks)
+    offsets_F1 = np.cumsum([part.size for part in of_width])
+    positions_N = np.arange(offsets_F1[-1], dtype=np.int32)
+    num_rows_F = np.array([ids.tables[table].num_rows for table in width.tables])
+    lookups = group_lookups(BatchLookups(np.concatenate(of_width), positions_N, offsets_F1, num_rows_F))
+    # Rows of all tables are numbered through.
+    bases_U = np.repeat(width.base.astype(np.int32), np.diff(lookups.first_F1))
+    return lookups.rows_U + bases_U, rank_masks(lookups, np.concatenate(ranks), num_ranks)

@@ -216,7 +216,9 @@ def _ingest_file(
             # Parts come back in order, so the lines before this one are all counted.
             if fault is not None:
                 line = tally.lines + fault.line_in_block + 1 + parts.num_header_lines
-                raise InputError(f"{file.path}, {parts.unit} {line}{fault.text}", hint=_hint(fault, config))
+                raise InputError(
+                    f"{file.path}, {parts.unit} {line}{fault.text}", hint=hint_for(fault, config)
+                )
             if name in output.finished:
                 facts = output.finished[name].read_facts(ColumnsFacts)
                 _refuse_earlier(file, facts, tally, parts)
@@ -278,7 +280,8 @@ def _refuse_earlier(file: RawFile, facts: ColumnsFacts, tally: _Tally, parts: Ra
     tally.last_time = facts.last_time
 
 
-def _hint(fault: Fault, config: IngestConfig) -> str:
+def hint_for(fault: Fault, config: IngestConfig) -> str:
+    """Return what to do about a bad line."""
     if fault.reason == "unordered_time":
         return _ORDER_HINT
     if fault.is_label_off:
@@ -289,7 +292,9 @@ def _hint(fault: Fault, config: IngestConfig) -> str:
         return (
             "count and skip such lines with --on-bad-line skip; a log without labels is read with --no-label"
         )
-    return "fix the line, or count and skip such lines with --on-bad-line skip"
+    # Only a schema that is a file can be changed.
+    remedy = fault.remedy if "\n" in config.schema else None
+    return f"{remedy or 'fix the line'}, or count and skip such lines with --on-bad-line skip"
 
 
 def _refuse_changed(file: RawFile) -> None:

@@ -188,7 +188,7 @@ def needed_bytes(config: PackConfig, width: int, samples_of_part: int, workers: 
 def _worker_bytes(config: PackConfig, width: int, samples_of_part: int, workers: int) -> int:
     """Return the bytes that workers hold beside the buffers: a part, or an order and a batch."""
     scattering = samples_of_part * (4 * width + 17 + 8)
-    writing = samples_per_file(config, width) * 16 + 3 * config.batch_size * 4 * width
+    writing = samples_per_file(config, width) * 24 + 3 * config.batch_size * 4 * width
     return num_workers(workers) * max(scattering, writing)
 
 
@@ -224,7 +224,7 @@ def _write_file(
     """Order one file's rows by key and write them batch by batch."""
     stop = start + file.num_samples
     rows = buffers.rows[start:stop]
-    order = np.argsort(buffers.keys[start:stop])
+    order = buffers.order(slice(start, stop))
     batches = range(0, file.num_samples, config.batch_size)
     # Without regrouping some mixed batches are hot-only by chance; the manifest names them.
     hot_only: tuple[int, ...] | None = None

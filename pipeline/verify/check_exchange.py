@@ -2,7 +2,7 @@
 
 Each rank knows where every row lives after every step: a row that is said to live somewhere lives there since
 the step before, all ranks end with the same homes, and what they send is what the others receive and what the
-totals count.
+totals count. No vector is marked to cross early whose row the step before uses.
 """
 
 from __future__ import annotations
@@ -12,13 +12,23 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from ...stats.exchange.early_rows import first_stale_step, last_keys
 from ...stats.exchange.home_moves import NO_HOME
-from ...stats.exchange.rank_step_checks import KINDS, count_rank_messages, first_wrong_home
+from ...stats.exchange.rank_masks import Masks
+from ...stats.exchange.rank_step_checks import (
+    KINDS,
+    add_digests,
+    contradictions,
+    count_rank_messages,
+    first_wrong_home,
+    fits_homes,
+)
 from ..errors import first_line, refuse_system_fault
 from ..folders.file_facts import RankFacts
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import ExchangeTotals, RankedWidthTotals, RanksEpoch
 from ..formats.arrow_files import DAMAGE
+from ..formats.stage_settings import RankScheduleSettings
 from ..scheduling.exchange_files import RankOf, read_homes, read_steps
 
 
@@ -62,14 +72,26 @@ class _Run:
         self._num_ranks = len(width.rows_of_ranks)
         files = [(entry, RankFacts.of(exchange, entry)) for entry in exchange.files]
         self._files = [pair for pair in files if pair[1].embedding_dim == width.embedding_dim]
+        self._may_move = RankScheduleSettings.of(exchange).homes == "moving"
+        self._homes: tuple[NDArray[np.uint8], Masks] | None = None
+        """Where rows live before their first use, and the ranks that ever use each."""
+        self._last_keys = [np.empty(0, np.int32)] * self._num_ranks
+        """Rows of the step of each rank that was followed last."""
+        self._digests_W = np.empty((0, 0, 0), np.uint64)
+        """What crosses in the epoch that is followed, see `add_digests`."""
 
     def fault(self) -> str | None:
         """Follow all epochs; returns the first fault."""
+        homes = [entry for entry, facts in self._files if facts.kind == "homes"]
+        if len(homes) != 1:
+            return f"it has {len(homes)} files of homes, want 1"
+        self._homes = read_homes(self._exchange, homes[0], self._width.num_rows, self._num_ranks)
         homes_WK = np.full((self._num_ranks, self._width.num_rows), NO_HOME, np.uint8)
         for epoch, wanted in enumerate(self._width.epochs):
             # Rows that each rank sends and receives in the epoch, by kind and by the other rank.
             counts_WLW = np.zeros((self._num_ranks, KINDS, self._num_ranks), np.int64)
             extra_W2 = np.zeros((self._num_ranks, 2), np.int64)
+            self._digests_W = np.zeros((self._num_ranks, KINDS + 1, self._num_ranks), np.uint64)
             for rank in range(self._num_ranks):
                 fault = self._follow(epoch, rank, homes_WK[rank], counts_WLW[rank], extra_W2[rank])
                 if fault is not None:
@@ -86,6 +108,9 @@ class _Run:
             )
             if found != wanted:
                 return f"what crosses in epoch {epoch} is not what the manifest says"
+            if wrong := contradictions(self._digests_W):
+                first, other = wrong[0]
+                return f"the steps of ranks {first} and {other} do not fit together in epoch {epoch}"
         return None
 
     def _follow(
@@ -107,9 +132,18 @@ class _Run:
                     return f"step {part.first_step} does not follow the one before"
                 num_steps += part.steps.num_steps
                 counts_LW += count_rank_messages(part.steps, rank, self._num_ranks).sum(axis=0)
+                place = (0, part.first_step, rank, self._digests_W[rank])
+                add_digests(part.steps, part.batches, *place)
                 wrong = first_wrong_home(part.steps, rank, homes_K, extra_2)
                 if wrong is not None:
                     return f"step {part.first_step + wrong}: a row does not live where it is said to"
+                assert self._homes is not None, "`fault` reads them"
+                if not fits_homes(part.steps, rank, *self._homes, may_move=self._may_move):
+                    return f"step {part.first_step}: a row does not live where the homes say"
+                stale = first_stale_step(part.steps, rank, self._last_keys[rank])
+                if stale is not None:
+                    return f"step {part.first_step + stale}: a vector would cross before its update"
+                self._last_keys[rank] = last_keys(part.steps, self._last_keys[rank])
         if num_steps != self._width.epochs[epoch].steps:
             return f"it has {num_steps} steps, want {self._width.epochs[epoch].steps}"
         return None

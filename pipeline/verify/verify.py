@@ -67,7 +67,7 @@ def verify(
         scratch: folder in which one stage at a time is run again; None takes the system's temporary folder.
         other_vocabulary: folder whose vocabulary was adopted, or from whose ids ``id_map`` maps; without it
             neither is built again.
-        resources: progress is told how many files are done.
+        resources: progress is told how many bytes of the files are checked.
 
     Raises:
         ManifestError: there is no stage folder at all.
@@ -101,9 +101,13 @@ def verify(
     # Discarded folders have a manifest only.
     there = {name: manifest for name, manifest in manifests.items() if not is_discarded(manifest.folder)}
     tasks = [(entry, manifest, there) for manifest in there.values() for entry in manifest.files]
-    for done, file_faults in enumerate(run_tasks(_check_file, tasks, workers=resources.workers), 1):
+    done = 0
+    total = sum(entry.num_bytes for entry, *_ in tasks)
+    checked = run_tasks(_check_file, tasks, workers=resources.workers)
+    for (entry, *_), file_faults in zip(tasks, checked, strict=True):
         faults += file_faults
-        resources.progress("verify", done, len(tasks))
+        done += entry.num_bytes
+        resources.progress("verify", done, total)
     # Sums over damaged files would only repeat their faults in other words.
     if not faults:
         faults += _check_sums(manifests)

@@ -146,6 +146,13 @@ def choose_keys(
 
 
 @kernel
+def take_bytes(values: NDArray[np.uint8], chosen: NDArray[np.int32], out: NDArray[np.int32]) -> None:
+    """Write the values of the chosen samples, (num_chosen,) positions, to ``out``, int32 or float32."""
+    for place in range(chosen.shape[0]):
+        out[place] = values[chosen[place]]
+
+
+@kernel
 def scatter_rows(
     columns: NDArray[np.int32],
     ids: NDArray[np.int32],

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from ..cpu_prefetch import AHEAD, prefetch
 from ..kernel import kernel
-from .hash_probing import ENTRY_BITS, MULTIPLIER, entry_of, is_valid_at, shift_of
+from .hash_probing import ENTRY_BITS, MULTIPLIER, entry_of, shift_of
+from .valid_blocks import BLOCK, keep_last, take_valid
 
 _LARGE = 1 << 13
 """Entries beyond which a table is not expected in the cache."""
@@ -37,28 +38,74 @@ def add_counts(
         Exact.
     """
     shift = shift_of(table)
-    num_missing = 0
+    first = np.uint64(start)
     num_lookups = np.uint64(categories.shape[0])
-    has_nulls = is_valid.shape[0] > 0
-    is_large = table.shape[0] > _LARGE
-    for i in range(np.uint64(start), num_lookups):
+    if is_valid.shape[0] == 0:
+        # As far as the table cannot get full, or a block.
+        while first < num_lookups:
+            stop = min(first + max(np.uint64(max_used - num_used), BLOCK), num_lookups)
+            stopped, num_used = _count_run(
+                categories, first, stop, num_lookups, table, shift, num_used, max_used
+            )
+            if stopped != stop:
+                return int(np.int64(stopped)), num_used, 0
+            first = stop
+        return categories.shape[0], num_used, 0
+
+    # The last lookups taken wait for the next block, so that lines are asked for across its border.
+    taken = np.empty(np.int64(BLOCK + AHEAD), categories.dtype)
+    places = np.empty(np.int64(BLOCK + AHEAD), np.uint64)
+    num_taken = np.uint64(0)
+    num_before = first  # missing lookups are those that were passed and not counted
+    while first < num_lookups:
+        next_first = min(first + BLOCK, num_lookups)
+        num_taken = take_valid(categories, is_valid, first, next_first, taken, places, num_taken)
+        num_kept = min(num_taken, AHEAD) if next_first < num_lookups else np.uint64(0)
+        num_here = num_taken - num_kept
+        stopped, num_used = _count_run(
+            taken, np.uint64(0), num_here, num_taken, table, shift, num_used, max_used
+        )
+        if stopped != num_here:
+            place = places[stopped]
+            return int(np.int64(place)), num_used, int(np.int64(place - num_before - stopped))
+        keep_last(taken, places, num_here, num_kept)
+        num_before += num_here
+        num_taken = num_kept
+        first = next_first
+    return categories.shape[0], num_used, int(np.int64(num_lookups - num_before))
+
+
+@kernel
+def _count_run(
+    values: NDArray[np.uint64],
+    first: np.uint64,
+    stop: np.uint64,
+    num_values: np.uint64,
+    table: NDArray[np.uint64],
+    shift: np.uint64,
+    num_used: int,
+    max_used: int,
+) -> tuple[np.uint64, int]:
+    """Count ``values[first:stop]``, none of them missing; returns where it stopped, and entries taken."""
+    # Known before the loop: the compiler makes one without what is not needed.
+    is_large = table.shape[0] > _LARGE and num_values > AHEAD
+    is_near_full = num_used + np.int64(stop - first) > max_used
+    last_ahead = num_values - AHEAD
+    for i in range(first, stop):
         # Ask for the line of a later lookup; small tables are in the cache anyway.
-        if is_large and i + AHEAD < num_lookups:
-            prefetch(table, ((np.uint64(categories[i + AHEAD]) * MULTIPLIER) >> shift) << ENTRY_BITS)
-        if has_nulls and not is_valid_at(is_valid, i):
-            num_missing += 1
-            continue
-        category = np.uint64(categories[i])
+        if is_large and i < last_ahead:
+            prefetch(table, ((np.uint64(values[i + AHEAD]) * MULTIPLIER) >> shift) << ENTRY_BITS)
+        category = np.uint64(values[i])
         entry = entry_of(category, table, shift)
-        if table[entry, 1] == 0:  # a new category
-            # A full table is handed back with the place in the chunk, where the caller goes on after growing
-            # it.
-            if num_used == max_used:
-                return int(np.int64(i)), num_used, num_missing
+        count = table[entry, 1]
+        # A full table is handed back with the place in the chunk, where the caller goes on after growing it.
+        if is_near_full and count == 0 and num_used == max_used:
+            return np.uint64(i), num_used
+        if count == 0:
             table[entry, 0] = category
             num_used += 1
-        table[entry, 1] += np.uint64(1)
-    return categories.shape[0], num_used, num_missing
+        table[entry, 1] = count + np.uint64(1)
+    return stop, num_used
 
 
 @kernel

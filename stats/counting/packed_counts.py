@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from ..cpu_prefetch import AHEAD, prefetch
 from ..kernel import kernel
-from .hash_probing import HALF, LOW_HALF, MULTIPLIER, is_valid_at, probe_short, shift_of
+from .hash_probing import HALF, LOW_HALF, MULTIPLIER, probe_short, shift_of
+from .valid_blocks import BLOCK, keep_last, take_valid
 
 _ONE = np.uint64(1)
 _LARGE = 1 << 14
@@ -56,31 +57,74 @@ def _add(
     num_used: int,
     max_used: int,
 ) -> tuple[int, int, int]:
-    mask = np.uint64(table.shape[0] - 1)
+    first = np.uint64(start)
     num_lookups = np.uint64(categories.shape[0])
-    num_missing = 0
-    has_nulls = is_valid.shape[0] > 0
-    is_large = table.shape[0] > _LARGE
-    for i in range(np.uint64(start), num_lookups):
+    if is_valid.shape[0] == 0:
+        # As far as the table cannot get full, or a block.
+        while first < num_lookups:
+            stop = min(first + max(np.uint64(max_used - num_used), BLOCK), num_lookups)
+            stopped, num_used = _count_run(
+                categories, first, stop, num_lookups, table, shift, num_used, max_used
+            )
+            if stopped != stop:
+                return int(np.int64(stopped)), num_used, 0
+            first = stop
+        return categories.shape[0], num_used, 0
+
+    # The last lookups taken wait for the next block, so that lines are asked for across its border.
+    taken = np.empty(np.int64(BLOCK + AHEAD), categories.dtype)
+    places = np.empty(np.int64(BLOCK + AHEAD), np.uint64)
+    num_taken = np.uint64(0)
+    num_before = first  # missing lookups are those that were passed and not counted
+    while first < num_lookups:
+        next_first = min(first + BLOCK, num_lookups)
+        num_taken = take_valid(categories, is_valid, first, next_first, taken, places, num_taken)
+        num_kept = min(num_taken, AHEAD) if next_first < num_lookups else np.uint64(0)
+        num_here = num_taken - num_kept
+        stopped, num_used = _count_run(
+            taken, np.uint64(0), num_here, num_taken, table, shift, num_used, max_used
+        )
+        if stopped != num_here:
+            place = places[stopped]
+            return int(np.int64(place)), num_used, int(np.int64(place - num_before - stopped))
+        keep_last(taken, places, num_here, num_kept)
+        num_before += num_here
+        num_taken = num_kept
+        first = next_first
+    return categories.shape[0], num_used, int(np.int64(num_lookups - num_before))
+
+
+@kernel
+def _count_run(
+    values: NDArray[np.uint32],
+    first: np.uint64,
+    stop: np.uint64,
+    num_values: np.uint64,
+    table: NDArray[np.uint64],
+    shift: np.uint64,
+    num_used: int,
+    max_used: int,
+) -> tuple[np.uint64, int]:
+    """Count ``values[first:stop]``, none of them missing; returns where it stopped, and entries taken."""
+    mask = np.uint64(table.shape[0] - 1)
+    # Known before the loop: the compiler makes one without what is not needed.
+    is_large = table.shape[0] > _LARGE and num_values > AHEAD
+    is_near_full = num_used + np.int64(stop - first) > max_used
+    last_ahead = num_values - AHEAD
+    for i in range(first, stop):
         # Ask for the line of a later lookup; small tables are in the cache anyway.
-        if is_large and i + AHEAD < num_lookups:
-            prefetch(table, (np.uint64(categories[i + AHEAD]) * MULTIPLIER) >> shift)
-        if has_nulls and not is_valid_at(is_valid, i):
-            num_missing += 1
-            continue
-        category = np.uint64(categories[i])
+        if is_large and i < last_ahead:
+            prefetch(table, (np.uint64(values[i + AHEAD]) * MULTIPLIER) >> shift)
+        category = np.uint64(values[i])
         entry, found = probe_short(category, table, shift, mask)
-        if found == 0:
-            # A full table is handed back with the place in the chunk, where the caller goes on after growing
-            # it.
-            if num_used == max_used:
-                return int(np.int64(i)), num_used, num_missing
-            found = category << HALF
-            num_used += 1
-        elif (found & LOW_HALF) == LOW_HALF:  # one more would carry into the category
-            return int(np.int64(i)), num_used, num_missing
-        table[entry] = found + _ONE
-    return categories.shape[0], num_used, num_missing
+        # A full table is handed back with the place in the chunk, where the caller goes on after growing it,
+        # and so is a full count: one more would carry into the category.
+        if (found & LOW_HALF) == LOW_HALF or (is_near_full and found == 0 and num_used == max_used):
+            return np.uint64(i), num_used
+        # No branch on whether the category is new: of a known one the upper half stays as it is.
+        table[entry] = (found | (category << HALF)) + _ONE
+        num_used += int(found == 0)
+    return stop, num_used
 
 
 @kernel

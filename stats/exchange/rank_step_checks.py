@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..hashing import mix64_pair
 from ..kernel import inlined_kernel, kernel
 from .home_moves import NO_HOME
+from .rank_masks import Masks
 from .rank_steps import RankSteps, concerns
 
 KINDS = 4
@@ -29,6 +30,9 @@ def _count_messages(steps: RankSteps, rank: int, counts_SLW: NDArray[np.int32]) 
                     counts_SLW[step, 1, before] += 1
                 if after != rank:
                     counts_SLW[step, 2, after] += 1
+            # Rows of other ranks are most of those that this one looks up.
+            if before != rank and after != rank:
+                continue
             for other in range(num_ranks):
                 if other != rank and mask >> np.uint64(other) & np.uint64(1):
                     counts_SLW[step, 0, other] += before == rank
@@ -97,6 +101,28 @@ def first_faulty_step(steps: RankSteps, rank: int, num_ranks: int, num_keys: int
     return None if found < 0 else found
 
 
+def fits_homes(
+    steps: RankSteps, rank: int, homes: NDArray[np.uint8], users: Masks, *, may_move: bool
+) -> bool:
+    """Return whether each row lives where its rank has a place for it, and is used by its users. Exact.
+
+    Args:
+        steps: of the rank, checked.
+        rank: whose they are.
+        homes: (num_keys,), where rows live before their first use.
+        users: (num_keys,), the ranks that ever use each.
+        may_move: whether rows change their homes; a rank has a place for each that it ever uses then.
+    """
+    users_N = users[steps.keys_N]
+    if (steps.masks_N & ~users_N).any():
+        return False
+    if not may_move:
+        is_home_N = homes[steps.keys_N] == steps.after_N
+        return bool(is_home_N.all() and (homes[steps.passed_keys_P] == steps.passed_homes_P).all())
+    has_place_N = (homes[steps.keys_N] == rank) | (users_N >> users_N.dtype.type(rank) & 1).astype(np.bool_)
+    return bool(has_place_N[(steps.before_N == rank) | (steps.after_N == rank)].all())
+
+
 @kernel
 def _follow_homes(
     steps: RankSteps, rank: int, homes_K: NDArray[np.uint8], early_and_moves_2: NDArray[np.int64]
@@ -154,27 +180,28 @@ def _add_digests(
         for i in range(steps.starts_S1[step], steps.starts_S1[step + 1]):
             mask = np.uint64(steps.masks_N[i])
             before, after = steps.before_N[i], steps.after_N[i]
-            key = np.uint64(steps.keys_N[i])
-            stays = mix64_pair(place, key << np.uint64(1))
-            moves = mix64_pair(place, key << np.uint64(1) | np.uint64(1))
+            key = np.uint64(steps.keys_N[i]) << np.uint64(2)
+            # A vector crosses in its step, or a step early; or its row moves.
+            stays = mix64_pair(place, key)
+            vector = mix64_pair(place, key | np.uint64(2)) if steps.is_early_N[i] else stays
+            moves = mix64_pair(place, key | np.uint64(1))
             # The same cases as in `_count_messages`, with the rows themselves instead of their number.
             if mask >> np.uint64(rank) & np.uint64(1):
                 if before != rank and before != NO_HOME:
-                    digests_LW[1, before] += moves if after == rank else stays
+                    digests_LW[1, before] += moves if after == rank else vector
                 if after != rank:
                     digests_LW[2, after] += stays
             for other in range(num_ranks):
                 if other != rank and mask >> np.uint64(other) & np.uint64(1):
                     if before == rank:
-                        digests_LW[0, other] += moves if after == other else stays
+                        digests_LW[0, other] += moves if after == other else vector
                     if after == rank:
                         digests_LW[3, other] += stays
             # Every rank knows of every row that gets another home.
             if before != after:
                 digests_LW[4, rank] += mix64_pair(stays, np.uint64(after))
         for i in range(steps.passed_starts_S1[step], steps.passed_starts_S1[step + 1]):
-            key = np.uint64(steps.passed_keys_P[i])
-            stays = mix64_pair(place, key << np.uint64(1))
+            stays = mix64_pair(place, np.uint64(steps.passed_keys_P[i]) << np.uint64(2))
             digests_LW[4, rank] += mix64_pair(stays, np.uint64(steps.passed_homes_P[i]))
 
 
@@ -194,8 +221,8 @@ def add_digests(
         seed: of the width and the epoch.
         first_step: number of the first of these steps.
         rank: whose they are.
-        digests: (5, num_ranks), added to: of the vectors to and from each rank, the gradients to and from
-            each, and in the column of the rank of all rows that get another home.
+        digests: (5, num_ranks), added to: of the vectors to and from each rank with what crosses early, the
+            gradients to and from each, and in the column of the rank of all rows that get another home.
 
     Error:
         Other rows have equal digests once in ``2**64`` times.

@@ -5,209 +5,60 @@ hot; with it go those samples, and other rows lose them. The reverse of the drop
 of all budgets. Linear in lookups: a bucket queue of rows by samples, whose rows may fall below the level
 it is at (clipping them there, as code for k-cores does, loses points).
 
-Rows are numbered by their place in the order by frequency (by lookups per byte where widths differ), those
-that are certainly hot left out. The incidence of rows and samples is stored both ways, and every step of
-a row towards its end: 12 bytes a lookup.
+Most rows of a log have one sample. Where all rows have one width these lone rows are dropped in a pass of
+their own, which follows the list of their samples: neither their worth nor their lists are read, and what is
+left of the worths fits in the caches. Every step of a row towards its end takes 4 bytes a lookup.
 
 Source: greedy peeling for densest sub-hypergraphs; Charikar, APPROX 2000, with the weights of a knapsack.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ..cpu_prefetch import prefetch
 from ..kernel import inlined_kernel, kernel
+from .sample_lists import Entries, Incidence
 
 BYTES_PER_LOOKUP = 12
-BYTES_PER_ROW = 76
+BYTES_PER_ROW = 80
 BYTES_PER_SAMPLE = 32
 """Memory of the incidence, the queue and the orders built from it, together."""
 _NONE = -1
-_BLOCK_LOOKUPS = 512
-"""Lookups whose rows are asked for together: their lines fit in the second cache."""
 _LOOKUPS_AHEAD = 32
 """Lookups between asking for what one needs and using it."""
 _ENTRIES_AHEAD = 4
 """Entries of a queue between asking for one thing and for the next that follows from it."""
+_LONE_AHEAD = 8
+"""The same of lone rows."""
+_LINE_SAMPLES = 16
+"""Numbers of samples in a cache line."""
 
 
-@kernel
-def append_samples(
-    ids: NDArray[np.int32],
-    offsets: NDArray[np.int64],
-    first_sample: int,
-    first_id: int,
-    rows: NDArray[np.int32],
-    row_starts: NDArray[np.int64],
-    row_ends: NDArray[np.int64],
-    row_samples: NDArray[np.uint32],
-) -> bool:
-    """Append the number of each sample to the lists of the rows it looks up, once a row.
+class PeelMemory(NamedTuple):
+    """Memory that peeling works in; the caller's, for which NumPy asks the system for large pages."""
 
-    Args:
-        ids: (num_lookups,), of one table.
-        offsets: (num_samples + 1,); sample i has the lookups from ``offsets[i]`` to ``offsets[i + 1]``.
-        first_sample: number of the first sample; calls come in the order of samples.
-        first_id: smaller ids are certainly hot, and left out.
-        rows: (num_ids - first_id,), number of each other id's row.
-        row_starts: (num_rows + 1,), where the list of each row begins.
-        row_ends: (num_rows,), where it ends; moved.
-        row_samples: (num_lookups of all rows,), lists of samples, written.
-
-    Returns:
-        False where a list would grow into the next; it and what follows are left unwritten.
-    """
-    # In blocks: first the lookups of rows that may be dropped, without a branch for each, then what they
-    # need from memory, one thing after another, and the lists last.
-    kept_rows = np.empty(_BLOCK_LOOKUPS, np.int32)
-    kept_samples = np.empty(_BLOCK_LOOKUPS, np.uint32)
-    sample = 0
-    for first in range(offsets[0], offsets[-1], _BLOCK_LOOKUPS):
-        stop = min(first + _BLOCK_LOOKUPS, offsets[-1])
-        num_kept = 0
-        for j in range(first, stop):
-            while offsets[sample + 1] <= j:
-                sample += 1
-            kept_rows[num_kept] = ids[j] - first_id
-            kept_samples[num_kept] = first_sample + sample
-            num_kept += ids[j] >= first_id
-        for k in range(num_kept):
-            prefetch(rows, np.uint64(kept_rows[k]))
-        for k in range(num_kept):
-            row = rows[kept_rows[k]]
-            kept_rows[k] = row
-            prefetch(row_starts, np.uint64(row))
-            prefetch(row_ends, np.uint64(row))
-        for k in range(num_kept):
-            prefetch(row_samples, np.uint64(row_ends[kept_rows[k]]))
-        for k in range(num_kept):
-            row = kept_rows[k]
-            end = row_ends[row]
-            if end > row_starts[row] and row_samples[end - 1] == kept_samples[k]:
-                continue  # looked up twice by one sample
-            # The room was counted before; more lookups than that mean another log.
-            if end >= row_starts[row + 1]:
-                return False
-            row_samples[end] = kept_samples[k]
-            row_ends[row] = end + 1
-    return True
-
-
-@kernel
-def list_rows(
-    row_starts: NDArray[np.int64],
-    row_ends: NDArray[np.int64],
-    row_samples: NDArray[np.uint32],
-    sample_starts: NDArray[np.int64],
-    sample_rows: NDArray[np.int32],
-) -> None:
-    """List the rows of each sample, from the samples of each row.
-
-    Args:
-        row_starts: (num_rows + 1,); see `append_samples`.
-        row_ends: (num_rows,).
-        row_samples: (num_lookups,).
-        sample_starts: (num_samples + 1,) zeros; out, where the list of each sample begins.
-        sample_rows: (num_lookups,) out, rows ascending in each sample.
-    """
-    # Count the rows of each sample, then sum up: the running sums are where the lists end. What lies between
-    # two lists is undefined, and may be asked for, but is never used.
-    num_lookups = row_samples.shape[0]
-    num_samples = sample_starts.shape[0] - 1
-    for row in range(row_ends.shape[0]):
-        for k in range(row_starts[row], row_ends[row]):
-            if k + 2 * _LOOKUPS_AHEAD < num_lookups:
-                prefetch(sample_starts, np.uint64(row_samples[k + 2 * _LOOKUPS_AHEAD]))
-            sample_starts[row_samples[k]] += 1
-    total = 0
-    for sample in range(sample_starts.shape[0]):
-        total += sample_starts[sample]
-        sample_starts[sample] = total
-    for row in range(row_ends.shape[0] - 1, -1, -1):  # from the back, so that ends become starts
-        for k in range(row_starts[row], row_ends[row]):
-            if k >= 2 * _LOOKUPS_AHEAD:
-                prefetch(sample_starts, np.uint64(row_samples[k - 2 * _LOOKUPS_AHEAD]))
-                later = row_samples[k - _LOOKUPS_AHEAD]
-                if later < num_samples:
-                    prefetch(sample_rows, np.uint64(sample_starts[later]))
-            sample = row_samples[k]
-            sample_starts[sample] -= 1
-            sample_rows[sample_starts[sample]] = row
-
-
-@kernel
-def entry_order(
-    row_starts: NDArray[np.int64],
-    row_ends: NDArray[np.int64],
-    row_samples: NDArray[np.uint32],
-    num_samples: int,
-    order: NDArray[np.int32],
-) -> None:
-    """Write the order in which rows enter the queue, which breaks its ties.
-
-    Rows of a single sample come first, those whose sample has most of them before the others (one sample is
-    lost, many rows are freed); then all other rows. Else the least looked-up row comes first.
-
-    Args:
-        row_starts: (num_rows + 1,); see `append_samples`.
-        row_ends: (num_rows,).
-        row_samples: (num_lookups,).
-        num_samples: samples of the log.
-        order: (num_rows,) out.
-    """
-    num_rows = row_ends.shape[0]
-    # How many rows of each sample have no other sample.
-    lone = np.zeros(num_samples, np.int32)
-    for row in range(num_rows):
-        _ask_for_sample(row + _LOOKUPS_AHEAD, row_starts, row_samples, lone)
-        if row_ends[row] - row_starts[row] == 1:
-            lone[row_samples[row_starts[row]]] += 1
-    most = 0
-    for sample in range(num_samples):
-        most = max(most, lone[sample])
-    # A counting sort by it, falling: the rows with most, most - 1, ... 1 in their sample, then all others.
-    starts = np.zeros(most + 2, np.int64)
-    for row in range(num_rows):
-        _ask_for_sample(row + _LOOKUPS_AHEAD, row_starts, row_samples, lone)
-        is_lone = row_ends[row] - row_starts[row] == 1
-        starts[most + 1 - lone[row_samples[row_starts[row]]] if is_lone else most + 1] += 1
-    total = 0
-    for rest in range(most + 2):
-        length = starts[rest]
-        starts[rest] = total
-        total += length
-    for row in range(num_rows - 1, -1, -1):
-        _ask_for_sample(row - _LOOKUPS_AHEAD, row_starts, row_samples, lone)
-        is_lone = row_ends[row] - row_starts[row] == 1
-        rest = most + 1 - lone[row_samples[row_starts[row]]] if is_lone else most + 1
-        order[starts[rest]] = row
-        starts[rest] += 1
-
-
-@inlined_kernel
-def _ask_for_sample(
-    row: int, row_starts: NDArray[np.int64], row_samples: NDArray[np.uint32], lone: NDArray[np.int32]
-) -> None:
-    """Ask for the entry in ``lone`` of the first sample of a row, if there is such a row."""
-    if 0 <= row < row_starts.shape[0] and row_starts[row] < row_samples.shape[0]:
-        prefetch(lone, np.uint64(row_samples[row_starts[row]]))
+    worth: NDArray[np.int32]
+    """(num_rows,)."""
+    queued: NDArray[np.int32]
+    """(num_lookups + num_rows,)."""
 
 
 @kernel
 def peel(
-    row_starts: NDArray[np.int64],
-    row_ends: NDArray[np.int64],
-    row_samples: NDArray[np.uint32],
-    sample_starts: NDArray[np.int64],
-    sample_rows: NDArray[np.int32],
+    incidence: Incidence,
     width_of_row: NDArray[np.uint8],
     widths: NDArray[np.int64],
-    entries: NDArray[np.int32],
+    entries: Entries,
     first_row: int,
     stop_row: int,
+    budgets: NDArray[np.int64],
+    memory: PeelMemory,
     dropped: NDArray[np.int32],
+    hot_samples: NDArray[np.int64],
 ) -> None:
     """Write the rows from ``first_row`` to ``stop_row`` to ``dropped``, the least worth keeping first.
 
@@ -218,34 +69,48 @@ def peel(
     came to its number of samples first, as they entered by ``entries`` where that was the start. Exact.
 
     Args:
-        row_starts: (num_rows + 1,); see `append_samples`.
-        row_ends: (num_rows,).
-        row_samples: (num_lookups,).
-        sample_starts: (num_samples + 1,); see `list_rows`.
-        sample_rows: (num_lookups,).
+        incidence: of rows and samples.
         width_of_row: (num_rows,), positions in ``widths``.
         widths: (num_widths,), bytes of a row; products with numbers of samples fit int64.
-        entries: (num_rows,), each row once.
+        entries: each row once.
         first_row: the first row that may be dropped.
         stop_row: the first row that is gone.
+        budgets: (num_budgets,), bytes of these rows that may stay, rising, fewer than all of them have.
+        memory: to work in.
         dropped: (stop_row - first_row,) out.
+        hot_samples: (num_budgets,) out, samples none of whose rows is dropped once what is left of these rows
+            fits in the budget.
     """
+    row_starts, row_ends, row_samples, sample_starts, sample_rows = incidence
+    worth, queued = memory
     num_rows = row_ends.shape[0]
-    most = 0
+    num_samples = sample_starts.shape[0] - 1
+    # Rows from ``first_tail`` on have one sample at most, and no worth: they go with their sample.
+    has_one_width = widths.shape[0] == 1
+    num_lone = entries.lone_samples.shape[0] if has_one_width else 0
+    first_tail = num_rows
+    while num_lone > 0 and first_tail > 0 and row_ends[first_tail - 1] - row_starts[first_tail - 1] <= 1:
+        first_tail -= 1
 
-    # Samples with a row that is gone before it begins are lost from the start.
-    is_lost = np.zeros(sample_starts.shape[0] - 1, np.uint8)
-    for sample in range(is_lost.shape[0]):
-        stop = sample_starts[sample + 1]
-        is_lost[sample] = stop > sample_starts[sample] and sample_rows[stop - 1] >= stop_row
+    # Samples with a row that is gone before it begins are lost from the start. A bit for each of them, since
+    # they are asked for in any order: those of a million samples fit in the second cache.
+    lost = np.zeros(num_samples // 8 + 1, np.uint8)
+    num_lost = 0
+    if stop_row < num_rows:
+        for sample in range(num_samples):
+            stop = sample_starts[sample + 1]
+            if stop > sample_starts[sample] and sample_rows[stop - 1] >= stop_row:
+                lost[sample >> 3] |= _bit_of(sample)
+                num_lost += 1
 
     # The worth of a row is the number of its samples that are left.
-    worth = np.full(num_rows, _NONE, np.int32)
-    for row in range(first_row, stop_row):
+    worth[:first_tail] = _NONE
+    most = 0
+    for row in range(first_row, min(stop_row, first_tail)):
         left = row_ends[row] - row_starts[row]
-        if stop_row < num_rows:
+        if num_lost > 0:
             for k in range(row_starts[row], row_ends[row]):
-                left -= is_lost[row_samples[k]]
+                left -= _is_lost(row_samples[k], lost)
         worth[row] = left
         most = max(most, left)
 
@@ -253,70 +118,233 @@ def peel(
     # stays, stale, when it leaves: no neighbor has to be found, and rows still come out in their order.
     heads = np.zeros((widths.shape[0], most + 1), np.int64)
     tails = np.zeros((widths.shape[0], most + 1), np.int64)
-    queued = _empty_queues(worth, width_of_row, first_row, stop_row, heads, tails)
+    _begin_queues(worth, width_of_row, first_row, min(stop_row, first_tail), heads, tails)
+    number = 0
     for i in range(num_rows):
-        row = entries[i]
-        if first_row <= row < stop_row:
-            _append(row, worth[row], width_of_row[row], queued, tails)
+        if i + _LOOKUPS_AHEAD < num_rows and entries.rows[i + _LOOKUPS_AHEAD] < first_tail:
+            prefetch(worth, np.uint64(entries.rows[i + _LOOKUPS_AHEAD]))
+        row = entries.rows[i]
+        if not first_row <= row < stop_row:
+            continue
+        left = worth[row] if row < first_tail else 0
+        if i < num_lone:
+            left = 0 if _is_lost(entries.lone_samples[i], lost) else 1
+        if left == 0 and has_one_width:
+            # Nothing else is worth as little, and nothing depends on it.
+            dropped[number] = row
+            number += 1
+            if row < first_tail:
+                worth[row] = _NONE
+        elif i >= num_lone:
+            _append(row, left, width_of_row[row], queued, tails)
+
+    # The lone rows that are left have a worth of 1, and came to it before any other row.
+    budget = budgets.shape[0] - 1
+    if has_one_width:
+        bytes_left = (dropped.shape[0] - number) * widths[0]
+        budget = _tell_hot(budget, budgets, bytes_left, num_samples - num_lost, hot_samples)
+    levels = np.zeros(widths.shape[0], np.int64)
+    for i in range(num_lone):
+        _ask_ahead_of_lone(
+            i, entries.lone_samples, num_lone, lost, sample_starts, sample_rows, worth, first_tail
+        )
+        sample = entries.lone_samples[i]
+        row = entries.rows[i]
+        if not first_row <= row < stop_row or _is_lost(sample, lost):
+            continue  # of another part, or dropped with its sample
+        if row < first_tail:
+            worth[row] = _NONE
+        dropped[number] = row
+        number += 1
+        lost[sample >> 3] |= _bit_of(sample)
+        num_lost += 1
+        number = _lose_rows(
+            sample,
+            row,
+            first_row,
+            first_tail,
+            sample_starts,
+            sample_rows,
+            worth,
+            width_of_row,
+            queued,
+            tails,
+            levels,
+            dropped,
+            number,
+        )
+        # Where several rows go at once, none of them has a sample that is left.
+        bytes_left = (dropped.shape[0] - number) * widths[0]
+        budget = _tell_hot(budget, budgets, bytes_left, num_samples - num_lost, hot_samples)
 
     # Drop the row of least worth; ``levels`` are at most the least worth of each width.
-    levels = np.zeros(widths.shape[0], np.int64)
-    number = 0
+    left_samples = np.empty(most + 1, np.uint32)
+    bytes_left = 0
+    if not has_one_width:
+        for row in range(first_row, stop_row):
+            bytes_left += widths[width_of_row[row]]
     while number < dropped.shape[0]:
         width = _next_width(worth, queued, heads, tails, levels, widths)
         head = heads[width, levels[width]]
-        _ask_ahead(
-            queued,
-            head,
-            tails[width, levels[width]],
-            worth,
-            row_starts,
-            row_ends,
-            row_samples,
-            sample_starts,
-            sample_rows,
-            is_lost,
-        )
+        _ask_ahead(queued, head, tails[width, levels[width]], worth, row_starts, row_ends, row_samples)
         row = queued[head]
         heads[width, levels[width]] = head + 1
+        left = worth[row]
         worth[row] = _NONE
+        first_dropped = number
         dropped[number] = row
         number += 1
-        # Its samples are lost, and every other row of theirs falls by one for each.
-        for k in range(row_starts[row], row_ends[row]):
-            sample = row_samples[k]
-            if is_lost[sample]:
-                continue
-            is_lost[sample] = 1
-            # Its rows are anywhere: ask for all of them before the first is needed.
-            for j in range(sample_starts[sample], sample_starts[sample + 1]):
+        # Its samples are lost, and every other row of theirs falls by one for each. Those that are left are
+        # found first, without a branch, and what leads to their rows is asked for step by step.
+        found = 0
+        k = row_starts[row]
+        while found < left:
+            left_samples[found] = row_samples[k]
+            found += not _is_lost(row_samples[k], lost)
+            k += 1
+        for n in range(left):
+            prefetch(sample_starts, np.uint64(left_samples[n]))
+        for n in range(left):
+            prefetch(sample_rows, np.uint64(sample_starts[left_samples[n]]))
+        for n in range(left):
+            sample = left_samples[n]
+            lost[sample >> 3] |= _bit_of(sample)
+            number = _lose_rows(
+                sample,
+                row,
+                first_row,
+                first_tail,
+                sample_starts,
+                sample_rows,
+                worth,
+                width_of_row,
+                queued,
+                tails,
+                levels,
+                dropped,
+                number,
+            )
+        num_lost += left
+        # What is left of the samples is hot under each budget that is met by now.
+        for n in range(first_dropped, 0 if has_one_width else number):
+            bytes_left -= widths[width_of_row[dropped[n]]]
+        if has_one_width:
+            bytes_left = (dropped.shape[0] - number) * widths[0]
+        budget = _tell_hot(budget, budgets, bytes_left, num_samples - num_lost, hot_samples)
+
+
+@inlined_kernel
+def _tell_hot(
+    budget: int, budgets: NDArray[np.int64], bytes_left: int, num_hot: int, hot_samples: NDArray[np.int64]
+) -> int:
+    """Write the hot samples of the budgets that are met now, the largest first; return the next one."""
+    while budget >= 0 and bytes_left <= budgets[budget]:
+        hot_samples[budget] = num_hot
+        budget -= 1
+    return budget
+
+
+@inlined_kernel
+def _bit_of(sample: int) -> np.uint8:
+    """Return the bit of a sample in its byte of eight."""
+    return np.uint8(1 << (sample & 7))
+
+
+@inlined_kernel
+def _is_lost(sample: int, lost: NDArray[np.uint8]) -> bool:
+    """Return whether the bit of a sample is set."""
+    is_lost: bool = (lost[sample >> 3] & np.uint8(1 << (sample & 7))) != 0
+    return is_lost
+
+
+@inlined_kernel
+def _lose_rows(
+    sample: int,
+    row: int,
+    first_row: int,
+    first_tail: int,
+    sample_starts: NDArray[np.int64],
+    sample_rows: NDArray[np.int32],
+    worth: NDArray[np.int32],
+    width_of_row: NDArray[np.uint8],
+    queued: NDArray[np.int32],
+    tails: NDArray[np.int64],
+    levels: NDArray[np.int64],
+    dropped: NDArray[np.int32],
+    number: int,
+) -> int:
+    """Take a sample that is lost with ``row`` from its other rows; return how many rows are dropped by then.
+
+    A row whose last sample it is goes with it. The rows of a sample ascend.
+    """
+    # They are anywhere: ask for all of them before the first is needed.
+    for j in range(sample_starts[sample], sample_starts[sample + 1]):
+        if sample_rows[j] < first_tail:
+            prefetch(worth, np.uint64(sample_rows[j]))
+    for j in range(sample_starts[sample], sample_starts[sample + 1]):
+        other = sample_rows[j]
+        left = 0
+        if other < first_tail:
+            left = worth[other] - 1
+            if left < 0:
+                continue  # dropped, or never to be
+            worth[other] = left if left > 0 else _NONE
+        elif other < first_row or other == row:
+            continue
+        if left > 0:
+            width = 0 if tails.shape[0] == 1 else width_of_row[other]
+            _append(other, left, width, queued, tails)
+            levels[width] = min(levels[width], left)
+        else:
+            dropped[number] = other
+            number += 1
+    return number
+
+
+@inlined_kernel
+def _ask_for_rows(
+    sample: int, lost: NDArray[np.uint8], sample_starts: NDArray[np.int64], sample_rows: NDArray[np.int32]
+) -> None:
+    """Ask for the rows of a sample that is not lost."""
+    if not _is_lost(sample, lost):
+        prefetch(sample_rows, np.uint64(sample_starts[sample]))
+
+
+@inlined_kernel
+def _ask_ahead_of_lone(
+    i: int,
+    lone_samples: NDArray[np.uint32],
+    num_lone: int,
+    lost: NDArray[np.uint8],
+    sample_starts: NDArray[np.int64],
+    sample_rows: NDArray[np.int32],
+    worth: NDArray[np.int32],
+    first_tail: int,
+) -> None:
+    """Ask for what the next lone rows will need, each thing when what leads to it has come."""
+    if i + 3 * _LONE_AHEAD >= num_lone:
+        return
+    sample = lone_samples[i + 3 * _LONE_AHEAD]
+    if not _is_lost(sample, lost):
+        prefetch(sample_starts, np.uint64(sample))
+    _ask_for_rows(lone_samples[i + 2 * _LONE_AHEAD], lost, sample_starts, sample_rows)
+    sample = lone_samples[i + _LONE_AHEAD]
+    if not _is_lost(sample, lost):
+        for j in range(sample_starts[sample], sample_starts[sample + 1]):
+            if sample_rows[j] < first_tail:
                 prefetch(worth, np.uint64(sample_rows[j]))
-            for j in range(sample_starts[sample], sample_starts[sample + 1]):
-                other = sample_rows[j]
-                left = worth[other] - 1
-                if left < 0:
-                    continue  # dropped, or never to be
-                if left > 0:
-                    worth[other] = left
-                    width = width_of_row[other]
-                    _append(other, left, width, queued, tails)
-                    levels[width] = min(levels[width], left)
-                else:
-                    worth[other] = _NONE
-                    dropped[number] = other
-                    number += 1
 
 
 @kernel
-def _empty_queues(
+def _begin_queues(
     worth: NDArray[np.int32],
     width_of_row: NDArray[np.uint8],
     first_row: int,
     stop_row: int,
     heads: NDArray[np.int64],
     tails: NDArray[np.int64],
-) -> NDArray[np.int32]:
-    """Return memory for all queues, (num_entries,); write where each begins to ``heads`` and ``tails``.
+) -> None:
+    """Write where each queue begins to ``heads`` and ``tails``.
 
     A queue has room for the rows that ever come to its worth: those that have it or more at the start, and
     for worth 0, which no row falls to in a queue, those that have it at the start.
@@ -331,7 +359,6 @@ def _empty_queues(
             heads[width, level] = total
             tails[width, level] = total
             total += num_rows
-    return np.empty(total, np.int32)
 
 
 @inlined_kernel
@@ -353,8 +380,11 @@ def _next_width(
         level = levels[width]
         while level < num_levels:
             head = heads[width, level]
-            while head < tails[width, level] and worth[queued[head]] != level:
+            tail = tails[width, level]
+            while head < tail and worth[queued[head]] != level:
                 head += 1
+                if head + _LOOKUPS_AHEAD < tail:
+                    prefetch(worth, np.uint64(queued[head + _LOOKUPS_AHEAD]))
             heads[width, level] = head
             if head < tails[width, level]:
                 break
@@ -385,63 +415,15 @@ def _ask_ahead(
     row_starts: NDArray[np.int64],
     row_ends: NDArray[np.int64],
     row_samples: NDArray[np.uint32],
-    sample_starts: NDArray[np.int64],
-    sample_rows: NDArray[np.int32],
-    is_lost: NDArray[np.uint8],
 ) -> None:
     """Ask for what the next entries of a queue will need, each thing when what leads to it has come."""
-    if head + 4 * _ENTRIES_AHEAD >= tail:
+    if head + 2 * _ENTRIES_AHEAD >= tail:
         return
-    row = np.uint64(queued[head + 4 * _ENTRIES_AHEAD])
+    row = np.uint64(queued[head + 2 * _ENTRIES_AHEAD])
     prefetch(worth, row)
     prefetch(row_starts, row)
     prefetch(row_ends, row)
-    prefetch(row_samples, np.uint64(row_starts[queued[head + 3 * _ENTRIES_AHEAD]]))
-    # A row of worth 0 may have no samples, and none that could be read behind those of the last row.
-    start = row_starts[queued[head + 2 * _ENTRIES_AHEAD]]
-    if start < row_samples.shape[0]:
-        prefetch(sample_starts, np.uint64(row_samples[start]))
-        prefetch(is_lost, np.uint64(row_samples[start]))
+    # Of a long list the first two lines: the others are read in turn.
     start = row_starts[queued[head + _ENTRIES_AHEAD]]
-    if start < row_samples.shape[0]:
-        prefetch(sample_rows, np.uint64(sample_starts[row_samples[start]]))
-
-
-@kernel
-def hot_samples_of_prefixes(
-    sample_starts: NDArray[np.int64],
-    sample_rows: NDArray[np.int32],
-    places: NDArray[np.int32],
-    num_rows_of: NDArray[np.int64],
-    hot_samples: NDArray[np.int64],
-) -> None:
-    """Count the fully hot samples under several prefixes of an order of rows, each hot as a whole. Exact.
-
-    Args:
-        sample_starts: (num_samples + 1,); see `list_rows`.
-        sample_rows: (num_lookups,).
-        places: (num_rows,), of each row in the order; none where the order is that of their numbers.
-        num_rows_of: (num_prefixes,), rows of each prefix, rising.
-        hot_samples: (num_prefixes,) out.
-    """
-    # A sample is fully hot from the first prefix on that has the last of its rows.
-    hot_samples[:] = 0
-    is_by_number = places.shape[0] == 0
-    for sample in range(sample_starts.shape[0] - 1):
-        # A sample is fully hot under a prefix that reaches behind its last row.
-        needed = np.int64(0)
-        stop = sample_starts[sample + 1]
-        # Where rows are listed by number, the last one is the largest.
-        if is_by_number and stop > sample_starts[sample]:
-            needed = np.int64(sample_rows[stop - 1]) + 1
-        elif not is_by_number:
-            for j in range(sample_starts[sample], stop):
-                if j + _LOOKUPS_AHEAD < sample_rows.shape[0]:
-                    prefetch(places, np.uint64(sample_rows[j + _LOOKUPS_AHEAD]))
-                needed = max(needed, np.int64(places[sample_rows[j]]) + 1)
-        smallest = np.searchsorted(num_rows_of, needed)
-        if smallest < hot_samples.shape[0]:
-            hot_samples[smallest] += 1
-    # What a prefix serves, every longer one serves too.
-    for prefix in range(1, hot_samples.shape[0]):
-        hot_samples[prefix] += hot_samples[prefix - 1]
+    prefetch(row_samples, np.uint64(start))
+    prefetch(row_samples, np.uint64(start + _LINE_SAMPLES))

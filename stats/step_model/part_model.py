@@ -9,19 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .nonnegative_fit import fit_relative
-from .step_features import TILE_PARTS, features_of, idle_features, wasted_seconds
+from .step_features import ALONE, TILE_PARTS, features_of, idle_features, wasted_seconds
 from .step_graph import step_seconds
 from .step_work import StepWork, WorkConstants
 
 _LEAST_SECONDS = 1e-7
 _CONTENTIONS = tuple(number / 10 for number in range(11))
+_NEAR = 0.25
+"""Contentions so near to the first one found are tried again."""
 _LEAST_OWN = 0.2
 """Share of its loop that a step has to itself at least, whatever runs beside it."""
 _BESIDE = ("beside load", "beside transfers")
 _LEAST_SHARE = 0.02
 """Share of its step that the error of a part is relative to, beside the part itself."""
 _UNSEEN = {
-    "lookup": (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0),
+    "lookup": (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0),
     "exchange": (0.0, 1.0, 1.0, 1.0, 0.0),
     "reduce": (0.0, 0.0, 1.0, 1.0, 0.0),
     "update": (0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0),
@@ -48,6 +50,8 @@ class PartTimes:
 
     seconds: float
     parts: dict[str, float]
+    alone_seconds: float
+    """Of these, those in which one of several threads works and the others have nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,12 @@ class PartModel:
 
     def predict(self, work: StepWork) -> PartTimes:
         """Predict one step; its parts are as if nothing ran beside them."""
-        parts = _seconds(features_of(work, self.constants), work, self.weights)
-        return PartTimes(_whole(parts, self.contention, work), parts)
+        features = features_of(work, self.constants)
+        parts = _seconds(features, work, self.weights)
+        parts["exchange"] += self.constants.link_seconds(work.exchanged_bytes, 0.0)
+        parts["reduce"] += self.constants.link_seconds(work.reduced_bytes / 2, work.reduced_bytes / 2)
+        alone = _alone_seconds(features, work, self.weights)
+        return PartTimes(_whole(parts, self.contention, work, alone), parts, alone)
 
 
 def fit_parts(cells: Sequence[MeasuredStep], constants: WorkConstants) -> PartModel:
@@ -75,10 +83,37 @@ def fit_parts(cells: Sequence[MeasuredStep], constants: WorkConstants) -> PartMo
     """
     features = [features_of(cell.work, constants) for cell in cells]
     beside = {part: _fit_part(part, features, cells) for part in _BESIDE}
+    # How long one thread works alone follows from the times of parts, as they are about.
+    about = {part: _fit_part(part, features, cells) for part in ALONE}
+    first = _fit_contention(_CONTENTIONS, beside | about, features, cells, constants)
+    # Those times had in them what the loop lost, so once it is known they are told again.
+    near = [each for each in _CONTENTIONS if abs(each - first[1].contention) < _NEAR]
+    again = _fit_contention(near, first[1].weights, features, cells, constants)
+    return min(first, again, key=lambda found: found[0])[1]
+
+
+def _fit_contention(
+    contentions: Sequence[float],
+    about: Mapping[str, Sequence[float]],
+    features: Sequence[Mapping[str, NDArray[np.float64]]],
+    cells: Sequence[MeasuredStep],
+    constants: WorkConstants,
+) -> tuple[float, PartModel]:
+    """Fit the parts of the loop with each contention; return the least error of the cells, and its model.
+
+    Args:
+        contentions: to try.
+        about: weights of the parts beside the loop, and of those in `ALONE` as they are about.
+        features: of each cell.
+        cells: at least one.
+        constants: measured before.
+    """
+    beside = {part: about[part] for part in _BESIDE}
+    alone = [_alone_seconds(found, cell.work, about) for found, cell in zip(features, cells, strict=True)]
     best: tuple[float, PartModel] | None = None
     # Measured parts of the loop contain what it lost, so each contention has parts of its own.
-    for contention in _CONTENTIONS:
-        own = [_without_loss(cell, contention) for cell in cells]
+    for contention in contentions:
+        own = [_without_loss(cell, contention, each) for cell, each in zip(cells, alone, strict=True)]
         weights = beside | {
             part: _fit_part(part, features, own) for part in features[0] if part not in beside
         }
@@ -87,23 +122,23 @@ def fit_parts(cells: Sequence[MeasuredStep], constants: WorkConstants) -> PartMo
         if best is None or error < best[0]:
             best = error, PartModel(constants, weights, contention)
     assert best is not None
-    return best[1]
+    return best
 
 
-def _loss_of(cell: MeasuredStep, contention: float) -> float:
+def _loss_of(cell: MeasuredStep, contention: float, alone: float) -> float:
     """Return the seconds that the loop of a step lost to the threads beside it."""
     parts, work = cell.parts, cell.work
     load, transfers = (parts.get(part, 0.0) for part in _BESIDE)
     loop = sum(parts.get(part, 0.0) for part in SUMMED_PARTS)
     # While the loop waits for the others it loses nothing to them.
     beside = work.is_read_ahead * load + work.is_ahead * transfers
-    return contention * beside * min(loop / cell.seconds, 1.0)
+    return contention * max(beside - alone, 0.0) * min(loop / cell.seconds, 1.0)
 
 
-def _without_loss(cell: MeasuredStep, contention: float) -> MeasuredStep:
+def _without_loss(cell: MeasuredStep, contention: float, alone: float) -> MeasuredStep:
     """Return the cell as if nothing had run beside its loop: all parts lost alike."""
     loop = sum(cell.parts.get(part, 0.0) for part in SUMMED_PARTS)
-    loss = _loss_of(cell, contention)
+    loss = _loss_of(cell, contention, alone)
     share = max(1 - loss / max(loop, _LEAST_SECONDS), _LEAST_OWN)
     return replace(cell, parts={part: share * seconds for part, seconds in cell.parts.items()})
 
@@ -153,7 +188,13 @@ def _mean_error(
 ) -> float:
     """Return the mean error of the whole steps, in logarithms, so that half and twice are equally wrong."""
     ratios = [
-        _whole(_seconds(found, cell.work, weights), contention, cell.work) / cell.seconds
+        _whole(
+            _seconds(found, cell.work, weights),
+            contention,
+            cell.work,
+            _alone_seconds(found, cell.work, weights),
+        )
+        / cell.seconds
         for found, cell in zip(features, cells, strict=True)
     ]
     return float(np.mean(np.abs(np.log(ratios))))
@@ -175,7 +216,18 @@ def _seconds(
     return found
 
 
-def _whole(parts: Mapping[str, float], contention: float, work: StepWork) -> float:
+def _alone_seconds(
+    features: Mapping[str, NDArray[np.float64]], work: StepWork, weights: Mapping[str, Sequence[float]]
+) -> float:
+    """Return how long one of several threads works alone in a step."""
+    if work.threads == 1:
+        return 0.0
+    return sum(
+        weights[part][number] * float(features[part][number]) for part in ALONE for number in ALONE[part]
+    )
+
+
+def _whole(parts: Mapping[str, float], contention: float, work: StepWork, alone: float) -> float:
     """Return the seconds of a step with these parts."""
     loop = sum(parts[part] for part in SUMMED_PARTS)
     # A loop that waits for its transfers loses nothing to them.
@@ -185,6 +237,7 @@ def _whole(parts: Mapping[str, float], contention: float, work: StepWork) -> flo
         load,
         transfers,
         contention=contention,
+        alone=alone,
         is_ahead=work.is_ahead,
         is_read_ahead=work.is_read_ahead,
     )

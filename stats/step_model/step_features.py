@@ -28,6 +28,9 @@ NUM_FEATURES = {
 """Features of each part."""
 TILE_PARTS = ("bottom", "interaction", "top", "backward")
 """Parts that threads compute tile by tile."""
+ALONE = {"lookup": (3, 4, 7, 9), "update": (6, 7)}
+"""Features that are the work of one thread, however many there are: lists that are added up or named by their
+bags, slots that are found, memory that is cleared."""
 _FLOAT_BYTES = 4
 _ROW_MESSAGES = 2
 """Messages of a step for rows: vectors and gradients."""
@@ -119,8 +122,8 @@ def _features_of_rows(work: StepWork, constants: WorkConstants) -> dict[str, tup
             # One thread finds the slots.
             work.distinct_rows,
             work.lookups * near * work.lookup_share,
-            # The system hands out memory page by page.
-            work.unset_bytes,
+            # The system clears memory that it hands out, page by page.
+            work.unset_bytes / constants.copy_bytes_per_second,
         ),
         "update": (
             1.0,

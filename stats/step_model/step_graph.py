@@ -43,6 +43,7 @@ def step_seconds(
     transfers: float,
     *,
     contention: float = 0.0,
+    alone: float = 0.0,
     is_ahead: bool = True,
     is_read_ahead: bool = True,
 ) -> float:
@@ -54,10 +55,12 @@ def step_seconds(
         transfers: seconds of its transfers.
         contention: share of the other threads' work that the loop loses to them, in [0, 1]: they share
             cores and the interpreter.
+        alone: seconds of the loop in which one of several threads works, and leaves its cores to the others:
+            so much of their work takes nothing from it.
         is_ahead: whether transfers may run during the step before.
         is_read_ahead: whether a step may be read during the one before.
     """
-    loop = loop + contention * (load * is_read_ahead + transfers * is_ahead)
+    loop = loop + contention * max(load * is_read_ahead + transfers * is_ahead - alone, 0.0)
     # Ahead, the three work on different steps and wait for nothing within one.
     seconds = {"loop": loop, "load": load, "transfers": transfers}
     waits = [part for part, ahead in (("transfers", is_ahead), ("load", is_read_ahead)) if not ahead]

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from ..batches.work_division import busiest_share, num_tiles_of
 from .rate_curves import ProductCurve, RowCurve
 
+_MOST_KEPT_BYTES = 32 << 20
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepWork:
@@ -106,6 +108,18 @@ class StepWork:
         return busiest_share(self.num_tiles, self.threads) * self.threads - 1
 
 
+def fresh_bytes(num_bytes: float) -> float:
+    """Return how much of an array's memory the system hands out anew whenever it is made, and clears first.
+
+    Args:
+        num_bytes: of the array.
+
+    Source:
+        malloc in glibc: arrays of 32 MiB or more are given back at once, smaller ones may be used again.
+    """
+    return num_bytes if num_bytes >= _MOST_KEPT_BYTES else 0.0
+
+
 class CodecSeconds(NamedTuple):
     """Seconds of one thread to encode a row and to decode another one."""
 
@@ -136,9 +150,26 @@ class WorkConstants:
     """Of one rank to all others together in a large all-gather."""
     codecs: Mapping[str, CodecSeconds] = field(default_factory=dict)
     """What a row takes by codec; those that are not named take nothing."""
+    link_bytes_per_second: float | None = None
+    """Of a link between ranks that was named; None: messages take what was measured."""
 
     def with_link(self, bytes_per_second: float) -> WorkConstants:
         """Return the constants with another speed of the link between ranks; delays stay."""
         return replace(
-            self, message_bytes_per_second=bytes_per_second, gather_bytes_per_second=bytes_per_second
+            self,
+            message_bytes_per_second=max(bytes_per_second, self.message_bytes_per_second),
+            gather_bytes_per_second=max(bytes_per_second, self.gather_bytes_per_second),
+            link_bytes_per_second=bytes_per_second,
+        )
+
+    def link_seconds(self, message_bytes: float, gather_bytes: float) -> float:
+        """Return how much longer messages take on a slow link than those that were measured.
+
+        This is not fitted: on a quick link the bytes hardly count beside what copies and sums them.
+        """
+        if self.link_bytes_per_second is None:
+            return 0.0
+        of_byte = 1 / self.link_bytes_per_second
+        return message_bytes * max(of_byte - 1 / self.message_bytes_per_second, 0.0) + gather_bytes * max(
+            of_byte - 1 / self.gather_bytes_per_second, 0.0
         )

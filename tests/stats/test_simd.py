@@ -9,15 +9,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hotset.stats.kernel import kernel
+from hotset.stats.kernel import inlined_kernel, kernel
 from hotset.stats.simd import (
     WIDTH,
+    Float16x,
     add,
-    add_neighbors,
+    add_halves,
+    add_in_turns,
+    add_pairs,
+    add_quarters,
     aligned_zeros,
     load,
     multiply_add,
+    split_neighbors,
     store,
+    store_quarters,
     subtract_product,
     zeros,
 )
@@ -34,10 +40,36 @@ def compute(
     second = load(right, np.uint64(1))
     store(flat, np.uint64(0), multiply_add(first, second, zeros()))
     store(flat, np.uint64(WIDTH), multiply_add(factor, first, second))
-    store(flat, np.uint64(2 * WIDTH), add_neighbors(first, second))
+    store(flat, np.uint64(2 * WIDTH), add_pairs(first, second))
     store(flat, np.uint64(3 * WIDTH), multiply_add(first, first, multiply_add(factor, second, first)))
     store(flat, np.uint64(4 * WIDTH), add(first, second))
     store(flat, np.uint64(5 * WIDTH), subtract_product(first, factor, second))
+
+
+@inlined_kernel
+def two_of_column(values_N: NDArray[np.float32], row: np.uint64, column: np.uint64) -> Float16x:
+    """Two values of four rows and columns, one below the other, added down to eight numbers each."""
+    at = (np.uint64(4) * row + column) * np.uint64(WIDTH)
+    below = at + np.uint64(4 * WIDTH)
+    return add_halves(split_neighbors(load(values_N, at)), split_neighbors(load(values_N, below)))
+
+
+@kernel
+def add_numbers(
+    values_N: NDArray[np.float32], starts_4: NDArray[np.uint64], found: NDArray[np.float32]
+) -> None:
+    """Add the numbers of each of sixteen values, and write each row of four sums to its place."""
+    zero, one, two, three = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3)
+    first = add_quarters(
+        add_in_turns(two_of_column(values_N, zero, zero), two_of_column(values_N, zero, one)),
+        add_in_turns(two_of_column(values_N, two, zero), two_of_column(values_N, two, one)),
+    )
+    second = add_quarters(
+        add_in_turns(two_of_column(values_N, zero, two), two_of_column(values_N, zero, three)),
+        add_in_turns(two_of_column(values_N, two, two), two_of_column(values_N, two, three)),
+    )
+    sums = add_pairs(first, second)
+    store_quarters(found, starts_4[0], starts_4[1], starts_4[2], starts_4[3], sums)
 
 
 def rounded_once(left: float, right: float, start: float) -> np.float32:
@@ -55,8 +87,8 @@ def test_values_are_those_of_numpy(rng: np.random.Generator) -> None:
     compute(left, right, factor, found)
     first, second = left[1 : WIDTH + 1], right[1 : WIDTH + 1]
     np.testing.assert_array_equal(found[0], first * second)
-    joined = np.concatenate([first, second])
-    np.testing.assert_array_equal(found[2], joined[::2] + joined[1::2])
+    pairs = [value.reshape(4, 2, 2).sum(1) for value in (first, second)]
+    np.testing.assert_array_equal(found[2], np.hstack(pairs).ravel())
     np.testing.assert_allclose(found[1], factor * first + second, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found[3], first * first + factor * second + first, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(found[4], first + second)
@@ -77,6 +109,20 @@ def test_a_product_is_not_rounded_before_it_is_added(rng: np.random.Generator) -
     ]
     np.testing.assert_array_equal(found[1], wanted)
     assert np.count_nonzero(wanted) > WIDTH // 2
+
+
+def test_four_levels_add_neighbors_and_then_their_sums(rng: np.random.Generator) -> None:
+    values = rng.standard_normal((16, WIDTH)).astype(np.float32)
+    found = np.full(40, 7, np.float32)
+    starts = np.array([21, 1, 9, 30], np.uint64)
+    add_numbers(values.reshape(-1), starts, found)
+    wanted = values
+    while wanted.shape[1] > 1:
+        wanted = wanted[:, ::2] + wanted[:, 1::2]
+    for row, start in enumerate(starts.tolist()):
+        np.testing.assert_array_equal(found[start : start + 4], wanted[4 * row : 4 * row + 4, 0])
+        found[start : start + 4] = 7
+    assert (found == 7).all()
 
 
 @pytest.mark.parametrize("shape", [(1,), (27, 16), (27, 80), (5, 3)])

@@ -52,7 +52,11 @@ def test_with_room_for_all_rows_a_part_serves_what_it_saw(
     tmp_path: Path, log: list[Sample], workers: int
 ) -> None:
     run_to("split", tmp_path, log, CONFIG)
-    found = drift(tmp_path, 2**30, Resources(workers=workers), num_parts=3)
+    told: list[tuple[str, int, int]] = []
+    resources = Resources(workers=workers, progress=lambda *call: told.append(call))
+    found = drift(tmp_path, 2**30, resources, num_parts=3)
+    # In samples: those of training are read twice.
+    assert told[0] == ("drift", 50, 350) and told[-1] == ("drift", 350, 350) and told == sorted(told)
     parts = {f"part {p + 1}": lookups_of(log[50 * p : 50 * p + 50]) for p in range(3)}
     parts["evaluation"] = lookups_of(log[150:])
     seen = {name: {row for sample in part for row in sample} for name, part in parts.items()}

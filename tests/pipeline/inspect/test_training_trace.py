@@ -31,7 +31,10 @@ def samples(tmp_path: Path, rng: np.random.Generator) -> Manifest:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_whole_training_part_comes_in_the_shuffled_order(samples: Manifest, workers: int) -> None:
-    drawn = draw_trace(samples, 150, 10**6, Resources(workers=workers), seed=5)
+    told: list[tuple[int, int]] = []
+    resources = Resources(workers=workers, progress=lambda _, done, total: told.append((done, total)))
+    drawn = draw_trace(samples, 150, 10**6, resources, seed=5)
+    assert told[-1] == (150, 150) and [done for done, _ in told] == sorted({done for done, _ in told})
     ids = np.concatenate(
         [fixed_lists(read_batch(samples, entry).column("ids"), 26, np.int32) for entry in samples.files]
     )

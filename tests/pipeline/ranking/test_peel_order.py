@@ -12,6 +12,7 @@ import pytest
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.hot_rows.hot_order import HotOrder
+from hotset.pipeline.ranking.peel_order import _entries, _never_worse
 from hotset.pipeline.ranking.vocabulary_files import read_tables
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.schema.feature_settings import FeatureSettings
@@ -22,8 +23,9 @@ from hotset.pipeline.stages.preprocess import PreprocessConfig, run_stage, settl
 from hotset.pipeline.stages.rank import RankConfig, rank
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.verify.verify import verify
+from hotset.stats.ranking.sample_lists import Incidence
 from hotset.tests.support.logs.criteo_text import SCHEMA, Sample, draw_samples, tree_of
-from hotset.tests.support.naive.naive_peel import naive_peel
+from hotset.tests.support.naive.naive_peel import Samples, naive_peel
 from hotset.tests.support.naive.naive_stages import (
     NaiveLog,
     columns_of,
@@ -195,3 +197,62 @@ def test_only_samples_that_were_counted_are_peeled(tmp_path: Path, samples: list
         vocabulary = Manifest.read(tmp_path / name / "vocabulary")
         places.append((rows_of(vocabulary), [p.tolist() for p in read_tables(vocabulary, "place")]))
     assert places[0] == places[1]
+
+
+def incidence_of(samples: Samples, num_rows: int) -> Incidence:
+    """Rows and samples both ways."""
+    seen = [[number for number, rows in enumerate(samples) if row in rows] for row in range(num_rows)]
+    rows_of = [sorted(set(rows)) for rows in samples]
+    row_starts, sample_starts = (np.cumsum([0, *map(len, lists)]) for lists in (seen, rows_of))
+    row_samples = np.array([sample for numbers in seen for sample in numbers], np.uint32)
+    sample_rows = np.array([row for rows in rows_of for row in rows], np.int32)
+    return Incidence(row_starts, row_starts[1:].copy(), row_samples, sample_starts, sample_rows)
+
+
+def naive_never_worse(
+    samples: Samples, widths: list[int], width_of_row: list[int], budgets: list[int]
+) -> tuple[list[int], list[int]]:
+    """Peel the parts between cuts, and cut where a budget has fewer hot samples than by number.
+
+    Returns:
+        The rows in their new order, and the cuts.
+    """
+
+    def prefix(order: list[int], budget: int) -> list[int]:
+        ends = itertools.accumulate(widths[width_of_row[row]] for row in order)
+        return order[: sum(end <= budget for end in ends)]
+
+    def num_hot(hot: list[int]) -> int:
+        return sum(set(rows) <= set(hot) for rows in samples)
+
+    by_number = list(range(len(width_of_row)))
+    cuts = {0, len(by_number)}
+    while True:
+        order = []
+        for first, stop in itertools.pairwise(sorted(cuts)):
+            order += naive_peel(samples, width_of_row, widths, first, stop)[::-1]
+        wanted = {budget: prefix(by_number, budget) for budget in budgets}
+        worse = {len(hot) for budget, hot in wanted.items() if num_hot(prefix(order, budget)) < num_hot(hot)}
+        if not worse:
+            return order, sorted(cuts - {0, len(by_number)})
+        cuts |= worse
+
+
+@pytest.mark.parametrize("widths", [[16], [40, 16]])
+def test_parts_between_cuts_are_peeled_as_by_the_twin(widths: list[int], rng: np.random.Generator) -> None:
+    num_rows = 12
+    num_cuts = []
+    for _ in range(150):
+        samples = [sorted(set((rng.zipf(1.3, 3) % num_rows).tolist())) for _ in range(20)]
+        counts = np.bincount([row for rows in samples for row in rows], minlength=num_rows)
+        place = np.argsort(np.argsort(-counts, kind="stable"))
+        samples = [sorted(place[rows].tolist()) for rows in samples]
+        width_of_row = rng.integers(len(widths), size=num_rows).astype(np.uint8)
+        total = sum(widths[width] for width in width_of_row)
+        budgets = np.arange(0, total, 7)
+        found = incidence_of(samples, num_rows)
+        places, cuts = _never_worse(found, width_of_row, np.array(widths), _entries(found), budgets)
+        order, wanted = naive_never_worse(samples, widths, width_of_row.tolist(), budgets.tolist())
+        assert np.argsort(places).tolist() == order and cuts == wanted
+        num_cuts.append(len(cuts))
+    assert max(num_cuts) > 1, "some logs are cut again, and so parts are kept"

@@ -6,6 +6,7 @@ Tests `raw_file`, too.
 from __future__ import annotations
 
 import gzip
+import mmap
 from pathlib import Path
 from unittest.mock import patch
 
@@ -131,3 +132,19 @@ def test_zstd_frames_without_data_are_skipped(tmp_path: Path, first_byte: int) -
     path.write_bytes(frame + frame + pa.compress(b"one\n", codec="zstd", asbytes=True) + frame)
     assert RawFile.inspect(path).compression == "zstd"
     assert b"".join(blocks_of(path, 100)) == b"one\n"
+
+
+@pytest.mark.parametrize("in_thread_buffer", [True, False])
+@pytest.mark.parametrize("block_bytes", [700, 4096, 5000])
+def test_text_begins_as_far_into_a_page_as_in_its_file(
+    tmp_path: Path, block_bytes: int, in_thread_buffer: bool
+) -> None:
+    """The system copies text several times as fast to such a place."""
+    path = tmp_path / "log"
+    path.write_bytes(b"".join(b"%d\n" % number for number in range(4000)))
+    begin = 0
+    for found in iterate_blocks(RawFile.inspect(path), block_bytes, in_thread_buffer=in_thread_buffer):
+        block = found.read()
+        assert (block.text.ctypes.data - begin) % mmap.PAGESIZE == 0
+        begin += block.num_bytes
+    assert begin == path.stat().st_size

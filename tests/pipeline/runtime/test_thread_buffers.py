@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
 from threading import Thread
 
 import numpy as np
 import pytest
 
-from hotset.pipeline.runtime.thread_buffers import drop_thread_buffers, release_pages, thread_buffer
+from hotset.pipeline.runtime.thread_buffers import (
+    drop_thread_buffers,
+    placed_like_file,
+    release_pages,
+    thread_buffer,
+)
 
 
 def test_memory_of_one_name_is_used_again_and_grows() -> None:
@@ -39,3 +45,12 @@ def test_forgotten_memory_can_be_written_again_and_its_neighbours_are_kept(num_b
     assert (memory[:10_000] == 7).all() and (memory[10_000 + num_bytes :] == 7).all()
     memory[10_000 : 10_000 + num_bytes] = 8
     assert (memory[10_000 : 10_000 + num_bytes] == 8).all()
+
+
+@pytest.mark.parametrize("position", [0, 1, 4095, 4096, 10**12 + 7])
+@pytest.mark.parametrize("skipped", [0, 1, 17])
+def test_memory_begins_as_far_into_a_page_as_a_file(position: int, skipped: int) -> None:
+    memory = np.zeros(skipped + mmap.PAGESIZE + 100, np.uint8)[skipped:]
+    placed = placed_like_file(memory, position)
+    assert (placed.ctypes.data - position) % mmap.PAGESIZE == 0
+    assert placed.shape[0] > 100 and np.shares_memory(placed[-1:], memory[-1:])

@@ -6,6 +6,7 @@ Tests `ranked_batches`, `exchange_files`, `exchange_plans` and `check_exchange`,
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from hotset.pipeline.stages.schedule_ranks import RankScheduleConfig, schedule_r
 from hotset.pipeline.verify.verify import verify
 from hotset.stats.batches.epoch_order import epoch_order
 from hotset.stats.exchange.count_exchange import count_exchange
+from hotset.stats.exchange.home_moves import NO_HOME
 from hotset.stats.exchange.homes_name import HomesName
 from hotset.tests.support.resealed import reseal, write_manifest
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
@@ -238,6 +240,20 @@ def test_ranks_that_contradict_each_other_are_found(tmp_path: Path) -> None:
     def mark_late(columns: dict[str, Any]) -> None:
         columns["is_early"] = [[0] * len(row) for row in columns["is_early"]]
 
+    def mark_early(columns: dict[str, Any]) -> None:
+        columns["is_early"] = [[int(home != NO_HOME) for home in row] for row in columns["before"]]
+
+    def expect_in_step(columns: dict[str, Any]) -> None:
+        """Let rank 1 expect a vector in its step that is sent early."""
+        steps = zip(columns["is_early"], columns["before"], columns["users"], strict=True)
+        marks, place = next(
+            (marks, i)
+            for marks, homes, users in steps
+            for i, home in enumerate(homes)
+            if home not in (1, NO_HOME) and users[i] >> 1 & marks[i]
+        )
+        marks[place] = 0
+
     def forget_passed(columns: dict[str, Any]) -> None:
         columns["passed_rows"] = [[] for _ in columns["passed_rows"]]
         columns["passed_homes"] = [[] for _ in columns["passed_homes"]]
@@ -249,7 +265,17 @@ def test_ranks_that_contradict_each_other_are_found(tmp_path: Path) -> None:
             columns[name][-1] = [0, 0, 0]
 
     assert "what crosses in epoch 0 is not what the manifest says" in faults(mark_late)[0]
+    assert "a vector would cross before its update" in faults(mark_early)[0]
+    assert re.search(
+        r"the steps of ranks \d and \d do not fit together in epoch 0", faults(expect_in_step)[0]
+    )
     assert "a row does not live where it is said to" in faults(forget_passed)[0]
+    # A rank has no place for a row that it never uses, as its homes say, and that moves there.
+    homes = "homes.width-00004.arrow"
+    whole = (folder / homes).read_bytes()
+    reseal(folder, lambda columns: columns.update(users=[0] * len(columns["users"])), homes)
+    assert "a row does not live where the homes say" in verify(folder)[0]
+    (folder / homes).write_bytes(whole)
     found = faults(leave_out_rows)[0]
     assert "ranks know other homes" in found or "ranks send other rows than are received" in found
 

@@ -12,7 +12,7 @@ import pytest
 
 from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.checksum import hash_file
-from hotset.pipeline.folders.manifest import checksum_of
+from hotset.pipeline.folders.manifest import MANIFEST, checksum_of
 from hotset.pipeline.generate.generate_log import GenerateConfig, generate
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
@@ -148,3 +148,14 @@ def test_a_folder_without_stages_is_refused(tmp_path: Path) -> None:
     }
     with pytest.raises(ManifestError, match="no stage folder"):
         verify(tmp_path)
+
+
+def test_progress_is_told_in_bytes_of_the_files(made: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    resources = Resources(workers=2, progress=lambda *call: told.append(call))
+    assert verify(made / "dir", resources, rebuild=False) == []
+    files = [path for path in (made / "dir").rglob("*") if path.is_file() and path.name != MANIFEST]
+    total = sum(path.stat().st_size for path in files)
+    assert {(stage, of) for stage, _, of in told} == {("verify", total)}
+    done = [done for _, done, _ in told]
+    assert done == sorted(done) and len(done) == len(files) and done[-1] == total

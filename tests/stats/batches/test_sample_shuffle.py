@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -19,6 +21,7 @@ from hotset.stats.batches.sample_shuffle import (
     gather_rows,
     keys_and_kinds,
     scatter_rows,
+    take_bytes,
 )
 from hotset.stats.hashing import mix64_pair
 
@@ -123,6 +126,19 @@ def test_samples_are_chosen_by_the_range_of_their_kind(num_samples: int, rng: np
     assert chosen.tolist() == wanted
     np.testing.assert_array_equal(found_keys[: len(wanted)], keys[wanted])
     np.testing.assert_array_equal(found_kinds[: len(wanted)], kinds[wanted])
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_bytes_are_taken_in_the_order_of_the_chosen(dtype: type, rng: np.random.Generator) -> None:
+    values = rng.integers(0, 256, 50).astype(np.uint8)
+    for chosen in (
+        np.arange(50, dtype=np.int32),
+        rng.integers(0, 50, 31).astype(np.int32),
+        np.zeros(0, np.int32),
+    ):
+        out: NDArray[Any] = np.full(chosen.shape[0], 7, dtype)
+        take_bytes(values, chosen, out)
+        assert out.tolist() == [int(values[i]) for i in chosen]
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 7, 200])

@@ -1,4 +1,7 @@
-"""Peeling against a slow twin, against every possible hot set, and against frequency."""
+"""Peeling against a slow twin, against every possible hot set, and against frequency.
+
+Tests `sample_lists`, too.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from hotset.stats.kernel import read_only
-from hotset.stats.ranking.peeling import append_samples, entry_order, hot_samples_of_prefixes, list_rows, peel
+from hotset.stats.ranking import sample_lists
+from hotset.stats.ranking.peeling import PeelMemory, peel
+from hotset.stats.ranking.sample_lists import (
+    Entries,
+    append_samples,
+    entry_order,
+    hot_samples_of_prefixes,
+    list_rows,
+)
 from hotset.tests.support.naive.naive_peel import Samples, naive_entries, naive_peel
 
 
@@ -32,22 +42,41 @@ class Incidence:
         self.sample_starts = np.zeros(len(samples) + 1, np.int64)
         self.sample_rows = np.zeros(int((self.row_ends - self.row_starts[:-1]).sum()), np.int32)
         list_rows(*lists, self.sample_starts, self.sample_rows)
-        self.lists = (*lists, self.sample_starts, self.sample_rows)
+        self.lists = sample_lists.Incidence(*lists, self.sample_starts, self.sample_rows)
 
-    def entries(self) -> NDArray[np.int32]:
+    def entries(self) -> Entries:
         order = np.zeros(self.row_ends.shape[0], np.int32)
-        entry_order(*self.lists[:3], self.sample_starts.shape[0] - 1, order)
-        return order
+        lone_samples = np.zeros(self.row_ends.shape[0], np.uint32)
+        num_lone = entry_order(*self.lists[:3], self.sample_starts.shape[0] - 1, order, lone_samples)
+        return Entries(order, lone_samples[:num_lone])
 
     def dropped(
         self, width_of_row: Sequence[int], widths: Sequence[int], first: int, stop: int | None = None
     ) -> list[int]:
-        stop = self.row_ends.shape[0] if stop is None else stop
+        return self.peeled(width_of_row, widths, first, stop, [])[0]
+
+    def peeled(
+        self,
+        width_of_row: Sequence[int],
+        widths: Sequence[int],
+        first: int,
+        stop: int | None,
+        budgets: Sequence[int],
+    ) -> tuple[list[int], list[int]]:
+        """The rows in the order in which they are dropped, and the hot samples of each budget."""
+        num_rows = self.row_ends.shape[0]
+        stop = num_rows if stop is None else stop
         dropped = np.zeros(stop - first, np.int32)
         numbers = np.array(widths, np.int64)
         of_row = np.array(width_of_row, np.uint8)
-        peel(*self.lists, of_row, numbers, self.entries(), first, stop, dropped)
-        return [int(row) for row in dropped]
+        # Whatever the memory holds is written before it is read.
+        memory = PeelMemory(
+            *(np.full(size, 7, np.int32) for size in (num_rows, num_rows + self.sample_rows.size))
+        )
+        bounds = np.array(budgets, np.int64)
+        hot = np.full(len(budgets), -1)
+        peel(self.lists, of_row, numbers, self.entries(), first, stop, bounds, memory, dropped, hot)
+        return dropped.tolist(), hot.tolist()
 
 
 logs = st.integers(1, 9).flatmap(
@@ -56,6 +85,20 @@ logs = st.integers(1, 9).flatmap(
         st.lists(st.lists(st.integers(0, num_rows - 1), max_size=5), max_size=14),
     )
 )
+
+
+def naive_hot(
+    samples: Samples, widths: Sequence[int], dropped: Sequence[int], first: int, budgets: Sequence[int]
+) -> list[int]:
+    """Count the samples all of whose rows stay when as few rows are dropped as a budget allows."""
+    found = []
+    for budget in budgets:
+        kept = list(dropped)
+        while sum(widths[row] for row in kept) > budget:
+            kept.pop(0)
+        hot = {*range(first), *kept}
+        found.append(sum(set(rows) <= hot for rows in samples))
+    return found
 
 
 @settings(max_examples=300, deadline=None)
@@ -67,10 +110,19 @@ def test_rows_are_dropped_as_by_the_twin(
     width_of_row = data.draw(st.lists(st.integers(0, 2), min_size=num_rows, max_size=num_rows))
     first, stop = sorted(data.draw(st.integers(0, num_rows)) for _ in range(2))
     found = Incidence(samples, num_rows)
-    assert found.entries().tolist() == naive_entries(samples, num_rows)
-    wanted = naive_peel(samples, width_of_row, widths, first, stop)
-    assert found.dropped(width_of_row, widths, first, stop) == wanted
-    assert sorted(wanted) == list(range(first, stop))
+    entries = found.entries()
+    assert entries.rows.tolist() == naive_entries(samples, num_rows)
+    seen = [{sample for sample, rows in enumerate(samples) if row in rows} for row in range(num_rows)]
+    lone = [min(seen[row]) for row in entries.rows.tolist() if len(seen[row]) == 1]
+    assert entries.lone_samples.tolist() == lone
+    for one_or_all in (widths, widths[:1]):
+        width_of_row = [width % len(one_or_all) for width in width_of_row]
+        wanted = naive_peel(samples, width_of_row, one_or_all, first, stop)
+        total = sum(one_or_all[width_of_row[row]] for row in range(first, stop))
+        budgets = sorted(data.draw(st.lists(st.integers(0, max(0, total - 1)), max_size=4))) if total else []
+        dropped, hot = found.peeled(width_of_row, one_or_all, first, stop, budgets)
+        assert dropped == wanted and sorted(wanted) == list(range(first, stop))
+        assert hot == naive_hot(samples, [one_or_all[of] for of in width_of_row], wanted, first, budgets)
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 2000])
@@ -107,14 +159,9 @@ def hot_samples(samples: Samples, hot: set[int]) -> int:
 @given(log=logs)
 def test_hot_samples_of_prefixes_are_counted_exactly(log: tuple[int, Samples]) -> None:
     num_rows, samples = log
-    places = np.arange(num_rows, dtype=np.int32)[::-1].copy()
-    prefixes = np.arange(num_rows + 1)
     found = np.full(num_rows + 1, -1)
-    hot_samples_of_prefixes(*Incidence(samples, num_rows).lists[3:], places, prefixes, found)
-    wanted = [hot_samples(samples, {row for row in range(num_rows) if places[row] < k}) for k in prefixes]
-    assert found.tolist() == wanted
-    hot_samples_of_prefixes(*Incidence(samples, num_rows).lists[3:], places[:0], prefixes, found)
-    assert found.tolist() == [hot_samples(samples, set(range(k))) for k in prefixes]
+    hot_samples_of_prefixes(*Incidence(samples, num_rows).lists[3:], np.arange(num_rows + 1), found)
+    assert found.tolist() == [hot_samples(samples, set(range(k))) for k in range(num_rows + 1)]
 
 
 def test_peeling_comes_near_the_best_hot_sets_and_beats_frequency(rng: np.random.Generator) -> None:

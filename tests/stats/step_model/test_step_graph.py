@@ -43,6 +43,11 @@ def test_a_batch_that_may_not_be_read_ahead_is_part_of_the_step() -> None:
 
 def test_the_loop_loses_a_share_of_the_work_beside_it() -> None:
     assert step_seconds(3, 1, 1, contention=0.5) == 4
+    # While one of its threads works alone the others have a core for themselves.
+    assert step_seconds(3, 1, 1, contention=0.5, alone=1) == 3.5
+    assert step_seconds(3, 1, 1, contention=0.5, alone=2.5) == 3
+    # What the loop waits for runs beside nothing.
+    assert step_seconds(3, 1, 2, contention=0.5, alone=0.5, is_ahead=False) == 5.25
 
 
 def naive_longest(seconds: dict[str, float], before: dict[str, tuple[str, ...]]) -> float:
