@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -104,8 +104,11 @@ class Trainer:
         # An order that depends on the run (fae) cannot be read ahead.
         num_ahead = num_steps_ahead(self.config) + self.readers.num_threads
         ahead = BackgroundIterator(steps, num_ahead, "steps") if self.order.is_known else None
+        known = ahead or steps
         try:
-            for step in ahead or steps:
+            # Where the order is decided as it goes, the next step must not be asked for yet.
+            is_announced = self.embeddings.sends_early and self.order.is_known
+            for step in _with_following(known) if is_announced else known:
                 self.meter.enter("hot_only" if step.step.batch.is_hot_only else "mixed")
                 self.numbers.append(step.step.number)
                 yield step
@@ -166,6 +169,16 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
         else:
             trainer.embeddings.finish()
         trainer.meter.enter(None)
+
+
+def _with_following(steps: Iterable[PreparedStep]) -> Iterator[PreparedStep]:
+    """Yield each step with the one behind it."""
+    left = iter(steps)
+    step = next(left, None)
+    while step is not None:
+        following = next(left, None)
+        yield replace(step, following=following.step if following is not None else None)
+        step = following
 
 
 def num_steps_ahead(config: TrainConfig) -> int:

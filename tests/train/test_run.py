@@ -1,4 +1,4 @@
-"""Training from shards to a run folder, with its `run_log` and its `run_summary`."""
+"""Training from shards to a run folder: also `prepare_run`, `begin_run`, `run_log` and `run_summary`."""
 
 from __future__ import annotations
 

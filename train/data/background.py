@@ -1,10 +1,14 @@
-"""A bounded queue from a thread that makes items to the one that uses them."""
+"""A bounded queue from a thread that makes items to the one that uses them.
+
+Taking an item is two calls of queues in C, without a lock of this module: the loop of a device does it once
+for each step.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -18,33 +22,33 @@ class BackgroundIterator(Generic[Item]):
 
     def __init__(self, items: Iterable[Item], depth: int, name: str) -> None:
         self._items = items
-        self._depth = max(depth, 1)
-        self._state = threading.Condition()
-        self._queue: deque[Item] = deque()
+        # Each item comes in a tuple of its own; an empty one says that there are no more.
+        self._queue: SimpleQueue[tuple[Item] | tuple[()]] = SimpleQueue()
+        # The thread takes a place for each item, and the caller gives it back.
+        self._places: SimpleQueue[None] = SimpleQueue()
+        for _ in range(max(depth, 1)):
+            self._places.put(None)
         self._error: BaseException | None = None
-        self._is_over = False
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def __iter__(self) -> Iterator[Item]:
         self._thread.start()
         while True:
-            with self._state:
-                self._state.wait_for(lambda: self._queue or self._is_over or self._error)
-                if self._error is not None:
-                    raise self._error
-                if not self._queue:
-                    return
-                item = self._queue.popleft()
-                self._state.notify_all()
-            # Outside the lock: the thread fills the queue while the caller uses the item.
-            yield item
+            taken = self._queue.get()
+            # Set before the end is queued, and so before this thread could wait for ever.
+            if self._error is not None:
+                raise self._error
+            if not taken:
+                return
+            self._places.put(None)
+            yield taken[0]
 
     def close(self) -> None:
         """Stop the thread at its next item."""
-        with self._state:
-            self._is_closed = True
-            self._state.notify_all()
+        self._is_closed = True
+        # The thread may be waiting for a place.
+        self._places.put(None)
         if self._thread.is_alive():
             self._thread.join()
 
@@ -52,20 +56,17 @@ class BackgroundIterator(Generic[Item]):
         try:
             for item in self._items:
                 # One item at a time, and only while the queue has room: a batch is large.
-                with self._state:
-                    self._state.wait_for(lambda: len(self._queue) < self._depth or self._is_closed)
-                    if self._is_closed:
-                        return
-                    self._queue.append(item)
-                    self._state.notify_all()
+                self._places.get()
+                if self._is_closed:
+                    return
+                self._queue.put((item,))
         # Whatever stopped the work, an interruption too, is raised again where the items are taken.
         except BaseException as error:
-            with self._state:
-                self._error = error
+            self._error = error
         finally:
-            # A generator is closed in the thread that ran it, so that its own cleanup runs here too.
-            if isinstance(self._items, Generator):
-                self._items.close()
-            with self._state:
-                self._is_over = True
-                self._state.notify_all()
+            try:
+                # A generator is closed in the thread that ran it, so that its own cleanup runs here too.
+                if isinstance(self._items, Generator):
+                    self._items.close()
+            finally:
+                self._queue.put(())

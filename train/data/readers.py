@@ -38,9 +38,10 @@ class Readers:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Calls that have begun write to memory of others, so they are waited for.
+        # Calls write to memory of others, so they are waited for. None is cancelled after an error: the loop
+        # would meet a batch that nobody packs before it meets the error.
         if self._pool is not None:
-            self._pool.shutdown(cancel_futures=error is not None)
+            self._pool.shutdown()
             self._pool = None
 
     def submit(self, call: Callable[..., Result], *arguments: object) -> Future[Result]:

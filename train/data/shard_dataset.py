@@ -102,9 +102,13 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         self._start = 0
         """Batches that the next iteration leaves out, because a state was loaded."""
         self._opened: tuple[int, Shards] | None = None
-        # Files are hashed once, here, and not again by each worker that opens them.
+        # Files are hashed once, here, and not again by each worker that opens them, unless it finds others.
+        self._kinds = ("hot_only", "mixed") if split == "train" else ("evaluation",)
+        self._hashed: tuple[tuple[int, int, int], ...] | None = None
         shards = self._shards()
-        shards.refuse_damage(("hot_only", "mixed") if split == "train" else ("evaluation",))
+        states = shards.file_states(self._kinds)
+        shards.refuse_damage(self._kinds)
+        self._hashed = states
         if multi_hot is not None:
             self._draws = MultiHotDraws(shards.tables, multi_hot)
         _refuse_equal_names(shards, multi_hot)
@@ -171,12 +175,19 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
     def _shards(self) -> Shards:
         """Return the shards as this process opened them: open files are not shared between processes."""
         if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = (os.getpid(), Shards.open(self._folder))
+            shards = Shards.open(self._folder)
+            # On another machine the folder may be another copy, whose bytes nobody has hashed.
+            if self._hashed is not None and shards.file_states(self._kinds) != self._hashed:
+                shards.refuse_damage(self._kinds)
+            self._opened = (os.getpid(), shards)
         return self._opened[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave open files and drawn lists out: a worker that is spawned opens and draws its own."""
-        return self.__dict__ | {"_opened": None, "_draws": None}
+        """Leave open files and drawn lists out: a worker that is spawned opens and draws its own.
+
+        It may run in another folder, as those of Ray do, and so gets the whole path.
+        """
+        return self.__dict__ | {"_opened": None, "_draws": None, "_folder": self._folder.absolute()}
 
     def _numbers(self) -> Sequence[int]:
         """Return the numbers of the batches of this rank, in the order of the epoch."""

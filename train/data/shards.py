@@ -7,6 +7,7 @@ A hot set is a prefix of the order over all tables, so shards whose batches were
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -179,6 +180,14 @@ class Shards:
                     f"{file.path} is damaged: its checksum is {checksum}, want {file.entry.xxh3_128}",
                     hint=hint_to_rewrite(self.manifest.folder),
                 )
+
+    def file_states(self, kinds: Collection[str] = _KINDS) -> tuple[tuple[int, int, int], ...]:
+        """Return inode, bytes and time of the last change (ns since 1970) of the files of these kinds.
+
+        Where they are what they were, the files are those that were hashed.
+        """
+        found = [os.stat(file.path) for file in self._files if file.facts.kind in kinds]
+        return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
 
     def _positions_by_kind(self) -> tuple[list[_BatchPosition], list[_BatchPosition]]:
         positions: dict[str, list[_BatchPosition]] = {kind: [] for kind in _KINDS}

@@ -16,6 +16,9 @@ from .verbs import Event, Graph, StreamName
 
 _MAPPED = 2
 """``cudaHostRegisterMapped``: kernels find the memory at the host's own addresses."""
+_URGENT = -1
+"""Priority of streams whose small pieces of work the next step waits for: before that of compute, 0, wherever
+a core of the GPU gets free."""
 
 
 class CudaDevice:
@@ -30,8 +33,8 @@ class CudaDevice:
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
         self._streams: dict[StreamName, Any] = {
-            "copies": torch.cuda.Stream(torch_device),  # type: ignore[no-untyped-call]
-            "moves": torch.cuda.Stream(torch_device),  # type: ignore[no-untyped-call]
+            "copies": torch.cuda.Stream(torch_device, priority=_URGENT),  # type: ignore[no-untyped-call]
+            "moves": torch.cuda.Stream(torch_device, priority=_URGENT),  # type: ignore[no-untyped-call]
             "compute": torch.cuda.current_stream(torch_device),
         }
         self._pinned: list[int] = []
@@ -85,20 +88,23 @@ class CudaDevice:
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
 
-    def capture(self, queue_work: Callable[[], None]) -> Graph:
+    def capture(self, stream: StreamName, queue_work: Callable[[], None]) -> Graph:
         graph = torch.cuda.CUDAGraph()
+        # Compute is the default stream, which cannot be recorded, so another one stands for it. What is
+        # recorded keeps the priority of the stream where that is done.
+        recorded = None if stream == "compute" else self._streams[stream]
         # Other threads keep working with pinned memory and events of their own meanwhile.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            compute = self._streams["compute"]
-            self._streams["compute"] = torch.cuda.current_stream(self.torch_device)
+        with torch.cuda.graph(graph, stream=recorded, capture_error_mode="thread_local"):
+            before = self._streams[stream]
+            self._streams[stream] = torch.cuda.current_stream(self.torch_device)
             try:
                 queue_work()
             finally:
-                self._streams["compute"] = compute
+                self._streams[stream] = before
         return cast(Graph, graph)
 
-    def replay(self, graph: Graph) -> None:
-        with torch.cuda.stream(self._streams["compute"]):
+    def replay(self, stream: StreamName, graph: Graph) -> None:
+        with torch.cuda.stream(self._streams[stream]):
             cast(Any, graph).replay()
 
     def close(self) -> None:

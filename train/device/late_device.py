@@ -39,6 +39,7 @@ class LateEvent:
 class LateGraph:
     """Recorded work of a late device."""
 
+    stream: StreamName
     work: tuple[Callable[[], object], ...]
 
 
@@ -68,7 +69,7 @@ class LateDevice:
         self._queues: dict[StreamName, deque[_Entry]] = {name: deque() for name in STREAMS}
         self._slow: StreamName = self._random.choice(STREAMS)
         self._num_calls = 0
-        self._recording: list[Callable[[], object]] | None = None
+        self._recording: tuple[StreamName, list[Callable[[], object]]] | None = None
         # Threads that fill input slots wait for copies, too.
         self._lock = threading.RLock()
 
@@ -89,15 +90,19 @@ class LateDevice:
         self._queue(stream, lambda: kernel(*arguments))
 
     def record(self, stream: StreamName) -> Event:
-        assert self._recording is None, "events are for work that is queued, not for work that is recorded"
         event = LateEvent(stream)
+        # Within the lock: another thread may be recording meanwhile.
         with self._lock:
+            assert self._recording is None, (
+                "events are for work that is queued, not for work that is recorded"
+            )
             self._queues[stream].append(event)
         return event
 
     def wait(self, stream: StreamName, event: Event) -> None:
-        assert isinstance(event, LateEvent) and self._recording is None
+        assert isinstance(event, LateEvent)
         with self._lock:
+            assert self._recording is None
             self._queues[stream].append(_Wait(event))
 
     def wait_on_host(self, event: Event) -> None:
@@ -111,20 +116,21 @@ class LateDevice:
             while any(self._queues.values()):
                 self._run_one()
 
-    def capture(self, queue_work: Callable[[], None]) -> Graph:
+    def capture(self, stream: StreamName, queue_work: Callable[[], None]) -> Graph:
         with self._lock:
             assert self._recording is None, "a graph holds no other"
-            self._recording = []
+            work: list[Callable[[], object]] = []
+            self._recording = stream, work
             try:
                 queue_work()
-                return LateGraph(tuple(self._recording))
+                return LateGraph(stream, tuple(work))
             finally:
                 self._recording = None
 
-    def replay(self, graph: Graph) -> None:
-        assert isinstance(graph, LateGraph)
+    def replay(self, stream: StreamName, graph: Graph) -> None:
+        assert isinstance(graph, LateGraph) and graph.stream == stream
         for work in graph.work:
-            self._queue("compute", work)
+            self._queue(stream, work)
 
     def close(self) -> None:
         queued = {name: len(queue) for name, queue in self._queues.items() if queue}
@@ -134,8 +140,9 @@ class LateDevice:
     def _queue(self, stream: StreamName, work: Callable[[], object]) -> None:
         with self._lock:
             if self._recording is not None:
-                assert stream == "compute", "only compute is recorded"
-                self._recording.append(work)
+                recorded, work_of_graph = self._recording
+                assert stream == recorded, "only one stream is recorded"
+                work_of_graph.append(work)
                 return
             # A stream is a queue: what is queued runs later, in any order that its events allow.
             self._queues[stream].append(work)

@@ -62,14 +62,17 @@ class Device(Protocol):
     def synchronize(self) -> None:
         """Return once the device has done all that it was given."""
 
-    def capture(self, queue_work: Callable[[], None]) -> Graph:
-        """Record what ``queue_work`` launches in the stream of compute, without running it.
+    def capture(self, stream: StreamName, queue_work: Callable[[], None]) -> Graph:
+        """Record what ``queue_work`` launches in a stream, without running it.
 
-        The work reads and writes the same memory whenever it runs.
+        The work is of this stream alone, and reads and writes the same memory whenever it runs.
+
+        Raises:
+            RuntimeError: some of the work cannot be recorded; nothing has run.
         """
 
-    def replay(self, graph: Graph) -> None:
-        """Queue recorded work in the stream of compute."""
+    def replay(self, stream: StreamName, graph: Graph) -> None:
+        """Queue work that was recorded in this stream."""
 
     def close(self) -> None:
         """End the use of the device.

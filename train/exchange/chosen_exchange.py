@@ -46,6 +46,12 @@ class ChosenExchange:
         """Whether everything crosses as it is, in every step."""
         return self.vectors == self.gradients == self.dense == _EXACT and self.sync_every is None
 
+    @property
+    def codes_vectors_alone(self) -> bool:
+        """Whether the code of a vector depends on no other one in its message, so that it may cross in
+        another; bounded codecs take the range of all rows of a table in a message."""
+        return parse_codec("exchange", self.vectors).kind != "bounded"
+
     def to_json(self) -> dict[str, Any]:
         """The choice as plain data."""
         return asdict(self)

@@ -54,6 +54,8 @@ class ExchangeCounts:
     """Counts of what one rank has sent."""
 
     sent_bytes: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    early_bytes: int = 0
+    """Bytes among those of vectors that crossed while the step before was computed."""
     num_saturated: int = 0
     """Numbers that were too large for their code and became its largest."""
     num_steps: int = 0
@@ -107,9 +109,9 @@ class CodedExchange:
         self._dense = codec_of(chosen.dense)
         self.errors = [WidthErrors(tables) for tables in self._widths] if chosen.feedback else None
 
-    def vectors(self) -> Coding:
-        """The coding of the vectors of this step."""
-        factor = factor_at(self.chosen, self.step)
+    def vectors(self, *, ahead: int = 0) -> Coding:
+        """The coding of the vectors of this step, or of one so many steps ahead."""
+        factor = factor_at(self.chosen, self.step + ahead)
         return Coding([codec.at(factor) for codec in self._vectors], [None] * len(self._widths))
 
     def gradients(self) -> Coding:

@@ -31,9 +31,10 @@ from ...pipeline.folders.stage_totals import ExchangeTotals
 from ...pipeline.runtime.tasks import run_tasks
 from ...pipeline.scheduling.exchange_files import RankOf, StepsPart, read_homes, read_steps
 from ...pipeline.stage_commands import hint_to_rewrite
+from ...stats.exchange.early_rows import first_stale_step, last_keys
 from ...stats.exchange.home_moves import NO_HOME
 from ...stats.exchange.rank_masks import Masks
-from ...stats.exchange.rank_step_checks import add_digests, contradictions, first_wrong_home
+from ...stats.exchange.rank_step_checks import add_digests, contradictions, first_wrong_home, fits_homes
 from ...stats.exchange.rank_steps import first_steps
 from ..config import TrainConfig
 from ..data.shards import Shards
@@ -54,6 +55,8 @@ class RankRows(NamedTuple):
     after_R: NDArray[np.uint8]
     passed: tuple[NDArray[np.int32], NDArray[np.uint8]]
     """Rows that concern other ranks alone, whose home the step gives or changes, and that home."""
+    is_early_R: NDArray[np.bool_]
+    """Whether the vector of each may cross a step early."""
 
 
 class ExchangeSchedule:
@@ -63,6 +66,8 @@ class ExchangeSchedule:
         self._manifest = manifest
         self._num_batches = shards.num_training_batches
         self._run = run
+        self._faults: list[str] = []
+        """What is wrong with the steps of this rank, though they are those that the others expect."""
 
     @classmethod
     def find(cls, shards: Shards, config: TrainConfig, run: RunOnRanks) -> ExchangeSchedule | None:
@@ -95,15 +100,35 @@ class ExchangeSchedule:
         wrong = contradictions(np.stack([each.numpy().view(np.uint64) for each in found]))
         if wrong:
             self.refuse(f"the steps of ranks {wrong[0][0]} and {wrong[0][1]} do not fit together")
+        agree(ranks, self._refuse_faults)
+
+    def _refuse_faults(self) -> None:
+        for fault in self._faults:
+            self.refuse(fault)
 
     def _digests(self, shards: Shards, num_epochs: int) -> NDArray[np.uint64]:
         """Read all steps of this rank once; returns digests of what crosses in them."""
         digests = np.zeros((5, self._run.num_ranks), np.uint64)
+        may_move = self._run.homes == "moving"
         widths = tables_by_width([table.embedding_dim for table in shards.tables])
         for dim, chosen in widths.items():
             num_keys = sum(shards.tables[table].num_rows for table in chosen)
+            homes_K, users_K = self._homes(dim, num_keys)
+            earlier = np.empty(0, np.int32)
             for epoch in range(num_epochs):
                 for part in self.parts(dim, epoch, num_keys):
+                    if not fits_homes(part.steps, self._run.rank, homes_K, users_K, may_move=may_move):
+                        self._faults.append(
+                            f"a row of epoch {epoch} does not live where the homes of width {dim} say"
+                        )
+                    # A vector that crosses before its update would be of the step before.
+                    stale = first_stale_step(part.steps, self._run.rank, earlier)
+                    if stale is not None:
+                        step = part.first_step + stale
+                        self._faults.append(
+                            f"step {step} of epoch {epoch} would send a vector before its update"
+                        )
+                    earlier = last_keys(part.steps, earlier)
                     seed = dim << 32 | epoch
                     add_digests(part.steps, part.batches, seed, part.first_step, self._run.rank, digests)
         return digests
@@ -120,15 +145,18 @@ class ExchangeSchedule:
             ManifestError: it is of other rows, or damaged.
         """
         run = self._run
-        found = [each for each in self._files("homes", embedding_dim)]
-        widths = {width.embedding_dim: width for width in ExchangeTotals.of(self._manifest).widths}
-        if len(found) != 1 or widths[embedding_dim].num_rows != num_keys:
-            self.refuse(f"it does not have the homes of the {num_keys} rows of width {embedding_dim}")
-        homes_K, users_K = read_homes(self._manifest, found[0][0], num_keys, run.num_ranks)
+        homes_K, users_K = self._homes(embedding_dim, num_keys)
         planned = PlannedSteps(self, embedding_dim, run, homes_K, users_K)
         if run.homes == "moving" and run.num_done:
             planned.replay()
         return planned
+
+    def _homes(self, embedding_dim: int, num_keys: int) -> tuple[NDArray[np.uint8], Masks]:
+        found = [entry for entry, _ in self._files("homes", embedding_dim)]
+        widths = {width.embedding_dim: width for width in ExchangeTotals.of(self._manifest).widths}
+        if len(found) != 1 or widths[embedding_dim].num_rows != num_keys:
+            self.refuse(f"it does not have the homes of the {num_keys} rows of width {embedding_dim}")
+        return read_homes(self._manifest, found[0], num_keys, self._run.num_ranks)
 
     def parts(self, embedding_dim: int, epoch: int, num_keys: int) -> Iterator[StepsPart]:
         """Yield the steps of this rank in an epoch, in order."""
@@ -285,4 +313,5 @@ class PlannedSteps:
             np.where(is_there_R, self.homes_K[keys_R], before_R).astype(np.uint8),
             steps.after_N[own],
             (steps.passed_keys_P[passed], steps.passed_homes_P[passed]),
+            steps.is_early_N[own].astype(np.bool_),
         )

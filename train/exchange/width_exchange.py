@@ -4,7 +4,7 @@ Every rank reads the lookups of the whole batch, so it knows which rows each ran
 lists as they do (`stats.exchange.messages`); nothing is asked. Before the step the home of a row sends its
 vector to each rank that looks it up, once however often it is looked up there; at the first use of a row each
 of them computes the initial value instead. After it each sends one gradient to the home, the sum over its
-shares.
+shares. The vector of a row that the step before does not use may cross while that step is computed.
 
 Shapes: U distinct rows of the step, O of these that this rank looks up, S that live here, W ranks.
 """
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.batches.lookups_by_row import LookupsByRow
+from ...stats.exchange.early_rows import early_rows
 from ...stats.exchange.home_moves import NO_HOME
 from ...stats.exchange.messages import RowLists, list_messages
 from ...stats.exchange.rank_masks import Masks, rank_masks
@@ -47,6 +48,18 @@ class CopiedRows(NamedTuple):
     """The ranks that look up each of these."""
 
 
+class EarlyVectors(NamedTuple):
+    """The vectors of a step that may cross while the step before is computed, which does not use their
+    rows."""
+
+    sent_rows: CrossingRows
+    sent: NDArray[np.int32]
+    """Served rows whose vectors are sent."""
+    received_rows: CrossingRows
+    received: NDArray[np.int32]
+    """Own rows whose vectors are received."""
+
+
 @dataclass(frozen=True, slots=True)
 class WidthExchange:
     """The rows of a step that cross between this rank and the others; all lists are ordered by rank."""
@@ -57,12 +70,14 @@ class WidthExchange:
     """The same by row."""
     is_training: bool
     """Whether the rows are those of a training step: those of an evaluation cross as they are."""
+    early: EarlyVectors | None
+    """Vectors with a message of their own; None: all cross in the step, at every rank."""
     sent_rows: CrossingRows
     sent: NDArray[np.int32]
-    """Served rows whose vectors are sent."""
+    """Served rows whose vectors are sent in the step."""
     received_rows: CrossingRows
     received: NDArray[np.int32]
-    """Own rows whose vectors are received."""
+    """Own rows whose vectors are received in it."""
     leaving_rows: CrossingRows
     leaving: NDArray[np.int32]
     """Served rows that move to another rank, where they are updated."""
@@ -98,6 +113,7 @@ class ExchangeReader:
         homes: of the rows of each step; or the rows of each step that concern this rank, as they are on disk.
         num_ranks: of them all.
         synced_keys: (num_copies,), ascending; the rows of which every rank holds a copy.
+        sends_early: whether vectors that may cross a step early are listed apart.
     """
 
     def __init__(
@@ -107,6 +123,8 @@ class ExchangeReader:
         homes: StepHomes | PlannedSteps,
         num_ranks: int,
         synced_keys: NDArray[np.int32] | None = None,
+        *,
+        sends_early: bool = False,
     ) -> None:
         self.synced_keys = np.empty(0, np.int32) if synced_keys is None else synced_keys
         self.reader = reader
@@ -116,6 +134,10 @@ class ExchangeReader:
         """The rows of each step, where they need not be found in the batches."""
         self._step_homes = None if isinstance(homes, PlannedSteps) else homes
         self._num_ranks = num_ranks
+        self.sends_early = sends_early
+        """Whether training steps to come list vectors that may cross a step early apart."""
+        self._last_keys: NDArray[np.int32] | None = None
+        """Rows of the last training step that was read."""
 
     def mark_used(self, keys: NDArray[np.int64]) -> None:
         """Take rows as used before; their values are those at their home, which sends them."""
@@ -156,7 +178,9 @@ class ExchangeReader:
         assert self._step_homes is not None
         keys_U = self.keys(lookups)
         step = StepRows(keys_U, self._masks(ids, lookups, ranks_B), *self._step_homes.take(number, keys_U))
-        return self._lists(step, own, self.reader.by_row(own), self._copies(keys_U), is_training=True)
+        is_early_U = self._early(keys_U, step.before_U) if self.sends_early else None
+        own_lookups = self.reader.by_row(own)
+        return self._lists(step, own, own_lookups, self._copies(keys_U), is_early_U, is_training=True)
 
     def read_by_plan(self, own: BatchIds, number: int) -> tuple[LookupsByRow, WidthExchange]:
         """Return the same by the plan on disk.
@@ -177,7 +201,10 @@ class ExchangeReader:
             self.planned.refuse_other_rows(number)
         step = StepRows(rows.keys_R, rows.masks_R, rows.before_R, rows.after_R)
         no_copies_R = np.full(rows.keys_R.size, -1, np.int64)
-        return self._lists(step, own, own_lookups, no_copies_R, passed=rows.passed, is_training=True)
+        is_early_R = rows.is_early_R if self.sends_early else None
+        return self._lists(
+            step, own, own_lookups, no_copies_R, is_early_R, passed=rows.passed, is_training=True
+        )
 
     def look(
         self,
@@ -197,7 +224,15 @@ class ExchangeReader:
         homes_U = self.held.homes_K[keys_U]
         copies_U = self._copies(keys_U) if reads_copies else np.full(keys_U.size, -1, np.int64)
         step = StepRows(keys_U, self._masks(ids, lookups, ranks_B), homes_U, homes_U)
-        return self._lists(step, own, self.reader.by_row(own), copies_U, is_training=False)
+        return self._lists(step, own, self.reader.by_row(own), copies_U, None, is_training=False)
+
+    def _early(self, keys_U: NDArray[np.int32], before_U: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """(num_rows,): whether the step before leaves each row of a training step as it is."""
+        earlier, self._last_keys = self._last_keys, keys_U
+        # The first step of a process has none before.
+        if earlier is None:
+            return np.zeros(keys_U.size, np.bool_)
+        return early_rows(keys_U, before_U, earlier)
 
     def _masks(self, ids: BatchIds, lookups: LookupsByRow, ranks_B: NDArray[np.uint8]) -> Masks:
         """(num_rows,): the ranks that use each distinct row of a batch."""
@@ -210,22 +245,20 @@ class ExchangeReader:
         own: BatchIds,
         own_lookups: LookupsByRow,
         copies_U: NDArray[np.int64],
+        is_early_U: NDArray[np.bool_] | None,
         *,
         passed: Rehomed = _NOTHING_PASSED,
         is_training: bool,
     ) -> tuple[LookupsByRow, WidthExchange]:
         # The distinct rows of the step, at least those that concern this rank, and the ranks that use each.
         rank, held = self.held.rank, self.held
-        keys_U, masks_U, before_U, after_U = step
-        # Of copies nothing crosses: to the lists, only this rank uses them, and for the first time.
         is_copy_U = copies_U >= 0
-        copied = CopiedRows(*_own_copies(copies_U, masks_U, rank), copies_U[is_copy_U], masks_U[is_copy_U])
+        own_copies = _own_copies(copies_U, step.masks_U, rank)
+        copied = CopiedRows(*own_copies, copies_U[is_copy_U], step.masks_U[is_copy_U])
         if is_copy_U.any():
-            after_U = np.where(is_copy_U, np.uint8(rank), after_U).astype(np.uint8)
-            before_U = np.where(is_copy_U, np.uint8(NO_HOME), before_U).astype(np.uint8)
-            own_bit = masks_U.dtype.type(1) << masks_U.dtype.type(rank)
-            masks_U = np.where(is_copy_U, masks_U & own_bit, masks_U).astype(masks_U.dtype)
-        messages = list_messages(StepRows(keys_U, masks_U, before_U, after_U), rank, self._num_ranks)
+            step = _without_copies(step, is_copy_U, rank)
+        keys_U, masks_U, before_U, after_U = step
+        messages = list_messages(step, rank, self._num_ranks)
 
         # Positions among the rows of the step become positions among own and served ones.
         is_first_U = before_U == NO_HOME
@@ -240,44 +273,54 @@ class ExchangeReader:
         made = np.flatnonzero(is_own_U & is_first_U & (after_U != rank))
         # An initial value follows from the row's table and id.
         tables_M = np.searchsorted(held.first_key_F1, keys_U[made], side="right") - 1
-        # A list of rows by source says which of them each rank has; the others have none.
-        partials_SW = np.full((int(np.count_nonzero(is_served_U)), self._num_ranks), -1, np.int32)
-        incoming = messages.gradients_in
-        sources = np.repeat(np.arange(self._num_ranks), np.diff(incoming.starts_W1))
-        partials_SW[served_U[incoming.positions], sources] = np.arange(incoming.positions.size)
-        partials_SW[served_U[updated], rank] = incoming.positions.size + np.arange(updated.size)
-        # Vectors of rows that move cross with their states, apart from the others.
+        partials_SW = _partials(messages.gradients_in, is_served_U, updated, rank)
+        # Vectors of rows that move cross with their states, apart from the others. Of these some cross early.
         out, into = messages.vectors_out, messages.vectors_in
         coming = into.positions[into.is_move]
-        is_rehomed_U = before_U != after_U if self.homes.may_move else np.zeros(keys_U.size, np.bool_)
-        passed = passed if self.homes.may_move else _NOTHING_PASSED
+        is_sent, is_sent_early = _late_and_early(out, is_early_U)
+        is_received, is_received_early = _late_and_early(into, is_early_U)
+        early = EarlyVectors(
+            _crossing(out, keys_U, is_sent_early),
+            served_U[out.positions[is_sent_early]],
+            _crossing(into, keys_U, is_received_early),
+            own_U[into.positions[is_received_early]],
+        )
         exchange = WidthExchange(
             own_ids=own,
             own_lookups=own_lookups,
             is_training=is_training,
-            sent_rows=_crossing(out, keys_U, ~out.is_move),
-            sent=served_U[out.positions[~out.is_move]],
-            received_rows=_crossing(into, keys_U, ~into.is_move),
-            received=own_U[into.positions[~into.is_move]],
+            early=None if is_early_U is None else early,
+            sent_rows=_crossing(out, keys_U, is_sent),
+            sent=served_U[out.positions[is_sent]],
+            received_rows=_crossing(into, keys_U, is_received),
+            received=own_U[into.positions[is_received]],
             leaving_rows=_crossing(out, keys_U, out.is_move),
             leaving=served_U[out.positions[out.is_move]],
             coming_rows=_crossing(into, keys_U, into.is_move),
             coming=(own_U[coming], served_U[coming]),
-            rehomed=(
-                np.concatenate([keys_U[is_rehomed_U], passed[0]]),
-                np.concatenate([after_U[is_rehomed_U], passed[1]]),
-            ),
+            rehomed=self._rehomed(step, passed),
             kept=(own_U[kept].astype(np.int64), served_U[kept].astype(np.int64)),
             updated=own_U[updated].astype(np.int64),
             made=own_U[made].astype(np.int64),
             made_rows=(tables_M, keys_U[made] - held.first_key_F1[tables_M]),
             gradients_sent_rows=_crossing(messages.gradients_out, keys_U),
             gradients_sent=own_U[messages.gradients_out.positions],
-            gradients_received_rows=_crossing(incoming, keys_U),
+            gradients_received_rows=_crossing(messages.gradients_in, keys_U),
             partials_SW=partials_SW,
             copied=copied,
         )
         return held.served(keys_U[is_served_U]), exchange
+
+    def _rehomed(self, step: StepRows, passed: Rehomed) -> Rehomed:
+        """Rows whose home a step gives or changes, and those of them that concern other ranks alone."""
+        if not self.homes.may_move:
+            return _NOTHING_PASSED
+        keys_U, _, before_U, after_U = step
+        is_rehomed_U = before_U != after_U
+        return (
+            np.concatenate([keys_U[is_rehomed_U], passed[0]]),
+            np.concatenate([after_U[is_rehomed_U], passed[1]]),
+        )
 
     def _copies(self, keys_U: NDArray[np.int32]) -> NDArray[np.int64]:
         """(num_rows,): the number of each row among the copies, -1 where it is none."""
@@ -299,6 +342,19 @@ def served_ids(served: LookupsByRow) -> BatchIds:
     return BatchIds(served.rows_U, None, served.num_rows, 1)
 
 
+def _without_copies(step: StepRows, is_copy_U: NDArray[np.bool_], rank: int) -> StepRows:
+    """Return rows of which nothing crosses where there are copies of them: to the lists, only this rank uses
+    these, and for the first time."""
+    keys_U, masks_U, before_U, after_U = step
+    own_bit = masks_U.dtype.type(1) << masks_U.dtype.type(rank)
+    return StepRows(
+        keys_U,
+        np.where(is_copy_U, masks_U & own_bit, masks_U).astype(masks_U.dtype),
+        np.where(is_copy_U, np.uint8(NO_HOME), before_U).astype(np.uint8),
+        np.where(is_copy_U, np.uint8(rank), after_U).astype(np.uint8),
+    )
+
+
 def _own_copies(
     copies_U: NDArray[np.int64], masks_U: Masks, rank: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -306,6 +362,31 @@ def _own_copies(
     is_own_U = (masks_U >> masks_U.dtype.type(rank) & 1).astype(np.bool_)
     own = np.flatnonzero(copies_U[is_own_U] >= 0)
     return own, copies_U[is_own_U][own]
+
+
+def _late_and_early(
+    lists: RowLists, is_early_U: NDArray[np.bool_] | None
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which vectors of lists cross in the step, and which may a step early; of rows that move none."""
+    is_late_N = ~lists.is_move
+    if is_early_U is None:
+        return is_late_N, np.zeros(is_late_N.size, np.bool_)
+    is_early_N = is_late_N & is_early_U[lists.positions]
+    return is_late_N & ~is_early_N, is_early_N
+
+
+def _partials(
+    incoming: RowLists, is_served_U: NDArray[np.bool_], updated: NDArray[np.int64], rank: int
+) -> NDArray[np.int32]:
+    """(num_served, num_ranks): the gradient of each rank, among those received, then those kept; or -1."""
+    served_U = np.cumsum(is_served_U) - 1
+    num_ranks = incoming.starts_W1.size - 1
+    partials_SW = np.full((int(np.count_nonzero(is_served_U)), num_ranks), -1, np.int32)
+    # A list of rows by source says which of them each rank has; the others have none.
+    sources = np.repeat(np.arange(num_ranks), np.diff(incoming.starts_W1))
+    partials_SW[served_U[incoming.positions], sources] = np.arange(incoming.positions.size)
+    partials_SW[served_U[updated], rank] = incoming.positions.size + np.arange(updated.size)
+    return partials_SW
 
 
 def _of_bags(ranks_B: NDArray[np.uint8], ids: BatchIds) -> NDArray[np.uint8]:

@@ -29,7 +29,7 @@ from ...stats.batches.lookups_by_row import LookupsByRow
 from ..data.batch import Batch, BatchIds, EmbeddingTable, IdReader
 from ..data.batch_shares import BatchShares
 from ..data.stored_batches import StoredBatch
-from ..device.verbs import Device
+from ..device.verbs import Device, Event
 from ..exchange.width_exchange import WidthExchange
 from ..meter import Kind, Meter
 from ..model.dlrm_shape import tables_by_width
@@ -318,6 +318,18 @@ class Embeddings:
             for width, part in zip(self.widths, step.parts, strict=True)
         ]
 
+    @property
+    def sends_early(self) -> bool:
+        """Whether vectors of a step may be sent while the step before is computed, which has to know it."""
+        return False
+
+    def send_ahead(self, step: PlannedStep | None) -> None:
+        """Send the vectors of the step after the present one that the present one does not change.
+
+        Args:
+            step: that one, planned; None where it is not known.
+        """
+
     def update(
         self, step: PlannedStep, embeddings: Sequence[torch.Tensor], rate: float | None = None
     ) -> None:
@@ -330,20 +342,28 @@ class Embeddings:
             width.executor.update(part.ids, part.lookups, emb_BFD, part.plan, rate)
         self.mark_updated(step)
 
-    def mark_updated(self, step: PlannedStep) -> None:
-        """Note that the rows of a step are updated, or that their update is queued."""
+    def mark_updated(self, step: PlannedStep, computed: Event | None = None) -> None:
+        """Note that the rows of a step are updated, or that their update is queued.
+
+        Args:
+            computed: event behind all that a device was given for the step, whose other threads call
+                `note_transfers`, which marks the rows that the step changed; None: they are marked here.
+        """
         for width, part in zip(self.widths, step.parts, strict=True):
             if width.changed is not None:
-                width.changed.mark(part.lookups)
+                width.changed.mark(part.lookups, is_later=computed is not None)
         if step.item is not None:
             while self._sent and self._sent[0][0] <= step.item:
                 self._sent.popleft()
-            self.transfers.mark_computed(step.item)
+            self.transfers.mark_computed(step.item, computed)
 
     def note_transfers(self, *, waits: bool = True) -> None:
-        """Note and count the transfers that a device was given; see `Executor.note_begun`."""
+        """Note and count the transfers that a device was given, and the rows that its steps have changed; see
+        `Executor.note_begun`."""
         for width in self.widths:
             width.executor.note_begun(waits=waits)
+            if width.changed is not None:
+                width.changed.catch_up(waits=waits)
 
     def finish(self) -> None:
         """Write every row back after the last step."""

@@ -81,7 +81,8 @@ class Executor:
         # The tiers may lie on two devices, and each is updated by kernels of its own.
         self._fast_rows = backend_of(fast.device, optimizer, threads, shares)
         self._slow_rows = NumbaRows(optimizer, threads, shares)
-        self._in_place = InPlaceWork(fast, slow, self._fast_rows, self._slow_rows, self.traffic)
+        self.in_place = InPlaceWork(fast, slow, self._fast_rows, self._slow_rows, self.traffic, threads)
+        """The work on rows that stay on the slow tier."""
         self._dim = fast.weights_SD.shape[1]
         self._vectors = {
             name: torch.empty(0, self._dim, device=fast.device) for name in ("pooled", "looked_up")
@@ -268,7 +269,7 @@ class Executor:
         # Either the slow tier pools the whole batch (hybrid), or vectors of single lookups are gathered from
         # both tiers and pooled on the fast one. Without bags a lookup's vector is pooled already.
         if in_place and in_place.sends == "bags":
-            self._in_place.send_bags(ids, lookups, pooled_PD)
+            self.in_place.send_bags(ids, lookups, pooled_PD)
         else:
             vectors_ND = pooled_PD if ids.bags_N is None else self._buffer("looked_up", ids.ids_N.size)
             self._gather(lookups, plan, vectors_ND)
@@ -295,7 +296,7 @@ class Executor:
         grad_PD = emb_BFD.grad.reshape(-1, self._dim)
         if plan.in_place:
             assert plan.in_place.is_whole, "a training step is in place as a whole"
-            self._in_place.update(ids, lookups, plan.in_place, grad_PD, rate)
+            self.in_place.update(ids, lookups, plan.in_place, grad_PD, rate)
             return
         # The gradient of a lookup is that of its bag.
         by_bag = ids.by_bag(lookups)
@@ -313,7 +314,7 @@ class Executor:
 
     def look_up_on_host(self, ids: BatchIds, lookups: LookupsByRow, vectors_PD: torch.Tensor) -> None:
         """Look up rows that stay on the slow tier, one vector per bag, in host memory that is sent later."""
-        self._in_place.look_up_bags(ids, lookups, vectors_PD)
+        self.in_place.look_up_bags(ids, lookups, vectors_PD)
 
     def update_on_host(
         self,
@@ -325,7 +326,7 @@ class Executor:
     ) -> None:
         """Take one optimizer step on these rows, by gradients that have come to the host; as `update`."""
         assert plan.in_place is not None and plan.in_place.is_whole
-        self._in_place.update(ids, lookups, plan.in_place, grad_PD, rate)
+        self.in_place.update(ids, lookups, plan.in_place, grad_PD, rate)
 
     def table(self, table: int, *, state: bool = False) -> torch.Tensor:
         """(num_rows, D) host weights of one table in id order, or (num_rows, W) optimizer state.
@@ -361,13 +362,13 @@ class Executor:
         """Write the row of each lookup to its position, wherever the rows are."""
         in_place = plan.in_place
         if in_place and in_place.is_whole:
-            self._in_place.send_rows(lookups, np.ones(lookups.num_rows, np.bool_), vectors_ND)
+            self.in_place.send_rows(lookups, np.ones(lookups.num_rows, np.bool_), vectors_ND)
             return
         own_U, slots_U = self._slots(lookups, plan)
         self._fast_rows.look_up(self.fast.weights_SD, lookups, slots_U, vectors_ND)
         # Evaluation: rows that do not live here are read in place.
         if in_place and (own_U < 0).any():
-            self._in_place.send_rows(lookups, own_U < 0, vectors_ND)
+            self.in_place.send_rows(lookups, own_U < 0, vectors_ND)
         # Passes: as many cold rows at a time as there are slots.
         for load, _, slots_of_pass in self._passes(plan.split, own_U):
             self.transfer(load)

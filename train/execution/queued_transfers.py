@@ -80,9 +80,9 @@ class QueuedTransfers(Generic[Work]):
         """Run an item, and those before it, at once, while the device stands still."""
         self._run_before(number + 1)
 
-    def mark_computed(self, number: int) -> None:
+    def mark_computed(self, number: int, computed: Event | None = None) -> None:
         """Mark the batch of item ``number`` as computed by what the device was given so far."""
-        self._computed[number] = self._device.record("compute")
+        self._computed[number] = computed or self._device.record("compute")
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -6,11 +6,12 @@ already, as in one process. Around that, vectors and gradients cross between ran
 
     look_up   vectors of served rows  -> to the ranks that use them
               the rank's own lookups  <- kept and received vectors, initial values of rows used first
+    send_ahead  vectors of the next step that this one does not change  -> to the ranks that use them
     update    gradients of own rows, summed over the rank's shares  -> to the rows' homes
               served rows             <- gradients of all ranks, added by the tree, one optimizer step
 
-Vectors of a step are read after the updates of the step before, in the loop, so no rank ever sees an older
-value. All ranks make the same exchanges in the same order.
+Vectors of a step are read after the last update of their row before it, in the loop, so no rank ever sees an
+older value. All ranks make the same exchanges in the same order.
 
 Where homes move, a row goes with its vectors: its home before the step sends it whole to the home after it,
 which puts it in its own place and updates it. Both serve it in that step. What the old home keeps is never
@@ -34,7 +35,7 @@ from ...stats.exchange.rank_masks import ranks_of_samples
 from ..data.batch import Batch, BatchIds, EmbeddingTable
 from ..data.batch_shares import BatchShares
 from ..data.stored_batches import StoredBatch
-from ..exchange.coded_exchange import EXACT, CodedExchange
+from ..exchange.coded_exchange import CodedExchange
 from ..exchange.partial_sums import sum_over_ranks
 from ..exchange.row_messages import NotFiniteRowError, RowMessages, RowsUnderWay, WidthLayout
 from ..exchange.width_exchange import ExchangeReader, WidthExchange, served_ids
@@ -46,7 +47,8 @@ from ..rows.row_kernels import copy_rows
 from ..rows.row_optimizers import RowOptimizer
 from ..work_threads import WorkThreads
 from .embeddings import Embeddings, PlannedStep, RowWidth, WidthLookups, WidthStep, newest_rows
-from .moved_rows import read_states, write_rows
+from .moved_rows import read_ahead, read_newest, write_rows
+from .sent_vectors import SentVectors, early_of, exchanges_of
 from .synced_copies import SyncedCopies
 
 _FLOAT_BYTES = 4
@@ -162,15 +164,11 @@ class RankedEmbeddings(Embeddings):
             for width in widths
         ]
         self._messages = RowMessages(ranks, layout)
-        # Rows that move are sent behind the vectors of all widths: weights and states, never coded.
         self.may_move = any(width.exchange.homes.may_move for width in widths)
         """Whether rows may change their homes."""
-        whole = [
-            each._replace(embedding_dim=each.embedding_dim + width.executor.fast.state_SW.shape[1])
-            for each, width in zip(layout, widths, strict=True)
-        ]
-        self._vector_messages = RowMessages(ranks, [*layout, *whole]) if self.may_move else self._messages
-        self._moved_bytes = [_FLOAT_BYTES * each.embedding_dim for each in whole]
+        self._vectors = SentVectors(widths, ranks, layout, coded, may_move=self.may_move)
+        self._last_item = -1
+        """The last item of the transfer thread that a step has waited for."""
         self._served: list[torch.Tensor] = []
         """(S, 1, D) vectors of each width that were read last, whose gradients become those of the rows."""
 
@@ -208,10 +206,10 @@ class RankedEmbeddings(Embeddings):
     def look_up(self, step: PlannedStep) -> list[torch.Tensor]:
         """(B, F, D) embeddings of each width, of the samples of this rank."""
         # The vectors of served rows go out first.
-        exchanges = _exchanges(step)
+        exchanges = exchanges_of(step)
         self._served = super().look_up(step)
         served = [vectors.detach().squeeze(1).numpy() for vectors in self._served]
-        under_way = self._send_vectors(step, served, exchanges)
+        under_way = self._vectors.send(step, served)
         # What is here already is put in its place while the others' vectors arrive.
         own = []
         for number, (width, vectors_SD, each) in enumerate(zip(self._ranked, served, exchanges, strict=True)):
@@ -225,20 +223,45 @@ class RankedEmbeddings(Embeddings):
         # Received vectors fill the gaps, and the rank's own lookups read all of them.
         embeddings = []
         with self._coded.clocked():
-            arrived = under_way.wait()
+            arrived, early = under_way.wait()
         for number, (vectors_OD, each) in enumerate(zip(own, exchanges, strict=True)):
             vectors_OD.numpy()[each.received] = arrived[number]
+            if each.early is not None:
+                vectors_OD.numpy()[each.early.received] = early[number]
             if self.may_move and each.is_training:
                 self._take_in(number, step.parts[number], each, arrived[len(own) + number], vectors_OD)
             embeddings.append(self._look_up_own(vectors_OD, each))
         return embeddings
+
+    def wait_for_rows(self, step: PlannedStep) -> None:
+        super().wait_for_rows(step)
+        if step.item is not None:
+            self._last_item = step.item
+
+    def send_ahead(self, step: PlannedStep | None) -> None:
+        if step is None or not (lists := early_of(step)):
+            return
+        # Rows are where they were fetched to, or still where the next transfer fetches them.
+        is_next = step.item is None or step.item == self._last_item + 1
+        if is_next and all(part.plan.split is None for part in step.parts):
+            rows = [
+                read_ahead(width.executor, part, each.sent)
+                for width, part, each in zip(self._ranked, step.parts, lists, strict=True)
+            ]
+        else:
+            with self.transfers.paused():
+                rows = [
+                    read_newest(width.executor, part, each.sent)
+                    for width, part, each in zip(self._ranked, step.parts, lists, strict=True)
+                ]
+        self._vectors.send_ahead(step, rows)
 
     def update(
         self, step: PlannedStep, embeddings: Sequence[torch.Tensor], rate: float | None = None
     ) -> None:
         """Take one optimizer step on every row that lives here and that any rank looked up."""
         # The gradients of each own row, summed over the shares of this rank.
-        exchanges = _exchanges(step)
+        exchanges = exchanges_of(step)
         sums = []
         for emb_BFD, each in zip(embeddings, exchanges, strict=True):
             assert emb_BFD.grad is not None, "the backward pass comes first"
@@ -265,37 +288,13 @@ class RankedEmbeddings(Embeddings):
             yield
 
     def finish(self) -> None:
+        self._vectors.drop()
         super().finish()
         self.copies.publish()
 
-    def _send_vectors(
-        self, step: PlannedStep, served: Sequence[NDArray[np.float32]], exchanges: Sequence[WidthExchange]
-    ) -> RowsUnderWay:
-        """Send the vectors of served rows to the ranks that look them up, and rows to where they move."""
-        rows = [vectors_SD[each.sent] for vectors_SD, each in zip(served, exchanges, strict=True)]
-        sent = [each.sent_rows for each in exchanges]
-        received = [each.received_rows for each in exchanges]
-        # Scores are those of the weights, whatever crosses in training.
-        if not exchanges[0].is_training:
-            return self._messages.send(rows, sent, received, EXACT)
-        coding = self._coded.vectors()
-        if self.may_move:
-            coding = coding.with_exact(len(exchanges))
-            sent += [each.leaving_rows for each in exchanges]
-            received += [each.coming_rows for each in exchanges]
-            for width, part, vectors_SD, each in zip(
-                self._ranked, step.parts, served, exchanges, strict=True
-            ):
-                states_NW = read_states(width.executor, part, each.leaving)
-                rows.append(np.concatenate([vectors_SD[each.leaving], states_NW], axis=1))
-        with self._coded.clocked(), self._step_named("the vector"):
-            under_way = self._vector_messages.send(rows, sent, received, coding)
-        moved = sum(size * each.leaving.size for size, each in zip(self._moved_bytes, exchanges, strict=True))
-        self._coded.note_sent("moves", moved, 0)
-        self._coded.note_sent(
-            "vectors", self._vector_messages.sent_bytes - moved, self._vector_messages.num_saturated
-        )
-        return under_way
+    def stop(self) -> None:
+        self._vectors.drop()
+        super().stop()
 
     def _take_in(
         self,
@@ -333,18 +332,18 @@ class RankedEmbeddings(Embeddings):
         rows = [sums_OD[each.gradients_sent] for sums_OD, each in zip(sums, exchanges, strict=True)]
         sent = [each.gradients_sent_rows for each in exchanges]
         received = [each.gradients_received_rows for each in exchanges]
-        with self._step_named("the gradient"):
+        with self._step_named():
             under_way = self._messages.send(rows, sent, received, self._coded.gradients())
         self._coded.note_sent("gradients", self._messages.sent_bytes, self._messages.num_saturated)
         return under_way
 
     @contextmanager
-    def _step_named(self, what: str) -> Iterator[None]:
-        """Say in which step a row is not finite."""
+    def _step_named(self) -> Iterator[None]:
+        """Say in which step a gradient is not finite."""
         try:
             yield
         except NotFiniteRowError as error:
-            raise NotFiniteRowError(f"{what} of {error} at step {self._coded.step + 1}") from None
+            raise NotFiniteRowError(f"the gradient of {error} at step {self._coded.step + 1}") from None
 
     def _look_up_own(self, vectors_OD: torch.Tensor, exchange: WidthExchange) -> torch.Tensor:
         """(B, F, D) embeddings of this rank's samples from its distinct rows."""
@@ -358,6 +357,10 @@ class RankedEmbeddings(Embeddings):
             self._rows.pool(vectors_ND, ids, pooled_PD)
             vectors_ND = pooled_PD
         return vectors_ND.view(ids.num_samples, ids.num_features, dim).requires_grad_(torch.is_grad_enabled())
+
+    @property
+    def sends_early(self) -> bool:
+        return any(width.exchange.sends_early for width in self._ranked)
 
     @property
     def can_be_saved(self) -> bool:
@@ -466,12 +469,6 @@ class RankedEmbeddings(Embeddings):
             rows_ND = part.view(torch.float32).view(-1, own_ND.shape[1]) if other else own_ND
             whole_ND[torch.from_numpy(np.flatnonzero(homes_N == other))] = rows_ND
         return whole_ND
-
-
-def _exchanges(step: PlannedStep) -> list[WidthExchange]:
-    found = [part.exchange for part in step.parts if part.exchange is not None]
-    assert len(found) == len(step.parts), "steps of several ranks say what crosses"
-    return found
 
 
 def _joined(parts: Sequence[BatchIds]) -> BatchIds:

@@ -53,9 +53,9 @@ class ThreadedTransfers(TransferThread[Work]):
         super().wait_for(number)
         self._device.synchronize()
 
-    def mark_computed(self, number: int) -> None:
+    def mark_computed(self, number: int, computed: Event | None = None) -> None:
         """Mark the batch of item ``number`` as computed by what the device was given so far."""
-        computed = self._device.record("compute")
+        computed = computed or self._device.record("compute")
         with self._events:
             self._computed_at[number] = computed
         super().mark_computed(number)

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from ..device.verbs import Event
+
 Work = TypeVar("Work")
 
 
@@ -92,8 +94,12 @@ class TransferThread(Generic[Work]):
                 self.num_stalls += 1
                 self._refuse()
 
-    def mark_computed(self, number: int) -> None:
-        """Mark the batch of item ``number`` as computed; those behind it are not."""
+    def mark_computed(self, number: int, computed: Event | None = None) -> None:
+        """Mark the batch of item ``number`` as computed; those behind it are not.
+
+        Args:
+            computed: where a device computes it, the event behind it; None: it is made here.
+        """
         with self._state:
             self._computed = number
             self._state.notify_all()

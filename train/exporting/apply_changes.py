@@ -18,6 +18,7 @@ from safetensors.torch import load
 from ...pipeline.errors import HotsetError, first_line
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.formats.whole_folder import whole_folder
+from ...pipeline.runtime.resources import ProgressCallback, silent
 from ...pipeline.schema.schema_names import DENSE_PREFIX
 from ..model_building.build_model import build_model
 from ..model_building.choose_model import recorded_model
@@ -33,7 +34,12 @@ _STORED = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
 
 
 def apply_changes(
-    exported: Path, changes: Path, out: Path, *, model_source: ModelSource | None = None
+    exported: Path,
+    changes: Path,
+    out: Path,
+    *,
+    model_source: ModelSource | None = None,
+    progress: ProgressCallback = silent,
 ) -> list[TableChanges]:
     """Write the folder ``out``; return how much changed, table by table.
 
@@ -42,6 +48,7 @@ def apply_changes(
         changes: folder that `export_changes` wrote, rows of the same type.
         out: new folder; it has an ONNX model where ``exported`` has one.
         model_source: makes the user's module of the run; None imports the class that the run records.
+        progress: told how many rows are ready, and that files are written.
 
     Raises:
         HotsetError: a folder is damaged, the changes begin with another run or lead to other tables, or
@@ -66,6 +73,9 @@ def apply_changes(
     if shapes != {name: tuple(tensor.shape) for name, tensor in dense.items()}:
         raise HotsetError(f"{changes} is damaged: its dense layers are not those that its model has")
     tables, counts = [], []
+    done = 0
+    total = sum(table.num_rows for table in found.config.tables)
+    progress("rows", done, total)
     # Only a program whose checksum is that of the manifest is opened.
     state = torch.export.load(exported / PROGRAM).state_dict
     for number, table in enumerate(found.config.tables):
@@ -73,9 +83,12 @@ def apply_changes(
         changed, counts_of_table = _changed(served, tensors, table.name, found.row_type, changes)
         tables.append(changed)
         counts.append(counts_of_table)
+        done += table.num_rows
+        progress("rows", done, total)
     inputs = [{"name": "run", "fingerprint": run}]
     with whole_folder(out, stage=STAGE, version=VERSION, inputs=inputs) as folder:
         graph = graph_of(found, model, dense, tables)
+        progress("write", 0, 0)
         write_export(folder, graph, found, (exported / ONNX).exists(), run)
     return counts
 

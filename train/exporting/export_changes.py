@@ -25,6 +25,7 @@ from safetensors.torch import save
 
 from ...pipeline.errors import ConfigError
 from ...pipeline.formats.whole_folder import whole_folder, write_bytes, write_json, write_text
+from ...pipeline.runtime.resources import ProgressCallback, silent
 from ...pipeline.schema.schema_names import DENSE_PREFIX
 from ..options.export_config import ExportConfig
 from ..run_folder.run_reader import read_finite
@@ -69,7 +70,13 @@ class TableChanges:
 
 
 def export_changes(
-    run: Path, since: Path, out: Path, config: ExportConfig | None = None, *, vocabulary: Path | None = None
+    run: Path,
+    since: Path,
+    out: Path,
+    config: ExportConfig | None = None,
+    *,
+    vocabulary: Path | None = None,
+    progress: ProgressCallback = silent,
 ) -> list[TableChanges]:
     """Write the folder ``out``; return how much changed, table by table.
 
@@ -79,6 +86,7 @@ def export_changes(
         out: new folder.
         config: number type of the rows.
         vocabulary: folder that `preprocess` wrote, for a ``run`` that keeps no vocabulary.
+        progress: told how many rows are compared.
 
     Raises:
         HotsetError: a run is unfinished or damaged, they have other tables, or ``out`` exists.
@@ -98,7 +106,7 @@ def export_changes(
         }
         counts = []
         # Of each table only the categories whose row is new or differs, and those that went.
-        for found, before in zip(new.categories(), old.categories(), strict=True):
+        for found, before in zip(new.categories(progress), old.categories(), strict=True):
             changed = _changes_of(found, before, new, old)
             counts.append(changed.counts)
             tensors |= dict(changed.tensors(new, config))

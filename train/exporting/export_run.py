@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import MissingExtraError, install_hint
 from ...pipeline.formats.whole_folder import whole_folder, write_json, write_text
+from ...pipeline.runtime.resources import ProgressCallback, silent
 from ...pipeline.schema.schema import Schema
 from ...pipeline.schema.schema_names import DENSE_PREFIX
 from ..checkpoints.reserved_room import ReservedRoom
@@ -61,6 +62,7 @@ def export_run(
     *,
     vocabulary: Path | None = None,
     model_source: ModelSource | None = None,
+    progress: ProgressCallback = silent,
 ) -> None:
     """Write the folder ``out``.
 
@@ -70,6 +72,7 @@ def export_run(
         config: number type of the rows, and whether ONNX is wanted.
         vocabulary: folder that `preprocess` wrote, for a run that keeps no vocabulary.
         model_source: makes the user's module of the run; None imports the class that the run records.
+        progress: told how many rows are ready, and that files are written.
 
     Raises:
         HotsetError: the run is unfinished or damaged, its module cannot be exported, ``out`` exists, or a
@@ -81,7 +84,8 @@ def export_run(
     found = RunTables.open(run, vocabulary)
     inputs = [{"name": "run", "fingerprint": found.fingerprint}]
     with whole_folder(out, stage=STAGE, version=VERSION, inputs=inputs) as folder:
-        graph = build_graph(found, config, model_source)
+        graph = build_graph(found, config, model_source, progress)
+        progress("write", 0, 0)
         write_export(folder, graph, ExportedModel.of(found, config.row_type), config.onnx, found.fingerprint)
 
 
@@ -120,7 +124,10 @@ def write_export(
 
 
 def build_graph(
-    found: RunTables, config: ExportConfig, model_source: ModelSource | None = None
+    found: RunTables,
+    config: ExportConfig,
+    model_source: ModelSource | None = None,
+    progress: ProgressCallback = silent,
 ) -> ServingGraph:
     """Build the graph of a run, in evaluation mode."""
     # The dense layers, with the weights of the run in place of initial ones.
@@ -130,7 +137,7 @@ def build_graph(
     dense = {name: _finite(found, f"{DENSE_PREFIX}{name}") for name in model.state_dict()}
     tables = []
     # Rows in the order of their categories, so that what is served does not depend on the ids of a run.
-    for table in found.categories():
+    for table in found.categories(progress):
         ids_N = np.append(table.ids_N, [table.oov_id, table.missing_id]).astype(np.int64)
         rows_ND = _finite(found, table.table.name)[torch.from_numpy(ids_N)]
         tables.append(ServedTable(table.categories_N, *pack_rows(rows_ND, config.row_type)))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ...pipeline.runtime.resources import ProgressCallback, silent
 from ...pipeline.schema.schema_names import DENSE_PREFIX
 from ..evaluate import evaluate
 from ..metrics.scores import Scores
@@ -17,9 +18,17 @@ from .row_types import pack_rows, unpack_rows
 
 
 def score_packed_rows(
-    run: Path, data: Path, row_type: RowType, *, model_source: ModelSource | None = None
+    run: Path,
+    data: Path,
+    row_type: RowType,
+    *,
+    model_source: ModelSource | None = None,
+    progress: ProgressCallback = silent,
 ) -> tuple[Scores, Scores]:
     """Evaluate a run on shards twice; return the scores of packed rows, and those of the rows as trained.
+
+    Args:
+        progress: told the samples of both.
 
     Raises:
         HotsetError: as `evaluate`.
@@ -32,7 +41,14 @@ def score_packed_rows(
 
     dtypes = {name: weights.dtype(name) for name in weights}
     changed = Weights(weights.shapes, packed, dtypes=dtypes)
+
+    def first(done: int, total: int) -> None:
+        progress("evaluate", done, 2 * total)
+
+    def second(done: int, total: int) -> None:
+        progress("evaluate", total + done, 2 * total)
+
     return (
-        evaluate(run, data, model_source=model_source, weights=changed),
-        evaluate(run, data, model_source=model_source),
+        evaluate(run, data, model_source=model_source, weights=changed, progress=first),
+        evaluate(run, data, model_source=model_source, progress=second),
     )

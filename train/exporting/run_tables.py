@@ -19,6 +19,7 @@ from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.stage_totals import VocabularyTotals
 from ...pipeline.folders.table_info import VocabularyTable
 from ...pipeline.formats.arrow_files import read_batch, values_of
+from ...pipeline.runtime.resources import ProgressCallback, silent
 from ...pipeline.schema.schema import Schema
 from ..data.batch import EmbeddingTable
 from ..run_config import RunConfig
@@ -78,11 +79,20 @@ class RunTables:
         parts = (origin.schema, origin.folder, origin.tables, fingerprint, origin.schema_text)
         return cls(run, config, weights, *parts)
 
-    def categories(self) -> Iterator[TableCategories]:
-        """Yield the categories of each table, in the order of the features."""
+    def categories(self, progress: ProgressCallback = silent) -> Iterator[TableCategories]:
+        """Yield the categories of each table, in the order of the features.
+
+        Args:
+            progress: told, in rows, how far the caller is with them.
+        """
         infos = VocabularyTotals.of(self.vocabulary).tables
+        done = 0
+        total = sum(table.num_rows for table in self.tables)
+        progress("rows", done, total)
         for table, info in zip(self.tables, infos, strict=True):
             yield self._categories_of(table, info)
+            done += table.num_rows
+            progress("rows", done, total)
 
     def _categories_of(self, table: EmbeddingTable, info: VocabularyTable) -> TableCategories:
         batch = read_batch(self.vocabulary, self.vocabulary.entry(f"{table.name}.arrow"))

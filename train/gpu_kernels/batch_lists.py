@@ -166,10 +166,14 @@ class RowTensors(NamedTuple):
 
 
 class RowMoves(NamedTuple):
-    """Rows that go from one place to another: those behind the end are not touched."""
+    """Rows that go from one place to another: those behind the end are not touched.
 
-    count_1: torch.Tensor
-    """int32; how many."""
+    Where the lists begin is read on the device, so that lists of any step may lie in the same memory, and
+    their moves be recorded.
+    """
+
+    place_3: torch.Tensor
+    """int32; how many, and where they begin in ``sources`` and in ``targets``."""
     sources_N: torch.Tensor
     """int32; rows of the source."""
     targets_N: torch.Tensor

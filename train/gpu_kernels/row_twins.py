@@ -181,12 +181,10 @@ def move_rows(moves: RowMoves, source: RowTensors, target: RowTensors) -> None:
         target: written.
     """
     # Weights first, then the optimizer state.
-    count = int(moves.count_1)
+    sources_N, targets_N = _lists_of(moves)
     for source_SW, target_SW in zip(source, target, strict=True):
-        moved_NW = source_SW.index_select(0, moves.sources_N[:count].long().to(source_SW.device))
-        target_SW.index_copy_(
-            0, moves.targets_N[:count].long().to(target_SW.device), moved_NW.to(target_SW.device)
-        )
+        moved_NW = source_SW.index_select(0, sources_N.to(source_SW.device))
+        target_SW.index_copy_(0, targets_N.to(target_SW.device), moved_NW.to(target_SW.device))
 
 
 def make_rows(moves: RowMoves, seeds: SeedTables, rows: RowTensors) -> None:
@@ -197,15 +195,22 @@ def make_rows(moves: RowMoves, seeds: SeedTables, rows: RowTensors) -> None:
         seeds: that tier's.
         rows: written.
     """
-    count = int(moves.count_1)
-    homes = moves.sources_N[:count]
+    homes, targets_N = _lists_of(moves)
     # Of several tables with one base all but the last are empty.
-    tables = torch.searchsorted(seeds.base_F, homes, right=True) - 1
-    ids = (homes - seeds.base_F[tables] + seeds.first_F[tables]).long()
+    tables = torch.searchsorted(seeds.base_F.long(), homes, right=True) - 1
+    ids = homes - seeds.base_F[tables] + seeds.first_F[tables]
     dim = rows.weights_SD.shape[1]
     values_ND = initial_values_with_torch(seeds.streams_F[tables], ids, seeds.bounds_F[tables], dim)
-    rows.weights_SD.index_copy_(0, moves.targets_N[:count].long(), values_ND)
-    rows.state_SW.index_fill_(0, moves.targets_N[:count].long(), 0)
+    rows.weights_SD.index_copy_(0, targets_N, values_ND)
+    rows.state_SW.index_fill_(0, targets_N, 0)
+
+
+def _lists_of(moves: RowMoves) -> tuple[torch.Tensor, torch.Tensor]:
+    """(N,) int64, the rows of the source and of the target."""
+    count, first_source, first_target = moves.place_3.tolist()
+    sources_N = moves.sources_N[first_source : first_source + count]
+    targets_N = moves.targets_N[first_target : first_target + count]
+    return sources_N.long(), targets_N.long()
 
 
 def _positions(lists: BatchLists, num_samples: int, num_tables: int) -> torch.Tensor:

@@ -28,7 +28,7 @@ def move_rows(moves: RowMoves, source: RowTensors, target: RowTensors) -> None:
     for source_SW, target_SW in zip(source, target, strict=True):
         if source_SW.shape[1]:
             _move_rows[_grid(moves)](
-                moves.count_1,
+                moves.place_3,
                 moves.sources_N,
                 moves.targets_N,
                 source_SW,
@@ -44,7 +44,7 @@ def make_rows(moves: RowMoves, seeds: SeedTables, rows: RowTensors) -> None:
     state_width = rows.state_SW.shape[1]
     sizes = _sizes(rows.weights_SD.shape[1])
     _make_rows[_grid(moves)](
-        moves.count_1,
+        moves.place_3,
         moves.sources_N,
         moves.targets_N,
         seeds.first_F,
@@ -73,7 +73,7 @@ def _sizes(width: int) -> dict[str, int]:
 
 @triton.jit
 def _move_rows(
-    count_1,
+    place,
     sources,
     targets,
     source,
@@ -82,8 +82,10 @@ def _move_rows(
     DP: tl.constexpr,
     R: tl.constexpr,
 ):
-    # The number of rows is read on the device, so that one launch serves any step.
-    count = tl.load(count_1)
+    # Number and lists are found on the device, so that one launch serves any step.
+    count = tl.load(place)
+    sources += tl.load(place + 1)
+    targets += tl.load(place + 2)
     column = tl.arange(0, DP)[None, :]
     at = tl.program_id(0) * R
     while at < count:
@@ -109,7 +111,7 @@ def _mix(bits):
 
 @triton.jit
 def _make_rows(
-    count_1,
+    place,
     homes,
     targets,
     first,
@@ -127,7 +129,9 @@ def _make_rows(
     R: tl.constexpr,
 ):
     # The bases of all tables, which tell the table of a row.
-    count = tl.load(count_1)
+    count = tl.load(place)
+    homes += tl.load(place + 1)
+    targets += tl.load(place + 2)
     table_numbers = tl.arange(0, FP)
     bases = tl.load(base + table_numbers, mask=table_numbers < F, other=2**31 - 1)
     column = tl.arange(0, DP)[None, :]

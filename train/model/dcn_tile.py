@@ -17,7 +17,7 @@ from .dcn_shape import DcnShape
 from .dense_kernels import cross, cross_backward, last_layer_gradients, logistic_loss
 from .dense_tile import BuildMlp
 from .dlrm_shape import tables_by_width
-from .flat_parameters import stored_inputs
+from .flat_parameters import ParameterViews, stored_inputs
 from .mlp_tiles import ProductTiles, mlp_layers
 
 BuildProduct = Callable[[str], ProductTiles]
@@ -117,7 +117,7 @@ class DcnTile:
         label_T: torch.Tensor,
         scale: float,
         embedding_grads: Sequence[torch.Tensor],
-        gradients: Mapping[str, torch.Tensor],
+        gradients: ParameterViews,
     ) -> float:
         """Write the gradients of the tile last passed forward; return its loss, as `DenseTile.backward`."""
         num_samples = label_T.shape[0]
@@ -130,8 +130,8 @@ class DcnTile:
             grad_T,
             self._last_inputs_TN.numpy(),
             self._last_weight_N.numpy(),
-            gradients["last.weight"].view(-1)[: self._last_weight_N.numel()].numpy(),
-            gradients["last.bias"].numpy(),
+            gradients.array("last.weight").reshape(-1)[: self._last_weight_N.numel()],
+            gradients.array("last.bias"),
             last_grad_TN.numpy(),
         )
         # Through the deep network, then through the cross network, which adds to the gradient of its first
@@ -151,7 +151,7 @@ class DcnTile:
         return loss
 
     def _deep_backward(
-        self, last_grad_TN: torch.Tensor, gradients: Mapping[str, torch.Tensor]
+        self, last_grad_TN: torch.Tensor, gradients: ParameterViews
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the (T, P) gradients by the outputs of the cross network, and by its first inputs as far as
         they come from the deep network; both may be overwritten."""
@@ -243,7 +243,7 @@ class _CrossLayer:
         grad_TP: torch.Tensor,
         first_TP: torch.Tensor,
         first_grad_TP: torch.Tensor,
-        gradients: Mapping[str, torch.Tensor],
+        gradients: ParameterViews,
     ) -> None:
         """Write the gradients of the parameters, and add that of x0.
 
@@ -261,7 +261,7 @@ class _CrossLayer:
             self._products[:num_samples].numpy(),
             product_grad_TP.numpy(),
             first_grad_TP.numpy(),
-            gradients[self._bias].numpy(),
+            gradients.array(self._bias),
         )
         # The inputs are passed on as they are, too: their gradient is added to that of the outputs.
         if self._narrow is None:

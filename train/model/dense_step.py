@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -17,7 +17,7 @@ from .dense_dtype import DenseDtype
 from .dense_model import DenseModel
 from .dense_tile import DenseTile
 from .dlrm import Dlrm
-from .flat_parameters import FlatParameters
+from .flat_parameters import FlatParameters, ParameterViews
 from .graph_step import GraphStep, GraphTiles
 from .mlp_tiles import Bf16Mlp, Bf16Product, Fp32Mlp, Fp32Product, Layer, MlpTiles, ProductTiles
 from .sample_tree import tile_bounds
@@ -66,7 +66,7 @@ class StepTile(Protocol):
         label_T: torch.Tensor,
         scale: float,
         embedding_grads: Sequence[torch.Tensor],
-        gradients: Mapping[str, torch.Tensor],
+        gradients: ParameterViews,
     ) -> float:
         """Write the gradients of the tile last passed forward, times ``scale``; return its loss in nats.
 
@@ -159,7 +159,7 @@ class TiledStep:
         self._tiles: dict[int, StepTile] = {}
         self._gradients = TileGradients(self._parameters.size, threads, build_sums)
         self._sum_views = self._parameters.views(self._gradients.sums_N)
-        self._tile_views: list[dict[str, torch.Tensor]] = []
+        self._tile_views: list[ParameterViews] = []
         self._embedding_grads: list[torch.Tensor] = []
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
@@ -217,7 +217,7 @@ class TiledStep:
             with one_torch_thread():
                 self._rounded_vector.copy_(self._parameters.vector)
 
-    def add_gradients(self, counts: Sequence[int]) -> dict[str, torch.Tensor]:
+    def add_gradients(self, counts: Sequence[int]) -> ParameterViews:
         """Add the gradients of all tiles by the binary tree, pieces of the vector in parallel.
 
         Args:

@@ -5,23 +5,40 @@ T samples of a tile, K dense features, F tables, D embedding_dim, V = F + 1 vect
 are computed in float32 whatever the type of the other layers: they are 6 % of the operations, and the logit
 would lose most by rounding.
 """
+# ruff: noqa: N815  (tensors carry shape suffixes)
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ...stats.simd import aligned_zeros
 from ..data.batch import at_cache_line
 from .dense_kernels import last_layer_gradients, logistic_loss
 from .dlrm_shape import DlrmShape, tables_by_width
-from .flat_parameters import stored_inputs
-from .interaction_kernels import interact, interact_backward, padded_dim, pair_starts
+from .flat_parameters import ParameterViews, stored_inputs
+from .interaction_kernels import dot_workspace, interact, interact_backward, vector_workspace
 from .mlp_tiles import Layer, MlpTiles, mlp_layers
 
 BuildMlp = Callable[[Sequence[Layer]], MlpTiles]
+
+
+@dataclass(frozen=True, slots=True)
+class _TileMemory:
+    """What the passes write of a tile of one number of samples, as tensors and as arrays."""
+
+    inputs_TP: torch.Tensor
+    inputs: NDArray[np.float32]
+    logit_T: torch.Tensor
+    logits: NDArray[np.float32]
+    logit_grads: NDArray[np.float32]
+    hidden_grad_TN: torch.Tensor
+    hidden_grads: NDArray[np.float32]
+    bottom_grad_TD: torch.Tensor
+    bottom_grads: NDArray[np.float32]
 
 
 class DenseTile:
@@ -53,6 +70,7 @@ class DenseTile:
         self._last = f"top.{2 * len(hidden)}"
         num_last = hidden[-1].num_outputs if hidden else filled_up
         self._last_weight_N = weights[f"{self._last}.weight"][:num_last, 0]
+        self._last_weights = self._last_weight_N.numpy()
         self._last_bias_1 = weights[f"{self._last}.bias"]
         self._embeddings = torch.empty(most_samples if self._widths else 0, shape.num_tables, dim)
         # Inputs are stored with the zeros that fill them up; no pass writes there.
@@ -63,11 +81,28 @@ class DenseTile:
         self._bottom_grads = torch.empty(most_samples if self.bottom else 0, dim)
         self._no_bottom = torch.empty(0, dim)
         # One sample's vectors, their gradients, and the dots of its pairs.
-        width = padded_dim(dim)
-        self._pair_starts = pair_starts(vectors, width)
-        self._vectors_VW = aligned_zeros(vectors, width)
-        self._vector_grads_VW = aligned_zeros(vectors, width)
-        self._dots_K = aligned_zeros(self._pair_starts.shape[1])
+        self._vectors_RW = vector_workspace(vectors, dim)
+        self._vector_grads_RW = vector_workspace(vectors, dim)
+        self._dots_K = dot_workspace(vectors)
+        self._num_samples = most_samples
+        self._memory = self._memory_for(most_samples)
+
+    def _memory_for(self, num_samples: int) -> _TileMemory:
+        inputs_TP = self._inputs[:num_samples]
+        logit_T = self._logits[:num_samples]
+        hidden_grad_TN = self._hidden_grads[:num_samples]
+        bottom_grad_TD = self._bottom_grads[:num_samples]
+        return _TileMemory(
+            inputs_TP,
+            inputs_TP.numpy(),
+            logit_T,
+            logit_T.numpy(),
+            self._logit_grads[:num_samples].numpy(),
+            hidden_grad_TN,
+            hidden_grad_TN.numpy(),
+            bottom_grad_TD,
+            bottom_grad_TD.numpy(),
+        )
 
     def forward(self, dense_TK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return (T,) logits; their memory is used again by the next tile.
@@ -76,36 +111,32 @@ class DenseTile:
             dense_TK: dense features.
             embeddings: (T, F, d) for each row width.
         """
-        num_samples = dense_TK.shape[0]
+        # Views are made again where the number of samples changes.
+        if dense_TK.shape[0] != self._num_samples:
+            self._num_samples = dense_TK.shape[0]
+            self._memory = self._memory_for(self._num_samples)
+        memory = self._memory
         # Tables of other widths are brought to the common one first, so that all can interact.
         if self._widths:
             embeddings = [at_cache_line(emb_TFd) for emb_TFd in embeddings]
         emb_TFD = self._project(embeddings)
-        inputs_TP = self._inputs[:num_samples]
         bottom_TD = self.bottom.forward(at_cache_line(dense_TK)) if self.bottom else self._no_bottom
-        interact(
-            bottom_TD.numpy(),
-            emb_TFD.numpy(),
-            self._pair_starts,
-            self._vectors_VW,
-            self._dots_K,
-            inputs_TP.numpy(),
-        )
+        vectors = bottom_TD.numpy(), emb_TFD.numpy()
+        interact(*vectors, self._vectors_RW, self._dots_K, memory.inputs)
 
-        hidden_TN = self.top.forward(inputs_TP) if self.top else inputs_TP
+        hidden_TN = self.top.forward(memory.inputs_TP) if self.top else memory.inputs_TP
         # The gradients need what the layers saw: kept until the backward pass of the same tile.
-        self._saved = bottom_TD, embeddings, emb_TFD, hidden_TN
-        logit_T = self._logits[:num_samples]
-        torch.mv(hidden_TN, self._last_weight_N, out=logit_T)
-        logit_T += self._last_bias_1
-        return logit_T
+        self._saved = vectors, embeddings, hidden_TN
+        torch.mv(hidden_TN, self._last_weight_N, out=memory.logit_T)
+        memory.logit_T.add_(self._last_bias_1)
+        return memory.logit_T
 
     def backward(
         self,
         label_T: torch.Tensor,
         scale: float,
         embedding_grads: Sequence[torch.Tensor],
-        gradients: Mapping[str, torch.Tensor],
+        gradients: ParameterViews,
     ) -> float:
         """Write the gradients of the tile last passed forward, times ``scale``; return its loss in nats.
 
@@ -116,44 +147,41 @@ class DenseTile:
             gradients: where the tile's gradient of each parameter goes, by name.
         """
         num_samples = label_T.shape[0]
-        bottom_TD, embeddings, emb_TFD, hidden_TN = self._saved
-        grad_T = self._logit_grads[:num_samples].numpy()
-        logits = self._logits[:num_samples]
+        memory = self._memory
+        vectors, embeddings, hidden_TN = self._saved
         # The gradient of the loss is computed with the loss, in one pass over the logits.
-        loss: float = logistic_loss(logits.numpy(), label_T.numpy(), np.float32(scale), grad_T)
+        grad_T = memory.logit_grads
+        loss: float = logistic_loss(memory.logits, label_T.numpy(), np.float32(scale), grad_T)
 
         # The last layer has one output, so its products are those of vectors.
-        hidden_grad_TN = self._hidden_grads[:num_samples]
         last_layer_gradients(
             grad_T,
             hidden_TN.numpy(),
-            self._last_weight_N.numpy(),
-            gradients[f"{self._last}.weight"].view(-1)[: self._last_weight_N.numel()].numpy(),
-            gradients[f"{self._last}.bias"].numpy(),
-            hidden_grad_TN.numpy(),
+            self._last_weights,
+            gradients.array(f"{self._last}.weight").reshape(-1)[: self._last_weights.size],
+            gradients.array(f"{self._last}.bias"),
+            memory.hidden_grads,
         )
-        inputs_grad_TP = hidden_grad_TN
+        inputs_grad_TP = memory.hidden_grad_TN
         # Backwards through the MLP above the interaction.
         if self.top:
-            found = self.top.backward(hidden_grad_TN, gradients, to_inputs=True)
+            found = self.top.backward(inputs_grad_TP, gradients, to_inputs=True)
             assert found is not None
             inputs_grad_TP = found
 
         # Gradients of embeddings go straight to the caller's memory where no projection stands in between.
         emb_grad_TFD = embedding_grads[0] if not self._widths else self._embeddings[:num_samples]
-        bottom_grad_TD = self._bottom_grads[:num_samples]
         interact_backward(
             inputs_grad_TP.numpy(),
-            bottom_TD.numpy(),
-            emb_TFD.numpy(),
-            self._vectors_VW,
-            self._vector_grads_VW,
-            bottom_grad_TD.numpy(),
+            *vectors,
+            self._vectors_RW,
+            self._vector_grads_RW,
+            memory.bottom_grads,
             emb_grad_TFD.numpy(),
         )
         # The dense features are data: nothing flows back to them.
         if self.bottom:
-            self.bottom.backward(bottom_grad_TD, gradients, to_inputs=False)
+            self.bottom.backward(memory.bottom_grad_TD, gradients, to_inputs=False)
         if self._widths:
             self._project_backward(emb_grad_TFD, embeddings, embedding_grads, gradients)
         return loss
@@ -179,7 +207,7 @@ class DenseTile:
         emb_grad_TFD: torch.Tensor,
         embeddings: Sequence[torch.Tensor],
         embedding_grads: Sequence[torch.Tensor],
-        gradients: Mapping[str, torch.Tensor],
+        gradients: ParameterViews,
     ) -> None:
         """Write the gradients of the projections and of the embeddings before them."""
         for (dim, tables), emb_TFd, grad_TFd in zip(

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from .dense_kernels import add_bias_relu, add_bias_relu_bf16, mask_by_relu, mask_by_relu_bf16
+from .flat_parameters import ParameterViews
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class MlpTiles(Protocol):
         """Return the (T, N) outputs of the last layer; its memory is used again by the next tile."""
 
     def backward(
-        self, grad_TN: torch.Tensor, gradients: Mapping[str, torch.Tensor], *, to_inputs: bool
+        self, grad_TN: torch.Tensor, gradients: ParameterViews, *, to_inputs: bool
     ) -> torch.Tensor | None:
         """Write the gradients of all parameters.
 
@@ -66,7 +67,7 @@ class ProductTiles(Protocol):
         self,
         inputs_TK: torch.Tensor,
         grad_TN: torch.Tensor,
-        gradients: Mapping[str, torch.Tensor],
+        gradients: ParameterViews,
         input_grad_TK: torch.Tensor,
         *,
         is_added: bool,
@@ -90,10 +91,11 @@ class _LayerMemory:
     outputs_NT: torch.Tensor
     outputs: NDArray[np.float32]
     input_grad_TK: torch.Tensor
+    input_grads: NDArray[np.float32]
 
     @classmethod
     def of(cls, outputs_TN: torch.Tensor, input_grad_TK: torch.Tensor) -> _LayerMemory:
-        return cls(outputs_TN, outputs_TN.t(), outputs_TN.numpy(), input_grad_TK)
+        return cls(outputs_TN, outputs_TN.t(), outputs_TN.numpy(), input_grad_TK, input_grad_TK.numpy())
 
 
 class Fp32Mlp:
@@ -119,6 +121,7 @@ class Fp32Mlp:
         self._memory = self._memory_for(most_samples)
         self._num_samples = most_samples
         self._inputs_TK = torch.empty(0)
+        self._inputs_KT = self._inputs_TK
 
     def _memory_for(self, num_samples: int) -> list[_LayerMemory]:
         return [
@@ -127,7 +130,9 @@ class Fp32Mlp:
         ]
 
     def forward(self, inputs_TK: torch.Tensor) -> torch.Tensor:
-        self._inputs_TK = inputs_TK
+        if inputs_TK is not self._inputs_TK:
+            self._inputs_TK = inputs_TK
+            self._inputs_KT = inputs_TK.t()
         # Views are made again where the number of samples changes: each costs as much as a small product.
         if inputs_TK.shape[0] != self._num_samples:
             self._num_samples = inputs_TK.shape[0]
@@ -139,20 +144,21 @@ class Fp32Mlp:
         return inputs_TK
 
     def backward(
-        self, grad_TN: torch.Tensor, gradients: Mapping[str, torch.Tensor], *, to_inputs: bool
+        self, grad_TN: torch.Tensor, gradients: ParameterViews, *, to_inputs: bool
     ) -> torch.Tensor | None:
+        grads = grad_TN.numpy()
         # From the last layer to the first: through the ReLU, then to the weights, then to the inputs.
         for number in reversed(range(len(self._layers))):
             layer = self._layers[number]
             memory = self._memory[number]
-            mask_by_relu(grad_TN.numpy(), memory.outputs, gradients[layer.bias].numpy())
-            inputs_KT = self._memory[number - 1].outputs_NT if number else self._inputs_TK.t()
-            torch.mm(inputs_KT, grad_TN, out=gradients[layer.weight][: layer.num_inputs])
+            mask_by_relu(grads, memory.outputs, gradients.array(layer.bias))
+            inputs_KT = self._memory[number - 1].outputs_NT if number else self._inputs_KT
+            torch.mm(inputs_KT, grad_TN, out=gradients.front(layer.weight, layer.num_inputs))
             # Nothing below the first layer needs a gradient where its inputs are data.
             if number == 0 and not to_inputs:
                 return None
             torch.mm(grad_TN, self._weights_NK[number], out=memory.input_grad_TK)
-            grad_TN = memory.input_grad_TK
+            grad_TN, grads = memory.input_grad_TK, memory.input_grads
         return grad_TN
 
 
@@ -202,7 +208,7 @@ class Bf16Mlp:
         return outputs
 
     def backward(
-        self, grad_TN: torch.Tensor, gradients: Mapping[str, torch.Tensor], *, to_inputs: bool
+        self, grad_TN: torch.Tensor, gradients: ParameterViews, *, to_inputs: bool
     ) -> torch.Tensor | None:
         num_samples = grad_TN.shape[0]
         current_TN = self._gradients[-1][:num_samples]
@@ -212,12 +218,12 @@ class Bf16Mlp:
             mask_by_relu_bf16(
                 _bits(current_TN),
                 _bits(self._activations[number + 1][:num_samples]),
-                gradients[layer.bias].numpy(),
+                gradients.array(layer.bias),
                 self._rows_N[number],
             )
             weight_grad_KN = self._weight_grads[number]
             torch.mm(self._activations[number][:num_samples].t(), current_TN, out=weight_grad_KN)
-            gradients[layer.weight][: layer.num_inputs].copy_(weight_grad_KN)
+            gradients.front(layer.weight, layer.num_inputs).copy_(weight_grad_KN)
             if number == 0 and not to_inputs:
                 return None
             input_grad_TK = self._gradients[number][:num_samples]
@@ -249,7 +255,7 @@ class Fp32Product:
         self,
         inputs_TK: torch.Tensor,
         grad_TN: torch.Tensor,
-        gradients: Mapping[str, torch.Tensor],
+        gradients: ParameterViews,
         input_grad_TK: torch.Tensor,
         *,
         is_added: bool,
@@ -296,7 +302,7 @@ class Bf16Product:
         self,
         inputs_TK: torch.Tensor,
         grad_TN: torch.Tensor,
-        gradients: Mapping[str, torch.Tensor],
+        gradients: ParameterViews,
         input_grad_TK: torch.Tensor,
         *,
         is_added: bool,

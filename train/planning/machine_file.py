@@ -21,8 +21,8 @@ from ...stats.step_model.step_features import NUM_FEATURES
 from .curves import Curves
 
 FORMAT = "hotset machine"
-VERSION = 3
-_MEASURED_ALIKE = (2, VERSION)
+VERSION = 4
+_MEASURED_ALIKE = (2, 3, VERSION)
 """Versions whose constants and cells mean the same; what is fitted to them differs."""
 
 
@@ -87,6 +87,9 @@ class StepModel(JsonRecord):
     """Its error on the others; None where there were none."""
     steady_error: HeldOutError | None = None
     """The same with their times as if the machine had not changed its speed; None where that is not known."""
+    repeat_error: HeldOutError | None = None
+    """The error of the runs before as a prediction of the last run of the same cells, which a perfect model
+    would have, too; None where few of them ran twice."""
 
     def refuse_nonsense(self, where: str) -> None:
         if not 0 <= self.contention <= 1:

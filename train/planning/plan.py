@@ -25,7 +25,7 @@ from ...stats.prediction.step_times import predict
 from ...stats.prediction.workload import Budget, Machine, Prediction, Workload
 from ...stats.step_model.exchange_work import with_exchange
 from ...stats.step_model.part_model import PartModel
-from ...stats.step_model.step_work import StepWork, WorkConstants
+from ...stats.step_model.step_work import StepWork, WorkConstants, fresh_bytes
 from ...stats.step_model.table_costs import table_costs
 from ...stats.step_model.table_homes import choose_table_homes
 from ..advice import AdviceConfig, AdviceInputs, read_inputs
@@ -112,7 +112,7 @@ def plan(
         )
     # Doubled sizes are read for the sensitivities alone.
     sizes = inputs.sizes
-    # A link that was named replaces the measured speed; the time of the smallest message stays.
+    # A link that was named takes the place of the measured speed; the time of the smallest message stays.
     if config.link_bytes_per_second is not None:
         model = replace(model, constants=model.constants.with_link(config.link_bytes_per_second))
     error = fitted.error
@@ -315,8 +315,9 @@ class _Planner:
         if ranks > 1 and prediction.placement.startswith("hybrid"):
             in_place = min(in_place, 2 * uses.rows_per_batch)
         sends_rows = prediction.placement == "hybrid-dedup" or (ranks > 1 and in_place > 0)
-        # Vectors of lists are added on the host, in memory that is not kept.
-        is_unset = prediction.placement == "hybrid" and ranks == 1 and lookups > batch * shape.num_tables
+        # Vectors of lists are added on the host, in memory that is not kept; not those of hot-only batches.
+        unset_share = {"hybrid": 1.0, "fae": 1 - budget.hot_sample_share}.get(prediction.placement, 0.0)
+        is_unset = ranks == 1 and lookups > batch * shape.num_tables
         # Ranks without a named link share this machine and its threads.
         threads = self._threads
         if ranks > 1 and (self._config.link_bytes_per_second is None or self._config.is_emulated):
@@ -347,7 +348,7 @@ class _Planner:
             is_read_ahead=prediction.placement != "fae",
             initialized_rows=prediction.initialized_bytes / workload.row_bytes,
             in_place_vectors=in_place,
-            unset_bytes=lookups * workload.vector_bytes if is_unset else 0.0,
+            unset_bytes=unset_share * fresh_bytes(lookups * workload.vector_bytes) if is_unset else 0.0,
         )
         if ranks == 1:
             return work
@@ -403,6 +404,9 @@ def doubled(constants: WorkConstants) -> dict[str, WorkConstants]:
             constants,
             message_bytes_per_second=2 * constants.message_bytes_per_second,
             gather_bytes_per_second=2 * constants.gather_bytes_per_second,
+            link_bytes_per_second=None
+            if constants.link_bytes_per_second is None
+            else 2 * constants.link_bytes_per_second,
         ),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -48,14 +49,20 @@ class _Mailboxes:
 
 
 class _Receipt:
-    """The bytes that one rank waits for."""
+    """The bytes that one rank waits for; those of earlier messages come before them."""
 
-    def __init__(self, mailboxes: _Mailboxes, rank: int, received: Message) -> None:
+    def __init__(self, mailboxes: _Mailboxes, rank: int, received: Message, waiting: deque[_Receipt]) -> None:
         self._mailboxes = mailboxes
         self._rank = rank
         self._received = received
+        self._waiting = waiting
 
     def wait(self) -> None:
+        while self in self._waiting:
+            self._waiting.popleft().take()
+
+    def take(self) -> None:
+        """Take the bytes out of the boxes."""
         for source, part in enumerate(self._received.parts()):
             if source == self._rank:
                 continue
@@ -72,6 +79,8 @@ class ThreadRanks:
         self._mailboxes = mailboxes
         self.rank = rank
         self.num_ranks = mailboxes.num_ranks
+        self._waiting: deque[_Receipt] = deque()
+        """Messages that were not waited for yet, in the order of the calls."""
 
     def exchange(self, sent: Message, received: Message) -> Pending:
         """Put what is sent into the boxes of the others; their order is that of the calls."""
@@ -79,12 +88,17 @@ class ThreadRanks:
         for target, part in enumerate(sent.parts()):
             if target != self.rank:
                 self._mailboxes.put(self.rank, target, part)
-        return _Receipt(self._mailboxes, self.rank, received)
+        receipt = _Receipt(self._mailboxes, self.rank, received, self._waiting)
+        self._waiting.append(receipt)
+        return receipt
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         """Send the tensor to every rank, and take theirs."""
         for target in range(self.num_ranks):
             self._mailboxes.put(self.rank, target, part)
+        # Boxes keep the order of the calls, so messages that nobody has waited for are taken first.
+        while self._waiting:
+            self._waiting.popleft().take()
         return [self._mailboxes.take(source, self.rank) for source in range(self.num_ranks)]
 
     def close(self) -> None:

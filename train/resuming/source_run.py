@@ -41,7 +41,7 @@ from ..run_folder.run_reader import (
     refuse_changed_files,
 )
 from ..run_folder.weights_file import Weights
-from .run_checkpoints import Checkpoint
+from .saved_run import Checkpoint
 
 _log = logging.getLogger(__name__)
 

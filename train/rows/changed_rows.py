@@ -9,7 +9,10 @@ a file.
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +60,7 @@ def _begin(marks_R: NDArray[np.uint8]) -> int:
     for row in range(marks_R.size):
         # From changed (1) to saving and pending (2 + 8); whether the row was used (4) stays.
         mark = marks_R[row]
-        is_changed = mark & 1
+        is_changed = int(mark & 1)
         count += is_changed
         marks_R[row] = (mark & 0xFE) | (is_changed * 10)
     return count
@@ -150,6 +153,9 @@ def _count(marks_R: NDArray[np.uint8], mark: int) -> int:
 class ChangedRows:
     """The marks of the rows of one width.
 
+    A step's rows may be marked later, by another thread than the one that trains: a million bytes here and
+    there take longer than queueing the step. Every other call marks them first, so nobody sees the delay.
+
     Args:
         num_rows: rows of each table of the width.
         marks_R: (all of them,), zeros; memory to use.
@@ -161,65 +167,114 @@ class ChangedRows:
         self._marks_R = np.zeros(self.layout.num_own_slots, np.uint8) if marks_R is None else marks_R
         self._first_pending = 0
         """Where `take_pending` goes on."""
+        self._unmarked: deque[LookupsByRow] = deque()
+        """Of steps whose rows are marked later, in order."""
+        # Two threads never change marks at a time: each changes some bits of a byte.
+        self._lock = threading.Lock()
 
-    def mark(self, lookups: LookupsByRow) -> None:
-        """Mark the rows that a step has changed."""
-        _mark(lookups.rows_U, lookups.first_F1, self.layout.base_F, self._marks_R)
+    def mark(self, lookups: LookupsByRow, *, is_later: bool = False) -> None:
+        """Mark the rows that a step has changed.
+
+        Args:
+            is_later: whether they are left to `catch_up`, which other threads call soon.
+        """
+        self._unmarked.append(lookups)
+        if not is_later:
+            self.catch_up()
+
+    def catch_up(self, *, waits: bool = True) -> None:
+        """Mark the rows that were left for later.
+
+        Args:
+            waits: for a thread that is at it; otherwise they are left to that one, or to the next.
+        """
+        if not self._lock.acquire(blocking=waits):
+            return
+        try:
+            self._mark_all()
+        finally:
+            self._lock.release()
 
     def mark_rows(self, rows_N: NDArray[np.int64], *, is_saved: bool) -> None:
         """Mark rows, by number, as used; and as changed unless they are saved already."""
-        self._marks_R[rows_N] |= _USED if is_saved else _USED | _CHANGED
+        with self._caught_up() as marks_R:
+            marks_R[rows_N] |= _USED if is_saved else _USED | _CHANGED
 
     def forget(self, rows_N: NDArray[np.int64]) -> None:
         """Take rows, by number, as never changed here: they are another rank's to save from now on. No
         checkpoint may be under way."""
-        assert not (self._marks_R[rows_N] & (_SAVING | _PENDING)).any(), "rows move while they are saved"
-        self._marks_R[rows_N] = 0
+        with self._caught_up() as marks_R:
+            assert not (marks_R[rows_N] & (_SAVING | _PENDING)).any(), "rows move while they are saved"
+            marks_R[rows_N] = 0
 
     def begin_saving(self) -> int:
         """Begin to save the rows that are changed, and return how many these are; all are pending."""
         self._first_pending = 0
-        return int(_begin(self._marks_R))
+        with self._caught_up() as marks_R:
+            return int(_begin(marks_R))
 
     def take_pending(self, most: int) -> NDArray[np.int64]:
         """Return pending rows, ascending and behind those of the last call, at most so many: none where there
         are none left. From then on they are not pending."""
         rows_N = np.empty(most, np.int64)
-        count, self._first_pending = _take_pending(self._marks_R, self._first_pending, rows_N)
+        with self._caught_up() as marks_R:
+            count, self._first_pending = _take_pending(marks_R, self._first_pending, rows_N)
         return rows_N[:count]
 
     def take_pending_of(self, lookups: LookupsByRow) -> NDArray[np.int64]:
         """Return the pending rows that a step is about to change, ascending; they are pending no more."""
         rows_N = np.empty(lookups.num_rows, np.int64)
-        args = (lookups.rows_U, lookups.first_F1, self.layout.base_F, self._marks_R)
-        return rows_N[: _take_pending_of(*args, rows_N)]
+        with self._caught_up() as marks_R:
+            args = (lookups.rows_U, lookups.first_F1, self.layout.base_F, marks_R)
+            return rows_N[: _take_pending_of(*args, rows_N)]
 
     def take_pending_among(self, rows_N: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(num_rows,): whether each of these distinct rows was pending; they are pending no more."""
-        was_pending_N: NDArray[np.bool_] = (self._marks_R[rows_N] & _PENDING) != 0
-        self._marks_R[rows_N] &= ~_PENDING
+        with self._caught_up() as marks_R:
+            was_pending_N: NDArray[np.bool_] = (marks_R[rows_N] & _PENDING) != 0
+            marks_R[rows_N] &= ~_PENDING
         return was_pending_N
 
     def settle(self, *, is_lost: bool) -> None:
         """End the saving of all rows that were taken: they are saved, or changed as before."""
-        _settle(self._marks_R, is_lost)
+        with self._caught_up() as marks_R:
+            _settle(marks_R, is_lost)
 
     def is_being_saved(self, rows_N: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(num_rows,): whether the present checkpoint saves each of these rows."""
-        is_saved_N: NDArray[np.bool_] = (self._marks_R[rows_N] & _SAVING) != 0
+        with self._caught_up() as marks_R:
+            is_saved_N: NDArray[np.bool_] = (marks_R[rows_N] & _SAVING) != 0
         return is_saved_N
 
     def used(self) -> Iterator[NDArray[np.int64]]:
         """Yield the rows that were ever changed, in ascending order, a part at a time."""
         for first in range(0, self._marks_R.size, _PART_ROWS):
-            yield first + np.flatnonzero(self._marks_R[first : first + _PART_ROWS] & _USED)
+            with self._caught_up() as marks_R:
+                rows_N = first + np.flatnonzero(marks_R[first : first + _PART_ROWS] & _USED)
+            yield rows_N
 
     @property
     def num_changed(self) -> int:
         """Rows that are to be saved."""
-        return int(_count(self._marks_R, int(_CHANGED)))
+        return self._num_marked(int(_CHANGED))
 
     @property
     def num_used(self) -> int:
         """Rows that were ever changed."""
-        return int(_count(self._marks_R, int(_USED)))
+        return self._num_marked(int(_USED))
+
+    def _num_marked(self, mark: int) -> int:
+        with self._caught_up() as marks_R:
+            return int(_count(marks_R, mark))
+
+    @contextmanager
+    def _caught_up(self) -> Iterator[NDArray[np.uint8]]:
+        """Yield the marks with those of all steps so far, for the caller alone."""
+        with self._lock:
+            self._mark_all()
+            yield self._marks_R
+
+    def _mark_all(self) -> None:
+        while self._unmarked:
+            lookups = self._unmarked.popleft()
+            _mark(lookups.rows_U, lookups.first_F1, self.layout.base_F, self._marks_R)

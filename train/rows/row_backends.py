@@ -156,9 +156,15 @@ class NumbaRows:
     def apply(
         self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor, rate: float | None = None
     ) -> None:
-        step_with_numba(
-            self._optimizer, tier.weights_SD.numpy(), tier.state_SW.numpy(), slots_U, sums_UD.numpy(), rate
-        )
+        weights, state, sums = tier.weights_SD.numpy(), tier.state_SW.numpy(), sums_UD.numpy()
+        num_rows = max(1, _CHUNK_FLOATS // sums.shape[1])
+
+        # The rows are distinct, so threads share them.
+        def step_some(piece: int, _: int) -> None:
+            own = slice(piece * num_rows, (piece + 1) * num_rows)
+            step_with_numba(self._optimizer, weights, state, slots_U[own], sums[own], rate)
+
+        self._threads.run(step_some, -(-slots_U.size // num_rows))
 
 
 class TorchRows:

@@ -19,9 +19,7 @@ from ..options.interval import parse_interval
 from ..ranks.ranks import OneRank, Ranks, first_says
 from ..resuming.best_weights import BestWeights
 from ..resuming.rank_checkpoints import RankCheckpoints
-from ..resuming.run_checkpoints import (
-    RunCheckpoints,
-)
+from ..resuming.run_checkpoints import RunCheckpoints
 from ..run_folder.run_writer import RunFolder
 from ..trainer import Trainer
 

@@ -42,7 +42,8 @@ _ROWS_OF_PART = 1 << 15
 _BATCHES_AHEAD = 4
 _BATCH_SIZE = 2048
 """Samples of a batch for runs of versions that did not record theirs."""
-Progress = Callable[[int], None]
+OnPart = Callable[[EncodedSamples], None]
+Progress = Callable[[int, int], None]
 
 
 class RunPredictor:
@@ -89,15 +90,21 @@ class RunPredictor:
             model_source=model_source,
         )
 
-    def logits(self, parts: RawParts, source: str) -> Generator[NDArray[np.float32]]:
-        """Yield the logits of each batch, (B,), in order; ``source`` names the log in messages.
+    def logits(
+        self, parts: RawParts, source: str, on_part: OnPart = lambda part: None
+    ) -> Generator[NDArray[np.float32]]:
+        """Yield the logits of each batch, (B,), in order.
+
+        Args:
+            source: name of the log in messages.
+            on_part: called with each part once it is encoded, by another thread.
 
         Raises:
             InputError: a line does not match the schema.
         """
         # Parsing and encoding run ahead in a thread while batches are scored.
         encoded = encode_parts(parts, source, self._encoder, self._threads)
-        ahead = BackgroundIterator(_batches(encoded, self._batch_size), _BATCHES_AHEAD, "samples")
+        ahead = BackgroundIterator(_batches(encoded, self._batch_size, on_part), _BATCHES_AHEAD, "samples")
         held: dict[int, Batch] = {}
         embeddings = self._model.embeddings
         try:
@@ -114,9 +121,11 @@ class RunPredictor:
         finally:
             ahead.close()
 
-    def probabilities(self, parts: RawParts, source: str) -> Generator[NDArray[np.float32]]:
+    def probabilities(
+        self, parts: RawParts, source: str, on_part: OnPart = lambda part: None
+    ) -> Generator[NDArray[np.float32]]:
         """Yield the probabilities of each batch, (B,), as `logits` yields them."""
-        with closing(self.logits(parts, source)) as batches:
+        with closing(self.logits(parts, source, on_part)) as batches:
             for logit_B in batches:
                 yield probabilities(logit_B).astype(np.float32)
 
@@ -159,30 +168,58 @@ def predict_file(
     *,
     has_label: bool = True,
     overwrite: bool = False,
-    progress: Progress = lambda done: None,
+    progress: Progress = lambda done, total: None,
 ) -> int:
     """Write the probability of each line of ``log`` to a Parquet file; return how many there are.
 
     Args:
         out: file that appears when it is whole.
         has_label: whether the lines of a log without column names have labels.
-        progress: called after each batch with the samples so far.
+        progress: called after each batch with the samples so far and those expected in all, 0 where the log
+            is compressed; once more at the end with what there were.
 
     Raises:
         HotsetError: the log cannot be read, or the file cannot be written.
     """
     parts = predictor.parts_of_file(log, has_label=has_label)
+    length = _LogLength(RawFile.inspect(log))
     with score_writer(out, overwrite=overwrite) as writer:
-        with closing(predictor.probabilities(parts, str(log))) as batches:
+        with closing(predictor.probabilities(parts, str(log), length.add)) as batches:
             for probability_B in batches:
                 writer.add(probability_B)
-                progress(writer.num_samples)
+                progress(writer.num_samples, length.num_samples())
+        progress(writer.num_samples, writer.num_samples)
         return writer.num_samples
 
 
-def _batches(encoded: Generator[EncodedSamples], batch_size: int) -> Generator[Batch]:
+class _LogLength:
+    """The number of samples of a log, estimated from those in the bytes that are read."""
+
+    def __init__(self, log: RawFile) -> None:
+        # The text of a compressed file has an unknown length.
+        self._num_bytes = 0 if log.compression else log.num_bytes
+        self._read = (0, 0)
+        """Samples and bytes so far, replaced together: another thread reads them."""
+
+    def add(self, part: EncodedSamples) -> None:
+        """Count the next part."""
+        samples, num_bytes = self._read
+        self._read = (samples + part.num_samples, num_bytes + part.num_raw_bytes)
+
+    def num_samples(self) -> int:
+        """Return the estimate, which is exact once all is read; 0 where there is none."""
+        samples, num_bytes = self._read
+        return samples * self._num_bytes // num_bytes if num_bytes else 0
+
+
+def _batches(encoded: Generator[EncodedSamples], batch_size: int, on_part: OnPart) -> Generator[Batch]:
+    def told() -> Iterator[EncodedSamples]:
+        for part in encoded:
+            on_part(part)
+            yield part
+
     with closing(encoded):
-        yield from batches_of(encoded, batch_size)
+        yield from batches_of(told(), batch_size)
 
 
 def _numbered(batches: Iterable[Batch], held: dict[int, Batch]) -> Iterator[int]:

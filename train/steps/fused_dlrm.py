@@ -355,8 +355,9 @@ def _starts(shapes: Sequence[tuple[int, int]]) -> list[int]:
 
 def _copy_dense(dense_BK: torch.Tensor, num_samples_1: torch.Tensor, target_BK: torch.Tensor) -> None:
     """Copy dense values, zeros behind the batch."""
-    is_live = is_sample(dense_BK.shape[0], num_samples_1).unsqueeze(1)
-    target_BK[:, : dense_BK.shape[1]] = torch.where(is_live, dense_BK, 0.0)
+    is_padding = ~is_sample(dense_BK.shape[0], num_samples_1).unsqueeze(1)
+    # The number is an argument of the kernel: a copy of it from the host could not be recorded.
+    target_BK[:, : dense_BK.shape[1]] = dense_BK.masked_fill(is_padding, 0.0)
 
 
 def _forward(layer: _Layer, inputs_BM: torch.Tensor) -> None:

@@ -2,8 +2,8 @@
 
 A batch goes to the device in a single copy. It holds labels (1 byte), dense values (float32), the lookups by
 row as `hotset transpose` stores them, the rows to move, and the learning rates: 140 to 195 bytes a sample of
-the Criteo model. All but the rows to move have fixed places, so that a recorded step finds them; these come
-last, and the copy ends where they end.
+the Criteo model. All but the rows to move have fixed places, so that a recorded step finds them. These come
+last, so that the copy ends where they end; where each of their lists begins stands in a fixed place.
 
 Shapes as in `gpu_kernels.batch_lists`.
 """
@@ -30,11 +30,9 @@ _ALIGNMENT = 64
 """Bytes; what the widest loads of kernels and the engines of copies like."""
 _SPARE_SHARE = 0.25
 """Room beyond the largest batch so far, so that few batches need more again."""
-_MOVE_NUMBERS = 4
-"""Lists of rows to move begin at multiples of so many numbers, 16 bytes: Triton compiles a kernel once for
-such addresses, and anew for each mixture with others."""
-_PARTS_OF_MOVES = 6
-"""Parts of a list of rows to move: count, sources and targets, and what fills up each of them."""
+_PLACE_NUMBERS = 4
+"""Numbers of the place of a list of rows to move, of which the last is of no use: 16 bytes, because Triton
+compiles a kernel once for such addresses, and anew for each mixture with others."""
 MOVES = ("write_back", "fetch", "initialize")
 """Lists of rows to move, in the order of their work."""
 _NUMPY = {
@@ -122,9 +120,8 @@ class PackedRoom:
             lists = room.new_lists(torch.device("meta"))
             for name, tensor in lists._asdict().items():
                 yield f"{name}{width}", tensor.numel(), tensor.dtype
-        # Each list has its count, and its two parts are filled up.
-        most_filled = 3 * _MOVE_NUMBERS * len(MOVES) * len(self.widths)
-        yield "moves", 2 * self.num_moves + most_filled, torch.int32
+        yield "move_places", _PLACE_NUMBERS * len(MOVES) * len(self.widths), torch.int32
+        yield "moves", 2 * self.num_moves, torch.int32
 
     def with_room_for(self, widths: Sequence[HostLists], num_moves: int) -> PackedRoom:
         """This room, or more where a batch does not fit."""
@@ -147,6 +144,13 @@ class PackedRoom:
         """The lookups of a width as views of a packed batch."""
         return BatchLists(*(self.sections[f"{name}{width}"].of(packed) for name in BatchLists._fields))
 
+    def moves_on(self, packed: torch.Tensor) -> list[list[RowMoves]]:
+        """The rows to move of each width and list of `MOVES`, as views of a packed batch: the same memory in
+        all batches of this room."""
+        places = self.sections["move_places"].of(packed).view(len(self.widths), len(MOVES), -1)
+        numbers = self.sections["moves"].of(packed)
+        return [[RowMoves(place[:3], numbers, numbers) for place in of_width] for of_width in places]
+
 
 @dataclass(frozen=True, slots=True)
 class HostLists:
@@ -166,16 +170,6 @@ class HostLists:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedTarget:
-    """The views of a batch on the device that no other batch has."""
-
-    received: torch.Tensor
-    """The bytes that its copy fills."""
-    moves: list[list[RowMoves]]
-    """The rows to move, of each width and list of `MOVES`."""
-
-
-@dataclass(frozen=True, slots=True)
 class PackedBatch:
     """A batch in a range of bytes.
 
@@ -189,32 +183,14 @@ class PackedBatch:
     num_samples: int
     rates: NDArray[np.float32]
     """The place of the numbers of the step, which are written last; see `PackedRoom.rates`."""
-    num_moves: tuple[tuple[int, ...], ...]
-    """Number of rows of each list of `MOVES`, for each width."""
-    move_sizes: tuple[int, ...]
-    """How the numbers of the moves are cut: see `target_in`."""
-    target: PackedTarget | None = None
-    """Where the batch goes on the device, once there is memory for such batches."""
+    target: torch.Tensor | None = None
+    """Where these bytes go on the device, once there is memory for such batches."""
+    sent_rows: tuple[NDArray[np.int64], ...] = ()
+    """Slots on the slow tier of the distinct rows of each width, where these are sent with the step."""
 
     @property
     def num_bytes(self) -> int:
         return self.source.numel()
-
-    def target_in(self, packed: torch.Tensor, moves: torch.Tensor) -> PackedTarget:
-        """Return the views of memory for a batch of this room.
-
-        Args:
-            packed: the range of bytes on the device.
-            moves: its section of that name.
-        """
-        # Each list is its count, its sources and its targets, each filled up: six parts, cut by one call.
-        parts = moves.split_with_sizes(self.move_sizes)
-        lists = [
-            RowMoves(parts[first], parts[first + 2], parts[first + 4])
-            for first in range(0, len(parts) - 1, _PARTS_OF_MOVES)
-        ]
-        by_width = [lists[first : first + len(MOVES)] for first in range(0, len(lists), len(MOVES))]
-        return PackedTarget(packed[: self.num_bytes], by_width)
 
 
 def bytes_per_sample(lookups: LookupsTotals, num_dense: int, *, has_long_numbers: bool = False) -> float:
@@ -278,42 +254,21 @@ def pack(
         assert places.staged_offsets_F1[layout.num_tables] == lists.staged_C.size, (
             "the plan lists too few rows"
         )
-    # Counts stand before the rows of their list, for kernels that read them on the device.
-    place = place_of("moves")
+    # Where the lists of rows to move begin stands in a place of its own, for kernels that read it there.
+    move_places = place_of("move_places").reshape(len(widths), len(MOVES), _PLACE_NUMBERS)
+    numbers = place_of("moves")
     first = 0
-    for of_width in moves:
-        for sources_N, targets_N in of_width:
-            place[first] = sources_N.size
-            first += _MOVE_NUMBERS
-            for rows_N in (sources_N, targets_N):
-                place[first : first + rows_N.size] = rows_N
-                first += _filled_up(rows_N.size)
+    for of_width, places_of_width in zip(moves, move_places, strict=True):
+        for (sources_N, targets_N), place in zip(of_width, places_of_width, strict=True):
+            middle, stop = first + sources_N.size, first + 2 * sources_N.size
+            place[:] = sources_N.size, first, middle, 0
+            numbers[first:middle] = sources_N
+            numbers[middle:stop] = targets_N
+            first = stop
     # The rows to move are last, so that the copy ends with what this step has.
-    num_bytes = room.sections["moves"].first_byte + 4 * first
-    counts = tuple(tuple(sources_N.size for sources_N, _ in of_width) for of_width in moves)
-    sizes = _sizes_of_moves(counts)
-    return PackedBatch(
-        room,
-        slot[:num_bytes],
-        num_samples,
-        packed[room.rates.first_byte : room.rates.stop_byte].view(np.float32),
-        counts,
-        (*sizes, room.sections["moves"].count - sum(sizes)),
-    )
-
-
-def _sizes_of_moves(counts: Sequence[Sequence[int]]) -> list[int]:
-    """The sizes of all parts of the lists of rows to move."""
-    sizes = []
-    for count in (each for of_width in counts for each in of_width):
-        filling = _filled_up(count) - count
-        sizes += [1, _MOVE_NUMBERS - 1, count, filling, count, filling]
-    return sizes
-
-
-def _filled_up(count: int) -> int:
-    """So many numbers, and what is behind them up to where a list may begin."""
-    return -(-count // _MOVE_NUMBERS) * _MOVE_NUMBERS
+    num_bytes = room.sections["moves"].first_byte + first * torch.int32.itemsize
+    rates = packed[room.rates.first_byte : room.rates.stop_byte].view(np.float32)
+    return PackedBatch(room, slot[:num_bytes], num_samples, rates)
 
 
 def _grown(room: int, needed: int) -> int:

@@ -60,15 +60,15 @@ class PieceShape:
             part = memory[first : first + num_bytes].view(torch.float32)
             rows.append(part.view(self.num_rows, width))
             first += _filled_up(num_bytes)
-        return Piece(memory[:4].view(torch.int32), lists, RowTensors(*rows))
+        return Piece(memory[:12].view(torch.int32), lists, RowTensors(*rows))
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Views of a piece, on the host or on the device."""
 
-    count_1: torch.Tensor
-    """int32; rows of the piece."""
+    place_3: torch.Tensor
+    """int32; rows of the piece, and where its lists begin in themselves."""
     lists: list[torch.Tensor]
     """(num_rows,) int32 each."""
     rows: RowTensors

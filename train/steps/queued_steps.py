@@ -6,43 +6,53 @@ A step, in the order of its work:
     3. compute decodes where each row is, gathers the rows, passes the dense layers forward and backward, sums
        the gradients of each row and updates it, and takes a step of the dense layers.
 Events order the three: a copy waits for the step that last read its place on the device, moves wait for the
-copy and for the last step that used what they overwrite, compute waits for both.
+copy and for the last step that used what they overwrite, compute waits for both. The second and the third are
+recorded once for each place and replayed.
 
-Steps whose rows stay on the host are queued around its work (`in_place_steps`). What else cannot be packed is
-done at once, while the device stands still: batches in passes, bags, shares, distinct rows in place
-(hybrid-dedup), and FAE's copies of all hot rows.
+Distinct rows that stay on the host (hybrid-dedup) are sent behind their batch, and the sums of their
+gradients come back; single vectors are sent by `in_place_steps`. What else cannot be packed is done at once,
+while the device stands still: batches in passes, bags, shares, and FAE's copies of all hot rows.
+
+The loop's thread does as little as it can: readers pack, make views, count what has moved, mark the rows that
+have changed, and let go of the batches of steps that are done.
 """
-# ruff: noqa: N815  (tensors carry shape suffixes)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from ...stats.batches.lookups_by_row import LookupsByRow
 from ..config import MoverName
-from ..data.batch import Batch
 from ..data.readers import Readers
-from ..device.verbs import Device, Event, Graph
+from ..device.verbs import Device
 from ..execution.embeddings import PlannedStep, WidthStep
-from ..gpu_kernels.batch_lists import BatchLists, BatchRoom, DecodedBatch, StepNumbers
+from ..gpu_kernels.batch_lists import BatchRoom
 from ..recipe.learning_rates import StepRates
-from .fused_dlrm import DenseInputs, FusedDlrm
+from ..rows.tiers import Layout
+from .device_passes import DevicePasses, Kernels
+from .fused_dlrm import FusedDlrm
 from .in_place_steps import InPlaceSteps
 from .input_ring import InputRing
-from .packed_batch import HostLists, PackedBatch, PackedRoom, PackedTarget, pack
+from .packed_batch import HostLists, PackedBatch, PackedRoom, pack
+from .recorded_work import RecordedWork
 from .row_moves import choose_moves
 from .sent_rates import SentRates
+from .step_memory import StepInputs
 from .step_runner import PreparedStep, StepParts, StepsAtOnce
 from .width_tensors import WidthTensors
 
-Kernels = Mapping[str, Callable[..., None]]
-"""Kernels by name, see `gpu_kernels.kernel_table`."""
+_NONE = np.empty(0, np.int64)
 _LOSSES_AT_ONCE = 256
 """Losses whose memory is allocated together."""
+_KEPT_STEPS = 2
+"""Steps that callers of the loop may still hold: the last one, and the one before until that is replaced."""
 
 
 class QueuedSteps:
@@ -80,13 +90,15 @@ class QueuedSteps:
         num_threads: int = 1,
     ) -> None:
         self._device = device
-        self._fused = fused
         self._parts = parts
-        self._kernels = kernels
-        self._is_recorded = is_recorded
         self._at_once = StepsAtOnce(parts)
         self._in_place = InPlaceSteps(device, parts, batch_size, num_dense)
         self._widths = [WidthTensors.of(width, device) for width in parts.embeddings.widths]
+        self._recorded = RecordedWork(device, is_recorded=is_recorded)
+        self._passes = DevicePasses(device, parts, kernels, self._widths, fused, self._recorded)
+        # Of a device without rows of its own, where all are sent with the step.
+        sizes = [[0] * len(width.tables) for width in parts.embeddings.widths]
+        self._no_rows = [Layout.of(zeros, zeros) for zeros in sizes]
         self.moves = choose_moves(mover, device, kernels, self._widths, parts.embeddings, num_threads)
         """What moves the rows of steps."""
         # The kernels add up a batch as one.
@@ -110,12 +122,9 @@ class QueuedSteps:
             tuple(width.executor.optimizer.step_rates(0.0).size for width in parts.embeddings.widths),
             0,
         )
-        self._made: tuple[PackedRoom | None, list[_Inputs]] = None, []
+        self._made: tuple[PackedRoom | None, list[StepInputs]] = None, []
         """The memory on the device, and the batches that it has room for; replaced at once, as threads that
         pack read it."""
-        self._work: list[_WidthWork] = []
-        self._warm: set[str] = set()
-        """Work that was queued before."""
         self._rates = SentRates(
             self._packing_room,
             [width.executor.optimizer for width in parts.embeddings.widths],
@@ -123,16 +132,30 @@ class QueuedSteps:
         )
         self._losses: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Memory for losses of steps to come, each as a vector and as a number."""
+        self._done: deque[PreparedStep] = deque()
+        """Steps that the loop has queued, and whose batches readers let go."""
+        self._letting_go = threading.Lock()
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether steps are recorded as graphs; no more once the device has refused to."""
+        return self._recorded.is_recorded
 
     def prepare(self, step: PlannedStep) -> PreparedStep:
-        if self._has_shares or not all(map(_can_be_queued, step.parts)):
+        sends_rows = all(map(_is_sent, step.parts))
+        if self._has_shares or not (sends_rows or all(map(_can_be_queued, step.parts))):
             return PreparedStep(step)
-        # The lists of each width: lookups by row, the slots of staged rows, and the rows to move.
+        # The lists of each width: lookups by row, the slots of rows without one of their own, and the rows to
+        # move. Rows that are sent lie in their order.
         widths = []
         moves = []
-        for width, part in zip(self._widths, step.parts, strict=True):
-            staged_U = np.empty(0, np.int64) if part.plan.staged_U is None else part.plan.staged_U
-            widths.append(HostLists.of(part.lookups, width.rows.executor.fast.layout, staged_U))
+        for width, nothing, part in zip(self._widths, self._no_rows, step.parts, strict=True):
+            layout = nothing if sends_rows else width.rows.executor.fast.layout
+            staged_U = np.arange(part.lookups.num_rows) if sends_rows else part.plan.staged_U
+            lists = HostLists.of(
+                part.lookups, layout, np.empty(0, np.int64) if staged_U is None else staged_U
+            )
+            widths.append(lists)
             moves.append(self.moves.lists_of(part))
         # A batch larger than all before it enlarges the room; memory on the device follows in `train`.
         num_moves = sum(sources_N.size for of_width in moves for sources_N, _ in of_width)
@@ -145,6 +168,7 @@ class QueuedSteps:
         self._num_packed += 1
         arguments = (
             number,
+            [part.lookups for part in step.parts] if sends_rows else [],
             self._packing_room,
             slot,
             batch.label_B.numpy(),
@@ -155,17 +179,28 @@ class QueuedSteps:
         copies_hot = any(part.plan.copy_hot for part in step.parts)
         return PreparedStep(step, self._readers.submit(self._pack, *arguments), copies_hot)
 
-    def _pack(self, number: int, room: PackedRoom, *arguments: Any) -> PackedBatch:
-        """Pack a batch in a reader, which also counts what the loop has queued meanwhile."""
+    def _pack(
+        self, number: int, sent: Sequence[LookupsByRow], room: PackedRoom, *arguments: Any
+    ) -> PackedBatch:
+        """Pack a batch in a reader, which also does what the loop has left for later."""
+        self._let_go()
         self._parts.embeddings.note_transfers(waits=False)
         packed = pack(room, *arguments)
+        # Rows that are sent with the step are named here.
+        sent_rows = [
+            width.rows.executor.in_place.slots_of_rows(lookups)
+            for width, lookups in zip(self._widths, sent, strict=False)
+        ]
         # Batches are sent in their order, so it is known where they go: views are made here, not in the loop.
         made_for, inputs = self._made
-        return (
-            replace(packed, target=inputs[number % len(inputs)].target_of(packed))
-            if made_for is room
-            else packed
-        )
+        target = inputs[number % len(inputs)].packed[: packed.num_bytes] if made_for is room else None
+        return replace(packed, target=target, sent_rows=tuple(sent_rows))
+
+    def _let_go(self, num_kept: int = _KEPT_STEPS) -> None:
+        """Give the memory of steps back that are done, which takes as long as to queue them."""
+        with self._letting_go:
+            while len(self._done) > num_kept:
+                self._done.popleft()
 
     def train(self, prepared: PreparedStep, number: int, rates: StepRates) -> torch.Tensor:
         # What cannot be packed, and copies of all hot rows, run while the device stands still.
@@ -185,30 +220,23 @@ class QueuedSteps:
         # The copy goes up first, then rows move, then compute waits for both.
         if packed.room is not self._made[0]:
             self._make_room(packed.room)
-        inputs, target = self._send(packed, rates)
-        if step.item is not None:
-            self.moves.queue(step.item, packed, inputs.copied, target.moves)
-        self._device.wait("compute", inputs.copied)
-        # With fused layers a step is one piece of work; else the model runs between two.
+        inputs = self._send(packed, rates)
         loss_1, loss = self._new_loss()
-        if self._fused is not None:
-            self._queue(inputs, "step", self._whole_step)
-            self._device.launch("compute", loss_1.copy_, self._fused.loss_1)
+        if packed.sent_rows:
+            self._passes.train_on_sent_rows(step, inputs, packed, number, rates, loss_1)
         else:
-            self._queue(inputs, "look up", self._look_up)
-            self._device.launch("compute", self._train_dense, inputs, packed.num_samples, number, loss_1)
-            self._queue(inputs, "update", self._update)
-            self._device.launch("compute", self._step_dense, rates.dense)
-        # These inputs are free once all of this has run.
-        inputs.read = self._device.record("compute")
-        self._parts.embeddings.mark_updated(step)
+            self._wait_for_rows(step, inputs)
+            self._passes.train_on_device(inputs, packed.num_samples, number, rates, loss_1)
+        self._parts.embeddings.mark_updated(step, inputs.read)
+        self._done.append(prepared)
         return loss
 
     def synchronize(self) -> None:
         self._device.synchronize()
         self._parts.embeddings.note_transfers()
+        self._let_go(0)
 
-    def _send(self, packed: PackedBatch, rates: StepRates) -> tuple[_Inputs, PackedTarget]:
+    def _send(self, packed: PackedBatch, rates: StepRates) -> StepInputs:
         """Queue the copy of a batch to the next inputs."""
         _, made = self._made
         inputs = made[self._num_sent % len(made)]
@@ -220,106 +248,31 @@ class QueuedSteps:
         # The copy waits, on the device, for the step that last read this place.
         if inputs.read is not None:
             self._device.wait("copies", inputs.read)
-        target = packed.target or inputs.target_of(packed)
-        self._device.copy("copies", packed.source, target.received)
+        target = inputs.packed[: packed.num_bytes] if packed.target is None else packed.target
+        self._device.copy("copies", packed.source, target)
         inputs.copied = self._device.record("copies")
         self._ring.sent(inputs.copied)
-        return inputs, target
+        return inputs
 
-    def _whole_step(self, inputs: _Inputs) -> None:
-        """Queue all of a step whose dense layers are kernels."""
-        assert self._fused is not None
-        (width,), (work,), (lists,) = self._widths, self._work, inputs.lists
-        self._launch("decode_batch", lists, width.layout, work.decoded)
-        dense_inputs = DenseInputs(
-            inputs.label_B,
-            inputs.dense_BK,
-            lists.num_samples_1,
-            width.fast.weights_SD,
-            work.decoded.slots_BF,
-            work.grad_BFD,
-        )
-        self._fused.queue_passes(self._launch, dense_inputs)
-        self._update(inputs)
-        self._fused.queue_step(self._launch, inputs.dense_rates_2)
+    def _wait_for_rows(self, step: PlannedStep, inputs: StepInputs) -> None:
+        """Queue the moves of a step, and let compute wait for its batch and its rows."""
+        arrived = inputs.copied
+        if step.item is not None and self.moves.begin(step.item, inputs.copied):
+            self._recorded.queue("moves", "moves", inputs, self._move_rows)
+            # Moves have waited for the copy, so what is behind them is behind both.
+            arrived = self._device.record("moves")
+        self._device.wait("compute", arrived)
 
-    def _look_up(self, inputs: _Inputs) -> None:
-        """Queue the vectors of all lookups."""
-        for width, work, lists in zip(self._widths, self._work, inputs.lists, strict=True):
-            self._launch("decode_batch", lists, width.layout, work.decoded)
-            slots_BF = work.decoded.slots_BF
-            self._launch(
-                "gather_rows", width.fast.weights_SD, slots_BF, lists.num_samples_1, work.vectors_BFD
-            )
-
-    def _update(self, inputs: _Inputs) -> None:
-        """Queue one optimizer step on every row of the batch."""
-        for width, work, lists, rates_T in zip(
-            self._widths, self._work, inputs.lists, inputs.rates, strict=True
-        ):
-            numbers = StepNumbers(rates_T, width.root_scales_T)
-            optimizer = width.rows.executor.optimizer
-            self._launch(
-                "sum_and_step",
-                lists,
-                work.decoded,
-                work.grad_BFD,
-                work.partials_LKD,
-                optimizer,
-                numbers,
-                width.fast,
-            )
-
-    def _train_dense(self, inputs: _Inputs, num_samples: int, number: int, loss_1: torch.Tensor) -> None:
-        """Pass the dense layers forward and backward; a kernel as far as the device is concerned."""
-        # The model gets detached rows, and leaves their gradients in ``grad``.
-        batch = Batch(
-            inputs.label_B[:num_samples].float(),
-            inputs.dense_BK[:num_samples],
-            np.empty((num_samples, 0), np.int32),
-            None,
-            is_hot_only=False,
-        )
-        embeddings = [work.vectors_BFD[:num_samples].detach() for work in self._work]
-        loss_1.copy_(self._parts.dense.train(batch, embeddings, number))
-        for emb_BFD, work in zip(embeddings, self._work, strict=True):
-            assert emb_BFD.grad is not None
-            work.grad_BFD[:num_samples].copy_(emb_BFD.grad)
-
-    def _step_dense(self, rate: float) -> None:
-        self._parts.prepare_dense(rate)
-        for step in self._parts.step_dense:
-            step()
-
-    def _launch(self, kernel: str | Callable[..., object], *arguments: object) -> None:
-        """Queue a kernel, given by its name where there is a choice of them."""
-        self._device.launch(
-            "compute", self._kernels[kernel] if isinstance(kernel, str) else kernel, *arguments
-        )
-
-    def _queue(self, inputs: _Inputs, name: str, queue_work: Callable[[_Inputs], None]) -> None:
-        """Queue work with fixed memory: recorded at its first time for these inputs, and replayed.
-
-        It is queued once without, because what kernels compile and load cannot be recorded.
-        """
-        if not self._is_recorded or name not in self._warm:
-            self._warm.add(name)
-            queue_work(inputs)
-            return
-        if name not in inputs.graphs:
-            inputs.graphs[name] = self._device.capture(lambda: queue_work(inputs))
-        self._device.replay(inputs.graphs[name])
+    def _move_rows(self, inputs: StepInputs) -> None:
+        self.moves.launch(inputs.moves)
 
     def _make_room(self, room: PackedRoom) -> None:
         """Allocate memory on the device for batches of these sizes."""
         # Queued work may still use the old memory; recorded work has its addresses, and goes with it.
         self._device.synchronize()
-        self._warm.clear()  # kernels may be compiled anew for other memory
-        self._made = room, [_Inputs.of(room, self._device) for _ in range(self._num_inputs)]
-        self._work = [
-            _WidthWork.of(sizes, width.rows.embedding_dim, self._device, has_vectors=self._fused is None)
-            for sizes, width in zip(room.widths, self._widths, strict=True)
-        ]
+        self._recorded.forget()
+        self._made = room, [StepInputs.of(room, self._device) for _ in range(self._num_inputs)]
+        self._passes.make_room(room)
 
     def _new_loss(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(1,) and () float64 for the loss of a step, the same memory, which whoever keeps it may read
@@ -330,67 +283,12 @@ class QueuedSteps:
         return self._losses.pop()
 
 
-@dataclass(slots=True)
-class _Inputs:
-    """A packed batch on the device."""
-
-    packed: torch.Tensor
-    moves: torch.Tensor
-    """Rows to move, of which each batch has its own lists."""
-    label_B: torch.Tensor
-    dense_BK: torch.Tensor
-    dense_rates_2: torch.Tensor
-    lists: list[BatchLists]
-    """The lookups of each width."""
-    rates: list[torch.Tensor]
-    """Numbers of the row optimizer of each width."""
-    copied: Event
-    """When the batch has arrived."""
-    read: Event | None = None
-    """When the step that reads it is done."""
-    graphs: dict[str, Graph] = field(default_factory=dict)
-
-    def target_of(self, packed: PackedBatch) -> PackedTarget:
-        """Return where a batch goes."""
-        return packed.target_in(self.packed, self.moves)
-
-    @classmethod
-    def of(cls, room: PackedRoom, device: Device) -> _Inputs:
-        # Every list is a view of the one range that the copy fills.
-        packed = device.allocate([room.num_bytes], torch.uint8)
-        return cls(
-            packed,
-            room.sections["moves"].of(packed),
-            room.sections["label"].of(packed),
-            room.sections["dense"].of(packed).view(room.num_samples, room.num_dense),
-            room.sections["dense_rates"].of(packed),
-            [room.lists_on(packed, width) for width in range(len(room.widths))],
-            [room.sections[f"rates{width}"].of(packed) for width in range(len(room.widths))],
-            device.record("copies"),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _WidthWork:
-    """Memory of a step for one row width."""
-
-    decoded: DecodedBatch
-    vectors_BFD: torch.Tensor
-    """Rows of all lookups; empty where kernels gather them as they go."""
-    grad_BFD: torch.Tensor
-    partials_LKD: torch.Tensor
-
-    @classmethod
-    def of(cls, room: BatchRoom, embedding_dim: int, device: Device, *, has_vectors: bool) -> _WidthWork:
-        shape = [room.num_samples, room.num_tables, embedding_dim]
-        return cls(
-            room.new_decoded(device.torch_device),
-            device.allocate(shape if has_vectors else [0], torch.float32),
-            device.allocate(shape, torch.float32),
-            room.new_partials(embedding_dim, device.torch_device),
-        )
-
-
 def _can_be_queued(part: WidthStep) -> bool:
     """Whether the device can do a step by itself: each row has a slot there, and each sample one lookup."""
     return part.ids.bags_N is None and part.plan.in_place is None and part.plan.split is None
+
+
+def _is_sent(part: WidthStep) -> bool:
+    """Whether the distinct rows of a step are sent with it, each sample having one lookup."""
+    in_place = part.plan.in_place
+    return part.ids.bags_N is None and in_place is not None and in_place.is_whole and in_place.sends == "rows"

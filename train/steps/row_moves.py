@@ -25,7 +25,7 @@ from ..execution.threaded_transfers import ThreadedTransfers
 from ..gpu_kernels.batch_lists import RowMoves, RowTensors
 from ..meter import Kind
 from ..rows.step_plan import Moves, Transfer
-from .packed_batch import MOVES, PackedBatch
+from .packed_batch import MOVES
 from .thread_mover import ThreadMover
 from .width_tensors import WidthTensors
 
@@ -55,15 +55,21 @@ class StepMoves(Protocol):
     def lists_of(self, part: WidthStep) -> MovedRows:
         """The lists that go up with the batch."""
 
-    def queue(
-        self, item: int, packed: PackedBatch, copied: Event, moves: Sequence[Sequence[RowMoves]]
-    ) -> None:
-        """Let compute wait for the rows of the next step.
+    def begin(self, item: int, copied: Event) -> bool:
+        """Begin the transfer of the next step, or let compute wait for its rows.
 
         Args:
-            item: the number of its transfer.
-            packed: its batch.
-            copied: event of its copy.
+            item: the number of the transfer.
+            copied: event of the copy of the batch.
+
+        Returns:
+            Whether the rows are moved by what `launch` queues, which compute has to wait for.
+        """
+
+    def launch(self, moves: Sequence[Sequence[RowMoves]]) -> None:
+        """Queue the moves of a step whose `begin` asked for it; they can be recorded.
+
+        Args:
             moves: the rows to move on the device, of each width and list of `MOVES`.
         """
 
@@ -82,7 +88,7 @@ class MovesByKernel:
     ) -> None:
         self._device = device
         self._kernels = kernels
-        self._widths = widths
+        self._executors = [each.rows.executor for each in widths]
         # Kernel, source and target of each of `MOVES`.
         self._ways: list[tuple[tuple[str, Any, RowTensors], ...]] = [
             (
@@ -107,22 +113,20 @@ class MovesByKernel:
             (initialize.rows_N, initialize.slots_N),
         ]
 
-    def queue(
-        self, item: int, packed: PackedBatch, copied: Event, moves: Sequence[Sequence[RowMoves]]
-    ) -> None:
+    def begin(self, item: int, copied: Event) -> bool:
         transfers, kind = self._transfers.begin(item)
+        for executor, transfer in zip(self._executors, transfers, strict=True):
+            if transfer is not None:
+                executor.begin_transfer(transfer, kind)
         self._device.wait("moves", copied)
-        for number, (width, transfer) in enumerate(zip(self._widths, transfers, strict=True)):
-            if transfer is None:
-                continue
-            width.rows.executor.begin_transfer(transfer, kind)
-            # In this order: a slot is free, and a row up to date on the slow tier, once it is written back.
-            for (name, source, target), count, of_kind in zip(
-                self._ways[number], packed.num_moves[number], moves[number], strict=True
-            ):
-                if count:
-                    self._device.launch("moves", self._kernels[name], of_kind, source, target)
-        self._device.wait("compute", self._device.record("moves"))
+        return True
+
+    def launch(self, moves: Sequence[Sequence[RowMoves]]) -> None:
+        # In this order: a slot is free, and a row up to date on the slow tier, once it is written back. Lists
+        # without rows are launched, too, since what is recorded is the same for every step.
+        for ways, of_width in zip(self._ways, moves, strict=True):
+            for (name, source, target), of_kind in zip(ways, of_width, strict=True):
+                self._device.launch("moves", self._kernels[name], of_kind, source, target)
 
 
 class MovesByThreads:
@@ -140,10 +144,12 @@ class MovesByThreads:
     def lists_of(self, part: WidthStep) -> MovedRows:
         return _NO_ROWS
 
-    def queue(
-        self, item: int, packed: PackedBatch, copied: Event, moves: Sequence[Sequence[RowMoves]]
-    ) -> None:
+    def begin(self, item: int, copied: Event) -> bool:
         self._transfers.begin_batch(item)
+        return False
+
+    def launch(self, moves: Sequence[Sequence[RowMoves]]) -> None:
+        """The threads have queued the moves."""
 
     def _run(self, work: Work) -> None:
         transfers, kind = work
@@ -165,10 +171,12 @@ class MovesAtOnce:
     def lists_of(self, part: WidthStep) -> MovedRows:
         return _NO_ROWS
 
-    def queue(
-        self, item: int, packed: PackedBatch, copied: Event, moves: Sequence[Sequence[RowMoves]]
-    ) -> None:
+    def begin(self, item: int, copied: Event) -> bool:
         self._transfers.wait_for(item)
+        return False
+
+    def launch(self, moves: Sequence[Sequence[RowMoves]]) -> None:
+        """The host has moved the rows."""
 
 
 def choose_moves(
@@ -264,8 +272,9 @@ def _tried_moves(width: WidthTensors) -> tuple[Moves, tuple[np.ndarray, ...], tu
 
 
 def _on_device(lists: tuple[np.ndarray, ...], device: Device) -> RowMoves:
-    count = np.array([lists[0].size])
-    tensors = (torch.from_numpy(each.astype(np.int32)) for each in (count, *lists))
+    # Each list begins where its tensor does.
+    place = np.array([lists[0].size, 0, 0])
+    tensors = (torch.from_numpy(each.astype(np.int32)) for each in (place, *lists))
     return RowMoves(*(each.to(device.torch_device) for each in tensors))
 
 

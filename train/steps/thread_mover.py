@@ -86,7 +86,7 @@ class ThreadMover:
             on_device = shape.on(slot.on_device)
             # The list goes up, a kernel gathers the rows behind it, and they come down.
             self._send_lists(slot, shape, part.slots_N)
-            gathered = RowMoves(on_device.count_1, on_device.lists[0], self._numbers(part))
+            gathered = RowMoves(on_device.place_3, on_device.lists[0], self._numbers(part))
             self._launch("move_rows", gathered, width.fast, on_device.rows)
             rows = slice(shape.list_bytes, shape.num_bytes)
             self._device.copy("moves", slot.on_device[rows], slot.pinned[rows])
@@ -105,7 +105,7 @@ class ThreadMover:
             self._copy(width.slow, part.rows_N, host.rows, self._numbers_N[: part.num_rows])
             self._device.copy("moves", slot.pinned[: shape.num_bytes], slot.on_device[: shape.num_bytes])
             slot.done = self._device.record("moves")
-            scattered = RowMoves(on_device.count_1, self._numbers(part), on_device.lists[0])
+            scattered = RowMoves(on_device.place_3, self._numbers(part), on_device.lists[0])
             self._launch("move_rows", scattered, on_device.rows, width.fast)
 
     def initialize(self, width: WidthTensors, moves: Moves) -> None:
@@ -116,7 +116,7 @@ class ThreadMover:
             on_device = shape.on(slot.on_device)
             self._send_lists(slot, shape, part.rows_N, part.slots_N)
             slot.done = self._device.record("moves")
-            made = RowMoves(on_device.count_1, *on_device.lists)
+            made = RowMoves(on_device.place_3, *on_device.lists)
             self._launch("make_rows", made, width.seeds, width.fast)
 
     def _land(self, width: WidthTensors, slot: PieceSlot, shape: PieceShape, part: Moves) -> None:
@@ -159,6 +159,6 @@ class ThreadMover:
 
 def _fill_lists(piece: Piece, *lists: NDArray[np.int64]) -> None:
     """Write the count and the lists of a piece on the host."""
-    piece.count_1.numpy()[0] = lists[0].size
+    piece.place_3.numpy()[:] = lists[0].size, 0, 0
     for target, numbers_N in zip(piece.lists, lists, strict=True):
         target.numpy()[:] = numbers_N

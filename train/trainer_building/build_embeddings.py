@@ -174,7 +174,14 @@ def build_ranked_embeddings(
     for width in local.widths:
         dim = width.embedding_dim
         reader = IdReader(shards.tables, width.tables)
-        exchange = ExchangeReader(reader, held[dim], planned[dim].homes, ranks.num_ranks, synced[dim])
+        exchange = ExchangeReader(
+            reader,
+            held[dim],
+            planned[dim].homes,
+            ranks.num_ranks,
+            synced[dim],
+            sends_early=coded.chosen.codes_vectors_alone and config.placement != "fae",
+        )
         own = {field.name: getattr(width, field.name) for field in fields(RowWidth)} | {"reader": reader}
         ranked.append(RankedWidth(**own, shares=shares, exchange=exchange, initial=initial[dim]))
     every = coded.chosen.sync_every

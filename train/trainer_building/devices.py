@@ -42,12 +42,15 @@ def open_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("this machine has no CUDA device", hint="use --device cpu")
     if device.type == "cuda":
-        if device.index is not None and device.index >= torch.cuda.device_count():
+        # Without a number it is the current one: torch selects devices by number alone.
+        index = torch.cuda.current_device() if device.index is None else device.index
+        if index >= torch.cuda.device_count():
             raise ConfigError(
                 f"this machine has {torch.cuda.device_count()} CUDA devices, and {name!r} is none of them",
                 hint="count devices from cuda:0",
             )
         # Events and buffers that name no device are those of the calling thread's.
+        device = torch.device("cuda", index)
         torch.cuda.set_device(device)
     return device
 

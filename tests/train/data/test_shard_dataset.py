@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import os
 import pickle
+import shutil
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -197,3 +202,88 @@ def test_torchdata_resumes_in_the_middle_of_an_epoch(folder: Path, workers: int)
         resumed = loader()
         resumed.load_state_dict(state)
         assert seen + as_lists(resumed) == whole
+
+
+def test_a_copy_for_another_process_finds_the_shards_from_another_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    dataset = ShardDataset(folder.name, seed=2)
+    sent = pickle.dumps(dataset)
+    monkeypatch.chdir("/")
+    hashed: list[Any] = []
+    monkeypatch.setattr(Shards, "refuse_damage", lambda *arguments: hashed.append(arguments))
+    assert as_lists(pickle.loads(sent)) == as_lists(dataset)
+    assert hashed == [], "the files are those that were hashed"
+
+
+def test_a_copy_for_another_process_hashes_shards_that_are_not_the_same(folder: Path, tmp_path: Path) -> None:
+    """On another machine the folder may be another copy of it, which nobody has hashed."""
+    copied = Path(shutil.copytree(folder, tmp_path / "shards"))
+    sent = pickle.dumps(ShardDataset(copied))
+    file = next(copied.glob("mixed-*"))
+    whole = file.read_bytes()
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 1
+    for content in (bytes(damaged), whole):
+        file.unlink()
+        file.write_bytes(content)
+        if content == whole:
+            assert as_lists(pickle.loads(sent)) == as_lists(ShardDataset(folder))
+        else:
+            with pytest.raises(HotsetError, match=f"{file} is damaged: its checksum is .*, want"):
+                next(iter(pickle.loads(sent)))
+
+
+_UNDER_RAY = """
+import logging, os, pathlib, ray, shutil, sys
+import hotset
+dataset = hotset.ShardDataset("shards")
+small = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+ray.init(**small, log_to_driver=False, logging_level=logging.ERROR)
+
+@ray.remote
+def batches(dataset):
+    return sum(1 for _ in dataset)
+
+@ray.remote
+def opened(folder):
+    import hotset
+    return len(hotset.ShardDataset(folder))
+
+def told(call, *arguments):
+    try:
+        return ray.get(call.remote(*arguments))
+    except hotset.HotsetError as error:
+        return [*str(error.cause).splitlines(), error.hint]
+
+found = [ray.get(batches.remote(dataset)), told(opened, "/nowhere")]
+file = next(pathlib.Path("shards").glob("mixed-*"))
+whole = bytearray(file.read_bytes())
+whole[len(whole) // 2] ^= 1
+file.write_bytes(whole)
+found += [told(batches, dataset), told(opened, os.path.abspath("shards"))]
+shutil.rmtree("shards")
+print([*found, told(batches, dataset)])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="pip install 'hotset[ray]'")
+def test_what_a_worker_of_ray_does_not_find_is_one_line_with_a_hint(folder: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(folder, tmp_path / "shards")
+    done = subprocess.run(
+        [sys.executable, "-c", _UNDER_RAY],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
+    )
+    num_batches, absent, *changed, gone = ast.literal_eval(done.stdout.splitlines()[-1])
+    hint = "give the folder that preprocess wrote (its --out)"
+    assert num_batches == 16 and absent == ["/nowhere does not exist", hint]
+    for line, way_out in changed:
+        assert line.startswith(f"{copied}/mixed-") and " is damaged: its checksum is " in line
+        assert "writes it again" in way_out
+    assert gone[0] == f"{copied} does not exist" and "writes it from raw logs" in gone[1] and len(gone) == 2

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -85,13 +86,41 @@ def test_a_copy_reads_its_source_when_it_runs() -> None:
 def test_recorded_work_runs_at_each_replay_and_not_before() -> None:
     device = LateDevice()
     done: list[int] = []
-    graph = device.capture(lambda: device.launch("compute", done.append, 1))
+    graph = device.capture("compute", lambda: device.launch("compute", done.append, 1))
     device.synchronize()
     assert done == []
-    device.replay(graph)
-    device.replay(graph)
+    device.replay("compute", graph)
+    device.replay("compute", graph)
     device.synchronize()
     assert done == [1, 1]
+
+
+def test_another_thread_goes_on_while_work_is_recorded() -> None:
+    device = LateDevice()
+    other = threading.Thread(target=lambda: device.wait("moves", device.record("moves")))
+
+    def queue_work() -> None:
+        other.start()
+        # The other thread comes as far as it can.
+        other.join(0.05)
+        device.launch("compute", list)
+
+    device.capture("compute", queue_work)
+    other.join()
+    assert len(device._queues["moves"]) == 2
+
+
+def test_recorded_work_is_of_one_stream() -> None:
+    device = LateDevice()
+    done: list[int] = []
+    graph = device.capture("moves", lambda: device.launch("moves", done.append, 1))
+    device.replay("moves", graph)
+    device.synchronize()
+    assert done == [1]
+    with pytest.raises(AssertionError):
+        device.replay("compute", graph)
+    with pytest.raises(AssertionError, match="one stream"):
+        device.capture("moves", lambda: device.launch("compute", done.append, 1))
 
 
 def test_streams_that_wait_for_each_other_are_named() -> None:

@@ -60,7 +60,9 @@ def result(shards: Shards, fields: dict[str, Any], ranks: Ranks, options: dict[s
         for number in range(len(shards.tables))
         for state in (False, True)
     ]
-    return losses, tables, {str(kind): n for kind, n in trainer.coded.counts.sent_bytes.items()}
+    counts = trainer.coded.counts
+    sent = {str(kind): n for kind, n in counts.sent_bytes.items()}
+    return losses, tables, sent | {"early": counts.early_bytes}
 
 
 def on_ranks(
@@ -96,6 +98,7 @@ def refuse_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ExchangeReader, "expected", found)
 
 
+@pytest.mark.diagonal(2)
 @pytest.mark.parametrize("homes", ["striped", "by-use", "moving"])
 @pytest.mark.parametrize("placement", ["all-fast", "lookahead", "cache", "hybrid"])
 def test_a_schedule_changes_neither_bits_nor_bytes(
@@ -220,7 +223,14 @@ def other_batches(columns: dict[str, Any]) -> None:
     columns["batch"][1:3] = columns["batch"][2:0:-1]
 
 
-@pytest.mark.parametrize("change", [other_row, other_batches])
+def other_mark(columns: dict[str, Any]) -> None:
+    """Let rank 1 wait for a vector that is sent a step early in its step, or the other way round."""
+    users, before, marks = (columns[name][3] for name in ("users", "before", "is_early"))
+    place = next(i for i, home in enumerate(before) if users[i] >> 1 & 1 and home not in (1, 255))
+    marks[place] = 1 - marks[place]
+
+
+@pytest.mark.parametrize("change", [other_row, other_batches, other_mark])
 def test_ranks_whose_steps_do_not_fit_together_are_refused_before_the_first(
     change: Callable[[dict[str, Any]], None], shards: Shards
 ) -> None:
@@ -228,6 +238,34 @@ def test_ranks_whose_steps_do_not_fit_together_are_refused_before_the_first(
     reseal(folder, change, "epoch-00000.width-00004.rank-00001-00000.arrow")
     with pytest.raises(ManifestError, match=r"exchange is damaged: the steps of ranks \d and \d do not fit"):
         on_ranks(shards, 4, {"placement": "all-fast"}, homes="striped")
+
+
+def test_a_vector_that_would_cross_before_its_update_is_refused(shards: Shards) -> None:
+    folder = scheduled(shards, homes="striped")
+
+    def mark_all(columns: dict[str, Any]) -> None:
+        columns["is_early"] = [[int(home != 255) for home in homes] for homes in columns["before"]]
+
+    # Also between two epochs, at the first step of the second one.
+    for epoch in (1, 0):
+        for rank in range(4):
+            reseal(folder, mark_all, f"epoch-{epoch:05}.width-00004.rank-{rank:05}-00000.arrow")
+        with pytest.raises(ManifestError, match=rf"of epoch {epoch} would send a vector before its update"):
+            on_ranks(shards, 4, {"placement": "all-fast"}, homes="striped")
+
+
+@pytest.mark.parametrize("homes", ["by-use", "moving"])
+def test_homes_that_are_not_those_of_the_steps_are_refused(homes: HomesName, shards: Shards) -> None:
+    folder = scheduled(shards, homes=homes)
+
+    def change(columns: dict[str, Any]) -> None:
+        # A rank has a place for a row that it ever uses, or where the row lives all the time.
+        columns["users"] = [0b1000] * len(columns["users"]) if homes == "moving" else columns["users"]
+        columns["home"] = [3] * len(columns["home"])
+
+    reseal(folder, change, "homes.width-00004.arrow")
+    with pytest.raises(ManifestError, match="a row of epoch 0 does not live where the homes of width 4 say"):
+        on_ranks(shards, 4, {"placement": "all-fast"}, homes=homes)
 
 
 @pytest.mark.parametrize("placement", ["all-fast", "lookahead"])

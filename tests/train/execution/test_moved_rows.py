@@ -23,7 +23,7 @@ from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.exchange.chosen_exchange import ChosenExchange
 from hotset.train.exchange.rank_reader import RankReader, read_epoch
-from hotset.train.execution import ranked_embeddings
+from hotset.train.execution import ranked_embeddings, sent_vectors
 from hotset.train.execution.moved_rows import read_states
 from hotset.train.execution.ranked_embeddings import RankedEmbeddings
 from hotset.train.placements.moving_homes import MovingHomes
@@ -158,7 +158,7 @@ def test_rows_that_move_in_part_are_found(
     fault: str, shards: Shards, wanted: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if fault == "a state left behind":
-        monkeypatch.setattr(ranked_embeddings, "read_states", lambda *args: np.zeros_like(read_states(*args)))
+        monkeypatch.setattr(sent_vectors, "read_states", lambda *args: np.zeros_like(read_states(*args)))
     elif fault == "a row left behind":
         monkeypatch.setattr(ranked_embeddings, "write_rows", lambda *args: None)
     else:

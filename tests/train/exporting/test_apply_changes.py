@@ -117,8 +117,19 @@ def test_the_graph_is_that_of_a_whole_export(
 ) -> None:
     written: list[Any] = []
     monkeypatch.setattr(module, "write_export", lambda folder, graph, *others: written.append(graph))
-    counts = apply_changes(unrecorded, folders.changes, tmp_path / "out")
-    assert counts == export_changes(folders.new.run, folders.old.run, tmp_path / "changes")
+    told: dict[str, list[tuple[str, int, int]]] = {"apply": [], "export": []}
+    counts = apply_changes(
+        unrecorded, folders.changes, tmp_path / "out", progress=lambda *call: told["apply"].append(call)
+    )
+    assert counts == export_changes(
+        folders.new.run,
+        folders.old.run,
+        tmp_path / "changes",
+        progress=lambda *call: told["export"].append(call),
+    )
+    num_rows = sum(table.num_rows for table in RunTables.open(folders.new.run).tables)
+    assert told["apply"] == [*told["export"], ("write", 0, 0)]
+    assert told["export"][0] == ("rows", 0, num_rows) and told["export"][-1] == ("rows", num_rows, num_rows)
     assert sum(each.num_gone for each in counts) and sum(each.num_new for each in counts)
     found = written[0].state_dict()
     wanted = build_graph(RunTables.open(folders.new.run), ExportConfig()).state_dict()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import errno
+import itertools
 import json
 import os
 import re
@@ -221,7 +222,11 @@ def test_onnx_runtime_gives_the_logits_too(
 
 @pytest.mark.parametrize("row_type", ROW_TYPES)
 def test_other_row_types_cost_little_and_their_cost_is_told(lists: ScoredRun, row_type: RowType) -> None:
-    packed, trained = score_packed_rows(lists.run, lists.data, row_type)
+    told: list[tuple[str, int, int]] = []
+    packed, trained = score_packed_rows(
+        lists.run, lists.data, row_type, progress=lambda *call: told.append(call)
+    )
+    assert told == sorted(told) and told[-1] == ("evaluate", 2 * NUM_EVALUATION, 2 * NUM_EVALUATION)
     assert trained.num_samples == packed.num_samples == NUM_EVALUATION
     assert trained.log_loss is not None and packed.log_loss is not None
     assert (packed.log_loss == trained.log_loss) == (row_type == "fp32")
@@ -243,6 +248,17 @@ def test_the_folder_is_sealed_and_not_written_twice(exported: Path, lists: Score
         manifest.hashed_path(entry)
     with pytest.raises(HotsetError, match="exported"):
         export_run(lists.run, exported)
+
+
+def test_progress_is_told_in_rows_and_then_that_files_are_written(
+    lists: ScoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(export_module, "write_export", lambda *arguments: told.append(("written", 0, 0)))
+    export_run(lists.run, tmp_path / "out", progress=lambda *call: told.append(call))
+    rows = [table.num_rows for table in RunTables.open(lists.run).tables]
+    wanted = [("rows", done, sum(rows)) for done in itertools.accumulate(rows, initial=0)]
+    assert told == [*wanted, ("write", 0, 0), ("written", 0, 0)]
 
 
 def test_a_disk_without_room_for_the_model_is_one_line(

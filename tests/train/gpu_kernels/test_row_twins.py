@@ -206,7 +206,8 @@ def test_rows_lie_beyond_two_to_the_31_numbers(
     kernel_of("step_rows", engine)(count_1, slots_U, ones, optimizer, numbers_of(optimizer, device), rows)
     np.testing.assert_array_equal(weights[-9:].cpu().numpy()[3:6], near[3:6] - np.float32(0.5))
     targets = torch.arange(3, dtype=torch.int32, device=device)
-    kernel_of("move_rows", engine)(RowMoves(count_1, slots_U, targets), rows, rows)
+    place_3 = torch.tensor([3, 0, 0], dtype=torch.int32, device=device)
+    kernel_of("move_rows", engine)(RowMoves(place_3, slots_U, targets), rows, rows)
     assert torch.equal(weights[:3], weights[-6:-3])
 
 
@@ -248,14 +249,21 @@ def test_a_row_with_sixty_thousand_lookups_takes_the_step_of_numba(
 def draw_moves(
     num_moves: int, num_sources: int, num_targets: int, rng: np.random.Generator, device: torch.device
 ) -> RowMoves:
-    """Moves with poison behind them."""
-    moves = RowMoves(
-        torch.tensor([num_moves], dtype=torch.int32),
-        *(poisoned(torch.empty(num_moves + 4, dtype=torch.int32)) for _ in range(2)),
-    )
-    for each, most in ((moves.sources_N, num_sources), (moves.targets_N, num_targets)):
-        each[:num_moves] = torch.from_numpy(rng.permutation(most)[:num_moves].astype(np.int32))
-    return RowMoves(*(each.to(device) for each in moves))
+    """Moves whose lists lie in one array, with poison before, between and behind them."""
+    first_source, first_target = 3, num_moves + 5
+    numbers = poisoned(torch.empty(2 * num_moves + 9, dtype=torch.int32))
+    for first, most in ((first_source, num_sources), (first_target, num_targets)):
+        drawn = rng.permutation(most)[:num_moves].astype(np.int32)
+        numbers[first : first + num_moves] = torch.from_numpy(drawn)
+    place_3 = torch.tensor([num_moves, first_source, first_target], dtype=torch.int32)
+    return RowMoves(place_3.to(device), numbers.to(device), numbers.to(device))
+
+
+def lists_of(moves: RowMoves) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sources and targets on the host."""
+    count, first_source, first_target = moves.place_3.tolist()
+    sources, targets = moves.sources_N[first_source:], moves.targets_N[first_target:]
+    return sources[:count].cpu().long(), targets[:count].cpu().long()
 
 
 @pytest.mark.parametrize(("num_moves", "dim", "name"), [(0, 16, "sgd"), (1, 3, "adam"), (70, 16, "adagrad")])
@@ -267,8 +275,10 @@ def test_moved_rows_keep_their_bits(
     wanted = [each.clone() for each in target]
     moves = draw_moves(num_moves, 90, 80, rng, device)
     kernel_of("move_rows", engine)(moves, source, target)
+    sources_N, targets_N = lists_of(moves)
+    assert sources_N.numel() == num_moves
     for found, want, origin in zip(target, wanted, source, strict=True):
-        want[moves.targets_N[:num_moves].long()] = origin[moves.sources_N[:num_moves].long()]
+        want[targets_N] = origin[sources_N]
         assert torch.equal(found, want)
 
 
@@ -284,8 +294,8 @@ def test_made_rows_have_the_bits_of_the_host(
     weights, state = (each.cpu().clone() for each in rows)
     moves = draw_moves(num_moves, layout.num_own_slots, 90, rng, device)
     kernel_of("make_rows", engine)(moves, SeedTables.of(layout, initial, device), rows)
-    tables_N, ids_N = layout.rows_at(moves.sources_N[:num_moves].cpu().numpy().astype(np.int64))
-    targets = moves.targets_N[:num_moves].cpu().long()
+    sources, targets = lists_of(moves)
+    tables_N, ids_N = layout.rows_at(sources.numpy())
     initial.write(tables_N, ids_N, weights, targets.numpy())
     state[targets] = 0
     assert torch.equal(rows.weights_SD.cpu(), weights) and torch.equal(rows.state_SW.cpu(), state)

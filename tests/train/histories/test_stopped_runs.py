@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -19,12 +18,11 @@ from hypothesis import strategies as st
 
 from hotset.pipeline.errors import HotsetError
 from hotset.pipeline.sizes import ByteSize
+from hotset.tests.support.processes.stopped_runs import results, train_until, unbroken_results
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
-from hotset.train.checkpoints.interrupts import Interrupted
 from hotset.train.config import TrainConfig
 from hotset.train.options.interval import Interval
-from hotset.train.run import train
 
 SPEC = ShardSpec(
     num_rows=(60, 200, 80),
@@ -54,11 +52,6 @@ PLACEMENTS: tuple[dict[str, Any], ...] = (
     *({"placement": name} for name in ("hybrid", "fae", "lookahead", "cache")),
     {"placement": "lookahead", "device": "late:6"},
 )
-FILES = ("weights.safetensors", "batch_order.npy", "metrics.jsonl")
-
-
-class Killed(BaseException):
-    """Stands for a SIGKILL: nothing catches it."""
 
 
 def run_until(
@@ -70,21 +63,9 @@ def run_until(
         steps: between two checkpoints; None: there are none.
     """
 
-    def progress(stage: str, done: int, total: int, note: str = "") -> None:
-        if stage == "train" and stop is not None and done >= stop * SPEC.batch_size:
-            if kind == "kill":
-                raise Killed
-            os.kill(os.getpid(), signal.SIGINT)
-
     checkpoints = CheckpointSettings(checkpoint_every=Interval(steps=steps))
-    try:
-        train(data, TrainConfig(**FIELDS | fields), out, checkpoints=checkpoints, progress=progress)
-    except (Killed, Interrupted):
-        assert stop is not None
-
-
-def results(out: Path) -> dict[str, bytes]:
-    return {name: (out / name).read_bytes() for name in FILES}
+    num_samples = None if stop is None else stop * SPEC.batch_size
+    train_until(data, TrainConfig(**FIELDS | fields), out, checkpoints, num_samples, kind)
 
 
 @pytest.fixture(scope="module")
@@ -96,18 +77,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, bytes]]:
-    """Return the results of a run that nothing stops; each is made once for all tests."""
-    kept: dict[str, dict[str, bytes]] = {}
-
-    def results_of(**fields: Any) -> dict[str, bytes]:
-        name = repr(sorted(fields.items()))
-        if name not in kept:
-            out = tmp_path_factory.mktemp("unbroken") / "run"
-            run_until(data, out, None, None, **fields)
-            kept[name] = results(out)
-        return kept[name]
-
-    return results_of
+    """Return the results of runs that nothing stops; each is made once for all tests."""
+    return unbroken_results(
+        tmp_path_factory, lambda out, **fields: run_until(data, out, None, None, **fields)
+    )
 
 
 @pytest.mark.slow
@@ -165,10 +138,10 @@ def test_processes_that_are_killed_end_with_the_bits_of_an_unbroken_run(
         process = subprocess.Popen(command, stderr=subprocess.PIPE)
         # Two checkpoints more are awaited, or the end; then the kill comes at any moment.
         seen = checkpoints_of(tmp_path / "out")
-        while process.poll() is None and num_killed < 5 and len(checkpoints_of(tmp_path / "out") - seen) < 2:
+        while process.poll() is None and num_killed < 3 and len(checkpoints_of(tmp_path / "out") - seen) < 2:
             time.sleep(0.002)
         time.sleep(rng.random() * 0.02)
-        if process.poll() is None and num_killed < 5:
+        if process.poll() is None and num_killed < 3:
             process.kill()
             num_killed += 1
         _, message = process.communicate()

@@ -34,6 +34,22 @@ def test_loaded_weights_arrive_in_the_vector_and_padding_stays_zero() -> None:
     assert torch.count_nonzero(parameters.vector) <= num_weights < parameters.size
 
 
+def test_arrays_and_fronts_are_the_memory_of_the_vector() -> None:
+    parameters = FlatParameters(Dlrm(SHAPE, 0))
+    gradient = torch.zeros(parameters.size)
+    views = parameters.views(gradient)
+    # Asked for twice, as every tile does, and with other numbers of rows.
+    for value in (1.0, 2.0):
+        views.array("top.0.bias")[:] = value
+        assert (views["top.0.bias"] == value).all()
+        for num_rows in (3, SHAPE.top_inputs):
+            front = views.front("top.0.weight", num_rows)
+            front.fill_(value * num_rows)
+            assert front.shape == (num_rows, 64) and (views["top.0.weight"][:num_rows] == front).all()
+    assert not views["top.0.weight"][SHAPE.top_inputs :].any()
+    assert (views["top.0.weight"][3 : SHAPE.top_inputs] == 2.0 * SHAPE.top_inputs).all()
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
 def test_an_optimizer_of_the_model_updates_the_vector(optimizer: type[torch.optim.Optimizer]) -> None:
     model = Dlrm(SHAPE, 0)

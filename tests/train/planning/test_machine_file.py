@@ -48,7 +48,7 @@ def test_a_file_that_exists_is_not_overwritten(path: Path) -> None:
     ("keys", "value", "message"),
     [
         (("format",), "other", "no machine file"),
-        (("version",), 1, "version 1, want 3"),
+        (("version",), 1, "version 1, want 4"),
         (("threads",), "two", "threads is 'two'"),
         (("threads",), 0, "threads is 0, want 1 or more"),
         (("constants", 0, "median"), 5.0, "between its quartiles"),

@@ -45,6 +45,25 @@ def test_every_byte_arrives_where_it_was_sent(num_ranks: int) -> None:
     run_thread_ranks(num_ranks, work)
 
 
+def test_messages_may_be_waited_for_in_another_order() -> None:
+    def work(ranks: Ranks) -> list[list[int]]:
+        other = 1 - ranks.rank
+        sizes = tuple(2 * (rank == other) for rank in range(2))
+        received = [Message.unset(sizes) for _ in range(3)]
+        pending = [
+            ranks.exchange(Message(torch.full((2,), 10 * step + ranks.rank, dtype=torch.uint8), sizes), each)
+            for step, each in enumerate(received)
+        ]
+        pending[1].wait()
+        # A message that nobody has waited for is not taken for a tensor that is gathered.
+        assert [int(each) for each in ranks.gather(torch.tensor([7 + ranks.rank]))] == [7, 8]
+        pending[2].wait()
+        pending[0].wait()
+        return [each.data.tolist() for each in received]
+
+    assert run_thread_ranks(2, work) == [[[10 * step + other] * 2 for step in range(3)] for other in (1, 0)]
+
+
 def test_a_rank_that_fails_stops_the_others_and_its_own_error_is_raised() -> None:
     def work(ranks: Ranks) -> None:
         if ranks.rank == 1:

@@ -28,8 +28,9 @@ from hotset.train.options.interval import parse_interval
 from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.ranks.thread_ranks import ThreadRanks, run_thread_ranks
 from hotset.train.resuming.rank_checkpoints import RankCheckpoints
-from hotset.train.resuming.run_checkpoints import Checkpoint, RunCheckpoints, restore, table_sizes
+from hotset.train.resuming.run_checkpoints import RunCheckpoints
 from hotset.train.resuming.saved_errors import SAVED_ERRORS, SavedErrors
+from hotset.train.resuming.saved_run import Checkpoint, restore, table_sizes
 from hotset.train.trainer import Trainer, run_steps
 from hotset.train.trainer_building.build_trainer import build_trainer
 

@@ -1,7 +1,7 @@
 """A run that is stopped anywhere ends with the bits of one that is not, under every placement.
 
-Also the tests of `row_parts`, `checkpoint_files`, `checkpoint_writer`, `reserved_room`, `run_state`, and of
-the order of a resumed run.
+Also the tests of `saved_run`, `optimizer_states`, `row_parts`, `checkpoint_files`, `checkpoint_writer`,
+`reserved_room`, `run_state`, and of the order of a resumed run.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from hotset.pipeline.errors import HotsetError
 from hotset.pipeline.folders.manifest import Manifest, checksum_of
 from hotset.pipeline.sizes import KIB, ByteSize
 from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
+from hotset.tests.support.processes.kills import Killed
+from hotset.tests.support.processes.stopped_runs import results, train_until, unbroken_results
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.checkpoints import checkpoint_writer
 from hotset.train.checkpoints.checkpoint_files import CHECKPOINTS, newest_whole, record_paths
@@ -42,7 +44,7 @@ from hotset.train.options.recipe_options import RecipeOptions
 from hotset.train.placements.plan_queue import PlanQueue
 from hotset.train.placements.spooled_plans import EpochSpool
 from hotset.train.resuming import run_checkpoints
-from hotset.train.resuming.run_checkpoints import Checkpoint, restore, table_sizes
+from hotset.train.resuming.saved_run import Checkpoint, restore, table_sizes
 from hotset.train.run import train
 from hotset.train.run_folder.unfinished_run import locked
 from hotset.train.run_folder.verify_run import verify_run
@@ -85,11 +87,6 @@ FIELDS: dict[str, Any] = {
     "evaluate_every": 13,
 }
 OFF = CheckpointSettings(checkpoint_every=Interval())
-FILES = ("weights.safetensors", "batch_order.npy", "metrics.jsonl")
-
-
-class Killed(BaseException):
-    """Stands for a SIGKILL: nothing catches it."""
 
 
 TAKE = run_checkpoints.RunCheckpoints.take
@@ -122,39 +119,28 @@ def run_until(
     data: Path, out: Path, stop: int | None, settings: CheckpointSettings, kind: str = "kill", **fields: Any
 ) -> None:
     """Train, and end as if killed, or by a signal, after so many steps."""
-    samples = 0 if stop is None else min(stop, NUM_STEPS) * 20
-
-    def progress(stage: str, done: int, total: int, note: str = "") -> None:
-        if stage == "train" and stop is not None and done >= samples:
-            if kind == "kill":
-                raise Killed
-            os.kill(os.getpid(), signal.SIGINT)
-
-    try:
-        train(data, TrainConfig(**FIELDS | fields), out, checkpoints=settings, progress=progress)
-    except (Killed, Interrupted):
-        assert stop is not None
+    num_samples = None if stop is None else min(stop, NUM_STEPS) * SPEC.batch_size
+    train_until(data, TrainConfig(**FIELDS | fields), out, settings, num_samples, kind)
 
 
 @pytest.fixture(scope="module")
 def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, bytes]]:
-    """Return the results of a run that nothing stops; each is made once for all tests."""
-    kept: dict[str, dict[str, bytes]] = {}
-
-    def results_of(**fields: Any) -> dict[str, bytes]:
-        name = repr(sorted(fields.items()))
-        if name not in kept:
-            out = tmp_path_factory.mktemp("unbroken") / "run"
-            run_until(data, out, None, OFF, **fields)
-            kept[name] = results(out)
-        return kept[name]
-
-    return results_of
+    """Return the results of runs that nothing stops; each is made once for all tests."""
+    return unbroken_results(tmp_path_factory, lambda out, **fields: run_until(data, out, None, OFF, **fields))
 
 
-def results(out: Path) -> dict[str, bytes]:
-    assert (out / "manifest.json").exists() and not (out / CHECKPOINTS).exists()
-    return {name: (out / name).read_bytes() for name in FILES}
+@pytest.fixture(scope="module")
+def stopped(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, int], None]:
+    """Copies a run that was killed after so many steps, with a checkpoint every five; each is made once."""
+    kept: dict[int, Path] = {}
+
+    def copy_to(out: Path, stop: int) -> None:
+        if stop not in kept:
+            kept[stop] = tmp_path_factory.mktemp("stopped") / "run"
+            run_until(data, kept[stop], stop, every(5))
+        shutil.copytree(kept[stop], out)
+
+    return copy_to
 
 
 @contextmanager
@@ -292,13 +278,14 @@ def test_a_run_that_starts_from_another_uses_a_schedule_too(
     assert results(tmp_path / "run") == results(tmp_path / "unbroken")
 
 
-def test_rows_are_restored_under_any_other_placement(data: Path, tmp_path: Path) -> None:
-    run_until(data, tmp_path / "unbroken", None, OFF)
+def test_rows_are_restored_under_any_other_placement(
+    data: Path, tmp_path: Path, unbroken: Callable[..., dict[str, bytes]]
+) -> None:
+    wanted = unbroken()["weights.safetensors"]
     run_until(data, tmp_path / "stopped", 25, every(8), "signal")
     shards = Shards.open(data)
     record = newest_whole(tmp_path / "stopped" / CHECKPOINTS)
     assert record is not None and record.state.step == 25
-    wanted = results(tmp_path / "unbroken")["weights.safetensors"]
     for fields in PLACEMENTS:
         if fields["placement"] == "fae":  # which has an order of its own
             continue
@@ -350,11 +337,12 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     data: Path,
     tmp_path: Path,
     unbroken: Callable[..., dict[str, bytes]],
+    stopped: Callable[[Path, int], None],
     damage: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     wanted = unbroken()
-    run_until(data, tmp_path / "run", 11, every(5))
+    stopped(tmp_path / "run", 11)
     checkpoints = tmp_path / "run" / CHECKPOINTS
     newest = record_paths(checkpoints)[0]
     assert newest.name == "step-000000010.json"
@@ -378,8 +366,10 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     assert results(tmp_path / "run") == wanted
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_is_refused(data: Path, tmp_path: Path) -> None:
-    run_until(data, tmp_path / "run", 11, every(5))
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused(
+    data: Path, tmp_path: Path, stopped: Callable[[Path, int], None]
+) -> None:
+    stopped(tmp_path / "run", 11)
     for path in record_paths(tmp_path / "run" / CHECKPOINTS):
         path.write_text("{}")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
@@ -393,9 +383,9 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(data: Path, tmp_path
     [({"unlogged_samples": 1}, "it lacks its losses"), ({"step": 6}, "is of step 6")],
 )
 def test_a_record_that_was_sealed_again_is_not_trusted(
-    data: Path, tmp_path: Path, change: dict[str, int], message: str
+    data: Path, tmp_path: Path, stopped: Callable[[Path, int], None], change: dict[str, int], message: str
 ) -> None:
-    run_until(data, tmp_path / "run", 6, every(5, keep=1))
+    stopped(tmp_path / "run", 6)
     (path,) = record_paths(tmp_path / "run" / CHECKPOINTS)
     parts = json.loads(path.read_bytes())
     del parts["checksum"]
@@ -405,8 +395,10 @@ def test_a_record_that_was_sealed_again_is_not_trusted(
         train(data, TrainConfig(**FIELDS), tmp_path / "run")
 
 
-def test_a_link_in_place_of_a_file_is_refused(data: Path, tmp_path: Path) -> None:
-    run_until(data, tmp_path / "run", 6, every(5))
+def test_a_link_in_place_of_a_file_is_refused(
+    data: Path, tmp_path: Path, stopped: Callable[[Path, int], None]
+) -> None:
+    stopped(tmp_path / "run", 6)
     dense = tmp_path / "run" / CHECKPOINTS / "dense-000000005.safetensors"
     shutil.move(dense, tmp_path / "elsewhere")
     dense.symlink_to(tmp_path / "elsewhere")
@@ -422,9 +414,9 @@ def test_a_link_in_place_of_a_file_is_refused(data: Path, tmp_path: Path) -> Non
     ],
 )
 def test_other_settings_are_refused_and_the_run_left_as_it_is(
-    data: Path, tmp_path: Path, fields: dict[str, Any], named: str
+    data: Path, tmp_path: Path, stopped: Callable[[Path, int], None], fields: dict[str, Any], named: str
 ) -> None:
-    run_until(data, tmp_path / "run", 6, every(5))
+    stopped(tmp_path / "run", 6)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with pytest.raises(HotsetError, match=f"other settings: {named}") as caught:
         train(data, TrainConfig(**FIELDS | fields), tmp_path / "run")
@@ -432,12 +424,17 @@ def test_other_settings_are_refused_and_the_run_left_as_it_is(
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
-def test_another_number_of_threads_may_go_on(data: Path, tmp_path: Path) -> None:
-    run_until(data, tmp_path / "unbroken", None, OFF)
-    run_until(data, tmp_path / "run", 11, every(5))
+def test_another_number_of_threads_may_go_on(
+    data: Path,
+    tmp_path: Path,
+    unbroken: Callable[..., dict[str, bytes]],
+    stopped: Callable[[Path, int], None],
+) -> None:
+    wanted = unbroken()
+    stopped(tmp_path / "run", 11)
     run_until(data, tmp_path / "run", None, every(7), threads=2)
     torch.set_num_threads(1)
-    assert results(tmp_path / "run") == results(tmp_path / "unbroken")
+    assert results(tmp_path / "run") == wanted
 
 
 @pytest.mark.parametrize("movers", [("kernel", "threads"), ("threads", "kernel")])
@@ -460,8 +457,10 @@ def test_a_finished_run_is_refused(data: Path, tmp_path: Path) -> None:
         train(data, TrainConfig(**FIELDS), tmp_path / "run")
 
 
-def test_two_processes_do_not_train_in_one_folder(data: Path, tmp_path: Path) -> None:
-    run_until(data, tmp_path / "run", 6, every(5))
+def test_two_processes_do_not_train_in_one_folder(
+    data: Path, tmp_path: Path, stopped: Callable[[Path, int], None]
+) -> None:
+    stopped(tmp_path / "run", 6)
     with locked(tmp_path / "run"), pytest.raises(HotsetError, match="is being written by another process"):
         train(data, TrainConfig(**FIELDS), tmp_path / "run")
 
@@ -473,8 +472,9 @@ def test_a_signal_saves_the_last_step(data: Path, tmp_path: Path, step: int) -> 
     assert record is not None and record.state.step == step
 
 
-def test_an_evaluation_that_was_interrupted_is_made_once_more(data: Path, tmp_path: Path) -> None:
-    run_until(data, tmp_path / "unbroken", None, OFF)
+def test_an_evaluation_that_was_interrupted_is_made_once_more(
+    data: Path, tmp_path: Path, unbroken: Callable[..., dict[str, bytes]]
+) -> None:
 
     def progress(stage: str, done: int, total: int, note: str = "") -> None:
         if stage == "evaluate":
@@ -485,7 +485,7 @@ def test_an_evaluation_that_was_interrupted_is_made_once_more(data: Path, tmp_pa
     record = newest_whole(tmp_path / "run" / CHECKPOINTS)
     assert record is not None and (record.state.step, record.state.is_logged) == (13, False)
     run_until(data, tmp_path / "run", None, every(100))
-    assert results(tmp_path / "run") == results(tmp_path / "unbroken")
+    assert results(tmp_path / "run") == unbroken()
 
 
 def test_rows_that_were_initialized_ahead_of_a_checkpoint_are_counted_once(
@@ -524,9 +524,13 @@ def test_the_summary_counts_all_steps_of_a_resumed_run(data: Path, tmp_path: Pat
 
 
 def test_a_full_disk_keeps_the_checkpoint_before_and_training_goes_on(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    data: Path,
+    tmp_path: Path,
+    unbroken: Callable[..., dict[str, bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    run_until(data, tmp_path / "unbroken", None, OFF)
+    wanted = unbroken()
     calls = [0]
 
     def fails(path: Path, part: Any) -> Any:
@@ -541,7 +545,7 @@ def test_a_full_disk_keeps_the_checkpoint_before_and_training_goes_on(
     assert "could not be written: No space left on device; that of step" in caplog.text
     # What the failed ones had to save is in those behind them.
     run_until(data, tmp_path / "run", None, every(2))
-    assert results(tmp_path / "run") == results(tmp_path / "unbroken")
+    assert results(tmp_path / "run") == wanted
 
 
 def test_a_disk_without_room_is_refused_before_the_first_step(
@@ -582,8 +586,10 @@ def test_a_loss_that_is_no_number_stops_at_its_batch_and_keeps_the_last_checkpoi
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_an_unfinished_run_is_verified(data: Path, tmp_path: Path, is_damaged: bool) -> None:
-    run_until(data, tmp_path / "run", 11, every(5))
+def test_an_unfinished_run_is_verified(
+    tmp_path: Path, stopped: Callable[[Path, int], None], is_damaged: bool
+) -> None:
+    stopped(tmp_path / "run", 11)
     if is_damaged:
         (tmp_path / "run" / CHECKPOINTS / "dense-000000010.safetensors").write_bytes(b"")
     *damage, state = verify_run(tmp_path / "run")
@@ -593,11 +599,12 @@ def test_an_unfinished_run_is_verified(data: Path, tmp_path: Path, is_damaged: b
     )
 
 
-def test_a_run_stopped_before_its_first_checkpoint_begins_again(data: Path, tmp_path: Path) -> None:
-    run_until(data, tmp_path / "unbroken", None, OFF)
+def test_a_run_stopped_before_its_first_checkpoint_begins_again(
+    data: Path, tmp_path: Path, unbroken: Callable[..., dict[str, bytes]]
+) -> None:
     run_until(data, tmp_path / "run", 3, every(5))
     run_until(data, tmp_path / "run", None, every(5))
-    assert results(tmp_path / "run") == results(tmp_path / "unbroken")
+    assert results(tmp_path / "run") == unbroken()
 
 
 class Net(torch.nn.Module):

@@ -155,7 +155,7 @@ def test_states_of_another_optimizer_begin_anew(data: Path, first: Path) -> None
 def test_what_does_not_fit_is_refused_before_anything_is_allocated(
     data: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hotset.train.run.build_trainer", lambda *_: pytest.fail("it was built"))
+    monkeypatch.setattr("hotset.train.begin_run.build_trainer", lambda *_: pytest.fail("it was built"))
     other = Shards.open(
         write_shards(
             tmp_path / "rows" / "shards", SPEC.__class__(num_rows=(5, 41, 300), table_dims=(4, 2, 4))

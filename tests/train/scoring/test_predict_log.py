@@ -111,14 +111,38 @@ def test_a_table_in_memory_has_the_predictions_of_its_log(lists: ScoredRun, crit
 
 
 def test_the_file_has_every_line_in_order(lists: ScoredRun, tmp_path: Path) -> None:
-    done: list[int] = []
     predictor = RunPredictor(lists.run)
-    assert predict_file(predictor, lists.log, tmp_path / "s.parquet", progress=done.append) == NUM_EVALUATION
+    assert predict_file(predictor, lists.log, tmp_path / "s.parquet") == NUM_EVALUATION
     found = pq.read_table(tmp_path / "s.parquet")
     assert found.schema.equals(pa.schema([pa.field("probability", pa.float32(), nullable=False)]))
     wanted = probabilities(lists.evaluated()).astype(np.float32)
     np.testing.assert_array_equal(found["probability"].to_numpy(), wanted)
-    assert done[-1] == NUM_EVALUATION and done[0] == 16
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("block_bytes", [700, 4 << 20])
+def test_progress_is_told_with_the_samples_that_the_log_may_have(
+    lists: ScoredRun, tmp_path: Path, block_bytes: int, is_packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Estimated from the bytes that are read; a compressed log has an unknown length."""
+    monkeypatch.setattr(predict_log, "_BLOCK_BYTES", block_bytes)
+    log = lists.log
+    if is_packed:
+        log = tmp_path / "log.csv.gz"
+        log.write_bytes(gzip.compress(lists.log.read_bytes()))
+    told: list[tuple[int, int]] = []
+    predictor = RunPredictor(lists.run)
+    predict_file(
+        predictor, log, tmp_path / "s.parquet", progress=lambda done, total: told.append((done, total))
+    )
+    assert told[0][0] == 16 and told[-1] == (NUM_EVALUATION, NUM_EVALUATION)
+    for done, total in told[:-1]:
+        assert total == 0 if is_packed else done <= total
+    # Lines differ in length, so only the whole log tells the number.
+    if not is_packed:
+        totals = [total for _, total in told]
+        assert NUM_EVALUATION / 3 < min(totals) and set(totals[-2:]) == {NUM_EVALUATION}
+        assert block_bytes == 700 or set(totals) == {NUM_EVALUATION}
 
 
 def test_another_batch_size_changes_no_line(lists: ScoredRun) -> None:

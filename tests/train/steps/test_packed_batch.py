@@ -78,13 +78,15 @@ def test_lists_come_back_as_they_were(num_samples: int, rng: np.random.Generator
     assert room.sections["rates0"].of(slot).tolist() == [0, 1, 2, 3]
     assert room.sections["dense_rates"].of(slot).tolist() == [7, 8]
     there = sent.new_zeros(room.num_bytes).copy_(slot[: room.num_bytes])
-    target = packed.target_in(there, room.sections["moves"].of(there))
-    assert torch.equal(target.received, sent) and target.received.data_ptr() == there.data_ptr()
-    for (sources_N, targets_N), listed in zip(moves[0], target.moves[0], strict=True):
-        assert listed.count_1.tolist() == [sources_N.size]
-        assert listed.sources_N.tolist() == sources_N.tolist()
-        assert listed.targets_N.tolist() == targets_N.tolist()
-        assert all(part.data_ptr() % 16 == sent.data_ptr() % 16 for part in listed)
+    assert packed.target is None
+    for (sources_N, targets_N), listed in zip(moves[0], room.moves_on(there)[0], strict=True):
+        count, first_source, first_target = listed.place_3.tolist()
+        assert count == sources_N.size
+        assert listed.sources_N[first_source:][:count].tolist() == sources_N.tolist()
+        assert listed.targets_N[first_target:][:count].tolist() == targets_N.tolist()
+        # Addresses are the same for any batch of the room.
+        assert (listed.place_3.data_ptr() - there.data_ptr()) % 16 == 0
+        assert listed.sources_N.data_ptr() == room.sections["moves"].of(there).data_ptr()
     # The slot is written as far as the batch goes.
     assert slot[packed.num_bytes :].eq(255).all()
 
@@ -120,4 +122,12 @@ def test_the_totals_of_lookups_say_what_a_sample_takes(rng: np.random.Generator)
 
 def test_every_list_of_the_kernels_has_a_place() -> None:
     lists = {f"{name}0" for name in BatchLists._fields}
-    assert set(room_for(4).sections) == {"label", "dense", "dense_rates", "rates0", "moves", *lists}
+    assert set(room_for(4).sections) == {
+        "label",
+        "dense",
+        "dense_rates",
+        "rates0",
+        "move_places",
+        "moves",
+        *lists,
+    }

@@ -1,12 +1,15 @@
 """Steps queued on a device that runs late give the bits of steps on the host, and planted faults are found.
 
-Tests `input_ring`, `queued_transfers` and `step_runner`, too.
+Tests `input_ring`, `queued_transfers`, `recorded_work`, `step_memory`, `device_passes` and `step_runner`,
+too.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,20 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hotset.tests.support.late_runs import PLACEMENTS, draw_run, ignore_waits, is_wrong, train_late
+from hotset.tests.support.late_runs import (
+    PLACEMENTS,
+    draw_run,
+    ignore_waits,
+    is_wrong,
+    keep_slow,
+    train_late,
+)
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
-from hotset.train.device.verbs import Device, StreamName
+from hotset.train.device.late_device import LateDevice
+from hotset.train.device.verbs import Device, Graph, StreamName
 from hotset.train.execution.queued_transfers import QueuedTransfers
 from hotset.train.gpu_kernels import row_twins
 from hotset.train.gpu_kernels.batch_lists import RowMoves, RowTensors
@@ -100,8 +111,11 @@ def test_a_slot_of_the_ring_that_is_used_too_early_is_found(
 
     def begin_with_few_slots(ring: InputRing, device: Device, num_ahead: int) -> None:
         begin(ring, device, num_ahead)
-        del ring._slots[num_ahead + 2 :]
+        # So few that a slot in use is filled again however little runs ahead.
+        del ring._slots[2:]
 
+    keep_slow(monkeypatch, "copies")
+    assert not is_wrong(run, wanted, 0, placement="lookahead")
     monkeypatch.setattr(InputRing, "__init__", begin_with_few_slots)
     assert any(is_wrong(run, wanted, seed, placement="lookahead") for seed in range(6))
 
@@ -206,6 +220,47 @@ def test_work_that_is_not_recorded_gives_the_same_bits(
     )
     assert not is_wrong(run, wanted, 1, placement="lookahead")
     assert not is_wrong(run, wanted, 2, placement="cache")
+
+
+def test_a_device_that_refuses_to_record_costs_speed_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = draw_run(9, tmp_path)
+    wanted = trained(run.shards, placement="all-fast", **run.fields)
+    capture = LateDevice.capture
+    refused: list[StreamName] = []
+
+    def refuse(device: LateDevice, stream: StreamName, queue_work: Callable[[], None]) -> Graph:
+        # As a GPU does: after some of the work, none of which has been queued.
+        capture(device, stream, queue_work)
+        refused.append(stream)
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(LateDevice, "capture", refuse)
+    trainer = train_late(run, 1, placement="lookahead")
+    assert_equal_bits(trainer, wanted)
+    assert isinstance(trainer.runner, QueuedSteps) and not trainer.runner.is_recorded
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "queued by itself: operation not permitted when stream is capturing" in warning
+    assert len(refused) == 1
+
+
+def test_the_memory_of_steps_that_are_done_is_given_back_by_readers(tmp_path: Path) -> None:
+    run = draw_run(12, tmp_path)
+    kept = []
+
+    def after_step(trainer: Trainer, *_: object) -> None:
+        assert isinstance(trainer.runner, QueuedSteps)
+        kept.append(len(trainer.runner._done))
+
+    trainer = trained(run.shards, device="late:1", placement="lookahead", after_step=after_step, **run.fields)
+    # Those of the loop, and of the batches that were packed before.
+    ahead = run.fields["prefetch"] + 2 + trainer.readers.num_threads
+    assert 0 < max(kept) <= ahead + 5 < len(kept)
+    # Those of the last steps go once all is done, and not with the trainer.
+    assert isinstance(trainer.runner, QueuedSteps)
+    trainer.runner.synchronize()
+    assert not trainer.runner._done
 
 
 def test_nothing_asks_which_device_it_has() -> None:

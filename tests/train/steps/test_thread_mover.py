@@ -255,7 +255,7 @@ def test_pieces_fit_their_slots_and_their_parts_do_not_overlap(
         assert shape.num_bytes <= num_bytes
         memory = torch.zeros(num_bytes, dtype=torch.uint8)
         piece = shape.on(memory)
-        tensors = [piece.count_1, *piece.lists, *piece.rows]
+        tensors = [piece.place_3, *piece.lists, *piece.rows]
         # Every byte of every tensor is its own.
         for tensor in tensors:
             if tensor.numel():

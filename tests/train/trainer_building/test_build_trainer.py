@@ -1,6 +1,6 @@
 """Trainers are built of what fits, with a warning of what is larger than it was counted.
 
-Tests `resolve_config`, too.
+Tests `resolve_config`, `build_rows`, `build_order` and `run_start`, too.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from hotset.pipeline.errors import HotsetError
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.train import run
+from hotset.train import begin_run, run
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
 from hotset.train.config import TrainConfig
 from hotset.train.exchange.chosen_exchange import ChosenExchange, chosen_by
@@ -110,6 +110,8 @@ def test_a_slow_link_gets_small_codecs_and_a_fast_one_none(
     # Prediction and outcome, both of a step.
     assert slow.prediction.seconds_per_step > 4e-3 and slow.seconds_per_step > 0
     assert [sum(each.values()) > 0 for each in slow.bytes_by_rank] == [True, True]
+    early = zip(slow.early_bytes_by_rank, slow.bytes_by_rank, strict=True)
+    assert all(0 < num_bytes < sent["vectors"] for num_bytes, sent in early)
     recorded = json.loads((tmp_path / "slow" / "config.json").read_text())["exchange"]
     assert recorded["vectors"] == "int8" and recorded["ranks"] == 2 and recorded["homes"] == "by-use"
     # What an option names is not chosen.
@@ -165,7 +167,7 @@ def test_rows_that_are_not_finite_stop_the_run_by_name(
             width.executor.fast.weights_SD[:] = float("inf")
         return trainer
 
-    monkeypatch.setattr(run, "build_trainer", with_an_infinity)
+    monkeypatch.setattr(begin_run, "build_trainer", with_an_infinity)
     with pytest.raises(HotsetError, match=r"the \w+ of (row \d+ of table|the) .* not finite"):
         train_on("run", 2, exchange="int8", exchange_dense="bf16")
 

@@ -22,10 +22,13 @@ def test_a_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_gpu_that_is_named_is_the_one_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[torch.device] = []
+    used: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", used.append)
-    assert open_device("cuda:1") == torch.device("cuda:1") and used == [torch.device("cuda:1")]
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    # Torch's own `set_device` is kept: it takes no device without a number.
+    monkeypatch.setattr(torch._C, "_cuda_setDevice", used.append, raising=False)
+    assert open_device("cuda:1") == torch.device("cuda:1") and used == [1]
+    assert open_device("cuda") == torch.device("cuda:0") and used == [1, 0]
     with pytest.raises(ConfigError, match="has 2 CUDA devices, and 'cuda:2' is none of them"):
         open_device("cuda:2")

@@ -1,0 +1,149 @@
+"""Reads and checks all that a run begins with, before its folder is touched."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..pipeline.errors import ConfigError
+from .config import TrainConfig
+from .data.batch_order import BATCH_ORDER, BatchOrder, RecordedOrder
+from .data.shards import Shards, with_hot_bytes
+from .exchange.chosen_exchange import ChosenExchange, chosen_by
+from .model_building.choose_model import choose_model
+from .options.exchange_options import AUTO, ExchangeOptions
+from .options.rank_options import RankOptions
+from .ranks.ranks import Ranks
+from .resuming.source_run import SourceRun, open_source
+from .run_folder.run_description import (
+    describe,
+    recorded_exchange,
+    recorded_shares,
+    refuse_other_settings,
+)
+from .run_folder.run_files import refuse_missing_folder
+from .run_folder.run_reader import read_manifest, refuse_changed_files
+from .run_folder.unfinished_run import refuse_occupied
+from .trainer_building.devices import set_threads
+from .trainer_building.resolve_config import resolve
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """The arguments of `train`."""
+
+    shards: Path
+    config: TrainConfig
+    out: Path
+    replay: Path | None
+    slow_dir: Path | None
+    init_from: Path | None
+    id_map: Path | None
+    rank_options: RankOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRun:
+    """A run that was refused by nothing."""
+
+    shards: Shards
+    config: TrainConfig
+    threads: int
+    order: BatchOrder | None
+    description: dict[str, Any]
+    source: SourceRun | None
+    """The run that this one starts from."""
+    exchange: ChosenExchange
+    """Codecs of what crosses between ranks, as far as options name them."""
+    leaves_codecs_open: bool
+    """Whether some are to be chosen by a measurement."""
+
+
+def prepare_run(request: RunRequest, ranks: Ranks, *, is_resumed: bool) -> PreparedRun:
+    """Read and check all that a run begins with."""
+    out, config = request.out, request.config
+    # One rank refuses for all, before any of them writes.
+    if not is_resumed and ranks.rank == 0:
+        refuse_occupied(out)
+    if request.slow_dir is not None:
+        refuse_missing_folder(request.slow_dir)
+    # The shards first: what the settings leave open follows from them.
+    opened = Shards.open(request.shards)
+    if config.hot_bytes is not None:
+        opened = with_hot_bytes(opened, config.hot_bytes, config.row_optimizer(opened.embedding_optimizer))
+    opened.refuse_damage()
+    threads = set_threads(config.threads)
+    replay = request.replay
+    # A batch order that was changed since would be replayed as if it were the run's.
+    if replay is not None and (recorded := read_manifest(replay)) is not None:
+        refuse_changed_files(recorded, (BATCH_ORDER,))
+    order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None
+    # A resumed run keeps its shares, whatever the number of ranks now.
+    if is_resumed and config.shares is None:
+        config = replace(config, shares=recorded_shares(out))
+    config = resolve(opened, config, ranks.num_ranks)
+    description = describe(opened, config, threads, is_replay=replay is not None)
+    # One process sends nothing. A resumed run keeps what was chosen for it, and measures no more.
+    options = request.rank_options
+    exchange = ChosenExchange()
+    leaves_codecs_open = ranks.num_ranks > 1 and options.exchange == AUTO
+    if ranks.num_ranks > 1:
+        exchange = chosen_by(options, config.epochs * opened.num_training_batches)
+    elif options.names_codecs:
+        _log.warning("one process sends nothing: --exchange and --sync-rows change nothing in this run")
+    if leaves_codecs_open and is_resumed:
+        exchange = recorded_exchange(out)
+        leaves_codecs_open = False
+    description |= coding_of(exchange, ranks, options)
+    # Weights to start from are checked against the shards, and become part of what decides the bits.
+    source = None
+    if request.init_from is not None:
+        chosen = config.optimizers(opened.embedding_optimizer)
+        model = choose_model(config, opened.embedding_dim)
+        source = open_source(request.init_from, request.id_map, opened, chosen, model)
+        description["init_from"] = source.fingerprint
+    elif request.id_map is not None:
+        raise ConfigError("--id-map maps the ids of a run", hint="name the run: --init-from RUN")
+    # Last, when the description of this command is complete.
+    if is_resumed:
+        refuse_other_settings(out, description)
+    return PreparedRun(
+        shards=opened,
+        config=config,
+        threads=threads,
+        order=order,
+        description=description,
+        source=source,
+        exchange=exchange,
+        leaves_codecs_open=leaves_codecs_open,
+    )
+
+
+def coding_of(exchange: ChosenExchange, ranks: Ranks, options: RankOptions) -> dict[str, Any]:
+    """Return the part of a run's description that codecs decide; none where rows cross as they are.
+
+    Which rows are rounded depends on where they live and on who uses them, so homes and ranks decide the bits
+    of such a run, too.
+    """
+    if exchange.is_exact:
+        return {}
+    return {"exchange": exchange.to_json() | {"ranks": ranks.num_ranks, "homes": options.homes}}
+
+
+def compared_by_ranks(start: PreparedRun, options: RankOptions) -> dict[str, object]:
+    """Return what ranks must have in common, by the names that a user knows."""
+    found: dict[str, object] = dict(start.description) | {"version": __version__, "homes": options.homes}
+    settings = dict(start.description["config"])
+    del found["config"]
+    # Options are named one by one; the number of threads is the one in force.
+    recipe = settings.pop("recipe", {})
+    found |= settings | recipe | {"threads": start.threads}
+    # Codecs by option, and by what a resumed run has recorded.
+    found |= {field.name: getattr(options, field.name) for field in fields(ExchangeOptions)}
+    found["recorded exchange"] = start.exchange
+    return found
