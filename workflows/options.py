@@ -155,7 +155,7 @@ class CommonOptions:
     """Options of every command."""
 
     quiet: Annotated[bool, tyro.conf.arg(aliases=["-q"], help_behavior_hint="")] = False
-    """Show only errors and warnings: no progress and no messages."""
+    """Show only errors and warnings."""
 
     verbose: Annotated[bool, tyro.conf.arg(aliases=["-v"], help_behavior_hint="")] = False
     """Report details: what each stage finds and decides, and where in the code an error was raised."""

@@ -45,6 +45,11 @@ _UNITS = {
     "train": "samples",
     "evaluate": "samples",
     "predict": "samples",
+    "rows": "rows",
+    "verify": "B",
+    "hot": "samples",
+    "trace": "samples",
+    "drift": "samples",
 }
 """In what a stage reports how far it is; the rate of other stages means nothing to a user."""
 

@@ -12,11 +12,12 @@ from threading import Barrier
 
 import pytest
 from rich.console import Console
+from rich.progress import Task, TaskID
 from rich.table import Table
 
 from hotset.tests.support.terminal import run_in_terminal
 from hotset.workflows.console import describe_rate, print_table
-from hotset.workflows.progress_columns import Bars, Speed
+from hotset.workflows.progress_columns import Bars, Speed, columns_for
 
 _TWO_STAGES = """
 import sys, time
@@ -302,3 +303,26 @@ def test_a_first_run_says_that_it_compiles_and_the_next_one_does_not(tmp_path: P
         shown.append([line for line in screen.lines if line])
     told = "compiling kernels, once: this takes up to a minute"
     assert shown == [[told, "ingest   done"], ["ingest   done"], []]
+
+
+def rate_beside(stage: str, speed: float) -> str:
+    """What the column of rates shows for a stage at a speed."""
+    (column,) = (column for column in columns_for("", 100) if type(column).__name__ == "_RateColumn")
+    task = Task(TaskID(0), stage, 10, 1, _get_time=lambda: 0.0, fields={"speed": speed})
+    return str(column.render(task))
+
+
+@pytest.mark.parametrize(
+    ("stage", "rate"),
+    [
+        ("verify", "3 MiB/s"),
+        ("hot", "3.15 M samples/s"),
+        ("trace", "3.15 M samples/s"),
+        ("drift", "3.15 M samples/s"),
+        ("predict", "3.15 M samples/s"),
+        ("rows", "3.15 M rows/s"),
+        ("policies", ""),
+    ],
+)
+def test_a_stage_with_a_unit_shows_its_rate(stage: str, rate: str) -> None:
+    assert rate_beside(stage, 3 << 20) == rate

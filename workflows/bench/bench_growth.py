@@ -87,7 +87,9 @@ class BenchGrowthConfig:
         """Return the sizes as numbers; raises ConfigError where one is no positive number."""
         sizes = self.samples.split(",")
         if not all(size.strip().isdecimal() and int(size) > 0 for size in sizes):
-            raise ConfigError(f"samples must be numbers separated by commas, got {self.samples!r}")
+            raise ConfigError(
+                f"samples must be whole numbers above 0, separated by commas, got {self.samples!r}"
+            )
         return [int(size) for size in sizes]
 
 

@@ -3,7 +3,8 @@
 Every candidate reads a log that is in the page cache and writes to the same file system. hotset's parser is
 measured in three forms: columns passed on block by block (as `ingest` uses it; ``ratio_parse``), columns all
 kept in memory as in Polars, and columns written to checksummed files (the stage itself). The time of each
-stage is compared with a lower bound: the bytes it reads and writes at the rate at which memory copies.
+stage is compared with a lower bound: the bytes it reads and writes at the rate at which memory copies. Then
+parsing and packing run on one core, where each of their parts is compared with what bounds it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from ..recipes import criteo_kaggle
 from .hotset_candidates import hotset_ingest, hotset_parse, hotset_parse_kept, hotset_preprocess
 from .measuring.fresh_process import Candidate, Measurement, median_stages, run_rounds, summarize
 from .measuring.rounds import median_ratio
+from .measuring.stage_parts import measure_stage_parts, print_stage_parts
 from .polars_baseline import polars_program, polars_read_csv, polars_scan_csv, pyarrow_read_csv
 from .roofline import against_roofline, measure_rates
 
@@ -107,6 +109,7 @@ def bench_preprocess(
             candidates, config.rounds, scratch, workers=workers, progress=progress or silent
         )
         rates = measure_rates(scratch, workers, data["bytes"])
+        parts = measure_stage_parts(log, recipe, scratch, config.rounds)
     # Speeds mean nothing unless both wrote the same samples.
     _check_agreement(measured)
     summaries = {each.name: summarize(each, measured[each.name]) for each in candidates}
@@ -121,6 +124,7 @@ def bench_preprocess(
         "stages": against_roofline(median_stages(measured["hotset"]), rates),
         "polars_stages": median_stages(measured["polars"]),
         "bytes_per_second": rates,
+        "one_core": parts,
         "contestants": summaries,
         "data": data | {key: measured["hotset"][0].facts[key] for key in ("num_samples", "samples")},
         "settings": {"rounds": config.rounds, "workers": workers, "recipe": asdict(recipe)},
@@ -219,6 +223,8 @@ def print_bench_preprocess(result: dict[str, Any], console: Console) -> None:
         f"{rates['page_cache']}/s, the disk {rates['disk']}/s.\n",
         soft_wrap=True,
     )
+    print_stage_parts(result["one_core"], console)
+    console.print()
     # Then the other library, stage by stage, and what divides the two.
     console.print(_polars_table(result), "")
     console.print(_ratios_table(result), "")

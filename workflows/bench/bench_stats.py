@@ -8,7 +8,6 @@ and must fetch as many rows as the kernels do there.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,18 +20,17 @@ from rich.table import Table
 
 from ...pipeline.errors import ConfigError, require_at_least
 from ...stats.batches.distinct_rows import find_distinct
-from ...stats.counting.hash_probing import new_short_table
-from ...stats.counting.packed_counts import add_short_counts
 from ...stats.staging.next_uses import next_uses
 from ...stats.staging.staging_planner import StagingPlanner, cache_planner, lookahead_planner
 from ...stats.staging.step_plans import RowStream
 from ..machine_facts import describe_machine
+from .measuring.comparison import Comparison
+from .measuring.counting_comparisons import counting_comparisons
 from .measuring.rounds import take_turns
 from .reference_peel import Incidence, peel_with_a_heap, peel_with_kernels
 from .reference_policies import REFERENCE_POLICIES
 from .stack_distances import lru_misses
 
-_NO_NULLS = np.zeros(0, np.uint8)
 _LOOKUPS_PER_SAMPLE = 4
 """Lookups per sample of rows that are not certainly hot, about as many as in Criteo's log."""
 
@@ -80,58 +78,25 @@ class BenchStatsConfig:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A kernel and the reference implementation that it is compared with."""
-
-    name: str
-    about: str
-    """Description of the reference."""
-    kernel: Callable[[], object]
-    num_lookups: int
-    """Lookups that ``kernel`` processes."""
-    reference: Callable[[], object]
-    num_reference_lookups: int
-    """Lookups that ``reference`` processes."""
-
-    def seconds(self) -> tuple[float, float]:
-        """Return the CPU seconds of the kernel and of the reference."""
-        return _cpu_seconds(self.kernel), _cpu_seconds(self.reference)
-
-
 def bench_stats(config: BenchStatsConfig) -> dict[str, Any]:
     """Measure every kernel and its reference.
 
     Returns:
-        By name ``lookups_per_second`` of a core, that of the reference, and their ``ratio``.
+        By name ``lookups_per_second`` of a core, that of the reference, and their ``ratio``; of counting also
+        the speed of what bounds it, and ``times_bound``, how much longer counting takes.
     """
     log = _Log(config)
-    comparisons = [*log.policies(), log.counting(), log.peeling()]
-    for one in comparisons:
-        one.kernel()  # compiles
+    comparisons = [*log.policies(), *log.counting(), log.peeling()]
+    for one in comparisons:  # compiles
+        one.kernel()
+        if one.bound is not None:
+            one.bound()
     # Kernel and reference take one turn together, so that a slow moment hits both.
     seconds = take_turns({one.name: one.seconds for one in comparisons}, config.rounds)
-    result = {}
-    # The least of the rounds stands for each, since other work can only add time.
-    for one in comparisons:
-        kernel_speed = one.num_lookups / min(kernel for kernel, _ in seconds[one.name])
-        reference_speed = one.num_reference_lookups / min(reference for _, reference in seconds[one.name])
-        # "plain" is the reference; published result files have these keys.
-        result[one.name] = {
-            "lookups_per_second": kernel_speed,
-            "plain_lookups_per_second": reference_speed,
-            "ratio": kernel_speed / reference_speed,
-            "plain": one.about,
-        }
+    result = {one.name: one.describe(seconds[one.name]) for one in comparisons}
     return {"config": asdict(config), "distinct_rows": log.num_distinct, "kernels": result} | {
         "machine": describe_machine()
     }
-
-
-def _cpu_seconds(function: Callable[[], object]) -> float:
-    before = time.process_time()
-    function()
-    return max(time.process_time() - before, 1e-9)
 
 
 class _Log:
@@ -216,26 +181,9 @@ class _Log:
         wanted = REFERENCE_POLICIES[name](head, config.slots, config.rows)
         assert fetched == wanted, f"{name} fetches {fetched} rows, its reference {wanted}"
 
-    def counting(self) -> Comparison:
-        """Return exact counting of 32-bit categories, one after another into a hash table.
-
-        In short entries, as `CategoryCounter` counts them. The other side sorts with vector instructions, and
-        this log suits it: few lookups of a row, and a table far larger than any cache. In the tables of a
-        Criteo log, most of which fit in a cache, the stage `count` takes 6 to 8 ns a lookup.
-        """
-        # Knuth's multiplier spreads the ranks over 32 bits, as raw categories are.
-        categories = (self._lookups * 2654435761 % 2**32).astype(np.uint32)
-        num_used = int(np.unique(categories).size)
-
-        def kernel() -> None:
-            table = new_short_table(num_used)
-            counted, _, _ = add_short_counts(categories, _NO_NULLS, 0, table, 0, num_used + 1)
-            assert counted == categories.size, "a count needs more than 32 bits"
-
-        def reference() -> None:
-            np.unique(categories, return_counts=True)
-
-        return Comparison("counting", "NumPy, unique", kernel, categories.size, reference, categories.size)
+    def counting(self) -> list[Comparison]:
+        """Return counting the lookups, in tables of several kinds."""
+        return counting_comparisons(self._lookups, np.random.default_rng(self._config.seed))
 
     def peeling(self) -> Comparison:
         """Return peeling: the order in which rows are dropped, from the incidence of rows and samples."""
@@ -267,13 +215,16 @@ def show_stats(result: dict[str, Any], console: Console) -> None:
     """Print a row per kernel."""
     table = Table(box=None, pad_edge=False)
     table.add_column("one core", no_wrap=True)
-    for heading in ("M lookups/s", "reference", "ratio"):
+    for heading in ("M lookups/s", "reference", "ratio", "bound"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("reference implementation", no_wrap=True)
     # Speeds of one core, and how much faster the kernel is on the same log.
     for name, found in result["kernels"].items():
         speeds = (f"{found[key] / 1e6:.2f}" for key in ("lookups_per_second", "plain_lookups_per_second"))
-        table.add_row(name, *speeds, f"{found['ratio']:.2f}x", found["plain"])
+        bound = (
+            f"{found['bound_lookups_per_second'] / 1e6:.2f}" if "bound_lookups_per_second" in found else ""
+        )
+        table.add_row(name, *speeds, f"{found['ratio']:.2f}x", bound, found["plain"])
     console.print(table)
     config = result["config"]
     console.print(

@@ -82,6 +82,5 @@ def _count(block: PlainBlock | Block) -> int:
 
 
 def _keep(block: PlainBlock | Block) -> pa.RecordBatch:
-    """Return a copy of a block's columns: the parser reuses its memory for the thread's next block."""
-    batch = pa.record_batch(parse_block(block.read(), _SCHEMA, has_label=True).columns)
-    return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
+    """Return the columns of a block, in memory of their own."""
+    return pa.record_batch(parse_block(block.read(), _SCHEMA, has_label=True, is_kept=True).columns)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.ranking.peeling import entry_order, list_rows, peel
+from ...stats.ranking.peeling import PeelMemory, peel
+from ...stats.ranking.sample_lists import Entries, entry_order, list_rows
+from ...stats.ranking.sample_lists import Incidence as PeelIncidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,19 @@ def peel_with_kernels(log: Incidence) -> NDArray[np.int32]:
     sample_rows = np.empty(samples.size, np.int32)
     # The same log by samples, as the kernel walks both ways.
     list_rows(starts, ends, samples, sample_starts, sample_rows)
-    entries = np.empty(log.num_rows, np.int32)
-    dropped = np.empty(log.num_rows, np.int32)
-    entry_order(starts, ends, samples, log.num_samples, entries)
+    rows = np.empty(log.num_rows, np.int32)
+    lone_samples = np.empty(log.num_rows, np.uint32)
+    num_lone = entry_order(starts, ends, samples, log.num_samples, rows, lone_samples)
+    entries = Entries(rows, lone_samples[:num_lone])
     # One width for all rows, so that the order is by samples alone.
     widths = np.array([64])
     width_of_row = np.zeros(log.num_rows, np.uint8)
-    rows = (0, log.num_rows)
-    peel(starts, ends, samples, sample_starts, sample_rows, width_of_row, widths, entries, *rows, dropped)
+    memory = PeelMemory(np.empty(log.num_rows, np.int32), np.empty(log.num_rows + samples.size, np.int32))
+    dropped = np.empty(log.num_rows, np.int32)
+    incidence = PeelIncidence(starts, ends, samples, sample_starts, sample_rows)
+    no_budgets = np.empty(0, np.int64)
+    part = (0, log.num_rows, no_budgets)
+    peel(incidence, width_of_row, widths, entries, *part, memory, dropped, no_budgets)
     return dropped
 
 

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import NamedTuple
 
 from ...stats.batches.work_division import most_row_ranges, num_row_ranges
-from ...stats.prediction.access_rates import expected_unique_rows
+from ...stats.prediction.access_rates import AccessRates, expected_unique_rows
 from ...stats.prediction.row_loads import EpochUses
 from ...stats.ranking.row_bytes import row_bytes
 from ...stats.step_model.exchange_work import with_exchange
 from ...stats.step_model.part_model import MeasuredStep
-from ...stats.step_model.step_work import StepWork
+from ...stats.step_model.step_work import StepWork, fresh_bytes
 from ...stats.step_model.zipf_rates import seen_rates, zipf_rates
 from ...train.model.dlrm_shape import DlrmShape
+from .cell_batches import (
+    WARM_UP_STEPS,
+    distinct_of_kinds,
+    num_steps_of,
+    rates_of_kinds,
+    steps_of_cycle,
+)
 from .cells import Cell
-from .run_cell import WARM_UP_STEPS, CellRecord, num_steps_of
+from .run_cell import CellRecord
 
 STAGED = ("cache", "lookahead", "hybrid-uva")
 """Placements that load rows into slots."""
 PLANNED_ONLINE = ("cache", "hybrid-uva")
 """Those that plan a batch right before it runs, and read it once more for that."""
+_IN_PLACE = ("hybrid", "hybrid-dedup", "fae")
+"""Those that leave rows on the slow tier, and send vectors."""
+_FLOAT_BYTES = 4
 _PREFETCH = 2
 """Batches that transfers run ahead by default."""
 
@@ -30,6 +42,15 @@ class _Moves(NamedTuple):
 
     moved: float
     initialized: float
+
+
+class _Sent(NamedTuple):
+    """Vectors and gradients of a step that the loop itself moves between the tiers."""
+
+    vectors: float
+    unset_bytes: float
+    are_rows: bool
+    """Whether a vector is that of a row, and not of a bag."""
 
 
 def shape_of(cell: Cell) -> DlrmShape:
@@ -43,27 +64,19 @@ def work_of(cell: Cell, threads: int) -> StepWork:
     num_steps = WARM_UP_STEPS + num_steps_of(cell)
     num_samples = num_steps * cell.batch_size
     # A rank keeps its part of the rows, serves them to all ranks, and computes its part of the samples.
-    every = zipf_rates(cell.num_tables, cell.rows_of_table, cell.skew, cell.pooling)
-    rates = every.part(cell.ranks)
+    kinds = rates_of_kinds(cell)
+    rates = kinds[0].part(cell.ranks)
     samples = cell.batch_size // cell.ranks
-    distinct = expected_unique_rows(rates.rates, cell.batch_size, rates.num_rows)
+    distinct = fmean(distinct_of_kinds(cell))
     width = row_bytes(cell.embedding_dim, cell.optimizer)
     moves = _Moves(0.0, 0.0)
-    vectors = 0.0
     # What each placement moves beside the loop, or in it.
-    sends_bags = cell.placement == "hybrid" and cell.ranks == 1
-    sends_rows = cell.placement in ("hybrid", "hybrid-dedup") and not sends_bags
     is_staged = cell.placement in STAGED
     if is_staged:
         # Rows that no sample of the run looks up need no slot.
         uses = EpochUses.of_rates(seen_rates(rates, num_samples), num_samples, cell.batch_size)
         moves = _moves(cell, uses, int(cell.fast_share * cell.bytes_of_rows) // width)
-    elif sends_bags:
-        # No row of a drawn log is hot: each bag sends its vector, and receives a gradient.
-        vectors = 2.0 * cell.batch_size * cell.num_tables
-    elif sends_rows:
-        # What a rank serves is one lookup of each row, so there is no bag on several ranks.
-        vectors = 2 * distinct
+    sent = _sent_vectors(cell, distinct_of_kinds(cell))
     ranges = num_row_ranges(cell.lookups // cell.ranks, most_row_ranges(threads))
     work = StepWork(
         batch_size=samples,
@@ -76,7 +89,7 @@ def work_of(cell: Cell, threads: int) -> StepWork:
         lookups=cell.lookups / cell.ranks,
         lookup_ranges=ranges,
         # Gradients that are sent row by row are summed before, by one thread.
-        update_ranges=1 if sends_rows else ranges,
+        update_ranges=1 if sent.are_rows else ranges,
         distinct_rows=distinct,
         row_bytes=width,
         table_bytes=cell.bytes_of_rows / cell.ranks,
@@ -88,13 +101,48 @@ def work_of(cell: Cell, threads: int) -> StepWork:
         moved_rows=moves.moved,
         # Without a plan the rows of a batch are moved when it is there.
         is_ahead=cell.placement != "hybrid-uva",
+        is_read_ahead=cell.placement != "fae",
         initialized_rows=moves.initialized,
-        in_place_vectors=vectors,
-        unset_bytes=4.0 * cell.embedding_dim * cell.lookups if sends_bags and cell.pooling > 1 else 0.0,
+        in_place_vectors=sent.vectors,
+        unset_bytes=sent.unset_bytes,
     )
-    if cell.ranks == 1:
-        return work
-    return with_exchange(work, seen_rates(every, num_samples), num_samples, cell.ranks, codec=cell.codec)
+    return work if cell.ranks == 1 else _with_exchange(work, cell, kinds, num_samples)
+
+
+def _with_exchange(work: StepWork, cell: Cell, kinds: Sequence[AccessRates], num_samples: int) -> StepWork:
+    """Return the work with what a rank sends to others, the mean over the kinds of batches."""
+    found = [
+        with_exchange(work, seen_rates(each, num_samples), num_samples, cell.ranks, codec=cell.codec)
+        for each in kinds
+    ]
+    return replace(
+        found[0],
+        exchanged_rows=fmean(each.exchanged_rows for each in found),
+        exchanged_bytes=fmean(each.exchanged_bytes for each in found),
+    )
+
+
+def _sent_vectors(cell: Cell, distinct: Sequence[float]) -> _Sent:
+    """Return what the loop itself moves between the tiers, the mean over the kinds of batches.
+
+    Args:
+        cell: of any placement.
+        distinct: rows of a mixed batch, and of a hot-only one where there are any.
+    """
+    if cell.placement not in _IN_PLACE:
+        return _Sent(0.0, 0.0, are_rows=False)
+    # Batches of hot rows alone are served where they are computed.
+    share = 1 / len(distinct)
+    # All hot rows are copied whenever the kind changes, twice in a cycle.
+    copied = 2 * cell.num_hot * cell.num_tables / cell.ranks / steps_of_cycle(cell)
+    vector_bytes = _FLOAT_BYTES * cell.embedding_dim
+    vectors = copied * row_bytes(cell.embedding_dim, cell.optimizer) / vector_bytes
+    if cell.ranks > 1 or cell.placement == "hybrid-dedup":
+        # What a rank serves is one lookup of each row, so there is no bag on several ranks.
+        return _Sent(vectors + 2 * distinct[0] * share, 0.0, are_rows=True)
+    # Each bag sends its vector, and receives a gradient. Those of lists are added in memory that is not kept.
+    unset_bytes = share * fresh_bytes(vector_bytes * cell.lookups) if cell.pooling > 1 else 0.0
+    return _Sent(vectors + 2.0 * cell.batch_size * cell.num_tables * share, unset_bytes, are_rows=False)
 
 
 def _moves(cell: Cell, uses: EpochUses, num_slots: int) -> _Moves:

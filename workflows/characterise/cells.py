@@ -11,7 +11,9 @@ from ...stats.codecs.codec_names import codec_of
 from ...stats.ranking.row_bytes import row_bytes
 
 BUDGETED = ("cache", "lookahead")
-"""Placements that have a budget of fast memory."""
+"""Placements that have slots in a part of the fast memory."""
+HOLDING = (*BUDGETED, "fae")
+"""Placements to which it matters how large that part is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,9 +83,14 @@ class Cell(JsonRecord):
 
         Cells that train the same steps are on one side, whatever they are called.
         """
-        share = self.fast_share if self.placement in BUDGETED else Cell().fast_share
+        share = self.fast_share if self.placement in HOLDING else Cell().fast_share
         same = replace(self, preset="", row_scale=1.0, fast_share=share)
         return int(same.key, 16) % 2 == 1
+
+    @property
+    def num_hot(self) -> int:
+        """Rows of each table that both tiers hold; none but where the placement is fae."""
+        return max(int(self.fast_share * self.rows_of_table), 1) if self.placement == "fae" else 0
 
     @property
     def lookups(self) -> int:

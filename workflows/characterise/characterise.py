@@ -135,7 +135,7 @@ def characterise(
         constants=tuple(constants),
         not_measured=not_measured,
         num_cells=len(cells),
-        model=fit_model(constants, cells),
+        model=fit_model(constants, cells, runs),
     )
     machine.write(out)
     return Characterised(machine, cells)

@@ -52,8 +52,9 @@ def fit_again(measured: Path, out: Path) -> Characterised:
     """
     refuse_target(out, overwrite=False)
     machine = MachineFile.read_measured(measured)
-    cells = typical_cells(read_measured_cells(measured, machine.device_name, machine.threads))
-    model = fit_model(machine.constants, cells)
+    runs = read_measured_cells(measured, machine.device_name, machine.threads)
+    cells = typical_cells(runs)
+    model = fit_model(machine.constants, cells, runs)
     again = replace(machine, hotset=__version__, num_cells=len(cells), model=model)
     again.write(out)
     return Characterised(again, cells)
@@ -96,11 +97,38 @@ def typical_cells(runs: Sequence[CellRecord]) -> list[CellRecord]:
     return [own[(len(own) - 1) // 2] for own in ordered]
 
 
-def fit_model(constants: Sequence[Constant], cells: Sequence[CellRecord]) -> StepModel | None:
+def repeat_error(runs: Sequence[CellRecord]) -> PredictionError | None:
+    """Return how wrong earlier runs of held-out cells are as a prediction of the last one.
+
+    A model that knew the usual time of each cell exactly would do as well: what changes from run to run
+    nobody can predict. Returns None where too few cells ran twice.
+
+    Args:
+        runs: in the order in which they ran.
+    """
+    by_cell: defaultdict[str, list[CellRecord]] = defaultdict(list)
+    for record in runs:
+        if record.cell.is_held_out:
+            by_cell[record.cell.key].append(record)
+    repeated = [own for own in by_cell.values() if len(own) > 1]
+    if len(repeated) < _LEAST_CELLS:
+        return None
+    before = [typical_cells(own[:-1])[0].step_seconds for own in repeated]
+    return PredictionError.of([own[-1].step_seconds for own in repeated], before)
+
+
+def fit_model(
+    constants: Sequence[Constant], cells: Sequence[CellRecord], runs: Sequence[CellRecord] = ()
+) -> StepModel | None:
     """Fit the times of steps to half of the cells, and tell their error on the other half.
 
     The halves follow from the cells' factors, so that repetitions of a cell are on one side. Returns None
     where either half is too small.
+
+    Args:
+        constants: measured before.
+        cells: none twice.
+        runs: all runs of these cells in their order, for what changes from one to the next.
     """
     fitted = [record for record in cells if not record.cell.is_held_out]
     held_out = [record for record in cells if record.cell.is_held_out]
@@ -111,6 +139,7 @@ def fit_model(constants: Sequence[Constant], cells: Sequence[CellRecord]) -> Ste
     error = _error_of(model, held_out)
     # Plans meet the machine as it is, so their interval is that of the times as they were measured.
     steady = _error_of(model, at_one_speed(held_out, usual, share)) if share else None
+    repeated = repeat_error(runs)
     return StepModel(
         curves=Curves.of(model.constants),
         weights={part: tuple(weights) for part, weights in model.weights.items()},
@@ -120,6 +149,7 @@ def fit_model(constants: Sequence[Constant], cells: Sequence[CellRecord]) -> Ste
         placements=tuple(sorted({record.cell.placement for record in cells if not record.cell.is_held_out})),
         error=HeldOutError.of(error),
         steady_error=HeldOutError.of(steady) if steady is not None else None,
+        repeat_error=HeldOutError.of(repeated) if repeated is not None else None,
     )
 
 

@@ -20,7 +20,7 @@ FACTORS: Mapping[str, tuple[Any, ...]] = {
     "embedding_dim": (8, 16, 32, 64, 128),
     "skew": (0.0, 0.8, 1.05, 1.2),
     "mlp": ((32, 32), (64, 64), (128, 128), (256, 256), (512, 512), (128,), (128, 128, 128, 128)),
-    "placement": ("all-fast", "hybrid", "hybrid-dedup", "hybrid-uva", "cache", "lookahead"),
+    "placement": ("all-fast", "hybrid", "hybrid-dedup", "hybrid-uva", "cache", "lookahead", "fae"),
     "optimizer": ("sgd", "rowwise-adagrad", "adagrad", "adam"),
 }
 """The values of each factor that are tried while the others stay as they are in `Cell`."""

@@ -198,7 +198,10 @@ def power_between(joules_before: float | None, joules_after: float | None, secon
 
 
 def other_cpu_seconds() -> float | None:
-    """Return the CPU seconds that other programs have used so far; None where the system does not tell."""
+    """Return the CPU seconds that other programs have used so far; None where the system does not tell.
+
+    Processes that this one started are its own once they have ended, and others before.
+    """
     try:
         fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
     except (OSError, IndexError):
@@ -207,4 +210,5 @@ def other_cpu_seconds() -> float | None:
     # user, nice, system, irq, softirq, steal: neither idle nor waiting.
     busy = sum(ticks[:3]) + sum(ticks[5:8])
     own = os.times()
-    return busy / os.sysconf("SC_CLK_TCK") - own.user - own.system
+    used = own.user + own.system + own.children_user + own.children_system
+    return busy / os.sysconf("SC_CLK_TCK") - used

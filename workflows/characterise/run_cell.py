@@ -10,29 +10,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
 from ...pipeline.folders.json_record import JsonRecord
 from ...pipeline.sizes import ByteSize
 from ...train.config import EmbeddingOptimizer, PlacementName, TrainConfig
-from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
 from ...train.exchange.chosen_exchange import ChosenExchange
 from ...train.ranks.ranks import OneRank, Ranks
 from ...train.trainer_building.build_trainer import build_trainer
 from ...train.trainer_building.devices import set_threads
-from ..bench.limited.drawn_shards import DrawnShards
 from ..bench.ranks.rank_group import RankGroup
+from .cell_batches import (
+    WARM_UP_STEPS,
+    distinct_of_kinds,
+    num_steps_of,
+    order_of,
+    shards_of,
+    steps_of_cycle,
+)
 from .cells import BUDGETED, Cell
 from .timed_steps import StepLaps, time_steps
 
-WARM_UP_STEPS = 3
 MOST_MISSING = 0.03
 """Share of a step that its parts may miss."""
-_LEAST_STEPS = 6
-_MOST_STEPS = 24
-_SAMPLES = 32_768
-"""Samples that a cell trains on, where its steps are neither too few nor too many for that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +61,8 @@ class CellRecord(JsonRecord):
     """Most memory that the process has had so far."""
     probe_seconds: float = 0.0
     """Seconds of one and the same piece of work between the steps; 0: it was not measured."""
+    expected_rows: float = 0.0
+    """Distinct rows of a batch as they are predicted, in the measured steps; 0: by an earlier version."""
 
     def scaled(self, factor: float) -> CellRecord:
         """Return the record with all of its seconds times a factor."""
@@ -81,11 +82,6 @@ class CellRecord(JsonRecord):
     def adds_up(self) -> bool:
         """Whether the parts are the whole step, to 3%."""
         return abs(sum(self.parts.values()) - self.step_seconds) <= MOST_MISSING * self.step_seconds
-
-
-def num_steps_of(cell: Cell) -> int:
-    """Return the steps that are measured of a cell."""
-    return min(max(_SAMPLES // cell.batch_size, _LEAST_STEPS), _MOST_STEPS)
 
 
 def training_of(cell: Cell, threads: int) -> TrainConfig:
@@ -116,20 +112,8 @@ def run_cell(
     Raises:
         RankError: a rank ended.
     """
-    drawn = DrawnShards(
-        num_tables=cell.num_tables,
-        rows_of_table=cell.rows_of_table,
-        skew=cell.skew,
-        num_dense=cell.num_dense,
-        pooling=cell.pooling,
-        batch_size=cell.batch_size,
-        num_batches=WARM_UP_STEPS + num_steps_of(cell),
-        # Shards have an evaluation part, which no cell reads: one sample is the least.
-        num_evaluation=1,
-        embedding_dim=cell.embedding_dim,
-    )
     with tempfile.TemporaryDirectory(prefix="hotset-cell-", dir=scratch) as folder:
-        drawn.write(Path(folder) / "shards")
+        shards_of(cell).write(Path(folder) / "shards")
         if cell.ranks == 1:
             return _measured(cell, threads, Path(folder), OneRank())
         assert group is not None and group.num_ranks == cell.ranks, "several ranks need their processes"
@@ -150,21 +134,16 @@ def mean_record(records: Sequence[CellRecord]) -> CellRecord:
     def mean(values: Iterable[float]) -> float:
         return statistics.fmean(values)
 
-    def means(found: Sequence[dict[str, float]]) -> dict[str, float]:
-        # A part that a rank does not have takes it no time.
-        names = sorted({name for each in found for name in each})
-        return {name: mean(each.get(name, 0.0) for each in found) for name in names}
-
     return replace(
         first,
         step_seconds=mean(each.step_seconds for each in records),
-        parts=means([each.parts for each in records]),
-        beside=means([each.beside for each in records]),
+        parts=_means([each.parts for each in records]),
+        beside=_means([each.beside for each in records]),
         distinct_rows=mean(each.distinct_rows for each in records),
         to_fast_rows=mean(each.to_fast_rows for each in records),
         to_slow_rows=mean(each.to_slow_rows for each in records),
         initialized_rows=mean(each.initialized_rows for each in records),
-        link_bytes=means([each.link_bytes for each in records]),
+        link_bytes=_means([each.link_bytes for each in records]),
         memory_bytes=max(each.memory_bytes for each in records),
         probe_seconds=mean(each.probe_seconds for each in records),
     )
@@ -175,12 +154,13 @@ def _measured(cell: Cell, threads: int, folder: Path, ranks: Ranks) -> CellRecor
     num_steps = WARM_UP_STEPS + num_steps_of(cell)
     set_threads(threads)
     shards = Shards.open(folder)
-    order = RecordedOrder(np.arange(num_steps, dtype=np.int32))
     exchange = ChosenExchange(vectors=cell.codec, gradients=cell.codec)
-    trainer = build_trainer(shards, training_of(cell, threads), order, ranks=ranks, exchange=exchange)
+    trainer = build_trainer(
+        shards, training_of(cell, threads), order_of(cell), ranks=ranks, exchange=exchange
+    )
     run = time_steps(trainer, WARM_UP_STEPS)
     # Seconds are of the measured steps; rows are counted over all steps, those of the warm-up included.
-    seconds, parts = _middle_half(run.steps)
+    seconds, parts = _middle_half(_whole_cycles(run.steps, steps_of_cycle(cell)))
     measured = len(run.steps)
     return CellRecord(
         cell=cell,
@@ -196,7 +176,29 @@ def _measured(cell: Cell, threads: int, folder: Path, ranks: Ranks) -> CellRecor
         link_bytes={name: count / num_steps for name, count in run.link_bytes.items()},
         memory_bytes=_peak_memory(),
         probe_seconds=run.probe_seconds,
+        expected_rows=statistics.fmean(distinct_of_kinds(cell)),
     )
+
+
+def _whole_cycles(steps: Sequence[StepLaps], length: int) -> list[StepLaps]:
+    """Return the means over so many steps each, which have all kinds of batches in them."""
+    if length == 1:
+        return list(steps)
+    cycles = [steps[first : first + length] for first in range(0, len(steps), length)]
+    return [
+        StepLaps(
+            statistics.fmean(step.seconds for step in cycle),
+            _means([step.parts for step in cycle]),
+            round(statistics.fmean(step.distinct_rows for step in cycle)),
+        )
+        for cycle in cycles
+    ]
+
+
+def _means(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the mean of each number by its name; those that some do not have are 0 there."""
+    names = sorted({name for each in found for name in each})
+    return {name: statistics.fmean(each.get(name, 0.0) for each in found) for name in names}
 
 
 def _middle_half(steps: list[StepLaps]) -> tuple[float, dict[str, float]]:
@@ -208,9 +210,7 @@ def _middle_half(steps: list[StepLaps]) -> tuple[float, dict[str, float]]:
     ordered = sorted(steps, key=lambda step: step.seconds)
     quarter = len(ordered) // 4
     middle = ordered[quarter : len(ordered) - quarter]
-    names = {name for step in middle for name in step.parts}
-    parts = {name: statistics.fmean(step.parts.get(name, 0.0) for step in middle) for name in sorted(names)}
-    return statistics.fmean(step.seconds for step in middle), parts
+    return statistics.fmean(step.seconds for step in middle), _means([step.parts for step in middle])
 
 
 def _peak_memory() -> int:

@@ -22,6 +22,7 @@ def summary(result: Characterised) -> dict[str, Any]:
     machine = result.machine
     error = machine.model.error if machine.model else None
     steady = machine.model.steady_error if machine.model else None
+    repeat = machine.model.repeat_error if machine.model else None
     return {
         "num_cells": machine.num_cells,
         "num_held_out": error.num_cells if error else 0,
@@ -32,6 +33,10 @@ def summary(result: Characterised) -> dict[str, Any]:
         "steady_median_error": steady.median_error if steady else None,
         "steady_p90_error": steady.p90_error if steady else None,
         "steady_pairs_in_order": steady.pairs_in_order if steady else None,
+        "num_repeated": repeat.num_cells if repeat else 0,
+        "repeat_median_error": repeat.median_error if repeat else None,
+        "repeat_p90_error": repeat.p90_error if repeat else None,
+        "repeat_pairs_in_order": repeat.pairs_in_order if repeat else None,
         "num_cells_that_add_up": sum(record.adds_up for record in result.cells),
         "is_quiet": machine.is_quiet,
         "disturbances": list(machine.disturbances),
@@ -70,6 +75,12 @@ def sentences(result: Characterised) -> list[str]:
         lines.append(
             f"As if the machine had not changed its speed meanwhile, it is {steady.median_error:.0%} and "
             f"{steady.p90_error:.0%}."
+        )
+    if model is not None and model.repeat_error is not None:
+        repeat = model.repeat_error
+        lines.append(
+            f"The last run of {repeat.num_cells} of these cells differs from their runs before by "
+            f"{repeat.median_error:.0%} and {repeat.p90_error:.0%}, which no model knows ahead."
         )
     # Parts are measured one by one, so on a busy machine something may happen between two of them.
     others = sum(not record.adds_up for record in result.cells)

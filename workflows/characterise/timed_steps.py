@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,8 +27,10 @@ from ...train.execution.embeddings import PlannedStep
 from ...train.execution.step_source import StepSource
 from ...train.model.dense_step import StepTile, TiledStep
 from ...train.model.dlrm import Dlrm
+from ...train.model.flat_parameters import ParameterViews
 from ...train.model.mlp_tiles import MlpTiles
 from ...train.model.tile_gradients import SumsOfRanks
+from ...train.steps.step_runner import PreparedStep
 from ...train.trainer import Trainer
 from ...train.work_threads import WorkThreads
 from .probes import SpeedProbe
@@ -110,7 +112,7 @@ class _TimedMlp:
             return self._mlp.forward(inputs_TK)
 
     def backward(
-        self, grad_TN: torch.Tensor, gradients: Mapping[str, torch.Tensor], *, to_inputs: bool
+        self, grad_TN: torch.Tensor, gradients: ParameterViews, *, to_inputs: bool
     ) -> torch.Tensor | None:
         with self._watch("backward"):
             return self._mlp.backward(grad_TN, gradients, to_inputs=to_inputs)
@@ -209,7 +211,7 @@ class TimedStep(TiledStep):
             self._timed[worker] = _TimedTile(super().tile_of(worker))
         return cast(StepTile, self._timed[worker])
 
-    def add_gradients(self, counts: Sequence[int]) -> dict[str, torch.Tensor]:
+    def add_gradients(self, counts: Sequence[int]) -> ParameterViews:
         with self._loop("reduce"):
             return super().add_gradients(counts)
 
@@ -269,7 +271,7 @@ def time_steps(trainer: Trainer, num_warm_up: int) -> TimedRun:
             # From the end of the last step until the next one is there, the loop waits for the reader.
             watch = _Watch()
             watch.seconds["load"] = time.perf_counter() - end
-            _take_step(trainer, prepared.step, dense, watch)
+            _take_step(trainer, prepared, dense, watch)
             before = end
             end = time.perf_counter()
             # What transfers were busy with during the warm-up is subtracted after the run.
@@ -299,12 +301,14 @@ def time_steps(trainer: Trainer, num_warm_up: int) -> TimedRun:
     return TimedRun(laps, read_seconds, busy, rows, link_bytes, statistics.fmean(probe.seconds))
 
 
-def _take_step(trainer: Trainer, step: PlannedStep, dense: TimedStep, watch: _Watch) -> None:
+def _take_step(trainer: Trainer, prepared: PreparedStep, dense: TimedStep, watch: _Watch) -> None:
     """Take a step as `train.steps.step_runner.StepsAtOnce` does, part by part."""
+    step = prepared.step
     with watch("transfers"):
         trainer.embeddings.wait_for_rows(step)
     with watch("lookup"), _exchange_apart(trainer.coded, "lookup", watch):
         embeddings = trainer.embeddings.look_up(step)
+        trainer.embeddings.send_ahead(prepared.following)
     _pass_dense(step.batch, embeddings, dense, watch)
     with watch("update"), _exchange_apart(trainer.coded, "update", watch):
         trainer.threads.run_all(

@@ -50,6 +50,10 @@ BENCHES = {
         "measure AUC by batch size at equal samples and at equal time",
     ),
     "quality": ("quality.bench_quality", "measure AUC over seeds: small samples, published splits"),
+    "torch-quality": (
+        "quality.bench_torch_quality",
+        "compare the AUC of a DLRM in plain torch and of hotset, by seed",
+    ),
     "fuxictr": ("quality.bench_fuxictr", "compare the AUC of FuxiCTR's DCN V2 and of hotset's"),
     "defaults": ("bench_defaults", "compare default optimizers and learning rates by batch size"),
     "days": ("bench_days", "compare a model continued every day with models from scratch"),

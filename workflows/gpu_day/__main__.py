@@ -16,6 +16,7 @@ from .day import DaySettings, Part, run_day
 
 PARTS = (
     Part("machine", 40),
+    Part("verbs", 20),
     Part("kernels", 90),
     Part("first-steps", 120),
     Part("tests", 120),

@@ -16,6 +16,7 @@ from ...stats.ranking.row_bytes import OPTIMIZERS
 from ...train.config import EmbeddingOptimizer, PlacementName, TrainConfig
 from ...train.data.shards import Shards
 from ...train.run import train
+from ...train.steps.queued_steps import QueuedSteps
 from ...train.trainer import run_steps
 from ...train.trainer_building.build_trainer import build_trainer
 from ..bench.measuring.kaggle_shards import draw_kaggle, write_kaggle_shards
@@ -38,8 +39,14 @@ def take_first_steps(settings: PartSettings, records: Records) -> None:
         )
         with records.catching(f"first steps of {name}"):
             trainer = build_trainer(shards, config)
+            runner = trainer.runner
+            assert isinstance(runner, QueuedSteps), "a part for devices that are not the host"
+            # With twins among the kernels nothing is recorded to begin with.
+            was_recorded = runner.is_recorded
             run_steps(trainer, lambda *_: None)
             records.check(f"first steps of {name}", True, f"{trainer.step} steps")
+            if was_recorded:
+                records.check(f"steps of {name} are recorded", runner.is_recorded)
 
 
 def run_tests(settings: PartSettings, records: Records) -> None:

@@ -6,12 +6,13 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import checks, kernels, machine, movers, speed, step_parts
+from . import checks, device_verbs, kernels, machine, movers, speed, step_parts
 from .part_settings import PartSettings
 from .records import Records
 
 PARTS: dict[str, Callable[[PartSettings, Records], None]] = {
     "machine": machine.measure_machine,
+    "verbs": device_verbs.try_verbs,
     "kernels": kernels.try_kernels,
     "kernel": kernels.try_kernel,
     "first-steps": checks.take_first_steps,

@@ -89,6 +89,7 @@ def _contestants(settings: PartSettings, half: ByteSize) -> Iterable[tuple[str, 
     yield "hybrid-uva", replace(base, placement="hybrid-uva"), False
     yield "fae", replace(base, placement="fae", fae_variant="code"), False
     yield "cache", replace(base, placement="cache"), False
+    yield "hybrid-dedup", replace(base, placement="hybrid-dedup"), False
 
 
 def packed_shards(
@@ -160,6 +161,7 @@ def measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[s
     runner = trainer.runner
     if isinstance(runner, QueuedSteps) and runner.sent_samples:
         measured["bytes_sent_per_sample"] = runner.sent_bytes / runner.sent_samples
+        measured["is_recorded"] = runner.is_recorded
     # Where the link is what a placement waits for, this tells how well it is used.
     link = measure_link(config.device)
     seconds = link.seconds(config.placement, *traffic) if link else 0.0

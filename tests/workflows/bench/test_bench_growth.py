@@ -78,7 +78,7 @@ def test_polars_is_left_out_where_its_memory_would_not_do(
 
 @pytest.mark.parametrize("samples", ["", "0", "-1", "1e6", "10,", "many"])
 def test_sizes_that_are_none_are_refused(samples: str) -> None:
-    with pytest.raises(ConfigError, match="samples must be numbers separated by commas"):
+    with pytest.raises(ConfigError, match="samples must be whole numbers above 0, separated by commas, got"):
         BenchGrowthConfig(samples=samples)
 
 

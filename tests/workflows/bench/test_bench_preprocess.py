@@ -50,6 +50,7 @@ def test_preprocess_is_measured_end_to_end(tmp_path: Path, monkeypatch: pytest.M
     assert [stage["stage"] for stage in result["stages"]] == list(FOLDERS)
     assert all(stage["floor_seconds"] > 0 and stage["bytes_written"] > 0 for stage in result["stages"])
     assert min(result["bytes_per_second"].values()) > 0
+    assert all(job["times_bound"] > 0 for job in result["one_core"]["jobs"].values())
     assert list(result["polars_stages"]) == ["scan", "count", "split", "encode", "shuffle", "write"]
     assert steps[-1] == ("bench", 8, 8)
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Each recorded result says what made it: a benchmark of today, a machine, and a commit that exists."""
+"""Each recorded result says what made it: a command of today, a machine, and a commit that exists."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hotset.workflows.commands.bench_command import BENCHES
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = sorted((ROOT / "workflows" / "results").glob("*.json"))
+COMMANDS = (*BENCHES, "characterise")
 OTHER_NAMES = {"full-kaggle": "growth", "schedule-full-kaggle": "schedule"}
 """Results whose names do not begin with that of their benchmark."""
 OF_THE_MACHINE = {
@@ -31,7 +32,7 @@ OF_THE_MACHINE = {
 
 def benchmark_of(name: str) -> str | None:
     """The benchmark that a result is of: the longest whose name it begins with."""
-    found = [each for each in BENCHES if name == each or name.startswith(f"{each}-")]
+    found = [each for each in COMMANDS if name == each or name.startswith(f"{each}-")]
     return OTHER_NAMES.get(name, max(found, key=len, default=None))
 
 
@@ -57,7 +58,7 @@ def result(request: pytest.FixtureRequest) -> tuple[str, Any]:
 def test_a_result_is_what_a_benchmark_of_today_records(result: tuple[str, Any]) -> None:
     name, values = result
     benchmark = benchmark_of(name)
-    assert benchmark in BENCHES, f"no benchmark is called as {name}.json begins"
+    assert benchmark in COMMANDS, f"no benchmark is called as {name}.json begins"
     # A result that names its benchmark names that one, or the one it was run as a part of.
     assert isinstance(values, dict) and values.get("benchmark", benchmark) == benchmark
     machine = values["machine"]

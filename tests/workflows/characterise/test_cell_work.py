@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hotset.tests.support.planning.made_up_cells import TINY, made_up_record
+from hotset.workflows.characterise.cell_batches import num_steps_of
 from hotset.workflows.characterise.cell_work import STAGED, measured_step, work_of
 from hotset.workflows.characterise.cells import Cell
 
@@ -48,6 +49,32 @@ def test_rows_move_beside_the_loop_or_in_it_by_their_placement() -> None:
     # Rows that the batch before had stay, so fewer move than a batch looks up.
     assert uva.initialized_rows < uva.moved_rows + uva.initialized_rows < 2 * plain.distinct_rows
     assert [name for name, work in found.items() if not work.is_ahead] == ["hybrid-uva"]
+
+
+def test_steps_of_fae_are_those_of_both_kinds_with_the_copies_between_them() -> None:
+    cell = replace(SKEWED, placement="fae", fast_share=0.1, optimizer="sgd")
+    work, mixed = work_of(cell, 2), work_of(replace(cell, placement="hybrid"), 2)
+    hot_only = work_of(replace(cell, placement="hybrid", rows_of_table=500), 2)
+    assert work.distinct_rows == pytest.approx((mixed.distinct_rows + hot_only.distinct_rows) / 2)
+    # All hot rows are copied there and back in six steps, three of which send their vectors.
+    assert work.in_place_vectors == pytest.approx(mixed.in_place_vectors / 2 + 2 * 4 * 500 / 6)
+    assert (work.is_read_ahead, mixed.is_read_ahead) == (False, True)
+    assert work.moved_rows == work.staged_rows == work.unset_bytes == 0
+    # A row's state is copied with it: one number more for sixteen.
+    stateful = work_of(replace(cell, optimizer="rowwise-adagrad"), 2)
+    copied = stateful.in_place_vectors - mixed.in_place_vectors / 2
+    assert copied == pytest.approx(17 / 16 * 2 * 4 * 500 / 6)
+    # Vectors of lists that take 32 MiB or more are written to memory that is new each time.
+    for pooling, num_bytes in ((255, 0), (256, 4 * 16 * 512 * 4 * 256)):
+        wide = replace(cell, pooling=pooling)
+        lists = [work_of(replace(wide, placement=name), 2).unset_bytes for name in ("hybrid", "fae")]
+        assert lists[0] == 2 * lists[1] == num_bytes
+    assert [num_steps_of(replace(cell, batch_size=size)) for size in (64, 2048, 4096, 9000)] == [
+        24,
+        18,
+        12,
+        6,
+    ]
 
 
 @pytest.mark.parametrize("placement", ["cache", "lookahead"])

@@ -51,12 +51,19 @@ def test_every_factor_is_part_of_the_name(name: str) -> None:
 def test_cells_that_train_the_same_steps_are_on_one_side_of_the_split() -> None:
     for cell in grid(1 << 26, 2)[:80]:
         others = [replace(cell, preset=name, row_scale=0.5) for name in ("M1", "M2", "RM1", "RM2")]
-        if cell.placement not in ("cache", "lookahead"):
+        if cell.placement not in ("cache", "lookahead", "fae"):
             others += [replace(cell, fast_share=share) for share in (0.1, 0.5, 1.0)]
         assert {each.is_held_out for each in others} == {cell.is_held_out}
     # A budget that is used is a factor of its own.
     shares = [Cell(placement="cache", fast_share=share / 16) for share in range(1, 17)]
     assert {cell.is_held_out for cell in shares} == {True, False}
+
+
+def test_only_fae_keeps_rows_on_both_tiers_and_one_at_least() -> None:
+    for placement in FACTORS["placement"]:
+        cell = Cell(placement=placement, fast_share=0.1, rows_of_table=1000)
+        assert cell.num_hot == (100 if placement == "fae" else 0)
+    assert Cell(placement="fae", fast_share=1e-9).num_hot == 1
 
 
 @pytest.mark.parametrize(("optimizer", "floats"), [("sgd", 0), ("rowwise-adagrad", 1), ("adagrad", 16)])

@@ -7,6 +7,7 @@ Nothing here depends on how long anything takes. Also the tests of `probes`, `ma
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -27,6 +28,7 @@ from hotset.train.planning.machine_file import MachineFile
 from hotset.workflows.bench.ranks.rank_group import RankGroup
 from hotset.workflows.characterise import characterise as module
 from hotset.workflows.characterise import machine_probes
+from hotset.workflows.characterise.cell_batches import WARM_UP_STEPS, num_steps_of
 from hotset.workflows.characterise.cell_file import CellFile, cells_path
 from hotset.workflows.characterise.cell_work import measured_step, shape_of, work_of
 from hotset.workflows.characterise.cells import Cell
@@ -35,7 +37,7 @@ from hotset.workflows.characterise.characterise_config import CharacteriseConfig
 from hotset.workflows.characterise.fit_machine import Characterised, fit_model, work_constants
 from hotset.workflows.characterise.grid import FACTORS, grid, pairs, presets, single_factors, value_of
 from hotset.workflows.characterise.probes import Probe, measure_probes
-from hotset.workflows.characterise.run_cell import WARM_UP_STEPS, CellRecord, num_steps_of, run_cell
+from hotset.workflows.characterise.run_cell import CellRecord, run_cell
 from hotset.workflows.characterise.show_machine import sentences, show_machine, summary
 from hotset.workflows.cli import main
 
@@ -67,9 +69,24 @@ def test_the_parts_of_a_cell_add_up_to_its_step_and_its_counts_are_those_expecte
         assert work.in_place_vectors == moved == 2 * cell.batch_size * cell.num_tables
     else:
         assert work.moved_rows + work.in_place_vectors == pytest.approx(moved, rel=0.06)
+    assert record.expected_rows == work.distinct_rows
     assert work.initialized_rows == pytest.approx(record.initialized_rows, rel=0.06)
     assert CellRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("pooling", [1, 3])
+def test_what_fae_copies_and_sends_is_counted_as_expected(pooling: int, tmp_path: Path) -> None:
+    cell = replace(TINY, placement="fae", fast_share=0.1, pooling=pooling, optimizer="adagrad")
+    record = run_cell(cell, 2, tmp_path)
+    work = work_of(cell, 2)
+    # The steps of the warm-up are all of mixed batches, whose bags send a vector and receive a gradient.
+    vectors = record.num_steps * work.in_place_vectors + WARM_UP_STEPS * 2 * cell.batch_size * cell.num_tables
+    num_bytes = (record.link_bytes["to fast"] + record.link_bytes["to slow"]) * (24 + WARM_UP_STEPS)
+    assert record.num_steps == 24 and num_bytes == pytest.approx(4 * cell.embedding_dim * vectors)
+    assert work.distinct_rows == pytest.approx(record.distinct_rows, rel=0.06)
+    # Nothing is read while a step runs: the loop waits for all of it.
+    assert not work.is_read_ahead and record.parts["load"] > 0 and record.beside["transfers"] == 0
 
 
 def test_the_shape_of_a_cell_is_that_of_the_model_it_trains() -> None:
@@ -236,7 +253,7 @@ def test_the_command_prints_for_programs(tmp_path: Path, capsys: pytest.CaptureF
     assert "Published observations" in page.read_text()
     found = json.loads(capsys.readouterr().out)
     assert found["num_cells"] == MachineFile.read(out).num_cells == 0
-    assert {"median_error", "p90_error", "pairs_in_order", "is_quiet"} <= found.keys()
+    assert {"median_error", "p90_error", "pairs_in_order", "is_quiet", "observations"} <= found.keys()
 
 
 def test_sentences_tell_the_error_and_what_disturbed_it() -> None:
@@ -271,6 +288,17 @@ def test_power_is_the_energy_of_a_second(
     before: float | None, after: float | None, watts: float | None
 ) -> None:
     assert machine_probes.power_between(before, after, 2.0) == watts
+
+
+def test_ranks_that_were_started_here_are_no_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # user, nice, system, idle, waiting, irq, softirq, steal: all but idle and waiting are work.
+    stat = Path(__file__).with_name("no such file")
+    monkeypatch.setattr(machine_probes, "Path", lambda name: stat)
+    assert machine_probes.other_cpu_seconds() is None
+    monkeypatch.setattr(Path, "read_text", lambda self: "cpu  1000 20 300 9999 9999 40 50 60 0 0\ncpu0 1\n")
+    monkeypatch.setattr(os, "sysconf", lambda name: 10)
+    monkeypatch.setattr(os, "times", lambda: os.times_result((1.0, 2.0, 30.0, 40.0, 999.0)))
+    assert machine_probes.other_cpu_seconds() == 147.0 - 73.0
 
 
 def test_a_counter_of_energy_that_began_anew_tells_no_power() -> None:

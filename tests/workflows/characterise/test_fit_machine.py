@@ -17,18 +17,19 @@ from hotset.tests.support.planning.made_up_constants import made_up_constants
 from hotset.tests.support.planning.made_up_machine import made_up_machine
 from hotset.train.planning.machine_file import VERSION, MachineFile
 from hotset.workflows.characterise.cell_file import CELLS_VERSION, FORMAT, CellFile, cells_path
+from hotset.workflows.characterise.findings.torchrec_comparison import compare_with_torchrec
 from hotset.workflows.characterise.fit_machine import (
     Characterised,
     at_one_speed,
     fit_again,
     fit_model,
+    repeat_error,
     typical_cells,
     usual_probe_seconds,
 )
 from hotset.workflows.characterise.grid import pairs, rounds_of, single_factors
 from hotset.workflows.characterise.run_cell import CellRecord
 from hotset.workflows.characterise.show_machine import sentences, summary
-from hotset.workflows.characterise.torchrec_comparison import compare_with_torchrec
 from hotset.workflows.cli import main
 
 CELLS = list({cell.key: cell for cell in [*single_factors(), *list(pairs())[:20]]}.values())
@@ -171,6 +172,31 @@ def test_of_repeated_cells_the_middle_one_is_taken() -> None:
     # Of two the quicker one: what disturbs a run makes it slower.
     assert typical_cells(runs[:2]) == [runs[1]]
     assert typical_cells([]) == []
+
+
+def test_what_changes_from_run_to_run_is_told_of_cells_that_nothing_was_fitted_to() -> None:
+    cells = [cell for cell in CELLS if cell.is_held_out][:20]
+    runs = [
+        made_up_record(cell).scaled(factor)
+        for factor in (1.0, 1.3, 1.2, 0.5)
+        for cell in (*cells, *(each for each in CELLS if not each.is_held_out))
+    ]
+    found = repeat_error(runs)
+    # The middle one of the first three is what a model may know; the last one is what it then meets.
+    assert found is not None and found.num_cells == 20
+    assert found.median_error == pytest.approx(1.2 / 0.5 - 1) == pytest.approx(found.p90_error)
+    assert found.pairs_in_order == 1.0
+    assert repeat_error(runs[: len(runs) // 4]) is None and repeat_error([]) is None
+    # Eleven cells that ran twice are too few to tell.
+    once = [made_up_record(cell) for cell in cells]
+    assert repeat_error([*once, *once[:11]]) is None and repeat_error([*once, *once[:12]]) is not None
+    records = [made_up_record(cell) for cell in CELLS]
+    model = fit_model(made_up_constants(), records, runs)
+    assert model is not None and model.repeat_error is not None and model.repeat_error.num_cells == 20
+    result = Characterised(replace(made_up_machine(), model=model), records)
+    assert "The last run of 20 of these cells differs" in " ".join(sentences(result))
+    assert summary(result)["num_repeated"] == 20 and summary(result)["repeat_pairs_in_order"] == 1.0
+    assert fit_model(made_up_constants(), records) == replace(model, repeat_error=None)
 
 
 def test_cells_run_round_by_round_and_those_that_ran_less_often_first() -> None:

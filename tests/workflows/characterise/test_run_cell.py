@@ -9,14 +9,8 @@ import pytest
 
 from hotset.tests.support.planning.made_up_cells import TINY, made_up_record
 from hotset.workflows.characterise import run_cell as module
-from hotset.workflows.characterise.run_cell import (
-    WARM_UP_STEPS,
-    CellRecord,
-    mean_record,
-    num_steps_of,
-    run_cell,
-    training_of,
-)
+from hotset.workflows.characterise.cell_batches import WARM_UP_STEPS, num_steps_of
+from hotset.workflows.characterise.run_cell import CellRecord, mean_record, run_cell, training_of
 from hotset.workflows.characterise.timed_steps import StepLaps, TimedRun
 
 
@@ -30,13 +24,15 @@ def made_up_run(seconds: list[float]) -> TimedRun:
     return TimedRun(laps, 8.0, 4.0, rows, {"to fast": 270, "dense": 54}, 0.25)
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> CellRecord:
+def measured(
+    monkeypatch: pytest.MonkeyPatch, seconds: list[float], placement: str = "all-fast"
+) -> CellRecord:
     def time_steps(trainer: Any, num_warm_up: int) -> TimedRun:
         return made_up_run(seconds)
 
     monkeypatch.setattr(module, "time_steps", time_steps)
     monkeypatch.setattr(module, "build_trainer", lambda *_, **__: None)
-    return run_cell(replace(TINY, batch_size=8), 2)
+    return run_cell(replace(TINY, batch_size=8, placement=placement), 2)
 
 
 def test_single_slow_steps_change_nothing_and_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +44,18 @@ def test_single_slow_steps_change_nothing_and_parts_add_up(monkeypatch: pytest.M
         assert record.parts["lookup"] == pytest.approx(0.75 * record.step_seconds)
         assert record.num_steps == 8 and record.distinct_rows == 3.5
         assert record.beside == {"load": 1.0, "transfers": 0.5}
+
+
+def test_both_kinds_of_batches_count_as_often_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = [1.0, 1.0, 1.0, 4.0, 4.0, 7.0]
+    found = measured(monkeypatch, turns * 2, "fae")
+    # The slow steps are those of mixed batches and of copies, and no disturbance that would be left out.
+    assert found.step_seconds == pytest.approx(3.0) and found.num_steps == 12
+    assert sum(found.parts.values()) == pytest.approx(3.0)
+    assert found.distinct_rows == pytest.approx(5.5)
+    assert measured(monkeypatch, turns * 2).step_seconds == pytest.approx(2.5)
+    # Of several cycles those between the quartiles count, as single steps do elsewhere.
+    assert measured(monkeypatch, [*turns * 3, *[9.0] * 6], "fae").step_seconds == pytest.approx(3.0)
 
 
 def test_rows_are_those_of_a_step_of_the_whole_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +91,7 @@ def test_large_batches_have_fewer_steps_within_limits(batch_size: int, num_steps
     assert num_steps_of(replace(TINY, batch_size=batch_size)) == num_steps
 
 
-@pytest.mark.parametrize("placement", ["all-fast", "hybrid", "cache", "lookahead"])
+@pytest.mark.parametrize("placement", ["all-fast", "hybrid", "cache", "lookahead", "fae"])
 def test_a_cell_is_trained_with_its_factors(placement: str) -> None:
     config = training_of(replace(TINY, placement=placement, optimizer="adam", fast_share=1e-9), 3)
     assert (config.placement, config.embedding_optimizer, config.threads) == (placement, "adam", 3)

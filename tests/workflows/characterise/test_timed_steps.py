@@ -18,7 +18,8 @@ from hotset.train.model.mlp_tiles import Fp32Mlp
 from hotset.train.model.tile_gradients import TileGradients
 from hotset.train.work_threads import WorkThreads
 from hotset.workflows.characterise import timed_steps as module
-from hotset.workflows.characterise.run_cell import WARM_UP_STEPS, CellRecord, run_cell
+from hotset.workflows.characterise.cell_batches import WARM_UP_STEPS
+from hotset.workflows.characterise.run_cell import CellRecord, run_cell
 
 WORK = {"wait": 2.0, "look_up": 3.0, "update": 5.0, "mlp": 7.0, "interact": 11.0, "add": 13.0, "tile": 17.0}
 """Seconds of one call of each."""

@@ -1,7 +1,7 @@
 """Every part of a GPU day runs on the host, without the packages that a GPU image lacks.
 
-Tests `part`, `part_settings`, `machine`, `checks`, `movers`, `step_parts`, `speed` and the command,
-`__main__`.
+Tests `part`, `part_settings`, `device_verbs`, `machine`, `checks`, `movers`, `step_parts`, `speed` and the
+command, `__main__`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from hotset.tests.support.late_runs import keep_slow
+from hotset.train.device.late_device import LateDevice
+from hotset.train.device.verbs import StreamName
 from hotset.workflows.gpu_day.__main__ import PARTS, main
+from hotset.workflows.gpu_day.device_verbs import try_verbs
+from hotset.workflows.gpu_day.part_settings import PartSettings
+from hotset.workflows.gpu_day.records import Records
 
 _BLOCKED = """
 import sys
@@ -43,9 +49,10 @@ def test_a_day_without_a_gpu_finds_nothing_wrong(tmp_path: Path) -> None:
     result = json.loads(out.read_text())
     assert found.returncode == 0, found.stdout + found.stderr
     assert [part["status"] for part in result["parts"]] == ["ok"] * len(PARTS)
-    assert len(result["checks"]) >= 2 + 7 + 1 + 25 and all(check["is_right"] for check in result["checks"])
+    assert len(result["checks"]) >= 7 + 2 + 2 * 7 + 1 + 25
+    assert all(check["is_right"] for check in result["checks"])
     speeds = {(row["placement"], row["embedding_dim"]) for row in result["rows"] if "placement" in row}
-    names = ("all-fast", "lookahead", "hot-only", "hybrid", "hybrid-uva", "fae", "cache")
+    names = ("all-fast", "lookahead", "hot-only", "hybrid", "hybrid-dedup", "hybrid-uva", "fae", "cache")
     assert speeds == {(name, dim) for name in names for dim in (16, 64, 128)}
     assert all(row["samples_per_second"] > 0 for row in result["rows"] if "placement" in row)
     assert result["device"] and "torch" in result["facts"]["libraries"]
@@ -54,4 +61,38 @@ def test_a_day_without_a_gpu_finds_nothing_wrong(tmp_path: Path) -> None:
 def test_an_unknown_part_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--only", "bits,machines"])
-    assert "no part machines: want some of machine, kernels, first-steps, tests" in capsys.readouterr().err
+    assert "no part machines: want some of machine, verbs, kernels, first-steps" in capsys.readouterr().err
+
+
+def checks_of_verbs(folder: Path) -> dict[str, bool]:
+    found = folder / "verbs.jsonl"
+    found.unlink(missing_ok=True)
+    try_verbs(PartSettings("late:3", folder, True), Records(found, 60))
+    checks = [json.loads(line)["check"] for line in found.read_text().splitlines()]
+    return {check["name"]: check["is_right"] for check in checks}
+
+
+@pytest.mark.parametrize(
+    ("verb", "slow", "name"),
+    [
+        ("wait", "copies", "pinned memory is copied up and down"),
+        ("wait", "compute", "a stream waits for the event of another"),
+        ("capture", "moves", "work of moves is recorded and replayed"),
+        ("capture", "compute", "work of compute is recorded and replayed"),
+        ("pin", "moves", "kernels read and write pinned rows of the host"),
+        ("close", "moves", "the device is closed"),
+    ],
+)
+def test_a_verb_that_does_not_do_its_work_is_named(
+    verb: str, slow: StreamName, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_slow(monkeypatch, slow)
+    right = checks_of_verbs(tmp_path)
+    assert len(right) == 7 and all(right.values())
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("an illegal address")
+
+    monkeypatch.setattr(LateDevice, verb, refuse if verb == "close" else lambda *_: None)
+    found = checks_of_verbs(tmp_path)
+    assert found.keys() == right.keys() and not found[name]

@@ -14,6 +14,7 @@ from ....pipeline.folders.stage_totals import KindCounts, ShardsTotals
 from ....pipeline.folders.table_info import PlannedTable
 from ....pipeline.formats.arrow_files import as_fixed_lists, open_writer
 from ....pipeline.stages.pack import VERSION, PackConfig
+from ....stats.ranking.row_bytes import row_bytes
 from ....stats.step_model.zipf_rates import ZIPF_ONE
 
 _STEEPNESS = 3
@@ -27,6 +28,8 @@ class DrawnShards:
     num_tables: int = 26
     rows_of_table: int
     hot_rows_of_table: int = 0
+    num_hot_batches: int = 0
+    """Batches among ``num_batches`` that look up hot rows alone; they have the first numbers."""
     cold_share: float = 1.0
     """Share of the lookups that are of cold rows, all of them alike."""
     skew: float | None = None
@@ -40,6 +43,8 @@ class DrawnShards:
     num_evaluation: int = 4096
     """Samples of the evaluation part."""
     embedding_dim: int = 16
+    optimizer: str = "sgd"
+    """Optimizer of the rows whose bytes the hot ones are counted with."""
     seed: int = 0
 
     @property
@@ -57,8 +62,10 @@ class DrawnShards:
         inputs = [{"name": "plan", "fingerprint": f"{self.seed:032x}"}]
         output = Output.begin("pack", VERSION, PackConfig(batch_size=self.batch_size), inputs, folder)
         rng = np.random.default_rng(self.seed)
-        samples = self.num_batches * self.batch_size
-        self._write_file(output, "mixed", samples, rng)
+        if self.num_hot_batches:
+            self._write_file(output, "hot_only", self.num_hot_batches * self.batch_size, rng)
+        num_mixed = self.num_batches - self.num_hot_batches
+        self._write_file(output, "mixed", num_mixed * self.batch_size, rng)
         self._write_file(output, "evaluation", self.num_evaluation, rng)
         output.seal(self._totals())
 
@@ -69,6 +76,7 @@ class DrawnShards:
         # The same columns as `pack` writes, so that training reads them as any shards.
         facts = ShardFacts(kind=kind, num_batches=num_batches)
         is_tagged = kind == "evaluation"
+        num_rows = self.hot_rows_of_table if kind == "hot_only" else self.rows_of_table
         fields = [
             pa.field("label", pa.float32()),
             pa.field("dense", pa.list_(pa.float32(), self.num_dense)),
@@ -84,7 +92,7 @@ class DrawnShards:
             # Drawn and written batch by batch, so that the samples need not fit into memory.
             for number in range(num_batches):
                 count = min(self.batch_size, num_samples - number * self.batch_size)
-                ids = self._draw_ids(count, rng)
+                ids = self._draw_ids(count, num_rows, rng)
                 columns = [
                     pa.array(rng.integers(0, 2, count).astype(np.float32)),
                     as_fixed_lists(rng.random((count, self.num_dense), np.float32)),
@@ -97,12 +105,13 @@ class DrawnShards:
                 writer.write_batch(pa.record_batch(columns, schema=schema))
 
     def _draw_ids(
-        self, count: int, rng: np.random.Generator
+        self, count: int, num_rows: int, rng: np.random.Generator
     ) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
         shape = (count, self.num_tables * self.pooling)
         if self.skew is not None:
-            return zipf_ids(rng.random(shape), self.rows_of_table, self.skew)
+            return zipf_ids(rng.random(shape), num_rows, self.skew)
         # Cold rows are looked up evenly, hot ones the more often the lower their number.
+        assert num_rows == self.rows_of_table, "batches of hot rows alone are drawn by Zipf's law"
         cold = rng.integers(self.hot_rows_of_table, self.rows_of_table, shape)
         hot = (self.hot_rows_of_table * rng.random(shape) ** _STEEPNESS).astype(np.int64)
         return np.where(rng.random(shape) < self.cold_share, cold, hot).astype(np.int32)
@@ -126,23 +135,26 @@ class DrawnShards:
             )
             for name in self.table_names
         )
-        row_bytes = 4 * self.embedding_dim
+        width = row_bytes(self.embedding_dim, self.optimizer)
         num_hot = self.num_tables * self.hot_rows_of_table
         num_evaluation = -(-self.num_evaluation // self.batch_size)
+        num_mixed = self.num_batches - self.num_hot_batches
         return ShardsTotals(
             tables=tables,
-            row_bytes=row_bytes,
+            row_bytes=width,
             num_rows=self.num_tables * self.rows_of_table,
             num_hot_rows=num_hot,
-            hot_bytes=num_hot * row_bytes,
+            hot_bytes=num_hot * width,
             embedding_dim=self.embedding_dim,
-            embedding_optimizer="sgd",
+            embedding_optimizer=self.optimizer,
             has_label=True,
             dense=tuple(f"I{number + 1}" for number in range(self.num_dense)),
             samples=KindCounts(
-                hot_only=0, mixed=self.num_batches * self.batch_size, evaluation=self.num_evaluation
+                hot_only=self.num_hot_batches * self.batch_size,
+                mixed=num_mixed * self.batch_size,
+                evaluation=self.num_evaluation,
             ),
-            batches=KindCounts(hot_only=0, mixed=self.num_batches, evaluation=num_evaluation),
+            batches=KindCounts(hot_only=self.num_hot_batches, mixed=num_mixed, evaluation=num_evaluation),
         )
 
 

@@ -2,8 +2,9 @@
 
 A log is packed in batches of several sizes, and each is trained with every seed: with the learning rates
 kept, scaled by the root of the batch, and linearly. AUC is told at equal samples, one epoch of each, and at
-equal time, the seconds in which the fastest size is through its epoch. The batch that is fastest, by a
-machine file or as measured here, has a price: what its AUC lacks to the best of all.
+equal time, the seconds in which the fastest size is through its epoch: by a machine file, so that other load
+changes nothing, or as measured here. The batch that is fastest has a price: what its AUC lacks to the best
+of all.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class BenchBatchQualityConfig:
     """Optimizer of the embedding rows; the dense layers have Adam."""
 
     machine: Path | None = None
-    """File that `characterise` wrote: it tells the fastest batch size. Default: the times measured here."""
+    """File that `characterise` wrote: it tells the time of a step and the fastest batch size. Default: the
+    times measured here."""
 
     threads: int | None = None
     """Number of threads of a run. Default: the cores this process may use."""
@@ -95,14 +97,17 @@ def bench_batch_quality(
         trials = {size: _packed(log, folder, size, config) for size in config.batch_sizes}
         whole = _epochs(trials, config, progress)
         seconds = {size: statistics.median(one.step_seconds for one in whole[size]) for size in trials}
-        # The fastest size sets the time, in which the others take as many steps as they can.
-        limit = min(seconds[size] * trial.num_steps for size, trial in trials.items())
+        speeds = _predicted_speeds(trials, config) or {size: size / each for size, each in seconds.items()}
         batches = []
-        for size, trial in trials.items():
-            num_steps = min(max(int(limit / seconds[size]), 1), trial.num_steps)
+        for size, num_steps in steps_at_equal_time(
+            {size: trial.num_steps for size, trial in trials.items()}, speeds
+        ).items():
+            trial = trials[size]
             for rule in RULES:
                 own = [one for one in whole[size] if one.rule == rule]
-                timed = [trial.run(rule, seed, config, num_steps) for seed in config.seeds]
+                timed = own
+                if num_steps < trial.num_steps:
+                    timed = [trial.run(rule, seed, config, num_steps) for seed in config.seeds]
                 batches.append(
                     {
                         "batch_size": size,
@@ -114,7 +119,6 @@ def bench_batch_quality(
                         "steps": trial.num_steps,
                     }
                 )
-        speeds = _predicted_speeds(trials, config) or {size: size / each for size, each in seconds.items()}
     return {
         "benchmark": "batch-quality",
         "settings": asdict(config)
@@ -124,6 +128,22 @@ def bench_batch_quality(
         "fastest": price_of(batches, speeds) | {"is_predicted": config.machine is not None},
         "machine": describe_machine(),
         "commit": commit(),
+    }
+
+
+def steps_at_equal_time(num_steps: Mapping[int, int], speeds: Mapping[int, float]) -> dict[int, int]:
+    """Return the steps that each size takes until the first one is through its epoch; one at least.
+
+    Args:
+        num_steps: of an epoch, by size.
+        speeds: samples per second, by size.
+    """
+    seconds = {size: size / speeds[size] for size in num_steps}
+    limit = min(count * seconds[size] for size, count in num_steps.items())
+    # The size that sets the limit takes all of its steps, whatever rounding makes of them.
+    return {
+        size: min(max(int(limit / seconds[size] * (1 + 1e-12)), 1), count)
+        for size, count in num_steps.items()
     }
 
 

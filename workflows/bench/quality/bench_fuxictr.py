@@ -96,7 +96,8 @@ def _fuxictr_auc(export: Path, seed: int) -> float:
     done = subprocess.run(
         [sys.executable, "-m", program, str(export), str(seed)],
         cwd=export.parent,
-        env=os.environ | {"PYTHONPATH": paths},
+        # FuxiCTR's loader starts Ray, which would join any cluster of this machine, and fail when that ends.
+        env=os.environ | {"PYTHONPATH": paths, "RAY_ADDRESS": "local"},
         capture_output=True,
         text=True,
     )

@@ -2,7 +2,7 @@
 models.
 
 A placement is judged by its difference from the all-fast run with the same seed, the recipe by the mean over
-seeds.
+seeds, a codec between ranks by its difference from none.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from ....pipeline.errors import ConfigError
 from ....pipeline.folders.stage_totals import ShardsTotals
 from ....pipeline.stages.preprocess import preprocess
 from ....train.config import PlacementName
+from ....train.options.exchange_options import AUTO, ExchangeOptions
 from ....train.options.model_config import refuse_unknown_model
 from ....train.run import train
 from ...machine_facts import commit, describe_machine
 from ...recipes import small_real_sample, small_real_sample_training
+from .coded_quality import coded_quality, is_coded, show_coded
 from .published_quality import ProtocolName, published_quality, show_published
 
 
@@ -42,13 +44,17 @@ class BenchQualityConfig:
 
     seeds: tuple[int, ...] | None = None
     """Seeds of the models and the batch order; each trains every placement once. By default three, with
-    --protocol five."""
+    --protocol or --exchange five."""
 
     placements: tuple[PlacementName, ...] | None = None
     """Placements to train with each seed. By default all-fast and fae, with --protocol lookahead."""
 
     models: tuple[str, ...] = ("auto",)
     """Models to train with each seed and placement, each with its recipe for small samples."""
+
+    exchange: tuple[str, ...] = ()
+    """Codecs of rows that two ranks exchange, as `train --exchange` takes them; each seed trains with none
+    and with every one of them, on all-fast alone."""
 
     order: Literal["grouped", "original"] = "grouped"
     """Order of the shards: hot-only and mixed batches, or all samples shuffled together."""
@@ -63,11 +69,20 @@ class BenchQualityConfig:
             refuse_unknown_model(model)
         if self.md5sums is not None and self.protocol is None:
             raise ConfigError("md5sums are of the files of a published split: give --protocol too")
+        self._check_exchange()
+
+    def _check_exchange(self) -> None:
+        for name in self.exchange:
+            ExchangeOptions(exchange=name)
+            if name == AUTO:
+                raise ConfigError("exchange auto depends on the link: name the codecs")
+        if self.exchange and (self.protocol is not None or self.placements or len(self.models) > 1):
+            raise ConfigError("exchange is measured with one model, without --placements and --protocol")
 
 
 def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
     """Preprocess the log once with the recipe for small samples, and train every placement with every seed;
-    with a protocol, by `published_quality`.
+    with a protocol, by `published_quality`; with codecs, by `coded_quality`.
 
     Returns:
         ``auc`` and ``log_loss`` by placement, or by model and placement where there are several models, one
@@ -79,6 +94,11 @@ def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
         return published_quality(
             config.protocol, config.data, seeds, placements, config.models, config.md5sums
         )
+    recipe = small_real_sample()
+    recipe = replace(recipe, pack=replace(recipe.pack, order=config.order))
+    if config.exchange:
+        chosen = config.seeds or (0, 1, 2, 3, 4)
+        return coded_quality(config.data, recipe, chosen, config.exchange, config.models[0])
     placements = config.placements or ("all-fast", "fae")
     trainings = {
         model: replace(small_real_sample_training(model), dense_dtype=config.dense_dtype)
@@ -92,8 +112,6 @@ def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
         for placement in placements
     }
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
-    recipe = small_real_sample()
-    recipe = replace(recipe, pack=replace(recipe.pack, order=config.order))
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         # The shards do not depend on the seed, the placement or the model.
@@ -121,6 +139,9 @@ def show_quality(result: dict[str, Any], console: Console) -> None:
     """Print a table of AUC, one row per seed; of a published split, its leaderboard too."""
     if "protocol" in result:
         show_published(result, console)
+        return
+    if is_coded(result):
+        show_coded(result, console)
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("AUC, seed")

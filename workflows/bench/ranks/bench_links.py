@@ -40,6 +40,8 @@ LINKS = {"200mbit": 200e6 / 8, "1gbit": 1e9 / 8, "10gbit": 10e9 / 8}
 AUTO = "auto"
 EVERY_LOOKUP = "fp32, every lookup"
 DISTINCT_FP16 = "fp16, distinct rows"
+NOT_EARLY = {name: f"{name}, nothing early" for name in ("none", "int8, bf16 dense")}
+"""Ways in which all vectors cross in their step, by the same way as it is."""
 
 
 class Way(NamedTuple):
@@ -52,6 +54,8 @@ class Way(NamedTuple):
     homes: HomesName = "by-use"
     sends: Literal["hotset", "distinct", "lookups"] = "hotset"
     """Distinct rows but for first uses; each distinct row; or one for each lookup."""
+    sends_early: bool = True
+    """Whether vectors of rows that the step before leaves alone cross while it is computed."""
 
 
 WAYS = {
@@ -63,11 +67,13 @@ WAYS = {
     "bf16, bf16 dense": Way("bf16", "bf16"),
     "int8, bf16 dense": Way("int8", "bf16"),
     "int4, bf16 dense": Way("int4", "bf16"),
+    NOT_EARLY["none"]: Way("none", "none", sends_early=False),
+    NOT_EARLY["int8, bf16 dense"]: Way("int8", "bf16", sends_early=False),
     # What it takes is chosen at each link by a measurement.
     AUTO: Way("none", "none"),
 }
 """Others' ways first, then hotset's codecs of rows and of the dense layers' gradients."""
-_BEYOND_AUTO = ("int4, bf16 dense", AUTO)
+_BEYOND_AUTO = ("int4, bf16 dense", *NOT_EARLY.values(), AUTO)
 """Of hotset's ways those that --exchange auto may not take, and itself."""
 Network = Literal["auto", "namespaces", "throttle"]
 _SECONDS = 1800
@@ -121,7 +127,8 @@ def bench_links(config: BenchLinksConfig, progress: ProgressCallback = silent) -
 
     Returns:
         By link and way the median seconds of a step, how many times quicker it is than the ways of others and
-        than hotset without a codec, and the bytes that a rank sends in it; and what ``auto`` chose.
+        than hotset without a codec, and the bytes that a rank sends in it and a step early; what ``auto``
+        chose; and what vectors that cross early save.
 
     Raises:
         HotsetError: namespaces are asked for, and this machine or user may not make them.
@@ -198,7 +205,10 @@ def _summary(turns: list[dict[str, Any]], link: str) -> dict[str, Any]:
         name: [turn for turn in turns if (turn["link"], turn["codec"]) == (link, name)] for name in WAYS
     }
     seconds = {name: statistics.median(turn["step_seconds"] for turn in of_way[name]) for name in WAYS}
-    sent = {name: statistics.mean(turn["step_bytes"] for turn in of_way[name]) for name in WAYS}
+    sent, early = (
+        {name: statistics.mean(turn[kind] for turn in of_way[name]) for name in WAYS}
+        for kind in ("step_bytes", "early_bytes")
+    )
     best = min(
         (name for name, way in WAYS.items() if way.sends == "hotset" and name not in _BEYOND_AUTO),
         key=lambda name: seconds[name],
@@ -210,6 +220,7 @@ def _summary(turns: list[dict[str, Any]], link: str) -> dict[str, Any]:
                 "codec": name,
                 "step_seconds": seconds[name],
                 "step_bytes": sent[name],
+                "early_bytes": early[name],
                 "over_lookups": seconds[EVERY_LOOKUP] / seconds[name],
                 "over_distinct_fp16": seconds[DISTINCT_FP16] / seconds[name],
                 "over_none": seconds["none"] / seconds[name],
@@ -221,6 +232,9 @@ def _summary(turns: list[dict[str, Any]], link: str) -> dict[str, Any]:
             "best": best,
             "seconds_over_best": seconds[AUTO] / seconds[best],
         },
+        "seconds_over_nothing_early": {
+            name: seconds[name] / seconds[without] for name, without in NOT_EARLY.items()
+        },
     }
 
 
@@ -229,7 +243,15 @@ def show_links(result: dict[str, Any], console: Console) -> None:
     for each in result["links"]:
         title = f"{each['link']} ({result['network']}): a step of two ranks"
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        columns = ("rows, dense layers", "seconds", "bytes a rank sends", "times lookups", "fp16", "none")
+        columns = (
+            "rows, dense layers",
+            "seconds",
+            "bytes a rank sends",
+            "early",
+            "times lookups",
+            "fp16",
+            "none",
+        )
         for name in columns:
             table.add_column(name, justify="left" if name.startswith("rows") else "right")
         for codec in each["codecs"]:
@@ -237,6 +259,7 @@ def show_links(result: dict[str, Any], console: Console) -> None:
                 codec["codec"],
                 f"{codec['step_seconds']:.3f}",
                 f"{codec['step_bytes']:,.0f}",
+                f"{codec['early_bytes']:,.0f}",
                 *(f"{codec[name]:.2f}x" for name in ("over_lookups", "over_distinct_fp16", "over_none")),
             )
         console.print(table)
@@ -246,6 +269,8 @@ def show_links(result: dict[str, Any], console: Console) -> None:
             f"auto took {vectors} for vectors, {gradients} for gradients and {dense} for dense layers: "
             f"{auto['seconds_over_best']:.2f} of the seconds of {auto['best']}"
         )
+        for name, ratio in each["seconds_over_nothing_early"].items():
+            console.print(f"{name}: {ratio:.3f} of the seconds where no vector crosses a step early")
 
 
 CONFIG = BenchLinksConfig

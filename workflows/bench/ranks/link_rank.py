@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ....stats.exchange.homes_name import HomesName
 from ....train.config import TrainConfig
 from ....train.data.shards import Shards
 from ....train.exchange.chosen_exchange import ChosenExchange
+from ....train.execution.ranked_embeddings import RankedWidth
 from ....train.options.exchange_options import ExchangeOptions
 from ....train.ranks.ranks import Ranks
 from ....train.ranks.throttled_ranks import ThrottledRanks
@@ -35,6 +37,7 @@ class _Run:
         shards: to train on.
         settings: of the benchmark.
         homes: where rows live.
+        sends_early: whether vectors may cross a step early.
         link: the ranks behind the slow link.
         stack: closes the run.
     """
@@ -44,6 +47,7 @@ class _Run:
         shards: Shards,
         settings: Mapping[str, Any],
         homes: HomesName,
+        sends_early: bool,
         link: ThrottledRanks | ShapedRanks,
         stack: ExitStack,
     ) -> None:
@@ -53,6 +57,9 @@ class _Run:
         config = TrainConfig(placement="all-fast", threads=1, seed=settings["seed"], epochs=epochs)
         self.trainer = build_trainer(shards, config, ranks=link, homes=homes)
         stack.enter_context(closing(self.trainer.embeddings))
+        for width in self.trainer.embeddings.widths:
+            assert isinstance(width, RankedWidth)
+            width.exchange.sends_early = sends_early
         self._steps = stack.enter_context(closing(self.trainer.steps()))
         self._num_steps = settings["steps"]
         self._link = link
@@ -66,7 +73,10 @@ class _Run:
         if way.sends != "hotset":
             per_lookup = way.sends == "lookups"
             steps = [as_others_send(trainer, step, per_lookup=per_lookup) for step in steps]
-        before = sum(trainer.coded.counts.sent_bytes.values())
+        # Another way may follow, and would send vectors otherwise.
+        steps[-1] = replace(steps[-1], following=None)
+        counts = trainer.coded.counts
+        before, early_before = sum(counts.sent_bytes.values()), counts.early_bytes
         self._link.gather(torch.zeros(1))  # both begin together
         begin = time.perf_counter()
         for step in steps:
@@ -74,8 +84,11 @@ class _Run:
             trainer.step += 1
         self._link.gather(torch.zeros(1))
         seconds = time.perf_counter() - begin
-        sent = sum(trainer.coded.counts.sent_bytes.values()) - before
-        return {"step_seconds": seconds / self._num_steps, "step_bytes": sent / self._num_steps}
+        return {
+            "step_seconds": seconds / self._num_steps,
+            "step_bytes": (sum(counts.sent_bytes.values()) - before) / self._num_steps,
+            "early_bytes": (counts.early_bytes - early_before) / self._num_steps,
+        }
 
     def stop(self) -> None:
         """Drop the transfers of steps that no turn takes."""
@@ -96,11 +109,11 @@ def measure_turns(
     turns: list[dict[str, Any]] = []
     with ExitStack() as stack:
         # In the same order at both ranks, which a set of names would not be.
-        kinds = list(dict.fromkeys(way.homes for way in WAYS.values()))
-        runs = {homes: _Run(shards, settings, homes, link, stack) for homes in kinds}
+        kinds = list(dict.fromkeys((way.homes, way.sends_early) for way in WAYS.values()))
+        runs = {kind: _Run(shards, settings, *kind, link, stack) for kind in kinds}
         for run in runs.values():
             run.turn(WAYS[AUTO], ChosenExchange())  # compiles
-        chosen = {name: _chosen_by_auto(runs["by-use"], link, name) for name in settings["links"]}
+        chosen = {name: _chosen_by_auto(runs["by-use", True], link, name) for name in settings["links"]}
         # Both ranks take the same turns in the same order, so they agree on link and codec without a message.
         for _ in range(settings["rounds"]):
             for name in settings["links"]:
@@ -109,7 +122,7 @@ def measure_turns(
                     exchange = ChosenExchange(way.rows, way.rows, way.dense)
                     if codec == AUTO:
                         exchange = chosen[name]
-                    found = runs[way.homes].turn(way, exchange)
+                    found = runs[way.homes, way.sends_early].turn(way, exchange)
                     codecs = [exchange.vectors, exchange.gradients, exchange.dense]
                     turns.append({"link": name, "codec": codec, "codecs": codecs} | found)
         for run in runs.values():

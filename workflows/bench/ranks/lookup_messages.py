@@ -41,7 +41,8 @@ def as_others_send(trainer: Trainer, prepared: PreparedStep, *, per_lookup: bool
             reader = RankReader(trainer.shards, width.tables, trainer.ranks.num_ranks, num_shares)
             exchange = one_for_each_lookup(exchange, reader, step.number, trainer.ranks.rank)
         parts.append(replace(part, exchange=exchange))
-    return replace(prepared, step=replace(step, parts=tuple(parts)))
+    # Nobody sends vectors ahead.
+    return replace(prepared, step=replace(step, parts=tuple(parts)), following=None)
 
 
 def one_for_each_lookup(

@@ -103,12 +103,12 @@ class IdleDevice:
     def synchronize(self) -> None:
         self.calls.append("synchronize")
 
-    def capture(self, queue_work: Callable[[], None]) -> Graph:
+    def capture(self, stream: StreamName, queue_work: Callable[[], None]) -> Graph:
         self.calls.append("capture")
         queue_work()
         return self
 
-    def replay(self, graph: Graph) -> None:
+    def replay(self, stream: StreamName, graph: Graph) -> None:
         self.calls.append("replay")
 
     def close(self) -> None:
@@ -151,7 +151,8 @@ def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> lis
         embedding_optimizer=_OPTIMIZER,
         dense_optimizer=_OPTIMIZER,
     )
-    trainer = build_trainer(shards, config, verbs=device)
+    # Runs have checkpoints by default, for which the rows that change are marked.
+    trainer = build_trainer(shards, config, verbs=device, tracks_changes=True)
     found: list[_QueuedStep] = []
     num_samples = 0
     # All reading counts, since it runs ahead of the loop.

@@ -106,10 +106,10 @@ class WritingDevice:
     def synchronize(self) -> None:
         self._device.synchronize()
 
-    def capture(self, queue_work: Callable[[], None]) -> Graph:
+    def capture(self, stream: StreamName, queue_work: Callable[[], None]) -> Graph:
         return queue_work
 
-    def replay(self, graph: Graph) -> None:
+    def replay(self, stream: StreamName, graph: Graph) -> None:
         assert callable(graph)
         graph()
 
@@ -218,14 +218,15 @@ def _seconds(device: Device, launches: Sequence[Launch]) -> float:
     # Once plainly, since what kernels compile and load cannot be recorded.
     queue_once()
     device.synchronize()
-    graph = device.capture(queue_all) if all(_can_be_recorded(kernel) for kernel, _ in launches) else None
+    is_recorded = all(_can_be_recorded(kernel) for kernel, _ in launches)
+    graph = device.capture("compute", queue_all) if is_recorded else None
     found = []
     for _ in range(1 + _TRIALS):
         begin = time.perf_counter()
         if graph is None:
             queue_all()
         else:
-            device.replay(graph)
+            device.replay("compute", graph)
         device.synchronize()
         found.append((time.perf_counter() - begin) / repetitions)
     return statistics.median(found[1:])

@@ -76,10 +76,16 @@ class ReferenceDlrm(nn.Module):
 
     def forward(self, batch: ReferenceBatch) -> torch.Tensor:
         """Return (B, 1) probabilities of a click."""
-        bottom_BD = self.bottom(batch.dense_BK)
-        top_BP = self._interact(bottom_BD, self._look_up(batch))
-        probability_B1: torch.Tensor = self.top(top_BP)
+        probability_B1: torch.Tensor = self.top(self._top_inputs(batch))
         return probability_B1
+
+    def logits(self, batch: ReferenceBatch) -> torch.Tensor:
+        """Return (B, 1) logits: what is before the last sigmoid."""
+        logit_B1: torch.Tensor = self.top[:-1](self._top_inputs(batch))
+        return logit_B1
+
+    def _top_inputs(self, batch: ReferenceBatch) -> torch.Tensor:
+        return self._interact(self.bottom(batch.dense_BK), self._look_up(batch))
 
     def _look_up(self, batch: ReferenceBatch) -> list[torch.Tensor]:
         if self._is_fbgemm:
@@ -101,17 +107,24 @@ class ReferenceDlrm(nn.Module):
 
 
 class ReferenceTraining:
-    """The reference with its optimizer, one step at a time.
+    """The reference with its optimizers, one step at a time.
 
     Args:
         model: the network, from a `ReferenceBatch` to (B, 1) probabilities.
         autocast: whether the forward pass runs under bf16 autocast.
+        optimizers: those of its parameters; None: SGD with `LEARNING_RATE` for all.
     """
 
-    def __init__(self, model: nn.Module, *, autocast: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        autocast: bool = False,
+        optimizers: Sequence[torch.optim.Optimizer] | None = None,
+    ) -> None:
         self.model = model
         self._autocast = autocast
-        self._optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+        self._optimizers = optimizers or [torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)]
         self._loss = nn.BCELoss(reduction="mean")
 
     def step(self, batch: ReferenceBatch) -> torch.Tensor:
@@ -120,9 +133,11 @@ class ReferenceTraining:
             probability_B1 = self.model(batch)
         # The loss is computed in fp32 whatever the model computed in.
         loss: torch.Tensor = self._loss(probability_B1.float(), batch.label_B1)
-        self._optimizer.zero_grad()
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
+        for optimizer in self._optimizers:
+            optimizer.step()
         return loss.detach()
 
 

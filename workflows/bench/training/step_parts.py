@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from ....train.execution.embeddings import PlannedStep
 from ....train.model.dense_step import TiledStep
 from ....train.model.dlrm import Dlrm
 from ....train.model.dlrm_shape import DlrmShape
+from ....train.model.flat_parameters import ParameterViews
 from ....train.model.mlp_tiles import MlpTiles
 from ....train.model.sample_tree import tile_bounds
 from ....train.trainer import Trainer
@@ -151,7 +152,7 @@ class _TimedMlp:
             return self._mlp.forward(inputs_TK)
 
     def backward(
-        self, grad_TN: torch.Tensor, gradients: Mapping[str, torch.Tensor], *, to_inputs: bool
+        self, grad_TN: torch.Tensor, gradients: ParameterViews, *, to_inputs: bool
     ) -> torch.Tensor | None:
         with self._watch(f"{self._name}, backward"):
             return self._mlp.backward(grad_TN, gradients, to_inputs=to_inputs)
@@ -169,7 +170,7 @@ class _TimedStep(TiledStep):
         if tile.top is not None:
             tile.top = _TimedMlp(tile.top, "top MLP", watch)
 
-    def add_gradients(self, counts: Sequence[int]) -> dict[str, torch.Tensor]:
+    def add_gradients(self, counts: Sequence[int]) -> ParameterViews:
         with self._watch("add gradients of tiles"):
             return super().add_gradients(counts)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ....pipeline.errors import ConfigError
 from ....pipeline.formats.whole_file import refuse_target, whole_file
@@ -41,9 +40,10 @@ def run(command: str, arguments: Sequence[str]) -> int:
     )
     # torch takes a second and more to import: not before the options are known to be right.
     from ...characterise.characterise import characterise
-    from ...characterise.findings_page import findings_page
+    from ...characterise.findings.findings_page import findings_page
+    from ...characterise.findings.findings_record import findings_record
     from ...characterise.fit_machine import fit_again
-    from ...characterise.show_machine import show_machine, summary
+    from ...characterise.show_machine import show_machine
 
     # Faults that a user can mend are told before minutes of work.
     if options.html is not None:
@@ -60,8 +60,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
             file.write(findings_page(result).encode())
         say(f"wrote {options.html}")
     if options.json:
-        found: dict[str, Any] = summary(result)
-        print_json(found)
+        print_json(findings_record(result))
     else:
         show_machine(result, stdout_console())
     return 0

@@ -45,8 +45,8 @@ def run(command: str, arguments: Sequence[str]) -> int:
 
     # A folder that exists is refused before any other is hashed.
     refuse_target(options.out, overwrite=False)
-    with progress_bars():
-        changes = apply_changes(options.to, options.changes, options.out)
+    with progress_bars() as progress:
+        changes = apply_changes(options.to, options.changes, options.out, progress=progress)
     if options.json:
         print_json({"out": str(options.out), "changes": counts_of(changes)})
     else:

@@ -62,18 +62,25 @@ def run(command: str, arguments: Sequence[str]) -> int:
     config = config_of(ExportConfig, options)
     report: dict[str, Any] = {"out": str(options.out)}
     refuse_target(options.out, overwrite=False)
-    with progress_bars():
+    with progress_bars() as progress:
         # Rows are packed and unpacked as exported, and scored beside those of the run; before anything is
         # written, so that shards that do not fit leave no folder behind.
         if options.evaluate is not None:
-            packed, trained = score_packed_rows(options.run, options.evaluate, options.row_type)
+            packed, trained = score_packed_rows(
+                options.run, options.evaluate, options.row_type, progress=progress
+            )
             report |= {"auc": packed.auc, "auc_fp32": trained.auc}
             report |= {"log_loss": packed.log_loss, "log_loss_fp32": trained.log_loss}
         if options.since is None:
-            export_run(options.run, options.out, config, vocabulary=options.vocabulary)
+            export_run(options.run, options.out, config, vocabulary=options.vocabulary, progress=progress)
         else:
             changes = export_changes(
-                options.run, options.since, options.out, config, vocabulary=options.vocabulary
+                options.run,
+                options.since,
+                options.out,
+                config,
+                vocabulary=options.vocabulary,
+                progress=progress,
             )
             report["changes"] = counts_of(changes)
     if options.json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -68,7 +69,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
             options.out,
             has_label=not options.no_label,
             overwrite=options.overwrite,
-            progress=lambda done: progress("predict", done, 0),
+            progress=partial(progress, "predict"),
         )
     if options.json:
         print_json({"out": str(options.out), "num_samples": num_samples})

@@ -32,7 +32,7 @@ def test_killed_runs_end_with_the_bits_of_an_unbroken_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: bool
 ) -> None:
     config = BenchTrainKillsConfig(
-        kills=3, samples=5_000, epochs=1, stall_rows=0, scratch=tmp_path, ranks=ranks
+        kills=2, samples=2_500, epochs=1, stall_rows=0, scratch=tmp_path, ranks=ranks
     )
     result = bench_train_kills(config)
     assert result["faults"] == [] and result["identical"] == result["folders"] > 0

@@ -20,6 +20,7 @@ from hotset.workflows.bench.planning.bench_batch_quality import (
     mean_auc,
     price_of,
     show_batch_quality,
+    steps_at_equal_time,
 )
 
 
@@ -63,6 +64,17 @@ def test_every_size_is_trained_by_every_rule_and_larger_rates_follow_the_batch(
     console = Console(record=True, width=140)
     show_batch_quality(result, console)
     assert "The fastest batch, as predicted, is" in console.export_text()
+
+
+def test_every_size_has_the_time_in_which_the_first_one_is_through_its_epoch() -> None:
+    # 10, 8 and 12 seconds for an epoch: 8 seconds are four fifths and two thirds of the others.
+    num_steps = {10: 100, 40: 25, 160: 7}
+    speeds = {10: 100.0, 40: 125.0, 160: 160 * 7 / 12}
+    assert steps_at_equal_time(num_steps, speeds) == {10: 80, 40: 25, 160: 4}
+    assert steps_at_equal_time({10: 1, 1000: 1}, {10: 100.0, 1000: 10.0}) == {10: 1, 1000: 1}
+    # Whatever rounding does, the size that sets the time takes all of its steps.
+    for speed in (0.1, 0.3, 7.0, 1e5 / 3):
+        assert steps_at_equal_time({49: 49}, {49: speed}) == {49: 49}
 
 
 def batch(size: int, rule: str, samples: list[float | None], time: list[float | None]) -> dict[str, Any]:

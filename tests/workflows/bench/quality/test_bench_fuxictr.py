@@ -48,7 +48,12 @@ def test_a_failure_is_one_line(log: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ConfigError, match="at least one seed"):
         BenchFuxictrConfig(data=log, seeds=())
     failed = subprocess.CompletedProcess([], 1, "", "Traceback\nValueError: no column\n")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+
+    def run(*_: object, env: dict[str, str], **__: object) -> subprocess.CompletedProcess[str]:
+        assert env["RAY_ADDRESS"] == "local", "it would join a cluster that others end"
+        return failed
+
+    monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(HotsetError, match="FuxiCTR failed: ValueError: no column"):
         bench._fuxictr_auc(log, 0)
 

@@ -51,7 +51,8 @@ def test_nothing_to_train_is_refused(tmp_path: Path) -> None:
 @pytest.mark.real_data
 @pytest.mark.slow
 def test_the_recipe_reaches_its_auc_on_the_real_sample(real_data: Path) -> None:
-    result = bench_quality(BenchQualityConfig(data=real_data / "criteo_kaggle_uniform_110k.tsv.gz"))
+    log = real_data / "criteo_kaggle_uniform_110k.tsv.gz"
+    result = bench_quality(BenchQualityConfig(data=log, seeds=(0, 1)))
     assert result["samples"]["hot_only"] > 0 and result["samples"]["mixed"] > 0
     assert result["mean_auc"]["all-fast"] >= 0.758
     assert abs(result["mean_auc"]["fae"] - result["mean_auc"]["all-fast"]) <= 0.003
@@ -61,7 +62,5 @@ def test_the_recipe_reaches_its_auc_on_the_real_sample(real_data: Path) -> None:
 @pytest.mark.slow
 def test_the_better_of_two_models_reaches_its_auc_on_the_real_sample(real_data: Path) -> None:
     log = real_data / "criteo_kaggle_uniform_110k.tsv.gz"
-    config = BenchQualityConfig(
-        data=log, seeds=(0, 1, 2, 3, 4), placements=("all-fast",), models=("dlrm", "dcnv2")
-    )
+    config = BenchQualityConfig(data=log, seeds=(0, 1, 2), placements=("all-fast",), models=("dlrm", "dcnv2"))
     assert max(bench_quality(config)["mean_auc"].values()) >= 0.766

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from hotset.pipeline.runtime.resources import ProgressCallback
 from hotset.tests.support.scored_runs import run_on_lists
 from hotset.train.exporting import apply_changes as module
 from hotset.train.exporting.export_changes import TableChanges
@@ -25,7 +26,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, ...]]:
     """What changes were applied, without a program, which takes seconds to record."""
     found: list[tuple[Path, ...]] = []
 
-    def applied(*folders: Path) -> list[TableChanges]:
+    def applied(*folders: Path, progress: ProgressCallback) -> list[TableChanges]:
         found.append(folders)
         return COUNTS
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 
-from .fit_machine import Characterised
-from .show_machine import facts_of, sentences
+from ..fit_machine import Characterised
+from ..grid import FACTORS
+from ..show_machine import facts_of, sentences
+from .placement_speeds import placement_speeds
 from .sweep_findings import elasticities, longest_parts, observations
 from .torchrec_comparison import compare_with_torchrec
 
@@ -15,6 +18,8 @@ div.wide{overflow-x:auto}
 table{border-collapse:collapse;margin:.5rem 0 1.5rem}td,th{padding:.2rem .7rem;text-align:left;
 border-bottom:1px solid #ccc}td.n{text-align:right;font-variant-numeric:tabular-nums}
 @media(prefers-color-scheme:dark){body{background:#111;color:#ddd}td,th{border-color:#444}}"""
+
+_NUMBER = re.compile(r"-|[-+]?[\d,]+(\.\d+)?(e[-+]\d+)?%?")
 
 
 def findings_page(result: Characterised) -> str:
@@ -28,6 +33,11 @@ def findings_page(result: Characterised) -> str:
         for each in elasticities(cells)
     ]
     grid = [(f"{dense:,}", f"{tables:,}", part) for (dense, tables), part in longest_parts(cells).items()]
+    names = FACTORS["placement"]
+    placed = [
+        (model, *(f"{speeds[name]:,.0f}" if name in speeds else "-" for name in names))
+        for model, speeds in placement_speeds(cells).items()
+    ]
     judged = [(each.text, each.verdict, each.measured) for each in observations(cells)]
     compared = [
         (name, f"{error.median_error:.0%}", _share(error.pairs_in_order), str(error.num_cells))
@@ -44,6 +54,7 @@ def findings_page(result: Characterised) -> str:
         + _table("Published observations", ("observation", "verdict", "measured here"), judged)
         + _table("Elasticities of the speed", ("factor", "slope", "95%", "samples/s by value"), slopes)
         + _table("Longest part of a step", ("dense features", "tables", "part"), grid)
+        + _table("Samples per second by placement", ("model", *names), placed)
         + _table("Predictions of held-out cells", ("by", "median error", "pairs in order", "cells"), compared)
         + _table("Constants", ("constant", "of", "median", "quartiles", "unit"), constants)
         + "</html>\n"
@@ -58,11 +69,15 @@ def _share(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
+def _cell(text: str) -> str:
+    # Digits of numbers stand below each other.
+    is_number = _NUMBER.fullmatch(text) is not None
+    return f"<td{' class=n' * is_number}>{html.escape(text)}</td>"
+
+
 def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = "".join(f"<th>{html.escape(each)}</th>" for each in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
+    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     table = f"<table><tr>{head}</tr>{body}</table>"
     # A table that is wider than a narrow screen scrolls by itself, and the page does not.
     return f'<h2>{html.escape(title)}</h2><div class="wide">{table}</div>'

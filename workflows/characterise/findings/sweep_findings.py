@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .cells import Cell
-from .grid import FACTORS, value_of
-from .run_cell import CellRecord
+from ..cells import Cell
+from ..grid import FACTORS, value_of
+from ..run_cell import CellRecord
+from .placement_speeds import best_placements, placement_speeds, speed_of
 
 _FLAT = 0.1
 """Elasticities nearer to zero than this are called flat."""
@@ -48,11 +48,6 @@ class Observation:
     text: str
     verdict: str
     measured: str
-
-
-def speed_of(record: CellRecord) -> float:
-    """Return the samples per second of a cell."""
-    return record.cell.batch_size / record.step_seconds
 
 
 def points_of(records: Sequence[CellRecord], factor: str) -> list[tuple[float, float]]:
@@ -121,23 +116,6 @@ def longest_parts(records: Sequence[CellRecord]) -> dict[tuple[int, int], str]:
     return dict(sorted(found.items()))
 
 
-def best_placements(records: Sequence[CellRecord]) -> dict[str, str]:
-    """Return the fastest placement of those that hold a part of the rows, by model; two or more of each."""
-    by_model: defaultdict[str, dict[str, float]] = defaultdict(dict)
-    for record in records:
-        cell = record.cell
-        # It needs memory for all rows, so where it fits there is nothing to choose.
-        if cell.placement == "all-fast" or cell.ranks > 1:
-            continue
-        # Cells that differ in nothing but the placement have the same model.
-        changed = {factor: value_of(cell, factor) for factor in FACTORS if factor != "placement"}
-        base = Cell()
-        name = ", ".join(f"{key} {value}" for key, value in changed.items() if value != value_of(base, key))
-        by_model[name or "base"][cell.placement] = speed_of(record)
-    several = {name: speeds for name, speeds in by_model.items() if len(speeds) > 1}
-    return {name: max(speeds, key=lambda placement: speeds[placement]) for name, speeds in several.items()}
-
-
 def observations(records: Sequence[CellRecord]) -> list[Observation]:
     """Return the published observations, each with a verdict from these cells."""
     by_factor = {each.factor: each for each in elasticities(records)}
@@ -148,11 +126,7 @@ def observations(records: Sequence[CellRecord]) -> list[Observation]:
             lambda each: _range(each) >= _DEPENDS,
         ),
         _saturation(records),
-        _judge(
-            "Speed is flat in the rows of tables until they leave a tier",
-            [by_factor.get("rows_of_table")],
-            lambda each: abs(each.slope) <= _FLAT,
-        ),
+        _rows(by_factor.get("rows_of_table"), placement_speeds(records).get("base", {})),
         _pooling(by_factor.get("pooling")),
         _placements(records),
     ]
@@ -204,6 +178,26 @@ def _judge(
     return Observation(text, HOLDS if all(map(holds, measured)) else FAILS, f"elasticity: {told}")
 
 
+def _rows(found: Elasticity | None, speeds: Mapping[str, float]) -> Observation:
+    """Judge the rows of tables.
+
+    Args:
+        found: of the rows of a table.
+        speeds: samples per second of one model by placement.
+    """
+    text = "Speed is flat in the rows of tables until they leave a tier"
+    judged = _judge(text, [found], lambda each: abs(each.slope) <= _FLAT)
+    best = best_placements({"base": speeds}).get("base")
+    if judged.verdict == UNSEEN or best is None or "all-fast" not in speeds:
+        return judged
+    # The step where they leave it: the best of the placements that hold a part of the rows.
+    step = speeds[best] / speeds["all-fast"]
+    return replace(
+        judged,
+        measured=f"{judged.measured}; then {best} has {step:.2f} of the speed, both tiers in host memory",
+    )
+
+
 def _saturation(records: Sequence[CellRecord]) -> Observation:
     text = "Speed rises with the batch, then saturates"
     found = saturation_batch(records)
@@ -221,24 +215,28 @@ def _pooling(found: Elasticity | None) -> Observation:
     text = "Lookups per feature cost linearly"
     if found is None:
         return Observation(text, UNSEEN, "too few cells")
-    # Seconds of a sample beyond those that no lookup causes, which a line through all points gives.
-    values, speeds = np.array(found.points).T
+    # A feature with one lookup is no list: nothing is added up, which is other work.
+    lists = [(value, speed) for value, speed in found.points if value > 1]
+    if len(lists) < _LEAST_POINTS:
+        return Observation(text, UNSEEN, "too few cells")
+    # Seconds of a sample beyond those that no lookup causes, which a line through all lists gives.
+    values, speeds = np.array(lists).T
     seconds = 1 / speeds
     each, fixed = np.polyfit(values, seconds, 1)
     rest = seconds - fixed
-    if len(values) < _LEAST_POINTS or (rest <= 0).any() or each <= 0:
-        return Observation(text, FAILS, "seconds do not grow with lookups")
+    if (rest <= 0).any() or each <= 0:
+        return Observation(text, FAILS, "seconds of lists do not grow along a line")
     # With the fixed part taken off, a linear cost has slope one between logarithms.
     slope, _ = _slope(list(zip(values.tolist(), rest.tolist(), strict=True)))
     verdict = HOLDS if abs(slope - 1) <= _LINEAR else FAILS
     return Observation(
-        text, verdict, f"slope {slope:.2f} beyond the fixed part, {1e6 * each:.2f} µs a lookup"
+        text, verdict, f"of lists: slope {slope:.2f} beyond the fixed part, {1e6 * each:.2f} µs a lookup"
     )
 
 
 def _placements(records: Sequence[CellRecord]) -> Observation:
     text = "No placement is best for every model"
-    best = best_placements(records)
+    best = best_placements(placement_speeds(records))
     if len(best) < _LEAST_POINTS:
         return Observation(text, UNSEEN, "too few cells")
     counts = {name: list(best.values()).count(name) for name in sorted(set(best.values()))}

@@ -1,10 +1,11 @@
 """Findings from cells whose speed is made up: slopes that were put in, and verdicts both ways.
 
-Also the tests of `findings_page` and `torchrec_comparison`.
+Also the tests of `findings_page`, `findings_record`, `placement_speeds` and `torchrec_comparison`.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -12,22 +13,23 @@ import pytest
 
 from hotset.tests.support.planning.made_up_machine import made_up_machine
 from hotset.workflows.characterise.cells import Cell
-from hotset.workflows.characterise.findings_page import findings_page
-from hotset.workflows.characterise.fit_machine import Characterised
-from hotset.workflows.characterise.grid import pairs, single_factors
-from hotset.workflows.characterise.run_cell import CellRecord
-from hotset.workflows.characterise.sweep_findings import (
+from hotset.workflows.characterise.findings.findings_page import findings_page
+from hotset.workflows.characterise.findings.findings_record import findings_record
+from hotset.workflows.characterise.findings.placement_speeds import best_placements, placement_speeds
+from hotset.workflows.characterise.findings.sweep_findings import (
     FAILS,
     HOLDS,
     UNSEEN,
-    best_placements,
     elasticities,
     longest_parts,
     observations,
     points_of,
     saturation_batch,
 )
-from hotset.workflows.characterise.torchrec_comparison import compare_with_torchrec
+from hotset.workflows.characterise.findings.torchrec_comparison import compare_with_torchrec
+from hotset.workflows.characterise.fit_machine import Characterised
+from hotset.workflows.characterise.grid import FACTORS, pairs, single_factors
+from hotset.workflows.characterise.run_cell import CellRecord
 
 
 def record(cell: Cell, seconds: float) -> CellRecord:
@@ -82,6 +84,11 @@ def test_observations_hold_or_do_not_by_what_was_measured() -> None:
     assert found["Efficiency depends"] == HOLDS
     assert found["A GPU"] == found["Larger batches"] == UNSEEN
     assert verdicts(records(rows=0.5))["Speed is"] == FAILS
+    # Where rows leave the fast tier the best placement that holds some of them tells the step.
+    (told,) = [each.measured for each in observations(records()) if each.text.startswith("Speed is flat")]
+    assert told.endswith("; then lookahead has 1.30 of the speed, both tiers in host memory")
+    alone = [one for one in records() if one.cell.placement in ("all-fast", "cache")]
+    assert not any("of the speed" in each.measured for each in observations(alone)[2:3])
     fixed = [replace(one, step_seconds=0.01) for one in records()]
     assert verdicts(fixed)["Efficiency depends"] == verdicts(fixed)["Lookups per"] == FAILS
     assert set(verdicts([]).values()) == {UNSEEN}
@@ -99,7 +106,7 @@ def test_the_longest_part_by_dense_and_sparse_features() -> None:
 
 
 def test_the_best_placement_depends_on_the_model() -> None:
-    found = best_placements(records())
+    found = best_placements(placement_speeds(records()))
     assert found["base"] == "lookahead" and found["embedding_dim 128"] == "cache"
 
 
@@ -107,10 +114,12 @@ def test_the_page_has_every_verdict_and_escapes_what_it_shows() -> None:
     machine = replace(made_up_machine(), device_name="<cpu>")
     page = findings_page(Characterised(machine, records()))
     assert (
-        page.count("<table>") == page.count('<div class="wide"><table>') == 5 and "width=device-width" in page
+        page.count("<table>") == page.count('<div class="wide"><table>') == 6 and "width=device-width" in page
     )
     assert "&lt;cpu&gt;" in page and "<cpu>" not in page
-    assert page.count("<h2>") == 5 and page.count(HOLDS) == 5
+    assert page.count("<h2>") == 6 and page.count(HOLDS) == 5
+    assert "<th>hybrid-uva</th>" in page and "<th>fae</th>" in page
+    assert "<td class=n>1,024</td>" in page and "<td>bottom</td>" in page
     assert "TorchRec" in page and "</html>" in page
 
 
@@ -123,7 +132,7 @@ def test_cells_of_several_ranks_tell_the_share_of_the_exchange_and_nothing_else(
     ]
     ranked += [replace(record(Cell(ranks=2, batch_size=size), 2.0), parts=parts) for size in (1, 2)]
     assert points_of(ranked, "batch_size") == [] == elasticities(ranked)
-    assert longest_parts(ranked) == {} == best_placements(ranked)
+    assert longest_parts(ranked) == {} == placement_speeds(ranked)
     (found,) = [each for each in observations(ranked) if each.text.startswith("The exchange")]
     assert found.verdict == UNSEEN and "on 2 ranks of this machine 20% to 40%" in found.measured
 
@@ -179,6 +188,14 @@ def test_lookups_are_linear_beyond_a_fixed_part(power: float, verdict: str) -> N
     assert verdicts(found)["Lookups per"] == verdict
 
 
+def test_one_lookup_is_no_list_and_says_nothing_of_lists() -> None:
+    # A list costs something beyond its lookups, whatever their number.
+    found = [record(Cell(pooling=pooling), 5.0 + (pooling > 1) * 4.0 + pooling) for pooling in (1, 2, 4, 8)]
+    (told,) = [each for each in observations(found) if each.text.startswith("Lookups")]
+    assert told.verdict == HOLDS and "slope 1.00 beyond the fixed part" in told.measured
+    assert verdicts(found[:3])["Lookups per"] == UNSEEN
+
+
 def test_one_placement_that_is_best_everywhere_is_told() -> None:
     cells = [
         Cell(embedding_dim=dim, placement=placement)
@@ -188,10 +205,30 @@ def test_one_placement_that_is_best_everywhere_is_told() -> None:
     seconds = {"all-fast": 0.1, "cache": 1.0, "hybrid": 2.0}
     found = [record(cell, seconds[cell.placement]) for cell in cells]
     # All rows on the fast tier is no answer where they do not fit.
-    assert set(best_placements(found).values()) == {"cache"} and len(best_placements(found)) == 3
+    best = best_placements(placement_speeds(found))
+    assert set(best.values()) == {"cache"} and len(best) == 3
     assert verdicts(found)["No placement"] == FAILS
     alone = [one for one in found if one.cell.placement != "hybrid"]
-    assert best_placements(alone) == {}
+    speeds = placement_speeds(alone)
+    assert speeds["base"] == {"all-fast": Cell().batch_size / 0.1, "cache": Cell().batch_size}
+    assert best_placements(speeds) == {}
+    # Models come in the order of what is changed and to which value, however they were measured.
+    assert list(placement_speeds(found[::-1])) == ["base", "embedding_dim 32", "embedding_dim 64"]
+
+
+def test_the_record_has_what_the_page_has_as_plain_data() -> None:
+    result = Characterised(made_up_machine(), records())
+    found = json.loads(json.dumps(findings_record(result)))
+    assert found["median_error"] == 0.1 and found["pairs_in_order"] == 0.97
+    assert {each["verdict"] for each in found["observations"]} == {HOLDS, UNSEEN}
+    assert {each["factor"] for each in found["elasticities"]} >= {"batch_size", "pooling", "mlp"}
+    assert {"num_dense": 1024, "num_tables": 16, "part": "bottom"} in found["longest_parts"]
+    assert found["placements"]["base"].keys() == set(FACTORS["placement"])
+    ours, *others = found["predictions"].values()
+    assert len(others) == 2 and ours["median_error"] < min(each["median_error"] for each in others)
+    assert found["machine"]["device_name"] == "made up" and found["machine"]["threads"] == 2
+    empty = findings_record(Characterised(replace(made_up_machine(), model=None), []))
+    assert empty["median_error"] is None and empty["predictions"] == empty["placements"] == {}
 
 
 def test_a_page_without_cells_says_that_nothing_can_be_seen() -> None:

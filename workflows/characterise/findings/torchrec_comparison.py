@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...stats.step_model.held_out import PredictionError
-from ...stats.step_model.torchrec_times import GIB_PER_MS, TorchrecConstants, table_wise
-from ...train.planning.machine_file import MachineFile
-from .cell_work import measured_step
-from .cells import Cell
-from .run_cell import CellRecord
+from ....stats.step_model.held_out import PredictionError
+from ....stats.step_model.torchrec_times import GIB_PER_MS, TorchrecConstants, table_wise
+from ....train.planning.machine_file import MachineFile
+from ..cell_work import measured_step
+from ..cells import Cell
+from ..run_cell import CellRecord
 
 _OWN = TorchrecConstants(table_bandwidth=51 * GIB_PER_MS)
 """Its constants for a fused table in the memory of a host."""

@@ -1,0 +1,51 @@
+"""Codecs between two ranks are compared with none by the same seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.tests.support.processes.thread_processes import ThreadGroup
+from hotset.workflows.bench.quality import coded_quality
+from hotset.workflows.bench.quality.bench_quality import BenchQualityConfig, bench_quality, show_quality
+
+
+def test_each_codec_is_compared_with_none_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coded_quality, "RankGroup", lambda num_ranks, _: ThreadGroup(num_ranks))
+    generate(GenerateConfig(samples=600, scale=100), tmp_path / "log.tsv", workers=1)
+    config = BenchQualityConfig(data=tmp_path / "log.tsv", seeds=(3, 4), exchange=("int8", "bounded:0.03"))
+    result = bench_quality(config)
+    assert list(result["auc"]) == ["none", "int8", "bounded:0.03"]
+    assert all(len(set(each)) == 2 for each in result["auc"].values())
+    assert result["mean_difference"]["none"] == result["largest_difference"]["none"] == 0
+    first, second = (
+        own - none for own, none in zip(result["auc"]["int8"], result["auc"]["none"], strict=True)
+    )
+    assert result["mean_difference"]["int8"] == pytest.approx((first + second) / 2)
+    assert result["largest_difference"]["int8"] == max(abs(first), abs(second)) > 0
+    sent = result["bytes_per_sample"]
+    assert sent["none"] > 3 * sent["int8"] > 0 and sent["bounded:0.03"] > 0
+    console = Console(record=True, width=90)
+    show_quality(result, console)
+    shown = console.export_text()
+    assert "AUC of two ranks, seed" in shown and "bytes of rows a sample" in shown
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"exchange": ("int9",)}, "exchange must be none, fp16, .*, got 'int9'"),
+        ({"exchange": ("auto",)}, "exchange auto depends on the link: name the codecs"),
+        ({"exchange": ("int8",), "placements": ("fae",)}, "exchange is measured with one model"),
+        ({"exchange": ("int8",), "models": ("dlrm", "dcnv2")}, "exchange is measured with one model"),
+        ({"exchange": ("int8",), "protocol": "criteo-x1"}, "exchange is measured with one model"),
+    ],
+)
+def test_what_is_not_compared_is_refused(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        BenchQualityConfig(data=tmp_path, **fields)
