@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import signal
+import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -26,8 +27,29 @@ else:
     settings.load_profile("hotset")
 
 ROOT = Path(__file__).resolve().parent.parent
+WHOLE_RUNS = ("fuzz", "system")
+"""Folders of tests that need the kernels of all others. Workers begin with others instead,
+and so compile different ones."""
 if Path(hotset.__file__).resolve().parent != ROOT:
     raise RuntimeError(f"these tests belong to {ROOT}, but hotset is imported from {hotset.__file__}")
+
+
+_MEMORY = Path("/dev/shm")
+
+
+def _keep_temporary_files_in_memory() -> None:
+    """Take a file system in memory where there is a large one: on a disk, thousands of small files that are
+    written, renamed and removed take a quarter of the time."""
+    if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK):
+        return
+    system = os.statvfs(_MEMORY)
+    # Some tests run a program that they write.
+    if system.f_bavail * system.f_frsize >= 8 << 30 and not system.f_flag & os.ST_NOEXEC:
+        os.environ["TMPDIR"] = str(_MEMORY)
+        tempfile.tempdir = None
+
+
+_keep_temporary_files_in_memory()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -72,6 +94,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def _folder_of(item: pytest.Item) -> str:
+    return item.path.relative_to(ROOT / "tests").parts[0]
+
+
 def _leave_cases_to_the_slow_run(items: list[pytest.Item]) -> None:
     """Mark as slow, of tests with the mark ``diagonal``, the cases whose values have positions among those of
     their parameters that do not add up to a multiple of its number."""
@@ -90,10 +116,10 @@ def _leave_cases_to_the_slow_run(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave cases beside a diagonal to the slow run; begin with the longest tests; and skip what needs a GPU
-    where torch sees none."""
+    """Leave cases beside a diagonal to the slow run; begin with the longest tests and end with those of whole
+    runs; and skip what needs a GPU where torch sees none."""
     _leave_cases_to_the_slow_run(items)
-    items.sort(key=lambda item: item.get_closest_marker("longest") is None)
+    items.sort(key=lambda item: (item.get_closest_marker("longest") is None, _folder_of(item) in WHOLE_RUNS))
     needing = [item for item in items if item.get_closest_marker("gpu")]
     if not needing:
         return

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
+from hotset.pipeline.errors import HotsetError, SaidElsewhereError
 from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.folders.stage_totals import VocabularyTotals
@@ -28,6 +29,7 @@ from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.stages.map_ids import map_ids
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess, run_stage
 from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
+from hotset.pipeline.stages.schedule_ranks import RankScheduleConfig, schedule_ranks
 from hotset.pipeline.stages.stage_order import INPUTS
 from hotset.pipeline.stages.transpose import TransposeConfig, transpose
 from hotset.pipeline.verify.verify import verify
@@ -35,12 +37,17 @@ from hotset.stats.prediction.workload import Machine
 from hotset.train.advice import AdviceConfig, advise
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
 from hotset.train.config import TrainConfig
+from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
 from hotset.train.options.interval import Interval
 from hotset.train.options.recipe_options import RecipeOptions
+from hotset.train.ranks.ranks import RankError, Ranks
+from hotset.train.ranks.thread_ranks import run_thread_ranks
 from hotset.train.run import train
 from hotset.train.run_folder.verify_run import verify_run
 from hotset.train.scoring.predict_log import RunPredictor, predict_file
+from hotset.train.trainer import run_steps
+from hotset.train.trainer_building.build_trainer import build_trainer
 from hotset.workflows.recipe_file import with_recipe
 
 ONE = Resources(workers=1, memory_bytes=None)
@@ -48,6 +55,7 @@ SCHEDULE = ScheduleConfig(staging_bytes=ByteSize(3_000), prefetch=1, epochs=2, s
 TRAIN = TrainConfig(
     staging_bytes=SCHEDULE.staging_bytes, prefetch=SCHEDULE.prefetch, epochs=SCHEDULE.epochs, threads=1
 )
+RANKS = RankScheduleConfig(ranks=2, homes="moving", epochs=TRAIN.epochs)
 KEEPING_BEST = replace(TRAIN, evaluate_every=3, recipe=RecipeOptions(keep_best=True))
 EVERY_FEW_STEPS = CheckpointSettings(checkpoint_every=Interval(steps=4))
 Reader = Callable[[Path, Path], Any]
@@ -108,6 +116,34 @@ def train_again(root: Path, out: Path, *, replay: bool = False) -> Any:
     """Train on the shards with the schedule beside them, perhaps in the order of the run."""
     train(root / "dir", TRAIN, out / "run", replay=root / "run" if replay else None)
     return hash_file(out / "run" / "weights.safetensors")
+
+
+def schedule_ranks_again(root: Path, out: Path) -> Any:
+    """Plan what crosses between ranks."""
+    shards = Manifest.read(root / "dir" / "shards")
+    return files_of(schedule_ranks(RANKS, shards, out / "exchange", ONE).folder)
+
+
+def train_on_ranks_again(root: Path, out: Path) -> Any:
+    """Train on as many ranks as the schedule has, each a thread."""
+    causes: list[HotsetError] = []
+
+    def work(ranks: Ranks) -> list[bytes]:
+        try:
+            shards = Shards.open(root / "dir")
+            trainer = build_trainer(shards, TRAIN, ranks=ranks, homes=RANKS.homes)
+            run_steps(trainer, lambda *_: None)
+            return [trainer.embeddings.table(n).numpy().tobytes() for n in range(len(shards.tables))]
+        except HotsetError as error:
+            # The other ranks only say that one has failed.
+            if not isinstance(error, RankError | SaidElsewhereError):
+                causes.append(error)
+            raise
+
+    try:
+        return run_thread_ranks(RANKS.ranks, work)[0]
+    except HotsetError as error:
+        raise causes[0] if causes else error from None
 
 
 def init_from_run(root: Path, out: Path) -> Any:

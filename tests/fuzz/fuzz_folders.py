@@ -2,12 +2,11 @@
 
     python -m hotset.tests.fuzz.fuzz_folders --folders 10000
 
-Each case edits a file of a preprocessed log, a schedule, an id map, a run, a run that was interrupted, an
-unfinished folder, a schema or a recipe:
-raw bytes, or values with every checksum computed anew, also those of the folders made from it. Whatever reads
-the file must refuse it in one line that names it, or give what it gave before. Only two kinds of other
-results are right: those of edits with new checksums that `verify` finds, and scores by other weights of a
-run. A schedule may never change the weights.
+Each case edits a file of a preprocessed log, a schedule of one process or of ranks, an id map, a run, a run
+that was interrupted, an unfinished folder, a schema or a recipe: raw bytes, or values with every checksum
+computed anew, also those of the folders made from it. Whatever reads the file must refuse it in one line that
+names it, or give what it gave before. Only two kinds of other results are right: those of edits with new
+checksums that `verify` finds, and scores by other weights of a run. A schedule may never change the weights.
 
 Workers are processes: one that ends by a signal or hangs is named with its case, and another one goes on.
 """
@@ -55,8 +54,9 @@ _READERS_OF: dict[str, tuple[str, ...]] = {
     "vocabulary": ("encode", "split", "map-ids", "adopt", "statistics", "tables", "advice"),
     "samples": ("split", "pack", "statistics", "advice"),
     "plan": ("pack", "statistics", "tables", "advice"),
-    "shards": ("schedule", "transpose", "train", "evaluate", "statistics", "advice"),
+    "shards": ("schedule", "schedule-ranks", "transpose", "train", "evaluate", "statistics", "advice"),
     "schedule": ("train",),
+    "exchange": ("train-ranks",),
     "lookups": ("train",),
     "id_map": ("init-mapped",),
     "run": ("evaluate", "replay", "init-from", "predict"),
@@ -119,10 +119,12 @@ class Crafter:
             **stages,
             **begun,
             "schedule": readers.schedule_again,
+            "schedule-ranks": readers.schedule_ranks_again,
             "transpose": readers.transpose_again,
             "map-ids": readers.map_ids_again,
             "adopt": readers.adopt_again,
             "train": readers.train_again,
+            "train-ranks": readers.train_on_ranks_again,
             "replay": partial(readers.train_again, replay=True),
             "init-from": readers.init_from_run,
             "init-mapped": readers.init_from_older_ids,
@@ -253,7 +255,7 @@ class Crafter:
             return "other" if faults else "a resumed folder holds other data, and verify finds no fault"
         if not is_resealed:
             return "other results from a file whose checksum is not that of its manifest"
-        if folder in ("schedule", "lookups"):
+        if folder in ("schedule", "exchange", "lookups"):
             return f"a {folder} folder changed the weights"
         if folder in ("run", "halted") or outcomes.get("verify") == "refused":
             return "other"

@@ -123,7 +123,7 @@ def _launch_rows(
     sums_UD = torch.empty(batch.room.num_rows, dim)
     _call("sum_gradients", lists, decoded, grad_BFD, partials, sums_UD)
     integers = torch.zeros(64, dtype=torch.int32)
-    moves = RowMoves(integers[:1], integers, integers)
+    moves = RowMoves(integers[:3], integers, integers)
     layout = Layout.of([0] * num_tables, [2] * num_tables)
     seeds = SeedTables.of(layout, InitialValues.of(1, range(num_tables), [2] * num_tables), _HOST)
     for name in optimizers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ CONFIG = PreprocessConfig(
     split=SplitConfig(hot_bytes=ByteSize(32 * 75), embedding_dim=4, embedding_optimizer="adagrad"),
     pack=PackConfig(batch_size=16, seed=4),
 )
-NUM_HOT_ROWS = 75
+CONFIG_OF_FEW = replace(CONFIG, split=replace(CONFIG.split, hot_bytes=ByteSize(32 * 40)))
+"""The same with hot rows for a third of the tables, see `few_features`."""
 
 
 def copy_of(made: Path, out: Path, *, before: str | None = None) -> Path:
@@ -51,7 +53,9 @@ def assert_equals_naive_run(
 ) -> None:
     """Hold every folder against the naive run."""
     made = {name: Manifest.read(folder / name) for name in FOLDERS.values()}
-    naive = naive_log(samples, num_train, min_count=config.rank.min_count, num_hot_rows=NUM_HOT_ROWS)
+    naive = naive_log(
+        samples, num_train, min_count=config.rank.min_count, num_hot_rows=config.split.hot_bytes // 32
+    )
     assert rows_of(made["vocabulary"]) == naive.tables
     assert ids_of(made["samples"]) == naive.ids
     assert [table["num_hot"] for table in made["plan"].totals["tables"]] == naive.num_hot

@@ -130,7 +130,7 @@ def test_late_streams_of_a_gpu_change_no_bit(
 
 
 @pytest.mark.parametrize("waiting", ["compute", "moves"])
-@pytest.mark.parametrize("placement", [{"placement": "lookahead"}, THREADS, {"placement": "hybrid"}], ids=str)
+@pytest.mark.parametrize("placement", [{"placement": "lookahead"}, THREADS, *STATELESS], ids=str)
 def test_a_wait_that_is_left_out_on_a_gpu_is_found(
     placement: dict[str, Any], waiting: StreamName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

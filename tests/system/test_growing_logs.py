@@ -28,6 +28,7 @@ from hotset.pipeline.raw import raw_blocks as raw_module
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.runtime.engines import use_engine
 from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.schema.schema import SCHEMAS
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
@@ -37,10 +38,18 @@ from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.pipeline.verify.check_files import check_counts, is_sum
 from hotset.pipeline.verify.verify import verify
-from hotset.tests.support.logs.criteo_text import Sample, draw_samples, text_of, tree_of
+from hotset.tests.support.logs.criteo_text import (
+    SCHEMA,
+    Sample,
+    draw_samples,
+    few_features,
+    text_of,
+    tree_of,
+)
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv, write_parquet
 from hotset.tests.support.naive.naive_stages import naive_log, naive_table, rows_of
-from hotset.tests.support.preprocess_runs import CONFIG, assert_equals_naive_run, copy_of
+from hotset.tests.support.preprocess_runs import CONFIG_OF_FEW as CONFIG
+from hotset.tests.support.preprocess_runs import assert_equals_naive_run, copy_of
 from hotset.tests.support.processes.kills import Killed, killed
 from hotset.tests.support.resealed import write_manifest
 from hotset.workflows.cli import main
@@ -58,6 +67,12 @@ SETTINGS = {
     ),
     "a day long window": replace(CONFIG, count=CountConfig(eval_files=1, count_last=1)),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_features() -> Iterator[None]:
+    with few_features():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +200,7 @@ def test_only_the_new_day_is_read_and_counted(
     trained = {
         number: Manifest.read(path / "counts").totals["num_train_samples"] for number, path in made.items()
     }
-    assert told["count"] == 26 * (trained[3] - trained[2])
+    assert told["count"] == 9 * (trained[3] - trained[2])
 
 
 def test_a_longer_log_is_refused_without_extend(
@@ -344,11 +359,11 @@ def test_a_window_counts_the_last_days_of_the_training_part(
     num_train = sum(LENGTHS[:3]) if config.count.eval_files else len(log) - int(0.3 * len(log))
     first = LENGTHS[0]
     vocabulary = Manifest.read(tmp_path / "dir" / "vocabulary")
-    columns = [[sample.categories[f] for sample in log[first:num_train]] for f in range(26)]
+    columns = [[sample.categories[f] for sample in log[first:num_train]] for f in range(9)]
     assert rows_of(vocabulary) == [naive_table(column, 2) for column in columns]
     assert vocabulary.totals["num_counted_samples"] == num_train - first
     assert Manifest.read(tmp_path / "dir" / "shards").totals["samples"]["evaluation"] == len(log) - num_train
-    assert naive_log(log[first:], num_train - first, min_count=2, num_hot_rows=75).tables == rows_of(
+    assert naive_log(log[first:], num_train - first, min_count=2, num_hot_rows=40).tables == rows_of(
         vocabulary
     )
 
@@ -392,17 +407,24 @@ def test_days_with_lists_and_texts_are_added(
 
 
 @pytest.mark.slow
-def test_a_day_is_added_by_processes(tmp_path: Path, days: list[Path], made: dict[int, Path]) -> None:
+def test_a_day_is_added_by_processes(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Other processes know all features of the format.
+    monkeypatch.setitem(SCHEMAS, "criteo-kaggle", SCHEMA)
+    days = [tmp_path / f"day_{number}" for number in range(3)]
+    for day in days:
+        day.write_bytes(text_of(draw_samples(50, rng)))
     folders = {tmp_path / f"dir{config.count.count_last}": config for config in (CONFIG, WINDOW)}
     for out, config in folders.items():
         preprocess(days[:2], config, out, Resources(workers=1))
     with use_engine("processes"):  # once, because each worker takes a second to start
         for out, config in folders.items():
-            preprocess(days[:3], config, out, Resources(workers=2), extend=True, until="rank")
+            preprocess(days, config, out, Resources(workers=2), extend=True, until="rank")
     for out, config in folders.items():
         scratch = out.with_name(f"{out.name} from scratch")
-        preprocess(days[:3], config, out, Resources(workers=1))
-        preprocess(days[:3], config, scratch, Resources(workers=1))
+        preprocess(days, config, out, Resources(workers=1))
+        preprocess(days, config, scratch, Resources(workers=1))
         assert tree_of(out) == tree_of(scratch)
 
 
@@ -411,7 +433,7 @@ def test_a_day_that_does_not_add_up_is_found(tmp_path: Path, days: list[Path]) -
     counts = tmp_path / "dir" / "counts"
     manifest = Manifest.read(counts)
     assert {entry.path for entry in manifest.files} == {
-        f"{prefix}C{number}.arrow" for prefix in ("", "file0001-", "file0002-") for number in range(1, 27)
+        f"{prefix}C{number}.arrow" for prefix in ("", "file0001-", "file0002-") for number in range(1, 10)
     }
     files = {entry.path: entry for entry in manifest.files}
     days_of_table = [counts_in(manifest, files[f"{day}C9.arrow"]) for day in ("file0001-", "file0002-")]

@@ -23,12 +23,19 @@ from hotset.pipeline.folders.partial_folder import BEGUN, PARTIAL, REMOVED, dura
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.stages.preprocess import StageReport, preprocess, remove_from
 from hotset.pipeline.stages.stage_order import FOLDERS, INPUTS
-from hotset.tests.support.logs.criteo_text import draw_samples, text_of, tree_of
-from hotset.tests.support.preprocess_runs import CONFIG, copy_of
+from hotset.tests.support.logs.criteo_text import draw_samples, few_features, text_of, tree_of
+from hotset.tests.support.preprocess_runs import CONFIG_OF_FEW as CONFIG
+from hotset.tests.support.preprocess_runs import copy_of
 from hotset.tests.support.processes.kills import Killed, start_holder
 from hotset.workflows.cli import main
 
 STAGES = list(FOLDERS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_features() -> Iterator[None]:
+    with few_features():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +133,11 @@ def test_a_full_device_loses_nothing(
     check_goes_on(log, out, unbroken)
 
 
-def test_a_full_device_is_one_line_of_the_command_and_exit_status_1(tmp_path: Path, log: Path) -> None:
+def test_a_full_device_is_one_line_of_the_command_and_exit_status_1(tmp_path: Path) -> None:
+    # Another process knows all features of the format.
+    log = tmp_path / "log.tsv"
+    log.write_bytes(180 * (b"1" + b"\t5" * 13 + b"\t0a1b2c3d" * 26 + b"\n"))
+
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 

@@ -83,8 +83,8 @@ def test_bags_are_sampled(tmp_path: Path, mode: Any, rng: np.random.Generator) -
 @pytest.mark.parametrize(
     ("name", "schema"),
     [
-        ("criteo_kaggle_uniform_110k.tsv.gz", "criteo-kaggle"),
         ("criteo_kaggle_head_contiguous_15k.tsv.gz", "criteo-kaggle"),
+        ("criteo_kaggle_uniform_110k.tsv.gz", "criteo-kaggle"),
         ("criteo_1tb_day0_head_8k.tsv.gz", "criteo-kaggle"),
         ("avazu_train_head_10k.csv.gz", "avazu"),
     ],

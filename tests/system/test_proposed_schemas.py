@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import datetime
 import gzip
@@ -20,9 +21,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hotset.pipeline.errors import InputError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.preview.infer_schema import Proposal, propose_schema
-from hotset.pipeline.schema.schema_file import read_schema
+from hotset.pipeline.schema.schema_file import read_schema, write_schema
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.stages.pack import PackConfig
@@ -287,3 +289,157 @@ def check_csv(log: bytes) -> None:
         raw = Path(folder) / "log.csv"
         raw.write_bytes(log)
         check(raw, Path(folder))
+
+
+def changed(text: str, hint: str) -> str:
+    """Return a schema as somebody writes it who does what a hint says."""
+    schema = read_schema(text)
+    untransformed = re.search(r'take transform = "none" of column (.*) from the schema', hint)
+    if untransformed:
+        column = ast.literal_eval(untransformed[1])
+        kept = tuple(name for name in schema.untransformed if name != column)
+        return write_schema(replace(schema, untransformed=kept))
+    found = re.match(r'if the value is right, give column (.*) the kind "(\w+)" in the schema', hint)
+    assert found, hint
+    column, kind = ast.literal_eval(found[1]), found[2]
+    # The features of a time become one, named after their column.
+    kinds = {name: of for name, of in schema.kind_of.items() if schema.column_of[name] != column}
+    dense = tuple(name for name in schema.dense if name != column)
+    floats = tuple(name for name in schema.floats if name != column)
+    if kind == "float":
+        dense, floats = (*dense, column), (*floats, column)
+    else:
+        kinds[column] = kind
+    return write_schema(
+        replace(
+            schema,
+            dense=dense,
+            floats=floats,
+            untransformed=tuple(name for name in schema.untransformed if name != column),
+            sparse=tuple(kinds),
+            kinds=tuple(kinds.values()),
+            renamed=tuple(pair for pair in schema.renamed if pair[1] != column),
+            time_units=tuple(pair for pair in schema.time_units if pair[0] in kinds),
+        )
+    )
+
+
+def ingested_by_hints(rows: list[list[str]], text: str, folder: Path) -> list[str]:
+    """Ingest a CSV log, doing what each refusal hints at; return the hints."""
+    hints: list[str] = []
+    for attempt in range(9):
+        raw = folder / "log.csv"
+        with open(raw, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([["click", "x", "kept by any"], *rows])
+        config = IngestConfig(schema=text, label=read_schema(text).label is not None)
+        try:
+            columns = ingest([raw], config, folder / f"columns{attempt}")
+        except InputError as error:
+            assert error.hint is not None and error.hint.endswith("skip such lines with --on-bad-line skip")
+            hints.append(error.hint)
+            missing = re.match("if (.*) stands for a missing value, write nothing in its place", error.hint)
+            if missing:
+                rows = [["" if field == missing[1] else field for field in row] for row in rows]
+            else:
+                text = changed(text, error.hint)
+        else:
+            assert columns.num_samples == len(rows)
+            return hints
+    raise AssertionError(hints)
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "words"),
+    [
+        ("{row}", "x7", ['the kind "text" in the schema, or count']),
+        ("{row}", "2.5", ['"float" in the schema, not under [sparse] but in a section [dense]']),
+        ("{row}", str(2**63), ['the kind "unsigned" in the schema, or count']),
+        ("{row}", str(10**30), ['the kind "text" in the schema, or count']),
+        ("922337203685477580{row}", "-1", ['the kind "text" in the schema, or count']),
+        ("00ff00f{row}", "zz", ['the kind "text" in the schema, or count']),
+        ("{row}.5", "cheap", ['the kind "text" in the schema, under [sparse] instead of dense']),
+        ("-{row}.5", "1e39", ["take transform = \"none\" of column 'x' from the schema, or count"]),
+        ("2024-05-06 0{row}:00:00", "soon", ['the kind "text" in the schema, or count']),
+        ("{row}", "NULL", ["if NULL stands for a missing value, write nothing in its place, or count"]),
+        ("{row}.5", "\\N", ["if \\N stands for a missing value, write nothing in its place, or count"]),
+    ],
+)
+def test_a_later_row_that_a_proposal_did_not_see_names_the_other_kind(
+    first: str, later: str, words: list[str], tmp_path: Path
+) -> None:
+    rows = [[str(row % 2), first.format(row=row % 2 + 8), str(row % 3)] for row in range(120)]
+    (tmp_path / "first.csv").write_text(
+        "click,x,kept by any\n" + "".join(",".join(row) + "\n" for row in rows)
+    )
+    text = propose_schema(tmp_path / "first.csv").text
+    hints = ingested_by_hints([*rows, ["0", later, "1"]], text, tmp_path)
+    assert [word in hint for word, hint in zip(words, hints, strict=True)] == [True]
+
+
+def test_a_number_of_parquet_that_a_proposal_did_not_see_names_the_other_kind(tmp_path: Path) -> None:
+    """Numbers of Parquet cannot be read as text."""
+    for kind, later, words in (
+        (pa.float64(), 2.5, '"float" in the schema, not under [sparse] but in a section [dense]'),
+        (pa.float64(), float("nan"), "fix the line, or count"),
+        (pa.uint64(), 2**63, "give column 'x' the kind \"unsigned\" in the schema, or count"),
+        (pa.list_(pa.uint64()), [1, 2**63], "give column 'x' the kind \"unsigned\" in the schema, or count"),
+    ):
+        values: list[Any] = [[row % 7] if pa.types.is_list(kind) else row % 7 for row in range(200)]
+        raw = tmp_path / "log.parquet"
+        kept = [row % 3 for row in range(201)]
+        pq.write_table(pa.table({"x": pa.array([*values, later], kind), "kept by any": kept}), raw)
+        text = propose_schema(raw, num_rows=200).text
+        config = IngestConfig(schema=text, label=read_schema(text).label is not None)
+        with pytest.raises(InputError) as refused:
+            ingest([raw], config, tmp_path / "columns")
+        assert refused.value.hint is not None and words in refused.value.hint, later
+        if "give column" in words:
+            config = replace(config, schema=changed(text, refused.value.hint))
+            assert ingest([raw], config, tmp_path / f"read {kind}").num_samples == 201
+
+
+def test_a_built_in_schema_has_no_other_kind(tmp_path: Path) -> None:
+    raw = tmp_path / "log.csv"
+    names = ["label", *(f"feat_{number}" for number in range(1, 23))]
+    raw.write_text(",".join(names) + "\n" + ",".join(["1", "x", *["3"] * 21]) + "\n")
+    with pytest.raises(InputError, match="column 'feat_1': found 'x', want an integer") as refused:
+        ingest([raw], IngestConfig(schema="avazu-x1"), tmp_path / "columns")
+    assert refused.value.hint == "fix the line, or count and skip such lines with --on-bad-line skip"
+
+
+@st.composite
+def contradicted_logs(draw: st.DrawFn) -> tuple[list[list[str]], list[list[str]]]:
+    """Draw the rows that a proposal sees, and those behind them, whose values may be of any kind."""
+    parts = [[draw(_column(draw(st.sampled_from(_CSV)), rows, "")) for _ in range(2)] for rows in (120, 30)]
+    seen, behind = (
+        [[str(row % 2), values, str(row % 3)] for row, values in enumerate(column)]
+        for column in (parts[0][0], parts[1][1])
+    )
+    return seen, behind
+
+
+def check_contradicted(log: tuple[list[list[str]], list[list[str]]]) -> None:
+    seen, behind = log
+    with tempfile.TemporaryDirectory() as folder:
+        raw = Path(folder) / "seen.csv"
+        with open(raw, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([["click", "x", "kept by any"], *seen])
+        hints = ingested_by_hints(seen + behind, propose_schema(raw).text, Path(folder))
+        assert len(hints) <= 8
+
+
+@settings(SETTINGS, max_examples=10)
+@given(contradicted_logs())
+def test_hints_lead_from_a_proposal_to_a_schema_that_reads_the_log(
+    log: tuple[list[list[str]], list[list[str]]],
+) -> None:
+    check_contradicted(log)
+
+
+@pytest.mark.slow
+@settings(SETTINGS, max_examples=150)
+@given(contradicted_logs())
+def test_hints_lead_from_many_proposals_to_schemas_that_read_the_log(
+    log: tuple[list[list[str]], list[list[str]]],
+) -> None:
+    check_contradicted(log)

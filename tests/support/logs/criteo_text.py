@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
-from hotset.pipeline.schema.schema import schema_named
+from hotset.pipeline.schema.schema import SCHEMAS, schema_named
 
 SCHEMA = schema_named("criteo-kaggle")
 NUM_DENSE, NUM_SPARSE = len(SCHEMA.dense), len(SCHEMA.sparse)
 _LABEL, _INTEGER, _CATEGORY = (re.compile(p) for p in (rb"[01]", rb"-?[0-9]{1,10}", rb"[0-9a-fA-F]{8}"))
+
+
+@contextmanager
+def few_features() -> Iterator[None]:
+    """Let Criteo's logs have the first 4 dense and 9 sparse features alone, in this process and in the block.
+
+    A stage writes a file for each table, so that runs of little more than files take half of the time.
+    """
+    few = replace(SCHEMA, dense=SCHEMA.dense[:4], sparse=SCHEMA.sparse[:9])
+    with mock.patch.dict(SCHEMAS, {"criteo-kaggle": few, "criteo-1tb": few}):
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +51,22 @@ def draw_samples(num_samples: int, rng: np.random.Generator) -> list[Sample]:
 
     The second table has one category, the third misses values only in the last quarter, every fourth often.
     """
-    hashes = rng.integers(0, 2**32, (NUM_SPARSE, 67), dtype=np.uint64)
-    hashes[:, 5] = np.where(np.arange(NUM_SPARSE) % 2, 0, 2**32 - 1)
-    steps = rng.zipf(1.5 + 0.1 * np.arange(NUM_SPARSE), (num_samples, NUM_SPARSE))
-    steps = np.minimum(steps - 1, 3 + 7 * (np.arange(NUM_SPARSE) % 10)) * (np.arange(NUM_SPARSE) != 1)
-    is_missing = rng.random((num_samples, NUM_SPARSE)) < np.where(np.arange(NUM_SPARSE) % 4 == 3, 0.3, 0)
+    schema = schema_named("criteo-kaggle")
+    num_dense, num_sparse = len(schema.dense), len(schema.sparse)
+    hashes = rng.integers(0, 2**32, (num_sparse, 67), dtype=np.uint64)
+    hashes[:, 5] = np.where(np.arange(num_sparse) % 2, 0, 2**32 - 1)
+    steps = rng.zipf(1.5 + 0.1 * np.arange(num_sparse), (num_samples, num_sparse))
+    steps = np.minimum(steps - 1, 3 + 7 * (np.arange(num_sparse) % 10)) * (np.arange(num_sparse) != 1)
+    is_missing = rng.random((num_samples, num_sparse)) < np.where(np.arange(num_sparse) % 4 == 3, 0.3, 0)
     is_missing[num_samples - num_samples // 4 :, 2] = True
-    dense = (rng.standard_cauchy((num_samples, NUM_DENSE)) * 50).clip(-(2**31), 2**31 - 1).astype(np.int64)
-    has_dense = rng.random((num_samples, NUM_DENSE)) < 0.8
+    dense = (rng.standard_cauchy((num_samples, num_dense)) * 50).clip(-(2**31), 2**31 - 1).astype(np.int64)
+    has_dense = rng.random((num_samples, num_dense)) < 0.8
     labels = rng.integers(0, 2, num_samples)
     return [
         Sample(
             int(labels[i]),
             tuple(int(v) if there else None for v, there in zip(dense[i], has_dense[i], strict=True)),
-            tuple(None if is_missing[i, f] else int(hashes[f, steps[i, f]]) for f in range(NUM_SPARSE)),
+            tuple(None if is_missing[i, f] else int(hashes[f, steps[i, f]]) for f in range(num_sparse)),
         )
         for i in range(num_samples)
     ]

@@ -14,12 +14,13 @@ import pyarrow as pa
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats.arrow_files import read_batch
 from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.schema.schema import schema_named
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.stages.preprocess import PreprocessConfig, run_stage
 from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.stats.hashing import mix64_pair
-from hotset.tests.support.logs.criteo_text import NUM_SPARSE, SCHEMA, Sample, text_of
+from hotset.tests.support.logs.criteo_text import Sample, text_of
 
 SMALL_BLOCKS = IngestConfig(block_bytes=ByteSize(2000))
 """Parts of a few lines each."""
@@ -76,13 +77,14 @@ class NaiveLog:
 
 def naive_log(samples: Sequence[Sample], num_train: int, *, min_count: int, num_hot_rows: int) -> NaiveLog:
     """Count and rank the first ``num_train`` samples, then encode and tag all of them."""
-    columns = [[sample.categories[f] for sample in samples] for f in range(NUM_SPARSE)]
+    num_sparse = len(samples[0].categories)
+    columns = [[sample.categories[f] for sample in samples] for f in range(num_sparse)]
     tables = [naive_table(column[:num_train], min_count) for column in columns]
     rows = [(-count, f, i) for f, table in enumerate(tables) for i, (_, count) in enumerate(table)]
     order = sorted(rows)
     place = {(f, i): n for n, (_, f, i) in enumerate(order)}
     places = [[place[f, i] for i in range(len(table))] for f, table in enumerate(tables)]
-    num_hot = [sum(f == table for _, f, _ in order[:num_hot_rows]) for table in range(NUM_SPARSE)]
+    num_hot = [sum(f == table for _, f, _ in order[:num_hot_rows]) for table in range(num_sparse)]
     id_of = [{what: i for i, (what, _) in enumerate(table)} for table in tables]
     ids = [
         [known.get(category, known[OOV]) for known, category in zip(id_of, sample.categories, strict=True)]
@@ -118,8 +120,9 @@ def _batches_of_file(shards: Manifest, name: str) -> Iterator[tuple[list[ShardSa
     entry = next(entry for entry in shards.files if entry.path == name)
     reader = pa.ipc.open_file(pa.memory_map(str(shards.folder / name)))
     assert reader.num_record_batches == entry.facts["batches"]
-    types = {"label": "float", "dense": "fixed_size_list<item: float>[13]"}
-    types |= {"ids": f"fixed_size_list<item: int32>[{NUM_SPARSE}]", "is_hot": "uint8"}
+    schema = schema_named("criteo-kaggle")
+    types = {"label": "float", "dense": f"fixed_size_list<item: float>[{len(schema.dense)}]"}
+    types |= {"ids": f"fixed_size_list<item: int32>[{len(schema.sparse)}]", "is_hot": "uint8"}
     has_label, is_tagged = shards.totals["has_label"], entry.facts["kind"] == "evaluation"
     wanted = [*(["label"] if has_label else []), "dense", "ids", *(["is_hot"] if is_tagged else [])]
     assert {field.name: str(field.type) for field in reader.schema} == {name: types[name] for name in wanted}
@@ -149,7 +152,7 @@ def tags_of(plan: Manifest) -> list[bool]:
 def rows_of(vocabulary: Manifest) -> list[list[Row]]:
     """The tables of a vocabulary folder, as `naive_table` gives them."""
     tables = []
-    for name, facts in zip(SCHEMA.sparse, vocabulary.totals["tables"], strict=True):
+    for name, facts in zip(schema_named("criteo-kaggle").sparse, vocabulary.totals["tables"], strict=True):
         entry = next(entry for entry in vocabulary.files if entry.path == f"{name}.arrow")
         batch = read_batch(vocabulary, entry)
         whats: list[int | str | None] = batch.column("category").to_pylist()

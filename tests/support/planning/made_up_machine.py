@@ -53,7 +53,7 @@ ERROR = HeldOutError(
 
 
 WEIGHTS: dict[str, tuple[float, ...]] = {
-    "lookup": (1e-4, 1.0, 1.0, 1e-10, 1e-9, 1.0, 1e-9, 1e-9, 1.0, 1e-10),
+    "lookup": (1e-4, 1.0, 1.0, 1e-10, 1e-9, 1.0, 1e-9, 1e-9, 1.0, 1.0),
     "bottom": (1e-5, 1.0, 1e-10),
     "interaction": (1e-5, 2e-11, 1e-10, 1e-10, 1e-10, 1e-10),
     "top": (1e-5, 1.0, 1e-10),

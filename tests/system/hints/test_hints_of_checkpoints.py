@@ -188,7 +188,7 @@ def test_a_damaged_map_is_made_again(shell: Shell) -> None:
     "train/resuming/source_run.py::_refuse_other_model",
     "train/resuming/source_run.py::_of_unfinished",
     "train/resuming/source_run.py::_refuse_not_finite",
-    "train/run.py::_prepare",
+    "train/prepare_run.py::prepare_run",
 )
 def test_a_run_that_does_not_fit_is_not_started_from(shell: Shell) -> None:
     start = (*TRAIN, "next", "--init-from", "run")

@@ -132,7 +132,7 @@ def test_peeling_in_little_memory(shell: Shell, monkeypatch: pytest.MonkeyPatch)
 def test_counts_that_are_not_of_these_columns(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["rank", "data", "--rank-by", "peel", "--peel-floor", "0", "--redo"]
     with monkeypatch.context() as patched:
-        patched.setattr("hotset.stats.ranking.peeling.append_samples", lambda *_: False)
+        patched.setattr("hotset.stats.ranking.sample_lists.append_samples", lambda *_: False)
         hint = shell.refused(*arguments)
     shell.obey(hint)
 
