@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernel import read_only
-from .hash_probing import HALF, LOW_HALF, MAX_LOAD
-from .hash_table import add_counts, compact_entries, copy_entries
-from .packed_counts import add_short_counts, compact_short_entries, copy_short_entries, widened
+from .counting_loop import add_counts
+from .hash_probing import HALF, LOW_HALF, most_used
+from .hash_table import compact_entries, copy_entries
+from .packed_counts import compact_short_entries, copy_short_entries, widened
 
 SMALLEST_ENTRIES = 1 << 12
 _LARGE_ENTRIES = 1 << 18
@@ -67,9 +68,8 @@ class CategoryCounter:
             if self._is_short and categories.dtype != np.uint32:
                 self._table = widened(self._table)
             # Count until the chunk ends, the table is full or a count needs more bits.
-            max_used = int(self._table.shape[0] * MAX_LOAD)
-            add_to = add_short_counts if self._is_short else add_counts
-            done, self._num_used, num_missing = add_to(
+            max_used = most_used(self._table.shape[0])
+            done, self._num_used, num_missing = add_counts(
                 categories, is_valid, done, self._table, self._num_used, max_used
             )
             self.num_missing += num_missing

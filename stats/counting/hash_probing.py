@@ -9,6 +9,8 @@ capacity is a power of two and the probing linear.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,21 +21,34 @@ HALF = np.uint64(32)
 LOW_HALF = np.uint64(2**32 - 1)
 ENTRY_BITS = np.uint64(1)
 """log2 of the words of an entry that is not short."""
-MAX_LOAD = 0.7
+MAX_LOAD: Final = 0.7
+"""Share of the entries of a large table that may be taken, where four of ten lookups take a second probe."""
+_SMALL_LOAD: Final = 0.2
+"""The same of a table that fits in a cache of the core, where a probe costs little and a second one that the
+processor did not predict costs more than all the rest: nine of ten lookups end with the first."""
+_SMALL_ENTRIES: Final = 1 << 15
+
+
+def most_used(num_entries: int) -> int:
+    """Return how many of the entries of a table may be taken."""
+    return int(num_entries * (_SMALL_LOAD if num_entries <= _SMALL_ENTRIES else MAX_LOAD))
 
 
 def capacity_for(num_entries: int) -> int:
-    """Return the entries of a table that holds ``num_entries`` at MAX_LOAD or less."""
-    return 1 << max(4, int(np.ceil(np.log2(max(num_entries, 1) / MAX_LOAD))))
+    """Return the entries of a table in which ``num_entries`` may be taken: a power of two."""
+    capacity = 16
+    while most_used(capacity) < num_entries:
+        capacity *= 2
+    return capacity
 
 
 def new_table(num_entries: int) -> NDArray[np.uint64]:
-    """Return an empty table that holds ``num_entries`` at MAX_LOAD or less."""
+    """Return an empty table in which ``num_entries`` may be taken."""
     return np.zeros((capacity_for(num_entries), 2), np.uint64)
 
 
 def new_short_table(num_entries: int) -> NDArray[np.uint64]:
-    """Return an empty short table that holds ``num_entries`` at MAX_LOAD or less."""
+    """Return an empty short table in which ``num_entries`` may be taken."""
     return np.zeros(capacity_for(num_entries), np.uint64)
 
 

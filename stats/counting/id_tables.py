@@ -17,11 +17,11 @@ from .hash_probing import (
     ENTRY_BITS,
     HALF,
     LOW_HALF,
-    MAX_LOAD,
     MULTIPLIER,
     capacity_for,
     entry_of,
     is_valid_at,
+    most_used,
     new_short_table,
     new_table,
     probe_short,
@@ -41,7 +41,7 @@ def most_rows_within(room_bytes: int, category_bytes: int) -> int:
     """Return how many categories the largest hash table of ``room_bytes`` holds; some in any case."""
     # A hash table has a power of two of entries, filled as far as it may be.
     largest = 1 << (max(room_bytes // _entry_bytes(category_bytes), 16).bit_length() - 1)
-    return int(largest * MAX_LOAD)
+    return most_used(largest)
 
 
 def _entry_bytes(category_bytes: int) -> int:

@@ -17,6 +17,9 @@ from .hash_probing import is_valid_at
 BLOCK: Final = np.uint64(1024)
 """Lookups of a block: 4 or 8 KiB of categories, which stay in the nearest cache."""
 
+_BITS: Final = np.uint64(8)
+_LOW_3: Final = np.uint64(7)
+
 
 @kernel
 def take_valid(
@@ -25,7 +28,6 @@ def take_valid(
     first: np.uint64,
     stop: np.uint64,
     taken: NDArray[Any],
-    places: NDArray[np.uint64],
     num_taken: np.uint64,
 ) -> np.uint64:
     """Copy the lookups of a block that are not missing behind those taken before.
@@ -36,23 +38,45 @@ def take_valid(
         first: the first lookup of the block.
         stop: the one behind its last.
         taken: (``num_taken`` + lookups of the block or more,) in and out, of the type of ``categories``.
-        places: as long, in and out; the places of those taken among all lookups.
         num_taken: taken before.
 
     Returns:
         How many are taken now.
     """
-    # Each is written to the next free place, which only one that is there keeps: no branch to mispredict.
-    for i in range(first, stop):
+    # Each is written to the next free place, which only one that is there keeps: no branch to mispredict. By
+    # whole bytes of the bitmap where it goes, since the compiler then knows which bit is whose.
+    border = min((first + _LOW_3) & ~_LOW_3, stop)
+    for i in range(first, border):
         taken[num_taken] = categories[i]
-        places[num_taken] = i
+        num_taken += is_valid_at(is_valid, np.uint64(i))
+    last = max(stop & ~_LOW_3, border)
+    for i in range(border, last, _BITS):
+        byte = np.uint64(is_valid[np.uint64(i) >> np.uint64(3)])
+        for bit in range(_BITS):
+            taken[num_taken] = categories[np.uint64(i) + np.uint64(bit)]
+            num_taken += (byte >> np.uint64(bit)) & np.uint64(1)
+    for i in range(last, stop):
+        taken[num_taken] = categories[i]
         num_taken += is_valid_at(is_valid, np.uint64(i))
     return num_taken
 
 
 @kernel
-def keep_last(taken: NDArray[Any], places: NDArray[np.uint64], first: np.uint64, num_kept: np.uint64) -> None:
+def keep_last(taken: NDArray[Any], first: np.uint64, num_kept: np.uint64) -> None:
     """Move lookups from ``first`` on to the front."""
     for i in range(num_kept):
         taken[i] = taken[first + np.uint64(i)]
-        places[i] = places[first + np.uint64(i)]
+
+
+@kernel
+def place_of(is_valid: NDArray[np.uint8], start: np.uint64, num_before: np.uint64) -> np.uint64:
+    """Return the place of a lookup that is not missing, behind ``num_before`` such from ``start`` on.
+
+    Found when a table is full, so that no lookup has to keep its place while it is counted.
+    """
+    place = start
+    left = num_before
+    while left > 0 or not is_valid_at(is_valid, place):
+        left -= is_valid_at(is_valid, place)
+        place += np.uint64(1)
+    return place

@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from hotset.stats.counting.counting_loop import add_counts
 from hotset.stats.counting.hash_probing import new_short_table, new_table
-from hotset.stats.counting.hash_table import add_counts
 from hotset.stats.counting.id_tables import find_long_ids, find_short_ids, insert_long_ids, insert_short_ids
 from hotset.stats.cpu_prefetch import AHEAD, prefetch
 from hotset.tests.support.hashed_categories import ALL_VALID, bitmap, entries_of

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from hotset.stats.counting.category_counter import CategoryCounter
 from hotset.stats.counting.count_merging import merge_counts
-from hotset.stats.counting.hash_table import add_counts
-from hotset.stats.counting.packed_counts import add_short_counts
+from hotset.stats.counting.counting_loop import add_counts
 from hotset.stats.kernel import read_only
 
 _ALL_VALID = np.zeros(0, np.uint8)
@@ -77,11 +76,8 @@ def test_a_large_table_doubles() -> None:
 def test_the_place_to_go_on_from_is_a_whole_number() -> None:
     """As 0 is, where the first call begins: one of another type would be compiled for by itself."""
     categories, is_valid = np.arange(9, dtype=np.uint32), np.zeros(0, np.uint8)
-    for table, count in (
-        (np.zeros(16, np.uint64), add_short_counts),
-        (np.zeros((16, 2), np.uint64), add_counts),
-    ):
-        stopped, _, _ = count(read_only(categories), read_only(is_valid), 0, table, 0, 4)
+    for table in (np.zeros(16, np.uint64), np.zeros((16, 2), np.uint64)):
+        stopped, _, _ = add_counts(read_only(categories), read_only(is_valid), 0, table, 0, 4)
         assert stopped == 4 and isinstance(stopped, int)
 
 

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hotset.stats.counting.hash_probing import MAX_LOAD, new_table
-from hotset.stats.counting.hash_table import add_counts, compact_entries, copy_entries
+from hotset.stats.counting.counting_loop import add_counts
+from hotset.stats.counting.hash_probing import MAX_LOAD, most_used, new_table
+from hotset.stats.counting.hash_table import compact_entries, copy_entries
 from hotset.stats.kernel import read_only
 from hotset.tests.support.hashed_categories import ALL_VALID, COLLIDING, bitmap, entries_of
 
@@ -25,6 +26,15 @@ def test_a_new_table_has_room(num_entries: int) -> None:
     capacity = new_table(num_entries).shape[0]
     assert capacity & (capacity - 1) == 0 and capacity >= 16
     assert num_entries <= MAX_LOAD * capacity
+    # The smallest such table that is no smaller than sixteen entries.
+    assert num_entries <= most_used(capacity)
+    assert capacity == 16 or num_entries > most_used(capacity // 2)
+
+
+def test_a_table_in_the_cache_keeps_more_of_its_entries_free_than_a_large_one() -> None:
+    free = {capacity: 1 - most_used(capacity) / capacity for capacity in (1 << bits for bits in range(4, 30))}
+    assert all(free[capacity] >= 0.8 for capacity in free if capacity <= 1 << 15)
+    assert all(0.29 < free[capacity] < 0.31 for capacity in free if capacity > 1 << 15)
 
 
 @settings(max_examples=100, deadline=None)

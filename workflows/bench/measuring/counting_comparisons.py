@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ....stats.counting.counting_loop import add_counts
 from ....stats.counting.hash_probing import MULTIPLIER, new_short_table, new_table, shift_of
-from ....stats.counting.hash_table import add_counts
-from ....stats.counting.packed_counts import add_short_counts
 from ....stats.cpu_prefetch import AHEAD, prefetch
 from ....stats.kernel import kernel, read_only
 from .comparison import Comparison
@@ -54,12 +53,11 @@ def _counting(
 ) -> Comparison:
     categories, is_valid = read_only(categories), read_only(is_valid)
     num_used = int(np.unique(present).size)
-    is_short = categories.dtype == np.uint32
-    new, add = (new_short_table, add_short_counts) if is_short else (new_table, add_counts)
+    new = new_short_table if categories.dtype == np.uint32 else new_table
 
     def count() -> None:
         table = new(num_used)
-        counted, found, _ = add(categories, is_valid, 0, table, 0, num_used + 1)
+        counted, found, _ = add_counts(categories, is_valid, 0, table, 0, num_used + 1)
         assert counted == categories.size and found == num_used, "a count needs more than 32 bits"
 
     def reach() -> None:
