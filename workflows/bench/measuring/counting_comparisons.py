@@ -31,6 +31,7 @@ def counting_comparisons(lookups: NDArray[np.int64], rng: np.random.Generator) -
 
     The reference sorts with vector instructions. A log in which few rows are looked up twice, whose table is
     far larger than any cache, suits it.
+    Of a column that lacks values it is given those that are there, which counting finds itself.
 
     Args:
         lookups: (num_lookups,), numbers of rows.
