@@ -2,7 +2,8 @@
 
 A part writes its findings as lines of JSON to a file while it runs. Whatever becomes of it afterwards, what
 it has written counts: a part that crashes, hangs or writes rubbish is named with the end of its output, and
-the next one begins.
+the next one begins. Every part has a share of the time that no other can take, and what earlier ones leave of
+theirs; the pieces of its work that it does not come to are named, and a later call does them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PATIENCE = 2
 """A part may take so many times as long where a day is only tried."""
 
 Status = Literal["ok", "failed", "timeout", "rubbish", "not begun"]
-RECORDS = ("fact", "check", "row")
+RECORDS = ("fact", "check", "row", "pieces", "done")
 """Kinds of records that a part may write: a line is an object with one of these keys."""
 
 
@@ -36,7 +37,9 @@ class Part:
 
     name: str
     seconds: float
-    """Time it may take."""
+    """Its share of the day, which no part before it can take."""
+    most_seconds: float
+    """Time it may take, where parts before it have left some."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,10 +63,19 @@ class PartResult:
     seconds: float
     output: str
     """The end of what it printed; empty where all went well."""
+    done: list[str]
+    """Pieces of its work that were done, those of earlier calls included."""
+    left_out: list[str]
+    """Pieces that there was no time for, or that it broke at; the part itself where it names none."""
 
 
 def run_day(
-    parts: Sequence[Part], settings: DaySettings, out: Path, scratch: Path, say: Callable[[str], None]
+    parts: Sequence[Part],
+    settings: DaySettings,
+    out: Path,
+    scratch: Path,
+    say: Callable[[str], None],
+    before: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Run the parts in their order; return what ``out`` holds at the end.
 
@@ -73,9 +85,11 @@ def run_day(
         out: file of the result, written anew after each part.
         scratch: folder for temporary files, shared by all parts.
         say: called with a line after each part.
+        before: result of an earlier call with these settings, which is added to. A part that left something
+            out does that alone; any other is run anew, and replaces what it found before.
     """
     begin = time.monotonic()
-    result: dict[str, Any] = {
+    result: dict[str, Any] = before or {
         "device": None,
         "commit": settings.commit,
         "settings": asdict(settings),
@@ -86,29 +100,60 @@ def run_day(
     }
     # Saved after each part, so that a day that is cut short has a result.
     _save(result, out)
-    for part in parts:
+    for number, part in enumerate(parts):
         left = settings.seconds - (time.monotonic() - begin)
-        # Where everything is only tried, the machine is a slow one.
-        limit = part.seconds * (_PATIENCE if settings.is_small else 1)
-        found = _run_part(part, min(limit, left), settings, scratch, result)
+        limit = _limit(part, parts[number + 1 :], left, settings)
+        found = _run_part(part, limit, settings, scratch, result, _done_before(part, result))
+        result["parts"] = [each for each in result["parts"] if each["name"] != part.name]
         result["parts"].append(asdict(found))
         result["device"] = result["facts"].get("device")
         _save(result, out)
-        say(f"{part.name}: {found.status}, {found.seconds:.1f} s")
+        left_out = f", {len(found.left_out)} left out" if found.left_out else ""
+        say(f"{part.name}: {found.status}, {found.seconds:.1f} s{left_out}")
     return result
 
 
+def left_out_of(result: dict[str, Any]) -> dict[str, list[str]]:
+    """Return what the parts of a day have left out, by their names."""
+    return {part["name"]: part["left_out"] for part in result["parts"] if part["left_out"]}
+
+
+def _limit(part: Part, later: Sequence[Part], left: float, settings: DaySettings) -> float:
+    """Return the seconds of a part: its own share, and what those before have left of theirs."""
+    # Where everything is only tried, the machine is a slow one, and no part is worth more than another.
+    if settings.is_small:
+        return min(_PATIENCE * part.most_seconds, left)
+    return min(part.most_seconds, left - sum(each.seconds for each in later))
+
+
+def _done_before(part: Part, result: dict[str, Any]) -> list[str]:
+    """Return the pieces that an earlier call has done; forget its findings where nothing was left out."""
+    for earlier in result["parts"]:
+        if earlier["name"] == part.name and earlier["left_out"] and earlier["done"]:
+            done: list[str] = earlier["done"]
+            return done
+    for kind in ("checks", "rows"):
+        result[kind] = [each for each in result[kind] if each["part"] != part.name]
+    return []
+
+
 def _run_part(
-    part: Part, seconds: float, settings: DaySettings, scratch: Path, result: dict[str, Any]
+    part: Part,
+    seconds: float,
+    settings: DaySettings,
+    scratch: Path,
+    result: dict[str, Any],
+    done: list[str],
 ) -> PartResult:
     # A part that cannot end in the time left is not begun.
     if seconds < _LEAST_SECONDS:
-        return PartResult(part.name, "not begun", 0.0, "no time was left")
+        return PartResult(part.name, "not begun", 0.0, "no time was left", done, [part.name])
     records = scratch / f"{part.name}.jsonl"
     printed = scratch / f"{part.name}.log"
     command = [sys.executable, "-m", "hotset.workflows.gpu_day.part", part.name]
     command += ["--device", settings.device, "--records", str(records), "--scratch", str(scratch)]
     command += ["--seconds", f"{seconds:.1f}"] + ["--small"] * settings.is_small
+    command += ["--done", json.dumps(done)]
     # Kernels that an earlier part found broken cost speed from here on, and not the rest of the day.
     if replaced := result["facts"].get("replaced_kernels"):
         command += ["--kernels", replaced]
@@ -124,12 +169,16 @@ def _run_part(
         finally:
             _kill_group(process)
     # Records of a part that broke are kept as far as they can be read.
-    rubbish = _take_records(records, result)
-    if rubbish and status == "ok":
+    found = _take_records(records, part.name, result)
+    if found.rubbish and status == "ok":
         status = "rubbish"
+    done = [*done, *found.done]
+    left_out = [name for name in found.pieces if name not in done]
+    if status != "ok" and not left_out:
+        left_out = [part.name]
     tail = printed.read_text(errors="replace")[-_OUTPUT_CHARACTERS:]
-    explanation = "" if status == "ok" else "\n".join([*rubbish, tail])
-    return PartResult(part.name, status, time.monotonic() - begin, explanation)
+    explanation = "" if status == "ok" else "\n".join([*found.rubbish, tail])
+    return PartResult(part.name, status, time.monotonic() - begin, explanation, done, left_out)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -140,11 +189,21 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _take_records(path: Path, result: dict[str, Any]) -> list[str]:
-    """Add a part's records to the result; return a line for each that is none."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The records of a part that are no findings."""
+
+    pieces: list[str]
+    done: list[str]
+    rubbish: list[str]
+    """One explanation for each line that is no record."""
+
+
+def _take_records(path: Path, part: str, result: dict[str, Any]) -> _Found:
+    """Add a part's findings to the result, and return its other records."""
+    found = _Found([], [], [])
     if not path.exists():
-        return []
-    rubbish = []
+        return found
     # One record a line; a line that is none is told and skipped.
     for line in path.read_text(errors="replace").splitlines():
         try:
@@ -152,14 +211,18 @@ def _take_records(path: Path, result: dict[str, Any]) -> list[str]:
             ((kind, content),) = record.items()
             if kind not in RECORDS or not isinstance(content, dict):
                 raise ValueError(kind)
-        except (ValueError, AttributeError, TypeError):
-            rubbish.append(f"no record: {line[:200]!r}")
+            if kind == "pieces":
+                found.pieces.extend(content["names"])
+            elif kind == "done":
+                found.done.append(content["name"])
+        except (ValueError, AttributeError, TypeError, KeyError):
+            found.rubbish.append(f"no record: {line[:200]!r}")
             continue
         if kind == "fact":
             result["facts"].update(content)
-        else:
-            result[f"{kind}s"].append(content)
-    return rubbish
+        elif kind in ("check", "row"):
+            result[f"{kind}s"].append(content | {"part": part})
+    return found
 
 
 def _save(result: dict[str, Any], out: Path) -> None:

@@ -7,9 +7,9 @@ few batches with this kernel alone, the others being twins, and compares the row
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,11 +19,14 @@ from ...train.gpu_kernels.kernel_table import ENGINES, TWINS
 from ...train.trainer import Trainer, run_steps
 from ...train.trainer_building.build_trainer import build_trainer
 from .checks import small_shards
+from .part_process import end_of_part, start_part
 from .part_settings import PartSettings
 from .records import Records
 
 _SECONDS = 60.0
 """Time of one kernel, its compilation included."""
+_SPARE_SECONDS = 3.0
+"""Left of the part's time when the last kernel is given up, to write down what was found."""
 _PROCESSES = 12
 """Each compiles most of what the others do, so all begin at once where there are cores for them."""
 _TOLERANCE = 1e-3
@@ -37,14 +40,21 @@ def try_kernels(settings: PartSettings, records: Records) -> None:
     small_shards(settings, "kernels", "adagrad")
     # They are tried side by side, each with a limit of its own, so one that hangs does not end the others.
     names = _FEW if settings.is_small else tuple(TWINS)
-    limit = min(_SECONDS, records.seconds_left)
+    limit = min(_SECONDS, records.seconds_left - _SPARE_SECONDS)
     with ThreadPoolExecutor(min(_PROCESSES, os.cpu_count() or 1)) as pool:
         found = list(pool.map(lambda name: _try_apart(name, settings, limit), names))
-    for name, detail in zip(names, found, strict=True):
-        records.check(f"kernel {name}", not detail, detail)
-    broken = [name for name, detail in zip(names, found, strict=True) if detail]
-    if broken:
-        records.fact(replaced_kernels=",".join(f"torch:{name}" for name in broken))
+    for name, trial in zip(names, found, strict=True):
+        records.check(f"kernel {name}", not trial.fault, trial.fault)
+    # Written where none is, too: it counts instead of what an earlier call has found.
+    broken = [name for name, trial in zip(names, found, strict=True) if trial.is_broken]
+    records.fact(replaced_kernels=",".join(f"torch:{name}" for name in broken))
+
+
+def compile_host_kernels(settings: PartSettings, records: Records) -> None:
+    """Train a few batches without a GPU, as the host does beside one: whoever is next finds its kernels."""
+    late = replace(settings, device="late")
+    shards = small_shards(late, "host-kernels", "adagrad")
+    _train(shards, late, "torch")
 
 
 def try_kernel(settings: PartSettings, records: Records) -> None:
@@ -52,9 +62,10 @@ def try_kernel(settings: PartSettings, records: Records) -> None:
     assert settings.kernels is not None
     shards = Shards.open(settings.scratch / "kernels" / "shards")
     engine = ENGINES[0] if settings.torch_device.type == "cuda" else ENGINES[1]
-    twins, tried = (
-        _train(shards, settings, words) for words in ("torch", f"torch,{engine}:{settings.kernels}")
-    )
+    twins = _train(shards, settings, "torch")
+    # What goes wrong from here on is the kernel's fault.
+    records.fact(tried_kernel=settings.kernels)
+    tried = _train(shards, settings, f"torch,{engine}:{settings.kernels}")
     differences = [
         (tried.embeddings.table(table) - twins.embeddings.table(table)).abs().max()
         for table in range(len(shards.tables))
@@ -66,23 +77,26 @@ def try_kernel(settings: PartSettings, records: Records) -> None:
     records.row(kernel=settings.kernels, largest_difference=worst)
 
 
-def _try_apart(name: str, settings: PartSettings, seconds: float) -> str:
-    """Return what went wrong, nothing where all is well."""
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How it went with a kernel."""
+
+    fault: str
+    """Empty where all is well."""
+    is_broken: bool
+    """Whether the kernel is at fault; else the process did not come to it."""
+
+
+def _try_apart(name: str, settings: PartSettings, seconds: float) -> Trial:
+    """Try a kernel in a process of its own."""
     records = settings.scratch / f"kernel-{name}.jsonl"
-    command = [sys.executable, "-m", "hotset.workflows.gpu_day.part", "kernel", "--device", settings.device]
-    command += ["--records", str(records), "--scratch", str(settings.scratch), "--kernels", name]
-    try:
-        found = subprocess.run(
-            command + ["--small"] * settings.is_small,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"not done after {seconds:.0f} s"
-    return "" if found.returncode == 0 else found.stdout[-1500:]
+    begin = time.monotonic()
+    is_right, output = end_of_part(start_part("kernel", settings, records, name), seconds)
+    if is_right:
+        return Trial("", is_broken=False)
+    fault = f"not done after {time.monotonic() - begin:.0f} s\n" if is_right is None else ""
+    # A machine where the twins fail, or take too long, says nothing about the kernel: none would be left.
+    return Trial(fault + output[-1500:], is_broken=records.exists())
 
 
 def _train(shards: Shards, settings: PartSettings, kernels: str) -> Trainer:

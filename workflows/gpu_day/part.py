@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import checks, device_verbs, kernels, machine, movers, speed, step_parts
+from . import checks, device_verbs, gpu_tests, kernels, machine, movers, speed, step_parts
 from .part_settings import PartSettings
 from .records import Records
 
 PARTS: dict[str, Callable[[PartSettings, Records], None]] = {
     "machine": machine.measure_machine,
+    "host-kernels": kernels.compile_host_kernels,
     "verbs": device_verbs.try_verbs,
     "kernels": kernels.try_kernels,
     "kernel": kernels.try_kernel,
     "first-steps": checks.take_first_steps,
-    "tests": checks.run_tests,
+    "tests": gpu_tests.run_tests,
     "movers": movers.compare_movers,
     "parts": step_parts.measure_step_parts,
     "bits": checks.compare_bits,
@@ -36,9 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--kernels")
+    parser.add_argument("--done", type=json.loads, default=[], help="pieces of work to leave out")
     chosen = parser.parse_args(arguments)
     settings = PartSettings(chosen.device, chosen.scratch, chosen.small, chosen.kernels)
-    PARTS[chosen.name](settings, Records(chosen.records, chosen.seconds))
+    PARTS[chosen.name](settings, Records(chosen.records, chosen.seconds, chosen.done))
     return 0
 
 

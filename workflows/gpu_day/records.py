@@ -6,13 +6,15 @@ import json
 import math
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 _TRACE_CHARACTERS = 2000
 """Characters that are kept of the end of a traceback."""
+_MARGIN = 1.2
+"""A piece of work is begun where there is so many times the time that the one before it took."""
 
 
 class Records:
@@ -20,12 +22,14 @@ class Records:
 
     Args:
         path: file of the findings, appended to.
-        seconds: time the part has; parts that repeat things stop before it is over.
+        seconds: time the part has; parts of several pieces stop before it is over.
+        done: names of pieces that an earlier call has done.
     """
 
-    def __init__(self, path: Path, seconds: float) -> None:
+    def __init__(self, path: Path, seconds: float, done: Collection[str] = ()) -> None:
         self._path = path
         self._end = time.monotonic() + seconds
+        self._done = frozenset(done)
 
     @property
     def seconds_left(self) -> float:
@@ -51,6 +55,34 @@ class Records:
     def row(self, **content: Any) -> None:
         """Note a measurement."""
         self._write({"row": content})
+
+    def pieces(self, names: Sequence[str]) -> Iterator[str]:
+        """Yield the names of pieces of work one by one, those done earlier apart, while there is time.
+
+        What the part does not come to is then known by name, even where it is killed.
+        """
+        last_seconds = 0.0
+        for name in self.announce(names):
+            # What took long takes long again.
+            if not self.has_time(last_seconds):
+                return
+            begin = time.monotonic()
+            yield name
+            last_seconds = time.monotonic() - begin
+            self.finish(name)
+
+    def announce(self, names: Sequence[str]) -> list[str]:
+        """Note the names of all pieces of work, and return those that are left to do."""
+        self._write({"pieces": {"names": list(names)}})
+        return [name for name in names if name not in self._done]
+
+    def has_time(self, last_seconds: float) -> bool:
+        """Return whether there is time for a piece, the one before having taken so long."""
+        return self.seconds_left > _MARGIN * last_seconds
+
+    def finish(self, name: str) -> None:
+        """Note that a piece was done, whether or not what it found is right."""
+        self._write({"done": {"name": name}})
 
     def _write(self, record: dict[str, Any]) -> None:
         with self._path.open("a") as file:

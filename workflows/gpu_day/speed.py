@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,10 @@ from .records import Records
 
 BATCH_SIZES = (65_536, 16_384, 2_048)
 """The largest first: its figures are asked for first."""
+_ASKED_FIRST = ("all-fast", "lookahead")
+"""Placements that are measured at all batch sizes before others are at the smaller ones."""
+_NUM_AT_FIRST_SIZE = 5
+"""Placements that are measured at the largest batch size before any is at another."""
 _SMALL_BATCH_SIZES = (64,)
 SAMPLES = 2_500_000
 SMALL_SAMPLES = 6_000
@@ -46,28 +51,49 @@ _STEP_SECONDS = 3.0
 
 def measure_speed(settings: PartSettings, records: Records, embedding_dim: int) -> None:
     """Train under every placement in turn; a row is written as soon as one is measured."""
-    scale = SMALL_SCALE if settings.is_small else 1.0
-    samples = draw_kaggle(SMALL_SAMPLES if settings.is_small else SAMPLES, scale)
+    samples = drawn_samples(settings)
     num_rows = sum(samples.num_rows)
     # Staging gets as many slots as there are hot rows.
     half = ByteSize(int(HOT_SHARE * num_rows) * row_bytes(embedding_dim, "sgd"))
-    for batch_size in _SMALL_BATCH_SIZES if settings.is_small else BATCH_SIZES:
-        shards = packed_shards(settings, samples, batch_size, embedding_dim)
-        for name, config, is_hot_only in _contestants(settings, half):
-            begin = time.monotonic()
-            facts = {
-                "placement": name,
-                "embedding_dim": embedding_dim,
-                "batch_size": batch_size,
-                "num_rows": num_rows,
-            }
-            with records.catching(f"speed of {name} at {batch_size}"):
-                records.row(**facts, **measure(shards, config, is_hot_only=is_hot_only))
-            # The rows of a trainer, 17 GB at dim 128, go only now: its parts refer to each other.
-            gc.collect()
-            # What took long once takes long again.
-            if records.seconds_left < 1.2 * (time.monotonic() - begin):
-                return
+    contestants = {name: (config, is_hot_only) for name, config, is_hot_only in _contestants(settings, half)}
+    pairs = _in_order(list(contestants), _SMALL_BATCH_SIZES if settings.is_small else BATCH_SIZES)
+    pieces = {f"speed of {name} at {batch_size}": (name, batch_size) for name, batch_size in pairs}
+
+    @cache
+    def shards_of(batch_size: int) -> Shards:
+        return packed_shards(settings, samples, batch_size, embedding_dim)
+
+    for piece in records.pieces(list(pieces)):
+        name, batch_size = pieces[piece]
+        config, is_hot_only = contestants[name]
+        facts = {
+            "placement": name,
+            "embedding_dim": embedding_dim,
+            "batch_size": batch_size,
+            "num_rows": num_rows,
+        }
+        with records.catching(piece):
+            measured = measure(shards_of(batch_size), config, is_hot_only=is_hot_only)
+            records.row(**facts, **measured)
+        # The rows of a trainer, 17 GB at dim 128, go only now: its parts refer to each other.
+        gc.collect()
+
+
+def _in_order(names: Sequence[str], batch_sizes: Sequence[int]) -> list[tuple[str, int]]:
+    """Return what is measured, in the order of what is asked first."""
+    first, *others = batch_sizes
+    last = [name for name in names if name not in _ASKED_FIRST]
+    pairs = [(name, first) for name in names[:_NUM_AT_FIRST_SIZE]]
+    pairs += [(name, batch_size) for batch_size in others for name in _ASKED_FIRST]
+    pairs += [(name, batch_size) for batch_size in batch_sizes for name in last]
+    return list(dict.fromkeys(pairs))
+
+
+def drawn_samples(settings: PartSettings) -> KaggleSamples:
+    """The samples that speeds are measured with."""
+    if settings.is_small:
+        return draw_kaggle(SMALL_SAMPLES, SMALL_SCALE)
+    return draw_kaggle(SAMPLES)
 
 
 def _contestants(settings: PartSettings, half: ByteSize) -> Iterable[tuple[str, TrainConfig, bool]]:
@@ -83,11 +109,11 @@ def _contestants(settings: PartSettings, half: ByteSize) -> Iterable[tuple[str, 
     )
     yield "all-fast", base, False
     yield "lookahead", replace(base, placement="lookahead"), False
+    yield "hybrid", replace(base, placement="hybrid"), False
+    yield "fae", replace(base, placement="fae", fae_variant="code"), False
     # Hot-only batches move no rows, so this is the speed of look-ahead without its transfers.
     yield "hot-only", replace(base, placement="lookahead"), True
-    yield "hybrid", replace(base, placement="hybrid"), False
     yield "hybrid-uva", replace(base, placement="hybrid-uva"), False
-    yield "fae", replace(base, placement="fae", fae_variant="code"), False
     yield "cache", replace(base, placement="cache"), False
     yield "hybrid-dedup", replace(base, placement="hybrid-dedup"), False
 

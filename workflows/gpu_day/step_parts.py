@@ -8,11 +8,10 @@ from dataclasses import asdict, replace
 import numpy as np
 
 from ...train.config import TrainConfig
-from ..bench.measuring.kaggle_shards import draw_kaggle
 from ..bench.training.device_parts import measure_device_rates, measure_device_step
 from .part_settings import PartSettings
 from .records import Records
-from .speed import SAMPLES, SMALL_SAMPLES, SMALL_SCALE, packed_shards
+from .speed import drawn_samples, packed_shards
 
 _SHAPES = ((16, 65_536), (128, 65_536), (16, 16_384))
 _SMALL_SHAPES = ((16, 256),)
@@ -22,10 +21,13 @@ _WARM_UP_STEPS, _STEPS, _SMALL_STEPS = 5, 30, 3
 
 def measure_step_parts(settings: PartSettings, records: Records) -> None:
     """Write a row for each shape: nanoseconds per sample of a step, of its parts, and their lower bounds."""
+    shapes = {
+        f"parts of a step at dim {dim} and {batch_size}": (dim, batch_size)
+        for dim, batch_size in (_SMALL_SHAPES if settings.is_small else _SHAPES)
+    }
     rates = measure_device_rates(settings.device)
     records.row(what="ceilings, by the verbs of training", **asdict(rates))
-    scale = SMALL_SCALE if settings.is_small else 1.0
-    samples = draw_kaggle(SMALL_SAMPLES if settings.is_small else SAMPLES, scale)
+    samples = drawn_samples(settings)
     # A folder of its own: the parts that measure speeds pack the same samples.
     own = replace(settings, scratch=settings.scratch / "parts")
     config = TrainConfig(
@@ -37,8 +39,9 @@ def measure_step_parts(settings: PartSettings, records: Records) -> None:
         dense_optimizer="sgd",
     )
     num_steps = _WARM_UP_STEPS + (_SMALL_STEPS if settings.is_small else _STEPS)
-    for dim, batch_size in _SMALL_SHAPES if settings.is_small else _SHAPES:
-        with records.catching(f"parts of a step at dim {dim} and {batch_size}"):
+    for piece in records.pieces(list(shapes)):
+        dim, batch_size = shapes[piece]
+        with records.catching(piece):
             shards = packed_shards(own, samples, batch_size, dim)
             # The last batch may be short.
             order = np.resize(np.arange(shards.num_training_batches - 1), num_steps).tolist()

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from hotset.workflows.gpu_day import day
-from hotset.workflows.gpu_day.day import DaySettings, Part, run_day
+from hotset.workflows.gpu_day.day import DaySettings, Part, left_out_of, run_day
 from hotset.workflows.gpu_day.records import Records
 
 _PART = """
@@ -32,6 +33,13 @@ name, path = sys.argv[1], Path(sys.argv[sys.argv.index("--records") + 1])
 records = Records(path, 9)
 print("this is", name, flush=True)
 records.check(name, True)
+if name == "has pieces":
+    done = json.loads(sys.argv[sys.argv.index("--done") + 1])
+    records = Records(path, 60, done)
+    for piece in records.pieces(["first", "second", "third"]):
+        records.row(piece=piece)
+        if piece == "second" and not done:
+            os.abort()
 if name == "crashes":
     records.row(placement="lookahead", samples_per_second=3.5)
     os.abort()
@@ -59,14 +67,16 @@ def parts_that_misbehave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.usefixtures("parts_that_misbehave")
 def test_a_part_that_ends_badly_is_named_and_the_next_one_begins(tmp_path: Path) -> None:
     names = ("crashes", "hangs", "fails", "rubbish", "ends well")
-    parts = [Part(name, 6.0 if name == "hangs" else 60.0) for name in names]
+    parts = [Part(name, 5.0, 6.0 if name == "hangs" else 60.0) for name in names]
     lines: list[str] = []
     out = tmp_path / "day.json"
     result = run_day(parts, DaySettings(device="cpu"), out, tmp_path, lines.append)
     assert [part["status"] for part in result["parts"]] == ["failed", "timeout", "failed", "rubbish", "ok"]
     # What a part wrote before it ended counts.
     assert [check["name"] for check in result["checks"]] == list(names)
-    assert result["rows"] == [{"placement": "lookahead", "samples_per_second": 3.5}]
+    assert result["rows"] == [{"placement": "lookahead", "samples_per_second": 3.5, "part": "crashes"}]
+    # None of them names the pieces of its work, so all of a part that ended badly is left out.
+    assert left_out_of(result) == {name: [name] for name in names[:-1]}
     assert result["device"] == "a card"
     outputs = {part["name"]: part["output"] for part in result["parts"]}
     assert "this is crashes" in outputs["crashes"] and "ZeroDivisionError: a kernel" in outputs["fails"]
@@ -80,8 +90,45 @@ def test_a_part_that_ends_badly_is_named_and_the_next_one_begins(tmp_path: Path)
 @pytest.mark.usefixtures("parts_that_misbehave")
 def test_without_time_a_part_is_not_begun(tmp_path: Path) -> None:
     settings = DaySettings(device="cpu", seconds=4.0)
-    result = run_day([Part("ends well", 60.0)], settings, tmp_path / "day.json", tmp_path, print)
+    result = run_day([Part("ends well", 60.0, 60.0)], settings, tmp_path / "day.json", tmp_path, print)
     assert [part["status"] for part in result["parts"]] == ["not begun"] and result["checks"] == []
+    assert left_out_of(result) == {"ends well": ["ends well"]}
+
+
+@pytest.mark.parametrize(
+    ("left", "wanted"),
+    [
+        (100.0, 60.0),  # its own share, as the parts behind it have theirs
+        (130.0, 90.0),  # with what those before have left
+        (400.0, 120.0),
+        (30.0, -10.0),
+    ],
+)
+def test_a_part_takes_no_time_of_those_behind_it(left: float, wanted: float) -> None:
+    later = [Part("bits", 30.0, 300.0), Part("tests", 10.0, 300.0)]
+    part = Part("kernels", 60.0, 120.0)
+    assert day._limit(part, later, left, DaySettings()) == wanted
+    # Where a day is only tried, on a slow machine, each takes what it needs.
+    assert day._limit(part, later, left, DaySettings(is_small=True)) == min(left, 240.0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("parts_that_misbehave")
+def test_a_second_call_does_what_the_first_has_left_out(tmp_path: Path) -> None:
+    out = tmp_path / "day.json"
+    parts = [Part("has pieces", 5.0, 60.0), Part("ends well", 5.0, 60.0)]
+    first = run_day(parts, DaySettings(device="cpu"), out, tmp_path, print)
+    assert left_out_of(first) == {"has pieces": ["second", "third"]}
+    assert [row["piece"] for row in first["rows"]] == ["first", "second"]
+    (tmp_path / "again").mkdir()
+    second = run_day(parts, DaySettings(device="cpu"), out, tmp_path / "again", print, first)
+    assert left_out_of(second) == {}
+    # What was found before stays, but for the part that had left out nothing, which was run anew.
+    assert [row["piece"] for row in second["rows"]] == ["first", "second", "second", "third"]
+    names = [(check["part"], check["name"]) for check in second["checks"]]
+    assert names == [("has pieces", "has pieces")] * 2 + [("ends well", "ends well")]
+    assert [part["name"] for part in second["parts"]] == ["has pieces", "ends well"]
+    assert json.loads(out.read_text()) == second
 
 
 def test_an_error_is_a_check_that_failed_and_what_is_behind_it_runs(tmp_path: Path) -> None:
@@ -100,3 +147,23 @@ def test_records_hold_no_number_that_json_does_not_know(tmp_path: Path) -> None:
     records.row(speed=math.inf, name="x")
     assert json.loads((tmp_path / "records").read_text()) == {"row": {"speed": None, "name": "x"}}
     assert 0 < records.seconds_left <= 1e9
+
+
+def test_pieces_are_done_while_there_is_time_and_those_of_an_earlier_call_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    records = Records(tmp_path / "records", 10.0, done=["a"])
+    begun = []
+    for piece in records.pieces(["a", "b", "c", "d", "e"]):
+        begun.append(piece)
+        now += 4.0
+    # The third would end at 12 seconds.
+    assert begun == ["b", "c"]
+    written = [json.loads(line) for line in (tmp_path / "records").read_text().splitlines()]
+    assert written == [
+        {"pieces": {"names": ["a", "b", "c", "d", "e"]}},
+        {"done": {"name": "b"}},
+        {"done": {"name": "c"}},
+    ]

@@ -1,8 +1,12 @@
-"""A broken kernel is named by the part that tries kernels, and replaced for the rest of the day."""
+"""A broken kernel is named by the part that tries kernels, and replaced for the rest of the day.
+
+Tests `part_process`, too.
+"""
 
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import pytest
 from hotset.train.trainer import Trainer
 from hotset.workflows.gpu_day import kernels
 from hotset.workflows.gpu_day.checks import small_shards
+from hotset.workflows.gpu_day.kernels import Trial
 from hotset.workflows.gpu_day.part_settings import PartSettings
 from hotset.workflows.gpu_day.records import Records
 
@@ -20,9 +25,10 @@ def records_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_kernel_that_fails_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    faults = {"decode_batch": "an illegal address"}
+    trials = {"decode_batch": Trial("an illegal address", is_broken=True)}
+    right = Trial("", is_broken=False)
     monkeypatch.setattr(kernels, "small_shards", lambda *_: None)
-    monkeypatch.setattr(kernels, "_try_apart", lambda name, *_: faults.get(name, ""))
+    monkeypatch.setattr(kernels, "_try_apart", lambda name, *_: trials.get(name, right))
     kernels.try_kernels(PartSettings("late", tmp_path, True), Records(tmp_path / "found.jsonl", 60))
     found = records_of(tmp_path / "found.jsonl")
     assert [(each["check"]["name"], each["check"]["is_right"]) for each in found[:2]] == [
@@ -33,11 +39,27 @@ def test_a_kernel_that_fails_is_replaced(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("comes_to_the_kernel", [True, False])
+def test_a_kernel_that_was_not_come_to_is_not_at_fault(
+    comes_to_the_kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(name: str, settings: PartSettings, records: Path, kernels: str) -> Any:
+        if comes_to_the_kernel:
+            records.write_text("{}")
+        return subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(kernels, "start_part", start)
+    trial = kernels._try_apart("decode_batch", PartSettings("late", tmp_path, True), 0.1)
+    assert trial.fault.startswith("not done after") and trial.is_broken == comes_to_the_kernel
+
+
+@pytest.mark.slow
 def test_a_kernel_is_held_against_its_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = PartSettings("late", tmp_path, True, "gather_dots")
     small_shards(settings, "kernels", "adagrad")
     kernels.try_kernel(settings, Records(tmp_path / "found.jsonl", 60))
-    assert records_of(tmp_path / "found.jsonl")[0]["row"]["largest_difference"] == 0
+    tried, row = records_of(tmp_path / "found.jsonl")
+    assert tried == {"fact": {"tried_kernel": "gather_dots"}} and row["row"]["largest_difference"] == 0
     train = kernels._train
 
     def train_wrongly(*arguments: Any) -> Trainer:

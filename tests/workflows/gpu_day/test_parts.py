@@ -17,10 +17,11 @@ import pytest
 from hotset.tests.support.late_runs import keep_slow
 from hotset.train.device.late_device import LateDevice
 from hotset.train.device.verbs import StreamName
-from hotset.workflows.gpu_day.__main__ import PARTS, main
+from hotset.workflows.gpu_day.__main__ import _DAY_SECONDS, PARTS, main
 from hotset.workflows.gpu_day.device_verbs import try_verbs
 from hotset.workflows.gpu_day.part_settings import PartSettings
 from hotset.workflows.gpu_day.records import Records
+from hotset.workflows.gpu_day.speed import _in_order
 
 _BLOCKED = """
 import sys
@@ -49,7 +50,8 @@ def test_a_day_without_a_gpu_finds_nothing_wrong(tmp_path: Path) -> None:
     result = json.loads(out.read_text())
     assert found.returncode == 0, found.stdout + found.stderr
     assert [part["status"] for part in result["parts"]] == ["ok"] * len(PARTS)
-    assert len(result["checks"]) >= 7 + 2 + 2 * 7 + 1 + 25
+    assert all(not part["left_out"] for part in result["parts"])
+    assert len(result["checks"]) >= 1 + 7 + 2 + 2 * 7 + 1 + 25
     assert all(check["is_right"] for check in result["checks"])
     speeds = {(row["placement"], row["embedding_dim"]) for row in result["rows"] if "placement" in row}
     names = ("all-fast", "lookahead", "hot-only", "hybrid", "hybrid-dedup", "hybrid-uva", "fae", "cache")
@@ -62,6 +64,37 @@ def test_an_unknown_part_is_refused_with_those_there_are(capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         main(["--only", "bits,machines"])
     assert "no part machines: want some of machine, verbs, kernels, first-steps" in capsys.readouterr().err
+
+
+def test_the_parts_keep_to_the_time_of_a_day() -> None:
+    assert sum(part.seconds for part in PARTS) <= _DAY_SECONDS
+    assert all(part.seconds <= part.most_seconds for part in PARTS)
+    assert PARTS[0].name == "machine" and len({part.name for part in PARTS}) == len(PARTS)
+
+
+def test_a_call_for_some_parts_refuses_the_file_of_another_commit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "day.json"
+    arguments = ["--out", str(out), "--device", "late", "--small", "--seconds", "1", "--only", "bits"]
+    assert main([*arguments, "--commit", "a"]) == 1
+    assert "left out of bits: bits" in capsys.readouterr().out
+    found = out.read_text()
+    for other in (["--commit", "b"], ["--commit", "a", "--device", "cpu"]):
+        with pytest.raises(SystemExit):
+            main([*arguments, *other])
+        assert "give another --out" in capsys.readouterr().err
+    assert out.read_text() == found
+    # The same settings go on.
+    assert main([*arguments, "--commit", "a", "--only", "verbs"]) == 1
+    assert f"make gpu-day OUT={out} ONLY=bits,verbs goes on" in capsys.readouterr().out
+
+
+def test_the_fastest_placements_are_measured_at_all_sizes_before_others_are() -> None:
+    names = ["all-fast", "lookahead", "hybrid", "fae", "hot-only", "cache"]
+    found = _in_order(names, [64, 16])
+    assert found[:7] == [*((name, 64) for name in names[:5]), ("all-fast", 16), ("lookahead", 16)]
+    assert sorted(found) == sorted((name, size) for name in names for size in (64, 16))
 
 
 def checks_of_verbs(folder: Path) -> dict[str, bool]:
