@@ -37,6 +37,8 @@ class CudaDevice:
             "moves": torch.cuda.Stream(torch_device, priority=_URGENT),  # type: ignore[no-untyped-call]
             "compute": torch.cuda.current_stream(torch_device),
         }
+        # Compute is the default stream, which cannot be recorded, so another one stands for it.
+        self._recorded_compute = torch.cuda.Stream(torch_device)  # type: ignore[no-untyped-call]
         self._pinned: list[int] = []
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -90,22 +92,40 @@ class CudaDevice:
 
     def capture(self, stream: StreamName, queue_work: Callable[[], None]) -> Graph:
         graph = torch.cuda.CUDAGraph()
-        # Compute is the default stream, which cannot be recorded, so another one stands for it. What is
-        # recorded keeps the priority of the stream where that is done.
-        recorded = None if stream == "compute" else self._streams[stream]
-        # Other threads keep working with pinned memory and events of their own meanwhile.
-        with torch.cuda.graph(graph, stream=recorded, capture_error_mode="thread_local"):
-            before = self._streams[stream]
-            self._streams[stream] = torch.cuda.current_stream(self.torch_device)
+        pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        # What is recorded keeps the priority of the stream where that is done.
+        before = self._streams[stream]
+        recorded = self._recorded_compute if stream == "compute" else before
+        # Not `torch.cuda.graph`: where the device refuses, it leaves the recorded stream current, in which
+        # later work would not wait for that of compute. It also frees all cached memory each time.
+        with torch.cuda.stream(recorded):
+            # Other threads keep working with pinned memory and events of their own meanwhile.
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            self._streams[stream] = recorded
             try:
                 queue_work()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):
+                    self._end_capture(graph, pool)
+                raise
             finally:
                 self._streams[stream] = before
+            self._end_capture(graph, pool)
         return cast(Graph, graph)
 
     def replay(self, stream: StreamName, graph: Graph) -> None:
         with torch.cuda.stream(self._streams[stream]):
             cast(Any, graph).replay()
+
+    def _end_capture(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            # Torch forgets here that nothing is recorded any more, and would never use memory again that
+            # another stream has used.
+            with contextlib.suppress(RuntimeError, AttributeError):
+                torch._C._cuda_endAllocateToPool(self.torch_device.index, pool)
+            raise
 
     def close(self) -> None:
         if not all(stream.query() for stream in self._streams.values()):
