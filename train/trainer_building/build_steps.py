@@ -78,6 +78,8 @@ def build_runner(
         assert isinstance(model, Dlrm)
         name = config.optimizers(shards.embedding_optimizer).dense_optimizer
         rule = rule_of(name, config.recipe.dense_decay)
+        # Where a GPU splits a long product, its parts are added in float32, too.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         fused = FusedDlrm(model, optimizers, rule, shards.batch_size, verbs, dense.dtype)
         at_once = FusedAtOnce(fused, kernels, dense, shards.batch_size)
         parts = StepParts(embeddings, at_once, at_once.prepare, [at_once.step], threads)
