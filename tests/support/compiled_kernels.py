@@ -8,6 +8,7 @@ Run as a program, in a process without Triton's interpreter; prints what is in t
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 
 from hotset.tests.support.device_batches import DrawnBatch, draw_batch, draw_rows, numbers_of
-from hotset.train.gpu_kernels.batch_lists import RowMoves, SeedTables
+from hotset.train.gpu_kernels.batch_lists import RowMoves, RowTensors, SeedTables
 from hotset.train.gpu_kernels.dense_rule import DenseOptimizerName, DenseRule
 from hotset.train.gpu_kernels.dense_twins import BIAS_BLOCK, LOSS_BLOCK
 from hotset.train.gpu_kernels.kernel_table import kernel_of
@@ -105,10 +106,11 @@ def launch_all(sizes: LaunchSizes, optimizers: Sequence[str]) -> None:
     for dtype in (torch.bfloat16, torch.float32):
         _launch_dense(batch, grad_BFD, sizes, dtype)
     for name in get_args(DenseOptimizerName):
-        rule = DenseRule(name)
-        weights, states = torch.empty(4096), torch.empty(rule.num_states, 4096)
-        rounded = torch.empty(4096, dtype=torch.bfloat16)
-        _call("step_dense", rule, torch.empty(2), weights, weights, states, rounded)
+        # With and without weights rounded to bfloat16, and weight decay.
+        for rule in (DenseRule(name), DenseRule(name, decay=0.01)):
+            weights, states = torch.empty(4096), torch.empty(rule.num_states, 4096)
+            rounded = None if rule.decay else torch.empty(4096, dtype=torch.bfloat16)
+            _call("step_dense", rule, torch.empty(2), weights, weights, states, rounded)
 
 
 def _launch_rows(
@@ -126,9 +128,9 @@ def _launch_rows(
     moves = RowMoves(integers[:3], integers, integers)
     layout = Layout.of([0] * num_tables, [2] * num_tables)
     seeds = SeedTables.of(layout, InitialValues.of(1, range(num_tables), [2] * num_tables), _HOST)
-    for name in optimizers:
-        optimizer = RowOptimizer(name, 0.1)
-        rows = draw_rows(optimizer, 64, dim, rng, _HOST)
+    for optimizer in [*(RowOptimizer(name, 0.1) for name in optimizers), RowOptimizer("sgd", 0.1, 0.01)]:
+        # Memory of their own, which is as aligned as that of tiers.
+        rows = RowTensors(*(each.clone() for each in draw_rows(optimizer, 64, dim, rng, _HOST)))
         numbers = numbers_of(optimizer, _HOST)
         _call("sum_and_step", lists, decoded, grad_BFD, partials, optimizer, numbers, rows)
         _call("step_rows", integers[:1], decoded.slots_U, sums_UD, optimizer, numbers, rows)
@@ -189,8 +191,41 @@ def facts_of(kernel: Any) -> dict[str, Any]:
         "registers": int(found[1]),
         "stack": int(found[2]),
         "shared": kernel.metadata.shared,
+        "races": races_of(kernel.asm["ttgir"], 32 * kernel.metadata.num_warps),
         **{name: count for name, count in counts.items() if count},
     }
+
+
+def races_of(code: str, num_threads: int) -> list[str]:
+    """Return the stores of a kernel to which some threads may lose the value that they are about to read.
+
+    A tensor with fewer numbers than there are threads is read by several of them, each for itself, perhaps
+    twice in two layouts, and stored by one: Triton puts no barrier between the two. Larger ones are read
+    once, by the thread that stores them, or pass through shared memory behind a barrier.
+
+    Args:
+        code: of the kernel, as Triton calls it "ttgir".
+        num_threads: of a program.
+    """
+    # The argument of the kernel that an address is counted from.
+    origins: dict[str, str] = {}
+    unguarded: set[str] = set()
+    racing = []
+    for line in code.splitlines():
+        if derived := re.search(r"(%\w+) = (?:tt\.addptr|tt\.splat|ttg\.convert_layout) (%\w+)", line):
+            origins[derived[1]] = origins.get(derived[2], derived[2])
+        elif re.search(r"\b(gpu|ttg)\.\w*barrier", line):
+            unguarded.clear()
+        elif access := re.search(r"tt\.(load|store) (%\w+).*tensor<([0-9x]+)x!tt\.ptr", line):
+            kind, address, shape = access.groups()
+            origin = origins.get(address, address)
+            if math.prod(map(int, shape.split("x"))) >= num_threads:
+                continue
+            if kind == "load":
+                unguarded.add(origin)
+            elif origin in unguarded:
+                racing.append(line.strip())
+    return racing
 
 
 def _constants(kernel: Any) -> dict[str, Any]:

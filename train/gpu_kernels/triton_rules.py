@@ -130,6 +130,8 @@ def _take_step(
         # One number of state for the whole row: the mean square of its gradient, summed in a fixed order.
         mean = tl.div_rn(_fold(tl.where(column < D, total * total, 0.0), R, DP), tl.full((R,), D, tl.float32))
         squares = tl.load(state + slot, mask=is_here, other=1.0) + mean
+        # Every warp reads these few numbers for itself, so none may write before all have read.
+        tl.debug_barrier()
         tl.store(state + slot, squares, mask=is_here)
         root = tl.broadcast_to((tl.sqrt_rn(squares) + EPS)[:, None], (R, DP))
         weight = weight - tl.div_rn(total * tl.load(rates), root)
@@ -138,6 +140,8 @@ def _take_step(
         # Both moments of a row, then how many steps it has taken.
         steps_at = state + slot * (2 * D + 1) + 2 * D
         steps = tl.load(steps_at, mask=is_here, other=0.0) + 1.0
+        # Every warp reads these few numbers for itself, so none may write before all have read.
+        tl.debug_barrier()
         tl.store(steps_at, steps, mask=is_here)
         # The corrections for bias of this row's own number of steps.
         number = steps.to(tl.int32)
