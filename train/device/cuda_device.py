@@ -92,7 +92,7 @@ class CudaDevice:
 
     def capture(self, stream: StreamName, queue_work: Callable[[], None]) -> Graph:
         graph = torch.cuda.CUDAGraph()
-        pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        pool = torch.cuda.graph_pool_handle()
         # What is recorded keeps the priority of the stream where that is done.
         before = self._streams[stream]
         recorded = self._recorded_compute if stream == "compute" else before
