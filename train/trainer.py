@@ -12,7 +12,7 @@ import torch
 from ..pipeline.schema.schema_names import DENSE_PREFIX
 from .checkpoints.run_state import Resumable
 from .config import Optimizers, TrainConfig
-from .data.background import BackgroundIterator
+from .data.background import PLACES_AT_A_TIME, BackgroundIterator
 from .data.batch import Batch
 from .data.batch_order import BatchOrder
 from .data.readers import Readers
@@ -103,7 +103,11 @@ class Trainer:
         steps = self._prepared_steps()
         # An order that depends on the run (fae) cannot be read ahead.
         num_ahead = num_steps_ahead(self.config) + self.readers.num_threads
-        ahead = BackgroundIterator(steps, num_ahead, "steps") if self.order.is_known else None
+        # The loop of a device is the busiest thread: it wakes the one that reads ahead now and then.
+        at_a_time = 1 if self.runner.is_at_once else PLACES_AT_A_TIME
+        ahead = None
+        if self.order.is_known:
+            ahead = BackgroundIterator(steps, num_ahead + at_a_time - 1, "steps", at_a_time)
         known = ahead or steps
         try:
             # Where the order is decided as it goes, the next step must not be asked for yet.

@@ -5,6 +5,11 @@ row as `hotset transpose` stores them, the rows to move, and the learning rates:
 the Criteo model. All but the rows to move have fixed places, so that a recorded step finds them. These come
 last, so that the copy ends where they end; where each of their lists begins stands in a fixed place.
 
+Files are not read into the pinned memory itself. Of the 303 bytes of a sample that are read, ids are not
+sent, labels change their type, and nothing is sent before it was held against the ids. Of 299 ns of CPU time
+per sample (batches of 65,536, two busy cores) that takes 168, and reading 70, into new memory or used. The
+copies into the slot take 11, which is all that could be saved.
+
 Shapes as in `gpu_kernels.batch_lists`.
 """
 # ruff: noqa: N815  (arrays carry shape suffixes)

@@ -30,6 +30,7 @@ import torch
 
 from ...stats.batches.lookups_by_row import LookupsByRow
 from ..config import MoverName
+from ..data.background import PLACES_AT_A_TIME
 from ..data.readers import Readers
 from ..device.verbs import Device
 from ..execution.embeddings import PlannedStep, WidthStep
@@ -45,7 +46,7 @@ from .recorded_work import RecordedWork
 from .row_moves import choose_moves
 from .sent_rates import SentRates
 from .step_memory import StepInputs
-from .step_runner import PreparedStep, StepParts, StepsAtOnce
+from .step_runner import Packing, PreparedStep, StepParts, StepsAtOnce
 from .width_tensors import WidthTensors
 
 _NONE = np.empty(0, np.int64)
@@ -107,7 +108,7 @@ class QueuedSteps:
             for width in parts.embeddings.widths
         )
         self._readers = readers
-        self._ring = InputRing(device, num_ahead + readers.num_threads)
+        self._ring = InputRing(device, num_ahead + readers.num_threads + PLACES_AT_A_TIME - 1)
         self._num_inputs = num_ahead
         self._num_packed = self._num_sent = 0
         self.sent_bytes = 0
@@ -177,7 +178,13 @@ class QueuedSteps:
             moves,
         )
         copies_hot = any(part.plan.copy_hot for part in step.parts)
-        return PreparedStep(step, self._readers.submit(self._pack, *arguments), copies_hot)
+        packing = Packing()
+        packing.future = self._readers.submit(self._pack_for, packing, *arguments)
+        return PreparedStep(step, packing, copies_hot)
+
+    def _pack_for(self, packing: Packing, *arguments: Any) -> PackedBatch:
+        packing.packed = self._pack(*arguments)
+        return packing.packed
 
     def _pack(
         self, number: int, sent: Sequence[LookupsByRow], room: PackedRoom, *arguments: Any

@@ -17,12 +17,29 @@ from ..work_threads import WorkThreads
 from .packed_batch import PackedBatch
 
 
+@dataclass(eq=False, slots=True)
+class Packing:
+    """A batch that a reader packs. The loop takes it without the lock of a future where it is there."""
+
+    packed: PackedBatch | None = None
+    """Set by the reader."""
+    future: Future[PackedBatch] | None = None
+    """The same; or the error of the reader."""
+
+    def result(self) -> PackedBatch:
+        """Return the batch once it is packed."""
+        if self.packed is not None:
+            return self.packed
+        assert self.future is not None
+        return self.future.result()
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
     """A step as the loop gets it."""
 
     step: PlannedStep
-    packing: Future[PackedBatch] | None = None
+    packing: Packing | None = None
     """The batch in a slot of pinned memory, where it is sent to a device, once a reader has packed it."""
     copies_hot: bool = False
     """Whether all hot rows are copied to the other tier before a step that is sent."""

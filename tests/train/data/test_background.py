@@ -68,3 +68,30 @@ def test_closing_stops_a_maker_that_waits_for_room() -> None:
 
 def test_closing_what_never_started_is_nothing() -> None:
     BackgroundIterator(range(3), 1, "test").close()
+
+
+@pytest.mark.parametrize(("depth", "given_back"), [(3, 3), (5, 2), (20, 4)])
+def test_places_that_are_given_back_together_keep_the_maker_as_far_ahead(depth: int, given_back: int) -> None:
+    made = 0
+    is_waiting = threading.Event()
+
+    def items() -> Iterator[int]:
+        nonlocal made
+        for number in range(50):
+            made += 1
+            yield number
+
+    ahead = BackgroundIterator(items(), depth, "test", given_back)
+    used = 0
+    for found in ahead:
+        assert found == used
+        used += 1
+        # The maker goes on until it has no place: the next item is in its hands.
+        num_returned = (used - 1) // given_back * given_back + given_back * (used % given_back == 0)
+        wanted = min(50, depth + num_returned + 1)
+        for _ in range(2000):
+            if made >= wanted:
+                break
+            is_waiting.wait(0.001)
+        assert made == wanted
+    assert used == 50

@@ -160,19 +160,21 @@ def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> lis
     with closing(trainer.embeddings), closing(trainer.steps()) as steps:
         stopped = time.thread_time()
         for step in steps:
-            # Packed by now, as it is where reading keeps up: the loop does not wait.
+            taken = time.thread_time()
+            # Packed before it is queued, as it is where reading keeps up: the loop does not wait then.
             if step.packing is not None:
                 step.packing.result()
             device.calls.clear()
             wall, begin = time.perf_counter(), time.thread_time()
             trainer.runner.train(step, trainer.step, trainer.rates.of_step(trainer.step))
-            taking, stopped = begin - stopped, time.thread_time()
+            taking, stopped = taken - stopped, time.thread_time()
             found.append(
                 _QueuedStep(
                     "hot-only" if step.step.batch.is_hot_only else "mixed",
                     stopped - begin,
                     time.perf_counter() - wall,
                     taking,
+                    begin - taken,
                     Counter(device.calls),
                 )
             )
@@ -199,6 +201,8 @@ class _QueuedStep:
     wall_seconds: float
     taking_seconds: float
     """CPU time of taking the step from the threads that read."""
+    waiting_seconds: float
+    """CPU time of waiting until it is packed."""
     calls: Counter[str]
 
 
@@ -214,6 +218,7 @@ def _row(kind: str, steps: Sequence[_QueuedStep]) -> dict[str, Any]:
         "loop_us_least": float(cpu.min()),
         "loop_wall_us": float(np.median([step.wall_seconds for step in steps])) * _MICROSECONDS,
         "taking_us": float(np.median([step.taking_seconds for step in steps])) * _MICROSECONDS,
+        "waiting_us": float(np.median([step.waiting_seconds for step in steps])) * _MICROSECONDS,
         "calls": dict(middle.calls),
     }
 
@@ -228,6 +233,7 @@ def show(result: dict[str, Any], console: Console) -> None:
         "least",
         "wall us",
         "taking us",
+        "waiting us",
         "reading ns/sample",
         "calls of a step",
     )
@@ -241,11 +247,13 @@ def show(result: dict[str, Any], console: Console) -> None:
             f"{row['loop_us_least']:.0f}",
             f"{row['loop_wall_us']:.0f}",
             f"{row['taking_us']:.0f}",
+            f"{row['waiting_us']:.0f}",
             f"{row['reading_ns_per_sample']:.0f}",
             calls,
         )
     console.print(table)
     console.print(
         "CPU time, and wall time where it says so. Loop: the thread that queues, which takes each step from "
-        "those that read before. Reading: all other threads, which the cores share."
+        "those that read before, and waits where they are behind, as beside a device that does nothing. "
+        "Reading: all other threads, which the cores share."
     )

@@ -18,7 +18,7 @@ def test_a_step_is_one_copy_and_one_recorded_step() -> None:
         # The loss is kept beside the recorded step; nothing waits for the device but the ring of inputs.
         assert calls["copy"] == calls["launch"] == 1 and "synchronize" not in calls and "capture" not in calls
         assert row["loop_us"] >= row["loop_us_least"] > 0 and row["reading_ns_per_sample"] > 0
-        assert row["loop_wall_us"] > 0 and row["taking_us"] > 0
+        assert row["loop_wall_us"] > 0 and row["taking_us"] > 0 and row["waiting_us"] > 0
         moves_rows = (row["placement"], row["kind"]) == ("lookahead", "mixed")
         # The moves of rows are recorded, too; no event is recorded twice at one place.
         assert calls["replay"] == 1 + moves_rows and calls["record"] == 2 + moves_rows
