@@ -60,7 +60,8 @@ def build_run(
     checkpoint: Checkpoint | None,
 ) -> Trainer:
     """Build the trainer of a run, with the rows of the checkpoint from which it goes on."""
-    out, source = request.out, start.source
+    out = request.out
+    source = start.source
     # Rows come from the checkpoint if there is one, else from the run to start with, else they are initial.
     rows = RunStart(source.rows, is_fresh=False) if source else None
     if checkpoint is not None:

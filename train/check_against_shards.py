@@ -89,7 +89,8 @@ def _faults_of_batches(
         if not np.array_equal(numbers, wanted[: numbers.size]):
             yield f"{run / BATCH_ORDER} is not the order of the seed {settings.seed}"
     # Whole epochs have every sample once each.
-    found, total = summary.get("num_training_samples"), shards.num_training_samples * settings.epochs
+    found = summary.get("num_training_samples")
+    total = shards.num_training_samples * settings.epochs
     if not summary.get("stopped") and found != total:
         yield f"{run / SUMMARY}: num_training_samples is {found}, the shards have {total}"
 

@@ -66,7 +66,8 @@ class PreparedRun:
 
 def prepare_run(request: RunRequest, ranks: Ranks, *, is_resumed: bool) -> PreparedRun:
     """Read and check all that a run begins with."""
-    out, config = request.out, request.config
+    out = request.out
+    config = request.config
     # One rank refuses for all, before any of them writes.
     if not is_resumed and ranks.rank == 0:
         refuse_occupied(out)

@@ -67,9 +67,11 @@ def predict(
     )
     # Messages name the log by its path, and a frame as such.
     if isinstance(data, pl.DataFrame):
-        parts, where = predictor.parts_of_table(data.to_arrow()), "the frame"
+        parts = predictor.parts_of_table(data.to_arrow())
+        where = "the frame"
     else:
-        parts, where = predictor.parts_of_file(Path(data), has_label=has_label), str(data)
+        parts = predictor.parts_of_file(Path(data), has_label=has_label)
+        where = str(data)
     found = list(predictor.probabilities(parts, where))
     scores = np.concatenate(found) if found else np.empty(0, np.float32)
     return pl.DataFrame({PROBABILITY: scores})

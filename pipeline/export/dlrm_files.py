@@ -34,7 +34,8 @@ def write_dlrm_files(shards: NamedBatches, out: Path, workers: int = 0) -> Itera
     logarithm again; for values that were counts these are the counts, within float32's rounding.
     """
     num_samples = sum(shards.num_samples.values())
-    dense, tables = shards.totals.dense, shards.totals.tables
+    dense = shards.totals.dense
+    tables = shards.totals.tables
     counts_F = np.array([table.num_rows for table in tables], np.int32)
     # The arrays may be larger than memory, so each is a pass of its own that is appended to the archive.
     with zipfile.ZipFile(out / PROCESSED, "w", allowZip64=True) as archive:

@@ -34,7 +34,8 @@ def read_md5_list(path: Path) -> dict[str, str]:
         match = _LINE.fullmatch(line.strip())
         if match is None:
             raise InputError(f"{path}, line {number}: want a checksum and a file, got {line[:80]!r}")
-        name, checksum = Path(match[2]).name, match[1].lower()
+        name = Path(match[2]).name
+        checksum = match[1].lower()
         if found.setdefault(name, checksum) != checksum:
             raise InputError(f"{path}, line {number}: a second checksum of {name}")
     return found

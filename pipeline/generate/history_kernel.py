@@ -155,7 +155,8 @@ def write_histories(
         Bytes written, and samples with label 1 (0 without labels).
     """
     items = np.empty(world.history_length + 1, np.int64)
-    num_items, num_categories = world.item_edges[-1], world.category_edges[-1]
+    num_items = world.item_edges[-1]
+    num_categories = world.category_edges[-1]
     end = 0
     num_clicks = 0
     for number in range(start, start + num_samples):

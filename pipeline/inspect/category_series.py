@@ -73,7 +73,8 @@ def _label_rates(inspected: Inspected, chosen: list[NDArray[np.int64]]) -> list[
     """Return the label rates of the chosen rows of each table."""
     columns = Manifest.read(inspected.folder / "columns")
     has_label = ColumnsTotals.of(columns).has_label and not is_discarded(columns.folder)
-    lookups, clicks = _nothing(chosen), _nothing(chosen)
+    lookups = _nothing(chosen)
+    clicks = _nothing(chosen)
     if has_label:
         # The position of each chosen row in the sums of its table.
         slots = [np.full(table.num_rows, -1, np.int16) for table in inspected.tables]

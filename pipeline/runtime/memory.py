@@ -74,7 +74,8 @@ def _limit_of(group: ControlGroup) -> tuple[int, int] | None:
     names = ("memory.max", "memory.current", "file", "shmem")
     if group.version == 1:
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
-    limit, used = group.read(names[0]), group.read(names[1])
+    limit = group.read(names[0])
+    used = group.read(names[1])
     # Version 2 says "max" where there is no limit, version 1 a number that is no size of any memory.
     if not (limit.isdecimal() and used.isdecimal()) or int(limit) >= _NO_LIMIT:
         return None

@@ -177,7 +177,8 @@ def _refuse_faults(path: Path, part: StepsPart, batch: Any, of: RankOf) -> None:
         for number, name in enumerate(_COUNTS):
             wrong = (fixed_lists(batch.column(name), of.num_ranks, np.int32) != counts_SLW[:, number]).any(1)
             if wrong.any():
-                fault, what = int(wrong.argmax()), f"its {name} are not those of its rows"
+                fault = int(wrong.argmax())
+                what = f"its {name} are not those of its rows"
                 break
     if fault is not None:
         raise ManifestError(

@@ -130,7 +130,8 @@ class ValueSummary:
             histogram: (NUM_BINS,) room to count in.
         """
         # Only the bins in use are kept: most of 65,536 are empty.
-        counts, numbers = cls.nothing().counts, cls.nothing().numbers
+        counts = cls.nothing().counts
+        numbers = cls.nothing().numbers
         histogram[:] = 0
         add_to_summary(read_only(values), read_only(is_valid), counts, numbers, histogram)
         bins = np.flatnonzero(histogram)

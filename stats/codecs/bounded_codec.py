@@ -173,7 +173,9 @@ class BoundedCodec:
         is_stochastic = message.stream is not None
         stream = np.uint64(message.stream or 0)
         levels = self._levels(message.starts_T1.size - 1)
-        rows_ND, starts_T1, keys_N = message.rows_ND, message.starts_T1, message.keys_N
+        rows_ND = message.rows_ND
+        starts_T1 = message.starts_T1
+        keys_N = message.keys_N
         _pack_levels(rows_ND, starts_T1, levels, keys_N, stream, is_stochastic, ranges_T2, packed)
         return 0
 

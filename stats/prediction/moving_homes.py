@@ -136,12 +136,14 @@ def _draw(
     num_cells = -(-num_samples * num_ranks // batch_size)
     for count, num_rows in _classes(lookups):
         if count <= min(_MOST_EXACT, num_samples):
-            cells, weight = _of_samples(int(count), num_samples, num_ranks / batch_size, rng), 1.0
+            cells = _of_samples(int(count), num_samples, num_ranks / batch_size, rng)
+            weight = 1.0
             cells_of_row = num_cells
         else:
             use = presence(np.array([min(count / num_samples, 1.0)]), batch_size / num_ranks)
             cells_of_row = min(num_cells, _MOST_STEPS * num_ranks)
-            cells, weight = _of_cells(float(use[0]), cells_of_row, rng), num_cells / cells_of_row
+            cells = _of_cells(float(use[0]), cells_of_row, rng)
+            weight = num_cells / cells_of_row
         own = int(cells[:, 0].max(initial=-1)) + 1
         # A rank uses a row once in a step however often it looks it up, and a step has each rank once.
         uses = np.unique(cells[:, 0] * cells_of_row + cells[:, 1])

@@ -141,7 +141,8 @@ class EpochUses:
         A row takes a slot from its use to the next one where that is in the window, else for its own batch
         and the transfers after it. Fewer rows have uses on both sides of a batch near the ends of an epoch.
         """
-        uses, num_batches = self.num_uses, self.num_batches
+        uses = self.num_uses
+        num_batches = self.num_batches
         # The gaps between the uses of a row are alike, and so is the one before the first use: a gap is
         # longer than x where the first x batches do not use the row. They are taken by classes of length.
         edges = [0.0, *np.geomspace(1.0, max(window, 1.0), _GAP_CLASSES).tolist()]

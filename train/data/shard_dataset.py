@@ -125,7 +125,10 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         """
         require_at_least("epoch", epoch, 0)
         require_at_least("first_batch", first_batch, 0)
-        self._epoch, self._first, self._position, self._start = epoch, first_batch, 0, 0
+        self._epoch = epoch
+        self._first = first_batch
+        self._position = 0
+        self._start = 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the batches of the epoch that belong to this rank and worker."""
@@ -232,7 +235,8 @@ def _features_of(shards: Shards, batch: Batch) -> dict[str, tuple[torch.Tensor, 
     """Return the ids of each feature in the order of the tables, and the offsets of lists."""
     # One copy that turns the matrix: a worker then sends its columns as views of one piece of memory.
     ids_FB = torch.from_numpy(np.ascontiguousarray(batch.ids_BF.T))
-    one_hot, bags = iter(ids_FB), iter(batch.bags)
+    one_hot = iter(ids_FB)
+    bags = iter(batch.bags)
     found: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
     for table in shards.tables:
         if table.is_multi_hot:

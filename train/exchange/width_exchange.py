@@ -251,7 +251,8 @@ class ExchangeReader:
         is_training: bool,
     ) -> tuple[LookupsByRow, WidthExchange]:
         # The distinct rows of the step, at least those that concern this rank, and the ranks that use each.
-        rank, held = self.held.rank, self.held
+        rank = self.held.rank
+        held = self.held
         is_copy_U = copies_U >= 0
         own_copies = _own_copies(copies_U, step.masks_U, rank)
         copied = CopiedRows(*own_copies, copies_U[is_copy_U], step.masks_U[is_copy_U])

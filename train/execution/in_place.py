@@ -119,7 +119,8 @@ class InPlaceWork:
     def read_rows(self, lookups: LookupsByRow, slots_U: NDArray[np.int64], rows_UD: torch.Tensor) -> None:
         """Copy the distinct rows of a batch, in all threads, to host memory that somebody else sends."""
         self._count_vector_per_row("to_fast", lookups)
-        weights, rows = self._slow.weights_SD.numpy(), rows_UD.numpy()
+        weights = self._slow.weights_SD.numpy()
+        rows = rows_UD.numpy()
 
         def copy_some(piece: int, _: int) -> None:
             own = slice(piece * _ROWS_AT_ONCE, (piece + 1) * _ROWS_AT_ONCE)

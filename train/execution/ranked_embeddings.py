@@ -186,7 +186,8 @@ class RankedEmbeddings(Embeddings):
     def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
         """Steps of the evaluation batches that this rank has, one of W; an empty one where there is none."""
         # One batch for each rank at a time: all take part in each step, as any may need their rows.
-        num_ranks, rank = self._ranks.num_ranks, self._ranks.rank
+        num_ranks = self._ranks.num_ranks
+        rank = self._ranks.rank
         left = iter(numbers)
         while group := list(islice(left, num_ranks)):
             batches = [read(number) for number in group]
@@ -451,7 +452,8 @@ class RankedEmbeddings(Embeddings):
     def _brought_together(self, own_ND: torch.Tensor, homes_N: NDArray[np.uint8]) -> torch.Tensor:
         """Return rows of all ranks in order at rank 0, none elsewhere."""
         # Only rank 0 receives; the others send all they have of this part.
-        rank, num_ranks = self._ranks.rank, self._ranks.num_ranks
+        rank = self._ranks.rank
+        num_ranks = self._ranks.num_ranks
         row_bytes = _FLOAT_BYTES * own_ND.shape[1]
         out = tuple(row_bytes * own_ND.shape[0] if other == 0 and rank else 0 for other in range(num_ranks))
         counts = np.bincount(homes_N, minlength=num_ranks).tolist()

@@ -64,7 +64,8 @@ def restore_rows(embeddings: Embeddings, source: RowsSource, *, are_saved: bool)
     """
     for width, part in _newest(embeddings, source):
         changed = changed_of(width)
-        tables_N, ids_N = _positions_in(width, part), part.ids_N.astype(np.int64)
+        tables_N = _positions_in(width, part)
+        ids_N = part.ids_N.astype(np.int64)
         width.executor.restore(tables_N, ids_N, part.weights_ND, part.state_NW)
         changed.mark_rows(changed.layout.slots_of_rows(tables_N, ids_N), is_saved=are_saved)
 

@@ -157,7 +157,8 @@ class SentVectors:
 
     def _send_early(self, step: PlannedStep, rows: Sequence[NDArray[np.float32]], *, ahead: int) -> _Early:
         lists = early_of(step)
-        sent, received = [each.sent_rows for each in lists], [each.received_rows for each in lists]
+        sent = [each.sent_rows for each in lists]
+        received = [each.received_rows for each in lists]
         messages = self._messages
         with self._step_named(ahead):
             under_way = messages.send(rows, sent, received, self._coded.vectors(ahead=ahead))

@@ -140,7 +140,8 @@ class WidthCopies:
 
     def _summed(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the used rows that live here, and their values with the steps of all ranks."""
-        ranks, rank = self._ranks, self._ranks.rank
+        ranks = self._ranks
+        rank = self._ranks.rank
         used = np.flatnonzero(self._users_K)
         homes_N = self._homes_K[used]
         is_user_NW = (

@@ -72,7 +72,8 @@ def apply_changes(
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if shapes != {name: tuple(tensor.shape) for name, tensor in dense.items()}:
         raise HotsetError(f"{changes} is damaged: its dense layers are not those that its model has")
-    tables, counts = [], []
+    tables = []
+    counts = []
     done = 0
     total = sum(table.num_rows for table in found.config.tables)
     progress("rows", done, total)
@@ -161,7 +162,8 @@ def _changed(
         if tensor is None or (tensor.dtype, tuple(tensor.shape)) != wanted[part]:
             raise HotsetError(f"{changes} is damaged: {name}.{part} is missing, or of another shape or type")
     given = {part: tensor for part, tensor in found.items() if tensor is not None}
-    stored_N, gone_N = given["categories"].numpy(), given["gone"].numpy()
+    stored_N = given["categories"].numpy()
+    gone_N = given["gone"].numpy()
     is_kept = ~np.isin(served.categories_N, gone_N)
     # Tombstones are of categories that were there, and of none that is stored; both lists ascend.
     if (

@@ -45,7 +45,8 @@ class ExportedModel:
         path = folder / MODEL
         try:
             found = json.loads(path.read_bytes())
-            row_type, text = found["row_type"], found["schema"]
+            row_type = found["row_type"]
+            text = found["schema"]
             if row_type not in ROW_TYPES or not isinstance(text, str):
                 raise ValueError(f"row_type is {row_type!r}")
             config = found["config"]

@@ -141,7 +141,8 @@ def bag_name(feature: str) -> str:
 
 def _bag_inputs(feature: Mapping[str, Any], bags: Sequence[Any]) -> dict[str, Any]:
     # A missing list has one missing element.
-    kind, unit = feature["kind"], feature.get("unit")
+    kind = feature["kind"]
+    unit = feature.get("unit")
     found = [
         [None] if _is_missing(bag) else [category_of(kind, value, unit) for value in bag] for bag in bags
     ]

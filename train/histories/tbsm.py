@@ -94,7 +94,8 @@ class Tbsm(DenseModel):
         bottom = (shape.num_dense + 1, *config.bottom_widths, shape.embedding_dim)
         self.bottom = build_mlp(bottom, generator, relu_last=True)
         self.top = build_mlp(shape.top, generator, relu_last=True)
-        width, length = shape.vector_width, config.history_length
+        width = shape.vector_width
+        length = config.history_length
         form_VV = torch.empty(width, width).normal_(0.0, math.sqrt(1 / width), generator=generator)
         self.form_VV = nn.Parameter(form_VV)
         self.attention = build_mlp((length, *config.attention_widths, length), generator, relu_last=False)

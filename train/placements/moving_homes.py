@@ -37,7 +37,8 @@ def read_uses(reader: RankReader, num_batches: int, folder: Path) -> RowUses:
     Raises:
         HotsetError: the disk has no room for them.
     """
-    keys, masks = SpooledArrays(folder, alignment=1), SpooledArrays(folder, alignment=1)
+    keys = SpooledArrays(folder, alignment=1)
+    masks = SpooledArrays(folder, alignment=1)
     counts = np.zeros(num_batches + 1, np.int64)
     for number in range(num_batches):
         batch = reader.read(number)

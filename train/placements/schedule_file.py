@@ -116,7 +116,8 @@ class Schedule:
         if embedding_dim not in self._checkers:
             self._checkers[embedding_dim] = self._begin_checks(epoch, embedding_dim, width)
         whole, single = self._checkers[embedding_dim]
-        chunks, residents = found.chunks, found.residents
+        chunks = found.chunks
+        residents = found.residents
         with self._refusing_faults(epoch, embedding_dim):
             # The whole epoch is checked before its first step, each step again with the rows of its batch.
             _check_epoch(whole, found)

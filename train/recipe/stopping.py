@@ -67,7 +67,8 @@ class Stopping:
         score = score if options.best_by == "auc" else -score
         is_best = self.best_score is None or score > self.best_score
         if is_best:
-            self.best_score, self.best_step = score, step
+            self.best_score = score
+            self.best_step = step
             self.num_without_progress = 0
         else:
             self.num_without_progress += 1

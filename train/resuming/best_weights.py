@@ -148,7 +148,8 @@ class BestWeights:
         """Go on from a state; raises ValueError where it is none."""
         if not state:
             return
-        step, checksum = state["step"], state["xxh3_128"]
+        step = state["step"]
+        checksum = state["xxh3_128"]
         if type(step) is not int or type(checksum) is not str:
             raise ValueError(f"the best weights are of step {step!r}, with checksum {checksum!r}")
         self._best = step, checksum
@@ -201,7 +202,8 @@ def _set_weights(trainer: Trainer, weights: Weights) -> None:
     for width in embeddings.widths:
         most = max(_PART_BYTES // width.executor.fast.row_bytes, 1)
         for position, table in enumerate(width.tables):
-            name, num_rows = trainer.shards.tables[table].name, trainer.shards.tables[table].num_rows
+            name = trainer.shards.tables[table].name
+            num_rows = trainer.shards.tables[table].num_rows
             for first in range(0, num_rows, most):
                 shard_ids_N = np.arange(first, min(first + most, num_rows), dtype=np.int32)
                 is_held_N, ids_N = embeddings.held_ids(np.full_like(shard_ids_N, table), shard_ids_N)

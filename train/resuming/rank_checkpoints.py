@@ -128,7 +128,8 @@ def _brought_parts(trainer: Trainer) -> Iterator[list[RowsPart]]:
 
     Every rank calls this and takes all; the lists of the others are empty.
     """
-    embeddings, ranks = trainer.embeddings, trainer.ranks
+    embeddings = trainer.embeddings
+    ranks = trainer.ranks
     assert isinstance(embeddings, RankedEmbeddings)
     # Parts that were copied and not sent yet.
     copied: deque[RowsPart] = deque()

@@ -112,7 +112,9 @@ def capture(
     with trainer.meter.during("checkpoint"):
         trainer.meter.enter(None)
         meter = trainer.meter
-        seconds, to_fast, to_slow = dict(meter.seconds), dict(meter.bytes_to_fast), dict(meter.bytes_to_slow)
+        seconds = dict(meter.seconds)
+        to_fast = dict(meter.bytes_to_fast)
+        to_slow = dict(meter.bytes_to_slow)
     names = [table.name for table in trainer.shards.tables]
     rows_by_table = zip(names, trainer.embeddings.counts_of_steps(), strict=True)
     state = RunState(

@@ -127,7 +127,8 @@ def _refuse_other_sizes(run: Path, config: RunConfig, shards: Shards) -> None:
 def _refuse_other_model(run: Path, config: RunConfig, model: ModelConfig) -> None:
     """Raise ConfigError unless the run has the dense layers of the new one."""
     if config.dense_model is not None and config.dense_model != model:
-        found, wanted = config.dense_model.to_json(), model.to_json()
+        found = config.dense_model.to_json()
+        wanted = model.to_json()
         names = [name for name in (*found, *wanted) if found.get(name) != wanted.get(name)]
         name = names[0] if names else "model"
         raise ConfigError(

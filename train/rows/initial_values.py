@@ -65,13 +65,15 @@ class InitialValues:
 
     def fill(self, table: int, first: int, weights_ND: NDArray[np.float32]) -> None:
         """Write the values of rows ``first, first + 1, ...`` of a table."""
-        stream, bound = self.streams_F[table], self.bounds_F[table]
+        stream = self.streams_F[table]
+        bound = self.bounds_F[table]
         if self.held is None:
             fill_initial(stream, first, bound, weights_ND)
             return
         numbers_N = np.arange(weights_ND.shape[0])
         ids_N = self.held.of(np.full(numbers_N.size, table), numbers_N + first)
-        streams_N, bounds_N = np.full(ids_N.size, stream), np.full(ids_N.size, bound)
+        streams_N = np.full(ids_N.size, stream)
+        bounds_N = np.full(ids_N.size, bound)
         fill_initial_rows(streams_N, ids_N, bounds_N, weights_ND, numbers_N)
 
     def write(

@@ -149,14 +149,17 @@ class NumbaRows:
         sums = np.empty((every.size + levels, grad.shape[1]), np.float32)
         # The same kernel as for an update, of all rows at once and without the step.
         block = BLOCK_SAMPLES * num_features
-        slots, shares = np.empty_like(every), np.empty(levels, np.int64)
+        slots = np.empty_like(every)
+        shares = np.empty(levels, np.int64)
         row_kernels.sum_gradients(grad, by_bag, every, block, ends, 0, every.size, sums, slots, shares)
         return torch.from_numpy(sums[: every.size])
 
     def apply(
         self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor, rate: float | None = None
     ) -> None:
-        weights, state, sums = tier.weights_SD.numpy(), tier.state_SW.numpy(), sums_UD.numpy()
+        weights = tier.weights_SD.numpy()
+        state = tier.state_SW.numpy()
+        sums = sums_UD.numpy()
         num_rows = max(1, _CHUNK_FLOATS // sums.shape[1])
 
         # The rows are distinct, so threads share them.

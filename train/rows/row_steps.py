@@ -48,7 +48,8 @@ def step_with_numba(
     elif optimizer.name == "adagrad":
         row_updates.apply_adagrad(weights_SD, state_SW, slots_U, sums_UD, lr, eps)
     elif optimizer.name == "adam":
-        step_sizes, root_scales = optimizer.adam_step_sizes(rate), optimizer.adam_root_scales
+        step_sizes = optimizer.adam_step_sizes(rate)
+        root_scales = optimizer.adam_root_scales
         row_updates.apply_adam(
             weights_SD, state_SW, slots_U, sums_UD, ADAM_KEEP, ADAM_TAKE, step_sizes, root_scales, eps
         )

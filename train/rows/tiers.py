@@ -153,7 +153,8 @@ class Tier:
             if rows.device.type == "cpu":
                 initial.fill(table, number, rows.numpy())
             else:
-                tables_N, slots_N = np.full(stop - first, table), np.arange(base + first, base + stop)
+                tables_N = np.full(stop - first, table)
+                slots_N = np.arange(base + first, base + stop)
                 initial.write(tables_N, number + np.arange(stop - first), self.weights_SD, slots_N)
 
         if self.device.type == "cpu":

@@ -60,7 +60,8 @@ def check_log(lines: Sequence[bytes | str], where: str, batch_size: int | None) 
     Raises:
         HotsetError: a line is damaged.
     """
-    step, num_samples = 0, 0
+    step = 0
+    num_samples = 0
     scores: dict[str, Mapping[str, Any]] = {}
     has_losses = False
     for number, text in enumerate(lines, 1):
@@ -77,7 +78,8 @@ def check_log(lines: Sequence[bytes | str], where: str, batch_size: int | None) 
             most = math.inf if batch_size is None else step * batch_size
             if (has_losses and samples <= num_samples) or samples > most:
                 raise HotsetError(f"{own} is damaged: {samples} samples at step {step}")
-            has_losses, num_samples = True, samples
+            has_losses = True
+            num_samples = samples
         for part in ("evaluation", "validation"):
             if isinstance(line.get(part), dict):
                 _refuse_scores(line[part], f"{own} {part}")

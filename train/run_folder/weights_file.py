@@ -235,7 +235,8 @@ def _read_header(
             dtypes[name] = _KNOWN[found["dtype"]]
         # Numbers are checked before anything is computed with them: a bool or a huge one would pass as a
         # size.
-        shape, offsets = found["shape"], found["data_offsets"]
+        shape = found["shape"]
+        offsets = found["data_offsets"]
         numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
         if any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
             raise ValueError(f"its header does not describe {name}")

@@ -144,7 +144,8 @@ def summarize(trainer: Trainer, threads: int, out: Path, quality: RunQuality) ->
 
 def _summarize_exchange(trainer: Trainer) -> ExchangeSummary | None:
     """Bring together what all ranks have sent; every rank calls this."""
-    ranks, coded = trainer.ranks, trainer.coded
+    ranks = trainer.ranks
+    coded = trainer.coded
     if ranks.num_ranks == 1:
         return None
     counts = coded.counts

@@ -101,7 +101,8 @@ class SpilledTier(FileTier):
                 weights_ND = torch.empty(stop - first, self.weights_SD.shape[1])
                 state_NW = torch.zeros(stop - first, self.state_SW.shape[1])
                 first_id = int(self.layout.first_F[table]) + first - own.start
-                stream, bound = self._initial.streams_F[table], self._initial.bounds_F[table]
+                stream = self._initial.streams_F[table]
+                bound = self._initial.bounds_F[table]
                 fill_initial(stream, first_id, bound, weights_ND.numpy())
                 parts.add(first, weights_ND.numpy(), state_NW.numpy())
                 yield state_NW if state else weights_ND
@@ -119,10 +120,12 @@ class SpillMover:
             return
         assert moves.fetches_N is not None, "the plan says what is fetched next"
         # Copies, because mapped arrays may be read-only, which the kernel would be compiled for once more.
-        rows_N, next_fetches_N = np.array(moves.rows_N), np.array(moves.fetches_N)
+        rows_N = np.array(moves.rows_N)
+        next_fetches_N = np.array(moves.fetches_N)
         fast = self._fast
         if fast.device.type == "cpu":
-            weights_SD, state_SW = fast.weights_SD.numpy(), fast.state_SW.numpy()
+            weights_SD = fast.weights_SD.numpy()
+            state_SW = fast.state_SW.numpy()
             self._slow.store.put(rows_N, next_fetches_N, weights_SD, state_SW, moves.slots_N)
             return
         # From a GPU in parts: each is gathered on the device and copied to the host.
@@ -140,7 +143,8 @@ class SpillMover:
         fast = self._fast
         # On the host the store fills the slots itself.
         if fast.device.type == "cpu":
-            weights_SD, state_SW = fast.weights_SD.numpy(), fast.state_SW.numpy()
+            weights_SD = fast.weights_SD.numpy()
+            state_SW = fast.state_SW.numpy()
             self._slow.store.take(moves.fetches_N, weights_SD, state_SW, moves.slots_N)
             return
         # To a GPU in parts: each is filled on the host and scattered on the device.

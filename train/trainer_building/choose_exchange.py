@@ -82,7 +82,8 @@ def _volumes(trainer: Trainer) -> dict[Kind, list[_Volume]]:
     num_batches = trainer.shards.num_training_batches
     # A few batches, evenly spread over those of the training part.
     numbers = np.unique(np.linspace(0, num_batches - 1, _NUM_BATCHES).astype(int)).tolist()
-    vectors, gradients = [], []
+    vectors = []
+    gradients = []
     for width in trainer.embeddings.widths:
         assert isinstance(width, RankedWidth)
         found = [width.look_at(trainer.shards.training_batch(number)) for number in numbers]

@@ -187,7 +187,8 @@ def _stage(stage: str, arguments: Sequence[str]) -> int:
     config = config_of(config_type, options)
     of_ranks = rank_schedule_of(options) if stage == "schedule" else None
     if of_ranks is not None:
-        stage, config = "schedule-ranks", of_ranks
+        stage = "schedule-ranks"
+        config = of_ranks
     with _running(options.run) as resources:
         # The stage and what follows it go first; then it runs as if it had never been there.
         if options.redo:

@@ -256,7 +256,8 @@ class _Bench:
         return self._unbroken[key]
 
     def _train(self, job: _Job) -> list[str]:
-        config, kind = self._config, job.kind
+        config = self._config
+        kind = job.kind
         arguments = ["train", str(self._scratch / "data"), "--out", str(job.out), "-q", "--threads", "1"]
         arguments += ["--placement", kind.placement, *kind.options, "--embedding-optimizer", job.optimizer]
         arguments += ["--checkpoint-every", str(config.checkpoint_every), "--epochs", str(config.epochs)]

@@ -65,7 +65,8 @@ def measure_stall(num_rows: int, scratch: Path) -> dict[str, Any]:
             times.append(1000 * saved.stall_seconds[-1])
             written = saved.settle(trainer, wait=True)
             assert written is not None and written.error is None
-            num_bytes, seconds = written.num_bytes, written.seconds
+            num_bytes = written.num_bytes
+            seconds = written.seconds
         # The checkpoint taken last is the one for which all rows had changed.
         longest.append(1000 * saved.longest_stall_seconds[-1])
         written_seconds.append(seconds)

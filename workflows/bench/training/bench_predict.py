@@ -69,7 +69,9 @@ def bench_predict(config: BenchPredictConfig) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        log, data, run = folder / "log.tsv", folder / "data", folder / "run"
+        log = folder / "log.tsv"
+        data = folder / "data"
+        run = folder / "run"
         generate(GenerateConfig(samples=config.samples), log)
         recipe = criteo_kaggle()
         # All samples are trained on, so that every contestant passes the same ones.
@@ -133,7 +135,8 @@ def _timed(prepare: Callable[[], Callable[[], object]]) -> Callable[[], tuple[fl
 
     def turn() -> tuple[float, float]:
         work = prepare()
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall = time.perf_counter()
+        cpu = time.process_time()
         work()
         return time.perf_counter() - wall, time.process_time() - cpu
 

@@ -28,7 +28,8 @@ class ReferenceDcn(nn.Module):
     def __init__(self, shape: DcnShape, num_rows: Sequence[int]) -> None:
         super().__init__()
         assert shape.config.structure == "stacked" and not shape.bottom
-        num_inputs, rank = shape.num_inputs, shape.config.cross_rank
+        num_inputs = shape.num_inputs
+        rank = shape.config.cross_rank
         self.tables = nn.ModuleList(
             nn.EmbeddingBag(rows, dim, mode="sum", sparse=True)
             for rows, dim in zip(num_rows, shape.table_dims, strict=True)
