@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ..cpu_prefetch import prefetch
 from ..kernel import inlined_kernel, kernel
 from .sample_lists import Entries, Incidence
+from .worth_queues import RowQueues, append_row, ask_for_entries, begin_queues, next_width
 
 BYTES_PER_LOOKUP = 12
 BYTES_PER_ROW = 80
@@ -30,12 +31,8 @@ BYTES_PER_SAMPLE = 32
 _NONE = -1
 _LOOKUPS_AHEAD = 32
 """Lookups between asking for what one needs and using it."""
-_ENTRIES_AHEAD = 4
-"""Entries of a queue between asking for one thing and for the next that follows from it."""
 _LONE_AHEAD = 8
-"""The same of lone rows."""
-_LINE_SAMPLES = 16
-"""Numbers of samples in a cache line."""
+"""Lone rows between asking for one thing and for the next that follows from it."""
 
 
 class PeelMemory(NamedTuple):
@@ -45,6 +42,25 @@ class PeelMemory(NamedTuple):
     """(num_rows,)."""
     queued: NDArray[np.int32]
     """(num_lookups + num_rows,)."""
+
+
+class _Rows(NamedTuple):
+    """The rows that may be dropped, by their numbers."""
+
+    first: int
+    stop: int
+    first_tail: int
+    """From here on rows have one sample at most, and no worth: they go with their sample."""
+    num_lone: int
+    """Entries that are lone rows, which are dropped in a pass of their own."""
+
+
+class _Outputs(NamedTuple):
+    """What peeling writes, see `peel`."""
+
+    dropped: NDArray[np.int32]
+    budgets: NDArray[np.int64]
+    hot_samples: NDArray[np.int64]
 
 
 @kernel
@@ -81,112 +97,184 @@ def peel(
         hot_samples: (num_budgets,) out, samples none of whose rows is dropped once what is left of these rows
             fits in the budget.
     """
-    row_starts, row_ends, row_samples, sample_starts, sample_rows = incidence
-    worth, queued = memory
-    num_rows = row_ends.shape[0]
-    num_samples = sample_starts.shape[0] - 1
-    # Rows from ``first_tail`` on have one sample at most, and no worth: they go with their sample.
+    num_samples = incidence.sample_starts.shape[0] - 1
     has_one_width = widths.shape[0] == 1
     num_lone = entries.lone_samples.shape[0] if has_one_width else 0
-    first_tail = num_rows
-    while num_lone > 0 and first_tail > 0 and row_ends[first_tail - 1] - row_starts[first_tail - 1] <= 1:
-        first_tail -= 1
+    first_tail = _first_tail(incidence) if num_lone > 0 else incidence.row_ends.shape[0]
+    rows = _Rows(first_row, stop_row, first_tail, num_lone)
+    outputs = _Outputs(dropped, budgets, hot_samples)
 
     # Samples with a row that is gone before it begins are lost from the start. A bit for each of them, since
     # they are asked for in any order: those of a million samples fit in the second cache.
     lost = np.zeros(num_samples // 8 + 1, np.uint8)
-    num_lost = 0
-    if stop_row < num_rows:
-        for sample in range(num_samples):
-            stop = sample_starts[sample + 1]
-            if stop > sample_starts[sample] and sample_rows[stop - 1] >= stop_row:
-                lost[sample >> 3] |= _bit_of(sample)
-                num_lost += 1
+    num_lost = _lose_with_gone_rows(incidence, stop_row, lost)
+    most = _count_left(incidence, rows, lost, num_lost, memory.worth)
 
-    # The worth of a row is the number of its samples that are left.
-    worth[:first_tail] = _NONE
-    most = 0
-    for row in range(first_row, min(stop_row, first_tail)):
-        left = row_ends[row] - row_starts[row]
-        if num_lost > 0:
-            for k in range(row_starts[row], row_ends[row]):
-                left -= _is_lost(row_samples[k], lost)
-        worth[row] = left
-        most = max(most, left)
-
-    # A queue of rows for each width and worth. A row joins one when it comes to that worth, and its entry
-    # stays, stale, when it leaves: no neighbor has to be found, and rows still come out in their order.
+    # All rows join the queues, but those that nothing depends on.
     heads = np.zeros((widths.shape[0], most + 1), np.int64)
     tails = np.zeros((widths.shape[0], most + 1), np.int64)
-    _begin_queues(worth, width_of_row, first_row, min(stop_row, first_tail), heads, tails)
-    number = 0
-    for i in range(num_rows):
-        if i + _LOOKUPS_AHEAD < num_rows and entries.rows[i + _LOOKUPS_AHEAD] < first_tail:
-            prefetch(worth, np.uint64(entries.rows[i + _LOOKUPS_AHEAD]))
-        row = entries.rows[i]
-        if not first_row <= row < stop_row:
-            continue
-        left = worth[row] if row < first_tail else 0
-        if i < num_lone:
-            left = 0 if _is_lost(entries.lone_samples[i], lost) else 1
-        if left == 0 and has_one_width:
-            # Nothing else is worth as little, and nothing depends on it.
-            dropped[number] = row
-            number += 1
-            if row < first_tail:
-                worth[row] = _NONE
-        elif i >= num_lone:
-            _append(row, left, width_of_row[row], queued, tails)
+    levels = np.zeros(widths.shape[0], np.int64)
+    queues = RowQueues(memory.worth, width_of_row, widths, memory.queued, heads, tails, levels)
+    begin_queues(queues, first_row, min(stop_row, first_tail))
+    number = _queue_rows(entries, rows, lost, queues, dropped)
 
     # The lone rows that are left have a worth of 1, and came to it before any other row.
     budget = budgets.shape[0] - 1
     if has_one_width:
         bytes_left = (dropped.shape[0] - number) * widths[0]
-        budget = _tell_hot(budget, budgets, bytes_left, num_samples - num_lost, hot_samples)
-    levels = np.zeros(widths.shape[0], np.int64)
-    for i in range(num_lone):
-        _ask_ahead_of_lone(
-            i, entries.lone_samples, num_lone, lost, sample_starts, sample_rows, worth, first_tail
-        )
+        budget = _tell_hot(budget, bytes_left, num_samples - num_lost, outputs)
+    number, num_lost, budget = _drop_lone_rows(
+        incidence, entries, rows, lost, queues, outputs, number, num_lost, budget
+    )
+    _drop_by_worth(incidence, rows, lost, queues, outputs, number, num_lost, budget)
+
+
+@kernel
+def _first_tail(incidence: Incidence) -> int:
+    """Return the first row from which on all have one sample at most."""
+    row = incidence.row_ends.shape[0]
+    while row > 0 and incidence.row_ends[row - 1] - incidence.row_starts[row - 1] <= 1:
+        row -= 1
+    return row
+
+
+@kernel
+def _lose_with_gone_rows(incidence: Incidence, stop_row: int, lost: NDArray[np.uint8]) -> int:
+    """Set the bit of each sample with a row from ``stop_row`` on; return how many these are."""
+    sample_starts = incidence.sample_starts
+    sample_rows = incidence.sample_rows
+    num_lost = 0
+    if stop_row < incidence.row_ends.shape[0]:
+        for sample in range(sample_starts.shape[0] - 1):
+            stop = sample_starts[sample + 1]
+            if stop > sample_starts[sample] and sample_rows[stop - 1] >= stop_row:
+                lost[sample >> 3] |= _bit_of(sample)
+                num_lost += 1
+    return num_lost
+
+
+@kernel
+def _count_left(
+    incidence: Incidence, rows: _Rows, lost: NDArray[np.uint8], num_lost: int, worth: NDArray[np.int32]
+) -> int:
+    """Write the worth of each row, the number of its samples that are left; return the most of any row."""
+    row_starts = incidence.row_starts
+    row_ends = incidence.row_ends
+    worth[: rows.first_tail] = _NONE
+    most = 0
+    for row in range(rows.first, min(rows.stop, rows.first_tail)):
+        left = row_ends[row] - row_starts[row]
+        if num_lost > 0:
+            for k in range(row_starts[row], row_ends[row]):
+                left -= _is_lost(incidence.row_samples[k], lost)
+        worth[row] = left
+        most = max(most, left)
+    return most
+
+
+@kernel
+def _queue_rows(
+    entries: Entries, rows: _Rows, lost: NDArray[np.uint8], queues: RowQueues, dropped: NDArray[np.int32]
+) -> int:
+    """Let rows join their queues in the order of their entries; return how many are dropped instead."""
+    worth = queues.worth
+    has_one_width = queues.widths.shape[0] == 1
+    num_rows = entries.rows.shape[0]
+    number = 0
+    for i in range(num_rows):
+        if i + _LOOKUPS_AHEAD < num_rows and entries.rows[i + _LOOKUPS_AHEAD] < rows.first_tail:
+            prefetch(worth, np.uint64(entries.rows[i + _LOOKUPS_AHEAD]))
+        row = entries.rows[i]
+        if not rows.first <= row < rows.stop:
+            continue
+        left = worth[row] if row < rows.first_tail else 0
+        if i < rows.num_lone:
+            left = 0 if _is_lost(entries.lone_samples[i], lost) else 1
+        if left == 0 and has_one_width:
+            # Nothing else is worth as little, and nothing depends on it.
+            dropped[number] = row
+            number += 1
+            if row < rows.first_tail:
+                worth[row] = _NONE
+        elif i >= rows.num_lone:
+            append_row(row, left, queues.width_of_row[row], queues)
+    return number
+
+
+@kernel
+def _drop_lone_rows(
+    incidence: Incidence,
+    entries: Entries,
+    rows: _Rows,
+    lost: NDArray[np.uint8],
+    queues: RowQueues,
+    outputs: _Outputs,
+    number: int,
+    num_lost: int,
+    budget: int,
+) -> tuple[int, int, int]:
+    """Drop the lone rows that are left, each with its sample.
+
+    Args:
+        incidence: as for `peel`.
+        entries: the lone ones first.
+        rows: that may be dropped.
+        lost: bits of samples, updated.
+        queues: of the other rows, updated; of one width.
+        outputs: written.
+        number: rows that are dropped.
+        num_lost: samples that are lost.
+        budget: the next one to be met.
+
+    Returns:
+        The last three once they are dropped.
+    """
+    dropped = outputs.dropped
+    num_samples = incidence.sample_starts.shape[0] - 1
+    for i in range(rows.num_lone):
+        _ask_ahead_of_lone(i, entries.lone_samples, rows, lost, incidence, queues.worth)
         sample = entries.lone_samples[i]
         row = entries.rows[i]
-        if not first_row <= row < stop_row or _is_lost(sample, lost):
+        if not rows.first <= row < rows.stop or _is_lost(sample, lost):
             continue  # of another part, or dropped with its sample
-        if row < first_tail:
-            worth[row] = _NONE
+        if row < rows.first_tail:
+            queues.worth[row] = _NONE
         dropped[number] = row
-        number += 1
         lost[sample >> 3] |= _bit_of(sample)
         num_lost += 1
-        number = _lose_rows(
-            sample,
-            row,
-            first_row,
-            first_tail,
-            sample_starts,
-            sample_rows,
-            worth,
-            width_of_row,
-            queued,
-            tails,
-            levels,
-            dropped,
-            number,
-        )
+        number = _lose_rows(sample, row, rows, incidence, queues, dropped, number + 1)
         # Where several rows go at once, none of them has a sample that is left.
-        bytes_left = (dropped.shape[0] - number) * widths[0]
-        budget = _tell_hot(budget, budgets, bytes_left, num_samples - num_lost, hot_samples)
+        bytes_left = (dropped.shape[0] - number) * queues.widths[0]
+        budget = _tell_hot(budget, bytes_left, num_samples - num_lost, outputs)
+    return number, num_lost, budget
 
-    # Drop the row of least worth; ``levels`` are at most the least worth of each width.
-    left_samples = np.empty(most + 1, np.uint32)
+
+@kernel
+def _drop_by_worth(
+    incidence: Incidence,
+    rows: _Rows,
+    lost: NDArray[np.uint8],
+    queues: RowQueues,
+    outputs: _Outputs,
+    number: int,
+    num_lost: int,
+    budget: int,
+) -> None:
+    """Drop all rows that are left, that of least worth first; arguments as for `_drop_lone_rows`."""
+    row_starts, row_ends, row_samples, sample_starts, sample_rows = incidence
+    worth, width_of_row, widths, queued, heads, tails, levels = queues
+    dropped = outputs.dropped
+    num_samples = sample_starts.shape[0] - 1
+    has_one_width = widths.shape[0] == 1
+    left_samples = np.empty(heads.shape[1], np.uint32)
     bytes_left = 0
     if not has_one_width:
-        for row in range(first_row, stop_row):
+        for row in range(rows.first, rows.stop):
             bytes_left += widths[width_of_row[row]]
     while number < dropped.shape[0]:
-        width = _next_width(worth, queued, heads, tails, levels, widths)
+        width = next_width(worth, widths, queued, heads, tails, levels)
         head = heads[width, levels[width]]
-        _ask_ahead(queued, head, tails[width, levels[width]], worth, row_starts, row_ends, row_samples)
+        ask_for_entries(queued, head, tails[width, levels[width]], worth, row_starts, row_ends, row_samples)
         row = queued[head]
         heads[width, levels[width]] = head + 1
         left = worth[row]
@@ -209,37 +297,21 @@ def peel(
         for n in range(left):
             sample = left_samples[n]
             lost[sample >> 3] |= _bit_of(sample)
-            number = _lose_rows(
-                sample,
-                row,
-                first_row,
-                first_tail,
-                sample_starts,
-                sample_rows,
-                worth,
-                width_of_row,
-                queued,
-                tails,
-                levels,
-                dropped,
-                number,
-            )
+            number = _lose_rows(sample, row, rows, incidence, queues, dropped, number)
         num_lost += left
         # What is left of the samples is hot under each budget that is met by now.
         for n in range(first_dropped, 0 if has_one_width else number):
             bytes_left -= widths[width_of_row[dropped[n]]]
         if has_one_width:
             bytes_left = (dropped.shape[0] - number) * widths[0]
-        budget = _tell_hot(budget, budgets, bytes_left, num_samples - num_lost, hot_samples)
+        budget = _tell_hot(budget, bytes_left, num_samples - num_lost, outputs)
 
 
 @inlined_kernel
-def _tell_hot(
-    budget: int, budgets: NDArray[np.int64], bytes_left: int, num_hot: int, hot_samples: NDArray[np.int64]
-) -> int:
+def _tell_hot(budget: int, bytes_left: int, num_hot: int, outputs: _Outputs) -> int:
     """Write the hot samples of the budgets that are met now, the largest first; return the next one."""
-    while budget >= 0 and bytes_left <= budgets[budget]:
-        hot_samples[budget] = num_hot
+    while budget >= 0 and bytes_left <= outputs.budgets[budget]:
+        outputs.hot_samples[budget] = num_hot
         budget -= 1
     return budget
 
@@ -261,15 +333,9 @@ def _is_lost(sample: int, lost: NDArray[np.uint8]) -> bool:
 def _lose_rows(
     sample: int,
     row: int,
-    first_row: int,
-    first_tail: int,
-    sample_starts: NDArray[np.int64],
-    sample_rows: NDArray[np.int32],
-    worth: NDArray[np.int32],
-    width_of_row: NDArray[np.uint8],
-    queued: NDArray[np.int32],
-    tails: NDArray[np.int64],
-    levels: NDArray[np.int64],
+    rows: _Rows,
+    incidence: Incidence,
+    queues: RowQueues,
     dropped: NDArray[np.int32],
     number: int,
 ) -> int:
@@ -277,24 +343,27 @@ def _lose_rows(
 
     A row whose last sample it is goes with it. The rows of a sample ascend.
     """
+    sample_starts = incidence.sample_starts
+    sample_rows = incidence.sample_rows
+    worth = queues.worth
     # They are anywhere: ask for all of them before the first is needed.
     for j in range(sample_starts[sample], sample_starts[sample + 1]):
-        if sample_rows[j] < first_tail:
+        if sample_rows[j] < rows.first_tail:
             prefetch(worth, np.uint64(sample_rows[j]))
     for j in range(sample_starts[sample], sample_starts[sample + 1]):
         other = sample_rows[j]
         left = 0
-        if other < first_tail:
+        if other < rows.first_tail:
             left = worth[other] - 1
             if left < 0:
                 continue  # dropped, or never to be
             worth[other] = left if left > 0 else _NONE
-        elif other < first_row or other == row:
+        elif other < rows.first or other == row:
             continue
         if left > 0:
-            width = 0 if tails.shape[0] == 1 else width_of_row[other]
-            _append(other, left, width, queued, tails)
-            levels[width] = min(levels[width], left)
+            width = 0 if queues.widths.shape[0] == 1 else queues.width_of_row[other]
+            append_row(other, left, width, queues)
+            queues.levels[width] = min(queues.levels[width], left)
         else:
             dropped[number] = other
             number += 1
@@ -314,16 +383,16 @@ def _ask_for_rows(
 def _ask_ahead_of_lone(
     i: int,
     lone_samples: NDArray[np.uint32],
-    num_lone: int,
+    rows: _Rows,
     lost: NDArray[np.uint8],
-    sample_starts: NDArray[np.int64],
-    sample_rows: NDArray[np.int32],
+    incidence: Incidence,
     worth: NDArray[np.int32],
-    first_tail: int,
 ) -> None:
     """Ask for what the next lone rows will need, each thing when what leads to it has come."""
-    if i + 3 * _LONE_AHEAD >= num_lone:
+    if i + 3 * _LONE_AHEAD >= rows.num_lone:
         return
+    sample_starts = incidence.sample_starts
+    sample_rows = incidence.sample_rows
     sample = lone_samples[i + 3 * _LONE_AHEAD]
     if not _is_lost(sample, lost):
         prefetch(sample_starts, np.uint64(sample))
@@ -331,99 +400,5 @@ def _ask_ahead_of_lone(
     sample = lone_samples[i + _LONE_AHEAD]
     if not _is_lost(sample, lost):
         for j in range(sample_starts[sample], sample_starts[sample + 1]):
-            if sample_rows[j] < first_tail:
+            if sample_rows[j] < rows.first_tail:
                 prefetch(worth, np.uint64(sample_rows[j]))
-
-
-@kernel
-def _begin_queues(
-    worth: NDArray[np.int32],
-    width_of_row: NDArray[np.uint8],
-    first_row: int,
-    stop_row: int,
-    heads: NDArray[np.int64],
-    tails: NDArray[np.int64],
-) -> None:
-    """Write where each queue begins to ``heads`` and ``tails``.
-
-    A queue has room for the rows that ever come to its worth: those that have it or more at the start, and
-    for worth 0, which no row falls to in a queue, those that have it at the start.
-    """
-    for row in range(first_row, stop_row):
-        heads[width_of_row[row], worth[row]] += 1
-    total = np.int64(0)
-    for width in range(heads.shape[0]):
-        num_rows = np.int64(0)
-        for level in range(heads.shape[1] - 1, -1, -1):
-            num_rows = heads[width, level] + (num_rows if level > 0 else 0)
-            heads[width, level] = total
-            tails[width, level] = total
-            total += num_rows
-
-
-@inlined_kernel
-def _next_width(
-    worth: NDArray[np.int32],
-    queued: NDArray[np.int32],
-    heads: NDArray[np.int64],
-    tails: NDArray[np.int64],
-    levels: NDArray[np.int64],
-    widths: NDArray[np.int64],
-) -> int:
-    """Raise each level to the fewest samples a row of that width has; returns the width of least worth.
-
-    Stale entries at the head of that row's queue are gone then.
-    """
-    best = -1
-    num_levels = heads.shape[1]
-    for width in range(widths.shape[0]):
-        level = levels[width]
-        while level < num_levels:
-            head = heads[width, level]
-            tail = tails[width, level]
-            while head < tail and worth[queued[head]] != level:
-                head += 1
-                if head + _LOOKUPS_AHEAD < tail:
-                    prefetch(worth, np.uint64(queued[head + _LOOKUPS_AHEAD]))
-            heads[width, level] = head
-            if head < tails[width, level]:
-                break
-            level += 1
-        if level == num_levels:
-            levels[width] = level - 1  # no row of this width is left
-            continue
-        levels[width] = level
-        # Samples per byte, compared by cross products, exactly.
-        if best < 0 or levels[width] * widths[best] < levels[best] * widths[width]:
-            best = width
-    return best
-
-
-@inlined_kernel
-def _append(row: int, left: int, width: int, queued: NDArray[np.int32], tails: NDArray[np.int64]) -> None:
-    """Put ``row`` behind the others of its width that have ``left`` samples."""
-    queued[tails[width, left]] = row
-    tails[width, left] += 1
-
-
-@inlined_kernel
-def _ask_ahead(
-    queued: NDArray[np.int32],
-    head: int,
-    tail: int,
-    worth: NDArray[np.int32],
-    row_starts: NDArray[np.int64],
-    row_ends: NDArray[np.int64],
-    row_samples: NDArray[np.uint32],
-) -> None:
-    """Ask for what the next entries of a queue will need, each thing when what leads to it has come."""
-    if head + 2 * _ENTRIES_AHEAD >= tail:
-        return
-    row = np.uint64(queued[head + 2 * _ENTRIES_AHEAD])
-    prefetch(worth, row)
-    prefetch(row_starts, row)
-    prefetch(row_ends, row)
-    # Of a long list the first two lines: the others are read in turn.
-    start = row_starts[queued[head + _ENTRIES_AHEAD]]
-    prefetch(row_samples, np.uint64(start))
-    prefetch(row_samples, np.uint64(start + _LINE_SAMPLES))
