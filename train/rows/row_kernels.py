@@ -134,6 +134,8 @@ def sum_gradients(
     Source:
         Higham, Accuracy and Stability of Numerical Algorithms (2002), section 4.2.
     """
+    # One long function: with the sums of a share in another one, inlined or called, rows of 16 numbers take
+    # twice the time, as Numba then counts references to the arrays for each row.
     width = np.uint64(grad_PD.shape[1])
     whole = width // np.uint64(WIDTH) * np.uint64(WIDTH)
     grad_N = grad_PD.reshape(-1)
