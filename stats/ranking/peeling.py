@@ -132,7 +132,7 @@ def peel(
 @kernel
 def _first_tail(incidence: Incidence) -> int:
     """Return the first row from which on all have one sample at most."""
-    row = incidence.row_ends.shape[0]
+    row: int = incidence.row_ends.shape[0]
     while row > 0 and incidence.row_ends[row - 1] - incidence.row_starts[row - 1] <= 1:
         row -= 1
     return row

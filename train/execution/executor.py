@@ -77,8 +77,8 @@ class Executor:
         # Several threads note them, one at a time, in order.
         self._noting = threading.Lock()
         self._resident_S = np.full(fast.num_slots - fast.layout.num_own_slots, -1, np.int64)
-        """Row in each staging slot, by its slot on the slow tier, for evaluation and checkpoints; -1 where there
-        is none."""
+        """Row in each staging slot, by its slot on the slow tier; -1 where there is none. Evaluation and
+        checkpoints ask for it."""
         # The tiers may lie on two devices, and each is updated by kernels of its own.
         self._fast_rows = backend_of(fast.device, optimizer, threads, shares)
         self._slow_rows = NumbaRows(optimizer, threads, shares)
