@@ -209,8 +209,8 @@ class ChangedRows:
 
     def begin_saving(self) -> int:
         """Begin to save the rows that are changed, and return how many these are; all are pending."""
-        self._first_pending = 0
         with self._caught_up() as marks_R:
+            self._first_pending = 0
             return int(_begin(marks_R))
 
     def take_pending(self, most: int) -> NDArray[np.int64]:
