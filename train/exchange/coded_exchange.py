@@ -109,9 +109,10 @@ class CodedExchange:
         self._dense = codec_of(chosen.dense)
         self.errors = [WidthErrors(tables) for tables in self._widths] if chosen.feedback else None
 
-    def vectors(self, *, ahead: int = 0) -> Coding:
-        """The coding of the vectors of this step, or of one so many steps ahead."""
-        factor = factor_at(self.chosen, self.step + ahead)
+    def vectors(self) -> Coding:
+        """The coding of the vectors of this step; also of those that cross a step early, which are in codes
+        without a bound, and so without one that changes."""
+        factor = factor_at(self.chosen, self.step)
         return Coding([codec.at(factor) for codec in self._vectors], [None] * len(self._widths))
 
     def gradients(self) -> Coding:

@@ -161,7 +161,7 @@ class SentVectors:
         received = [each.received_rows for each in lists]
         messages = self._messages
         with self._step_named(ahead):
-            under_way = messages.send(rows, sent, received, self._coded.vectors(ahead=ahead))
+            under_way = messages.send(rows, sent, received, self._coded.vectors())
         return _Early(step, under_way, messages.sent_bytes, messages.num_saturated)
 
     def _send_late(
