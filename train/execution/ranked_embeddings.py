@@ -360,6 +360,11 @@ class RankedEmbeddings(Embeddings):
         return vectors_ND.view(ids.num_samples, ids.num_features, dim).requires_grad_(torch.is_grad_enabled())
 
     @property
+    def has_sent_ahead(self) -> bool:
+        """Whether vectors of a step to come are under way."""
+        return self._vectors.has_sent_ahead
+
+    @property
     def sends_early(self) -> bool:
         return any(width.exchange.sends_early for width in self._ranked)
 

@@ -101,6 +101,11 @@ class SentVectors:
         self._ahead: _Early | None = None
         """The early vectors of the step to come, where they were sent."""
 
+    @property
+    def has_sent_ahead(self) -> bool:
+        """Whether vectors of a step to come are under way."""
+        return self._ahead is not None
+
     def send(self, step: PlannedStep, served: Sequence[NDArray[np.float32]]) -> VectorsUnderWay:
         """Send the vectors of a step, and the rows that move in it.
 

@@ -27,7 +27,7 @@ from hotset.train.exchange.chosen_exchange import ChosenExchange
 from hotset.train.exchange.rank_reader import RankReader, read_epoch
 from hotset.train.execution import ranked_embeddings
 from hotset.train.execution.moved_rows import read_ahead, read_newest
-from hotset.train.execution.ranked_embeddings import RankedEmbeddings
+from hotset.train.execution.ranked_embeddings import RankedEmbeddings, RankedWidth
 from hotset.train.execution.sent_vectors import early_of
 from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.ranks.thread_ranks import run_thread_ranks
@@ -90,7 +90,13 @@ def on_ranks(
 
 def send_none_early(embeddings: RankedEmbeddings) -> None:
     for width in embeddings.widths:
-        width.exchange.sends_early = False  # type: ignore[attr-defined]
+        assert isinstance(width, RankedWidth)
+        width.exchange.sends_early = False
+
+
+def embeddings_of(trainer: Trainer) -> RankedEmbeddings:
+    assert isinstance(trainer.embeddings, RankedEmbeddings)
+    return trainer.embeddings
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +260,7 @@ def test_what_was_sent_for_a_step_that_does_not_come_is_taken(shards: Shards) ->
         steps = list(trainer.steps())
         assert steps[-1].following is None and steps[0].following is steps[1].step
         trainer.runner.train(steps[0], 0, trainer.rates.of_step(0))
-        is_ahead = trainer.embeddings._vectors._ahead is not None  # type: ignore[attr-defined]
+        is_ahead = embeddings_of(trainer).has_sent_ahead
         trainer.embeddings.stop()
         gathered = ranks.gather(torch.tensor([ranks.rank]))
         return is_ahead, [int(each) for each in gathered]
@@ -267,7 +273,7 @@ def test_steps_in_another_order_than_announced_get_their_own_vectors(shards: Sha
         torch.set_num_threads(1)
         trainer = build_trainer(shards, TrainConfig(threads=1, placement="all-fast", shares=2), ranks=ranks)
         if not is_announced:
-            send_none_early(trainer.embeddings)  # type: ignore[arg-type]
+            send_none_early(embeddings_of(trainer))
         steps = list(trainer.steps())
         # Vectors of the third step are on their way when the second one comes.
         for number, step in enumerate(steps):

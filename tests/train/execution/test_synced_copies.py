@@ -17,7 +17,7 @@ from hotset.train.exchange.choose_synced import choose_synced
 from hotset.train.exchange.chosen_exchange import ChosenExchange
 from hotset.train.exchange.rank_reader import RankReader
 from hotset.train.execution.executor import Executor
-from hotset.train.execution.ranked_embeddings import RankedEmbeddings
+from hotset.train.execution.ranked_embeddings import RankedEmbeddings, RankedWidth
 from hotset.train.execution.synced_copies import WidthCopies
 from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.ranks.thread_ranks import run_thread_ranks
@@ -176,7 +176,8 @@ def test_bytes_are_those_that_lookups_predict(shards: Shards) -> None:
         trainer, _ = built(shards, ranks, every, rows)
         run_steps(trainer, lambda *_: None)
         (width,) = trainer.embeddings.widths
-        return trainer.numbers, width.exchange.held.homes_K, trainer.coded.counts.sent_bytes["synced"]  # type: ignore[attr-defined]
+        assert isinstance(width, RankedWidth)
+        return trainer.numbers, width.exchange.held.homes_K, trainer.coded.counts.sent_bytes["synced"]
 
     found = run_thread_ranks(num_ranks, work, 20)
     numbers, homes, _ = found[0]
