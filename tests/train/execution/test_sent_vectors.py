@@ -254,7 +254,7 @@ def test_an_order_that_is_decided_as_it_goes_sends_nothing_early(shards: Shards)
 def test_what_was_sent_for_a_step_that_does_not_come_is_taken(shards: Shards) -> None:
     """The run goes on with other messages, whose bytes must not be mixed up with those under way."""
 
-    def work(ranks: Ranks) -> tuple[bool, list[int]]:
+    def work(ranks: Ranks) -> tuple[bool, bool, list[int]]:
         torch.set_num_threads(1)
         trainer = build_trainer(shards, TrainConfig(threads=1, placement="all-fast", shares=2), ranks=ranks)
         steps = list(trainer.steps())
@@ -262,10 +262,11 @@ def test_what_was_sent_for_a_step_that_does_not_come_is_taken(shards: Shards) ->
         trainer.runner.train(steps[0], 0, trainer.rates.of_step(0))
         is_ahead = embeddings_of(trainer).has_sent_ahead
         trainer.embeddings.stop()
+        is_left = embeddings_of(trainer).has_sent_ahead
         gathered = ranks.gather(torch.tensor([ranks.rank]))
-        return is_ahead, [int(each) for each in gathered]
+        return is_ahead, is_left, [int(each) for each in gathered]
 
-    assert run_thread_ranks(2, work, 20) == [(True, [0, 1])] * 2
+    assert run_thread_ranks(2, work, 20) == [(True, False, [0, 1])] * 2
 
 
 def test_steps_in_another_order_than_announced_get_their_own_vectors(shards: Shards) -> None:
