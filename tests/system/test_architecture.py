@@ -51,6 +51,7 @@ FLOORS = {
         "run_folder",
         "predict checkpoints",
         "steps",
+        "ranked",
         "execution model_building",
         "gpu_kernels",
         "placements",

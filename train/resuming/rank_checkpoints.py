@@ -18,9 +18,9 @@ import torch
 from ...pipeline.errors import SaidElsewhereError
 from ...pipeline.sizes import MIB
 from ..checkpoints.checkpoint_writer import NotFiniteError
-from ..execution.ranked_embeddings import RankedEmbeddings
 from ..execution.row_parts import RowsPart, settle
 from ..execution.rows_copy import RowsCopy
+from ..ranked.ranked_embeddings import RankedEmbeddings
 from ..ranks.ranks import Message, first_says, wait_for_first
 from ..trainer import Trainer
 from .run_checkpoints import RunCheckpoints

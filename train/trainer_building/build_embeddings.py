@@ -26,11 +26,12 @@ from ..exchange.coded_exchange import CodedExchange
 from ..exchange.exchange_file import ExchangeSchedule
 from ..exchange.width_exchange import ExchangeReader
 from ..execution.embeddings import Embeddings, RowWidth
-from ..execution.ranked_embeddings import RankedEmbeddings, RankedWidth
-from ..execution.synced_copies import SyncedCopies, WidthCopies
 from ..meter import Meter
 from ..model.dlrm_shape import tables_by_width
 from ..placements.choose_placement import build_placements
+from ..ranked.ranked_embeddings import RankedEmbeddings
+from ..ranked.ranked_width import RankedWidth
+from ..ranked.synced_copies import SyncedCopies, WidthCopies
 from ..ranks.ranks import FINGERPRINT_BYTES, Ranks, agree, refuse_other_plans
 from ..rows.initial_values import InitialValues
 from ..rows.mapped_rows import HostMemory

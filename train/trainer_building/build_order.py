@@ -8,7 +8,6 @@ from ..data.readers import Readers
 from ..data.shards import Shards
 from ..data.stored_batches import StoredBatches
 from ..execution.embeddings import Embeddings
-from ..execution.ranked_embeddings import RankedEmbeddings
 from ..execution.row_parts import refill_stores
 from ..execution.spilled_run import SpillLimits
 from ..execution.step_source import NOTHING_DONE, DoneSteps, StepSource
@@ -17,6 +16,7 @@ from ..placements.fae import FaeOrder
 from ..placements.schedule_file import Schedule
 from ..placements.shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
 from ..predict import Predictor
+from ..ranked.ranked_embeddings import RankedEmbeddings
 from .build_embeddings import RowTools
 from .run_start import RunStart
 

@@ -19,8 +19,8 @@ from ...stats.codecs.row_codec import RowMessage, shape_of
 from ...stats.prediction.codec_times import CodecCost, worthwhile_codec
 from ..exchange.chosen_exchange import ChosenExchange
 from ..exchange.coded_exchange import ExchangePrediction, Kind
-from ..execution.ranked_embeddings import RankedWidth
 from ..options.exchange_options import AUTO, ExchangeOptions
+from ..ranked.ranked_width import RankedWidth
 from ..ranks.link_speed import measure_link, slowest
 from ..trainer import Trainer
 

@@ -17,8 +17,8 @@ from ....stats.exchange.homes_name import HomesName
 from ....train.config import TrainConfig
 from ....train.data.shards import Shards
 from ....train.exchange.chosen_exchange import ChosenExchange
-from ....train.execution.ranked_embeddings import RankedWidth
 from ....train.options.exchange_options import ExchangeOptions
+from ....train.ranked.ranked_width import RankedWidth
 from ....train.ranks.ranks import Ranks
 from ....train.ranks.throttled_ranks import ThrottledRanks
 from ....train.ranks.torch_ranks import join_ranks

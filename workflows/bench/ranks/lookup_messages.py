@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ....train.exchange.rank_reader import RankReader
 from ....train.exchange.row_messages import CrossingRows
 from ....train.exchange.width_exchange import WidthExchange
-from ....train.execution.ranked_embeddings import RankedWidth
+from ....train.ranked.ranked_width import RankedWidth
 from ....train.steps.step_runner import PreparedStep
 from ....train.trainer import Trainer
 

@@ -1,6 +1,6 @@
 """Training on several ranks ends with the bits of one process with as many shares.
 
-Tests `width_exchange`, `build_embeddings` and the ranks of `predict`, too.
+Tests `ranked_width`, `brought_rows`, `width_exchange`, `build_embeddings` and the ranks of `predict`, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hotset.train.data.shards import Shards
 from hotset.train.exchange import row_messages
 from hotset.train.exchange.chosen_exchange import ChosenExchange
 from hotset.train.exchange.coded_exchange import Coding
-from hotset.train.execution import ranked_embeddings, sent_vectors
+from hotset.train.ranked import ranked_embeddings, sent_vectors
 from hotset.train.ranks.ranks import OneRank, RankError, Ranks
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 from hotset.train.trainer import run_steps

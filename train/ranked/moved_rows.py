@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..execution.embeddings import WidthStep
+from ..execution.executor import Executor
 from ..rows.tiers import Tier
-from .embeddings import WidthStep
-from .executor import Executor
 
 
 def read_states(executor: Executor, step: WidthStep, positions_N: NDArray[np.int32]) -> NDArray[np.float32]:

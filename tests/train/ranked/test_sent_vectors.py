@@ -25,10 +25,11 @@ from hotset.train.data.shards import Shards
 from hotset.train.exchange import width_exchange
 from hotset.train.exchange.chosen_exchange import ChosenExchange
 from hotset.train.exchange.rank_reader import RankReader, read_epoch
-from hotset.train.execution import ranked_embeddings
-from hotset.train.execution.moved_rows import read_ahead, read_newest
-from hotset.train.execution.ranked_embeddings import RankedEmbeddings, RankedWidth
-from hotset.train.execution.sent_vectors import early_of
+from hotset.train.ranked import ranked_embeddings
+from hotset.train.ranked.moved_rows import read_ahead, read_newest
+from hotset.train.ranked.ranked_embeddings import RankedEmbeddings
+from hotset.train.ranked.ranked_width import RankedWidth
+from hotset.train.ranked.sent_vectors import early_of
 from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 from hotset.train.trainer import Trainer, run_steps
@@ -169,9 +170,10 @@ def test_evaluations_between_steps_change_nothing(
     assert on_ranks(shards, 4, staging(placement), after_step=evaluate)[0].tables == wanted
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("placement", STAGED)
 def test_rows_are_read_ahead_where_they_are(
-    placement: str, shards: Shards, monkeypatch: pytest.MonkeyPatch
+    placement: str, prefetch: int, shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the plan as if all transfers were held back and each row was looked for."""
     by_plan: list[int] = []
@@ -193,7 +195,7 @@ def test_rows_are_read_ahead_where_they_are(
 
     monkeypatch.setattr(ranked_embeddings, "read_ahead", read_and_note)
     monkeypatch.setattr(RankedEmbeddings, "send_ahead", send_and_check)
-    on_ranks(shards, 2, {"placement": placement, "staging_bytes": 3_000, "prefetch": 2, "epochs": 2})
+    on_ranks(shards, 2, {"placement": placement, "staging_bytes": 3_000, "prefetch": prefetch, "epochs": 2})
     assert sum(by_plan) > 0
 
 

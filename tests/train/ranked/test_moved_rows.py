@@ -23,10 +23,10 @@ from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.exchange.chosen_exchange import ChosenExchange
 from hotset.train.exchange.rank_reader import RankReader, read_epoch
-from hotset.train.execution import ranked_embeddings, sent_vectors
-from hotset.train.execution.moved_rows import read_states
-from hotset.train.execution.ranked_embeddings import RankedEmbeddings
 from hotset.train.placements.moving_homes import MovingHomes
+from hotset.train.ranked import ranked_embeddings, sent_vectors
+from hotset.train.ranked.moved_rows import read_states
+from hotset.train.ranked.ranked_embeddings import RankedEmbeddings
 from hotset.train.ranks.ranks import OneRank, RankError, Ranks
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 from hotset.train.trainer import run_steps

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from ..exchange.coded_exchange import EXACT, CodedExchange
 from ..exchange.row_messages import NotFiniteRowError, RowMessages, RowsUnderWay, WidthLayout
 from ..exchange.width_exchange import EarlyVectors, WidthExchange
+from ..execution.embeddings import PlannedStep, RowWidth
 from ..ranks.ranks import Ranks
-from .embeddings import PlannedStep, RowWidth
 from .moved_rows import read_states
 
 _FLOAT_BYTES = 4

@@ -17,8 +17,9 @@ from hotset.train.exchange.choose_synced import choose_synced
 from hotset.train.exchange.chosen_exchange import ChosenExchange
 from hotset.train.exchange.rank_reader import RankReader
 from hotset.train.execution.executor import Executor
-from hotset.train.execution.ranked_embeddings import RankedEmbeddings, RankedWidth
-from hotset.train.execution.synced_copies import WidthCopies
+from hotset.train.ranked.ranked_embeddings import RankedEmbeddings
+from hotset.train.ranked.ranked_width import RankedWidth
+from hotset.train.ranked.synced_copies import WidthCopies
 from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 from hotset.train.trainer import Trainer, run_steps

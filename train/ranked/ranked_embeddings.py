@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
@@ -30,96 +29,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...pipeline.sizes import MIB
-from ...stats.exchange.rank_masks import ranks_of_samples
-from ..data.batch import Batch, BatchIds, EmbeddingTable
+from ..data.batch import Batch, EmbeddingTable
 from ..data.batch_shares import BatchShares
-from ..data.stored_batches import StoredBatch
 from ..exchange.coded_exchange import CodedExchange
 from ..exchange.partial_sums import sum_over_ranks
 from ..exchange.row_messages import NotFiniteRowError, RowMessages, RowsUnderWay, WidthLayout
-from ..exchange.width_exchange import ExchangeReader, WidthExchange, served_ids
-from ..placements.staging_placements import ColdRows, StagingPlacement
-from ..ranks.ranks import Message, Ranks
-from ..rows.initial_values import InitialValues
+from ..exchange.width_exchange import WidthExchange
+from ..execution.embeddings import Embeddings, PlannedStep, WidthStep, newest_rows
+from ..ranks.ranks import Ranks
 from ..rows.row_backends import NumbaRows
 from ..rows.row_kernels import copy_rows
 from ..rows.row_optimizers import RowOptimizer
 from ..work_threads import WorkThreads
-from .embeddings import Embeddings, PlannedStep, RowWidth, WidthLookups, WidthStep, newest_rows
+from .brought_rows import brought_rows
 from .moved_rows import read_ahead, read_newest, write_rows
+from .ranked_width import RankedWidth
 from .sent_vectors import SentVectors, early_of, exchanges_of
 from .synced_copies import SyncedCopies
-
-_FLOAT_BYTES = 4
-_SLICE_BYTES = 64 * MIB
-"""Bytes of a table that are brought together at a time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankedWidth(RowWidth):
-    """The tables of one row width, of which some rows live here; ``reader`` reads them whole."""
-
-    shares: BatchShares
-    exchange: ExchangeReader
-    initial: InitialValues
-    """Values of the rows of the whole tables."""
-
-    def read(self, number: int, batch: Batch, stored: StoredBatch | None) -> WidthLookups:
-        """The rows that a training step serves, once each, and what crosses between the ranks."""
-        # Every rank cuts its own share out of the batch; without a plan on disk it reads the others', too.
-        own = self.reader.read(self.shares.cut(batch))
-        if self.exchange.planned is not None:
-            served, exchange = self.exchange.read_by_plan(own, number)
-            return WidthLookups(served_ids(served), served, exchange)
-        ids = self.reader.read(batch)
-        served, exchange = self.exchange.read(ids, self.by_row(ids, stored), self._ranks_of(ids), own, number)
-        return WidthLookups(served_ids(served), served, exchange)
-
-    def look_at(self, batch: Batch) -> WidthExchange:
-        """What would cross in a training step if all its rows had been used before and none moved; nothing
-        is remembered."""
-        ids = self.reader.read(batch)
-        own = self.reader.read(self.shares.cut(batch))
-        lookups = self.reader.by_row(ids)
-        return self.exchange.look(ids, lookups, self._ranks_of(ids), own, reads_copies=True)[1]
-
-    def _ranks_of(self, ids: BatchIds) -> NDArray[np.uint8]:
-        shares = self.shares
-        return ranks_of_samples(ids.num_samples, shares.batch_size, shares.num_shares, shares.num_ranks)
-
-    def read_round(self, batches: Sequence[Batch]) -> WidthLookups:
-        """The same of an evaluation in which rank r has the whole of batch r."""
-        # The batches of all ranks as one, with the rank of each sample.
-        parts = [self.reader.read(batch) for batch in batches]
-        ranks_B = np.repeat(np.arange(len(parts)), [part.num_samples for part in parts]).astype(np.uint8)
-        ids = _joined(parts)
-        own = parts[self.shares.rank]
-        served, exchange = self.exchange.look(ids, self.reader.by_row(ids), ranks_B, own)
-        return WidthLookups(served_ids(served), served, exchange)
-
-    @property
-    def plans_rows(self) -> bool:
-        return self.exchange.planned is not None
-
-    def planned_cold_rows(self, number: int) -> ColdRows:
-        assert isinstance(self.placement, StagingPlacement)
-        return self.placement.cold_rows(self.exchange.expected_by_plan(number))
-
-    def cold_rows(self, number: int, batch: Batch) -> ColdRows:
-        keys_U = self.exchange.keys(self.reader.by_row(self.reader.read(batch)))
-        return self._cold_rows(number, keys_U)
-
-    def stored_cold_rows(self, number: int, stored: StoredBatch) -> ColdRows:
-        # Among all rows of the whole tables the slot of a row is its key.
-        first_F1 = self.exchange.held.first_key_F1
-        layout = (np.zeros(first_F1.size - 1, np.int64), np.diff(first_F1), first_F1[:-1])
-        keys_U, _ = stored.cold_rows(np.array(self.tables, np.int64), layout)
-        return self._cold_rows(number, keys_U)
-
-    def _cold_rows(self, number: int, keys_U: NDArray[np.int32]) -> ColdRows:
-        assert isinstance(self.placement, StagingPlacement)
-        return self.placement.cold_rows(self.exchange.expected(number, keys_U))
 
 
 class RankedEmbeddings(Embeddings):
@@ -409,85 +335,24 @@ class RankedEmbeddings(Embeddings):
         rows_ND = (fast.state_SW if state else fast.weights_SD)[:0]
         if self._num_held(table):
             rows_ND = super().table(table, state=state)
-        yield from self._brought_parts(table, rows_ND.shape[1], lambda first, stop: rows_ND[first:stop])
+        yield from self._brought_rows(table, rows_ND.shape[1], lambda first, stop: rows_ND[first:stop])
 
     def newest_parts(self, table: int) -> Iterator[torch.Tensor]:
         """As `table_parts`, of the newest weights wherever they are."""
         width, position = self._position_of[table]
-        return self._brought_parts(table, width.embedding_dim, partial(newest_rows, width, position))
+        return self._brought_rows(table, width.embedding_dim, partial(newest_rows, width, position))
+
+    def _brought_rows(
+        self, table: int, dim: int, rows_of: Callable[[int, int], torch.Tensor]
+    ) -> Iterator[torch.Tensor]:
+        width, position = self._position_of[table]
+        assert isinstance(width, RankedWidth)
+        return brought_rows(width, position, self._tables[table].num_rows, dim, rows_of, self._ranks)
 
     def _num_held(self, table: int) -> int:
         """Rows of a table that live here."""
         width, position = self._position_of[table]
         return width.placement.num_rows[position]
 
-    def _brought_parts(
-        self, table: int, dim: int, rows_of: Callable[[int, int], torch.Tensor]
-    ) -> Iterator[torch.Tensor]:
-        """Yield rows of a table of all ranks in id order, in parts, at rank 0, and none elsewhere.
-
-        Args:
-            dim: floats of a row.
-            rows_of: the rows that have a place here, from the first to before the last, by their ids here.
-        """
-        width, position = self._position_of[table]
-        assert isinstance(width, RankedWidth)
-        held = width.exchange.held
-        ids = held.ids.of_table(position)
-        first_key = int(held.first_key_F1[position])
-        num_rows = self._tables[table].num_rows
-        # There is nothing to send of a table without rows, or of rows without a state.
-        if num_rows * dim == 0:
-            yield torch.empty(num_rows, dim)
-            return
-        most = max(_SLICE_BYTES // (_FLOAT_BYTES * dim), 1)
-        for first in range(0, num_rows, most):
-            stop = min(first + most, num_rows)
-            start, end = np.searchsorted(ids, [first, stop]).tolist()
-            homes_N = held.homes_K[first_key + first : first_key + stop]
-            own_ND = rows_of(start, end)
-            # Of the rows that have a place here some live elsewhere now.
-            if self.may_move:
-                own_ND = own_ND[torch.from_numpy(homes_N[ids[start:end] - first] == held.rank)]
-            yield self._brought_together(own_ND, homes_N)
-
     def table(self, table: int, *, state: bool = False) -> torch.Tensor:
         return torch.cat(list(self.table_parts(table, state=state)))
-
-    def _brought_together(self, own_ND: torch.Tensor, homes_N: NDArray[np.uint8]) -> torch.Tensor:
-        """Return rows of all ranks in order at rank 0, none elsewhere."""
-        # Only rank 0 receives; the others send all they have of this part.
-        rank = self._ranks.rank
-        num_ranks = self._ranks.num_ranks
-        row_bytes = _FLOAT_BYTES * own_ND.shape[1]
-        out = tuple(row_bytes * own_ND.shape[0] if other == 0 and rank else 0 for other in range(num_ranks))
-        counts = np.bincount(homes_N, minlength=num_ranks).tolist()
-        into = tuple(row_bytes * counts[other] if rank == 0 and other else 0 for other in range(num_ranks))
-        data = (
-            own_ND.contiguous().reshape(-1).view(torch.uint8) if rank else torch.empty(0, dtype=torch.uint8)
-        )
-        received = Message.unset(into)
-        self._ranks.exchange(Message(data, out), received).wait()
-        if rank:
-            return own_ND[:0]
-        # Rows of a rank arrive in ascending order, so its places in the whole are those with its home.
-        whole_ND = torch.empty(homes_N.size, own_ND.shape[1])
-        for other, part in enumerate(received.parts()):
-            rows_ND = part.view(torch.float32).view(-1, own_ND.shape[1]) if other else own_ND
-            whole_ND[torch.from_numpy(np.flatnonzero(homes_N == other))] = rows_ND
-        return whole_ND
-
-
-def _joined(parts: Sequence[BatchIds]) -> BatchIds:
-    """Return the lookups of batches as those of one."""
-    num_samples = sum(part.num_samples for part in parts)
-    ids_N = np.concatenate([part.ids_N for part in parts])
-    num_features = parts[0].num_features
-    bags: list[NDArray[np.int64]] = []
-    first = 0
-    for part in parts:
-        if part.bags_N is not None:
-            bags.append(part.bags_N + first * num_features)
-        first += part.num_samples
-    bags_N = np.concatenate(bags) if bags else None
-    return BatchIds(ids_N, bags_N, num_samples, num_features, parts[0].features_F)
