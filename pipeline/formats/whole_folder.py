@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..folders.checksum import hash_file
+from ..folders.disk import new_folder, paths_in
 from ..folders.manifest import MANIFEST, FileEntry, checksum_of
-from ..folders.partial_folder import write_errors_explained
+from ..folders.partial_folder import LOCK
 from .whole_file import refuse_target, whole_file
 
 
@@ -26,19 +25,14 @@ def whole_folder(
         stage: stage, version and inputs are those of the manifest.
 
     Raises:
-        HotsetError: ``path`` exists, or cannot be written.
+        HotsetError: ``path`` exists, another process is writing it, or it cannot be written.
     """
     refuse_target(path, overwrite=False)
-    # Beside the final place, so that the rename stays on one device; what a killed run left is replaced.
-    aside = path.with_name(f".{path.name}.tmp")
-    try:
-        with write_errors_explained(path):
-            if aside.exists():
-                shutil.rmtree(aside)
-            aside.mkdir()
-        yield aside
-        with write_errors_explained(path):
-            entries = [FileEntry(name, 0, *hash_file(aside / name)) for name in sorted(os.listdir(aside))]
+    with new_folder(path) as folder:
+        yield folder
+        # The lock is no file of the folder, and goes before the rename.
+        names = [file.name for file in paths_in(folder) if file.name != LOCK]
+        entries = [FileEntry(name, 0, *hash_file(folder / name)) for name in names]
         parts = {
             "stage": stage,
             "version": version,
@@ -47,11 +41,7 @@ def whole_folder(
             "files": [entry.to_json() for entry in entries],
             "totals": {},
         }
-        write_json(aside / MANIFEST, parts | {"checksum": checksum_of(parts)})
-        with write_errors_explained(path):
-            os.rename(aside, path)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        write_json(folder / MANIFEST, parts | {"checksum": checksum_of(parts)})
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

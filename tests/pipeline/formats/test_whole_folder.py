@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ INPUTS = [{"name": "run", "fingerprint": "0" * 32}]
 
 
 def test_files_are_sealed_under_the_final_name(tmp_path: Path) -> None:
-    (tmp_path / ".out.tmp").mkdir()
-    (tmp_path / ".out.tmp/half").write_text("of a killed run")
+    (tmp_path / ".out.partial").mkdir()
+    (tmp_path / ".out.partial/half").write_text("of a killed run")
     with whole_folder(tmp_path / "out", stage="export", version=2, inputs=INPUTS) as folder:
         write_text(folder / "b.txt", "naïve ☃\n")
         write_json(folder / "a.json", {"name": "☃"})
@@ -44,3 +45,19 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
         with whole_folder(tmp_path / "out", stage="export", version=2, inputs=INPUTS):
             pass
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+
+
+def test_of_two_writers_the_second_is_refused(tmp_path: Path) -> None:
+    """They would mix their files, and seal what the other one is still writing."""
+
+    def write_second() -> None:
+        with whole_folder(tmp_path / "out", stage="export", version=2, inputs=INPUTS) as folder:
+            write_text(folder / "b.txt", "second")
+
+    with whole_folder(tmp_path / "out", stage="export", version=2, inputs=INPUTS) as folder:
+        write_text(folder / "a.txt", "first")
+        # A run of the same thread would take the place of one that failed.
+        with ThreadPoolExecutor(1) as pool, pytest.raises(HotsetError, match="out is being written"):
+            pool.submit(write_second).result()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in sorted((tmp_path / "out").iterdir())] == ["a.txt", "manifest.json"]
