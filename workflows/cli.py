@@ -35,6 +35,7 @@ _AFTER_INTERRUPTION = {
     "evaluate": "nothing was written",
     "predict": "nothing was written",
     "export": "nothing was written",
+    "apply": "nothing was written",
     "export-shards": "nothing was written",
     "schema": "nothing was written",
     "stats": "nothing was written",
@@ -44,11 +45,12 @@ _AFTER_INTERRUPTION = {
     "bench": "nothing was written",
     "recipe": "nothing was written",
     "runs": "nothing was written",
+    "completion": "nothing was written",
+    "characterise": "finished cells are kept; run the same command to resume",
 }
 """Hint after an interruption of a command that is no stage; stages keep finished work."""
 
-
-_WITH_TORCH = ("train", "evaluate", "predict", "export", "demo")
+_WITH_TORCH = ("train", "evaluate", "predict", "export", "apply", "demo", "characterise")
 """Commands that import torch when they run."""
 _LEAST_COLUMNS = 20
 """Width that a narrower terminal counts as: in less, help has no room for a word beside its options."""

@@ -272,6 +272,13 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_only_commands_that_keep_finished_work_say_so_when_they_are_interrupted() -> None:
+    """A new command is named here, or says what is left of it."""
+    keeping = {"demo", "preprocess", "ingest", "count", "rank", "encode", "split", "pack"}
+    keeping |= {"schedule", "transpose", "map-ids"}
+    assert set(COMMANDS) - set(cli._AFTER_INTERRUPTION) == keeping
+
+
 @pytest.mark.parametrize(
     ("closing", "words", "status"),
     [
