@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _WIDE = 200
 _WITH_UNIT = re.compile(r"\d (?:[KMGT]iB|B|M samples/s|samples/s|ms|µs|s)\b")
+_COMMAND = re.compile("(?:^|(?<=`))hotset(?= )")
+"""The word of a command in a hint: at its beginning, or behind a quote."""
 _JOINED = "\ue000"
 """Stands for a blank where a line may not end; no text contains it."""
 
@@ -79,10 +81,11 @@ def print_table(console: Console, table: Table, *, num_keys: int = 1) -> None:
         if groups[-1] and sum(widths[other] for other in groups[-1]) + widths[number] > room:
             groups.append([])
         groups[-1].append(number)
+    # A title of its own wraps at the width of the terminal, not at that of a narrow table.
+    if table.title:
+        console.print(table.title, style="bold")
     for group in groups:
-        title = table.title if group is groups[0] else None
-        # Only the first of the tables has the title.
-        part = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        part = Table(box=None, pad_edge=False)
         columns = [table.columns[number] for number in (*range(num_keys), *group)]
         for column in columns:
             part.add_column(column.header, justify=column.justify)
@@ -167,8 +170,8 @@ def say_error(message: str, hint: str | None = None, *, kind: str = "error") -> 
     if hint:
         # A command that is broken into lines could not be copied, so a hint that has one is not wrapped. Nor
         # would a command be found that is not on the PATH of the shell.
-        typed = hint.replace("`hotset ", f"`{command_prefix()} ") if _is_called_by_path() else hint
-        has_command = "`" in typed or typed.startswith("hotset ")
+        has_command = "`" in hint or hint.startswith("hotset ")
+        typed = _COMMAND.sub(lambda _: command_prefix(), hint) if has_command and _is_called_by_path() else hint
         _print(Text.assemble(("hint:", "bold cyan"), f" {typed}"), soft_wrap=has_command)
 
 

@@ -16,7 +16,7 @@ from rich.progress import Task, TaskID
 from rich.table import Table
 
 from hotset.tests.support.terminal import run_in_terminal
-from hotset.workflows.console import describe_rate, print_table
+from hotset.workflows.console import describe_rate, plain_table, print_table
 from hotset.workflows.progress_columns import Bars, Speed, columns_for
 
 _TWO_STAGES = """
@@ -117,6 +117,14 @@ def test_no_number_of_a_wide_table_is_cut(columns: int, capsys: pytest.CaptureFi
         for number in range(1, 9):
             assert f"{10**7 * row + number:,} MiB" in shown
     assert "\u2026" not in shown and (columns > 100 or shown.count("key 1") > 1)
+
+
+def test_a_title_wraps_at_the_width_of_the_terminal_and_not_at_that_of_its_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    title = "2 ranks, 256 samples each on average: rows to a rank in a step"
+    print_table(Console(width=80), plain_table(title, ["scheme", "rows"], texts=["scheme"]))
+    assert capsys.readouterr().out.splitlines()[:2] == [title, "scheme  rows"]
 
 
 _NOTED = """

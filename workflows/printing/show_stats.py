@@ -155,10 +155,11 @@ def show_ranks(found: RankStatistics, console: Console) -> None:
     """Print what crosses between ranks, a table for each number of them."""
     is_whole = found["num_samples"] == found["num_train_samples"]
     for row in found["ranks"]:
-        columns = ["Scheme", "expected", "counted"]
+        columns = ["scheme", "expected", "counted"]
         if not is_whole:
             columns += ["expected, whole epoch"]
-        title = f"{row['ranks']} ranks, {row['rank_samples']:,.0f} samples each: rows to a rank in a step"
+        samples = f"{row['rank_samples']:,.0f} samples each on average"
+        title = f"{row['ranks']} ranks, {samples}: rows to a rank in a step"
         table = _table(title, *columns)
         table.columns[0].justify = "left"
         for scheme in row["schemes"]:

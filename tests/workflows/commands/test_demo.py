@@ -9,7 +9,7 @@ import pytest
 
 from hotset.tests.support.terminal import run_in_terminal
 from hotset.workflows.cli import main
-from hotset.workflows.console import command_prefix
+from hotset.workflows.console import command_prefix, say_error
 
 
 def test_the_demo_runs_again_and_refuses_a_folder_it_did_not_make(
@@ -67,7 +67,7 @@ def test_next_commands_are_not_broken_into_lines() -> None:
 
 
 def test_the_printed_command_is_one_that_this_shell_finds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = tmp_path / "my venv" / "bin" / "hotset"
     script.parent.mkdir(parents=True)
@@ -76,5 +76,10 @@ def test_the_printed_command_is_one_that_this_shell_finds(
     monkeypatch.setattr("sys.argv", [str(script), "demo"])
     monkeypatch.setenv("PATH", "/nonexistent")
     assert command_prefix() == "'my venv/bin/hotset'"
+    # Hints have the same word, those that are a command and those that quote one.
+    assert main(["trian"]) == 2
+    assert capsys.readouterr().err.endswith("\nhint: 'my venv/bin/hotset' train\n")
+    say_error("wrong", "`hotset rank hotset` runs it")
+    assert capsys.readouterr().err.endswith("hint: `'my venv/bin/hotset' rank hotset` runs it\n")
     monkeypatch.setenv("PATH", str(script.parent))
     assert command_prefix() == "hotset"
