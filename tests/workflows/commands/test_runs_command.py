@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from hotset.workflows.cli import main
-from hotset.workflows.printing.read_runs import read_runs
+from hotset.workflows.printing.read_runs import differing_settings, read_runs
 from hotset.workflows.printing.show_run_list import show_run_list
 
 
@@ -67,6 +67,15 @@ def test_schemas_and_fingerprints_are_listed_in_a_word(tmp_path: Path) -> None:
     assert re.search(r"schema [0-9a-f]{8} \(of a file\), shards abababab *$", shown, re.MULTILINE)
     assert re.search(r"schema criteo-kaggle, shards cdcdcdcd *$", shown, re.MULTILINE)
     assert "label" not in shown
+
+
+def test_the_run_that_weights_are_taken_from_is_called_as_its_option(tmp_path: Path) -> None:
+    for name, init_from in (("first", None), ("second", {"run": "ab" * 16, "id_map": "cd" * 16})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"init_from": init_from}))
+    runs = read_runs(tmp_path)
+    assert differing_settings(runs) == ["id_map", "init_from"]
+    assert runs[1].settings == {"init_from": "ab" * 16, "id_map": "cd" * 16}
 
 
 def test_a_run_says_what_made_it(runs: Path) -> None:
