@@ -69,11 +69,17 @@ def whole_file(path: Path, *, overwrite: bool = False, option: str = "--out") ->
 
 
 def refuse_target(path: Path, *, overwrite: bool, option: str = "--out") -> None:
-    """Raise HotsetError where ``path`` cannot become a file: it exists, or its folder does not."""
+    """Raise HotsetError where ``path`` cannot become a file: it exists, or its folder does not or is
+    read-only."""
     # Faults that a user can mend are told before any work is done.
     if not path.parent.is_dir():
         raise HotsetError(
             f"{path.parent} is not a directory", hint=f"`mkdir -p {shlex.quote(str(path.parent))}` creates it"
+        )
+    # Also where the user may write, but the device is mounted for reading alone.
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise HotsetError(
+            f"{path} cannot be written: {path.parent} is read-only", hint=f"give another {option}"
         )
     try:
         os.lstat(path)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hotset.pipeline.errors import HotsetError
-from hotset.pipeline.formats.whole_file import whole_file
+from hotset.pipeline.formats.whole_file import refuse_target, whole_file
 
 
 @pytest.fixture(params=["nameless", "hidden"])
@@ -90,6 +90,20 @@ def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
             with whole_file(tmp_path / name, overwrite=True):
                 pass
     assert names_in(tmp_path) == ["null", "pipe"]
+
+
+def test_a_read_only_folder_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def has_access(path: Any, mode: int) -> bool:
+        assert path == tmp_path
+        return not mode & os.W_OK
+
+    # A superuser may write anywhere but on a device that is mounted so.
+    monkeypatch.setattr(os, "access", has_access)
+    with pytest.raises(HotsetError, match="out cannot be written: .* is read-only") as refused:
+        refuse_target(tmp_path / "out", overwrite=True, option="--html")
+    assert refused.value.hint == "give another --html"
 
 
 def test_the_new_file_has_the_usual_permissions(tmp_path: Path, system: str) -> None:
