@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...pipeline.errors import ConfigError, first_line
+from ...pipeline.errors import ConfigError, HotsetError, first_line
 from ...pipeline.folders.json_record import RecordError
 from .run_cell import CellRecord
 
@@ -56,14 +56,24 @@ class CellFile:
             ) from error
 
     def add(self, record: CellRecord) -> None:
-        """Write a line, and the first one before it where the file is new."""
-        # A first line that was cut off leaves an empty file, which begins anew.
-        is_new = not self.path.exists() or self.path.stat().st_size == 0
-        lines = [self.identity] if is_new else []
-        # Closed after each cell, so that a sweep that is killed loses only the one under way.
-        with self.path.open("a") as file:
-            for each in (*lines, record.to_json()):
-                file.write(json.dumps(each, allow_nan=False) + "\n")
+        """Write a line, and the first one before it where the file is new.
+
+        Raises:
+            HotsetError: the disk is full, or the file cannot be written.
+        """
+        try:
+            # A first line that was cut off leaves an empty file, which begins anew.
+            is_new = not self.path.exists() or self.path.stat().st_size == 0
+            lines = [self.identity] if is_new else []
+            # Closed after each cell, so that a sweep that is killed loses only the one under way.
+            with self.path.open("a") as file:
+                for each in (*lines, record.to_json()):
+                    file.write(json.dumps(each, allow_nan=False) + "\n")
+        except OSError as error:
+            raise HotsetError(
+                f"{self.path} cannot be written: {error.strerror or error}",
+                hint="free disk space, and run the same command: finished cells are kept",
+            ) from error
 
     def _begun_otherwise(self, found: Any) -> ConfigError:
         others = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.errors import ConfigError, HotsetError
 from hotset.tests.support.planning.made_up_cells import TINY, made_up_record
 from hotset.workflows.characterise.cell_file import CellFile
 
@@ -41,6 +41,12 @@ def test_a_file_that_was_cut_off_anywhere_keeps_its_whole_lines_and_goes_on(cell
         for record in RECORDS[num_whole:]:
             cells.add(record)
         assert cells.path.read_bytes() == data
+
+
+def test_a_full_disk_is_named_by_the_file_and_not_taken_for_that_of_stdout() -> None:
+    with pytest.raises(HotsetError, match="/dev/full cannot be written: No space left on device") as full:
+        CellFile(Path("/dev/full"), IDENTITY).add(RECORDS[0])
+    assert full.value.hint is not None and "finished cells are kept" in full.value.hint
 
 
 @pytest.mark.parametrize(
