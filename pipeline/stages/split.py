@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from ...stats.ranking.row_bytes import OPTIMIZERS, row_bytes
-from ..errors import ConfigError, require_at_least
+from ..errors import ConfigError, require_at_least, require_at_most
 from ..folders.file_facts import TagsFacts
 from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.output import Output, input_of
 from ..folders.stage_totals import PlanTotals, SamplesTotals, TaggedSamples, VocabularyTotals
-from ..folders.table_info import PlannedTable
+from ..folders.table_info import MOST_FLOATS, PlannedTable
 from ..formats.arrow_files import read_batch, write_batch
 from ..formats.part_ids import PartIds
 from ..hot_rows.fae_hot_rows import CALIBRATION_ROW_BYTES, MODES, Calibrated, calibrate, with_exact_counts
@@ -66,8 +66,12 @@ class SplitConfig:
         require_at_least("hot_bytes", self.hot_bytes, 0)
         if self.mode not in ("budget", *MODES):
             raise ConfigError(f"mode must be one of budget, {', '.join(MODES)}, got {self.mode!r}")
+        # Readers take rows that are wider for damage.
         require_at_least("embedding_dim", self.embedding_dim, 1)
+        require_at_most("embedding_dim", self.embedding_dim, MOST_FLOATS)
         check_settings("feature_dims", self.feature_dims)
+        for name, dim in self.feature_dims:
+            require_at_most(f"feature_dims {name}", dim, MOST_FLOATS)
         if self.embedding_optimizer not in OPTIMIZERS:
             wanted = ", ".join(OPTIMIZERS)
             raise ConfigError(

@@ -165,6 +165,8 @@ def test_other_budgets_need_another_folder(tmp_path: Path, folder: Path) -> None
     [
         {"hot_bytes": ByteSize(-1)},
         {"embedding_dim": 0},
+        {"embedding_dim": 2**20 + 1},  # readers would take the sealed folder for a damaged one
+        {"feature_dims": FeatureSettings([("C1", 2**20 + 1)])},
         {"embedding_optimizer": "adamax"},
     ],
 )
