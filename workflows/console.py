@@ -121,7 +121,9 @@ def describe_rate(samples_per_second: float) -> str:
     """Return a rate for people: in millions where that has two digits, else in samples."""
     if samples_per_second >= 1e5:
         return f"{samples_per_second / 1e6:.2f} M samples/s"
-    return f"{round(samples_per_second, -2 if samples_per_second >= 1e4 else -1):,.0f} samples/s"
+    # Three digits; of a log of a few lines those before the point.
+    digits = -2 if samples_per_second >= 1e4 else -1 if samples_per_second >= 1e3 else 0
+    return f"{round(samples_per_second, digits):,.0f} samples/s"
 
 
 def with_help(pairs: Iterable[tuple[str, str]]) -> str:

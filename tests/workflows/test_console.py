@@ -224,6 +224,8 @@ def test_a_number_and_its_unit_stay_on_one_line() -> None:
     ("samples_per_second", "text"),
     [
         (0.0, "0 samples/s"),
+        (2.2, "2 samples/s"),
+        (734.4, "734 samples/s"),
         (8134.2, "8,130 samples/s"),
         (23_456.0, "23,500 samples/s"),
         (731_200.0, "0.73 M samples/s"),
