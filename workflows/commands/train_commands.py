@@ -163,8 +163,12 @@ def show_runs(summaries: list[dict[str, Any]], console: Console, *, with_scores:
     rows = _SCORES + _COSTS if with_scores else _COSTS
     if any(summary["transfers"]["file_bytes_written"] for summary in summaries):
         rows += _FILE_ROWS
-    for name, show in rows:
-        table.add_row(name, *(show(summary) for summary in summaries))
+    # Rank 0 prints; what it moves and waits for is its own, scores and samples are those of all ranks.
+    is_ranked = any(summary.get("exchange") for summary in summaries)
+    own = {name for name, _ in (*_COSTS[1:], *_FILE_ROWS)} if is_ranked else set()
+    for name, show in (*rows, *(_RANK_ROWS if is_ranked else ())):
+        shown = f"{name} (rank 0)" if name in own else name
+        table.add_row(shown, *(show(summary) for summary in summaries))
     console.print(table)
 
 
@@ -212,7 +216,19 @@ _FILE_ROWS: tuple[tuple[str, _Show], ...] = (
     ("bytes read from it", lambda summary: _file_bytes(summary, "read")),
 )
 """Rows for runs whose cold rows do not fit in memory."""
+_RANK_ROWS: tuple[tuple[str, _Show], ...] = (
+    ("bytes sent by all ranks", lambda summary: _sent_bytes(summary)),
+)
+"""Rows for runs on several ranks."""
 
 
 def _file_bytes(summary: dict[str, Any], way: str) -> str:
     return format_byte_size(summary["transfers"][f"file_bytes_{way}"])
+
+
+def _sent_bytes(summary: dict[str, Any]) -> str:
+    """What crossed between ranks in training steps; - for a run of one process."""
+    exchange = summary.get("exchange")
+    if not exchange:
+        return "-"
+    return format_byte_size(sum(sum(sent.values()) for sent in exchange["bytes_by_rank"]))

@@ -93,11 +93,13 @@ def _figures(run: Run) -> list[str]:
         return ["damaged" if run.fault else "unfinished", "", "", ""]
     auc, log_loss, speed = (_number(run, name) for name in ("auc", "log_loss", "samples_per_second"))
     moved = [_number(run, name) for name in ("bytes_to_fast", "bytes_to_slow")]
+    # Ranks count what they move each for itself, and the first one writes the summary.
+    whose = " (rank 0)" if run.summary.get("exchange") else ""
     return [
         "-" if auc is None else f"{auc:.4f}",
         "-" if log_loss is None else f"{log_loss:.4f}",
         "-" if speed is None else f"{speed:,.0f}",
-        "-" if None in moved else format_byte_size(int(sum(each or 0 for each in moved))),
+        "-" if None in moved else format_byte_size(int(sum(each or 0 for each in moved))) + whose,
     ]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from hotset.workflows.cli import main
+from hotset.workflows.commands.train_commands import show_runs
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -45,6 +48,25 @@ def test_a_run_is_shown_as_a_table(data: Path, tmp_path: Path, capsys: pytest.Ca
     assert evaluated.split()[:6] == ["all", "samples", "hot", "mixed", "with", "oov"]
     assert "\nAUC   " in evaluated and "\nPR-AUC  " in evaluated and "\ncalibration  " in evaluated
     assert max(map(len, said.out.splitlines())) <= 80
+
+
+def test_what_one_of_several_ranks_counted_is_said_to_be_its_own(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = run_json(capsys, "train", str(data), "--out", str(tmp_path / "run"))
+    exchange = {"bytes_by_rank": [{"vectors": 1024, "dense": 512}, {"vectors": 512, "dense": 1024}]}
+    ranked = summary | {"exchange": exchange}
+    for summaries in ([summary], [summary, ranked]):
+        console = Console(file=io.StringIO(), width=80)
+        show_runs(summaries, console, with_scores=False)
+        assert isinstance(console.file, io.StringIO)
+        lines = console.file.getvalue().splitlines()
+        assert sum("(rank 0)" in line for line in lines) == (6 if ranked in summaries else 0)
+        assert all(len(line) <= 80 for line in lines)
+    assert lines[1].startswith("samples/s  ") and lines[-1].split()[-3:] == ["-", "3", "KiB"]
+    (tmp_path / "run/summary.json").write_text(json.dumps(ranked))
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "(rank 0)" in capsys.readouterr().out
 
 
 def test_a_refused_setting_is_named_as_an_option(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
