@@ -173,7 +173,7 @@ def say_error(message: str, hint: str | None = None, *, kind: str = "error") -> 
         # A command that is broken into lines could not be copied, so a hint that has one is not wrapped. Nor
         # would a command be found that is not on the PATH of the shell.
         has_command = "`" in hint or hint.startswith("hotset ")
-        typed = _COMMAND.sub(lambda _: command_prefix(), hint) if has_command and _is_called_by_path() else hint
+        typed = _COMMAND.sub(lambda _: command_prefix(), hint) if _is_called_by_path() else hint
         _print(Text.assemble(("hint:", "bold cyan"), f" {typed}"), soft_wrap=has_command)
 
 

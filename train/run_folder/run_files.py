@@ -50,7 +50,9 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise HotsetError(f"{path} cannot be written: {error.strerror}") from error
+        raise HotsetError(
+            f"{path} cannot be written: {error.strerror}", hint="give a folder that can be written"
+        ) from error
 
 
 def refuse_missing_folder(path: Path) -> None:

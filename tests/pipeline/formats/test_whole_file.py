@@ -101,7 +101,7 @@ def test_a_read_only_folder_is_refused_before_any_work(
 
     # A superuser may write anywhere but on a device that is mounted so.
     monkeypatch.setattr(os, "access", has_access)
-    with pytest.raises(HotsetError, match="out cannot be written: .* is read-only") as refused:
+    with pytest.raises(HotsetError, match=r"out cannot be written: .* is read-only") as refused:
         refuse_target(tmp_path / "out", overwrite=True, option="--html")
     assert refused.value.hint == "give another --html"
 

@@ -365,9 +365,9 @@ def test_the_folder_of_a_file_is_created(shell: Shell) -> None:
 
 
 @follows(
-    "pipeline/formats/whole_file.py::refuse_target#2",
     "pipeline/formats/whole_file.py::refuse_target#3",
     "pipeline/formats/whole_file.py::refuse_target#4",
+    "pipeline/formats/whole_file.py::refuse_target#5",
 )
 def test_another_file_is_given(shell: Shell) -> None:
     arguments = ["generate", "--samples", "5", "--out"]
@@ -377,6 +377,23 @@ def test_another_file_is_given(shell: Shell) -> None:
     # The last of them could be deleted, too.
     os.unlink("log.tsv")
     shell.works(*arguments, "log.tsv")
+
+
+@follows(
+    "pipeline/formats/whole_file.py::refuse_target#2",
+    "train/run_folder/run_files.py::make_folder",
+)
+def test_a_folder_that_can_be_written_is_given(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("read-only").mkdir()
+    access = os.access
+    # A superuser may write in any folder, but not where a device is mounted for reading alone.
+    monkeypatch.setattr(os, "access", lambda path, mode: path.name != "read-only" and access(path, mode))
+    arguments = ["generate", "--samples", "5", "--out"]
+    assert shell.refused(*arguments, "read-only/a.tsv") == "give another --out"
+    shell.works(*arguments, "a.tsv")
+    arguments = ["train", "data", "--max-steps", "1", "-q", "--out"]
+    assert shell.refused(*arguments, "log.tsv/run") == "give a folder that can be written"
+    shell.works(*arguments, "another")
 
 
 @follows("pipeline/formats/whole_file.py::whole_file", "pipeline/formats/whole_file.py::whole_file#2")

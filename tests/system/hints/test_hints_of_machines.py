@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from hotset.workflows.bench.ranks import rank_group
 from hotset.workflows.bench.ranks.rank_group import RankGroup
 from hotset.workflows.characterise import characterise as module
 from hotset.workflows.characterise import machine_probes
+from hotset.workflows.characterise.cell_file import CellFile
 from hotset.workflows.characterise.characterise_config import CharacteriseConfig
 
 
@@ -120,3 +122,21 @@ def test_what_was_measured_is_fitted_again(shell: Shell, monkeypatch: pytest.Mon
     hint = shell.refused("characterise", "--fit", "machine.json", "--out", "more.json")
     shell.obey(hint, FILE="new.json")
     shell.works("characterise", "--fit", "new.json", "--out", "more.json")
+
+
+@follows("workflows/characterise/cell_file.py::CellFile.add")
+def test_cells_are_kept_where_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = CellFile(tmp_path / "machine.cells.jsonl", {"threads": 1})
+    records = [made_up_record(replace(TINY, batch_size=size)) for size in (16, 32)]
+    file.add(records[0])
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "open", refuse)
+        hint = hint_of(lambda: file.add(records[1]))
+    assert hint == "free disk space, and run the same command: finished cells are kept"
+    assert file.read() == records[:1]
+    file.add(records[1])
+    assert file.read() == records

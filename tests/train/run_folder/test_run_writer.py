@@ -85,6 +85,9 @@ def test_an_empty_folder_will_do_and_a_file_will_not(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HotsetError, match="cannot be written"):
         RunFolder.begin(tmp_path / "file", {})
+    with pytest.raises(HotsetError, match="cannot be written") as refused:
+        RunFolder.begin(tmp_path / "file/run", {})
+    assert refused.value.hint == "give a folder that can be written"
 
 
 def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
