@@ -59,7 +59,10 @@ def sentences(result: Characterised) -> list[str]:
     lines = [f"{machine.num_cells} cells measured in {machine.minutes:.1f} minutes."]
     model = machine.model
     if model is None or model.error is None:
-        lines.append("They are too few to predict from: give more --minutes.")
+        lines.append(
+            "They are too few to predict from: delete this machine file, and run the command again with more "
+            "--minutes. It keeps the cells."
+        )
     else:
         error = model.error
         order = ""

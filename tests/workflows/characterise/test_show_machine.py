@@ -80,7 +80,9 @@ def test_sentences_say_only_what_was_found() -> None:
     # Neither a fit nor one without held-out cells tells an error.
     for model in (None, replace(machine.model, error=None)):
         result = Characterised(replace(plain, model=model), [])
-        assert "too few to predict from: give more --minutes" in sentences(result)[1]
+        # A file that is there is not written over, and its cells go on.
+        advised = "delete this machine file, and run the command again with more --minutes"
+        assert f"too few to predict from: {advised}" in sentences(result)[1]
         assert summary(result)["num_held_out"] == summary(result)["num_pairs"] == 0
 
 
