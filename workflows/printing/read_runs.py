@@ -18,8 +18,18 @@ _MOST_DEPTH = 4
 """Folders below the one that is named are searched so deep."""
 _NOT_SETTINGS = frozenset({"tables", "threads", "dense_model", "embedding_dim", "num_dense"})
 """Keys of a config that say what the shards and the machine are like."""
-_INIT_FROM = "init_from"
-"""Key of the run that weights are taken from, and of the id map."""
+_AS_OPTIONS = {
+    "init_from": {"run": "init_from"},
+    "exchange": {
+        "vectors": "exchange",
+        "gradients": "exchange_back",
+        "dense": "exchange_dense",
+        "decay": "exchange_decay",
+        "early_steps": "exchange_early_steps",
+        "feedback": "exchange_feedback",
+    },
+}
+"""Nested records whose keys say nothing without the name of the record, and what their options are called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +108,9 @@ def _object_in(path: Path) -> dict[str, Any]:
 def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The settings of nested records by their own names, as options are called."""
     for name, value in values.items():
-        if name == _INIT_FROM and isinstance(value, dict):
-            yield from ((_INIT_FROM if key == "run" else key, one) for key, one in value.items())
-        elif isinstance(value, dict):
-            yield from _flat(value)
+        if isinstance(value, dict):
+            called = _AS_OPTIONS.get(name, {})
+            yield from ((called.get(key, key), one) for key, one in _flat(value))
         else:
             yield name, value
 

@@ -69,13 +69,20 @@ def test_schemas_and_fingerprints_are_listed_in_a_word(tmp_path: Path) -> None:
     assert "label" not in shown
 
 
-def test_the_run_that_weights_are_taken_from_is_called_as_its_option(tmp_path: Path) -> None:
-    for name, init_from in (("first", None), ("second", {"run": "ab" * 16, "id_map": "cd" * 16})):
+def test_settings_of_nested_records_are_called_as_their_options(tmp_path: Path) -> None:
+    configs = {
+        "first": {"init_from": None, "exchange": None},
+        "second": {
+            "init_from": {"run": "ab" * 16, "id_map": "cd" * 16},
+            "exchange": {"vectors": "int8", "dense": "bf16", "ranks": 2},
+        },
+    }
+    for name, config in configs.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps({"init_from": init_from}))
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
     runs = read_runs(tmp_path)
-    assert differing_settings(runs) == ["id_map", "init_from"]
-    assert runs[1].settings == {"init_from": "ab" * 16, "id_map": "cd" * 16}
+    assert differing_settings(runs) == ["exchange", "exchange_dense", "id_map", "init_from", "ranks"]
+    assert runs[1].settings["init_from"] == "ab" * 16 and runs[1].settings["exchange"] == "int8"
 
 
 def test_a_run_says_what_made_it(runs: Path) -> None:
