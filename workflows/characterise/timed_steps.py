@@ -3,7 +3,8 @@
 Every part has a watch of its own, and none is what the others leave, so that parts which add up to the step
 show that nothing was missed. Inside the dense layers the work of all threads is added up by part and divided
 by their number. Idle is measured too: threads that wait for their first tile or for the last one of others,
-and the interpreter between pieces of work, during which all threads but one wait.
+or for the interpreter between two passes of a tile, which other threads may hold, and the interpreter between
+pieces of work, during which all threads but one wait.
 """
 
 from __future__ import annotations
@@ -119,10 +120,16 @@ class _TimedMlp:
 
 
 class _TimedTile:
-    """A tile whose passes are timed, those of its layers apart."""
+    """A tile whose passes are timed, those of its layers apart.
 
-    def __init__(self, tile: StepTile) -> None:
+    Args:
+        tile: of one worker.
+        waits: of that worker, which has nothing else to do between two passes.
+    """
+
+    def __init__(self, tile: StepTile, waits: _Waits) -> None:
         self._tile = tile
+        self._waits = waits
         self.watch = _Watch()
         # The tile calls its layers through the watch from here on: what it does itself is the interaction.
         if tile.bottom is not None:
@@ -131,43 +138,66 @@ class _TimedTile:
             tile.top = _TimedMlp(tile.top, "top", self.watch)
 
     def forward(self, dense_TK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        with self.watch("interaction"):
+        with self._waits.none(), self.watch("interaction"):
             return self._tile.forward(dense_TK, embeddings)
 
     def backward(self, *args: object) -> float:
-        with self.watch("interaction"):
+        with self._waits.none(), self.watch("interaction"):
             return cast(Callable[..., float], self._tile.backward)(*args)
 
 
+class _Waits:
+    """The seconds in which one thread has no work, or has to wait for the interpreter to begin it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._since = 0.0
+
+    def begin(self) -> None:
+        """Count what follows."""
+        self._since = time.perf_counter()
+
+    def end(self) -> None:
+        """Count nothing from here on."""
+        self.seconds += time.perf_counter() - self._since
+
+    @contextmanager
+    def none(self) -> Generator[None]:
+        """Count nothing of the block, and what follows it."""
+        self.end()
+        try:
+            yield
+        finally:
+            self.begin()
+
+
 class _TimedThreads:
-    """Threads whose waits are timed: until their first piece, between pieces, and for the last of others."""
+    """Threads whose waits are timed: until their first piece, between passes, and for the last of others."""
 
     def __init__(self, threads: WorkThreads, watch: _Watch) -> None:
         self._threads = threads
         self._watch = watch
-        self.idle_seconds = 0.0
-        """Of all threads together, divided by their number."""
+        self._waits = [_Waits() for _ in range(threads.num_threads)]
+
+    def waits_of(self, worker: int) -> _Waits:
+        """Return those of a thread, which its pieces of work interrupt."""
+        return self._waits[worker]
 
     def run(self, work: Callable[[int, int], object], num_pieces: int) -> None:
-        """Run the pieces."""
-        num_threads = self._threads.num_threads
-        waits = [0.0] * num_threads
-
-        def timed(piece: int, worker: int) -> None:
-            waits[worker] += time.perf_counter() - free_since[worker]
-            work(piece, worker)
-            free_since[worker] = time.perf_counter()
-
+        """Run the pieces, each of which says itself when it does not wait."""
         # While threads work the watch of the loop stands in a part that nobody counts.
         with self._watch(_IN_THREADS):
-            free_since = [time.perf_counter()] * num_threads
-            self._threads.run(timed, num_pieces)
-            end = time.perf_counter()
-        self.idle_seconds += (sum(waits) + sum(end - since for since in free_since)) / num_threads
+            for waits in self._waits:
+                waits.begin()
+            self._threads.run(work, num_pieces)
+            for waits in self._waits:
+                waits.end()
 
     def take(self) -> float:
-        """Return the idle seconds, and begin again at zero."""
-        found, self.idle_seconds = self.idle_seconds, 0.0
+        """Return the idle seconds, the mean over threads, and begin again at zero."""
+        found = statistics.fmean(waits.seconds for waits in self._waits)
+        for waits in self._waits:
+            waits.seconds = 0.0
         return found
 
 
@@ -208,7 +238,8 @@ class TimedStep(TiledStep):
     def tile_of(self, worker: int) -> StepTile:
         # The step meets the watched tile in place of its own: it calls the two passes, and nothing else.
         if worker not in self._timed:
-            self._timed[worker] = _TimedTile(super().tile_of(worker))
+            waits = self._timed_threads.waits_of(worker)
+            self._timed[worker] = _TimedTile(super().tile_of(worker), waits)
         return cast(StepTile, self._timed[worker])
 
     def add_gradients(self, counts: Sequence[int]) -> ParameterViews:
@@ -333,5 +364,7 @@ def _exchange_apart(coded: CodedExchange, part: str, watch: _Watch) -> Generator
 
 def _pass_dense(batch: Batch, embeddings: Sequence[torch.Tensor], dense: TimedStep, watch: _Watch) -> None:
     dense.train(batch, embeddings)
-    for part, seconds in dense.take_parts().items():
-        watch.seconds[part] += seconds
+    # Adding up the watches of all threads is the interpreter's work, too.
+    with watch("idle"):
+        for part, seconds in dense.take_parts().items():
+            watch.seconds[part] += seconds

@@ -13,7 +13,7 @@ import pytest
 from hotset.tests.support.planning.made_up_cells import TINY
 from hotset.train.execution.embeddings import Embeddings
 from hotset.train.model import dense_tile
-from hotset.train.model.dense_step import TiledStep
+from hotset.train.model.dense_step import StepTile, TiledStep
 from hotset.train.model.mlp_tiles import Fp32Mlp
 from hotset.train.model.tile_gradients import TileGradients
 from hotset.train.work_threads import WorkThreads
@@ -121,7 +121,8 @@ def test_a_thread_waits_for_its_first_piece_and_for_the_last_of_others(clock: Cl
                 work(piece, piece % 2)
 
     def work(piece: int, worker: int) -> None:
-        clock.now += 10.0
+        with threads.waits_of(worker).none():
+            clock.now += 10.0
 
     watch = module._Watch()
     threads = module._TimedThreads(Turns(), watch)  # type: ignore[arg-type]
@@ -131,6 +132,23 @@ def test_a_thread_waits_for_its_first_piece_and_for_the_last_of_others(clock: Cl
     # 31 seconds of two threads, of which 30 were worked; the last 4 are the loop's own.
     assert threads.take() == pytest.approx((2 * 31 - 30) / 2) and threads.take() == 0
     assert watch.take() == {"idle": 4.0, "in threads": 31.0}
+
+
+def test_the_interpreter_between_the_passes_of_a_tile_is_idling(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = measured(tmp_path)
+    own = module.TimedStep.tile_of
+
+    def tile_of(self: module.TimedStep, worker: int) -> StepTile:
+        # Another thread holds the interpreter while this one asks for its tile, before each of both passes.
+        clock.now += 19.0
+        return own(self, worker)
+
+    monkeypatch.setattr(module.TimedStep, "tile_of", tile_of)
+    found = measured(tmp_path)
+    assert found.parts == before.parts | {"idle": before.parts["idle"] + 4 * 19.0}
+    assert sum(found.parts.values()) == found.step_seconds == before.step_seconds + 4 * 19.0
 
 
 def test_the_work_that_tells_the_speed_is_in_the_seconds_of_no_step(
