@@ -63,6 +63,8 @@ def _prediction(
     transfers: float = 0.0,
     prefetch: int | None = None,
     initialized: float = 0.0,
+    is_ahead: bool = True,
+    num_passes: int = 1,
 ) -> Prediction:
     memory = {
         "hot": hot,
@@ -82,6 +84,8 @@ def _prediction(
         memory=memory,
         initialized_bytes=initialized,
         prefetch=prefetch,
+        is_ahead=is_ahead,
+        num_passes=num_passes,
     )
 
 
@@ -133,14 +137,17 @@ def _cache(workload: Workload, machine: Machine, budget: Budget) -> Prediction:
     # The cache has hot rows and staging in one area, and refetches what falls out of it.
     slots = (budget.hot_bytes + budget.staging_bytes) // workload.row_bytes
     uses = _uses(workload)
-    moved = _moved(uses, uses.cache_loads(slots), uses.num_passes(slots), workload.row_bytes)
+    num_passes = uses.num_passes(slots)
+    moved = _moved(uses, uses.cache_loads(slots), num_passes, workload.row_bytes)
     seconds = (
         moved.link_bytes / machine.link_bytes_per_second + moved.num_bytes / machine.host_bytes_per_second
     )
     return _prediction(
         "cache", workload, budget, compute + seconds, compute, moved.to_fast, moved.to_slow,
         initialized=moved.initialized, hot=budget.hot_bytes, staging=budget.staging_bytes,
-        transfers=moved.num_bytes,
+        transfers=moved.num_bytes, num_passes=num_passes,
+        # Its slots are those of the hot rows, too, but the depth follows from its staging bytes.
+        is_ahead=_prefetch(_cold_uses(workload, budget), budget, workload.row_bytes) > 0,
     )  # fmt: skip
 
 
@@ -148,13 +155,11 @@ def _lookahead(workload: Workload, machine: Machine, budget: Budget) -> Predicti
     """Rows are loaded ahead of their batch and stay where they are needed again soon enough."""
     compute = compute_seconds(workload, machine)
     mixed_share = 1 - budget.hot_sample_share
-    cold = workload.rates.split(budget.num_hot_rows)[1]
-    # Cold lookups all fall into mixed samples, so there they are denser.
-    mixed = AccessRates(np.minimum(cold.rates / max(1e-12, mixed_share), 1.0), cold.num_rows)
-    uses = EpochUses.of_rates(mixed, mixed_share * workload.num_train_samples, workload.batch_size)
+    uses = _cold_uses(workload, budget)
     slots = budget.staging_bytes // workload.row_bytes
     prefetch = _prefetch(uses, budget, workload.row_bytes)
-    moved = _moved(uses, uses.lookahead_loads(slots, prefetch), uses.num_passes(slots), workload.row_bytes)
+    num_passes = uses.num_passes(slots)
+    moved = _moved(uses, uses.lookahead_loads(slots, prefetch), num_passes, workload.row_bytes)
     transfer = max(
         moved.link_bytes / machine.link_bytes_per_second, moved.num_bytes / machine.host_bytes_per_second
     )
@@ -165,7 +170,8 @@ def _lookahead(workload: Workload, machine: Machine, budget: Budget) -> Predicti
         "lookahead", workload, budget, total, compute,
         mixed_share * moved.to_fast, mixed_share * moved.to_slow,
         initialized=mixed_share * moved.initialized, hot=budget.num_hot_rows * workload.row_bytes,
-        staging=budget.staging_bytes, transfers=moved.num_bytes, prefetch=prefetch,
+        staging=budget.staging_bytes, transfers=moved.num_bytes, prefetch=prefetch, is_ahead=prefetch > 0,
+        num_passes=num_passes,
     )  # fmt: skip
 
 
@@ -201,6 +207,15 @@ def _moved(uses: EpochUses, num_loads: float, num_passes: int, row_bytes: int) -
 
 def _uses(workload: Workload) -> EpochUses:
     return EpochUses.of_rates(workload.rates, workload.num_train_samples, workload.batch_size)
+
+
+def _cold_uses(workload: Workload, budget: Budget) -> EpochUses:
+    """Return the uses of cold rows, which the mixed batches have."""
+    mixed_share = 1 - budget.hot_sample_share
+    cold = workload.rates.split(budget.num_hot_rows)[1]
+    # Cold lookups all fall into mixed samples, so there they are denser.
+    mixed = AccessRates(np.minimum(cold.rates / max(1e-12, mixed_share), 1.0), cold.num_rows)
+    return EpochUses.of_rates(mixed, mixed_share * workload.num_train_samples, workload.batch_size)
 
 
 def _prefetch(uses: EpochUses, budget: Budget, row_bytes: int) -> int:

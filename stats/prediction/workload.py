@@ -95,6 +95,10 @@ class Prediction:
     """Bytes per step of rows at their first use: initialized on the fast tier instead of transferred."""
     prefetch: int | None = None
     """Batches that transfers run ahead by default with this staging area; None where nothing is staged."""
+    is_ahead: bool = True
+    """Whether rows may be loaded during the step before: not where that needs all slots."""
+    num_passes: int = 1
+    """Times that a batch loads its rows: twice, in passes within its step, where it has more than slots."""
 
     @property
     def memory_bytes(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .nonnegative_fit import fit_relative
-from .step_features import ALONE, TILE_PARTS, features_of, idle_features, wasted_seconds
+from .step_features import ALONE, DIVIDED, TILE_PARTS, features_of, idle_features, wasted_seconds
 from .step_graph import step_seconds
 from .step_work import StepWork, WorkConstants
 
@@ -20,13 +20,11 @@ _NEAR = 0.25
 _LEAST_OWN = 0.2
 """Share of its loop that a step has to itself at least, whatever runs beside it."""
 _BESIDE = ("beside load", "beside transfers")
-_LEAST_SHARE = 0.02
-"""Share of its step that the error of a part is relative to, beside the part itself."""
 _UNSEEN = {
-    "lookup": (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0),
+    "lookup": (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0),
     "exchange": (0.0, 1.0, 1.0, 1.0, 0.0),
     "reduce": (0.0, 0.0, 1.0, 1.0, 0.0),
-    "update": (0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0),
+    "update": (0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0),
     "beside transfers": (0.0, 1.0, 0.0, 0.0),
 }
 """Weights of features that no cell had: copies, moves and messages take the time they were measured to."""
@@ -62,7 +60,7 @@ class PartModel:
     weights: Mapping[str, Sequence[float]]
     """By part, one for each of its features."""
     contention: float
-    """Share of the work beside the loop that the loop loses."""
+    """Share of the work beside the loop that all of its threads lose together: each of them its part."""
 
     def predict(self, work: StepWork) -> PartTimes:
         """Predict one step; its parts are as if nothing ran beside them."""
@@ -84,7 +82,8 @@ def fit_parts(cells: Sequence[MeasuredStep], constants: WorkConstants) -> PartMo
     features = [features_of(cell.work, constants) for cell in cells]
     beside = {part: _fit_part(part, features, cells) for part in _BESIDE}
     # How long one thread works alone follows from the times of parts, as they are about.
-    about = {part: _fit_part(part, features, cells) for part in ALONE}
+    about = {part: _fit_part(part, features, cells) for part in (*ALONE, *TILE_PARTS)}
+    about["idle"] = _fit_idle(features, about, cells)
     first = _fit_contention(_CONTENTIONS, beside | about, features, cells, constants)
     # Those times had in them what the loop lost, so once it is known they are told again.
     near = [each for each in _CONTENTIONS if abs(each - first[1].contention) < _NEAR]
@@ -100,6 +99,8 @@ def _fit_contention(
     constants: WorkConstants,
 ) -> tuple[float, PartModel]:
     """Fit the parts of the loop with each contention; return the least error of the cells, and its model.
+
+    Errors are counted from their middle.
 
     Args:
         contentions: to try.
@@ -118,7 +119,10 @@ def _fit_contention(
             part: _fit_part(part, features, own) for part in features[0] if part not in beside
         }
         weights["idle"] = _fit_idle(features, weights, own)
-        error = _mean_error(features, weights, cells, contention)
+        # Parts are fitted one by one to the middle of what they took, and the middle of a sum is more than
+        # the sum of these. How much more says nothing of this contention, so only the rest is compared.
+        errors = np.log(_ratios(features, weights, cells, contention))
+        error = float(np.mean(np.abs(errors - np.median(errors))))
         if best is None or error < best[0]:
             best = error, PartModel(constants, weights, contention)
     assert best is not None
@@ -132,7 +136,7 @@ def _loss_of(cell: MeasuredStep, contention: float, alone: float) -> float:
     loop = sum(parts.get(part, 0.0) for part in SUMMED_PARTS)
     # While the loop waits for the others it loses nothing to them.
     beside = work.is_read_ahead * load + work.is_ahead * transfers
-    return contention * max(beside - alone, 0.0) * min(loop / cell.seconds, 1.0)
+    return contention / work.threads * max(beside - alone, 0.0) * min(loop / cell.seconds, 1.0)
 
 
 def _without_loss(cell: MeasuredStep, contention: float, alone: float) -> MeasuredStep:
@@ -172,21 +176,22 @@ def _fit(part: str, features: NDArray[np.float64], cells: Sequence[MeasuredStep]
     is_there = features.any(axis=1) & (seconds > _LEAST_SECONDS)
     fitted = np.zeros(features.shape[1])
     if is_there.any():
-        # Small parts need only be right to a share of the step.
-        fitted = fit_relative(features[is_there], seconds[is_there], _LEAST_SHARE * whole[is_there])
+        # Errors are shares of the step: as shares of the part itself those of what is too little count less
+        # than those of what is too much, so the less steady a part is, the more would it be underestimated.
+        fitted = fit_relative(features[is_there], seconds[is_there], (whole - seconds)[is_there])
     # A feature that is zero in all cells gets no weight from them, and may still count in a prediction.
     is_seen = features.any(axis=0)
     weights: list[float] = np.where(is_seen, fitted, _UNSEEN.get(part, np.zeros(fitted.size))).tolist()
     return weights
 
 
-def _mean_error(
+def _ratios(
     features: Sequence[Mapping[str, NDArray[np.float64]]],
     weights: Mapping[str, Sequence[float]],
     cells: Sequence[MeasuredStep],
     contention: float,
-) -> float:
-    """Return the mean error of the whole steps, in logarithms, so that half and twice are equally wrong."""
+) -> NDArray[np.float64]:
+    """Return the predicted seconds of whole steps over those measured."""
     ratios = [
         _whole(
             _seconds(found, cell.work, weights),
@@ -197,7 +202,7 @@ def _mean_error(
         / cell.seconds
         for found, cell in zip(features, cells, strict=True)
     ]
-    return float(np.mean(np.abs(np.log(ratios))))
+    return np.array(ratios)
 
 
 def _tile_seconds(
@@ -219,24 +224,33 @@ def _seconds(
 def _alone_seconds(
     features: Mapping[str, NDArray[np.float64]], work: StepWork, weights: Mapping[str, Sequence[float]]
 ) -> float:
-    """Return how long one of several threads works alone in a step."""
+    """Return how long one of several threads works alone in a step, or as long as others idle in it."""
     if work.threads == 1:
         return 0.0
-    return sum(
-        weights[part][number] * float(features[part][number]) for part in ALONE for number in ALONE[part]
-    )
+
+    def seconds(part: str, numbers: Sequence[int]) -> float:
+        return sum(weights[part][number] * float(features[part][number]) for number in numbers)
+
+    # Few ranges of rows leave threads without one; the others end theirs at the same time.
+    divided = work.lookup_room * seconds("lookup", DIVIDED["lookup"])
+    divided += work.update_room * seconds("update", DIVIDED["update"])
+    # Idling is the mean over threads: all of it lies where some of them have nothing to do.
+    tiles = _tile_seconds(features, weights)
+    idle = float(np.asarray(weights["idle"]) @ idle_features(work, tiles)) + wasted_seconds(work, tiles)
+    idle *= work.threads / (work.threads - 1)
+    return sum(seconds(part, ALONE[part]) for part in ALONE) + divided + idle
 
 
 def _whole(parts: Mapping[str, float], contention: float, work: StepWork, alone: float) -> float:
     """Return the seconds of a step with these parts."""
-    loop = sum(parts[part] for part in SUMMED_PARTS)
+    loop = sum(parts[part] for part in (*SUMMED_PARTS, "load"))
     # A loop that waits for its transfers loses nothing to them.
     load, transfers = parts["beside load"], parts["beside transfers"]
     return step_seconds(
         loop,
         load,
         transfers,
-        contention=contention,
+        contention=contention / work.threads,
         alone=alone,
         is_ahead=work.is_ahead,
         is_read_ahead=work.is_read_ahead,

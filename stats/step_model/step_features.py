@@ -13,24 +13,27 @@ from ..simd import WIDTH
 from .step_work import StepWork, WorkConstants
 
 NUM_FEATURES = {
-    "lookup": 10,
+    "lookup": 14,
     "bottom": 3,
     "interaction": 6,
     "top": 3,
     "backward": 3,
     "exchange": 5,
     "reduce": 5,
-    "update": 9,
+    "update": 13,
     "idle": 3,
+    "load": 1,
     "beside load": 9,
     "beside transfers": 4,
 }
 """Features of each part."""
 TILE_PARTS = ("bottom", "interaction", "top", "backward")
 """Parts that threads compute tile by tile."""
-ALONE = {"lookup": (3, 4, 7, 9), "update": (6, 7)}
+ALONE = {"lookup": (3, 4, 7, 9, 10), "update": (6, 7, 9)}
 """Features that are the work of one thread, however many there are: lists that are added up or named by their
-bags, slots that are found, memory that is cleared."""
+bags, slots that are found, memory that is cleared, rows that move in passes."""
+DIVIDED = {"lookup": (1, 2, 8, 13), "update": (1, 2, 8, 12)}
+"""Features that threads divide by ranges of rows."""
 _FLOAT_BYTES = 4
 _ROW_MESSAGES = 2
 """Messages of a step for rows: vectors and gradients."""
@@ -39,6 +42,7 @@ _ROW_MESSAGES = 2
 def features_of(work: StepWork, constants: WorkConstants) -> dict[str, NDArray[np.float64]]:
     """Return the features of each part of a step but ``idle``; the fit of a part weighs them.
 
+    ``load`` is waiting for batches that were read ahead: ranks on the same cores hand them over late.
     ``beside load`` and ``beside transfers`` are the seconds of other threads.
     """
     features = _features_of_tiles(work, constants) | _features_of_rows(work, constants)
@@ -53,8 +57,9 @@ def idle_features(work: StepWork, tile_seconds: float) -> NDArray[np.float64]:
         work: of the step.
         tile_seconds: of all parts in `TILE_PARTS` together.
     """
-    # Tiles never end at the same time, even where all threads have as many of them.
-    return np.array([1.0, tile_seconds, work.num_tiles / work.threads])
+    # Tiles never end at the same time, even where all threads have as many; one thread waits for none.
+    others = 1 - 1 / work.threads
+    return np.array([1.0, others * tile_seconds, work.num_tiles / work.threads])
 
 
 def wasted_seconds(work: StepWork, tile_seconds: float) -> float:
@@ -109,6 +114,13 @@ def _features_of_rows(work: StepWork, constants: WorkConstants) -> dict[str, tup
     update = constants.updates.seconds(work.row_bytes, work.table_bytes)
     # What the loop itself moves between the tiers goes at the speed of a large copy.
     in_place = work.in_place_vectors * vector_bytes / constants.copy_bytes_per_second
+    # Whole rows move one way in each of the passes that look up, and both ways in those that update.
+    passed = work.passed_rows * constants.rows.seconds(work.row_bytes, work.table_bytes)
+    # Several ranks join the rows of others with their own, and part them again, in each of both parts.
+    is_ranked = float(work.num_ranks > 1)
+    joined = work.exchanged_rows * near
+    # Columns that fill no register are moved one by one.
+    single = work.lookups * (work.embedding_dim % WIDTH)
     return {
         "lookup": (
             1.0,
@@ -124,6 +136,10 @@ def _features_of_rows(work: StepWork, constants: WorkConstants) -> dict[str, tup
             work.lookups * near * work.lookup_share,
             # The system clears memory that it hands out, page by page.
             work.unset_bytes / constants.copy_bytes_per_second,
+            passed,
+            is_ranked,
+            joined,
+            single * work.lookup_share,
         ),
         "update": (
             1.0,
@@ -137,6 +153,10 @@ def _features_of_rows(work: StepWork, constants: WorkConstants) -> dict[str, tup
             # The lookups of lists are named by their bags, by one thread.
             work.is_pooled * work.lookups,
             work.lookups * near * work.update_share,
+            2 * passed,
+            is_ranked,
+            joined,
+            single * work.update_share,
         ),
     }
 
@@ -166,9 +186,11 @@ def _features_of_ranks(work: StepWork, constants: WorkConstants) -> dict[str, tu
 
 def _features_beside(work: StepWork, constants: WorkConstants) -> dict[str, tuple[float, ...]]:
     is_ranked = float(work.num_ranks > 1)
+    is_read_ahead = float(work.is_read_ahead)
     # Transfers have a fixed cost only where there are any.
     has_staging = float(work.moved_rows + work.initialized_rows + work.staged_rows > 0)
     return {
+        "load": (is_ranked * is_read_ahead,),
         "beside load": (
             1.0,
             work.num_reads * work.input_bytes,

@@ -51,6 +51,9 @@ class StepWork:
     """Times that the batch is read: twice where it is planned right before it runs."""
     moved_rows: float = 0.0
     """Rows that are loaded and written back beside the loop."""
+    passed_rows: float = 0.0
+    """Distinct rows of a batch that has more of them than there are slots: the loop itself loads them in
+    passes, once to look them up and once to update them, and writes them back."""
     is_ahead: bool = True
     """Whether rows may be moved during the step before; if not, a step waits for its own moves."""
     is_read_ahead: bool = True
@@ -103,9 +106,24 @@ class StepWork:
         return busiest_share(self.update_ranges, self.threads)
 
     @property
+    def lookup_room(self) -> float:
+        """Share of the time of the lookups in which one thread works, and leaves its cores to the others."""
+        return _room(self.lookup_share, self.threads)
+
+    @property
+    def update_room(self) -> float:
+        """The same of the updates."""
+        return _room(self.update_share, self.threads)
+
+    @property
     def waste(self) -> float:
         """Time of threads without a tile over that of threads with one, while the last ones are computed."""
         return busiest_share(self.num_tiles, self.threads) * self.threads - 1
+
+
+def _room(share: float, threads: int) -> float:
+    """Return the share of a time that is free of all but one thread, whose share of the work this is."""
+    return (threads * share - 1) / (threads - 1) / share if threads > 1 else 0.0
 
 
 def fresh_bytes(num_bytes: float) -> float:

@@ -21,8 +21,8 @@ from ...stats.step_model.step_features import NUM_FEATURES
 from .curves import Curves
 
 FORMAT = "hotset machine"
-VERSION = 4
-_MEASURED_ALIKE = (2, 3, VERSION)
+VERSION = 5
+_MEASURED_ALIKE = (2, 3, 4, VERSION)
 """Versions whose constants and cells mean the same; what is fitted to them differs."""
 
 

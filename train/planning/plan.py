@@ -311,6 +311,7 @@ class _Planner:
         # With staging whole rows move beside the loop; without it the bytes count as vectors in the loop.
         is_staged = prediction.placement in ("cache", "lookahead")
         in_place = 0.0 if is_staged else moved * workload.row_bytes / workload.vector_bytes
+        in_passes = is_staged and prediction.num_passes > 1
         # What a rank serves is one lookup of each row, so its hybrid sends no vector twice.
         if ranks > 1 and prediction.placement.startswith("hybrid"):
             in_place = min(in_place, 2 * uses.rows_per_batch)
@@ -342,11 +343,13 @@ class _Planner:
             staged_rows=uses.rows_per_batch if is_staged else 0.0,
             cached_rows=uses.rows_per_batch if prediction.placement == "cache" else 0.0,
             num_reads=2 if prediction.placement == "cache" else 1,
-            moved_rows=moved if is_staged else 0.0,
-            is_ahead=prediction.prefetch != 0,
+            moved_rows=moved if is_staged and not in_passes else 0.0,
+            # Each pass moves its rows within the step, and the last one alone writes them back.
+            passed_rows=prediction.to_slow_bytes / workload.row_bytes if in_passes else 0.0,
+            is_ahead=prediction.is_ahead,
             # Its order follows from losses on the way.
             is_read_ahead=prediction.placement != "fae",
-            initialized_rows=prediction.initialized_bytes / workload.row_bytes,
+            initialized_rows=0.0 if in_passes else prediction.initialized_bytes / workload.row_bytes,
             in_place_vectors=in_place,
             unset_bytes=unset_share * fresh_bytes(lookups * workload.vector_bytes) if is_unset else 0.0,
         )

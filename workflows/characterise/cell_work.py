@@ -8,9 +8,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 from ...stats.batches.work_division import most_row_ranges, num_row_ranges
-from ...stats.prediction.access_rates import AccessRates, expected_unique_rows
+from ...stats.prediction.access_rates import AccessRates, buffer_rows, expected_unique_rows
 from ...stats.prediction.row_loads import EpochUses
 from ...stats.ranking.row_bytes import row_bytes
+from ...stats.staging.staging_size import WidthSizes, deepest_prefetch
 from ...stats.step_model.exchange_work import with_exchange
 from ...stats.step_model.part_model import MeasuredStep
 from ...stats.step_model.step_work import StepWork, fresh_bytes
@@ -23,7 +24,7 @@ from .cell_batches import (
     rates_of_kinds,
     steps_of_cycle,
 )
-from .cells import Cell
+from .cells import BUDGETED, Cell
 from .run_cell import CellRecord
 
 STAGED = ("cache", "lookahead", "hybrid-uva")
@@ -33,15 +34,21 @@ PLANNED_ONLINE = ("cache", "hybrid-uva")
 _IN_PLACE = ("hybrid", "hybrid-dedup", "fae")
 """Those that leave rows on the slow tier, and send vectors."""
 _FLOAT_BYTES = 4
-_PREFETCH = 2
-"""Batches that transfers run ahead by default."""
+_OVERFLOW_PROBABILITY = 1e-6
+"""Share of batches that may have more rows than a large one."""
 
 
 class _Moves(NamedTuple):
-    """Rows of a step that move beside the loop."""
+    """Rows of a step that move between the tiers."""
 
     moved: float
+    """Loaded or written back beside the loop."""
     initialized: float
+    """Given their initial values there."""
+    passed: float = 0.0
+    """Loaded in passes by the loop itself, which are no others then."""
+    is_ahead: bool = True
+    """Whether they may move during the step before, and not only once that is over."""
 
 
 class _Sent(NamedTuple):
@@ -99,8 +106,8 @@ def work_of(cell: Cell, threads: int) -> StepWork:
         cached_rows=distinct if cell.placement == "cache" else 0.0,
         num_reads=2 if cell.placement in PLANNED_ONLINE else 1,
         moved_rows=moves.moved,
-        # Without a plan the rows of a batch are moved when it is there.
-        is_ahead=cell.placement != "hybrid-uva",
+        passed_rows=moves.passed,
+        is_ahead=moves.is_ahead,
         is_read_ahead=cell.placement != "fae",
         initialized_rows=moves.initialized,
         in_place_vectors=sent.vectors,
@@ -147,15 +154,28 @@ def _sent_vectors(cell: Cell, distinct: Sequence[float]) -> _Sent:
 
 def _moves(cell: Cell, uses: EpochUses, num_slots: int) -> _Moves:
     """Return the expected moves of a placement that loads rows."""
+    # A batch of more rows than slots runs in passes, and leaves nothing in the slots for the next one.
+    if cell.placement in BUDGETED and uses.num_passes(num_slots) > 1:
+        return _Moves(0.0, 0.0, uses.rows_per_batch)
     initialized = uses.num_first_uses / uses.num_batches
+    # Of few slots none is free while a batch is computed that needs them.
+    prefetch = _prefetch(cell, uses) if cell.placement in BUDGETED else 0
     # The rows of a batch stay where the next one needs them, too, and go otherwise.
     loads = uses.successive_loads() / uses.num_batches
     if cell.placement == "lookahead":
-        loads = uses.lookahead_loads(num_slots, _PREFETCH) / uses.num_batches
+        loads = uses.lookahead_loads(num_slots, prefetch) / uses.num_batches
     elif cell.placement == "cache":
         loads = uses.cache_loads(num_slots) / uses.num_batches
     # Every row that is loaded is written back; first uses are not fetched.
-    return _Moves(max(2 * loads - initialized, 0.0), initialized)
+    return _Moves(max(2 * loads - initialized, 0.0), initialized, is_ahead=prefetch > 0)
+
+
+def _prefetch(cell: Cell, uses: EpochUses) -> int:
+    """Return how many batches transfers run ahead by default, which all ranks together decide."""
+    most = buffer_rows(cell.ranks * uses.rows_per_batch, _OVERFLOW_PROBABILITY)
+    num_rows = cell.num_tables * cell.rows_of_table
+    width = WidthSizes(0, num_rows, row_bytes(cell.embedding_dim, cell.optimizer), min(most, num_rows))
+    return deepest_prefetch([width], int(cell.fast_share * cell.bytes_of_rows))
 
 
 def measured_step(record: CellRecord) -> MeasuredStep:

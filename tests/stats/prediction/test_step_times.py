@@ -49,6 +49,23 @@ def budget(num_hot_rows: int, hot_sample_share: float, staging_rows: int) -> Bud
     )
 
 
+def test_slots_decide_whether_rows_are_loaded_ahead_or_in_passes() -> None:
+    in_batch = EpochUses.of_rates(workload().rates, 1_000_000, 512).rows_per_batch
+    # Slots for less than a batch, for a batch alone, for the next one too, and for all rows.
+    for slots, is_ahead, num_passes in (
+        (0.5 * in_batch, False, 2),
+        (1.5 * in_batch, False, 1),
+        (5.5 * in_batch, True, 1),
+        (NUM_ROWS, True, 1),
+    ):
+        found = by_name(predict(workload(), MACHINE, budget(0, 0.0, int(slots))))
+        for name in ("cache", "lookahead"):
+            assert (found[name].is_ahead, found[name].num_passes) == (is_ahead, num_passes), slots
+        # What the staging area is to the others it is to no placement without one.
+        others = [each for name, each in found.items() if name not in ("cache", "lookahead")]
+        assert all(each.is_ahead and each.num_passes == 1 for each in others)
+
+
 def by_name(predictions: list[Prediction]) -> dict[str, Prediction]:
     return {one.placement: one for one in predictions}
 

@@ -15,6 +15,7 @@ from hotset.stats.batches.work_division import MOST_TILE_SAMPLES
 from hotset.stats.step_model.part_model import SUMMED_PARTS, MeasuredStep, PartModel, fit_parts
 from hotset.stats.step_model.step_features import (
     ALONE,
+    DIVIDED,
     NUM_FEATURES,
     TILE_PARTS,
     features_of,
@@ -60,7 +61,7 @@ def drawn_works(count: int) -> list[StepWork]:
 
 def test_the_parts_of_the_loop_have_features_but_for_its_waits() -> None:
     assert set(SUMMED_PARTS) == set(LOOP_PARTS) - {"load", "transfers"}
-    assert set(NUM_FEATURES) == {*SUMMED_PARTS, "beside load", "beside transfers"}
+    assert set(NUM_FEATURES) == {*SUMMED_PARTS, "load", "beside load", "beside transfers"}
     found = features_of(WORK, CONSTANTS) | {"idle": idle_features(WORK, 1.0)}
     assert {part: values.size for part, values in found.items()} == NUM_FEATURES
     assert set(TILE_PARTS) < set(SUMMED_PARTS)
@@ -71,7 +72,9 @@ def test_fitted_times_predict_what_the_same_machine_takes_for_other_work() -> No
     # As much work beside the loop as in it, so that what the loop loses to it shows.
     made = replace(MODEL, weights={**MODEL.weights, "beside load": (0.0, 0.0, 1e-7, *[0.0] * 6)})
     cells = []
-    for work in drawn_works(120):
+    for drawn in drawn_works(120):
+        # Threads share all rows alike, so that none leaves room for the work beside them.
+        work = replace(drawn, lookup_ranges=4, update_ranges=4)
         times = made.predict(work)
         parts = measured_parts(times, work, made.contention)
         noise = {part: seconds * rng.lognormal(0, 0.03) for part, seconds in parts.items()}
@@ -84,7 +87,7 @@ def test_fitted_times_predict_what_the_same_machine_takes_for_other_work() -> No
 
 def test_a_fit_takes_off_what_the_loop_lost_and_no_more() -> None:
     # Lists take one thread about as long as the thread beside the loop, which then has a core for itself.
-    lookup = (1e-4, 0.0, 0.0, 2e-9, *[0.0] * 6)
+    lookup = (1e-4, 0.0, 0.0, 2e-9, *[0.0] * 10)
     load = (0.0, 0.0, 1e-7, *[0.0] * 6)
     made = replace(MODEL, weights={**MODEL.weights, "lookup": lookup, "beside load": load})
     works = drawn_works(80)
@@ -263,13 +266,21 @@ def test_one_thread_works_alone_where_lists_are_added_up_and_rows_are_found() ->
     lookups, rows = lists.lookups, lists.distinct_rows
     by_hand = 1e-10 * 16 * lookups + 1e-9 * lookups + 1e-9 * rows + 1e8 / 1e10 + 1e-9 * rows + 1e-9 * lookups
     assert alone == pytest.approx(by_hand)
-    # Half of what runs beside the loop is lost, beyond what one thread leaves room for.
-    for work, free in ((lists, alone), (replace(lists, threads=1), 0.0)):
+    # Of three ranges one of two threads has two: the other one has nothing to do in half of its time.
+    assert lists.lookup_room == lists.update_room == pytest.approx(1 / 2)
+    divided = sum(
+        WEIGHTS[part][number] * features[part][number] for part in DIVIDED for number in DIVIDED[part]
+    )
+    # Either of both idles by itself, so the mean of their idling lies in twice as long a time.
+    free_seconds = alone + divided / 2 + 2 * MODEL.predict(lists).parts["idle"]
+    # Half of what runs beside the loop is lost by both threads together, beyond what they leave room for.
+    for work, free in ((lists, free_seconds), (replace(lists, threads=1), 0.0)):
         times = MODEL.predict(work)
         assert times.alone_seconds == pytest.approx(free)
         loop = sum(times.parts[part] for part in SUMMED_PARTS)
         load = times.parts["beside load"]
-        assert times.seconds == pytest.approx(max(loop + 0.5 * max(load - free, 0.0), load))
+        lost = 0.5 / work.threads * max(load - free, 0.0)
+        assert times.seconds == pytest.approx(max(loop + lost, load))
     # More of it is never quicker, however much room it leaves.
     seconds = [
         MODEL.predict(replace(STAGED, lookups=count * WORK.num_bags, unset_bytes=3e6 * count)).seconds
@@ -279,21 +290,74 @@ def test_one_thread_works_alone_where_lists_are_added_up_and_rows_are_found() ->
 
 
 def test_a_step_is_the_sum_of_its_parts_with_what_runs_beside_it() -> None:
-    times = MODEL.predict(STAGED)
+    staged = replace(STAGED, lookup_ranges=4, update_ranges=4)
+    times = MODEL.predict(staged)
     loop = sum(times.parts[part] for part in SUMMED_PARTS)
     load, transfers = times.parts["beside load"], times.parts["beside transfers"]
-    # Half of what runs beside it is lost, but for what one thread leaves room for while it finds rows.
+    # Half of what runs beside it is lost, a quarter by either thread, but for what they leave room for.
     room = times.alone_seconds
-    assert room == pytest.approx(2e-9 * STAGED.distinct_rows)
-    assert times.seconds == pytest.approx(max(loop + 0.5 * (load + transfers - room), load, transfers))
+    assert room == pytest.approx(2e-9 * staged.distinct_rows + 2 * times.parts["idle"])
+    assert room < min(load, transfers)
+    assert times.seconds == pytest.approx(max(loop + 0.25 * (load + transfers - room), load, transfers))
     # A step whose rows cannot be moved ahead waits for them, and loses nothing else to them.
-    waiting = MODEL.predict(replace(STAGED, is_ahead=False))
-    assert waiting.seconds == pytest.approx(max(loop + 0.5 * (load - room) + transfers, load))
+    waiting = MODEL.predict(replace(staged, is_ahead=False))
+    assert waiting.seconds == pytest.approx(max(loop + 0.25 * (load - room) + transfers, load))
     # One whose batch cannot be read ahead waits for that.
-    unknown = MODEL.predict(replace(STAGED, is_read_ahead=False))
-    assert unknown.seconds == pytest.approx(max(loop + 0.5 * max(transfers - room, 0.0), transfers) + load)
+    unknown = MODEL.predict(replace(staged, is_read_ahead=False))
+    assert unknown.seconds == pytest.approx(max(loop + 0.25 * (transfers - room), transfers) + load)
     # So much to transfer that the loop waits for it.
-    late = MODEL.predict(replace(STAGED, moved_rows=1e8))
+    late = MODEL.predict(replace(staged, moved_rows=1e8))
     assert late.seconds == pytest.approx(
-        max(late.parts["beside transfers"], loop + 0.5 * (load + late.parts["beside transfers"] - room))
+        max(late.parts["beside transfers"], loop + 0.25 * (load + late.parts["beside transfers"] - room))
     )
+
+
+def test_several_ranks_join_rows_and_wait_for_a_core_until_a_batch_is_handed_over() -> None:
+    alone, found = (MODEL.predict(work).parts for work in (WORK, RANKED))
+    near = CONSTANTS.rows.seconds(64, 1.0)
+    for part in ("lookup", "update"):
+        assert found[part] - alone[part] == pytest.approx(1e-4 + 1e4 * near)
+    assert (alone["load"], found["load"]) == (0.0, 1e-3)
+    # Its order is not known ahead, so the whole of its reading is waited for, and nothing else.
+    assert MODEL.predict(replace(RANKED, is_read_ahead=False)).parts["load"] == 0.0
+    # One thread never waits for another.
+    assert idle_features(replace(WORK, threads=1), 1.0)[1] == 0.0 < idle_features(WORK, 1.0)[1]
+    rest = {part: seconds for part, seconds in found.items() if not part.startswith("beside")}
+    assert MODEL.predict(RANKED).seconds >= sum(rest.values())
+
+
+def test_columns_that_fill_no_register_take_their_time_one_by_one() -> None:
+    features = [features_of(replace(WORK, embedding_dim=dim), CONSTANTS) for dim in (16, 24, 32)]
+    found = [each["lookup"][13] for each in features]
+    assert found == [each["update"][12] for each in features]
+    assert found == pytest.approx([0, 8 * WORK.lookups * WORK.lookup_share, 0])
+
+
+def test_rows_in_passes_move_once_for_their_lookups_and_twice_for_their_updates() -> None:
+    passed = replace(WORK, passed_rows=1e4)
+    before, found = MODEL.predict(WORK).parts, MODEL.predict(passed).parts
+    once = 1e4 * CONSTANTS.rows.seconds(WORK.row_bytes, WORK.table_bytes)
+    assert found["lookup"] - before["lookup"] == pytest.approx(once)
+    assert found["update"] - before["update"] == pytest.approx(2 * once)
+    assert [part for part in found if found[part] != before[part]] == ["lookup", "update"]
+    # A fit that has seen none of them takes the time that rows were measured to take.
+    times = MODEL.predict(WORK)
+    fitted = fit_parts([MeasuredStep(WORK, times.seconds, times.parts)], CONSTANTS)
+    moved = fitted.predict(passed).parts["update"] - fitted.predict(WORK).parts["update"]
+    assert moved == pytest.approx(2 * once)
+
+
+def test_a_part_of_unsteady_times_is_fitted_to_their_middle_and_not_below() -> None:
+    rng = np.random.default_rng(2)
+    works = drawn_works(60)
+    cells = []
+    for work in works:
+        times = MODEL.predict(work)
+        parts = measured_parts(times, work, MODEL.contention)
+        # Idling is now half and now twice as long.
+        idle = parts["idle"] * 2.0 ** rng.choice([-1.0, 0.0, 1.0])
+        seconds = times.seconds + idle - parts["idle"]
+        cells.append(MeasuredStep(work, seconds, parts | {"idle": idle}))
+    fitted = fit_parts(cells, CONSTANTS)
+    ratios = [fitted.predict(work).parts["idle"] / MODEL.predict(work).parts["idle"] for work in works]
+    assert np.median(ratios) > 0.8

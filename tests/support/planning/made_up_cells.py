@@ -19,11 +19,12 @@ _CONTENTION = 0.5
 def measured_parts(times: PartTimes, work: StepWork, contention: float) -> dict[str, float]:
     """The parts of a step as watches have them: those of the loop with what it loses to other threads."""
     load, transfers = (times.parts[f"beside {name}"] for name in ("load", "transfers"))
-    beside = contention * max(load + work.is_ahead * transfers - times.alone_seconds, 0.0)
+    beside = contention / work.threads * max(load + work.is_ahead * transfers - times.alone_seconds, 0.0)
     # While the loop waits for the others it loses nothing to them.
     slowed = 1 / (1 - beside / times.seconds)
     found = {part: slowed * times.parts[part] for part in SUMMED_PARTS}
-    return found | {"beside load": load, "beside transfers": transfers}
+    waits = {"load": times.parts["load"]} if times.parts["load"] else {}
+    return found | waits | {"beside load": load, "beside transfers": transfers}
 
 
 def made_up_record(cell: Cell) -> CellRecord:

@@ -17,6 +17,8 @@ from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import KIB, MIB
 from hotset.pipeline.stages.preprocess import preprocess
 from hotset.stats.step_model.exchange_work import codec_bytes, reduced_bytes
+from hotset.stats.step_model.part_model import PartModel, PartTimes
+from hotset.stats.step_model.step_work import StepWork
 from hotset.tests.support.planning.made_up_machine import CONSTANTS, ERROR, made_up_machine
 from hotset.train.advice import AdviceConfig
 from hotset.train.planning.plan import PlanConfig, doubled, parse_link, plan
@@ -250,6 +252,30 @@ def test_steps_whose_order_is_not_known_wait_for_their_batches(folder: Path) -> 
             # What is read ahead costs the loop half of it here, and the whole where it waits.
             share = 1.0 if one["placement"] == "fae" else 0.5
             assert one["step_seconds"] == pytest.approx(loop + share * parts["beside load"])
+
+
+def test_rows_of_a_batch_that_has_more_than_slots_move_within_its_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works: list[StepWork] = []
+    predict = PartModel.predict
+
+    def seen(model: PartModel, work: StepWork) -> PartTimes:
+        works.append(work)
+        return predict(model, work)
+
+    monkeypatch.setattr(PartModel, "predict", seen)
+    # The default sizes begin with a few rows and end with all.
+    planned(folder, PlanConfig(advice=replace(SMALL, fast_bytes=(), batch_size=512)))
+    staged = [work for work in works if work.staged_rows]
+    passed = [work for work in staged if work.passed_rows]
+    assert 0 < len(passed) < len(staged)
+    for work in passed:
+        assert work.moved_rows == work.initialized_rows == 0 and not work.is_ahead
+        assert work.passed_rows <= work.distinct_rows
+    # Where all rows are hot none is left to move.
+    others = [work for work in staged if work not in passed]
+    assert any(work.moved_rows > 0 for work in others)
 
 
 def test_each_rank_keeps_hot_rows_in_memory_of_its_own(folder: Path) -> None:

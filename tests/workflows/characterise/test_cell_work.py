@@ -81,13 +81,31 @@ def test_steps_of_fae_are_those_of_both_kinds_with_the_copies_between_them() -> 
 def test_more_slots_never_move_more_rows_and_room_for_all_moves_each_once(placement: str) -> None:
     shares = (0.05, 0.2, 0.5, 1.0)
     works = [work_of(replace(SKEWED, placement=placement, fast_share=share), 2) for share in shares]
-    moved = [work.moved_rows for work in works]
+    # Slots for less than a batch: the step itself loads its rows twice, writes them back, and leaves none.
+    assert [work.passed_rows > 0 for work in works] == [True, False, False, False]
+    assert works[0].passed_rows == pytest.approx(works[0].distinct_rows, rel=0.01)
+    assert works[0].moved_rows == works[0].initialized_rows == 0
+    moved = [3 * work.passed_rows + work.moved_rows for work in works]
     assert moved == sorted(moved, reverse=True) and moved[0] > moved[-1]
     # Every row that a run uses is made once and written back once.
     assert moved[-1] == pytest.approx(works[-1].initialized_rows)
-    # Slots for less than a batch load its rows in two passes; slots for more never load them all anew.
-    assert moved[0] + works[0].initialized_rows == pytest.approx(4 * works[0].distinct_rows, rel=0.01)
+    # Slots for more than a batch never load its rows all anew.
     assert moved[1] < work_of(replace(SKEWED, placement="hybrid-uva"), 2).moved_rows
+
+
+@pytest.mark.parametrize("placement", ["cache", "lookahead"])
+def test_rows_move_ahead_where_slots_for_two_batches_and_their_doubles_are_free(placement: str) -> None:
+    rows = work_of(SKEWED, 2).distinct_rows
+    share = rows / (SKEWED.num_tables * SKEWED.rows_of_table)
+    # A batch ahead takes slots for twice the rows of a large one, and so does the batch itself.
+    works = [
+        work_of(replace(SKEWED, placement=placement, fast_share=number * share), 2)
+        for number in (1.5, 3.5, 5.5, 8.0)
+    ]
+    assert [work.is_ahead for work in works] == [False, False, True, True]
+    # With one rank's share of the batch and of the slots it is as with all of them.
+    ranked = work_of(replace(SKEWED, placement=placement, fast_share=3.5 * share, ranks=2), 2)
+    assert not ranked.is_ahead
 
 
 def test_a_measured_cell_keeps_its_times_and_gets_its_work() -> None:
