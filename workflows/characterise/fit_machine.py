@@ -26,6 +26,8 @@ from .cell_work import measured_step
 from .collective_probes import COLLECTIVES
 from .run_cell import CellRecord
 
+_PRODUCT = "product "
+"""What the names of the constants of products begin with; the type of their numbers follows."""
 _SPEED_SHARES = (0.0, 0.5, 1.0)
 _LEAST_CELLS = 12
 """Cells of either half below which nothing is fitted."""
@@ -177,6 +179,21 @@ def _error_of(model: PartModel, records: Sequence[CellRecord]) -> PredictionErro
     )
 
 
+def product_curves(constants: Sequence[Constant]) -> dict[str, ProductCurve]:
+    """Fit the products of one thread by the type of their numbers, such as fp32."""
+    by_type: defaultdict[str, list[Constant]] = defaultdict(list)
+    for each in constants:
+        if each.name.startswith(_PRODUCT):
+            by_type[each.name.removeprefix(_PRODUCT)].append(each)
+    curves = {}
+    for name, own in by_type.items():
+        batch, inputs, outputs = (
+            np.array([each.facts[fact] for each in own]) for fact in ("batch", "inputs", "outputs")
+        )
+        curves[name] = ProductCurve.fit(batch, inputs, outputs, np.array([each.median for each in own]))
+    return curves
+
+
 def work_constants(constants: Sequence[Constant]) -> WorkConstants:
     """Fit the curves to the constants that were measured."""
 
@@ -189,7 +206,9 @@ def work_constants(constants: Sequence[Constant]) -> WorkConstants:
             np.array([each.median for each in own]),
         ]
 
-    batch, inputs, outputs, seconds = columns("product fp32", "batch", "inputs", "outputs")
+    products = product_curves(constants)
+    if "fp32" not in products:
+        raise HotsetError(f"the constant '{_PRODUCT}fp32' was not measured")
     copied = columns("copy row", "row_bytes", "working_bytes")
     # A row with one lookup: what further lookups cost is fitted with the steps.
     single = [each for each in constants if each.facts.get("lookups_per_row", 1) == 1]
@@ -204,7 +223,7 @@ def work_constants(constants: Sequence[Constant]) -> WorkConstants:
         _collective(constants, name) or (0.0, 1 / float(copy_seconds[0])) for name in COLLECTIVES
     )
     return WorkConstants(
-        products=ProductCurve.fit(batch, inputs, outputs, seconds),
+        products=products["fp32"],
         rows=RowCurve.fit(*copied),
         updates=RowCurve.fit(updated[0], updated[1], update_seconds),
         copy_bytes_per_second=1 / float(copy_seconds[0]),

@@ -14,7 +14,7 @@ import pytest
 from hotset.pipeline.errors import ConfigError, HotsetError
 from hotset.tests.support.planning.made_up_cells import TINY, made_up_record
 from hotset.tests.support.planning.made_up_constants import made_up_constants
-from hotset.tests.support.planning.made_up_machine import made_up_machine
+from hotset.tests.support.planning.made_up_machine import CONSTANTS, made_up_machine
 from hotset.train.planning.machine_file import VERSION, MachineFile
 from hotset.workflows.characterise.cell_file import CELLS_VERSION, FORMAT, CellFile, cells_path
 from hotset.workflows.characterise.findings.torchrec_comparison import compare_with_torchrec
@@ -23,9 +23,11 @@ from hotset.workflows.characterise.fit_machine import (
     at_one_speed,
     fit_again,
     fit_model,
+    product_curves,
     repeat_error,
     typical_cells,
     usual_probe_seconds,
+    work_constants,
 )
 from hotset.workflows.characterise.grid import pairs, rounds_of, single_factors
 from hotset.workflows.characterise.run_cell import CellRecord
@@ -43,6 +45,26 @@ def write_measured(path: Path, records: list[CellRecord], **identity: Any) -> No
     cells = CellFile(cells_path(path), facts | identity)
     for record in records:
         cells.add(record)
+
+
+def test_products_are_fitted_by_the_type_of_their_numbers() -> None:
+    fp32 = [each for each in made_up_constants() if each.name == "product fp32"]
+    # Half the time of each product is that of twice the operations a second, from half the fixed cost.
+    quick = [
+        replace(each, name="product bf16", median=each.median / 2, low=each.low / 2, high=each.high / 2)
+        for each in fp32
+    ]
+    found = product_curves([*quick, *made_up_constants()])
+    assert sorted(found) == ["bf16", "fp32"] and product_curves([]) == {}
+    for name, factor in (("fp32", 1.0), ("bf16", 2.0)):
+        curve = found[name]
+        assert curve.flops == pytest.approx(factor * CONSTANTS.products.flops)
+        assert factor * curve.fixed_seconds == pytest.approx(CONSTANTS.products.fixed_seconds)
+        assert curve.half_batch == pytest.approx(CONSTANTS.products.half_batch)
+    # Predictions are of steps in float32.
+    assert work_constants([*quick, *made_up_constants()]).products == found["fp32"]
+    with pytest.raises(HotsetError, match="'product fp32' was not measured"):
+        work_constants([each for each in made_up_constants() if each.name != "product fp32"])
 
 
 def test_what_was_measured_by_an_earlier_version_is_fitted_again(
@@ -63,6 +85,7 @@ def test_what_was_measured_by_an_earlier_version_is_fitted_again(
     assert wanted is not None and wanted.error is not None
     assert found.model == wanted and found.num_cells == len(records)
     assert printed["median_error"] == wanted.error.median_error < 0.05
+    assert printed["products"]["fp32"]["flops"] == pytest.approx(CONSTANTS.products.flops)
     # Everything else is as it was measured.
     assert replace(found, model=None, num_cells=1, hotset="") == replace(
         MachineFile.read_measured(old), hotset=""

@@ -6,7 +6,7 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
-from ..fit_machine import Characterised
+from ..fit_machine import Characterised, product_curves
 from ..grid import FACTORS
 from ..show_machine import facts_of, sentences
 from .placement_speeds import placement_speeds
@@ -43,6 +43,10 @@ def findings_page(result: Characterised) -> str:
         (name, f"{error.median_error:.0%}", _share(error.pairs_in_order), str(error.num_cells))
         for name, error in compare_with_torchrec(machine, cells).items()
     ]
+    products = [
+        (name, f"{curve.fixed_seconds:.3g}", f"{curve.flops:.3g}", f"{curve.half_batch:.3g}")
+        for name, curve in product_curves(machine.constants).items()
+    ]
     constants = [
         (each.name, facts_of(each), f"{each.median:.3g}", f"{each.low:.3g} to {each.high:.3g}", each.unit)
         for each in machine.constants
@@ -56,6 +60,11 @@ def findings_page(result: Characterised) -> str:
         + _table("Longest part of a step", ("dense features", "tables", "part"), grid)
         + _table("Samples per second by placement", ("model", *names), placed)
         + _table("Predictions of held-out cells", ("by", "median error", "pairs in order", "cells"), compared)
+        + _table(
+            "Products of one thread",
+            ("numbers", "fixed seconds", "operations per second", "samples at half of them"),
+            products,
+        )
         + _table("Constants", ("constant", "of", "median", "quartiles", "unit"), constants)
         + "</html>\n"
     )

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ...machine_facts import describe_machine
-from ..fit_machine import Characterised
+from ..fit_machine import Characterised, product_curves
 from ..show_machine import summary
 from .placement_speeds import placement_speeds
 from .sweep_findings import elasticities, longest_parts, observations
@@ -20,7 +20,8 @@ def findings_record(result: Characterised) -> dict[str, Any]:
         the figures of `show_machine.summary`; ``observations`` with their verdicts; ``elasticities`` with
         half of their 95% interval and their points, value and samples per second; ``longest_parts`` by
         dense features and tables; ``placements``, samples per second by model; ``predictions`` of the
-        held-out cells by who predicts; ``machine``, as benchmarks record it, with what was measured.
+        held-out cells by who predicts; ``products``, the curve of one thread by type of numbers;
+        ``machine``, as benchmarks record it, with what was measured.
     """
     machine, cells = result.machine, result.cells
     return summary(result) | {
@@ -39,6 +40,7 @@ def findings_record(result: Characterised) -> dict[str, Any]:
             }
             for name, error in compare_with_torchrec(machine, cells).items()
         },
+        "products": {name: asdict(curve) for name, curve in product_curves(machine.constants).items()},
         "machine": describe_machine()
         | {
             "device": machine.device,
