@@ -197,8 +197,8 @@ class TrainConfig:
 
     dense_dtype: Literal["fp32", "bf16", "auto"] = "fp32"
     """Number type of the products of the dense layers. bf16 sums in fp32 and keeps weights and optimizers in
-    fp32; it is quick on a GPU and on a CPU with AMX, and slower than fp32 on others. auto takes bf16 where it
-    is quick. Evaluation uses the type of the run."""
+    fp32; it is quick on a GPU, on a CPU with AMX and on AMD's with AVX512-BF16, and slower than fp32 on
+    others. auto takes bf16 where it is quick. Evaluation uses the type of the run."""
 
     fae_variant: Literal["paper", "code"] = "paper"
     """Schedule of the fae placement: that of the paper, which switches by test loss, or that of its released
