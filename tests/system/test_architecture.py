@@ -80,7 +80,7 @@ FLOORS = {
         "step_model",
         "analysis prediction",
         "staging exchange codecs",
-        "ranking batches",
+        "ranking batches products",
         "counting",
         "hashing cpu_prefetch simd",
         "kernel",

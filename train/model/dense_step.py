@@ -13,13 +13,23 @@ from ..data.batch_shares import BatchShares
 from ..work_threads import WorkThreads, one_torch_thread
 from .dcn import Dcn
 from .dcn_tile import DcnTile
-from .dense_dtype import DenseDtype
+from .dense_dtype import DenseDtype, cpu_features, has_quicker_products
 from .dense_model import DenseModel
 from .dense_tile import DenseTile
 from .dlrm import Dlrm
 from .flat_parameters import FlatParameters, ParameterViews
 from .graph_step import GraphStep, GraphTiles
-from .mlp_tiles import Bf16Mlp, Bf16Product, Fp32Mlp, Fp32Product, Layer, MlpTiles, ProductTiles
+from .mlp_tiles import (
+    Bf16Mlp,
+    Bf16Product,
+    Fp32Mlp,
+    Fp32Product,
+    Layer,
+    MlpTiles,
+    PackedMlp,
+    PackedWeights,
+    ProductTiles,
+)
 from .sample_tree import tile_bounds
 from .tile_gradients import BatchTiles, BuildSums, TileGradients
 
@@ -115,6 +125,7 @@ class TiledStep:
         dtype: type of the products of the hidden layers. The weights are float32 in any case; for bf16 they
             are rounded once a step.
         build_sums: of the gradients of several ranks.
+        own_products: whether hidden layers in fp32 have products of our own; None: where they are quicker.
     """
 
     def __init__(
@@ -124,8 +135,12 @@ class TiledStep:
         threads: WorkThreads,
         dtype: DenseDtype = "fp32",
         build_sums: BuildSums | None = None,
+        *,
+        own_products: bool | None = None,
     ) -> None:
         self.dtype: DenseDtype = dtype
+        if own_products is None:
+            own_products = has_quicker_products(cpu_features())
         self._threads = threads
         self._shares = shares
         self._scale = 1 / shares.batch_size
@@ -138,9 +153,14 @@ class TiledStep:
         self._rounded_vector = torch.zeros(self._parameters.size if is_rounded else 0, dtype=torch.bfloat16)
         rounded = self._parameters.views(self._rounded_vector) if is_rounded else {}
 
+        # Products of our own read the weights in panels, which all tiles share.
+        packed = self._packed = PackedWeights(self._weights)
+
         def build_mlp(layers: Sequence[Layer]) -> MlpTiles:
             if is_rounded:
                 return Bf16Mlp(layers, self._weights, rounded, MOST_TILE_SAMPLES)
+            if own_products:
+                return PackedMlp(layers, packed, MOST_TILE_SAMPLES, self._weights)
             return Fp32Mlp(layers, self._weights, MOST_TILE_SAMPLES)
 
         def build_product(name: str) -> ProductTiles:
@@ -156,14 +176,14 @@ class TiledStep:
         self._build_tile = build_tile
         # A workspace for each worker, and gradients for each tile: tiles run in any order and are added in
         # one.
-        self._tiles: dict[int, StepTile] = {}
+        self._tiles: dict[int, StepTile] = {0: build_tile()}
         self._gradients = TileGradients(self._parameters.size, threads, build_sums)
         self._sum_views = self._parameters.views(self._gradients.sums_N)
         self._tile_views: list[ParameterViews] = []
         self._embedding_grads: list[torch.Tensor] = []
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
-        self._round_weights()
+        self._prepare_weights(backward=True)
         # Tiles depend on the samples and shares alone, so the bits do not depend on the number of threads.
         tiles = BatchTiles(self._shares, batch.num_samples)
         bounds = tiles.bounds
@@ -191,7 +211,7 @@ class TiledStep:
         return torch.tensor(loss, dtype=torch.float64)
 
     def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        self._round_weights()
+        self._prepare_weights(backward=False)
         # The same tiles as in training, so that a batch has the same logits in both.
         bounds = tile_bounds(batch.num_samples)
         logit_B = torch.empty(batch.num_samples)
@@ -211,8 +231,9 @@ class TiledStep:
             self._tiles[worker] = self._build_tile()
         return self._tiles[worker]
 
-    def _round_weights(self) -> None:
-        """Round the weights for the products of this pass, where those are not in float32."""
+    def _prepare_weights(self, *, backward: bool) -> None:
+        """Round or pack the weights for the products of this pass that do not read them as they are."""
+        self._packed.pack(self._threads, backward=backward)
         if self._rounded_vector.numel():
             with one_torch_thread():
                 self._rounded_vector.copy_(self._parameters.vector)

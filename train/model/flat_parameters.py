@@ -59,6 +59,7 @@ class ParameterViews(dict[str, torch.Tensor]):
         super().__init__(views)
         self._arrays: dict[str, NDArray[np.float32]] = {}
         self._fronts: dict[tuple[str, int], torch.Tensor] = {}
+        self._front_arrays: dict[tuple[str, int], NDArray[np.float32]] = {}
 
     def array(self, name: str) -> NDArray[np.float32]:
         """Return a part of a float32 vector as an array of the same memory."""
@@ -72,6 +73,13 @@ class ParameterViews(dict[str, torch.Tensor]):
         found = self._fronts.get((name, num_rows))
         if found is None:
             found = self._fronts[name, num_rows] = self[name][:num_rows]
+        return found
+
+    def front_array(self, name: str, num_rows: int) -> NDArray[np.float32]:
+        """Return the first rows of a matrix of a float32 vector as an array of the same memory."""
+        found = self._front_arrays.get((name, num_rows))
+        if found is None:
+            found = self._front_arrays[name, num_rows] = self.front(name, num_rows).numpy()
         return found
 
 

@@ -71,10 +71,12 @@ def tiled(
 
 
 def exact_gradients(
-    shape: DlrmShape, batch: Batch, embeddings: Embeddings, batch_size: int = 64
+    shape: DlrmShape, batch: Batch, embeddings: Embeddings, batch_size: int = 64, scale: float = 1.0
 ) -> tuple[float, dict[str, torch.Tensor], Embeddings]:
-    """Loss and gradients of the same model by torch's graph in float64."""
+    """Loss and gradients of the same model, its parameters times ``scale``, by torch's graph in float64."""
     model = Dlrm(shape, 3).double()
+    for parameter in model.parameters():
+        parameter.data *= scale
     leaves = [emb.double().requires_grad_() for emb in embeddings]
     logit_B = model(batch.dense_BK.double(), model.join(leaves))
     loss = binary_cross_entropy_with_logits(logit_B, batch.label_B.double(), reduction="sum")
@@ -270,6 +272,26 @@ def test_a_step_leaves_no_trace_in_the_next() -> None:
     assert_equal(bits(step, model, *large), wanted)
     alone, fresh = tiled(KAGGLE)
     assert_equal(bits(step, model, *small), bits(fresh, alone, *small))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", SHAPES)
+def test_products_of_our_own_are_those_of_a_graph_in_float64(name: str, threads: int) -> None:
+    shape = SHAPES[name]
+    batch, embeddings = drawn(shape, 37)
+    model = Dlrm(shape, 3)
+    step = TiledStep(model, BatchShares(64), WorkThreads(threads), own_products=True)
+    # The second step finds panels that the first one filled with other weights.
+    for scale in (1.0, 1.25):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(scale)
+        wanted_loss, wanted, wanted_rows = exact_gradients(shape, batch, embeddings, scale=scale)
+        assert step.train(batch, embeddings).item() == pytest.approx(wanted_loss, rel=1e-5)
+        for parameter_name, parameter in model.named_parameters():
+            assert_near(_gradient(parameter), wanted[parameter_name], 1e-5)
+        for emb, row_gradients in zip(embeddings, wanted_rows, strict=True):
+            assert_near(_gradient(emb), row_gradients, 1e-5)
 
 
 def test_predictions_are_those_of_the_model() -> None:

@@ -19,8 +19,11 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from ....stats.products.dense_products import multiply, num_edge_floats, num_panel_floats, pack_right
+from ....stats.simd import aligned_zeros
 from ....train.data.batch_shares import BatchShares
 from ....train.execution.embeddings import PlannedStep
+from ....train.model.dense_dtype import cpu_features, has_quicker_products
 from ....train.model.dense_step import TiledStep
 from ....train.model.dlrm import Dlrm
 from ....train.model.dlrm_shape import DlrmShape
@@ -73,7 +76,7 @@ def measure_rates() -> MachineRates:
         target = np.ones(_COPIED_FLOATS, np.float32)
         copy_seconds = _least_seconds(partial(np.copyto, target, source))
         return MachineRates(
-            fp32_flops=_product_rate(torch.float32),
+            fp32_flops=max(_product_rate(torch.float32), _own_product_rate()),
             bf16_flops=_product_rate(torch.bfloat16),
             memory_bytes=2 * source.nbytes / copy_seconds,
         )
@@ -91,6 +94,18 @@ def _product_rate(dtype: torch.dtype) -> float:
         out = torch.empty_like(a)
         best = max(best, 2 * size**3 / _least_seconds(partial(torch.mm, a, a, out=out)))
     return best
+
+
+def _own_product_rate() -> float:
+    """Return the rate of our own products where hidden layers have them, 0 elsewhere."""
+    if not has_quicker_products(cpu_features()):
+        return 0.0
+    size = _PRODUCTS[0]
+    matrix = np.ones((size, size), np.float32)
+    panels = aligned_zeros(num_panel_floats(size, size))
+    pack_right(matrix, panels)
+    out, edge = np.empty_like(matrix), np.empty(num_edge_floats(size), np.float32)
+    return 2 * size**3 / _least_seconds(partial(multiply, matrix, panels, out, edge))
 
 
 def _least_seconds(work: Callable[[], object]) -> float:
