@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.batch_lookups import BatchLookups
-from ...stats.batches.lookups_by_row import group_lookups
 from ...stats.exchange.home_plan import RowUses
-from ...stats.exchange.rank_masks import Masks, mask_type, rank_masks, ranks_of_samples
+from ...stats.exchange.rank_masks import Masks, mask_type, ranks_of_samples
+from ...stats.exchange.row_users import RowMarks, mark_users, take_marked, unset_marks
 from ..folders.file_facts import ShardFacts
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output
@@ -25,6 +24,7 @@ from ..folders.temporary_files import AppendedArray
 from ..formats.arrow_files import damage_named, open_hashed
 from ..formats.part_ids import PartIds
 from ..formats.stage_settings import ShardSettings
+from ..formats.tables import one_hot
 from ..runtime.resources import Resources
 from ..runtime.tasks import run_tasks
 from .cold_batches import ColdWidth, cold_widths
@@ -91,6 +91,7 @@ def _read_file(entry: FileEntry, ranked: Ranked) -> tuple[int, list[_Found]]:
     path = shards.checked_path(entry)
     batch_size = ShardSettings.of(shards).batch_size
     found: list[list[tuple[NDArray[np.int32], Masks]]] = [[] for _ in ranked.widths]
+    marks = [unset_marks(width.num_rows, ranked.num_ranks) for width in ranked.widths]
     with damage_named(path):
         reader = open_hashed(shards, entry)
         for number in range(ShardFacts.of(shards, entry).num_batches):
@@ -98,8 +99,8 @@ def _read_file(entry: FileEntry, ranked: Ranked) -> tuple[int, list[_Found]]:
             ids = PartIds.read(batch, ShardsTotals.of(shards).tables)
             ids.refuse_strays(path)
             ranks_B = ranks_of_samples(batch.num_rows, batch_size, ranked.num_ranks, ranked.num_ranks)
-            for width, rows in zip(ranked.widths, found, strict=True):
-                rows.append(_rows_of(ids, ranks_B, width, ranked.num_ranks))
+            for width, of_width, rows in zip(ranked.widths, marks, found, strict=True):
+                rows.append(_rows_of(ids, ranks_B, width, of_width))
     kind = mask_type(ranked.num_ranks)
     return entry.num_samples, [
         (
@@ -112,21 +113,20 @@ def _read_file(entry: FileEntry, ranked: Ranked) -> tuple[int, list[_Found]]:
 
 
 def _rows_of(
-    ids: PartIds, ranks_B: NDArray[np.uint8], width: ColdWidth, num_ranks: int
+    ids: PartIds, ranks_B: NDArray[np.uint8], width: ColdWidth, marks: RowMarks
 ) -> tuple[NDArray[np.int32], Masks]:
     """Return the distinct rows of a batch, ascending, and the ranks that use each."""
-    # The lookups of one table after the other: fewer digits to sort by than among the rows of all.
-    ids_of_tables = ids.ids
-    of_width = [np.empty(0, np.int32), *(ids_of_tables[table] for table in width.tables)]
-    ranks = [np.empty(0, np.uint8)]
-    for table in width.tables:
-        name = ids.tables[table].name
-        is_list = name in ids.lists
-        ranks.append(np.repeat(ranks_B, np.diff(ids.lists[name][0])) if is_list else ranks_B)
-    offsets_F1 = np.cumsum([part.size for part in of_width])
-    positions_N = np.arange(offsets_F1[-1], dtype=np.int32)
-    num_rows_F = np.array([ids.tables[table].num_rows for table in width.tables])
-    lookups = group_lookups(BatchLookups(np.concatenate(of_width), positions_N, offsets_F1, num_rows_F))
-    # Rows of all tables are numbered through.
-    bases_U = np.repeat(width.base.astype(np.int32), np.diff(lookups.first_F1))
-    return lookups.rows_U + bases_U, rank_masks(lookups, np.concatenate(ranks), num_ranks)
+    names = [table.name for table in one_hot(ids.tables)]
+    first_keys = {
+        ids.tables[table].name: int(base) for table, base in zip(width.tables, width.base, strict=True)
+    }
+    # Rows of all tables are numbered through: those of one-hot tables are marked at once, then list by list.
+    columns = [column for column, name in enumerate(names) if name in first_keys]
+    bases_F = np.array([first_keys[names[column]] for column in columns], np.int64)
+    num_rows = mark_users(ids.matrix, np.array(columns, np.int64), bases_F, ranks_B, marks)
+    for name in first_keys.keys() & ids.lists.keys():
+        offsets_B1, ids_N = ids.lists[name]
+        ranks_N = np.repeat(ranks_B, np.diff(offsets_B1))
+        base = np.array([first_keys[name]], np.int64)
+        num_rows += mark_users(ids_N.reshape(-1, 1), np.zeros(1, np.int64), base, ranks_N, marks)
+    return take_marked(marks, num_rows)

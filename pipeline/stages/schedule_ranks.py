@@ -21,6 +21,7 @@ from ...stats.exchange.home_moves import MoveCosts, move_costs
 from ...stats.exchange.home_plan import RowUses, first_homes, users_of_rows
 from ...stats.exchange.homes_name import HomesName
 from ...stats.exchange.rank_masks import MOST_RANKS
+from ...stats.exchange.row_users import mark_bytes
 from ...stats.ranking.row_bytes import state_width
 from ..errors import ConfigError, HotsetError, require_at_least
 from ..folders.file_facts import RankFacts
@@ -173,5 +174,7 @@ def _needed_bytes(config: RankScheduleConfig, widths: list[ColdWidth], shards: M
     planner = _ROW_BYTES * most_rows + min(_RANGE_BYTES, _BYTES_OF_RANK * config.ranks * most_rows)
     cutting = 2 * CHUNK_ENTRIES * _BYTES_AN_ENTRY + FILE_BYTES
     largest = max((entry.num_bytes for entry in training_files(shards)), default=0)
-    # What a task finds of a file is about as large as the file.
-    return planner + max(cutting, 2 * num_workers(workers) * largest)
+    # What a task finds of a file is about as large as the file; its marks are gone when homes are planned.
+    marks = sum(mark_bytes(width.num_rows, config.ranks) for width in widths)
+    reading = num_workers(workers) * (2 * largest + marks)
+    return max(reading, planner + max(cutting, 2 * num_workers(workers) * largest))

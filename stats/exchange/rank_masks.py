@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..batches.lookups_by_row import LookupsByRow
-from ..kernel import kernel
+from ..kernel import inlined_kernel, kernel
 
 MOST_RANKS = 64
 """A mask has one bit for each rank."""
@@ -34,6 +34,18 @@ def mask_type(num_ranks: int) -> type[np.unsignedinteger]:
         if num_ranks <= np.iinfo(chosen).bits:
             return chosen
     return np.uint64
+
+
+@inlined_kernel
+def lowest_bit(mask: np.uint64) -> np.int64:
+    """Return the number of the lowest bit that is set; of a mask with at least one."""
+    # The bits below it are counted, in pairs, then in fours, then in bytes, whose counts are added at once.
+    below = (mask & (~mask + np.uint64(1))) - np.uint64(1)
+    below -= below >> np.uint64(1) & np.uint64(0x5555555555555555)
+    fours = np.uint64(0x3333333333333333)
+    below = (below & fours) + (below >> np.uint64(2) & fours)
+    below = below + (below >> np.uint64(4)) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64(below * np.uint64(0x0101010101010101) >> np.uint64(56))
 
 
 def ranks_of_samples(num_samples: int, batch_size: int, num_shares: int, num_ranks: int) -> NDArray[np.uint8]:
