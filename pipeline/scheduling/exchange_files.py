@@ -6,7 +6,8 @@ lists. Offsets of lists are 64 bits wide, as in `RankSteps`, whose arrays are re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,11 +112,13 @@ def read_homes(
     return homes, users
 
 
-def write_steps(path: Path, parts: Sequence[StepsPart], rank: int, num_ranks: int) -> None:
-    """Write consecutive steps of a rank, a record batch for each part."""
+@contextmanager
+def open_steps(path: Path, rank: int, num_ranks: int) -> Iterator[Callable[[StepsPart], None]]:
+    """Open a file for consecutive steps of a rank; each call with a part writes it as a record batch."""
     schema = _steps_schema(num_ranks)
     with open_writer(path, schema) as writer:
-        for part in parts:
+
+        def write(part: StepsPart) -> None:
             steps = part.steps
             counts_SLW = count_rank_messages(steps, rank, num_ranks)
             columns: list[Any] = [
@@ -130,12 +133,14 @@ def write_steps(path: Path, parts: Sequence[StepsPart], rank: int, num_ranks: in
                 columns.append(pa.LargeListArray.from_arrays(offsets, pa.array(getattr(steps, values))))
             writer.write_batch(pa.record_batch(columns, schema=schema))
 
+        yield write
+
 
 def read_steps(manifest: Manifest, entry: FileEntry, of: RankOf) -> Iterator[StepsPart]:
-    """Yield the parts of a file of `write_steps` in order, in memory, after every number was checked.
+    """Yield the parts of a file of `open_steps` in order, in memory, after every number was checked.
 
     Raises:
-        ManifestError: it is missing, or not what `write_steps` writes for this rank.
+        ManifestError: it is missing, or not what `open_steps` writes for this rank.
     """
     path = manifest.checked_path(entry)
     with damage_named(path):

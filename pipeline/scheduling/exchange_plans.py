@@ -7,8 +7,10 @@ out, a chunk of steps at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ from ...stats.exchange.fixed_homes import stay_at
 from ...stats.exchange.home_moves import NO_HOME, HomeChoices, MoveCosts, follow_choices
 from ...stats.exchange.home_plan import RowUses, plan_order
 from ...stats.exchange.rank_masks import mask_type
-from ...stats.exchange.rank_steps import NEVER_USED, PlannedUses, cut_rank, mark_early
+from ...stats.exchange.rank_steps import NEVER_USED, PlannedUses, cut_ranks, mark_early
 from ...stats.exchange.volume import NOTHING, Crossings, StepRows, count_crossings
 from ..folders.file_facts import RankFacts, ShardFacts
 from ..folders.manifest import Manifest
@@ -28,7 +30,7 @@ from ..folders.temporary_files import array_in
 from ..formats.stage_settings import ShardSettings
 from ..sizes import MIB
 from .cold_batches import ColdWidth
-from .exchange_files import StepsPart, write_steps
+from .exchange_files import StepsPart, open_steps
 from .ranked_batches import training_files
 
 CHUNK_ENTRIES = 1 << 18
@@ -79,10 +81,7 @@ class ExchangePlans:
     def _epoch(self, seed: int, epoch: int) -> RanksEpoch:
         order = epoch_order(self._is_hot_only, seed, epoch, spread=self._is_grouped).astype(np.int64)
         planned, crossed = self._plan(order)
-        for rank in range(self._uses.num_ranks):
-            # Cut again even where files are finished: their bounds follow from the rows before.
-            for number, parts in enumerate(_files_of(self._parts(planned, order, rank))):
-                self._write(epoch, rank, number, parts)
+        self._write_ranks(planned, order, epoch)
         self._num_steps += order.size
         return RanksEpoch(
             steps=order.size,
@@ -126,47 +125,86 @@ class ExchangePlans:
         """An array with a number for each entry; the arrays of an epoch share the room."""
         return array_in(self._room_bytes // 8, self._output, self._uses.keys.shape, dtype)
 
-    def _parts(self, planned: PlannedUses, order: NDArray[np.int64], rank: int) -> Iterator[StepsPart]:
+    def _write_ranks(self, planned: PlannedUses, order: NDArray[np.int64], epoch: int) -> None:
+        """Cut out the steps of each rank and write them, a chunk of steps of all ranks after the other."""
+        num_ranks = self._uses.num_ranks
         # Steps with about as many rows are cut together: few calls, and arrays of bounded size.
-        sizes = np.diff(self._uses.offsets)[order]
-        bounds = np.flatnonzero(np.diff(np.cumsum(sizes) // CHUNK_ENTRIES)) + 1
+        num_rows = np.diff(self._uses.offsets)[order]
+        bounds = np.flatnonzero(np.diff(np.cumsum(num_rows) // CHUNK_ENTRIES)) + 1
         first = 0
-        for batches in np.split(order, bounds):
-            yield StepsPart(first, batches.astype(np.int32), cut_rank(planned, batches, rank))
-            first += batches.size
+        with ExitStack() as stack:
+            files = [
+                stack.enter_context(_RankFiles(self._output, self._planned, epoch, rank, num_ranks))
+                for rank in range(num_ranks)
+            ]
+            for batches in np.split(order, bounds):
+                for file, steps in zip(files, cut_ranks(planned, batches, num_ranks), strict=True):
+                    file.write(StepsPart(first, batches.astype(np.int32), steps))
+                first += batches.size
 
-    def _write(self, epoch: int, rank: int, number: int, parts: list[StepsPart]) -> None:
-        dim = self._planned.width.embedding_dim
-        name = f"epoch-{epoch:05}.width-{dim:05}.rank-{rank:05}-{number:05}.arrow"
+
+class _RankFiles:
+    """The files of one rank in an epoch, of bounded size, written part by part inside a block.
+
+    Parts are cut again even where a file is finished: its bounds follow from the parts before.
+    """
+
+    def __init__(self, output: Output, planned: WidthHomes, epoch: int, rank: int, num_ranks: int) -> None:
+        self._output = output
+        self._dim = planned.width.embedding_dim
+        self._epoch = epoch
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._number = 0
+        """Of the file that parts are written to."""
+        self._first_step = 0
+        self._num_steps = 0
+        self._num_bytes = 0
+        self._stack = ExitStack()
+        self._write: Callable[[StepsPart], None] | None = None
+        """Writes to that file; None where it is finished already."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        # After an error the file stays unfinished.
+        self._stack.__exit__(*error)
+
+    def write(self, part: StepsPart) -> None:
+        """Write a part, and end the file once it is full."""
+        if not part.steps.num_steps:
+            return
+        if not self._num_steps:
+            self._begin(part.first_step)
+        if self._write is not None:
+            self._write(part)
+        self._num_steps += part.steps.num_steps
+        self._num_bytes += sum(each.nbytes for each in part.steps)
+        if self._num_bytes >= FILE_BYTES:
+            self._stack.close()
+            self._write = None
+            self._number += 1
+            self._num_steps = 0
+            self._num_bytes = 0
+
+    def _begin(self, first_step: int) -> None:
+        self._first_step = first_step
+        name = f"epoch-{self._epoch:05}.width-{self._dim:05}.rank-{self._rank:05}-{self._number:05}.arrow"
         if self._output.has(name):
             return
-        facts = RankFacts(
+        path = self._stack.enter_context(self._output.writing(name, 0, self._facts))
+        self._write = self._stack.enter_context(open_steps(path, self._rank, self._num_ranks))
+
+    def _facts(self) -> RankFacts:
+        return RankFacts(
             kind="steps",
-            embedding_dim=dim,
-            epoch=epoch,
-            rank=rank,
-            first_step=parts[0].first_step,
-            num_steps=sum(part.steps.num_steps for part in parts),
+            embedding_dim=self._dim,
+            epoch=self._epoch,
+            rank=self._rank,
+            first_step=self._first_step,
+            num_steps=self._num_steps,
         )
-        with self._output.writing(name, 0, facts) as path:
-            write_steps(path, parts, rank, self._uses.num_ranks)
-
-
-def _files_of(parts: Iterator[StepsPart]) -> Iterator[list[StepsPart]]:
-    """Group consecutive parts until they fill a file."""
-    group: list[StepsPart] = []
-    num_bytes = 0
-    for part in parts:
-        if not part.steps.num_steps:
-            continue
-        group.append(part)
-        num_bytes += sum(each.nbytes for each in part.steps)
-        if num_bytes >= FILE_BYTES:
-            yield group
-            group = []
-            num_bytes = 0
-    if group:
-        yield group
 
 
 def _kinds_of_batches(shards: Manifest) -> NDArray[np.bool_]:

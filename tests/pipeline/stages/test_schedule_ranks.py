@@ -117,20 +117,23 @@ def test_stopped_half_way_it_resumes_to_the_same_bytes(
     config = replace(CONFIG, homes="moving")
     made = schedule_ranks(config, shards, tmp_path / "whole")
     assert len(made.files) > 12
-    num_written = 0
+    num_opened = 0
 
-    def stop(*arguments: Any) -> None:
-        nonlocal num_written
-        if num_written == 5:
+    def stop(*arguments: Any) -> Any:
+        nonlocal num_opened
+        if num_opened == 8:
             raise KeyboardInterrupt
-        num_written += 1
-        written(*arguments)
+        num_opened += 1
+        return opened(*arguments)
 
-    written = exchange_files.write_steps
-    monkeypatch.setattr(exchange_plans, "write_steps", stop)
+    opened = exchange_files.open_steps
+    monkeypatch.setattr(exchange_plans, "open_steps", stop)
     with pytest.raises(KeyboardInterrupt):
         schedule_ranks(config, shards, tmp_path / "exchange")
-    monkeypatch.setattr(exchange_plans, "write_steps", written)
+    # Of eight files some are finished, and those of the other ranks are not.
+    finished = [path.name for path in (tmp_path / "exchange").glob("epoch-*")]
+    assert 0 < len(finished) < num_opened
+    monkeypatch.setattr(exchange_plans, "open_steps", opened)
     schedule_ranks(config, shards, tmp_path / "exchange")
     assert bytes_in(tmp_path / "exchange") == bytes_in(tmp_path / "whole")
     assert [fault for fault in verify(tmp_path / "exchange") if "exchange" in fault] == []

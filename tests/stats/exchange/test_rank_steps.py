@@ -26,7 +26,7 @@ from hotset.stats.exchange.rank_steps import (
     NEVER_USED,
     PlannedUses,
     RankSteps,
-    cut_rank,
+    cut_ranks,
     first_steps,
     mark_early,
 )
@@ -77,6 +77,10 @@ def drawn_epoch(draw: st.DrawFn) -> Epoch:
     return Epoch(uses, np.array(order, np.int64), num_ranks, num_keys, homes)
 
 
+def cut_rank(uses: PlannedUses, order: NDArray[np.int64], rank: int, num_ranks: int) -> RankSteps:
+    return cut_ranks(uses, order, num_ranks)[rank]
+
+
 def step_rows(uses: PlannedUses, batch: int) -> StepRows:
     part = slice(uses.offsets[batch], uses.offsets[batch + 1])
     return StepRows(uses.keys_U[part], uses.masks_U[part], uses.before_U[part], uses.after_U[part])
@@ -109,7 +113,7 @@ def test_the_rows_of_a_rank_make_its_messages(epoch: Epoch) -> None:
         total += count_crossings(rows, number, last_steps)
     early_and_moves = np.zeros(2, np.int64)
     for rank in range(num_ranks):
-        steps = cut_rank(uses, order, rank)
+        steps = cut_rank(uses, order, rank, num_ranks)
         counts_SLW = count_rank_messages(steps, rank, num_ranks)
         for step, batch in enumerate(order.tolist()):
             whole = step_rows(uses, batch)
@@ -134,7 +138,7 @@ def test_the_rows_of_a_rank_make_its_messages(epoch: Epoch) -> None:
 @given(drawn_epoch(), st.data())
 @settings(max_examples=40, deadline=None)
 def test_ranks_that_do_not_fit_together_are_found(epoch: Epoch, data: st.DataObject) -> None:
-    every = [cut_rank(epoch.uses, epoch.order, rank) for rank in range(epoch.num_ranks)]
+    every = cut_ranks(epoch.uses, epoch.order, epoch.num_ranks)
 
     def found() -> list[tuple[int, int]]:
         digests = np.zeros((epoch.num_ranks, 5, epoch.num_ranks), np.uint64)
@@ -156,10 +160,10 @@ def test_ranks_that_do_not_fit_together_are_found(epoch: Epoch, data: st.DataObj
 @given(drawn_epoch(), st.integers(0, 5))
 @settings(max_examples=30, deadline=None)
 def test_the_first_steps_are_those_of_a_shorter_epoch(epoch: Epoch, num_steps: int) -> None:
-    steps = cut_rank(epoch.uses, epoch.order, 1)
+    steps = cut_rank(epoch.uses, epoch.order, 1, epoch.num_ranks)
     num_steps = min(num_steps, steps.num_steps)
     found = first_steps(steps, num_steps)
-    wanted = cut_rank(epoch.uses, epoch.order[:num_steps], 1)
+    wanted = cut_rank(epoch.uses, epoch.order[:num_steps], 1, epoch.num_ranks)
     assert [each.tolist() for each in found] == [each.tolist() for each in wanted]
 
 
@@ -228,8 +232,8 @@ def test_the_bounds_of_parts_do_not_change_them() -> None:
     early = np.zeros(size, np.uint8)
     uses = PlannedUses(starts.astype(np.int64), keys.astype(np.int32), masks, homes[0], homes[1], early)
     order = rng.permutation(40)
-    whole = cut_rank(uses, order, 2)
-    parts = [cut_rank(uses, each, 2) for each in np.split(order, [7, 7, 30])]
+    whole = cut_rank(uses, order, 2, 4)
+    parts = [cut_rank(uses, each, 2, 4) for each in np.split(order, [7, 7, 30])]
     for name in ("keys_N", "masks_N", "before_N", "after_N", "passed_keys_P", "passed_homes_P"):
         joined = np.concatenate([getattr(part, name) for part in parts])
         np.testing.assert_array_equal(joined, getattr(whole, name))
