@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..kernel import kernel
 from .home_moves import NO_HOME
-from .rank_masks import Masks
+from .rank_masks import Masks, lowest_bit
 
 
 def striped_homes(num_rows: int, num_ranks: int, first_row: int = 0) -> NDArray[np.uint8]:
@@ -32,8 +32,9 @@ def count_uses(rows: NDArray[np.int32], masks: Masks, first_row: int, uses_KW: N
         row = np.int64(rows[i]) - first_row
         if 0 <= row < uses_KW.shape[0]:
             mask = np.uint64(masks[i])
-            for rank in range(uses_KW.shape[1]):
-                uses_KW[row, rank] += np.uint32(mask >> np.uint64(rank) & np.uint64(1))
+            while mask:
+                uses_KW[row, lowest_bit(mask)] += np.uint32(1)
+                mask &= mask - np.uint64(1)
 
 
 @kernel

@@ -32,8 +32,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cpu_prefetch import prefetch
 from ..hashing import mix64_pair
-from ..kernel import kernel
+from ..kernel import inlined_kernel, kernel
 from .rank_masks import Masks, mask_type
 
 NO_HOME = 255
@@ -43,6 +44,12 @@ _MOST_NUMBERS = 2**15 - 1
 
 _FAR = 1 << 62
 """Above every value."""
+_NO_USER = 1 << 40
+"""Added to the value of a rank that does not use a row; above every value of one that does."""
+_MOST_DISTANCES = 64
+"""Homes behind a row's first one."""
+_AHEAD = 64
+"""Entries between asking memory for a row's values and their use."""
 
 
 class MoveCosts(NamedTuple):
@@ -84,6 +91,70 @@ def move_costs(vector: int, state: int) -> MoveCosts:
     return MoveCosts(vector, state)
 
 
+@inlined_kernel
+def _choose_backward(
+    order: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    rows: NDArray[np.int32],
+    masks: Masks,
+    costs: MoveCosts,
+    part: RowRange,
+    choices: HomeChoices,
+    num_ranks: int,
+) -> None:
+    values_KW = part.values_KW
+    vector = np.int64(costs.vector)
+    for step in range(order.shape[0] - 1, -1, -1):
+        stop = offsets[order[step] + 1]
+        for i in range(offsets[order[step]], stop):
+            # Rows of cold tables lie anywhere, so memory is asked for their values some entries ahead.
+            later = np.int64(rows[min(i + _AHEAD, stop - 1)]) - part.first_row
+            prefetch(values_KW, np.uint64(later * num_ranks))
+            key = np.int64(rows[i])
+            row = key - part.first_row
+            # Rows of other ranges belong to other passes.
+            if row < 0 or row >= values_KW.shape[0]:
+                continue
+            mask = np.uint64(masks[i])
+            # Among equally good homes the row's hash decides, so that ranks get equally many: below the value
+            # stands how far a home is behind the row's first one. No branch, so that ranks are looked at
+            # side by side.
+            turn = np.int64(mix64_pair(np.uint64(0), np.uint64(key)) % np.uint64(num_ranks))
+            lowest = np.int64(_FAR)
+            lowest_first = np.int64(_FAR)
+            for home in range(num_ranks):
+                is_user = np.int64(mask >> np.uint64(home) & np.uint64(1))
+                distance = np.int64(home) - turn
+                if distance < 0:
+                    distance += num_ranks
+                value = (np.int64(values_KW[row, home]) - is_user * vector) * _MOST_DISTANCES + distance
+                lowest_first = min(lowest_first, value)
+                lowest = min(lowest, value + (np.int64(1) - is_user) * _NO_USER)
+            best = turn + lowest % _MOST_DISTANCES
+            if best >= num_ranks:
+                best -= num_ranks
+            first = turn + lowest_first % _MOST_DISTANCES
+            if first >= num_ranks:
+                first -= num_ranks
+            moved = np.int64(lowest // _MOST_DISTANCES + costs.state)
+            # What this step and those behind it cost from each home before it.
+            stays = np.uint64(0)
+            smallest = np.int64(_FAR)
+            for rank in range(num_ranks):
+                saved = np.int64(mask >> np.uint64(rank) & np.uint64(1)) * vector
+                value = np.int64(values_KW[row, rank]) - saved
+                stays |= np.uint64(value <= moved) << np.uint64(rank)
+                value = min(value, moved) - saved
+                values_KW[row, rank] = value
+                smallest = min(smallest, value)
+            # Only differences matter; without a common part they stay small.
+            for rank in range(num_ranks):
+                values_KW[row, rank] -= smallest
+            choices.best_U[i] = best
+            choices.stays_U[i] = stays
+            choices.first_U[i] = first
+
+
 @kernel
 def choose_homes_backward(
     order: NDArray[np.int64],
@@ -105,56 +176,16 @@ def choose_homes_backward(
         part: the range; its values are those of the steps behind.
         choices: (num_entries,) each, written.
     """
-    values_KW = part.values_KW
-    num_ranks = values_KW.shape[1]
-    vector = costs.vector
-    for step in range(order.shape[0] - 1, -1, -1):
-        for i in range(offsets[order[step]], offsets[order[step] + 1]):
-            key = np.int64(rows[i])
-            row = key - part.first_row
-            # Rows of other ranges belong to other passes.
-            if row < 0 or row >= values_KW.shape[0]:
-                continue
-            mask = np.uint64(masks[i])
-            # Among equally good homes the row's hash decides, so that ranks get equally many.
-            turn = np.int64(mix64_pair(np.uint64(0), np.uint64(key)) % np.uint64(num_ranks))
-            best = np.int64(-1)
-            first = np.int64(-1)
-            lowest = np.int64(_FAR)
-            lowest_first = np.int64(_FAR)
-            for j in range(num_ranks):
-                home = turn + np.int64(j)
-                if home >= num_ranks:
-                    home -= num_ranks
-                is_user = np.int64(mask >> np.uint64(home) & np.uint64(1))
-                value = np.int64(values_KW[row, home] - is_user * vector)
-                if is_user and value < lowest:
-                    lowest = value
-                    best = home
-                if value < lowest_first:
-                    lowest_first = value
-                    first = home
-            moved = np.int64(lowest + costs.state)
-            # What this step and those behind it cost from each home before it.
-            stays = np.uint64(0)
-            smallest = np.int64(_FAR)
-            for rank in range(num_ranks):
-                saved = np.int64(mask >> np.uint64(rank) & np.uint64(1)) * np.int64(vector)
-                value = np.int64(values_KW[row, rank] - saved)
-                if value <= moved:
-                    stays |= np.uint64(1) << np.uint64(rank)
-                else:
-                    value = moved
-                value = np.int64(value - saved)
-                values_KW[row, rank] = value
-                if value < smallest:
-                    smallest = value
-            # Only differences matter; without a common part they stay small.
-            for rank in range(num_ranks):
-                values_KW[row, rank] -= smallest
-            choices.best_U[i] = best
-            choices.stays_U[i] = stays
-            choices.first_U[i] = first
+    # With a constant number of ranks the compiler unrolls the loops over them.
+    num_ranks = part.values_KW.shape[1]
+    if num_ranks == 2:
+        _choose_backward(order, offsets, rows, masks, costs, part, choices, 2)
+    elif num_ranks == 4:
+        _choose_backward(order, offsets, rows, masks, costs, part, choices, 4)
+    elif num_ranks == 8:
+        _choose_backward(order, offsets, rows, masks, costs, part, choices, 8)
+    else:
+        _choose_backward(order, offsets, rows, masks, costs, part, choices, num_ranks)
 
 
 @kernel

@@ -19,6 +19,8 @@ from hotset.stats.exchange.home_moves import (
     move_costs,
     unset_choices,
 )
+from hotset.stats.exchange.rank_masks import mask_type
+from hotset.stats.hashing import mix64_pair
 from hotset.tests.support.naive.naive_exchange import (
     DrawnSteps,
     drawn_steps,
@@ -49,6 +51,46 @@ def homes_after(drawn: DrawnSteps, costs: tuple[int, int], rows_of_pass: int) ->
         assert before.tolist() == known.tolist() and homes[rows[first:last]].tolist() == after.tolist()
         found.append(after)
     return found
+
+
+def naive_choices(masks: list[int], row: int, num_ranks: int, vector: int, state: int) -> list[list[int]]:
+    """The choices of the uses of one row, from the last to the first."""
+    turn = int(mix64_pair(np.uint64(0), np.uint64(row))) % num_ranks
+    homes = [(turn + distance) % num_ranks for distance in range(num_ranks)]
+    behind = [0] * num_ranks
+    found = []
+    for mask in masks[::-1]:
+        after = [cost - vector * (mask >> home & 1) for home, cost in enumerate(behind)]
+        # The first of the cheapest, from the row's own home on.
+        best = min((home for home in homes if mask >> home & 1), key=lambda home: after[home])
+        first = min(homes, key=lambda home: after[home])
+        moved = after[best] + state
+        stays = sum(1 << home for home in homes if after[home] <= moved)
+        found.append([best, stays, first])
+        behind = [min(cost, moved) - vector * (mask >> home & 1) for home, cost in enumerate(after)]
+        behind = [cost - min(behind) for cost in behind]
+    return found[::-1]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 7, 8, 9, 64])
+@pytest.mark.parametrize("costs", [(16, 0), (16, 1), (3, 3), (2, 9)])
+def test_choices_are_those_of_the_naive_twin(
+    num_ranks: int, costs: tuple[int, int], rng: np.random.Generator
+) -> None:
+    num_rows, num_steps = 12, 9
+    masks = rng.integers(1, 1 << min(num_ranks, 62), num_steps * num_rows).astype(mask_type(num_ranks))
+    # Most rows have one user, or two.
+    few = 1 << rng.integers(0, num_ranks, (2, masks.size), np.uint64)
+    masks = np.where(rng.random(masks.size) < 0.7, few[0] | few[1], masks).astype(masks.dtype)
+    rows = np.tile(np.arange(num_rows, dtype=np.int32), num_steps)
+    choices = unset_choices(rows.size, num_ranks)
+    offsets = np.arange(num_steps + 1) * num_rows
+    for first_row in (0, 8):
+        part = RowRange(first_row, np.zeros((min(8, num_rows - first_row), num_ranks), np.int16))
+        choose_homes_backward(np.arange(num_steps), offsets, rows, masks, move_costs(*costs), part, choices)
+    for row in range(num_rows):
+        wanted = naive_choices(masks[row::num_rows].tolist(), row, num_ranks, *costs)
+        assert [[int(each[i]) for each in choices] for i in range(row, rows.size, num_rows)] == wanted
 
 
 @given(drawn_steps(), COSTS, st.integers(1, 5))
