@@ -34,6 +34,7 @@ from ....stats.exchange.homes_name import HomesName
 from ...machine_facts import commit, describe_machine
 from ...recipes import recipe_for
 from .link_namespaces import ADDRESSES, INTERFACE, NamespacesError, linked_namespaces
+from .rank_speedup import LOOPBACK, compare_ranks, show_speedup
 
 LINKS = {"200mbit": 200e6 / 8, "1gbit": 1e9 / 8, "10gbit": 10e9 / 8}
 """Bytes a second, each way."""
@@ -96,7 +97,8 @@ class BenchLinksConfig:
     """Samples of a batch that each rank computes."""
 
     links: tuple[str, ...] = ("200mbit", "1gbit")
-    """Links: 200mbit, 1gbit or 10gbit."""
+    """Links: 200mbit, 1gbit or 10gbit; loopback: two ranks of this machine beside one process, a thread
+    each."""
 
     rounds: int = 5
     """Number of times that each codec gets a turn at each link."""
@@ -116,10 +118,10 @@ class BenchLinksConfig:
 
 
 def refuse_unknown_links(option: str, links: Sequence[str]) -> None:
-    """Raise ConfigError where a link has no known speed."""
+    """Raise ConfigError where a link has no known speed and is not that of this machine."""
     for link in links:
-        if link not in LINKS:
-            raise ConfigError(f"{option} must be of {', '.join(LINKS)}, got {link!r}")
+        if link not in (*LINKS, LOOPBACK):
+            raise ConfigError(f"{option} must be of {', '.join(LINKS)}, {LOOPBACK}, got {link!r}")
 
 
 def bench_links(config: BenchLinksConfig, progress: ProgressCallback = silent) -> dict[str, Any]:
@@ -128,7 +130,7 @@ def bench_links(config: BenchLinksConfig, progress: ProgressCallback = silent) -
     Returns:
         By link and way the median seconds of a step, how many times quicker it is than the ways of others and
         than hotset without a codec, and the bytes that a rank sends in it and a step early; what ``auto``
-        chose; and what vectors that cross early save.
+        chose; and what vectors that cross early save. With loopback what `compare_ranks` returns.
 
     Raises:
         HotsetError: namespaces are asked for, and this machine or user may not make them.
@@ -141,13 +143,18 @@ def bench_links(config: BenchLinksConfig, progress: ProgressCallback = silent) -
         pack = replace(recipe.pack, batch_size=2 * config.rank_batch_size)
         preprocess([folder / "log.tsv"], replace(recipe, split=split, pack=pack), folder / "data")
         progress("bench", 0, 1)
-        network, turns = _turns_of_ranks(config, folder / "data")
+        slow = tuple(link for link in config.links if link != LOOPBACK)
+        network, turns = _turns_of_ranks(replace(config, links=slow), folder / "data") if slow else (None, [])
+        loopback = None
+        if LOOPBACK in config.links:
+            loopback = compare_ranks(folder / "data", config.seed, config.rounds, config.steps)
         progress("bench", 1, 1)
     return {
         "benchmark": "links",
         "settings": asdict(config),
         "network": network,
-        "links": [_summary(turns, link) for link in config.links],
+        "links": [_summary(turns, link) for link in slow],
+        "loopback": loopback,
         "machine": describe_machine(),
         "commit": commit(),
     }
@@ -271,6 +278,8 @@ def show_links(result: dict[str, Any], console: Console) -> None:
         )
         for name, ratio in each["seconds_over_nothing_early"].items():
             console.print(f"{name}: {ratio:.3f} of the seconds where no vector crosses a step early")
+    if result.get("loopback") is not None:
+        show_speedup(result["loopback"], console)
 
 
 CONFIG = BenchLinksConfig

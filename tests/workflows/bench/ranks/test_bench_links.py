@@ -51,9 +51,9 @@ def test_each_codec_gets_a_turn_at_each_link(tmp_path: Path, monkeypatch: pytest
 
 
 def test_links_that_nobody_knows_are_refused() -> None:
-    with pytest.raises(ConfigError, match="links must be of 200mbit, 1gbit, 10gbit, got '3gbit'"):
+    with pytest.raises(ConfigError, match="links must be of 200mbit, 1gbit, 10gbit, loopback, got '3gbit'"):
         BenchLinksConfig(links=("3gbit",))
-    with pytest.raises(ConfigError, match="link must be of 200mbit, 1gbit, 10gbit, got '3gbit'"):
+    with pytest.raises(ConfigError, match="link must be of 200mbit, 1gbit, 10gbit, loopback, got '3gbit'"):
         BenchExchangeConfig(link=("3gbit",))
     with pytest.raises(ConfigError, match="network must be one of"):
         BenchLinksConfig(network="cable")  # type: ignore[arg-type]
