@@ -75,13 +75,14 @@ def compare_ranks(data: Path, seed: int, rounds: int, steps: int) -> dict[str, A
         steps: of a turn.
 
     Returns:
-        By contestant the median seconds of a step, those in which rank 0 waits for messages, and how many
-        times quicker it is than one process; what ``auto`` took; and whether the bits are equal.
+        By contestant the median seconds of a step, those in which rank 0 waits for messages, the CPU seconds
+        of all its processes, and how many times quicker it is than one process; what ``auto`` took; and
+        whether the bits are equal.
     """
     with RankGroup(NUM_RANKS, _TIMEOUT_SECONDS) as group:
         settings = {"data": str(data), "seed": seed, "rounds": rounds, "steps": steps}
         # Rank 0 clocks all of them, and gets the weights of both ranks.
-        first, _ = group.call(take_turns, **settings)
+        first, second = group.call(take_turns, **settings)
     seconds = {name: statistics.median(found["seconds"]) for name, found in first["turns"].items()}
     waits = {name: statistics.median(found["waits"]) for name, found in first["turns"].items()}
     return {
@@ -93,6 +94,10 @@ def compare_ranks(data: Path, seed: int, rounds: int, steps: int) -> dict[str, A
                 "step_seconds": each,
                 "samples_per_second": first["batch_size"] / each,
                 "wait_seconds": waits[name],
+                "cpu_seconds": sum(
+                    statistics.median(rank["turns"][name]["cpu"])
+                    for rank in (first, second)[: 1 + (name != ONE)]
+                ),
                 "over_one": seconds[ONE] / each,
             }
             for name, each in seconds.items()
@@ -126,9 +131,9 @@ def take_turns(ranks: Ranks, data: str, seed: int, rounds: int, steps: int) -> d
                 found = _turn(ranks, runs.get(name), steps, is_last=number == rounds)
                 # The first turn compiles.
                 if number > 0:
-                    own = turns.setdefault(name, {"seconds": [], "waits": []})
-                    own["seconds"].append(found[0] / steps)
-                    own["waits"].append(found[1] / steps)
+                    own = turns.setdefault(name, {"seconds": [], "waits": [], "cpu": []})
+                    for each, kept in zip(found, own.values(), strict=True):
+                        kept.append(each / steps)
         weights = {name: _checksum(runs[name].trainer) for name in (TWO, CHOSEN)}
         if ranks.rank == 0:
             weights[ONE] = _checksum(runs[ONE].trainer)
@@ -142,17 +147,19 @@ def take_turns(ranks: Ranks, data: str, seed: int, rounds: int, steps: int) -> d
     }
 
 
-def _turn(ranks: Ranks, run: _Contestant | None, steps: int, *, is_last: bool) -> tuple[float, float]:
-    """Return the seconds of a turn, those of a rank without a run too, and those of waiting for messages."""
+def _turn(ranks: Ranks, run: _Contestant | None, steps: int, *, is_last: bool) -> tuple[float, float, float]:
+    """Return the seconds of a turn, at a rank without a run too, those of waiting for messages, and CPU
+    seconds of this process."""
     before = run.trainer.coded.counts.seconds if run is not None else 0.0
     ranks.gather(torch.zeros(1))  # all begin together
     begin = time.perf_counter()
+    cpu_begin = time.process_time()
     if run is not None:
         run.take(steps, is_last=is_last)
     ranks.gather(torch.zeros(1))
     seconds = time.perf_counter() - begin
     waited = run.trainer.coded.counts.seconds - before if run is not None else 0.0
-    return seconds, waited
+    return seconds, waited, time.process_time() - cpu_begin
 
 
 def _checksum(trainer: Trainer) -> str:
@@ -170,7 +177,7 @@ def show_speedup(result: dict[str, Any], console: Console) -> None:
     """Print a table of the contestants, and whether the bits are equal."""
     title = f"loopback: a step of {result['batch_size']:,} samples, a thread each, by the clock"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("", "seconds", "samples/s", "waits", "times one process"):
+    for name in ("", "seconds", "samples/s", "waits", "CPU seconds", "times one process"):
         table.add_column(name, justify="right" if name else "left")
     for each in result["contestants"]:
         table.add_row(
@@ -178,6 +185,7 @@ def show_speedup(result: dict[str, Any], console: Console) -> None:
             f"{each['step_seconds']:.4f}",
             f"{each['samples_per_second']:,.0f}",
             f"{each['wait_seconds']:.4f}",
+            f"{each['cpu_seconds']:.4f}",
             f"{each['over_one']:.2f}x",
         )
     console.print(table)

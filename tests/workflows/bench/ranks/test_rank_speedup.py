@@ -13,6 +13,7 @@ from hotset.pipeline.errors import HotsetError
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.exchange.chosen_exchange import ChosenExchange
 from hotset.train.ranks.thread_ranks import run_thread_ranks
+from hotset.train.trainer_building.build_trainer import build_trainer
 from hotset.workflows.bench.ranks import bench_links
 from hotset.workflows.bench.ranks import rank_speedup as module
 from hotset.workflows.bench.ranks.bench_links import BenchLinksConfig, show_links
@@ -45,7 +46,7 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_two_ranks_have_the_bits_of_one_process_and_codecs_have_others(shards: Path) -> None:
-    settings = {"data": str(shards), "seed": 3, "rounds": 2, "steps": 3}
+    settings: dict[str, Any] = {"data": str(shards), "seed": 3, "rounds": 2, "steps": 3}
     first, second = run_thread_ranks(2, lambda ranks: take_turns(ranks, **settings))
     weights = first["weights"]
     assert weights[ONE] == weights[TWO]
@@ -66,6 +67,7 @@ def test_a_comparison_has_ratios_waits_and_the_choice_of_auto(
     assert list(by_name) == [ONE, TWO, CHOSEN] and by_name[ONE]["over_one"] == 1
     assert by_name[TWO]["over_one"] == by_name[ONE]["step_seconds"] / by_name[TWO]["step_seconds"]
     assert by_name[TWO]["wait_seconds"] > 0 == by_name[ONE]["wait_seconds"]
+    assert all(each["cpu_seconds"] > 0 for each in by_name.values())
     # As part of the benchmark of links, where it may stand alone.
     monkeypatch.setattr(bench_links, "generate", lambda *_: None)
     monkeypatch.setattr(bench_links, "preprocess", lambda *_: None)
@@ -81,11 +83,9 @@ def test_a_comparison_has_ratios_waits_and_the_choice_of_auto(
 
 
 def test_weights_that_differ_are_told(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = module.build_trainer
-
     def build_wrong(shards: Any, config: Any, ranks: Any) -> Any:
         changed = {"seed": config.seed + 1} if ranks.num_ranks == 1 else {}
-        return build(shards, replace(config, **changed), ranks=ranks)
+        return build_trainer(shards, replace(config, **changed), ranks=ranks)
 
     monkeypatch.setattr(module, "build_trainer", build_wrong)
     assert not compare_ranks(shards, seed=0, rounds=1, steps=1)["has_equal_bits"]
