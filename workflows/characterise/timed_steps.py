@@ -193,6 +193,11 @@ class _TimedThreads:
             for waits in self._waits:
                 waits.end()
 
+    def run_all(self, *calls: Callable[[], object]) -> None:
+        """Make the calls that put new weights in order for the products: a part of their update."""
+        with self._watch("update"):
+            self._threads.run_all(*calls)
+
     def take(self) -> float:
         """Return the idle seconds, the mean over threads, and begin again at zero."""
         found = statistics.fmean(waits.seconds for waits in self._waits)

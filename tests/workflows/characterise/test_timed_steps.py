@@ -14,7 +14,7 @@ from hotset.tests.support.planning.made_up_cells import TINY
 from hotset.train.execution.embeddings import Embeddings
 from hotset.train.model import dense_tile
 from hotset.train.model.dense_step import StepTile, TiledStep
-from hotset.train.model.mlp_tiles import Fp32Mlp
+from hotset.train.model.mlp_tiles import Fp32Mlp, PackedMlp
 from hotset.train.model.tile_gradients import TileGradients
 from hotset.train.work_threads import WorkThreads
 from hotset.workflows.characterise import timed_steps as module
@@ -58,6 +58,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         (Embeddings, "update", "update"),
         (Fp32Mlp, "forward", "mlp"),
         (Fp32Mlp, "backward", "mlp"),
+        (PackedMlp, "forward", "mlp"),
+        (PackedMlp, "backward", "mlp"),
         (dense_tile, "interact", "interact"),
         (dense_tile, "interact_backward", "interact"),
         (TileGradients, "add", "add"),
@@ -132,6 +134,17 @@ def test_a_thread_waits_for_its_first_piece_and_for_the_last_of_others(clock: Cl
     # 31 seconds of two threads, of which 30 were worked; the last 4 are the loop's own.
     assert threads.take() == pytest.approx((2 * 31 - 30) / 2) and threads.take() == 0
     assert watch.take() == {"idle": 4.0, "in threads": 31.0}
+
+
+def test_weights_that_are_put_in_order_for_products_count_as_updates(clock: Clock) -> None:
+    def pack() -> None:
+        clock.now += 8.0
+
+    watch = module._Watch()
+    threads = module._TimedThreads(WorkThreads(1), watch)
+    with watch("idle"):
+        threads.run_all(pack, pack)
+    assert watch.take() == {"idle": 0.0, "update": 16.0} and threads.take() == 0
 
 
 def test_the_interpreter_between_the_passes_of_a_tile_is_idling(
