@@ -114,10 +114,10 @@ def test_the_page_has_every_verdict_and_escapes_what_it_shows() -> None:
     machine = replace(made_up_machine(), device_name="<cpu>")
     page = findings_page(Characterised(machine, records()))
     assert (
-        page.count("<table>") == page.count('<div class="wide"><table>') == 6 and "width=device-width" in page
+        page.count("<table>") == page.count('<div class="wide"><table>') == 7 and "width=device-width" in page
     )
     assert "&lt;cpu&gt;" in page and "<cpu>" not in page
-    assert page.count("<h2>") == 6 and page.count(HOLDS) == 5
+    assert page.count("<h2>") == 7 and page.count(HOLDS) == 5
     assert "<th>hybrid-uva</th>" in page and "<th>fae</th>" in page
     assert "<td class=n>1,024</td>" in page and "<td>bottom</td>" in page
     assert "TorchRec" in page and "</html>" in page
