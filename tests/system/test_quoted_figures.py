@@ -152,9 +152,9 @@ def batch_quality(result: Result) -> list[str]:
 def coded_quality(result: Result) -> list[str]:
     assert len(result["seeds"]) == 5
     coded = ("int8", "bounded:0.03")
-    size = re.search(r"(\d+)k\.tsv", result["data"])
+    size = re.search(r"generated-(\d+)m\.tsv", result["data"])
     return [
-        *([f"{int(size[1]):,},000 samples"] if size else []),
+        *([f"{size[1]} M samples"] if size else []),
         *(f"{abs(result['mean_difference'][name]):.5f}" for name in coded),
         *(f"{result['largest_difference'][name]:.5f}" for name in coded),
         *(f"{result['bytes_per_sample'][name]:.0f} bytes" for name in ("none", *coded)),
@@ -168,14 +168,15 @@ def models(result: Result) -> list[str]:
 
 
 def characterise(result: Result) -> list[str]:
-    assert result["is_quiet"] and result["num_held_out"] == result["num_repeated"] >= 60
+    assert not result["is_quiet"] and result["num_held_out"] >= result["num_repeated"] >= 60
+    assert result["repeat_median_error"] > result["median_error"]
     ours, *formulas = result["predictions"].values()
     assert all(ours[name] == result[name] for name in ("median_error", "p90_error", "pairs_in_order"))
     shares = [result[name] for name in ("median_error", "p90_error", "pairs_in_order")]
     shares += [result[f"repeat_{name}"] for name in ("median_error", "p90_error")]
     return [
         f"{result['num_cells'] - result['num_held_out']} of {result['num_cells']} cells",
-        f"{result['num_held_out']} others, {result['num_pairs']:,} pairs",
+        f"{result['num_held_out']} others, {result['num_pairs']:,} pairs, {result['num_repeated']} repeated",
         *(f"{100 * share:.1f}%" for share in shares),
         *(f"{100 * formula['pairs_in_order']:.1f}%" for formula in formulas),
     ]
@@ -254,6 +255,16 @@ def links(result: Result) -> list[str]:
         for way in link["codecs"]:
             found += [f"{way['step_seconds']:.3f}", f"{way['over_lookups']:.2f}x"]
     return found
+
+
+def loopback(result: Result) -> list[str]:
+    found = result["loopback"]
+    assert found["has_equal_bits"]
+    return [
+        f"{found['batch_size']:,}, {result['settings']['embedding_dim']}",
+        *(f"{each['step_seconds']:.3f}" for each in found["contestants"]),
+        *(f"{each['over_one']:.2f}x" for each in found["contestants"]),
+    ]
 
 
 def advise(result: Result) -> list[str]:
@@ -342,6 +353,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "advise-2m": advise,
     "advise-real-110k": advise,
     "links": links,
+    "links-loopback": loopback,
     "larger-than-memory": larger_than_memory,
     "stats-kernels": stats_kernels,
     "defaults-real-110k": defaults,
@@ -349,7 +361,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "quality-models-real-110k": models,
     "batch-quality-real-110k": batch_quality,
     "quality-exchange-real-110k": coded_quality,
-    "quality-exchange-generated-120k": coded_quality,
+    "quality-exchange-generated-2m": coded_quality,
     "fuxictr-real-110k": fuxictr,
     "placements-2m": placements,
     "predict": predictions,
