@@ -369,6 +369,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "schedule-400k": schedule,
     "kills": kills,
     "train-kills": kills,
+    "train-kills-ranks": kills,
     "orders-2m": orders,
     "orders-real-110k": orders,
 }
