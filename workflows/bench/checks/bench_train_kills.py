@@ -1,13 +1,15 @@
 """``hotset bench train-kills``: SIGKILL training at random moments, resume it, compare every bit.
 
-Moments are spread evenly over the time from the start of the process to its end, so that runs are hit while
-they import, train, write a checkpoint and write their results. Each kill hits a run of another kind
-(placement, rows in a file, weights of another run to start from, two ranks) and optimizer; more than half of
-the resumed runs are killed again. Of a run on ranks one is killed, the others must stop by themselves, and
-another number of ranks goes on. The last run of a folder is not disturbed and must leave the weights, states,
-metrics and order of batches of a run that nothing disturbed; the weights of all kinds with one order of
-batches, the same shares and the same beginning must be the same. Then the time is taken that training stands
-still for a checkpoint, at a number of rows that all changed.
+A run spends most of its time before its first step, so moments are counted from the first checkpoint of a
+process: those of the first kills of all runs are spread evenly from there to the end of the run, so that
+runs are hit while they train, write a checkpoint and write their results. Each of these kills hits a run of
+another kind (placement, rows in a file, weights of another run to start from, two ranks) and optimizer; more
+than half of the resumed runs are killed again, half of them at any moment from the start of the process on.
+Of a run on ranks one is killed, the others must stop by themselves, and another number of ranks goes on. The
+last run of a folder is not disturbed and must leave the weights, states, metrics and order of batches of a
+run that nothing disturbed; the weights of all kinds with one order of batches, the same shares and the same
+beginning must be the same. Then the time is taken that training stands still for a checkpoint, at a number
+of rows that all changed.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ....pipeline.errors import ConfigError, HotsetError, require_at_least
+from ....pipeline.errors import ConfigError, require_at_least
 from ....pipeline.folders.checksum import hash_file
 from ....pipeline.generate.generate_log import GenerateConfig, generate
 from ....pipeline.runtime.resources import ProgressCallback, silent
-from ....train.checkpoints.checkpoint_files import CHECKPOINTS, read_record, record_paths
 from ...machine_facts import describe_machine
 from ..bench_kills import last_line
 from .checkpoint_stall import measure_stall
 from .killed_runs import KINDS, NUM_SHARES, RANKED_KINDS, RunKind, StartedRun
+from .run_phases import PHASES, newest_checkpoint, phase_of
 
 _OPTIMIZERS = ("sgd", "adagrad", "adam")
 _FILES = ("weights.safetensors", "states.safetensors", "metrics.jsonl", "batch_order.npy")
@@ -46,7 +48,8 @@ _SOONER = 0.9
 """Factor of the moment of a kill for each one of the same folder that came too late."""
 _AGAIN = 0.6
 """Share of killed runs that are killed once more when they are resumed."""
-PHASES = ("start", "steps", "checkpoint", "end")
+_ANYWHERE = 0.5
+"""Share of these that may be killed before they train."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,7 @@ class BenchTrainKillsConfig:
     """Settings of the kill benchmark of training."""
 
     kills: int = 108
-    """Number of kills that hit a run before its end."""
+    """Number of kills that hit a run between its first checkpoint and its end."""
 
     samples: int = 10_000
     """Samples of the generated log."""
@@ -92,7 +95,7 @@ class _Tally:
 
     kills: int = 0
     late: int = 0
-    """Kills that came when the run had ended; not among ``kills``."""
+    """Kills that came when the run was finished; not among ``kills``."""
     folders: int = 0
     identical: int = 0
     """Folders that ended with the bytes of the unbroken run."""
@@ -104,14 +107,31 @@ class _Tally:
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while workers count."""
 
+    @property
+    def of_training(self) -> int:
+        """Kills of processes that had trained."""
+        return self.kills - self.phases["start"]
+
 
 @dataclass(frozen=True, slots=True)
 class _Unbroken:
     """A run that nothing disturbed."""
 
     checksums: dict[str, str]
+    start_seconds: float
+    """From the start of its processes to the first checkpoint."""
+    train_seconds: float
+    """From there to its last file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """When a run is killed."""
+
     seconds: float
-    """From the start of its process to the end."""
+    of_training: bool
+    """Whether they are counted from the first checkpoint that the killed process writes, not from its start.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +185,7 @@ class _Bench:
 
     def kill(self, number: int, part: int, kind: RunKind, optimizer: str) -> None:
         """Kill a run in one part of its time, resume it, and compare."""
-        if self.tally.kills >= self._config.kills:
+        if self._has_killed_enough:
             return
         # A folder and random numbers of its own, so that several may be under way.
         scratch = self._scratch / f"kill-{number}"
@@ -176,26 +196,27 @@ class _Bench:
         # A kill that comes too late is tried again a little sooner, on a new run.
         for num_late in range(_MOST_TRIES):
             shutil.rmtree(job.out, ignore_errors=True)
-            moment = (part + rng.random()) / self._config.kills
-            if self._kill_once(job, moment * unbroken.seconds * _SOONER**num_late, kind.num_ranks, rng):
+            share = (part + rng.random()) / self._config.kills * _SOONER**num_late
+            if self._kill_once(job, _Moment(share * unbroken.train_seconds, of_training=True), rng):
                 break
-            self._count_late()
         else:
             return
-        self._count(job)
-        # Some are killed again and again, anywhere, until a kill comes too late.
-        while rng.random() < _AGAIN and self.tally.kills < self._config.kills:
-            if not self._kill_once(job, rng.random() * unbroken.seconds, kind.num_ranks, rng):
-                self._count_late()
+        # Some are killed again and again, until a kill comes too late.
+        while rng.random() < _AGAIN and not self._has_killed_enough:
+            if not self._kill_once(job, _any_moment(unbroken, rng), rng):
                 break
-            self._count(job)
         self._compare(job, unbroken, kind.other_ranks(rng))
         shutil.rmtree(scratch)
 
-    def _count(self, job: _Job) -> None:
+    @property
+    def _has_killed_enough(self) -> bool:
+        return self.tally.of_training >= self._config.kills
+
+    def _count(self, job: _Job, *, has_trained: bool) -> None:
+        phase = phase_of(job.out) if has_trained else "start"
         with self.tally.lock:
             self.tally.kills += 1
-            self.tally.phases[phase_of(job.out)] += 1
+            self.tally.phases[phase] += 1
             self.tally.kinds[job.kind.name] += 1
             self.tally.optimizers[job.optimizer] += 1
 
@@ -207,17 +228,28 @@ class _Bench:
         with self.tally.lock:
             self.tally.faults.append(fault)
 
-    def _kill_once(self, job: _Job, seconds: float, num_ranks: int, rng: random.Random) -> bool:
-        """Kill a run, or one of its ranks, after ``seconds``; returns whether it had not ended."""
+    def _kill_once(self, job: _Job, moment: _Moment, rng: random.Random) -> bool:
+        """Kill a run, or one of its ranks, and count it; returns whether the run was not finished."""
+        num_ranks = job.kind.num_ranks
+        checkpoint = newest_checkpoint(job.out)
         run = StartedRun(self._train(job), job.scratch, num_ranks, is_killed=True)
+        if moment.of_training:
+            run.wait_until(lambda: newest_checkpoint(job.out) > checkpoint)
         victim = rng.randrange(num_ranks)
-        is_hit = run.kill_after(seconds, victim)
+        was_there = run.kill_after(moment.seconds, victim)
+        has_trained = newest_checkpoint(job.out) > checkpoint
         if not run.survivors_stop(victim):
             self._note(f"{job.name}: a rank goes on after rank {victim} was killed")
         status = max(run.wait())
+        # A rank that is gone once it has sent its last row holds nobody up.
+        is_hit = was_there and not job.is_finished
         # Ranks that lost another one end with an error; a run by itself has none.
         if status > 0 and not (is_hit and num_ranks > 1) and not job.is_finished:
             self._note(f"{job.name}: a run ended with exit status {status}: {last_line(job.scratch)}")
+        if is_hit:
+            self._count(job, has_trained=has_trained)
+        else:
+            self._count_late()
         return is_hit
 
     def _compare(self, job: _Job, unbroken: _Unbroken, num_ranks: int) -> None:
@@ -244,9 +276,14 @@ class _Bench:
         if key not in self._unbroken:
             job = _Job(kind, optimizer, scratch / "unbroken", scratch)
             started_at = time.perf_counter()
-            self._run_to_end(self._train(job), scratch, kind.num_ranks)
-            seconds = time.perf_counter() - started_at
-            self._unbroken[key] = _Unbroken(_checksums(job.out), seconds)
+            run = StartedRun(self._train(job), scratch, kind.num_ranks)
+            run.wait_until(lambda: newest_checkpoint(job.out) > "")
+            trains_at = time.perf_counter()
+            run.wait_until(lambda: job.is_finished)
+            ends_at = time.perf_counter()
+            if any(run.wait()):
+                raise ConfigError(f"train failed: {last_line(scratch)}")
+            self._unbroken[key] = _Unbroken(_checksums(job.out), trains_at - started_at, ends_at - trains_at)
             shutil.rmtree(job.out)
             weights = self._unbroken[key].checksums["weights.safetensors"]
             with self.tally.lock:
@@ -267,13 +304,13 @@ class _Bench:
             arguments += ["--init-from", str(self._scratch / "warm")]
         return [*arguments, "--log-every", "5", "--staging-bytes", "2MiB"]
 
-    def _run_to_end(self, arguments: list[str], scratch: Path, num_ranks: int = 1) -> None:
-        if any(StartedRun(arguments, scratch, num_ranks).wait()):
+    def _run_to_end(self, arguments: list[str], scratch: Path) -> None:
+        if any(StartedRun(arguments, scratch).wait()):
             raise ConfigError(f"{arguments[0]} failed: {last_line(scratch)}")
 
 
 def bench_train_kills(config: BenchTrainKillsConfig, progress: ProgressCallback = silent) -> dict[str, Any]:
-    """Kill and resume until ``config.kills`` kills have hit; return plain data, ready for JSON.
+    """Kill and resume until ``config.kills`` kills have hit training; return plain data, ready for JSON.
 
     ``identical`` of ``folders`` ended with the bits of the unbroken run; ``faults`` lists what else was
     wrong, a line each, and is empty if all went well.
@@ -295,7 +332,7 @@ def bench_train_kills(config: BenchTrainKillsConfig, progress: ProgressCallback 
             ]
             for kill in as_completed(kills):
                 kill.result()
-                progress("kills", min(bench.tally.kills, config.kills), config.kills)
+                progress("kills", min(bench.tally.of_training, config.kills), config.kills)
         seconds = time.perf_counter() - started_at
         stall = measure_stall(config.stall_rows, Path(name)) if config.stall_rows else None
     tally = bench.tally
@@ -316,25 +353,11 @@ def bench_train_kills(config: BenchTrainKillsConfig, progress: ProgressCallback 
     }
 
 
-def phase_of(out: Path) -> str:
-    """Return what a killed run was doing: starting, taking steps, writing a checkpoint, or its results."""
-    # The files that are there say how far the run had come.
-    if not (out / "config.json").exists():
-        return "start"
-    # Weights are written when the last step is over, so even a part of them tells the end.
-    if (out / "weights.safetensors").exists() or (out / ".weights.safetensors.tmp").exists():
-        return "end"
-    folder = out / CHECKPOINTS
-    listed: set[str] = set()
-    # Files of a checkpoint that no record lists yet are being written.
-    for path in record_paths(folder):
-        try:
-            record = read_record(path)
-        except HotsetError:
-            continue
-        listed |= {path.name, *(entry.path for entry in record.files)}
-    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    return "checkpoint" if found - listed else "steps"
+def _any_moment(unbroken: _Unbroken, rng: random.Random) -> _Moment:
+    """Draw when a resumed run is killed."""
+    of_training = rng.random() >= _ANYWHERE
+    before = 0.0 if of_training else unbroken.start_seconds
+    return _Moment(rng.random() * (before + unbroken.train_seconds), of_training)
 
 
 def _checksums(out: Path) -> dict[str, str]:

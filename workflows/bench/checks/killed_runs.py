@@ -11,6 +11,8 @@ import random
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -25,6 +27,8 @@ _RANK_TIMEOUT = 20
 """Seconds that ranks of a run that is killed wait for each other."""
 _PATIENCE = 120
 """Seconds after which ranks that are still there do not stop by themselves."""
+_LOOK_SECONDS = 0.002
+"""Seconds between two looks at the files of a run; a step takes longer."""
 
 
 _SLOW_BYTES = "1280KiB"
@@ -105,6 +109,14 @@ class StartedRun:
                 )
                 for rank in range(num_ranks)
             ]
+
+    def wait_until(self, is_so: Callable[[], bool]) -> bool:
+        """Wait until something is so; return False where a process ended before."""
+        while not is_so():
+            if any(process.poll() is not None for process in self._processes):
+                return is_so()
+            time.sleep(_LOOK_SECONDS)
+        return True
 
     def kill_after(self, seconds: float, victim: int) -> bool:
         """Kill one process after ``seconds``; return whether it was there still."""

@@ -19,7 +19,6 @@ from hotset.workflows.bench.checks import checkpoint_stall, killed_runs
 from hotset.workflows.bench.checks.bench_train_kills import (
     BenchTrainKillsConfig,
     bench_train_kills,
-    phase_of,
     print_bench_train_kills,
 )
 from hotset.workflows.bench.checks.checkpoint_stall import measure_stall
@@ -36,7 +35,8 @@ def test_killed_runs_end_with_the_bits_of_an_unbroken_one(
     )
     result = bench_train_kills(config)
     assert result["faults"] == [] and result["identical"] == result["folders"] > 0
-    assert result["kills"] == sum(result["phases"].values()) > 0 and list(tmp_path.iterdir()) == []
+    assert result["kills"] == sum(result["phases"].values()) and list(tmp_path.iterdir()) == []
+    assert result["kills"] - result["phases"]["start"] >= config.kills
     print_bench_train_kills(result, Console(width=200))
     assert "ended with the bits of an unbroken one" in capsys.readouterr().out
 
@@ -65,15 +65,16 @@ def test_a_rank_that_does_not_stop_is_noticed(monkeypatch: pytest.MonkeyPatch, t
     assert run.wait() == [-9, -9]
 
 
-def test_the_phase_of_a_killed_run_is_read_from_its_folder(tmp_path: Path) -> None:
-    assert phase_of(tmp_path) == "start"
-    (tmp_path / "config.json").write_text("{}")
-    assert phase_of(tmp_path) == "steps"
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "rows-000000003-00000.safetensors").write_bytes(b"half")
-    assert phase_of(tmp_path) == "checkpoint"
-    (tmp_path / ".weights.safetensors.tmp").write_bytes(b"")
-    assert phase_of(tmp_path) == "end"
+def test_a_run_is_watched_until_it_has_come_so_far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # A rank that writes its mark and goes on, until it is killed.
+    program = tmp_path / "run"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/mark\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    run = StartedRun([], tmp_path)
+    assert run.wait_until((tmp_path / "mark").exists) and run.kill_after(0, 0)
+    # One that has ended comes no further.
+    assert not run.wait_until((tmp_path / "other").exists)
 
 
 def test_the_stall_of_a_checkpoint_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
