@@ -2,7 +2,8 @@
 models.
 
 A placement is judged by its difference from the all-fast run with the same seed, the recipe by the mean over
-seeds, a codec between ranks by its difference from none.
+seeds, a codec between ranks, or copies of rows that are synchronised every few steps, by the difference from
+an exact exchange.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class BenchQualityConfig:
 
     seeds: tuple[int, ...] | None = None
     """Seeds of the models and the batch order; each trains every placement once. By default three, with
-    --protocol or --exchange five."""
+    --protocol, --exchange or --sync-rows five."""
 
     placements: tuple[PlacementName, ...] | None = None
     """Placements to train with each seed. By default all-fast and fae, with --protocol lookahead."""
@@ -55,6 +56,14 @@ class BenchQualityConfig:
     exchange: tuple[str, ...] = ()
     """Codecs of rows that two ranks exchange, as `train --exchange` takes them; each seed trains with none
     and with every one of them, on all-fast alone."""
+
+    sync_rows: tuple[int, ...] = ()
+    """Numbers of rows of which each of two ranks holds a copy, as `train --sync-rows` takes them; each seed
+    trains with none and with every one of them, on all-fast alone."""
+
+    sync_every: tuple[int, ...] = ()
+    """Numbers of steps from one synchronisation of these copies to the next, each with every number of
+    rows."""
 
     order: Literal["grouped", "original"] = "grouped"
     """Order of the shards: hot-only and mixed batches, or all samples shuffled together."""
@@ -72,17 +81,29 @@ class BenchQualityConfig:
         self._check_exchange()
 
     def _check_exchange(self) -> None:
-        for name in self.exchange:
-            ExchangeOptions(exchange=name)
-            if name == AUTO:
-                raise ConfigError("exchange auto depends on the link: name the codecs")
-        if self.exchange and (self.protocol is not None or self.placements or len(self.models) > 1):
-            raise ConfigError("exchange is measured with one model, without --placements and --protocol")
+        if bool(self.sync_rows) != bool(self.sync_every):
+            raise ConfigError("sync_rows and sync_every belong together: give both")
+        for name, options in self.exchanges.items():
+            if options.exchange == AUTO:
+                raise ConfigError(f"exchange {name} depends on the link: name the codecs")
+        if self.exchanges and (self.protocol is not None or self.placements or len(self.models) > 1):
+            option = "exchange" if self.exchange else "sync_rows"
+            raise ConfigError(f"{option} is measured with one model, without --placements and --protocol")
+
+    @property
+    def exchanges(self) -> dict[str, ExchangeOptions]:
+        """What is exchanged between two ranks, by the names that a result has for it."""
+        named = {name: ExchangeOptions(exchange=name) for name in self.exchange}
+        return named | {
+            f"{rows} rows every {every} steps": ExchangeOptions(sync_rows=rows, sync_every=every)
+            for rows in self.sync_rows
+            for every in self.sync_every
+        }
 
 
 def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
     """Preprocess the log once with the recipe for small samples, and train every placement with every seed;
-    with a protocol, by `published_quality`; with codecs, by `coded_quality`.
+    with a protocol, by `published_quality`; with codecs or copies of rows, by `coded_quality`.
 
     Returns:
         ``auc`` and ``log_loss`` by placement, or by model and placement where there are several models, one
@@ -96,9 +117,9 @@ def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
         )
     recipe = small_real_sample()
     recipe = replace(recipe, pack=replace(recipe.pack, order=config.order))
-    if config.exchange:
+    if config.exchanges:
         chosen = config.seeds or (0, 1, 2, 3, 4)
-        return coded_quality(config.data, recipe, chosen, config.exchange, config.models[0])
+        return coded_quality(config.data, recipe, chosen, config.exchanges, config.models[0])
     placements = config.placements or ("all-fast", "fae")
     trainings = {
         model: replace(small_real_sample_training(model), dense_dtype=config.dense_dtype)

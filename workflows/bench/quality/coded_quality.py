@@ -1,13 +1,14 @@
-"""What codecs between ranks cost in AUC: two ranks train with each codec and seed, paired with none by seed.
+"""The cost in AUC of codecs between ranks, and of rows that are synchronised every few steps: two ranks train
+with each of them and each seed, paired with an exact exchange by seed.
 
-The ranks are processes of this machine. Weights of a coded run depend on the number of ranks, so a difference
-is that of two ranks; without a codec it is none.
+The ranks are processes of this machine. Weights of such a run depend on the number of ranks, so a difference
+is that of two ranks; an exact exchange has none.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
@@ -36,37 +37,46 @@ _TIMEOUT_SECONDS = 600.0
 
 
 def coded_quality(
-    data: Path, recipe: PreprocessConfig, seeds: Sequence[int], codecs: Sequence[str], model: str
+    data: Path,
+    recipe: PreprocessConfig,
+    seeds: Sequence[int],
+    exchanges: Mapping[str, ExchangeOptions],
+    model: str,
 ) -> dict[str, Any]:
-    """Preprocess the log once and train two ranks with every codec and seed.
+    """Preprocess the log once and train two ranks with every exchange and seed.
 
     Args:
         data: a raw log.
         recipe: of its preprocessing.
         seeds: of the models and the batch order.
-        codecs: of vectors and gradients, as ``train --exchange`` takes them; none is trained, too.
+        exchanges: options of what crosses, by the names that the result has for them; an exact exchange,
+            ``none``, is trained, too.
         model: trained with its recipe for small samples.
 
     Returns:
-        By codec ``auc``, one for each seed, its mean, the mean and the largest difference from none at the
-        same seed, and the bytes of rows a training sample.
+        By exchange ``auc``, one for each seed, its mean, the mean and the largest difference from ``none`` at
+        the same seed, and the bytes of rows a training sample.
     """
-    names = list(dict.fromkeys([NONE, *codecs]))
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    of_names = {NONE: ExchangeOptions()} | dict(exchanges)
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in of_names}
     with tempfile.TemporaryDirectory(prefix="hotset-quality-") as folder:
         preprocess([data], recipe, Path(folder) / "data")
         with RankGroup(_NUM_RANKS, _TIMEOUT_SECONDS) as group:
             for seed in seeds:
-                for name in names:
+                for name, options in of_names.items():
                     found = group.call(
-                        train_on_rank, data=str(Path(folder) / "data"), model=model, codec=name, seed=seed
+                        train_on_rank,
+                        data=str(Path(folder) / "data"),
+                        model=model,
+                        options=asdict(options),
+                        seed=seed,
                     )
                     # Both ranks know the score; each has sent bytes of its own.
                     num_bytes = sum(rank["bytes_per_sample"] for rank in found)
                     runs[name].append(found[0] | {"bytes_per_sample": num_bytes})
     auc = {name: [run["auc"] for run in of_name] for name, of_name in runs.items()}
     differences = {
-        name: [own - none for own, none in zip(auc[name], auc[NONE], strict=True)] for name in names
+        name: [own - none for own, none in zip(auc[name], auc[NONE], strict=True)] for name in of_names
     }
     return {
         "data": data.name,
@@ -91,18 +101,21 @@ def _training(model: str, seed: int) -> TrainConfig:
     return replace(small_real_sample_training(model), placement="all-fast", threads=1, seed=seed)
 
 
-def train_on_rank(ranks: Ranks, data: str, model: str, codec: str, seed: int) -> dict[str, float]:
-    """Train one of the ranks of a run; return its scores, and the bytes of rows that this rank sent."""
+def train_on_rank(
+    ranks: Ranks, data: str, model: str, options: Mapping[str, Any], seed: int
+) -> dict[str, float]:
+    """Train one of the ranks of a run with some `ExchangeOptions`; return its scores, and the bytes of rows
+    that this rank sent."""
     set_threads(1)
     shards = Shards.open(Path(data))
     config = _training(model, seed)
-    exchange = chosen_by(ExchangeOptions(exchange=codec), config.epochs * shards.num_training_batches)
+    exchange = chosen_by(ExchangeOptions(**options), config.epochs * shards.num_training_batches)
     trainer = build_trainer(shards, config, ranks=ranks, exchange=exchange)
     run_steps(trainer, lambda *_: None)
     quality = trainer.predictor.score_run()
     assert quality.auc is not None and quality.log_loss is not None, "a log with both labels"
     sent = trainer.coded.counts.sent_bytes
-    num_bytes = sent["vectors"] + sent["gradients"]
+    num_bytes = sent["vectors"] + sent["gradients"] + sent["synced"]
     return {
         "auc": quality.auc,
         "log_loss": quality.log_loss,
@@ -111,7 +124,7 @@ def train_on_rank(ranks: Ranks, data: str, model: str, codec: str, seed: int) ->
 
 
 def show_coded(result: dict[str, Any], console: Console) -> None:
-    """Print the AUC of each codec and seed, and what the codec costs."""
+    """Print the AUC of each exchange and seed, and its difference from an exact one."""
     table = Table(box=None, pad_edge=False)
     table.add_column("AUC of two ranks, seed")
     for name in result["auc"]:

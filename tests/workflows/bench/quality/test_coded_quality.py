@@ -1,4 +1,4 @@
-"""Codecs between two ranks are compared with none by the same seed."""
+"""Codecs between two ranks, and copies of rows, are compared with an exact exchange by the same seed."""
 
 from __future__ import annotations
 
@@ -36,9 +36,27 @@ def test_each_codec_is_compared_with_none_by_seed(tmp_path: Path, monkeypatch: p
     assert "AUC of two ranks, seed" in shown and "bytes of rows a sample" in shown
 
 
+def test_copies_of_rows_are_compared_with_rows_that_live_at_one_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coded_quality, "RankGroup", lambda num_ranks, _: ThreadGroup(num_ranks))
+    generate(GenerateConfig(samples=6_000, scale=100), tmp_path / "log.tsv", workers=1)
+    config = BenchQualityConfig(data=tmp_path / "log.tsv", seeds=(3,), sync_rows=(20, 500), sync_every=(2, 8))
+    result = bench_quality(config)
+    names = [f"{rows} rows every {every} steps" for rows in (20, 500) for every in (2, 8)]
+    assert list(result["auc"]) == ["none", *names]
+    assert all(result["largest_difference"][name] > 0 for name in names)
+    # Copies are counted where they are synchronised: the more seldom, the fewer bytes.
+    sent = result["bytes_per_sample"]
+    assert sent[names[0]] > sent[names[1]] > 0 and sent[names[2]] > sent[names[3]] > 0
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"sync_rows": (5,)}, "sync_rows and sync_every belong together"),
+        ({"sync_rows": (5,), "sync_every": (1,)}, "sync_every must be 2 or more"),
+        ({"sync_rows": (5,), "sync_every": (2,), "placements": ("fae",)}, "sync_rows is measured with one"),
         ({"exchange": ("int9",)}, "exchange must be none, fp16, .*, got 'int9'"),
         ({"exchange": ("auto",)}, "exchange auto depends on the link: name the codecs"),
         ({"exchange": ("int8",), "placements": ("fae",)}, "exchange is measured with one model"),
