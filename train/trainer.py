@@ -18,7 +18,8 @@ from .data.batch_order import BatchOrder
 from .data.readers import Readers
 from .data.shards import Shards
 from .exchange.coded_exchange import CodedExchange
-from .execution.embeddings import Embeddings, PlannedStep
+from .execution.embeddings import Embeddings
+from .execution.row_width import PlannedStep
 from .execution.step_source import StepSource
 from .meter import Meter
 from .model.dense_model import DenseModel

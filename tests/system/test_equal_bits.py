@@ -28,8 +28,9 @@ from hotset.tests.support.trained_models import (
     trained,
 )
 from hotset.train.data.shards import Shards
-from hotset.train.execution.embeddings import Embeddings, PlannedStep
+from hotset.train.execution.embeddings import Embeddings
 from hotset.train.execution.executor import Executor
+from hotset.train.execution.row_width import PlannedStep
 from hotset.train.execution.transfer_thread import TransferThread
 from hotset.train.meter import Kind
 from hotset.train.options.recipe_options import RecipeOptions

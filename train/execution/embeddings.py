@@ -16,37 +16,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ...pipeline.sizes import MIB
-from ...stats.batches.lookups_by_row import LookupsByRow
-from ..data.batch import Batch, BatchIds, EmbeddingTable, IdReader
-from ..data.batch_shares import BatchShares
-from ..data.stored_batches import StoredBatch
+from ..data.batch import Batch
 from ..device.verbs import Device, Event
-from ..exchange.width_exchange import WidthExchange
-from ..meter import Kind, Meter
-from ..model.dlrm_shape import tables_by_width
-from ..placements.placements import Placement
-from ..placements.staging_placements import ColdRows, StagingPlacement
-from ..rows.changed_rows import ChangedRows
-from ..rows.initial_values import InitialValues
-from ..rows.mapped_rows import HostMemory, refuse_more_rows_than_memory
-from ..rows.row_optimizers import RowOptimizer
+from ..meter import Kind
 from ..rows.step_plan import NOTHING_TO_MOVE, StepPlan, Transfer
-from ..rows.tiers import FileTier, Tier
-from ..spill.mapped_arrays import mapped_zeros
+from ..rows.tiers import FileTier
 from ..spill.row_store import SpillTraffic
 from ..spill.spilled_tier import SpilledTier
-from ..work_threads import WorkThreads
-from .executor import Executor
+from .evaluation_groups import group_evaluation_batches
 from .queued_transfers import QueuedTransfers
+from .row_width import PlannedStep, RowWidth, WidthLookups, WidthStep
 from .traffic import Way
 from .transfer_thread import TransferThread
 
@@ -55,92 +40,6 @@ _PART_BYTES = 8 * MIB
 
 _Work = tuple[tuple[Transfer | None, ...], Kind]
 """One transfer per width, and the kind of work they count as."""
-
-
-class WidthLookups(NamedTuple):
-    """The lookups of a step in the tables of a width, as its tiers serve them."""
-
-    ids: BatchIds
-    by_row: LookupsByRow
-    exchange: WidthExchange | None = None
-    """Which of their rows other ranks look up, where there are several."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowWidth:
-    """The tables of one row width."""
-
-    embedding_dim: int
-    tables: tuple[int, ...]
-    """Their positions among all tables."""
-    reader: IdReader
-    placement: Placement
-    executor: Executor
-    changed: ChangedRows | None = None
-    """Which rows steps have changed, for checkpoints; None: nobody wants to know."""
-
-    def read(self, number: int, batch: Batch, stored: StoredBatch | None) -> WidthLookups:
-        """The lookups of a batch in these tables, and the same by row; training batches come in their
-        order."""
-        ids = self.reader.read(batch)
-        return WidthLookups(ids, self.by_row(ids, stored))
-
-    def by_row(self, ids: BatchIds, stored: StoredBatch | None) -> LookupsByRow:
-        """The lookups of a batch by row, as they are stored or grouped here."""
-        if stored is None:
-            return self.reader.by_row(ids)
-        try:
-            return self.reader.by_row(ids, stored.lookups)
-        except ValueError as error:
-            raise stored.other_lookups(*error.args) from None
-
-    @property
-    def plans_rows(self) -> bool:
-        """Whether the rows of each batch are on disk, so that it need not be read to be planned."""
-        return False
-
-    def planned_cold_rows(self, number: int) -> ColdRows:
-        """The same of a batch that is not read; batches come in their order."""
-        raise NotImplementedError
-
-    def cold_rows(self, number: int, batch: Batch) -> ColdRows:
-        """The rows of a batch that staging slots have to serve, to plan it alone; batches come in their
-        order."""
-        assert isinstance(self.placement, StagingPlacement)
-        return self.placement.find_cold_rows(self.reader.read(batch))
-
-    def stored_cold_rows(self, number: int, stored: StoredBatch) -> ColdRows:
-        """The same of what `transpose` stored of it."""
-        assert isinstance(self.placement, StagingPlacement)
-        return self.placement.stored_cold_rows(stored, self.tables)
-
-
-@dataclass(frozen=True, slots=True)
-class WidthStep:
-    """The part of a step that concerns one row width."""
-
-    ids: BatchIds
-    lookups: LookupsByRow
-    """The same lookups by row."""
-    plan: StepPlan
-    exchange: WidthExchange | None = None
-    """Exchange between ranks, where there are several."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """One batch with its step plans."""
-
-    number: int
-    """Which of the training or evaluation batches this is."""
-    batch: Batch
-    """The samples that are computed here: all of the batch, or those of this rank."""
-    num_samples: int
-    """Samples of the batch, those of all ranks."""
-    parts: tuple[WidthStep, ...]
-    """One per row width."""
-    item: int | None = None
-    """The item of the transfer thread that brings its rows; None where it needs none."""
 
 
 class Embeddings:
@@ -160,46 +59,6 @@ class Embeddings:
             table: (width, position) for width in self.widths for position, table in enumerate(width.tables)
         }
         assert sorted(self._position_of) == list(range(num_tables))
-
-    @classmethod
-    def build(
-        cls,
-        tables: Sequence[EmbeddingTable],
-        placements: Mapping[int, Placement],
-        optimizer: RowOptimizer,
-        seed: int,
-        device: torch.device,
-        meter: Meter,
-        threads: WorkThreads,
-        host: HostMemory | None = None,
-        slow_tiers: Mapping[int, FileTier] | None = None,
-        verbs: Device | None = None,
-        *,
-        initial_values: Mapping[int, InitialValues] | None = None,
-        shares: BatchShares | None = None,
-        tracks_changes: bool = False,
-    ) -> Embeddings:
-        """Lay out the tiers of each width, by the placement of that width; their rows are not yet set.
-
-        Transfers are queued on a device where its verbs are given, else a thread of the host runs them.
-
-        Slow tiers in a file may be given by width; they take no memory for their rows. Initial values may be
-        given by width, where the rows of a table are some of a larger one. Gradients are summed
-        by ``shares``, those of a whole batch at once by default. With ``tracks_changes`` the rows that steps
-        change are marked, for checkpoints.
-        """
-        widths = []
-        if slow_tiers is None:
-            _refuse_more_rows_than_memory(placements, optimizer, device, host)
-        # Rows of one width share two tiers and a plan; a row of another width would not fit in their slots.
-        for dim, chosen in tables_by_width([table.embedding_dim for table in tables]).items():
-            placement = placements[dim]
-            fast, slow = build_tiers(placement, dim, optimizer, device, host, (slow_tiers or {}).get(dim))
-            initial = (initial_values or {}).get(dim) or InitialValues.of(seed, chosen, placement.num_rows)
-            executor = Executor(fast, slow, optimizer, initial, meter, threads, shares)
-            changed = _changed_rows(placement, host) if tracks_changes else None
-            widths.append(RowWidth(dim, chosen, IdReader(tables, chosen), placement, executor, changed))
-        return cls(len(tables), widths, verbs)
 
     def queue_transfers_in(self, transfers: TransferThread[_Work]) -> None:
         """Let other transfers run those of the run, of which none is sent yet."""
@@ -248,7 +107,7 @@ class Embeddings:
             return
         try:
             # The rows of a group are read once, before its first batch.
-            for group, wanted in groups_within(numbers, read, filed):
+            for group, wanted in group_evaluation_batches(numbers, read, filed):
                 for width, wanted_U in zip(filed, wanted, strict=True):
                     width.executor.read_rows(wanted_U)
                 for number in group:
@@ -433,7 +292,7 @@ class Embeddings:
         num_rows = width.placement.num_rows[position]
         most = max(_PART_BYTES // width.executor.fast.row_bytes, 1)
         for first in range(0, num_rows, most):
-            yield newest_rows(width, position, first, min(first + most, num_rows))
+            yield width.newest_rows(position, first, min(first + most, num_rows))
 
     @property
     def can_be_saved(self) -> bool:
@@ -476,101 +335,3 @@ class Embeddings:
         """
         width, position = self._position_of[table]
         return width.executor.table(position, state=state)
-
-
-def newest_rows(width: RowWidth, position: int, first: int, stop: int) -> torch.Tensor:
-    """(stop - first, D) newest weights of some rows of a table that live here; as `Embeddings.newest_parts`.
-
-    Args:
-        position: of the table among those of the width.
-    """
-    ids_N = np.arange(first, stop)
-    weights_ND = torch.empty(ids_N.size, width.embedding_dim)
-    state_NW = torch.empty(ids_N.size, width.executor.fast.state_SW.shape[1])
-    tables_N = np.full(ids_N.size, position)
-    is_copied_N = width.executor.copy_newest(
-        tables_N, ids_N, width.executor.residents(), weights_ND, state_NW
-    )
-    assert is_copied_N.all(), "rows are in memory"
-    return weights_ND
-
-
-def _changed_rows(placement: Placement, host: HostMemory | None) -> ChangedRows:
-    """The marks of all rows of a width; in a mapped file where rows are to keep to a limit of memory."""
-    is_limited = host is not None and host.left_bytes is not None
-    num_rows = sum(placement.num_rows)
-    marks_R = mapped_zeros(host.folder, num_rows, np.uint8) if host is not None and is_limited else None
-    return ChangedRows(placement.num_rows, marks_R)
-
-
-def groups_within(
-    numbers: Iterable[int], read: Callable[[int], Batch], widths: Sequence[RowWidth]
-) -> Iterator[tuple[list[int], list[NDArray[np.int64]]]]:
-    """Group evaluation batches whose distinct cold rows fit in the memory kept for them.
-
-    Yields:
-        The batches of a group, and of each width their rows on the slow tier, ascending.
-    """
-    # A group grows until one of its widths has no room for another batch.
-    group: list[int] = []
-    wanted = [np.empty(0, np.int64) for _ in widths]
-    for number in numbers:
-        batch = read(number)
-        own = []
-        for width in widths:
-            rows_U, _ = width.placement.slow.slots_of(width.read(number, batch, None).by_row)
-            own.append(rows_U[rows_U >= 0])
-        joined = [np.union1d(*pair) for pair in zip(wanted, own, strict=True)]
-        # A batch that has more by itself is read by itself.
-        if group and any(rows.size > _most_read(width) for rows, width in zip(joined, widths, strict=True)):
-            yield group, wanted
-            group = []
-            joined = own
-        group.append(number)
-        wanted = joined
-    if group:
-        yield group, wanted
-
-
-def _most_read(width: RowWidth) -> int:
-    assert isinstance(width.executor.slow, FileTier)
-    return width.executor.slow.most_read
-
-
-def build_tiers(
-    placement: Placement,
-    embedding_dim: int,
-    optimizer: RowOptimizer,
-    device: torch.device,
-    host: HostMemory | None,
-    slow: Tier | None = None,
-) -> tuple[Tier, Tier]:
-    """The fast and the slow tier of a placement, rows not yet set; the slow one may be given."""
-    state_width = optimizer.state_width(embedding_dim)
-    num_staging = placement.num_staging_slots
-    fast = Tier(placement.fast, embedding_dim, state_width, num_staging=num_staging, device=str(device))
-    if slow is not None:
-        return fast, slow
-    if host is not None and host.is_planned:
-        return fast, SpilledTier(placement.slow, embedding_dim, state_width)
-    return fast, Tier(placement.slow, embedding_dim, state_width, host=host)
-
-
-def _refuse_more_rows_than_memory(
-    placements: Mapping[int, Placement],
-    optimizer: RowOptimizer,
-    device: torch.device,
-    host: HostMemory | None,
-) -> None:
-    """Raise HotsetError where the tiers of all widths together do not fit in host memory."""
-    num_rows = 0
-    fast_bytes = 0
-    slow_bytes = 0
-    # All tiers that lie in host memory; on a GPU the fast one does not.
-    for dim, placement in placements.items():
-        fast = placement.fast.num_own_slots + placement.num_staging_slots
-        num_rows += sum(placement.num_rows)
-        fast_bytes += fast * optimizer.row_bytes(dim) if device.type == "cpu" else 0
-        slow_bytes += placement.slow.num_own_slots * optimizer.row_bytes(dim)
-    memory = host or HostMemory(None, Path(), may_spill=False)
-    refuse_more_rows_than_memory(num_rows, fast_bytes, slow_bytes, memory)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from ..rows.changed_rows import ChangedRows
 from ..spill.spilled_tier import SpilledTier
-from .embeddings import Embeddings, RowWidth
+from .embeddings import Embeddings
+from .row_width import RowWidth
 
 
 @dataclass(frozen=True, slots=True)

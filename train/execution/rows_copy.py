@@ -26,8 +26,9 @@ from ..rows.row_kernels import copy_found_rows
 from ..rows.tiers import FileTier, Tier
 from ..spill.spilled_tier import SpilledTier
 from ..work_threads import WorkThreads
-from .embeddings import Embeddings, PlannedStep, RowWidth
+from .embeddings import Embeddings
 from .row_parts import RowsPart, changed_of
+from .row_width import PlannedStep, RowWidth
 
 _PIECE_ROWS = 1 << 14
 """Rows that one thread copies at a time."""

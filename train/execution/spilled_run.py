@@ -14,7 +14,7 @@ from ..spill.row_store import RowStore
 from ..spill.run_plan import EpochPlans, RunFetches, find_fetches
 from ..spill.spill_sizes import SpillShape, choose_all_sizes
 from ..spill.spilled_tier import SpilledTier
-from .embeddings import RowWidth
+from .row_width import RowWidth
 
 PLANNING_SHARE = 4
 """One part in so many of the memory may be taken by a list of all cold rows while the run is planned. Two are

@@ -30,8 +30,9 @@ from ..placements.schedule_file import Schedule
 from ..placements.spooled_plans import EpochSpool
 from ..placements.staging_placements import ColdRows, StagingPlacement
 from ..spill.mapped_arrays import SpooledArrays, mapped_zeros
-from .embeddings import Embeddings, PlannedStep, RowWidth, WidthLookups, WidthStep
+from .embeddings import Embeddings
 from .row_parts import used_slow_rows
+from .row_width import PlannedStep, RowWidth, WidthLookups, WidthStep
 from .spilled_run import SpillLimits, open_stores
 
 

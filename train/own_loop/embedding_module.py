@@ -31,8 +31,8 @@ from ..data.background import BackgroundIterator
 from ..data.batch import Batch
 from ..data.batch_shares import BatchShares
 from ..data.shards import Shards, with_hot_bytes
-from ..execution.embeddings import PlannedStep, RowWidth
 from ..execution.row_parts import changed_of
+from ..execution.row_width import PlannedStep, RowWidth
 from ..execution.step_source import StepSource
 from ..meter import Meter
 from ..model_building.model_inputs import ModelInputs

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ..device.verbs import Device
 from ..execution.embeddings import Embeddings as Rows
-from ..execution.embeddings import RowWidth
+from ..execution.row_width import RowWidth
 from ..gpu_kernels.kernel_table import choose_kernels
 from ..steps.row_moves import MovesByThreads
 from ..steps.thread_mover import ThreadMover

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..execution.embeddings import WidthStep
 from ..execution.executor import Executor
+from ..execution.row_width import WidthStep
 from ..rows.tiers import Tier
 
 

@@ -35,7 +35,8 @@ from ..exchange.coded_exchange import CodedExchange
 from ..exchange.partial_sums import sum_over_ranks
 from ..exchange.row_messages import NotFiniteRowError, RowMessages, RowsUnderWay, WidthLayout
 from ..exchange.width_exchange import WidthExchange
-from ..execution.embeddings import Embeddings, PlannedStep, WidthStep, newest_rows
+from ..execution.embeddings import Embeddings
+from ..execution.row_width import PlannedStep, WidthStep
 from ..ranks.ranks import Ranks
 from ..rows.row_backends import NumbaRows
 from ..rows.row_kernels import copy_rows
@@ -340,7 +341,7 @@ class RankedEmbeddings(Embeddings):
     def newest_parts(self, table: int) -> Iterator[torch.Tensor]:
         """As `table_parts`, of the newest weights wherever they are."""
         width, position = self._position_of[table]
-        return self._brought_rows(table, width.embedding_dim, partial(newest_rows, width, position))
+        return self._brought_rows(table, width.embedding_dim, partial(width.newest_rows, position))
 
     def _brought_rows(
         self, table: int, dim: int, rows_of: Callable[[int, int], torch.Tensor]

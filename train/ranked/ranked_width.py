@@ -13,7 +13,7 @@ from ..data.batch import Batch, BatchIds
 from ..data.batch_shares import BatchShares
 from ..data.stored_batches import StoredBatch
 from ..exchange.width_exchange import ExchangeReader, WidthExchange, served_ids
-from ..execution.embeddings import RowWidth, WidthLookups
+from ..execution.row_width import RowWidth, WidthLookups
 from ..placements.staging_placements import ColdRows, StagingPlacement
 from ..rows.initial_values import InitialValues
 

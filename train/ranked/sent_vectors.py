@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..exchange.coded_exchange import EXACT, CodedExchange
 from ..exchange.row_messages import NotFiniteRowError, RowMessages, RowsUnderWay, WidthLayout
 from ..exchange.width_exchange import EarlyVectors, WidthExchange
-from ..execution.embeddings import PlannedStep, RowWidth
+from ..execution.row_width import PlannedStep, RowWidth
 from ..ranks.ranks import Ranks
 from .moved_rows import read_states
 

@@ -34,7 +34,7 @@ from ...stats.exchange.rank_masks import mask_type
 from ..exchange.coded_exchange import CodedExchange
 from ..exchange.partial_sums import sum_over_ranks
 from ..exchange.width_exchange import ExchangeReader, WidthExchange
-from ..execution.embeddings import RowWidth
+from ..execution.row_width import RowWidth
 from ..ranks.ranks import Message, Ranks
 from ..rows.row_optimizers import RowOptimizer
 from ..rows.row_steps import step_with_numba

@@ -23,8 +23,8 @@ from ..checkpoints.checkpoint_settings import CheckpointSettings
 from ..checkpoints.checkpoint_writer import CheckpointWriter, NotFiniteError, TableSizes, Written
 from ..checkpoints.reserved_room import ReservedRoom
 from ..checkpoints.run_state import RunState
-from ..execution.embeddings import PlannedStep
 from ..execution.row_parts import RowsPart, settle
+from ..execution.row_width import PlannedStep
 from ..execution.rows_copy import RowsCopy
 from ..trainer import Trainer
 from .saved_run import capture, table_sizes

@@ -15,6 +15,7 @@ from ...pipeline.schema.schema_names import DENSE_PREFIX
 from ...pipeline.sizes import format_byte_size
 from ..data.batch import EmbeddingTable, with_histories
 from ..data.batch_shares import BatchShares
+from ..execution.build_widths import TierTools, build_widths
 from ..execution.embeddings import Embeddings
 from ..meter import Meter
 from ..model.dense_step import DenseStep
@@ -86,14 +87,15 @@ class LoadedModel:
         model.load_state_dict(
             {name: read_finite(run, weights, f"{DENSE_PREFIX}{name}") for name in model.state_dict()}
         )
+        tools = TierTools(device=device, meter=meter, threads=workers)
         # All rows in memory where they fit, because reading them for each batch is far slower.
         num_bytes = sum(4 * table.num_rows * table.embedding_dim for table in tables)
         room = _room_for_rows(num_bytes) if slow_bytes is None else slow_bytes
         if room is None or num_bytes <= room:
-            embeddings = _rows_in_memory(run, weights, tables, device, meter, workers)
+            embeddings = _rows_in_memory(run, weights, tables, tools)
         else:
             _log.info("the rows take %s: they are read as batches need them", format_byte_size(num_bytes))
-            embeddings = _rows_in_file(run, weights, tables, device, meter, workers, room)
+            embeddings = _rows_in_file(run, weights, tables, tools, room)
         return cls(dense, embeddings, meter)
 
 
@@ -116,13 +118,11 @@ def _rows_in_memory(
     run: Path,
     weights: Weights,
     tables: Sequence[EmbeddingTable],
-    device: torch.device,
-    meter: Meter,
-    threads: WorkThreads,
+    tools: TierTools,
 ) -> Embeddings:
-    widths = tables_by_width([table.embedding_dim for table in tables])
-    placements = {dim: AllFast([tables[number] for number in numbers]) for dim, numbers in widths.items()}
-    embeddings = Embeddings.build(tables, placements, _NO_TRAINING, 0, device, meter, threads)
+    chosen = tables_by_width([table.embedding_dim for table in tables])
+    placements = {dim: AllFast([tables[number] for number in numbers]) for dim, numbers in chosen.items()}
+    embeddings = Embeddings(len(tables), build_widths(tables, placements, _NO_TRAINING, 0, tools))
     # One table at a time: only the one at hand is in memory twice.
     for number, table in enumerate(tables):
         embeddings.set_table(number, read_finite(run, weights, table.name))
@@ -133,9 +133,7 @@ def _rows_in_file(
     run: Path,
     weights: Weights,
     tables: Sequence[EmbeddingTable],
-    device: torch.device,
-    meter: Meter,
-    threads: WorkThreads,
+    tools: TierTools,
     room_bytes: int,
 ) -> Embeddings:
     # Rows are checked while they are read in parts: they will not all be in memory at once.
@@ -150,4 +148,5 @@ def _rows_in_file(
         for dim, of_width in chosen.items()
     }
     placements = {dim: Hybrid(of_width) for dim, of_width in chosen.items()}
-    return Embeddings.build(tables, placements, _NO_TRAINING, 0, device, meter, threads, slow_tiers=tiers)
+    rows = build_widths(tables, placements, _NO_TRAINING, 0, tools, slow_tiers=tiers)
+    return Embeddings(len(tables), rows)

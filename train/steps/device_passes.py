@@ -12,7 +12,7 @@ import torch
 
 from ..data.batch import Batch
 from ..device.verbs import Device
-from ..execution.embeddings import PlannedStep
+from ..execution.row_width import PlannedStep
 from ..gpu_kernels.batch_lists import StepNumbers
 from ..recipe.learning_rates import StepRates
 from .fused_dlrm import DenseInputs, FusedDlrm

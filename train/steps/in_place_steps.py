@@ -18,7 +18,7 @@ import torch
 
 from ..data.batch import Batch
 from ..device.verbs import Device
-from ..execution.embeddings import PlannedStep, RowWidth
+from ..execution.row_width import PlannedStep, RowWidth
 from ..recipe.learning_rates import StepRates
 from .step_runner import StepParts
 

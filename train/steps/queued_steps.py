@@ -33,7 +33,7 @@ from ..config import MoverName
 from ..data.background import PLACES_AT_A_TIME
 from ..data.readers import Readers
 from ..device.verbs import Device
-from ..execution.embeddings import PlannedStep, WidthStep
+from ..execution.row_width import PlannedStep, WidthStep
 from ..gpu_kernels.batch_lists import BatchRoom
 from ..recipe.learning_rates import StepRates
 from ..rows.tiers import Layout

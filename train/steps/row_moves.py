@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from ..config import MoverName
 from ..device.verbs import Device, Event
-from ..execution.embeddings import Embeddings, WidthStep
+from ..execution.embeddings import Embeddings
 from ..execution.queued_transfers import QueuedTransfers
+from ..execution.row_width import WidthStep
 from ..execution.threaded_transfers import ThreadedTransfers
 from ..gpu_kernels.batch_lists import RowMoves, RowTensors
 from ..meter import Kind

@@ -10,7 +10,8 @@ from typing import Protocol
 
 import torch
 
-from ..execution.embeddings import Embeddings, PlannedStep
+from ..execution.embeddings import Embeddings
+from ..execution.row_width import PlannedStep
 from ..model.dense_step import DenseStep
 from ..recipe.learning_rates import StepRates
 from ..work_threads import WorkThreads

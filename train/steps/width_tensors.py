@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..device.verbs import Device
-from ..execution.embeddings import RowWidth
+from ..execution.row_width import RowWidth
 from ..gpu_kernels.batch_lists import RowTensors, SeedTables, SlotLayout
 from ..rows.tiers import FileTier
 

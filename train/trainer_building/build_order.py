@@ -113,7 +113,7 @@ def build_step_source(
         readers=readers,
     )
     # A spill file holds rows by their next use, so it is written once the whole order is known.
-    if tools.host.is_planned:
+    if has_first_fetches:
         assert config.slow_bytes is not None
         source.plan_run(order.epochs(), SpillLimits(config.slow_bytes, tools.folder))
         if start is not None:

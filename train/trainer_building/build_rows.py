@@ -24,7 +24,8 @@ from ..placements.choose_placement import spills
 from ..ranks.ranks import Ranks, agree
 from ..rows.mapped_rows import HostMemory
 from ..work_threads import WorkThreads
-from .build_embeddings import RowTools, build_embeddings, build_ranked_embeddings
+from .build_embeddings import RowTools, build_embeddings
+from .build_ranked_embeddings import build_ranked_embeddings
 from .devices import open_device, open_verbs
 from .run_start import RunStart
 

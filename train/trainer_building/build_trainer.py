@@ -28,8 +28,9 @@ from ..recipe.learning_rates import LearningRates
 from ..recipe.stopping import Stopping
 from ..trainer import Trainer
 from ..work_threads import WorkThreads
-from .build_embeddings import RowTools, build_coded_exchange
+from .build_embeddings import RowTools
 from .build_order import build_order, build_step_source
+from .build_ranked_embeddings import build_coded_exchange
 from .build_rows import build_rows, build_tools
 from .build_steps import build_runner, has_fused_layers
 from .dense_optimizers import build_dense_optimizers

@@ -24,7 +24,7 @@ from ...train.data.batch import Batch
 from ...train.data.batch_shares import BatchShares
 from ...train.exchange.coded_exchange import CodedExchange
 from ...train.exchange.dense_sums import DenseSums
-from ...train.execution.embeddings import PlannedStep
+from ...train.execution.row_width import PlannedStep
 from ...train.execution.step_source import StepSource
 from ...train.model.dense_step import StepTile, TiledStep
 from ...train.model.dlrm import Dlrm

@@ -24,7 +24,7 @@ from hotset.train.ranks.ranks import Ranks, refuse_other_plans
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 from hotset.train.ranks.torch_ranks import join_ranks
 from hotset.train.rows.row_optimizers import RowOptimizer
-from hotset.train.trainer_building.build_embeddings import _refuse_what_copies_cannot
+from hotset.train.trainer_building.build_ranked_embeddings import _refuse_what_copies_cannot
 from hotset.train.trainer_building.resolve_config import resolve
 from hotset.workflows.bench.ranks import link_namespaces
 from hotset.workflows.bench.ranks.bench_links import BenchLinksConfig
@@ -128,9 +128,9 @@ def test_copies_have_a_number_and_an_interval() -> None:
 
 
 @follows(
-    "train/trainer_building/build_embeddings.py::_refuse_what_copies_cannot",
-    "train/trainer_building/build_embeddings.py::_refuse_what_copies_cannot#2",
-    "train/trainer_building/build_embeddings.py::_refuse_what_copies_cannot#3",
+    "train/trainer_building/build_ranked_embeddings.py::_refuse_what_copies_cannot",
+    "train/trainer_building/build_ranked_embeddings.py::_refuse_what_copies_cannot#2",
+    "train/trainer_building/build_ranked_embeddings.py::_refuse_what_copies_cannot#3",
 )
 def test_copies_take_an_optimizer_whose_steps_add_up() -> None:
     hint = hint_of(lambda: _refuse_what_copies_cannot(RowOptimizer("adam", 0.1), "by-use"))

@@ -1,6 +1,7 @@
 """Training on several ranks ends with the bits of one process with as many shares.
 
-Tests `ranked_width`, `brought_rows`, `width_exchange`, `build_embeddings` and the ranks of `predict`, too.
+Tests `ranked_width`, `brought_rows`, `width_exchange`, `build_embeddings`, `build_ranked_embeddings` and the
+ranks of `predict`, too.
 """
 
 from __future__ import annotations

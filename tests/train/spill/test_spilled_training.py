@@ -1,6 +1,6 @@
 """Training whose cold rows do not fit in memory: equal bits, bounded memory, nothing left behind.
 
-Also the tests of `spilled_tier`, `spilled_run` and `spooled_plans`.
+Also the tests of `spilled_tier`, `spilled_run`, `spooled_plans` and `evaluation_groups`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import torch
 from ....stats.products.dense_products import multiply, num_edge_floats, num_panel_floats, pack_right
 from ....stats.simd import aligned_zeros
 from ....train.data.batch_shares import BatchShares
-from ....train.execution.embeddings import PlannedStep
+from ....train.execution.row_width import PlannedStep
 from ....train.model.dense_dtype import cpu_features, has_quicker_products
 from ....train.model.dense_step import TiledStep
 from ....train.model.dlrm import Dlrm
