@@ -21,11 +21,13 @@ from ....pipeline.errors import ConfigError
 from ....pipeline.folders.stage_totals import ShardsTotals
 from ....pipeline.stages.preprocess import preprocess
 from ....train.config import PlacementName
+from ....train.data.shards import Shards
 from ....train.options.exchange_options import AUTO, ExchangeOptions
 from ....train.options.model_config import refuse_unknown_model
 from ....train.run import train
 from ...machine_facts import commit, describe_machine
 from ...recipes import small_real_sample, small_real_sample_training
+from .both_labels import refuse_one_label
 from .coded_quality import coded_quality, is_coded, show_coded
 from .published_quality import ProtocolName, published_quality, show_published
 
@@ -108,6 +110,9 @@ def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
     Returns:
         ``auc`` and ``log_loss`` by placement, or by model and placement where there are several models, one
         per seed; their means; the recipe and the machine.
+
+    Raises:
+        ConfigError: the test part has labels of one kind.
     """
     seeds = config.seeds or ((0, 1, 2) if config.protocol is None else (0, 1, 2, 3, 4))
     if config.protocol is not None:
@@ -137,6 +142,7 @@ def bench_quality(config: BenchQualityConfig) -> dict[str, Any]:
         data = Path(folder) / "data"
         # The shards do not depend on the seed, the placement or the model.
         shards = preprocess([config.data], recipe, data)
+        refuse_one_label(Shards.open(data))
         for seed in seeds:
             for number, (name, job) in enumerate(jobs.items()):
                 out = Path(folder) / f"{number}-{seed}"

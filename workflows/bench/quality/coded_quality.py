@@ -29,6 +29,7 @@ from ....train.trainer_building.devices import set_threads
 from ...machine_facts import commit, describe_machine
 from ...recipes import small_real_sample_training
 from ..ranks.rank_group import RankGroup
+from .both_labels import refuse_one_label
 
 NONE = "none"
 _NUM_RANKS = 2
@@ -55,12 +56,16 @@ def coded_quality(
 
     Returns:
         By exchange ``auc``, one for each seed, its mean, the mean and the largest difference from ``none`` at
-        the same seed, and the bytes of rows a training sample.
+        the same seed, and the bytes of vectors and gradients that both ranks send per training sample.
+
+    Raises:
+        ConfigError: the test part has labels of one kind.
     """
     of_names = {NONE: ExchangeOptions()} | dict(exchanges)
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in of_names}
     with tempfile.TemporaryDirectory(prefix="hotset-quality-") as folder:
         preprocess([data], recipe, Path(folder) / "data")
+        refuse_one_label(Shards.open(Path(folder) / "data"))
         with RankGroup(_NUM_RANKS, _TIMEOUT_SECONDS) as group:
             for seed in seeds:
                 for name, options in of_names.items():
@@ -105,7 +110,7 @@ def train_on_rank(
     ranks: Ranks, data: str, model: str, options: Mapping[str, Any], seed: int
 ) -> dict[str, float]:
     """Train one of the ranks of a run with some `ExchangeOptions`; return its scores, and the bytes of rows
-    that this rank sent."""
+    that it sent per sample."""
     set_threads(1)
     shards = Shards.open(Path(data))
     config = _training(model, seed)
@@ -113,7 +118,7 @@ def train_on_rank(
     trainer = build_trainer(shards, config, ranks=ranks, exchange=exchange)
     run_steps(trainer, lambda *_: None)
     quality = trainer.predictor.score_run()
-    assert quality.auc is not None and quality.log_loss is not None, "a log with both labels"
+    assert quality.auc is not None and quality.log_loss is not None, "other logs are refused"
     sent = trainer.coded.counts.sent_bytes
     num_bytes = sent["vectors"] + sent["gradients"] + sent["synced"]
     return {
@@ -134,7 +139,9 @@ def show_coded(result: dict[str, Any], console: Console) -> None:
     table.add_row("mean", *(f"{mean:.5f}" for mean in result["mean_auc"].values()), style="bold")
     for label, key in (("mean difference", "mean_difference"), ("largest difference", "largest_difference")):
         table.add_row(label, *(f"{each:+.5f}" for each in result[key].values()))
-    table.add_row("bytes of rows a sample", *(f"{each:,.0f}" for each in result["bytes_per_sample"].values()))
+    table.add_row(
+        "row bytes sent per sample", *(f"{each:,.0f}" for each in result["bytes_per_sample"].values())
+    )
     console.print(table)
 
 

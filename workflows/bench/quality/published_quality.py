@@ -21,9 +21,11 @@ from ....pipeline.folders.stage_totals import ShardsTotals
 from ....pipeline.formats.md5_list import md5_faults
 from ....pipeline.stages.preprocess import preprocess
 from ....train.config import PlacementName, TrainConfig
+from ....train.data.shards import Shards
 from ....train.run import train
 from ...machine_facts import commit, describe_machine
 from ...recipes import recipe_for
+from .both_labels import refuse_one_label
 
 ProtocolName = Literal["criteo-x1", "criteo-x4", "avazu-x1", "avazu-x4"]
 FILES = ("train.csv", "valid.csv", "test.csv")
@@ -101,7 +103,7 @@ def published_quality(
         md5sums: list of the files' checksums, which are then compared first.
 
     Raises:
-        ConfigError: files are not those of the list.
+        ConfigError: files are not those of the list, or the test part has labels of one kind.
     """
     raw = [data / name for name in FILES]
     if md5sums is not None and (faults := md5_faults(raw, md5sums)):
@@ -112,6 +114,7 @@ def published_quality(
     runs: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         shards = preprocess(raw, recipe, Path(folder) / "data")
+        refuse_one_label(Shards.open(shards.folder))
         totals = ShardsTotals.of(shards)
         samples = totals.samples
         # An evaluation at the end of each epoch.

@@ -86,7 +86,7 @@ def bench_exchange(config: BenchExchangeConfig, progress: ProgressCallback = sil
     """Count; return plain data, ready for JSON.
 
     Returns:
-        By number of ranks: vectors and gradients a training sample between all ranks for each scheme, the
+        By number of ranks: vectors and gradients per training sample between all ranks for each scheme, the
         moves and the bytes with the state of each optimizer, what the theory expects, and CPU seconds.
     """
     found = []
@@ -149,7 +149,7 @@ def _count(shards: Shards, config: BenchExchangeConfig, num_ranks: int) -> dict[
 
 
 def _rows(epoch: RankedEpoch, counts: ExchangeCounts) -> dict[str, float]:
-    """Vectors and gradients a sample of each scheme, homes moving as they would without optimizer state."""
+    """Vectors and gradients per sample of each scheme, homes moving as they would without optimizer state."""
     messages = {
         # From the plainest scheme to the least that any could send.
         "every lookup": 2 * epoch.remote_lookups,
@@ -191,21 +191,24 @@ def _num_places(epoch: RankedEpoch) -> int:
 
 
 def _expected(epoch: RankedEpoch, batch_size: int) -> float:
-    """Vectors and gradients a sample that the theory of independent lookups expects, deduplicated."""
+    """Vectors and gradients per sample that the theory of independent lookups expects, deduplicated."""
     rates = AccessRates.of_counts([epoch.lookups_of_rows], epoch.num_samples)
     step = ParallelStep(batch_size // epoch.num_ranks, epoch.num_ranks)
     return sharded_deduplicated(rates, step).total / step.samples
 
 
 def show_exchange(result: dict[str, Any], console: Console) -> None:
-    """Print the rows a sample of each scheme, a column for each number of ranks."""
+    """Print the rows that each scheme sends per sample, a column for each number of ranks."""
     ranks: list[dict[str, Any]] = result["ranks"]
-    table = _table("Rows that cross between ranks, a training sample", ranks)
+    table = _table("Vectors and gradients sent between all ranks, per training sample", ranks)
     for name in ranks[0]["rows_per_sample"]:
         table.add_row(name, *(f"{each['rows_per_sample'][name]:.2f}" for each in ranks))
     table.add_row("deduplicated, as expected", *(f"{each['expected_deduplicated']:.2f}" for each in ranks))
     console.print(table)
-    table = _table("Bytes a training sample where homes move, by the optimizer whose state moves", ranks)
+    table = _table(
+        "Bytes sent between all ranks per training sample; where homes move, optimizer states are sent too",
+        ranks,
+    )
     table.add_row("homes by use", *(f"{each['by_use_bytes_per_sample']:.0f}" for each in ranks))
     for name in ranks[0]["moving"]:
         table.add_row(name, *(f"{each['moving'][name]['bytes_per_sample']:.0f}" for each in ranks))

@@ -9,6 +9,8 @@ from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.tests.support.one_label import write_one_label
+from hotset.workflows.bench.quality import bench_quality as bench
 from hotset.workflows.bench.quality.bench_quality import BenchQualityConfig, bench_quality, show_quality
 
 
@@ -35,6 +37,18 @@ def test_models_stand_side_by_side(tmp_path: Path) -> None:
         assert result["auc"][f"{model}, lookahead"] == result["auc"][f"{model}, all-fast"]
     assert result["auc"]["small, all-fast"] != result["auc"]["dcnv2, all-fast"]
     assert result["train"]["dcnv2"]["cross_rank"] == 32 and result["train"]["small"]["cross_rank"] is None
+
+
+def test_a_log_of_one_label_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "train", lambda *_: pytest.fail("a model was trained"))
+    generate(GenerateConfig(samples=400, scale=100), tmp_path / "log.tsv", workers=1)
+    write_one_label(tmp_path / "log.tsv", "1")
+    with pytest.raises(
+        ConfigError, match="the 80 samples of the test part have the label 1, so there is no AUC"
+    ):
+        bench_quality(BenchQualityConfig(data=tmp_path / "log.tsv"))
 
 
 @pytest.mark.parametrize("fields", [{"models": ()}, {"models": ("dcn",)}])

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.tests.support.one_label import write_one_label
 from hotset.tests.support.processes.thread_processes import ThreadGroup
 from hotset.workflows.bench.quality import coded_quality
 from hotset.workflows.bench.quality.bench_quality import BenchQualityConfig, bench_quality, show_quality
@@ -33,7 +34,17 @@ def test_each_codec_is_compared_with_none_by_seed(tmp_path: Path, monkeypatch: p
     console = Console(record=True, width=90)
     show_quality(result, console)
     shown = console.export_text()
-    assert "AUC of two ranks, seed" in shown and "bytes of rows a sample" in shown
+    assert "AUC of two ranks, seed" in shown and "row bytes sent per sample" in shown
+
+
+def test_a_log_of_one_label_is_refused_before_ranks_are_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coded_quality, "RankGroup", lambda *_: pytest.fail("ranks were started"))
+    generate(GenerateConfig(samples=600, scale=100), tmp_path / "log.tsv", workers=1)
+    write_one_label(tmp_path / "log.tsv", "0")
+    with pytest.raises(ConfigError, match="the 120 samples of the test part have the label 0"):
+        bench_quality(BenchQualityConfig(data=tmp_path / "log.tsv", exchange=("int8",)))
 
 
 def test_copies_of_rows_are_compared_with_rows_that_live_at_one_rank(
