@@ -10,11 +10,18 @@ from typing import Any
 import xxhash
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from ...pipeline.sizes import format_byte_size
+from ..console import plain_table, print_line, print_table
 from .read_runs import Run, differing_settings
 
+_FIGURES = ("run", "AUC", "log loss", "samples/s", "moved")
+_LEAST_ROOM = 20
+_BETWEEN_COLUMNS = 2
+_UNLIMITED = 10_000
+"""Columns of a terminal."""
 _MOST_SHOWN = 12
 """Settings that differ, at most: more of them say that the runs are of different experiments."""
 _FINGERPRINT = re.compile("[0-9a-f]{32}")
@@ -39,13 +46,29 @@ text{fill:currentColor;font-size:11px}
 def show_run_list(runs: Sequence[Run], console: Console) -> None:
     """Print runs, the best AUC first, each with the settings that not all have alike."""
     names = differing_settings(runs)
-    table = Table(box=None, pad_edge=False)
-    for title in ("run", "AUC", "log loss", "samples/s", "moved"):
-        table.add_column(title, justify="left" if title == "run" else "right", overflow="fold")
-    table.add_column("what differs", overflow="fold")
-    for run in best_first(runs):
-        table.add_row(escape(run.name), *_figures(run), escape(_differences(run, names)))
-    console.print(table)
+    ordered = best_first(runs)
+    differences = [_differences(run, names) for run in ordered]
+    rows = [(escape(run.name), *_figures(run)) for run in ordered]
+    table = _table(_FIGURES, rows)
+    # Differences take the room that figures leave; where it is narrow, they stand below as sentences.
+    used = Measurement.get(console, console.options.update(max_width=_UNLIMITED), table).maximum
+    room = console.width - used - _BETWEEN_COLUMNS
+    longest = max((len(word) for text in differences for word in text.split()), default=0)
+    if room >= max(longest, _LEAST_ROOM):
+        beside = [(*row, escape(text)) for row, text in zip(rows, differences, strict=True)]
+        console.print(_table((*_FIGURES, "what differs"), beside))
+        return
+    print_table(console, table)
+    for run, text in zip(ordered, differences, strict=True):
+        if text:
+            print_line(console, f"{run.name}: {text}")
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = plain_table("", titles, texts=("run", "what differs"))
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def best_first(runs: Sequence[Run]) -> list[Run]:

@@ -52,6 +52,17 @@ def test_runs_are_listed_with_what_differs(runs: Path, capsys: pytest.CaptureFix
     assert f"{found[0]['summary']['auc']:.4f}" in shown and "warmup_steps" in shown.replace("\n", "")
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_no_word_is_broken_on_a_narrow_terminal(runs: Path, width: int) -> None:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    show_run_list(read_runs(runs), console)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    words = {word.rstrip(",") for line in lines for word in line.split()}
+    assert {"run", "samples/s", "evaluate_every", "warmup_steps", "dense_lr", "0.01"} <= words
+
+
 def test_schemas_and_fingerprints_are_listed_in_a_word(tmp_path: Path) -> None:
     for name, schema, shards in (
         ("own", 'format = "csv"\nlabel = "click"\n', "ab" * 16),
