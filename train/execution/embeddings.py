@@ -218,9 +218,9 @@ class Embeddings:
 
     def note_transfers(self, *, waits: bool = True) -> None:
         """Note and count the transfers that a device was given, and the rows that its steps have changed; see
-        `Executor.note_begun`."""
+        `StagedRows.catch_up`."""
         for width in self.widths:
-            width.executor.note_begun(waits=waits)
+            width.executor.staged.catch_up(waits=waits)
             if width.changed is not None:
                 width.changed.catch_up(waits=waits)
 

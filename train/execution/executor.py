@@ -7,8 +7,6 @@ tier alone and may run in another thread, ahead of the batches it serves (`trans
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
@@ -31,6 +29,7 @@ from ..spill.spilled_tier import SpilledTier, SpillMover
 from ..work_threads import WorkThreads
 from .in_place import InPlaceWork
 from .replicator import Replicator
+from .staged_rows import StagedRows
 from .traffic import TrafficCounter
 
 _HOST = torch.device("cpu")
@@ -72,13 +71,8 @@ class Executor:
         self._mover: RowMover = (
             SpillMover(fast, slow) if isinstance(slow, SpilledTier) else mover_of(fast, slow)
         )
-        self._begun: deque[tuple[Transfer, Kind | None]] = deque()
-        """Transfers that a device was given, and that are not noted yet."""
-        # Several threads note them, one at a time, in order.
-        self._noting = threading.Lock()
-        self._resident_S = np.full(fast.num_slots - fast.layout.num_own_slots, -1, np.int64)
-        """Row in each staging slot, by its slot on the slow tier; -1 where there is none. Evaluation and
-        checkpoints ask for it."""
+        self.staged = StagedRows(fast, self.traffic)
+        """The rows in staging slots, for evaluation and checkpoints."""
         # The tiers may lie on two devices, and each is updated by kernels of its own.
         self._fast_rows = backend_of(fast.device, optimizer, threads, shares)
         self._slow_rows = NumbaRows(optimizer, threads, shares)
@@ -114,52 +108,19 @@ class Executor:
 
     def transfer(self, transfer: Transfer, kind: Kind | None = None) -> None:
         """Write rows back, then load others; counted as work of ``kind``."""
-        self.note_begun()
+        self.staged.catch_up()
         # In this order: a slot is free, and a row up to date on the slow tier, once it is written back.
         self._mover.write_back(transfer.write_back)
         self._mover.fetch(transfer.fetch)
         initialize_rows(self.fast, self.slow, self.initial, transfer.initialize)
-        self._note(transfer, kind)
-
-    def begin_transfer(self, transfer: Transfer, kind: Kind | None) -> None:
-        """Take down that a device was given a transfer; `note_begun` does the rest."""
-        self._begun.append((transfer, kind))
-
-    def note_begun(self, *, waits: bool = True) -> None:
-        """Note the transfers that a device was given: some milliseconds each, in whatever thread has time.
-
-        Args:
-            waits: for a thread that is at it; otherwise the transfers are left to that one, or to the next.
-        """
-        if not self._noting.acquire(blocking=waits):
-            return
-        try:
-            while self._begun:
-                self._note(*self._begun.popleft())
-        finally:
-            self._noting.release()
-
-    def _note(self, transfer: Transfer, kind: Kind | None) -> None:
-        """Note where rows are once a transfer is done, and count it."""
-        # Remember which row is in which slot, for copies of staged rows between transfers.
-        first = self.fast.layout.num_own_slots
-        self._resident_S[transfer.write_back.slots_N - first] = -1
-        for moves in (transfer.fetch, transfer.initialize):
-            self._resident_S[moves.slots_N - first] = moves.rows_N
-
-        row_bytes = self.fast.row_bytes
-        self.traffic.rows("to_slow", transfer.write_back.rows_N, row_bytes, kind)
-        self.traffic.rows("to_fast", transfer.fetch.rows_N, row_bytes, kind)
-        self.traffic.rows("made", transfer.initialize.rows_N, row_bytes, kind)
+        self.staged.note(transfer, kind)
 
     def write_back_residents(self) -> None:
         """Copy the newest values of staged rows to the slow tier; the rows stay staged."""
-        self.note_begun()
         # Evaluation reads staged rows where they are if the others are in a file: see `read_rows`.
         if isinstance(self.slow, FileTier):
             return
-        slots_N = np.flatnonzero(self._resident_S >= 0)
-        moves = Moves(self._resident_S[slots_N], slots_N + self.fast.layout.num_own_slots)
+        moves = Moves(*self.staged.by_slot())
         self._mover.write_back(moves)
         self.traffic.rows("to_slow", moves.rows_N, self.fast.row_bytes, "evaluation")
 
@@ -170,20 +131,7 @@ class Executor:
             wanted_U: rows, ascending, by their slots on the slow tier; none: give the memory back.
         """
         assert isinstance(self.slow, FileTier)
-        self.slow.read(wanted_U, self.fast, *self.residents())
-
-    def residents(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The staged rows by their slots on the slow tier, ascending, and their slots on the fast one."""
-        self.note_begun()
-        slots_N = np.flatnonzero(self._resident_S >= 0)
-        rows_N = self._resident_S[slots_N]
-        order_N = np.argsort(rows_N)
-        return rows_N[order_N], slots_N[order_N] + self.fast.layout.num_own_slots
-
-    def forget_residents(self) -> None:
-        """Take no row as staged any more, once all are written back and no step follows."""
-        self.note_begun()
-        self._resident_S[:] = -1
+        self.slow.read(wanted_U, self.fast, *self.staged.by_row())
 
     def copy_newest(
         self,
@@ -198,7 +146,7 @@ class Executor:
         Args:
             tables_N: (N,); table of each row among those of the width.
             ids_N: (N,).
-            residents: what `residents` returns.
+            residents: what `StagedRows.by_row` returns.
             weights_ND: written.
             state_NW: written.
 
@@ -249,7 +197,7 @@ class Executor:
     ) -> None:
         """Set rows in every place they have in memory, staged ones too; valid while no transfer runs."""
         self.restore(tables_N, ids_N, weights_ND, state_NW)
-        rows_R, slots_R = self.residents()
+        rows_R, slots_R = self.staged.by_row()
         if not rows_R.size:
             return
         # A staged row is written back later, with the value that it has in its slot.

@@ -88,7 +88,7 @@ class RowWidth:
         state_NW = torch.empty(ids_N.size, self.executor.fast.state_SW.shape[1])
         tables_N = np.full(ids_N.size, position)
         is_copied_N = self.executor.copy_newest(
-            tables_N, ids_N, self.executor.residents(), weights_ND, state_NW
+            tables_N, ids_N, self.executor.staged.by_row(), weights_ND, state_NW
         )
         assert is_copied_N.all(), "rows are in memory"
         return weights_ND

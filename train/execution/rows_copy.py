@@ -227,7 +227,7 @@ class _WidthCopy:
 
     def _add_staged(self) -> None:
         """Copy pending rows in staging slots: no other tier has their newest values, and they may move."""
-        residents_N, slots_N = self.width.executor.residents()
+        residents_N, slots_N = self.width.executor.staged.by_row()
         rows_N = self._changed.layout.slots_of_rows(*self._slow.layout.rows_at(residents_N))
         was_pending_N = self._changed.take_pending_among(rows_N)
         slots_N = slots_N[was_pending_N]

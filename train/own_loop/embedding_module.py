@@ -282,7 +282,7 @@ class Embeddings(nn.Module):
         """Write all rows back, and forget what was planned for batches that do not come."""
         self._rows.stop()
         for width in self._rows.widths:
-            width.executor.forget_residents()
+            width.executor.staged.forget()
         self._rows = self._device.renewed(self._rows)
 
     def _source(self, held: Mapping[int, tuple[object, Batch]], *, is_fresh: bool) -> StepSource:
@@ -326,7 +326,7 @@ class Embeddings(nn.Module):
         with self._rows.transfers_paused():
             for width in self._rows.widths:
                 # Each row is copied from wherever it is newest, and none is moved.
-                residents = width.executor.residents()
+                residents = width.executor.staged.by_row()
                 for position, number in enumerate(width.tables):
                     table = self._tables[number]
                     tables_N, ids_N = _all_rows(position, table.num_rows)

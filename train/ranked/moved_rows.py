@@ -81,7 +81,7 @@ def read_newest(executor: Executor, step: WidthStep, positions_N: NDArray[np.int
     state_NW = torch.empty(positions_N.size, fast.state_SW.shape[1])
     ids_N = lookups.rows_U[positions_N].astype(np.int64)
     is_copied_N = executor.copy_newest(
-        tables_U[positions_N], ids_N, executor.residents(), weights_ND, state_NW
+        tables_U[positions_N], ids_N, executor.staged.by_row(), weights_ND, state_NW
     )
     assert is_copied_N.all(), "rows of several ranks are in memory"
     return weights_ND.numpy()

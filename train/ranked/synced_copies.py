@@ -87,7 +87,7 @@ class WidthCopies:
         state_NS = torch.empty(here.size, self._state_KS.shape[1])
         executor = self._width.executor
         executor.copy_newest(
-            self._tables_K[here], self._ids_K[here], executor.residents(), weights_ND, state_NS
+            self._tables_K[here], self._ids_K[here], executor.staged.by_row(), weights_ND, state_NS
         )
         every_K = np.ones(self._homes_K.size, np.bool_)
         self._give_to_all(every_K, here, np.concatenate([weights_ND.numpy(), state_NS.numpy()], axis=1))

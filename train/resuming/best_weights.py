@@ -197,7 +197,7 @@ def _set_weights(trainer: Trainer, weights: Weights) -> None:
     embeddings = trainer.embeddings
     with embeddings.rows_written_back():
         for width in embeddings.widths:
-            width.executor.forget_residents()
+            width.executor.staged.forget()
     # Of each table the rows that live here, by their ids here.
     for width in embeddings.widths:
         most = max(_PART_BYTES // width.executor.fast.row_bytes, 1)

@@ -118,7 +118,7 @@ class MovesByKernel:
         transfers, kind = self._transfers.begin(item)
         for executor, transfer in zip(self._executors, transfers, strict=True):
             if transfer is not None:
-                executor.begin_transfer(transfer, kind)
+                executor.staged.begin(transfer, kind)
         self._device.wait("moves", copied)
         return True
 
@@ -157,7 +157,7 @@ class MovesByThreads:
         self._mover.move(transfers)
         for width, transfer in zip(self._embeddings.widths, transfers, strict=True):
             if transfer is not None:
-                width.executor.begin_transfer(transfer, kind)
+                width.executor.staged.begin(transfer, kind)
 
 
 class MovesAtOnce:

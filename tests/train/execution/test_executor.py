@@ -1,6 +1,6 @@
 """The executor on plans made by hand.
 
-Tests `build_widths`, `embeddings`, `in_place`, `row_width` and `traffic`, too.
+Tests `build_widths`, `embeddings`, `in_place`, `row_width`, `staged_rows` and `traffic`, too.
 """
 
 from __future__ import annotations

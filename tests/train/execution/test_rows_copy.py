@@ -61,7 +61,7 @@ def changed_rows(trainer: Trainer) -> Rows:
             tables_N, ids_N = changed.layout.rows_at(rows_N)
             weights = torch.empty(rows_N.size, width.embedding_dim)
             state = torch.empty(rows_N.size, width.executor.fast.state_SW.shape[1])
-            width.executor.copy_newest(tables_N, ids_N, width.executor.residents(), weights, state)
+            width.executor.copy_newest(tables_N, ids_N, width.executor.staged.by_row(), weights, state)
             part = RowsPart(
                 np.array(width.tables, np.int32)[tables_N],
                 ids_N.astype(np.int32),
