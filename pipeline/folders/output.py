@@ -32,7 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ManifestError
+from ..errors import HotsetError, ManifestError
 from ..runtime.remote_objects import RemoteObject
 from .checksum import checksum_of_written, note_checksum, num_uses, overwritten_file
 from .decision import Extend, ExtendFrom, FolderState, Fresh, GoBack, Refused, Resume, Sealed, decide
@@ -295,7 +295,7 @@ class Output(RemoteObject):
             ManifestError: the device is full, or the file cannot be written for another such reason.
         """
         aside = self.temporary_path(name)
-        with write_errors_explained(self.folder / name):
+        with write_errors_explained(self.folder / name), _removed_on_failure(aside):
             yield aside
             num_bytes, checksum = checksum_of_written(aside)  # while it is in the page cache
             found = facts() if callable(facts) else facts
@@ -344,6 +344,15 @@ class Output(RemoteObject):
                 hint="rename one of the features whose names lead to that file",
             )
 
+    @contextmanager
+    def withdrawn_on_failure(self) -> Iterator[None]:
+        """Withdraw where the block raises HotsetError; no task of it may be running then."""
+        try:
+            yield
+        except HotsetError:
+            self.withdraw()
+            raise
+
     def withdraw(self) -> None:
         """Remove the folder where no file of it is finished: a refused run leaves nothing behind."""
         if self.sealed is None and not self.finished and self.before is None:
@@ -381,6 +390,17 @@ class Output(RemoteObject):
         shutil.rmtree(self._partial, ignore_errors=True)
         self._unlock()
         return Manifest.read(self.folder)
+
+
+@contextmanager
+def _removed_on_failure(path: Path) -> Iterator[None]:
+    """Remove a file that could not be written whole: on a full device it takes the room that others need."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            path.unlink()
+        raise
 
 
 def refuse_missing_files(sealed: Manifest) -> None:

@@ -23,7 +23,7 @@ from ...stats.staging.staging_size import (
     default_staging_bytes,
     slots_of_widths,
 )
-from ..errors import ConfigError, HotsetError, require_at_least
+from ..errors import ConfigError, require_at_least
 from ..folders.manifest import Manifest
 from ..folders.output import Output, input_of
 from ..folders.stage_totals import ScheduledWidth, ScheduleTotals, ShardsTotals
@@ -98,7 +98,7 @@ def schedule(
     if output.sealed is not None:
         return output.sealed
     # The distinct cold rows of each batch are found once; every epoch only visits them in another order.
-    try:
+    with output.withdrawn_on_failure():
         needed = needed_bytes(areas, shards, resources.workers)
         room = room_for("schedule", resources, needed) - needed
         every = [area.width for area in areas]
@@ -106,22 +106,21 @@ def schedule(
         num_passes = 1 + len(areas) * config.epochs
         cold = read_cold_batches(shards, every, output, resources, num_passes)
         _refuse_large_batches(areas, [int(np.diff(batches.offsets).max(initial=0)) for batches in cold])
-    except HotsetError:
-        output.withdraw()
-        raise
-    # One width after another: a planner's arrays grow with the cold rows of its width.
-    widths: list[ScheduledWidth] = []
-    num_mixed = ShardsTotals.of(shards).samples.mixed
-    done = num_mixed
+        # One width after another: a planner's arrays grow with the cold rows of its width.
+        widths: list[ScheduledWidth] = []
+        num_mixed = ShardsTotals.of(shards).samples.mixed
+        done = num_mixed
 
-    def advance(num_samples: int) -> None:
-        nonlocal done
-        done += num_samples
-        resources.progress("schedule", done, num_passes * num_mixed)
+        def advance(num_samples: int) -> None:
+            nonlocal done
+            done += num_samples
+            resources.progress("schedule", done, num_passes * num_mixed)
 
-    for area, batches in zip(areas, cold, strict=True):
-        epochs = EpochPlans(shards, area, batches, output, room).write(config.seed, config.epochs, advance)
-        widths.append(area.describe(epochs))
+        for area, batches in zip(areas, cold, strict=True):
+            epochs = EpochPlans(shards, area, batches, output, room).write(
+                config.seed, config.epochs, advance
+            )
+            widths.append(area.describe(epochs))
     return output.seal(_totals(widths))
 
 

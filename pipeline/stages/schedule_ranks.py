@@ -23,7 +23,7 @@ from ...stats.exchange.homes_name import HomesName
 from ...stats.exchange.rank_masks import MOST_RANKS
 from ...stats.exchange.row_users import mark_bytes
 from ...stats.ranking.row_bytes import state_width
-from ..errors import ConfigError, HotsetError, require_at_least
+from ..errors import ConfigError, require_at_least
 from ..folders.file_facts import RankFacts
 from ..folders.manifest import Manifest
 from ..folders.output import Output, input_of
@@ -90,32 +90,31 @@ def schedule_ranks(
     output = Output.begin("schedule-ranks", VERSION, config, [input_of(shards)], out)
     if output.sealed is not None:
         return output.sealed
-    try:
+    with output.withdrawn_on_failure():
         needed = _needed_bytes(config, widths, shards, resources.workers)
         room = room_for("schedule --ranks", resources, needed) - needed
         ranked = Ranked(shards, tuple(widths), config.ranks)
         uses_of_widths = read_ranked_batches(ranked, output, resources)
-    except HotsetError:
-        output.withdraw()
-        raise
-    # One width after another: homes and plans grow with the rows of a width.
-    samples = ShardsTotals.of(shards).samples
-    num_samples = samples.hot_only + samples.mixed
-    found: list[RankedWidthTotals] = []
-    for width, cost, uses in zip(widths, costs, uses_of_widths, strict=True):
-        homes_K = _write_homes(config, width, uses, output)
-        plans = ExchangePlans(shards, WidthHomes(width, homes_K, cost), uses, output, room)
-        epochs = plans.write(config.seed, config.epochs)
-        rows_of_ranks = np.bincount(homes_K, minlength=config.ranks).tolist()
-        found.append(
-            RankedWidthTotals(
-                embedding_dim=width.embedding_dim,
-                num_rows=width.num_rows,
-                rows_of_ranks=tuple(rows_of_ranks),
-                epochs=tuple(epochs),
+        # One width after another: homes and plans grow with the rows of a width.
+        samples = ShardsTotals.of(shards).samples
+        num_samples = samples.hot_only + samples.mixed
+        found: list[RankedWidthTotals] = []
+        for width, cost, uses in zip(widths, costs, uses_of_widths, strict=True):
+            homes_K = _write_homes(config, width, uses, output)
+            plans = ExchangePlans(shards, WidthHomes(width, homes_K, cost), uses, output, room)
+            epochs = plans.write(config.seed, config.epochs)
+            rows_of_ranks = np.bincount(homes_K, minlength=config.ranks).tolist()
+            found.append(
+                RankedWidthTotals(
+                    embedding_dim=width.embedding_dim,
+                    num_rows=width.num_rows,
+                    rows_of_ranks=tuple(rows_of_ranks),
+                    epochs=tuple(epochs),
+                )
             )
-        )
-        resources.progress("schedule", num_samples + num_samples * len(found) // len(widths), 2 * num_samples)
+            resources.progress(
+                "schedule", num_samples + num_samples * len(found) // len(widths), 2 * num_samples
+            )
     return output.seal(ExchangeTotals(samples=config.epochs * num_samples, widths=tuple(found)))
 
 

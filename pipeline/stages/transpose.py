@@ -67,9 +67,10 @@ def transpose(
     total = sum(entry.num_samples for entry in entries)
     done = 0
     tasks = ((entry, shards, output) for entry in entries)
-    for num_samples in run_tasks(_transpose_file, tasks, workers=resources.workers):
-        done += num_samples
-        resources.progress("transpose", done, total)
+    with output.withdrawn_on_failure():
+        for num_samples in run_tasks(_transpose_file, tasks, workers=resources.workers):
+            done += num_samples
+            resources.progress("transpose", done, total)
     facts = [entry.read_facts(LookupsFacts) for entry in output.finished.values()]
     return output.seal(
         LookupsTotals(

@@ -269,6 +269,28 @@ def test_a_full_device_is_an_error_to_mend_and_the_same_run_goes_on(
     assert tree_of(tmp_path / "out") == tree_of(tmp_path / "whole")
 
 
+def test_a_file_that_did_not_fit_gives_its_room_back(tmp_path: Path) -> None:
+    output = Output.begin("stage", 2, Config(), INPUTS, tmp_path)
+    with (
+        pytest.raises(ManifestError, match=r"a\.arrow cannot be written: No space left on device"),
+        output.writing("a.arrow", 1) as path,
+    ):
+        path.write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("finishes", [False, True])
+def test_a_failed_run_is_withdrawn_unless_a_file_is_finished(tmp_path: Path, finishes: bool) -> None:
+    output = Output.begin("stage", 2, Config(), INPUTS, tmp_path / "out")
+    with pytest.raises(ManifestError, match="full"), output.withdrawn_on_failure():
+        if finishes:
+            with output.writing("a.arrow", 1) as path:
+                path.write_bytes(b"whole")
+        raise ManifestError("full")
+    assert (tmp_path / "out/a.arrow").exists() == (tmp_path / "out").exists() == finishes
+
+
 @pytest.mark.parametrize("num_bytes", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1])
 def test_files_are_hashed_block_by_block(tmp_path: Path, num_bytes: int) -> None:
     text = bytes(range(256)) * (num_bytes // 256 + 1)

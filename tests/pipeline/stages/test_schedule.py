@@ -5,6 +5,8 @@ Tests `cold_batches`, `stored_cold_batches` and `step_plan_files`, too.
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from hotset.pipeline.scheduling import cold_batches, epoch_plans
 from hotset.pipeline.scheduling.step_plan_files import read_plans, read_residents, write_plans
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
+from hotset.pipeline.stages.schedule_ranks import RankScheduleConfig, schedule_ranks
 from hotset.pipeline.stages.transpose import TransposeConfig, transpose
 from hotset.pipeline.verify import check_schedule as verify_schedule
 from hotset.pipeline.verify.verify import verify
@@ -219,6 +222,26 @@ def test_a_refused_schedule_leaves_no_folder(tmp_path: Path) -> None:
     # What a run has finished stays for the next one.
     made = schedule(replace(CONFIG, epochs=1), shards, tmp_path / "schedule")
     assert made.files and (tmp_path / "schedule" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("stage", "config"),
+    [(schedule, CONFIG), (schedule_ranks, RankScheduleConfig(ranks=2)), (transpose, TransposeConfig())],
+)
+def test_a_full_device_leaves_no_folder_where_no_file_is_finished(
+    stage: Any, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", SPECS["one-hot"]))
+
+    def full(path: Path) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("hotset.pipeline.folders.output.checksum_of_written", full)
+        with pytest.raises(ManifestError, match=r"\.arrow cannot be written: No space left on device"):
+            stage(config, shards, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert stage(config, shards, tmp_path / "out").files
 
 
 def test_an_array_of_negative_length_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
