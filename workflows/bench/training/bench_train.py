@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from ....pipeline.errors import ConfigError, require_at_least
 from ....pipeline.generate.generate_log import GenerateConfig, generate
@@ -35,7 +32,6 @@ from ....train.model.dense_dtype import cpu_features, has_bf16
 from ....train.model.dlrm_shape import DlrmShape, dlrm_shape
 from ....train.model_building.choose_model import choose_model
 from ....train.model_building.model_inputs import ModelInputs
-from ....train.trainer import Trainer, run_steps
 from ....train.trainer_building.build_trainer import build_trainer
 from ....train.trainer_building.devices import LATE, set_threads
 from ...console import say
@@ -45,13 +41,13 @@ from ..measuring.rounds import median_ratio, take_turns
 from .dcn_reference import ReferenceDcn
 from .device_parts import measure_device_rates, measure_device_step
 from .dlrm_reference import LEARNING_RATE, ReferenceBatch, ReferenceDlrm, ReferenceTraining, has_fbgemm
+from .show_train import show_train
 from .step_parts import MachineRates, measure_parts, measure_rates
+from .train_contestants import WARM_UP_STEPS, Contestant, HotsetContestant, Seconds, TorchContestant
 
 REFERENCE = "torch fp32"
 """The contestant that ratios are against."""
-_WARM_UP_STEPS = 3
 _LEAST_STEPS = 4
-_SETTING = ("batch_size", "embedding_dim")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,22 +106,6 @@ class BenchTrainConfig:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Seconds:
-    """The time of one contestant in one round."""
-
-    wall_seconds: float
-    cpu_seconds: float
-    """CPU seconds of all threads."""
-
-
-class Contestant(Protocol):
-    """One way to train."""
-
-    def run(self, threads: int) -> Seconds:
-        """Train on the batches of a round with so many threads."""
-
-
 def bench_train(config: BenchTrainConfig) -> dict[str, Any]:
     """Measure every contestant at every batch size, dim and number of threads.
 
@@ -178,7 +158,7 @@ def _bench_device(config: BenchTrainConfig) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hotset-bench-", dir=config.scratch) as scratch:
         for shards in _each_shards(config, Path(scratch)):
             say(f"batch size {shards.batch_size:,}, dim {shards.embedding_dim}, on {config.device}")
-            found = measure_device_step(shards, run, _order(shards, config), _WARM_UP_STEPS, rates)
+            found = measure_device_step(shards, run, _order(shards, config), WARM_UP_STEPS, rates)
             setting = {"batch_size": shards.batch_size, "embedding_dim": shards.embedding_dim}
             steps.append(setting | {"us": found.us})
             parts += [setting | asdict(part) for part in found.parts]
@@ -215,15 +195,15 @@ def _each_shards(config: BenchTrainConfig, scratch: Path) -> Iterator[Shards]:
 
 def _order(shards: Shards, config: BenchTrainConfig) -> list[int]:
     """Return the batches of a round, those of the warm-up first."""
-    num_steps = max(-(-config.round_samples // shards.batch_size), _LEAST_STEPS) + _WARM_UP_STEPS
+    num_steps = max(-(-config.round_samples // shards.batch_size), _LEAST_STEPS) + WARM_UP_STEPS
     # A last batch may be short; the others are all full.
     is_full = shards.is_hot_only[: shards.num_training_batches - 1]
     order: list[int] = epoch_order(is_full, config.seed, 0, spread=False).tolist()
     if len(order) < num_steps:
-        if len(order) < _LEAST_STEPS + _WARM_UP_STEPS:
+        if len(order) < _LEAST_STEPS + WARM_UP_STEPS:
             raise ConfigError(
                 f"{len(order)} full batches of {shards.batch_size:,} samples are too few",
-                hint=f"give --samples {2 * (_LEAST_STEPS + _WARM_UP_STEPS) * shards.batch_size}",
+                hint=f"give --samples {2 * (_LEAST_STEPS + WARM_UP_STEPS) * shards.batch_size}",
             )
         # A short log is passed several times in a round.
         order = (order * -(-num_steps // len(order)))[:num_steps]
@@ -237,62 +217,23 @@ def _contestants(shards: Shards, config: BenchTrainConfig) -> dict[str, Contesta
     torch.manual_seed(config.seed)
     # Equal shapes, batches and order; only what a machine cannot run is left out.
     contestants: dict[str, Contestant] = {
-        REFERENCE: _Torch(ReferenceTraining(_reference(shards, config)), batches),
+        REFERENCE: TorchContestant(ReferenceTraining(_reference(shards, config)), batches),
     }
     # The reference of DCN V2 knows no tables of FBGEMM.
     if has_fbgemm() and config.model == "dlrm":
         with_tables = ReferenceDlrm(_shape(shards), _num_rows(shards), fbgemm=True)
-        contestants["torch fp32, fbgemm"] = _Torch(ReferenceTraining(with_tables), batches)
-    contestants["hotset fp32"] = _Hotset(shards, order, _training(config))
-    contestants["hotset fp32, lookahead"] = _Hotset(
+        contestants["torch fp32, fbgemm"] = TorchContestant(ReferenceTraining(with_tables), batches)
+    contestants["hotset fp32"] = HotsetContestant(shards, order, _training(config))
+    contestants["hotset fp32, lookahead"] = HotsetContestant(
         shards, order, replace(_training(config), placement="lookahead")
     )
     # A CPU without such instructions takes some eleven times as long with either.
     if has_bf16(cpu_features()):
         autocast = ReferenceTraining(_reference(shards, config), autocast=True)
-        contestants["torch bf16"] = _Torch(autocast, batches)
-        contestants["hotset bf16"] = _Hotset(shards, order, replace(_training(config), dense_dtype="bf16"))
+        contestants["torch bf16"] = TorchContestant(autocast, batches)
+        in_bf16 = replace(_training(config), dense_dtype="bf16")
+        contestants["hotset bf16"] = HotsetContestant(shards, order, in_bf16)
     return contestants
-
-
-class _Torch:
-    """A reference on batches that lie in memory."""
-
-    def __init__(self, training: ReferenceTraining, batches: list[ReferenceBatch]) -> None:
-        self._training = training
-        self._batches = batches
-
-    def run(self, threads: int) -> Seconds:
-        torch.set_num_threads(threads)
-        for batch in self._batches[:_WARM_UP_STEPS]:
-            self._training.step(batch)
-        start = _now()
-        for batch in self._batches[_WARM_UP_STEPS:]:
-            self._training.step(batch)
-        return _since(start)
-
-
-class _Hotset:
-    """A training run of hotset that reads, plans and trains; a new one in each round."""
-
-    def __init__(self, shards: Shards, order: list[int], config: TrainConfig) -> None:
-        self._shards = shards
-        self._order = RecordedOrder(np.array(order, np.int32))
-        self._config = config
-
-    def run(self, threads: int) -> Seconds:
-        set_threads(threads)
-        trainer = build_trainer(self._shards, replace(self._config, threads=threads), self._order)
-        # The clock starts when the warm-up is over.
-        start = _now()
-
-        def after_step(running: Trainer, *_: Any) -> None:
-            nonlocal start
-            if running.step == _WARM_UP_STEPS:
-                start = _now()
-
-        run_steps(trainer, after_step)
-        return _since(start)
 
 
 def _reference(shards: Shards, config: BenchTrainConfig) -> torch.nn.Module:
@@ -326,21 +267,12 @@ def _shape(shards: Shards) -> DlrmShape:
     return dlrm_shape("auto", shards.num_dense, len(shards.tables), shards.embedding_dim)
 
 
-def _now() -> Seconds:
-    return Seconds(time.perf_counter(), time.process_time())
-
-
-def _since(start: Seconds) -> Seconds:
-    now = _now()
-    return Seconds(now.wall_seconds - start.wall_seconds, now.cpu_seconds - start.cpu_seconds)
-
-
 def _measured(
     contestants: dict[str, Contestant], shards: Shards, threads: int, config: BenchTrainConfig
 ) -> list[dict[str, Any]]:
     """Run all contestants in turn, round by round; return one record for each."""
     # Steps that compile and allocate are left out of the samples as out of the time.
-    num_samples = (len(_order(shards, config)) - _WARM_UP_STEPS) * shards.batch_size
+    num_samples = (len(_order(shards, config)) - WARM_UP_STEPS) * shards.batch_size
     turns = {name: partial(contestant.run, threads) for name, contestant in contestants.items()}
     rounds = take_turns(turns, config.rounds)
 
@@ -389,83 +321,9 @@ def _parts(shards: Shards, rates: MachineRates, config: BenchTrainConfig) -> lis
     set_threads(1)
     order = RecordedOrder(np.array(_order(shards, config), np.int32))
     run = replace(_training(config), threads=1)
-    parts = measure_parts(build_trainer(shards, run, order), _shape(shards), rates, _WARM_UP_STEPS)
+    parts = measure_parts(build_trainer(shards, run, order), _shape(shards), rates, WARM_UP_STEPS)
     setting = {"batch_size": shards.batch_size, "embedding_dim": shards.embedding_dim}
     return [setting | asdict(part) for part in parts]
-
-
-def show_train(result: dict[str, Any], console: Console) -> None:
-    """Print the contestants, then the parts of a step, one table for each batch size and dim."""
-    machine = result["machine"]
-    console.print(f"{machine['cpu']}, load {machine['load_average']:.1f} at the beginning")
-    for step in result.get("steps", []):
-        setting = f"batch size {step['batch_size']:,}, dim {step['embedding_dim']}"
-        device = result["settings"]["device"]
-        console.print(f"{setting}, on {device}: {1000 * step['us']:,.1f} ns/sample as trained")
-        of_step = [part for part in result["parts"] if all(part[key] == step[key] for key in _SETTING)]
-        _show_device_parts(of_step, console)
-    # One table for each batch size and dim, the settings in the order in which they were measured.
-    ratios = {_key(ratio): ratio for ratio in result["ratios"]}
-    settings = dict.fromkeys((r["batch_size"], r["embedding_dim"]) for r in result["contestants"])
-    for batch_size, dim in settings:
-        table = Table(
-            title=f"batch size {batch_size:,}, dim {dim}", title_justify="left", box=None, pad_edge=False
-        )
-        table.add_column("us/sample")
-        for column in ("threads", "wall", "CPU", "wall ratio", "CPU ratio"):
-            table.add_column(column, justify="right")
-        for record in result["contestants"]:
-            if (record["batch_size"], record["embedding_dim"]) == (batch_size, dim):
-                table.add_row(*_cells(record, ratios[_key(record)]))
-        console.print(table)
-        parts = [p for p in result["parts"] if (p["batch_size"], p["embedding_dim"]) == (batch_size, dim)]
-        _show_parts(parts, console)
-
-
-def _key(record: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(record[key] for key in ("name", "batch_size", "embedding_dim", "threads"))
-
-
-def _cells(record: dict[str, Any], ratio: dict[str, Any]) -> list[str]:
-    return [
-        record["name"],
-        str(record["threads"]),
-        f"{record['wall_us']:.2f}",
-        f"{record['cpu_us']:.2f}",
-        f"{ratio['wall_ratio']:.2f}",
-        f"{ratio['cpu_ratio']:.2f}",
-    ]
-
-
-def _show_device_parts(parts: list[dict[str, Any]], console: Console) -> None:
-    if not parts:
-        return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("part of a step, by itself")
-    for column in ("ns/sample", "lower bound", "times it", "bound by"):
-        table.add_column(column, justify="right")
-    for part in parts:
-        times = f"{part['us'] / part['floor_us']:.1f}" if part["floor_us"] else "-"
-        floor = f"{1000 * part['floor_us']:.2f}" if part["floor_us"] else "-"
-        table.add_row(part["part"], f"{1000 * part['us']:.2f}", floor, times, part["bound_by"])
-    sums = [1000 * sum(part[name] for part in parts) for name in ("us", "floor_us")]
-    table.add_row("sum", f"{sums[0]:.2f}", f"{sums[1]:.2f}", f"{sums[0] / sums[1]:.1f}", "", style="bold")
-    console.print(table)
-
-
-def _show_parts(parts: list[dict[str, Any]], console: Console) -> None:
-    if not parts:
-        return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("part of hotset's step, one thread")
-    for column in ("us/sample", "lower bound", "bound by"):
-        table.add_column(column, justify="right")
-    for part in parts:
-        table.add_row(part["part"], f"{part['us']:.2f}", f"{part['floor_us']:.2f}", part["bound_by"])
-    # The parts add up to a step, as their lower bounds do.
-    sums = [sum(part[name] for part in parts) for name in ("us", "floor_us")]
-    table.add_row("sum", f"{sums[0]:.2f}", f"{sums[1]:.2f}", "", style="bold")
-    console.print(table)
 
 
 CONFIG = BenchTrainConfig

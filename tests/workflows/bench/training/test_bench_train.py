@@ -1,4 +1,7 @@
-"""The benchmark of a training step, very small. Tests `device_parts`, too."""
+"""The benchmark of a training step, very small.
+
+Tests `device_parts`, `show_train` and `train_contestants`, too.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from rich.console import Console
 from hotset.pipeline.errors import ConfigError
 from hotset.train.model.dense_dtype import cpu_features, has_bf16
 from hotset.workflows.bench.measuring.step_floors import part_floors
-from hotset.workflows.bench.training.bench_train import BenchTrainConfig, bench_train, show_train
+from hotset.workflows.bench.training.bench_train import BenchTrainConfig, bench_train
+from hotset.workflows.bench.training.show_train import show_train
 
 
 def test_contestants_and_parts_are_measured() -> None:
