@@ -1,4 +1,7 @@
-"""The recipe for small real samples reaches the AUC it promises, and FAE that of all-fast."""
+"""The recipe for small real samples reaches the AUC it promises, and FAE that of all-fast.
+
+Tests `both_labels`, too.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.generate.generate_log import GenerateConfig, generate
-from hotset.tests.support.one_label import write_one_label
+from hotset.tests.support.logs.one_label import write_one_label
 from hotset.workflows.bench.quality import bench_quality as bench
 from hotset.workflows.bench.quality.bench_quality import BenchQualityConfig, bench_quality, show_quality
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.generate.generate_log import GenerateConfig, generate
-from hotset.tests.support.one_label import write_one_label
+from hotset.tests.support.logs.one_label import write_one_label
 from hotset.tests.support.processes.thread_processes import ThreadGroup
 from hotset.workflows.bench.quality import coded_quality
 from hotset.workflows.bench.quality.bench_quality import BenchQualityConfig, bench_quality, show_quality
