@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _KEY = "key"
-_NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+_NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", dict: "an object"}
 _MOST = 2**63 - 1
 """The largest whole number: kernels and Arrow take 64 bits."""
 

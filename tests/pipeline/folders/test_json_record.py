@@ -35,6 +35,7 @@ class Outer(JsonRecord):
     parts: tuple[Inner, ...]
     pair: tuple[int, int] | None = None
     counts: dict[str, int] = field(default_factory=dict)
+    others: dict[str, dict] = field(default_factory=dict)  # type: ignore[type-arg]
 
 
 FULL = {
@@ -45,6 +46,7 @@ FULL = {
     "parts": [{"name": "x"}, {"name": "y", "is_odd": True}],
     "pair": [1, 2],
     "counts": {"z": 3},
+    "others": {"scheduler": {"rate": 1}},
 }
 
 
@@ -55,7 +57,7 @@ def test_a_record_is_read_and_written_key_by_key_in_order() -> None:
 
 
 def test_values_that_are_the_default_are_left_out() -> None:
-    record = replace(Outer.from_json(FULL), pair=None, counts={}, file=None)
+    record = replace(Outer.from_json(FULL), pair=None, counts={}, file=None, others={})
     assert record.to_json() == {key: FULL[key] for key in ("bytes", "share", "kind", "file", "parts")}
     assert Outer.from_json(record.to_json()) == record
 
@@ -86,6 +88,7 @@ def test_keys_that_are_no_fields_are_left_alone() -> None:
         ({"parts": [{"name": "x", "is_odd": 1}]}, "totals.parts[0].is_odd is 1, want true or false"),
         ({"pair": [1]}, "totals.pair has 1 values, want 2"),
         ({"counts": []}, "totals.counts is [], want an object"),
+        ({"others": {"scheduler": [1]}}, "totals.others.scheduler is [1], want an object"),
         ({"counts": {"z": "x" * 99}}, f"totals.counts.z is '{'x' * 38}…, want a whole number"),
     ],
 )
