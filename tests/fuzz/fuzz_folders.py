@@ -46,6 +46,10 @@ from hotset.tests.support.resealed import reseal_checkpoints, reseal_later_folde
 from hotset.train.checkpoints.checkpoint_files import CHECKPOINTS
 
 _HANG_SECONDS = 60
+_HANG = "Timeout ("
+"""How what `faulthandler` prints of a hang begins."""
+_MOST_PRINTED = 6000
+"""Characters of a worker's last words that the result keeps."""
 _MEMORY_BYTES = 12 << 30
 """Address space of a worker: a number in a file that asks for more must be refused, not tried."""
 _READERS_OF: dict[str, tuple[str, ...]] = {
@@ -303,12 +307,15 @@ class _Tally:
                 if not is_right:
                     self.wrong.append(f"folder {case['number']}, {case['path']}, {reader}: {outcome}")
 
-    def add_crash(self, number: int, status: int, when: str = "at") -> None:
-        """Count a case whose process ended, at it or after the last one."""
+    def add_crash(self, number: int, status: int, errors: Path, when: str = "at") -> None:
+        """Count a case whose process ended, at it or after the last one; ``errors`` is what it printed."""
         name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        # What ends a process that hangs prints the stacks of all its threads before.
+        _, hang, stacks = errors.read_text(errors="replace").rpartition(_HANG)
+        how = f"hung: {stacks[:_MOST_PRINTED]}" if hang else f"ended by {name}"
         with self._lock:
             self.num_cases += when == "at"
-            self.wrong.append(f"{when} folder {number}: the process ended by {name}")
+            self.wrong.append(f"{when} folder {number}: the process {how}")
 
 
 def fuzz_folders(
@@ -356,7 +363,10 @@ def _run_children(root: Path, numbers: range, seed: int, tally: _Tally) -> None:
         words = ["--child", str(root), "--seed", str(seed)]
         words += ["--first", str(left[0]), "--folders", str(numbers.stop), "--step", str(numbers.step)]
         command = [sys.executable, "-m", __spec__.name, *words]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        # Where a worker hangs, its stacks are the last it prints.
+        errors = root.with_suffix(".stderr")
+        with errors.open("w") as stderr:
+            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
         begun = None
         assert child.stdout is not None
         with child, child.stdout:
@@ -369,13 +379,13 @@ def _run_children(root: Path, numbers: range, seed: int, tally: _Tally) -> None:
         if not child.returncode:
             return
         if not left:
-            tally.add_crash(numbers[-1], child.returncode, "after")
+            tally.add_crash(numbers[-1], child.returncode, errors, "after")
             return
         if is_first and begun is None and left[0] == numbers[0]:
             raise RuntimeError(f"the folders cannot be made: exit status {child.returncode}")
         is_first = False
         number = left[0] if begun is None else begun
-        tally.add_crash(number, child.returncode)
+        tally.add_crash(number, child.returncode, errors)
         left = [other for other in left if other > number]
 
 

@@ -6,7 +6,7 @@ Tests `crafted_files` and `folder_readers`, too.
 from __future__ import annotations
 
 import random
-import signal
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,14 +76,25 @@ def test_tracebacks_and_messages_without_a_file_are_found(
 
 
 @pytest.mark.slow
-def test_a_process_that_ends_by_a_signal_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = """
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        ("os.abort()", r"ended by SIGABRT"),
+        ("fuzz_folders.time.sleep(50)", r"hung: (?s:.*) in crash\n.* in run_child\n.*"),
+    ],
+)
+def test_a_process_that_ends_by_a_signal_or_hangs_is_named(
+    monkeypatch: pytest.MonkeyPatch, fault: str, found: str
+) -> None:
+    program = f"""
 import os, sys
 from hotset.tests.fuzz import fuzz_folders
 run = fuzz_folders.Crafter.run
 def crash(self, number):
     if number == 1:
-        os.abort()
+        fuzz_folders.faulthandler.cancel_dump_traceback_later()
+        fuzz_folders.faulthandler.dump_traceback_later(0.1, exit=True)
+        {fault}
     return run(self, number)
 fuzz_folders.Crafter.run = crash
 sys.argv[0] = "fuzz_folders"
@@ -96,8 +107,8 @@ fuzz_folders.main()
 
     monkeypatch.setattr("subprocess.Popen", start)
     result = fuzz_folders.fuzz_folders(3, 0)
-    assert result["wrong"] == [f"at folder 1: the process ended by {signal.SIGABRT.name}"]
-    assert result["inputs"] == 3
+    assert result["inputs"] == 3 and len(result["wrong"]) == 1
+    assert re.match(f"at folder 1: the process {found}", result["wrong"][0])
 
 
 def test_every_kind_of_file_is_edited_and_equal_seeds_edit_equally(crafter: Crafter) -> None:
