@@ -94,13 +94,14 @@ def train(
         # Everything that can be refused is refused before the first file is written.
         start = agree(ranks, partial(prepare_run, request, ranks, is_resumed=is_resumed))
         if ranks.num_ranks > 1:
-            refuse_other_settings_of_ranks(ranks, compared_by_ranks(start, request.rank_options))
+            compared = compared_by_ranks(start, request.rank_options)
+            agree(ranks, partial(refuse_other_settings_of_ranks, ranks, compared))
         with claimed(out) if ranks.rank == 0 else nullcontext():
             settings = checkpoints or CheckpointSettings()
             # Before anything is built on it, all ranks have found the same checkpoint.
             checkpoint = agree(ranks, partial(find_checkpoint, start, out, ranks, is_resumed=is_resumed))
             step = checkpoint.record.state.step if checkpoint else None
-            refuse_other_settings_of_ranks(ranks, {"checkpoint": step})
+            agree(ranks, partial(refuse_other_settings_of_ranks, ranks, {"checkpoint": step}))
             build = partial(build_run, start, request, ranks, settings, model_source, checkpoint)
             trainer = agree(ranks, build)
             description = start.description

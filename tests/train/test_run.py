@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import signal
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,16 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from hotset.pipeline.errors import HotsetError, ManifestError
+from hotset.pipeline.errors import HotsetError, ManifestError, SaidElsewhereError
 from hotset.pipeline.sizes import ByteSize
 from hotset.tests.support.shard_factory import write_shards
+from hotset.train import run
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
 from hotset.train.config import TrainConfig
 from hotset.train.options.interval import Interval
 from hotset.train.options.rank_options import RankOptions
+from hotset.train.ranks.ranks import Ranks
+from hotset.train.ranks.thread_ranks import run_thread_ranks
 from hotset.train.run import train
 
 FIELDS: dict[str, Any] = {"threads": 1, "log_every": 2}
@@ -62,6 +67,24 @@ def test_one_process_warns_of_a_codec_that_it_has_no_use_for(
     assert "one process sends nothing: --exchange and --sync-rows change nothing in this run" in caplog.text
     weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("exact", "coded")]
     assert weights[0] == weights[1]
+
+
+def test_settings_that_ranks_do_not_share_are_told_by_one_of_them(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_thread = threading.local()
+    monkeypatch.setattr(run, "joined_ranks", lambda _: nullcontext(of_thread.ranks))
+
+    def work(ranks: Ranks) -> HotsetError:
+        of_thread.ranks = ranks
+        with pytest.raises(HotsetError) as caught:
+            train(shards, TrainConfig(epochs=1 + ranks.rank % 2, **FIELDS), tmp_path / "run")
+        return caught.value
+
+    first, *others = run_thread_ranks(4, work)
+    assert str(first) == "ranks 1, 3 differ from rank 0 in epochs"
+    assert all(isinstance(error, SaidElsewhereError) for error in others)
+    assert not (tmp_path / "run").exists()
 
 
 def test_weights_are_tables_in_id_order_under_their_names(shards: Path, tmp_path: Path) -> None:

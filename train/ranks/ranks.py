@@ -78,7 +78,7 @@ class Ranks(Protocol):
         """Send to every rank and receive from every rank; leave both alone until the wait is over."""
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors of all ranks, which have the same shape and dtype."""
+        """Return copies of the tensors of all ranks, which have the same shape and dtype."""
 
     def close(self) -> None:
         """Leave the others; what they still wait for from this rank raises there."""
@@ -103,8 +103,8 @@ class OneRank:
         return Done()
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensor."""
-        return [part]
+        """Return a copy of the tensor."""
+        return [part.clone()]
 
     def close(self) -> None:
         """There is nobody to leave."""
@@ -189,7 +189,7 @@ def refuse_other_settings_of_ranks(ranks: Ranks, settings: Mapping[str, object])
     """
     names = sorted(settings)
     # Only equal lists can be compared setting by setting.
-    refuse_other_plans(ranks, _fingerprint("\n".join(names)), "settings")
+    refuse_other_plans(ranks, _fingerprint("\n".join(names)), "the names of settings")
     own = b"".join(_fingerprint(repr(settings[name])) for name in names)
     found = ranks.gather(torch.frombuffer(bytearray(own), dtype=torch.uint8))
     for number, name in enumerate(names):
@@ -197,7 +197,7 @@ def refuse_other_settings_of_ranks(ranks: Ranks, settings: Mapping[str, object])
         _refuse_others([each[part] for each in found], name)
 
 
-def refuse_other_plans(ranks: Ranks, fingerprint: bytes, what: str = "plan") -> None:
+def refuse_other_plans(ranks: Ranks, fingerprint: bytes, what: str = "the plan of the exchange") -> None:
     """Compare the plan of this rank with those of the others.
 
     Args:
@@ -216,10 +216,10 @@ def refuse_other_plans(ranks: Ranks, fingerprint: bytes, what: str = "plan") -> 
 def _refuse_others(found: Sequence[torch.Tensor], what: str) -> None:
     others = [str(rank) for rank, each in enumerate(found) if not torch.equal(each, found[0])]
     if others:
-        names = f"rank {others[0]} has" if len(others) == 1 else f"ranks {', '.join(others)} have"
+        names = f"rank {others[0]} differs" if len(others) == 1 else f"ranks {', '.join(others)} differ"
         raise RankError(
-            f"{names} another {what} than rank 0",
-            hint="give all ranks the same shards, options and version of hotset",
+            f"{names} from rank 0 in {what}",
+            hint="give all ranks the same DIR (shards/ and exchange/), options and version of hotset",
         )
 
 

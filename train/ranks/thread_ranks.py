@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 
+from ...pipeline.errors import SaidElsewhereError
 from .ranks import Message, Pending, RankError, Ranks
 
 Found = TypeVar("Found")
@@ -112,7 +113,7 @@ def run_thread_ranks(
     """Call ``work`` once for each rank, each in a thread, and return what they returned.
 
     Raises:
-        Exception: the first one that a rank raised by itself; others raise because that rank is gone.
+        Exception: the first one that a rank raised by itself; others follow from that one.
     """
     mailboxes = _Mailboxes(num_ranks, timeout_seconds)
 
@@ -130,5 +131,12 @@ def run_thread_ranks(
     # The others' errors are consequences: the one that is no RankError is the cause.
     raised = [error for error in errors if error is not None]
     if raised:
-        raise min(raised, key=lambda error: isinstance(error, RankError))
+        raise min(raised, key=_is_consequence)
     return [call.result() for call in calls]
+
+
+def _is_consequence(error: BaseException) -> int:
+    """Return how little an error may be the first of those of all ranks."""
+    if isinstance(error, SaidElsewhereError):
+        return 2
+    return int(isinstance(error, RankError))

@@ -1,4 +1,4 @@
-"""Ranks that are processes of torch.distributed: gloo between hosts, NCCL between GPUs.
+"""Ranks that are processes of torch.distributed, over gloo: what crosses lies in host memory.
 
 torchrun, or anything else that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, starts them. Bytes that
 each rank receives are fixed by the plan, so torch sends no sizes.
@@ -19,25 +19,35 @@ from ...pipeline.errors import ConfigError
 from ..options.rank_options import is_launched
 from .ranks import Done, Message, OneRank, Pending, RankError, Ranks
 
+_BACKEND = "gloo"
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LATE = re.compile("timed out|timeout", re.IGNORECASE)
+"""In what gloo says of a rank that is there and does not answer."""
 
 
 class _Work:
     """A collective of torch under way."""
 
-    def __init__(self, work: dist.Work, rank: int) -> None:
+    def __init__(self, work: dist.Work, ranks: TorchRanks) -> None:
         self._work = work
-        self._rank = rank
+        self._ranks = ranks
 
     def wait(self) -> None:
-        with _lost_ranks(self._rank):
+        with self._ranks.lost_ranks():
             self._work.wait()
 
 
 class TorchRanks:
-    """This process among those of the default group of torch.distributed."""
+    """This process among all of a launch.
 
-    def __init__(self) -> None:
+    Args:
+        timeout_seconds: how long the group waits for a process.
+        group: of all processes, over gloo; None: the default one.
+    """
+
+    def __init__(self, timeout_seconds: float, group: dist.ProcessGroup | None = None) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._group = group
         self.rank = dist.get_rank()
         self.num_ranks = dist.get_world_size()
 
@@ -45,23 +55,34 @@ class TorchRanks:
         """Start one all-to-all of bytes."""
         assert sent.sizes_W[self.rank] == received.sizes_W[self.rank] == 0, "a rank sends nothing to itself"
         # Sizes are known at both ends, so one call moves the bytes of all ranks.
-        with _lost_ranks(self.rank):
+        with self.lost_ranks():
             work = dist.all_to_all_single(
-                received.data, sent.data, list(received.sizes_W), list(sent.sizes_W), async_op=True
+                received.data,
+                sent.data,
+                list(received.sizes_W),
+                list(sent.sizes_W),
+                group=self._group,
+                async_op=True,
             )
-        return Done() if work is None else _Work(work, self.rank)
+        return Done() if work is None else _Work(work, self)
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         """Gather equal tensors on every rank."""
         found = [torch.empty_like(part) for _ in range(self.num_ranks)]
-        with _lost_ranks(self.rank):
-            dist.all_gather(found, part)
+        with self.lost_ranks():
+            dist.all_gather(found, part, group=self._group)
         return found
 
     def close(self) -> None:
         """Leave the group."""
         if dist.is_initialized():
-            dist.destroy_process_group()
+            dist.destroy_process_group(self._group)
+
+    @contextmanager
+    def lost_ranks(self) -> Iterator[None]:
+        """Turn what torch raises when a rank is gone, or late, into one line."""
+        with _lost_ranks(self.rank, f"no answer in {self._timeout_seconds:g} s (--rank-timeout)"):
+            yield
 
 
 @contextmanager
@@ -74,11 +95,10 @@ def joined_ranks(timeout_seconds: float) -> Iterator[Ranks]:
         ranks.close()
 
 
-def join_ranks(backend: str = "gloo", timeout_seconds: float = 60.0) -> Ranks:
+def join_ranks(timeout_seconds: float = 60.0) -> Ranks:
     """Join the other processes of this launch.
 
     Args:
-        backend: gloo or nccl.
         timeout_seconds: how long a rank may keep the others waiting.
 
     Raises:
@@ -93,23 +113,31 @@ def join_ranks(backend: str = "gloo", timeout_seconds: float = 60.0) -> Ranks:
             hint="start it with `torchrun --nproc-per-node 2`, or set them as torchrun does",
         )
     timeout = datetime.timedelta(seconds=timeout_seconds)
-    # Ray Train has joined its workers already.
-    if dist.is_initialized():
-        return TorchRanks()
     with _lost_ranks(int(os.environ["RANK"])):
-        dist.init_process_group(backend, timeout=timeout)
-    return TorchRanks()
+        # Processes that have joined already, as Ray Train's workers, keep their group, which waits as long as
+        # it likes, and on GPUs sends nothing from host memory: theirs is beside it.
+        if dist.is_initialized():
+            return TorchRanks(timeout_seconds, dist.new_group(backend=_BACKEND, timeout=timeout))
+        dist.init_process_group(_BACKEND, timeout=timeout)
+    return TorchRanks(timeout_seconds)
 
 
 @contextmanager
-def _lost_ranks(rank: int) -> Iterator[None]:
-    """Turn what torch raises when a rank is gone into one line."""
+def _lost_ranks(rank: int, if_late: str | None = None) -> Iterator[None]:
+    """Turn what torch raises when a rank is gone into one line.
+
+    Args:
+        rank: this one.
+        if_late: the reason where another one did not answer in time; None: torch's own.
+    """
     try:
         yield
     except (RuntimeError, ValueError) as error:
+        reason = first_reason(error)
+        if if_late is not None and _LATE.search(reason):
+            reason = if_late
         raise RankError(
-            f"rank {rank} lost another rank: {first_reason(error)}",
-            hint="look for the first error among the ranks",
+            f"rank {rank} lost another rank: {reason}", hint="look for the first error among the ranks"
         ) from error
 
 

@@ -91,7 +91,9 @@ def test_all_ranks_get_the_same_options() -> None:
     def hint(ranks: Ranks) -> str:
         return hint_of(lambda: refuse_other_plans(ranks, plans[ranks.rank]))
 
-    assert set(run_thread_ranks(2, hint)) == {"give all ranks the same shards, options and version of hotset"}
+    assert set(run_thread_ranks(2, hint)) == {
+        "give all ranks the same DIR (shards/ and exchange/), options and version of hotset"
+    }
     run_thread_ranks(2, lambda ranks: refuse_other_plans(ranks, plans[0]))
 
 

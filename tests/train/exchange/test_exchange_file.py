@@ -204,7 +204,7 @@ def test_a_rank_with_another_schedule_is_refused(
         return None if run.rank == 2 else find(cls, shards, config, run)
 
     monkeypatch.setattr(ExchangeSchedule, "find", classmethod(find_at_some))
-    with pytest.raises(RankError, match="rank 2 has another plan than rank 0"):
+    with pytest.raises(RankError, match="rank 2 differs from rank 0 in the plan of the exchange"):
         on_ranks(shards, 4, {"placement": "all-fast"})
 
 

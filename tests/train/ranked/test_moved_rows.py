@@ -194,5 +194,5 @@ def test_ranks_with_other_plans_are_refused(shards: Shards) -> None:
         fields = FIELDS | {"seed": ranks.rank}
         return result(shards, fields, ranks, "moving", None)
 
-    with pytest.raises(RankError, match="rank 1 has another plan than rank 0"):
+    with pytest.raises(RankError, match="rank 1 differs from rank 0 in the plan of the exchange"):
         run_thread_ranks(2, work, 60)

@@ -271,5 +271,5 @@ def test_ranks_with_other_homes_are_refused(shards: Shards) -> None:
         homes: HomesName = "striped" if ranks.rank == 1 else "by-use"
         return result(shards, fields_of("all-fast", 2), ranks, homes)
 
-    with pytest.raises(RankError, match="rank 1 has another plan than rank 0"):
+    with pytest.raises(RankError, match="rank 1 differs from rank 0 in the plan of the exchange"):
         run_thread_ranks(2, work, 20)
