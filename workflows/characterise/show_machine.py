@@ -67,7 +67,7 @@ def sentences(result: Characterised) -> list[str]:
         error = model.error
         order = ""
         if error.pairs_in_order is not None:
-            order = f" {error.pairs_in_order:.0%} of {error.num_pairs} pairs 10% to 2x apart are in order."
+            order = f" {error.pairs_in_order:.0%} of {error.num_pairs:,} pairs 10% to 2x apart are in order."
         lines.append(
             f"Times fitted to {model.num_fitted} of them are wrong by {error.median_error:.0%} (median) and "
             f"less than {error.p90_error:.0%} (nine of ten) on the other {error.num_cells}.{order}"
@@ -76,8 +76,8 @@ def sentences(result: Characterised) -> list[str]:
     if model is not None and model.steady_error is not None:
         steady = model.steady_error
         lines.append(
-            f"As if the machine had not changed its speed meanwhile, it is {steady.median_error:.0%} and "
-            f"{steady.p90_error:.0%}."
+            "Without the changes in speed of the machine itself meanwhile, the errors are "
+            f"{steady.median_error:.0%} and {steady.p90_error:.0%}."
         )
     if model is not None and model.repeat_error is not None:
         repeat = model.repeat_error

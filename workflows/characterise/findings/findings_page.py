@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ..fit_machine import Characterised, product_curves
 from ..grid import FACTORS
@@ -13,12 +13,23 @@ from .placement_speeds import placement_speeds
 from .sweep_findings import elasticities, longest_parts, observations
 from .torchrec_comparison import compare_with_torchrec
 
-_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
-div.wide{overflow-x:auto}
+_STYLE = """:root{--page:#fff}
+body{background:var(--page);
+font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+div.wide{overflow-x:auto;background:
+linear-gradient(to left,var(--page) 50%,transparent) right/3rem 100% no-repeat local,
+linear-gradient(to left,#8888,transparent) right/1rem 100% no-repeat scroll}
 table{border-collapse:collapse;margin:.5rem 0 1.5rem}td,th{padding:.2rem .7rem;text-align:left;
-border-bottom:1px solid #ccc}td.n{text-align:right;font-variant-numeric:tabular-nums}
-@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}td,th{border-color:#444}}"""
+border-bottom:1px solid #ccc}.n{text-align:right;font-variant-numeric:tabular-nums}
+.short{white-space:nowrap}.long{min-width:10rem}code{white-space:nowrap}
+@media(prefers-color-scheme:dark){:root{--page:#111}body{color:#ddd}td,th{border-color:#444}}
+@media(max-width:40rem){.cards th{display:none}.cards td{display:block;border:0;padding:0;text-align:left;
+min-width:0}.cards td:first-child{font-weight:bold}.cards td:last-child{padding-bottom:1rem}
+.cards td:not(:first-child)::before{content:attr(data-of) ": "}}"""
 
+_LONG_CHARACTERS = 24
+"""Cells of more may break into lines on a narrow screen; a number or a name in pieces cannot be read."""
+_COMMAND = re.compile("`([^`]+)`")
 _NUMBER = re.compile(r"-|[-+]?[\d,]+(\.\d+)?(e[-+]\d+)?%?")
 
 
@@ -55,8 +66,13 @@ def findings_page(result: Characterised) -> str:
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><title>Machine</title>'
         f"<style>{_STYLE}</style><h1>{html.escape(machine.device_name)}, {threads}</h1>{told}"
-        + _table("Published observations", ("observation", "verdict", "measured here"), judged)
-        + _table("Elasticities of the speed", ("factor", "slope", "95%", "samples/s by value"), slopes)
+        + _table("Published observations", ("observation", "verdict", "measured here"), judged, cards=True)
+        + _table(
+            "Elasticities of the speed",
+            ("factor", "slope", "95%", "samples/s by value"),
+            slopes,
+            cards=True,
+        )
         + _table("Longest part of a step", ("dense features", "tables", "part"), grid)
         + _table("Samples per second by placement", ("model", *names), placed)
         + _table("Predictions of held-out cells", ("by", "median error", "pairs in order", "cells"), compared)
@@ -71,22 +87,36 @@ def findings_page(result: Characterised) -> str:
 
 
 def _points(points: Sequence[tuple[float, float]]) -> str:
-    return ", ".join(f"{value:g}: {speed:,.0f}" for value, speed in points)
+    return ", ".join(f"{value:g}:\u00a0{speed:,.0f}" for value, speed in points)
 
 
 def _share(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
-def _cell(text: str) -> str:
+def _cell(text: str, column: str) -> str:
+    of = f'data-of="{html.escape(column)}"'
     # Digits of numbers stand below each other.
-    is_number = _NUMBER.fullmatch(text) is not None
-    return f"<td{' class=n' * is_number}>{html.escape(text)}</td>"
+    if _is_number(text):
+        return f"<td class=n {of}>{html.escape(text)}</td>"
+    kind = "long" if len(text) > _LONG_CHARACTERS else "short"
+    shown = _COMMAND.sub(r"<code>\1</code>", html.escape(text.replace("± ", "±\u00a0")))
+    return f"<td class={kind} {of}>{shown}</td>"
 
 
-def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    head = "".join(f"<th>{html.escape(each)}</th>" for each in columns)
-    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
-    table = f"<table><tr>{head}</tr>{body}</table>"
-    # A table that is wider than a narrow screen scrolls by itself, and the page does not.
+def _is_number(text: str) -> bool:
+    return _NUMBER.fullmatch(text) is not None
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, cards: bool = False) -> str:
+    """Return a table; one of ``cards`` shows its rows as paragraphs on a narrow screen."""
+    # A title stands over its numbers, at their right.
+    are_numbers = [all(_is_number(row[column]) for row in rows) for column in range(len(columns))]
+    head = "".join(
+        f"<th{' class=n' * is_number}>{html.escape(each)}</th>"
+        for each, is_number in zip(columns, are_numbers, strict=True)
+    )
+    body = "".join("<tr>" + "".join(map(_cell, row, columns)) + "</tr>" for row in rows)
+    table = f"<table{' class=cards' * cards}><tr>{head}</tr>{body}</table>"
+    # A table that is wider than a narrow screen scrolls by itself, with a shadow where it goes on.
     return f'<h2>{html.escape(title)}</h2><div class="wide">{table}</div>'

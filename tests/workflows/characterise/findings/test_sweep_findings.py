@@ -6,6 +6,7 @@ Also the tests of `findings_page`, `findings_record`, `placement_speeds` and `to
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -114,12 +115,16 @@ def test_the_page_has_every_verdict_and_escapes_what_it_shows() -> None:
     machine = replace(made_up_machine(), device_name="<cpu>")
     page = findings_page(Characterised(machine, records()))
     assert (
-        page.count("<table>") == page.count('<div class="wide"><table>') == 7 and "width=device-width" in page
+        page.count('<div class="wide"><table') == page.count("<table") == 7 and "width=device-width" in page
     )
+    assert page.count("<table class=cards>") == 2
     assert "&lt;cpu&gt;" in page and "<cpu>" not in page
     assert page.count("<h2>") == 7 and page.count(HOLDS) == 5
-    assert "<th>hybrid-uva</th>" in page and "<th>fae</th>" in page
-    assert "<td class=n>1,024</td>" in page and "<td>bottom</td>" in page
+    # Titles stand over their numbers, commands are no words, and no number or name is broken into lines.
+    assert "<th class=n>hybrid-uva</th>" in page and "<th>model</th>" in page
+    assert '<td class=n data-of="dense features">1,024</td>' in page
+    assert "<code>hotset bench batch-quality</code>" in page and "`" not in page
+    assert "\u00b1 " not in page and re.search(r"<td class=long [^>]*>[\d.]+:\u00a0[\d,]+, ", page)
     assert "TorchRec" in page and "</html>" in page
 
 
