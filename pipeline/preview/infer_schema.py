@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, refuse_system_fault
 from ..raw.column_values import Spans, read_values
-from ..raw.criteo_blocks import tells_label
-from ..raw.criteo_kernel import count_newlines
+from ..raw.criteo.criteo_blocks import tells_label
+from ..raw.criteo.criteo_kernel import count_newlines
 from ..raw.log_parts import known_schema
 from ..raw.parquet_parts import DAMAGE
 from ..raw.raw_blocks import Block, iterate_blocks

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..errors import FormatError
 from ..folders.manifest import FileEntry
 from ..schema.schema import SCHEMAS, Schema
-from .criteo_blocks import count_reasons, describe_fault, parse_block
+from .criteo.criteo_blocks import count_reasons, describe_fault, parse_block
 from .part import Part, RawParts
 from .raw_blocks import Block, PlainBlock, iterate_blocks
 from .raw_file import RawFile

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..errors import InputError
 from ..runtime.thread_buffers import placed_like_file, thread_buffer
 from ..sizes import KIB, format_byte_size
-from .criteo_kernel import PADDING_BYTES, count_newlines
+from .criteo.criteo_kernel import PADDING_BYTES, count_newlines
 from .raw_file import ByteSource, RawFile
 
 MAX_LINE_BYTES = 1 << 20

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.stage_totals import ShardsTotals
-from ...pipeline.raw.criteo_blocks import parse_block
+from ...pipeline.raw.criteo.criteo_blocks import parse_block
 from ...pipeline.raw.raw_blocks import Block, PlainBlock, iterate_blocks
 from ...pipeline.raw.raw_file import RawFile
 from ...pipeline.runtime.resources import Resources

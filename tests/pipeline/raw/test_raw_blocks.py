@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hotset.pipeline.errors import InputError
 from hotset.pipeline.raw import raw_blocks
-from hotset.pipeline.raw.criteo_kernel import PADDING_BYTES
+from hotset.pipeline.raw.criteo.criteo_kernel import PADDING_BYTES
 from hotset.pipeline.raw.raw_blocks import MAX_LINE_BYTES, iterate_blocks
 from hotset.pipeline.raw.raw_file import RawFile
 

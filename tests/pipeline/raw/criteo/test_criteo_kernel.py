@@ -1,6 +1,6 @@
 """The parser takes exactly the good lines, whatever is done to the rest, and stays inside its arrays.
 
-Tests `criteo_faults`, too.
+Tests `criteo_columns` and `criteo_faults`, too.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hotset.pipeline.raw.criteo_faults import MAX_FIELD_BYTES, REASONS, classify_line
-from hotset.pipeline.raw.criteo_kernel import PADDING_BYTES, count_newlines, parse_lines
+from hotset.pipeline.raw.criteo.criteo_faults import MAX_FIELD_BYTES, REASONS, classify_line
+from hotset.pipeline.raw.criteo.criteo_kernel import PADDING_BYTES, count_newlines, parse_lines
 from hotset.tests.fuzz.fuzz_lines import naive_reason
 from hotset.tests.support.logs.criteo_text import (
     NUM_DENSE,
@@ -181,11 +181,13 @@ class Guarded:
 
 
 def uncompiled(kernel: Any) -> Any:
-    """A kernel as plain Python, and so is every kernel it calls."""
-    names = dict(getattr(kernel, "py_func", kernel).__globals__)
+    """A kernel as plain Python, and so is every kernel it calls, those of other modules too."""
+    function = getattr(kernel, "py_func", kernel)
+    names = dict(function.__globals__)
     for name, value in names.items():
         if hasattr(value, "py_func"):
-            names[name] = FunctionType(value.py_func.__code__, names)
+            is_of_module = value.py_func.__module__ == function.__module__
+            names[name] = FunctionType(value.py_func.__code__, names) if is_of_module else uncompiled(value)
     return names[kernel.__name__]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.pipeline.raw.criteo_blocks import ParsedBlock, count_reasons, describe_fault, parse_block
-from hotset.pipeline.raw.criteo_kernel import PADDING_BYTES
+from hotset.pipeline.raw.criteo.criteo_blocks import ParsedBlock, count_reasons, describe_fault, parse_block
+from hotset.pipeline.raw.criteo.criteo_kernel import PADDING_BYTES
 from hotset.pipeline.raw.raw_blocks import Block
 from hotset.tests.support.logs.criteo_text import NUM_DENSE, NUM_SPARSE, SCHEMA, Sample, draw_samples, text_of
 

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.kernel import kernel
-from .byte_words import HEX_VALUES
+from ....stats.kernel import kernel
+from ..byte_words import HEX_VALUES
 
 MAX_FIELD_BYTES: Final = 64
 """A field longer than this is refused as such, whatever it holds."""

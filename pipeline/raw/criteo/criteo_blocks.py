@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..runtime.thread_buffers import thread_buffer
-from ..schema.schema import Schema
+from ...runtime.thread_buffers import thread_buffer
+from ...schema.schema import Schema
+from ..part import Fault
+from ..raw_blocks import Block
 from .criteo_faults import MAX_FIELD_BYTES, REASONS, classify_line
 from .criteo_kernel import count_newlines, parse_lines
-from .part import Fault
-from .raw_blocks import Block
 
 _LISTED_BAD_LINES = 1024
 _SHOWN_BYTES = 40
