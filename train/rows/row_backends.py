@@ -314,6 +314,9 @@ def segment_sums(
 
 
 def _serial_sums(values_ND: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    # No kernel is launched for no segment: some builds of CUDA launch an empty grid, which fails.
+    if lengths.numel() == 0:
+        return values_ND.new_zeros(0, values_ND.shape[1])
     # On matrices segment_reduce adds one row after the other, on the CPU and on the GPU: a fixed order.
     return torch.segment_reduce(values_ND, "sum", lengths=lengths, axis=0, unsafe=True, initial=0.0)
 

@@ -90,5 +90,15 @@ def test_threads_and_chunks_change_no_bit(
     assert torch.equal(alone.state_SW, together.state_SW)
 
 
+def test_no_kernel_sums_a_batch_without_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("launched for nothing")
+
+    monkeypatch.setattr(torch, "segment_reduce", refuse)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    sums_ND = row_backends.segment_sums(nothing, nothing, [nothing], torch.zeros(0, 4))
+    assert sums_ND.shape == (0, 4) and sums_ND.dtype == torch.float32
+
+
 def test_the_host_uses_numba() -> None:
     assert isinstance(backend_of(torch.device("cpu"), RowOptimizer("sgd", 0.1), ONE), NumbaRows)
