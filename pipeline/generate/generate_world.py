@@ -6,8 +6,8 @@ drawn marginals are those of the profile whatever the dependence, for every scal
 
 The click model: each category has a nearly normal effect and a hidden vector, both hashed from its table and
 rank; a logit is the sum of the effects (full in the head of a table, weaker down the tail), of dot products
-of hidden vectors for a few pairs of small tables, and of a slope and a kink for each integer. The planted logit
-itself reaches an AUC of about 0.82 on the Kaggle profile (a test draws it).
+of hidden vectors for a few pairs of small tables, and of a slope and a kink for each integer. The planted
+logit itself reaches an AUC of about 0.82 on the Kaggle profile (a test draws it).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How the hot set of one part of a log serves the later ones: by raw file, or by time window.
 
 Two passes over samples/: one counts each training part and marks what it would keep hot, one judges all those
-hot sets on all parts at once. Memory is six bytes a row with up to seven parts, whatever the number of
+hot sets on all parts at once. Memory is six bytes per row with up to seven parts, whatever the number of
 samples; threads share it. Parts of the evaluation only judge: their categories without an id share a row, so
 what they would keep hot cannot be told.
 """

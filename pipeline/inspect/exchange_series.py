@@ -50,7 +50,7 @@ class RanksRow(TypedDict):
 
     ranks: int
     rank_samples: float
-    """Samples of a step that each rank computes."""
+    """Samples that each rank computes per step."""
     schemes: list[SchemeRow]
     states: float
     """Optimizer states that cross beside rows whose home moves, received by a rank in a step."""

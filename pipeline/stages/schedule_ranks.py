@@ -2,8 +2,8 @@
 
 Where rows live and which ranks look them up follows from the order of batches, so each rank can read what it
 sends, receives and serves instead of finding it in the whole of every batch. The shards are read once, by all
-workers; then homes are planned, and each rank's rows are cut out and written. Memory: 6 bytes a row, at most
-256 MiB to plan homes, and the steps at hand; what grows with the log lies in files without a name.
+workers; then homes are planned, and each rank's rows are cut out and written. Memory: 6 bytes per row, at
+most 256 MiB to plan homes, and the steps at hand; what grows with the log lies in files without a name.
 
 Source: `stats.exchange.home_moves`, for homes that move.
 """

@@ -1,7 +1,7 @@
 """``transpose``: shards/ -> lookups/, the lookups of every training batch by row.
 
 Optional: training groups each batch of each epoch itself where there is no such folder. What is stored takes
-4 bytes less a sample than the ids (100 bytes of 26 one-hot features at batch 2,048, 80 at 65,536), and
+4 bytes less per sample than the ids (100 bytes of 26 one-hot features at batch 2,048, 80 at 65,536), and
 reading and checking it takes a third of the time of grouping. Evaluation batches are left out: no gradient is
 summed there.
 """

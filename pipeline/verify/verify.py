@@ -80,7 +80,7 @@ def verify(
         found = {name: folder for name, made_by in STAGE_FOLDERS.items() if made_by == stage}
     if not found:
         raise ManifestError(
-            f"{folder} holds no stage folder",
+            f"{folder} contains nothing that a stage wrote",
             hint="give the folder that preprocess or train wrote (its --out)",
         )
     faults: list[str] = []

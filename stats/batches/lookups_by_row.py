@@ -1,6 +1,6 @@
 """The lookups of a batch grouped by row: its distinct rows in order of (table, id), and the lookups of each.
 
-A radix sort of each table's ids groups a batch in some 12 ns a lookup. It serves lookups (each row is read
+A radix sort of each table's ids groups a batch in some 12 ns per lookup. It serves lookups (each row is read
 once), sums of gradients (each row's lookups lie together, in sample order) and planners (distinct rows
 without a hash table). Shapes: F tables, N lookups, U distinct rows, L lookups of a table, D digits, R values
 of a digit.

@@ -2,9 +2,9 @@
 
 Each lookup adds its rank to the mask of its row. The first one notes the row in a map of bits, and each 64
 bits that have one in a map of these, so rows are found in ascending order without sorting: a lookup takes a
-third of the CPU time that sorting takes (`lookups_by_row`). Memory: a mask and 0.14 bytes a row.
+third of the CPU time that sorting takes (`lookups_by_row`). Memory: a mask and 0.14 bytes per row.
 
-Shapes: B samples, F tables of one lookup a sample, K rows of the width, N distinct rows of the batch.
+Shapes: B samples, F tables of one lookup per sample, K rows of the width, N distinct rows of the batch.
 """
 # ruff: noqa: N815  (arrays carry shape suffixes)
 

@@ -5,7 +5,7 @@ A message of ``raw`` bytes takes
     bytes / bandwidth + encode + decode
 
 seconds in a codec that makes ``bytes`` of them. The delay of the link is the same for all. A codec of ratio
-CR that encodes Tc and decodes Td bytes a second pays below the bandwidth
+CR that encodes Tc and decodes Td bytes per second pays below the bandwidth
 
     (1 - 1 / CR) / (1 / Tc + 1 / Td)
 

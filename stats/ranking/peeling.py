@@ -7,7 +7,7 @@ it is at (clipping them there, as code for k-cores does, loses points).
 
 Most rows of a log have one sample. Where all rows have one width these lone rows are dropped in a pass of
 their own, which follows the list of their samples: neither their worth nor their lists are read, and what is
-left of the worths fits in the caches. Every step of a row towards its end takes 4 bytes a lookup.
+left of the worths fits in the caches. Every step of a row towards its end takes 4 bytes per lookup.
 
 Source: greedy peeling for densest sub-hypergraphs; Charikar, APPROX 2000, with the weights of a knapsack.
 """

@@ -1,7 +1,7 @@
 """Which rows each sample looks up, both ways, as `peeling` reads it.
 
 Rows are numbered by their place in the order by frequency (by lookups per byte where widths differ), those
-that are certainly hot left out. The incidence takes 8 bytes a lookup; the lists are filled in blocks whose
+that are certainly hot left out. The incidence takes 8 bytes per lookup; the lists are filled in blocks whose
 memory is asked for before it is needed.
 """
 

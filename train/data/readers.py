@@ -1,6 +1,6 @@
 """Threads that read and pack batches ahead of the steps of a device, with results in the order of the calls.
 
-A GPU takes 30 million samples a second, and a core reads and packs some 3 million. The work is that of
+A GPU takes 30 million samples per second, and a core reads and packs some 3 million. The work is that of
 kernels and of the system, which release the interpreter's lock.
 """
 

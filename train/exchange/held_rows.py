@@ -4,7 +4,7 @@ A row has one home rank, which holds its weights and optimizer state. The rows o
 its part of a table is a table of fewer rows whose hot rows are a prefix, and tiers, placements and planners
 work on it as in one process. Where homes move, a rank has a place for each row that may ever live there; only
 that at its home has its value. Keys number the rows of all tables of the width, table after table; such a map
-takes 5 bytes a row on every rank.
+takes 5 bytes per row on every rank.
 
 Shapes: F tables of the width, K keys, R rows with a place at this rank, S of these that a step serves.
 """

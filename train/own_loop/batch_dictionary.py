@@ -70,10 +70,10 @@ class DictionaryReader:
 
 
 def _refuse_lists(features: Mapping[str, Any], name: str, names: Collection[str]) -> None:
-    """Raise ConfigError where a feature of one id a sample comes with lists, which would pass for samples."""
+    """Raise ConfigError where a feature of one id per sample comes with lists, which look like samples."""
     offsets = offsets_name(name)
     if offsets in features and offsets not in names:
-        raise ConfigError(f"the batch has {offsets!r}, and feature {name!r} has one id a sample, not lists")
+        raise ConfigError(f"the batch has {offsets!r}, and feature {name!r} has one id per sample, not lists")
 
 
 def _integers(features: Mapping[str, Any], name: str) -> NDArray[Any]:

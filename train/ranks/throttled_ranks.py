@@ -1,4 +1,4 @@
-"""A slow link in front of any ranks: so many bytes a second each way, and a delay.
+"""A slow link in front of any ranks: so many bytes per second each way, and a delay.
 
 A message arrives when the link has carried all bytes before it and its own, and the delay after that. Each
 rank has a link of its own, as wide out as in, which sends and receives at the same time.
@@ -58,7 +58,7 @@ class ThrottledRanks:
         """Seconds for which the link carried bytes."""
 
     def set_speed(self, bytes_per_second: float) -> None:
-        """Carry so many bytes a second from the next message on."""
+        """Carry so many bytes per second from the next message on."""
         self._bytes_per_second = bytes_per_second
 
     def exchange(self, sent: Message, received: Message) -> Pending:

@@ -2,8 +2,8 @@
 
 Both take the lookups of a batch by row and do the same float32 operations in the same order, so on the CPU
 they give the same bits (a test holds them against each other). On a GPU the steps of a run are queued
-(`steps.queued_steps`); torch's back end is for evaluation and for batches in passes. It never reads sizes that
-depend on ids back, but each list that it sends from the host's pageable memory waits for the device.
+(`steps.queued_steps`); torch's back end is for evaluation and for batches in passes. It never reads sizes
+that depend on ids back, but each list that it sends from the host's pageable memory waits for the device.
 """
 
 from __future__ import annotations

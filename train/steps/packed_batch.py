@@ -1,9 +1,9 @@
 """One batch as one range of bytes: what a step needs from the host, and where in the range each list lies.
 
 A batch goes to the device in a single copy. It holds labels (1 byte), dense values (float32), the lookups by
-row as `hotset transpose` stores them, the rows to move, and the learning rates: 140 to 195 bytes a sample of
-the Criteo model. All but the rows to move have fixed places, so that a recorded step finds them. These come
-last, so that the copy ends where they end; where each of their lists begins stands in a fixed place.
+row as `hotset transpose` stores them, the rows to move, and the learning rates: 140 to 195 bytes per sample
+of the Criteo model. All but the rows to move have fixed places, so that a recorded step finds them. These
+come last, so that the copy ends where they end; where each of their lists begins stands in a fixed place.
 
 Files are not read into the pinned memory itself. Of the 303 bytes of a sample that are read, ids are not
 sent, labels change their type, and nothing is sent before it was held against the ids. Of 299 ns of CPU time

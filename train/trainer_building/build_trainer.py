@@ -38,7 +38,7 @@ from .resolve_config import resolve
 from .run_start import RunStart
 
 _MOST_READERS = 16
-"""Threads that read and pack for a GPU: 40 million samples a second, more than it takes."""
+"""Threads that read and pack for a GPU: 40 million samples per second, more than it takes."""
 
 
 def build_trainer(

@@ -264,7 +264,7 @@ def _run(measured: Measurement, log_bytes: int, rate: float) -> dict[str, Any]:
 
 
 def _user_seconds_per_sample(run: dict[str, Any]) -> float:
-    """Return the CPU seconds of user mode for each sample; clocks tick 100 times a second."""
+    """Return the CPU seconds of user mode for each sample; clocks tick 100 times per second."""
     return max(0.01, float(run["user_seconds"])) / int(run["num_samples"])
 
 

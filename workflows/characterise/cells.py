@@ -25,7 +25,7 @@ class Cell(JsonRecord):
     row_scale: float = 1.0
     """Rows over those of the preset."""
     batch_size: int = 2048
-    """Samples of a step."""
+    """Samples per step."""
     num_dense: int = 64
     """Dense features."""
     num_tables: int = 16

@@ -326,7 +326,7 @@ def test_a_limit_of_addresses_is_raised(shell: Shell, monkeypatch: pytest.Monkey
         ran = subprocess.run(
             ["bash", "-c", f"{command}; {program}"], capture_output=True, text=True, check=False
         )
-        assert ran.returncode == 1 and "holds no stage folder" in ran.stderr
+        assert ran.returncode == 1 and "contains nothing that a stage wrote" in ran.stderr
 
 
 def unloaded(*_: object) -> int:

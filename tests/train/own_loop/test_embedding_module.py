@@ -424,5 +424,5 @@ def test_settings_that_no_loop_has_are_refused_in_one_line(folder: Path) -> None
             hotset.nn.Embeddings(folder, **settings)
     # Drawn lists are no samples more.
     emb = hotset.nn.Embeddings(folder, placement="all-fast")
-    with pytest.raises(ConfigError, match="has 'C1_offsets', and feature 'C1' has one id a sample"):
+    with pytest.raises(ConfigError, match="has 'C1_offsets', and feature 'C1' has one id per sample"):
         emb(next(iter(ShardDataset(folder, multi_hot=(2, 1, 2)))))

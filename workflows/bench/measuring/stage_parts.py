@@ -160,7 +160,7 @@ def _describe_job(
 
 def print_stage_parts(found: Mapping[str, Any], console: Console) -> None:
     """Print a row for each part, and one for each job."""
-    columns = ("job", "part", "CPU ns a sample", "bytes", "bound by", "bound ns")
+    columns = ("job", "part", "CPU ns per sample", "bytes", "bound by", "bound ns")
     table = plain_table("Parts on one core", columns, texts=("job", "part", "bound by"))
     for name, job in found["jobs"].items():
         for part in job["parts"]:

@@ -60,7 +60,7 @@ class BenchAdviseConfig:
     """Seed of the log and of the training."""
 
     batch_size: int = 2048
-    """Samples of a step, those of all ranks."""
+    """Samples per step, those of all ranks together."""
 
     fast_bytes: tuple[ByteSize, ...] = (ByteSize(48 << 20), ByteSize(96 << 20))
     """Sizes of fast memory of each rank."""

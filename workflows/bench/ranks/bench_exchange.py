@@ -172,7 +172,7 @@ def _moving(found: Crossings, embedding_dim: int, width: int, num_samples: int) 
 
 
 def _expected_moving(epoch: RankedEpoch, batch_size: int, embedding_dim: int, width: int) -> dict[str, float]:
-    """Rows and moves a sample that are expected from nothing but how often each row is looked up."""
+    """Rows and moves per sample that are expected from nothing but how often each row is looked up."""
     costs = move_costs(embedding_dim, width)
     found = expected_moving(epoch.lookups_of_rows, epoch.num_samples, batch_size, epoch.num_ranks, costs)
     samples = epoch.num_samples

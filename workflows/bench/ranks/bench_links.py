@@ -1,7 +1,7 @@
 """``hotset bench links``: a training step of two ranks behind slow links, in several codecs.
 
-Two processes train on a generated log over gloo, each behind a link that carries so many bytes a second each
-way: a cable between two network namespaces (`link_namespaces`), or one that is slow by waiting
+Two processes train on a generated log over gloo, each behind a link that carries so many bytes per second
+each way: a cable between two network namespaces (`link_namespaces`), or one that is slow by waiting
 (`ThrottledRanks`). They change the codec and the link every few steps, in turns. So what else a machine does
 meets all of them alike, and the figures to read are ratios.
 
@@ -37,7 +37,7 @@ from .link_namespaces import ADDRESSES, INTERFACE, NamespacesError, linked_names
 from .rank_speedup import LOOPBACK, compare_ranks, show_speedup
 
 LINKS = {"200mbit": 200e6 / 8, "1gbit": 1e9 / 8, "10gbit": 10e9 / 8}
-"""Bytes a second, each way."""
+"""Bytes per second, each way."""
 AUTO = "auto"
 EVERY_LOOKUP = "fp32, every lookup"
 DISTINCT_FP16 = "fp16, distinct rows"

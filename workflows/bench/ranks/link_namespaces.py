@@ -76,7 +76,7 @@ class ShapedRanks:
         self.num_ranks = ranks.num_ranks
 
     def set_speed(self, bytes_per_second: float) -> None:
-        """Let this rank send so many bytes a second from now on."""
+        """Let this rank send so many bytes per second from now on."""
         rate = f"{int(8 * bytes_per_second)}bit"
         shape = ("rate", rate, "burst", str(_BURST_BYTES), "limit", str(_QUEUE_BYTES))
         _call("tc", "qdisc", "replace", "dev", INTERFACE, "root", "tbf", *shape)
