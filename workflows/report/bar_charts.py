@@ -147,19 +147,24 @@ def _constant(rows: Sequence[ChartRow]) -> float:
 
 
 def _powers(low: float, high: float, most: int) -> list[float]:
-    """Return 0 and the powers of ten between both ends, every second or third of them where they are many."""
-    positive = _powers_up_to(high)
-    negative = _powers_up_to(-low)
+    """Return 0 and the powers of ten between both ends, every second or third of them where they are many.
+
+    They begin at 1, or where both ends are below 10 at a tenth of the last one.
+    """
+    # Both sides begin at the same power: one close to 0 on one side alone would stand where 0 does.
+    ends = [end for end in (high, -low) if end > 0]
+    first = min(0, max((_last_power(end) for end in ends), default=0) - 1)
+    positive, negative = (
+        [10.0**power for power in range(first, _last_power(end) + 1)] if end > 0 else []
+        for end in (high, -low)
+    )
     step = max(1, -(-(len(positive) + len(negative)) // most))
     return [*(-value for value in negative[::step][::-1]), 0.0, *positive[::step]]
 
 
-def _powers_up_to(end: float) -> list[float]:
-    """Return the powers of ten from 1 (of less than 10, from a hundredth of it) up to ``end``."""
-    if end <= 0:
-        return []
-    last = math.floor(math.log10(end) + 1e-9)
-    return [10.0**power for power in range(0 if last > 0 else last - 1, last + 1)]
+def _last_power(end: float) -> int:
+    """Return the exponent of the last power of ten up to ``end``."""
+    return math.floor(math.log10(end) + 1e-9)
 
 
 def _names(names: Sequence[str], width: float) -> alt.Y:

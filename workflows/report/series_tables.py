@@ -140,6 +140,8 @@ def drift_matrix(drift: Drift, key: PairShare, title: str) -> TextTable:
     # Evaluation parts choose no rows, so there are fewer rows than columns.
     sets = list(dict.fromkeys(pair["chosen_on"] for pair in drift["pairs"]))
     found = {(pair["chosen_on"], pair["serves"]): pair[key] for pair in drift["pairs"]}
+    # Nor do they have rows in common with others: a part without any share has no column.
+    parts = [part for part in parts if any(found[on, part] is not None for on in sets)]
     # Shades are spread over the shares that occur.
     shares = [share for share in found.values() if share is not None]
     low = min(shares, default=0.0)

@@ -34,6 +34,13 @@ def test_a_matrix_shades_equal_shares_equally() -> None:
     ]
 
 
+def test_a_part_without_any_share_has_no_column() -> None:
+    pairs = [{"chosen_on": "a", "serves": part, "common_rows_share": 1.0} for part in "a"]
+    pairs.append({"chosen_on": "a", "serves": "evaluation", "common_rows_share": None})
+    drift: Any = {"parts": [{"name": "a"}, {"name": "evaluation"}], "pairs": pairs}
+    assert drift_matrix(drift, "common_rows_share", "t").columns == ["chosen on", "a"]
+
+
 @pytest.mark.parametrize(("other", "shade"), [(0.91, 0.235), (0.95, 0.575)])
 def test_small_differences_are_shaded_lightly(other: float, shade: float) -> None:
     drift: Any = {
