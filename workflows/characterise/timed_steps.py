@@ -3,8 +3,8 @@
 Every part has a watch of its own, and none is what the others leave, so that parts which add up to the step
 show that nothing was missed. Inside the dense layers the work of all threads is added up by part and divided
 by their number. Idle is measured too: threads that wait for their first tile or for the last one of others,
-or for the interpreter between two passes of a tile, which other threads may hold, and the interpreter between
-pieces of work, during which all threads but one wait.
+or for the interpreter between two passes of a tile or two parts, which other threads may hold, and the
+interpreter between pieces of work, during which all threads but one wait.
 """
 
 from __future__ import annotations
@@ -69,29 +69,60 @@ class TimedRun:
 
 
 class _Watch:
-    """Seconds of one thread by part; a part inside of another one interrupts it."""
+    """Seconds of one thread by part; a part inside of another one interrupts it.
+
+    Between two parts the thread may have to wait for the interpreter, which other threads hold: that is
+    idling. What it computes there is counted nowhere, so that work without a part is found missing.
+    """
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._open: list[str] = []
         self._since = 0.0
+        self._worked = 0.0
 
     @contextmanager
     def __call__(self, part: str) -> Generator[None]:
-        self._lap()
-        self._open.append(part)
+        self.enter(part)
         try:
             yield
         finally:
-            self._lap()
-            self._open.pop()
+            self.leave()
 
-    def _lap(self) -> None:
+    def begin(self, now: float) -> None:
+        """Count from this reading of the clock on, which is in no part yet."""
+        self._since = now
+        self._worked = time.thread_time()
+
+    def end(self) -> float:
+        """Count up to now, and nothing from here on; return the reading of the clock."""
+        return self._lap()
+
+    def enter(self, part: str) -> float:
+        """Begin a part; return the reading of the clock."""
+        now = self._lap()
+        self._open.append(part)
+        return now
+
+    def leave(self) -> float:
+        """End the innermost part; return the reading of the clock."""
+        now = self._lap()
+        self._open.pop()
+        if not self._open:
+            self._worked = time.thread_time()
+        return now
+
+    def _lap(self) -> float:
         """Give the time since the last change to the innermost part."""
         now = time.perf_counter()
         if self._open:
             self.seconds[self._open[-1]] += now - self._since
+        else:
+            # A thread that waits uses no processor. Clocks differ by less than a microsecond.
+            worked = time.thread_time() - self._worked
+            self.seconds["idle"] += max(now - self._since - worked, 0.0)
         self._since = now
+        return now
 
     def take(self) -> dict[str, float]:
         """Return the seconds, and begin again at zero."""
@@ -138,11 +169,11 @@ class _TimedTile:
             tile.top = _TimedMlp(tile.top, "top", self.watch)
 
     def forward(self, dense_TK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        with self._waits.none(), self.watch("interaction"):
+        with self._waits.none(self.watch), self.watch("interaction"):
             return self._tile.forward(dense_TK, embeddings)
 
     def backward(self, *args: object) -> float:
-        with self._waits.none(), self.watch("interaction"):
+        with self._waits.none(self.watch), self.watch("interaction"):
             return cast(Callable[..., float], self._tile.backward)(*args)
 
 
@@ -153,22 +184,24 @@ class _Waits:
         self.seconds = 0.0
         self._since = 0.0
 
-    def begin(self) -> None:
-        """Count what follows."""
-        self._since = time.perf_counter()
+    def begin(self, now: float) -> None:
+        """Count what follows this reading of the clock."""
+        self._since = now
 
-    def end(self) -> None:
-        """Count nothing from here on."""
-        self.seconds += time.perf_counter() - self._since
+    def end(self, now: float) -> None:
+        """Count nothing from this reading on."""
+        self.seconds += now - self._since
 
     @contextmanager
-    def none(self) -> Generator[None]:
-        """Count nothing of the block, and what follows it."""
-        self.end()
+    def none(self, watch: _Watch) -> Generator[None]:
+        """Count nothing of the block, whose parts the watch counts, and what follows it."""
+        now = time.perf_counter()
+        self.end(now)
+        watch.begin(now)
         try:
             yield
         finally:
-            self.begin()
+            self.begin(watch.end())
 
 
 class _TimedThreads:
@@ -186,12 +219,15 @@ class _TimedThreads:
     def run(self, work: Callable[[int, int], object], num_pieces: int) -> None:
         """Run the pieces, each of which says itself when it does not wait."""
         # While threads work the watch of the loop stands in a part that nobody counts.
-        with self._watch(_IN_THREADS):
-            for waits in self._waits:
-                waits.begin()
+        now = self._watch.enter(_IN_THREADS)
+        for waits in self._waits:
+            waits.begin(now)
+        try:
             self._threads.run(work, num_pieces)
+        finally:
+            now = self._watch.leave()
             for waits in self._waits:
-                waits.end()
+                waits.end(now)
 
     def run_all(self, *calls: Callable[[], object]) -> None:
         """Make the calls that put new weights in order for the products: a part of their update."""
@@ -219,13 +255,18 @@ class _TimedSums:
 
 
 class TimedStep(TiledStep):
-    """The dense layers, with a watch for each thread."""
+    """The dense layers, with a watch for each thread.
 
-    def __init__(self, trainer: Trainer) -> None:
+    Args:
+        trainer: whose layers these are.
+        loop: the watch of the thread that takes the steps.
+    """
+
+    def __init__(self, trainer: Trainer, loop: _Watch) -> None:
         assert isinstance(trainer.model, Dlrm)
         self._num_workers = trainer.threads.num_threads
         self._timed: dict[int, _TimedTile] = {}
-        self._loop = _Watch()
+        self._loop = loop
         # The same shares as those of the trainer, whose own step is not used.
         ranks = trainer.ranks
         assert trainer.config.shares is not None, "resolve chooses it"
@@ -257,11 +298,8 @@ class TimedStep(TiledStep):
             return super().train(batch, embeddings, step)
 
     def take_parts(self) -> dict[str, float]:
-        """Return the seconds of the last pass by part, and begin again at zero."""
-        # The loop's parts are timed once, the tiles in all threads at the same time: their sums are divided.
-        sums: defaultdict[str, float] = defaultdict(float, self._loop.take())
-        sums.pop(_IN_THREADS, None)
-        sums["idle"] += self._timed_threads.take()
+        """Return the seconds of the threads by part, the mean over them, and begin again at zero."""
+        sums = defaultdict(float, idle=self._timed_threads.take())
         for tile in list(self._timed.values()):
             for part, seconds in tile.watch.take().items():
                 sums[part] += seconds / self._num_workers
@@ -294,7 +332,8 @@ def time_steps(trainer: Trainer, num_warm_up: int) -> TimedRun:
         trainer: a new one on the host, its dense layers on tiles; all ranks of a run call this.
         num_warm_up: first steps that are left out of the times, and not of the rows.
     """
-    dense = TimedStep(trainer)
+    watch = _Watch()
+    dense = TimedStep(trainer, watch)
     source = _TimedSource(trainer.step_source)
     # The trainer asks for its steps in a thread that reads ahead, which the source times.
     trainer.step_source = cast(StepSource, source)
@@ -305,11 +344,13 @@ def time_steps(trainer: Trainer, num_warm_up: int) -> TimedRun:
         end = time.perf_counter()
         for number, prepared in enumerate(steps):
             # From the end of the last step until the next one is there, the loop waits for the reader.
-            watch = _Watch()
-            watch.seconds["load"] = time.perf_counter() - end
+            now = time.perf_counter()
+            watch.seconds["load"] += now - end
+            watch.begin(now)
             _take_step(trainer, prepared, dense, watch)
             before = end
-            end = time.perf_counter()
+            end = watch.end()
+            parts = watch.take()
             # What transfers were busy with during the warm-up is subtracted after the run.
             if number < num_warm_up:
                 busy_before = trainer.embeddings.transfers.busy_seconds
@@ -318,7 +359,7 @@ def time_steps(trainer: Trainer, num_warm_up: int) -> TimedRun:
                 end = time.perf_counter()
                 continue
             distinct = sum(part.lookups.num_rows for part in prepared.step.parts)
-            laps.append(StepLaps(end - before, watch.take(), distinct))
+            laps.append(StepLaps(end - before, parts, distinct))
             # Between two steps, in the seconds of neither.
             probe.take(now=not probe.seconds)
             end = time.perf_counter()
@@ -371,5 +412,6 @@ def _pass_dense(batch: Batch, embeddings: Sequence[torch.Tensor], dense: TimedSt
     dense.train(batch, embeddings)
     # Adding up the watches of all threads is the interpreter's work, too.
     with watch("idle"):
+        del watch.seconds[_IN_THREADS]
         for part, seconds in dense.take_parts().items():
             watch.seconds[part] += seconds

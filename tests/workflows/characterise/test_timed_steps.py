@@ -30,12 +30,18 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.waited = 0.0
 
     def perf_counter(self) -> float:
         return self.now
 
     def thread_time(self) -> float:
-        return 0.0
+        return self.now - self.waited
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass in which no thread works."""
+        self.now += seconds
+        self.waited += seconds
 
     def slow(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, work: str) -> None:
         """Let each call take its time."""
@@ -123,9 +129,10 @@ def test_a_thread_waits_for_its_first_piece_and_for_the_last_of_others(clock: Cl
                 work(piece, piece % 2)
 
     def work(piece: int, worker: int) -> None:
-        with threads.waits_of(worker).none():
+        with threads.waits_of(worker).none(tiles[worker]):
             clock.now += 10.0
 
+    tiles = [module._Watch(), module._Watch()]
     watch = module._Watch()
     threads = module._TimedThreads(Turns(), watch)  # type: ignore[arg-type]
     with watch("idle"):
@@ -162,6 +169,48 @@ def test_the_interpreter_between_the_passes_of_a_tile_is_idling(
     found = measured(tmp_path)
     assert found.parts == before.parts | {"idle": before.parts["idle"] + 4 * 19.0}
     assert sum(found.parts.values()) == found.step_seconds == before.step_seconds + 4 * 19.0
+
+
+def test_waiting_between_two_parts_is_idling_and_work_there_is_missing(clock: Clock) -> None:
+    clock.now = 100.0
+    watch = module._Watch()
+    watch.begin(98.0)
+    with watch("lookup"):
+        clock.now += 3.0
+        clock.wait(1.0)
+    clock.wait(7.0)
+    clock.now += 5.0
+    with watch("update"):
+        clock.now += 2.0
+    clock.wait(4.0)
+    assert watch.end() == 122.0
+    # Waiting inside of a part is the part's own; that before the first one began with the reading given.
+    assert watch.take() == {"lookup": 4.0, "update": 2.0, "idle": 2.0 + 7.0 + 4.0}
+    assert watch.take() == {}
+
+
+def test_parts_are_the_whole_step_where_other_threads_hold_the_interpreter_between_them(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = measured(tmp_path)
+    pass_dense = module._pass_dense
+    mlp = module._TimedTile.forward
+
+    def late_pass(*args: Any) -> None:
+        clock.wait(23.0)
+        pass_dense(*args)
+        clock.wait(29.0)
+
+    def late_tile(self: Any, *args: Any) -> Any:
+        clock.wait(31.0)
+        return mlp(self, *args)
+
+    monkeypatch.setattr(module, "_pass_dense", late_pass)
+    monkeypatch.setattr(module._TimedTile, "forward", late_tile)
+    found = measured(tmp_path)
+    waits = 23.0 + 29.0 + 2 * 31.0
+    assert found.parts == before.parts | {"idle": before.parts["idle"] + waits}
+    assert sum(found.parts.values()) == found.step_seconds == before.step_seconds + waits
 
 
 def test_the_work_that_tells_the_speed_is_in_the_seconds_of_no_step(
