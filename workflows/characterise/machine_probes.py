@@ -19,6 +19,7 @@ from ...stats.codecs.codec_names import CODEC_NAMES, codec_of
 from ...stats.codecs.row_codec import RowMessage, shape_of
 from ...train.data.shards import Shards
 from ...train.model.dense_dtype import cpu_features, has_bf16
+from ...train.model.timed_products import hidden_product
 from ...train.rows.row_backends import NumbaRows
 from ...train.rows.row_kernels import copy_rows
 from ...train.rows.row_optimizers import RowOptimizer
@@ -41,23 +42,24 @@ _CODEC_ROWS = 4096
 
 
 def product_probes() -> Iterator[Probe]:
-    """Products of one thread by batch, inputs and outputs, in each type that this CPU computes in."""
+    """Products of one thread by batch, inputs and outputs, in each type that this CPU computes in.
+
+    They are those of the hidden layers, whoever computes them.
+    """
     types = {"fp32": torch.float32}
     if has_bf16(cpu_features()):
         types["bf16"] = torch.bfloat16
     for name, dtype in types.items():
         for inputs, outputs in PRODUCTS:
             for batch in BATCHES:
-                a = torch.ones(batch, inputs, dtype=dtype)
-                b = torch.ones(inputs, outputs, dtype=dtype)
-                out = torch.empty(batch, outputs, dtype=dtype)
                 facts = {"batch": batch, "inputs": inputs, "outputs": outputs}
-                yield Probe(f"product {name}", facts, partial(_multiply, a, b, out))
+                product = hidden_product(batch, inputs, outputs, dtype)
+                yield Probe(f"product {name}", facts, partial(_in_one_thread, product))
 
 
-def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+def _in_one_thread(product: Callable[[], object]) -> None:
     with one_torch_thread():
-        torch.mm(a, b, out=out)
+        product()
 
 
 def row_probes(most_bytes: int) -> Iterator[Probe]:
@@ -170,7 +172,7 @@ def quiet_probe() -> Callable[[], object]:
     """Return a piece of work that fits in the caches of a core and is always the same."""
     a = torch.ones(192, 192)
     out = torch.empty(192, 192)
-    return partial(_multiply, a, a, out)
+    return partial(_in_one_thread, partial(torch.mm, a, a, out=out))
 
 
 def read_energy() -> float | None:

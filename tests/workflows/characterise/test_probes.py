@@ -1,11 +1,14 @@
-"""The piece of work between the steps of a cell; `test_characterise` has the tests of constants."""
+"""The products that are timed, and the piece of work between the steps of a cell; `test_characterise` has the tests of constants."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+import torch
 
 from hotset.train.work_threads import WorkThreads
-from hotset.workflows.characterise import probes
+from hotset.workflows.characterise import machine_probes, probes
 from hotset.workflows.characterise.probes import SpeedProbe
 
 
@@ -36,3 +39,19 @@ def test_the_speed_is_probed_in_all_threads_once_in_a_while(
     if num_threads == 1:
         # The clock is read before the work and behind it.
         assert probe.seconds == [probes._PROBE_PRODUCTS] * 2
+
+
+def test_the_products_that_are_timed_are_those_of_the_hidden_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def product(*args: object) -> Callable[[], object]:
+        return lambda: asked.append(args)
+
+    monkeypatch.setattr(machine_probes, "hidden_product", product)
+    monkeypatch.setattr(machine_probes, "has_bf16", lambda _: True)
+    for probe in machine_probes.product_probes():
+        asked.clear()
+        probe.call()
+        batch, inputs, outputs = (probe.facts[name] for name in ("batch", "inputs", "outputs"))
+        dtype = torch.float32 if probe.name == "product fp32" else torch.bfloat16
+        assert asked == [(batch, inputs, outputs, dtype)]

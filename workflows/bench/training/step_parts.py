@@ -19,17 +19,15 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from ....stats.products.dense_products import multiply, num_edge_floats, num_panel_floats, pack_right
-from ....stats.simd import aligned_zeros
 from ....train.data.batch_shares import BatchShares
 from ....train.execution.row_width import PlannedStep
-from ....train.model.dense_dtype import cpu_features, has_quicker_products
 from ....train.model.dense_step import TiledStep
 from ....train.model.dlrm import Dlrm
 from ....train.model.dlrm_shape import DlrmShape
 from ....train.model.flat_parameters import ParameterViews
 from ....train.model.mlp_tiles import MlpTiles
 from ....train.model.sample_tree import tile_bounds
+from ....train.model.timed_products import hidden_product
 from ....train.trainer import Trainer
 from ....train.work_threads import WorkThreads
 
@@ -97,15 +95,9 @@ def _product_rate(dtype: torch.dtype) -> float:
 
 
 def _own_product_rate() -> float:
-    """Return the rate of our own products where hidden layers have them, 0 elsewhere."""
-    if not has_quicker_products(cpu_features()):
-        return 0.0
+    """Return the rate of the products of hidden layers, which may be our own."""
     size = _PRODUCTS[0]
-    matrix = np.ones((size, size), np.float32)
-    panels = aligned_zeros(num_panel_floats(size, size))
-    pack_right(matrix, panels)
-    out, edge = np.empty_like(matrix), np.empty(num_edge_floats(size), np.float32)
-    return 2 * size**3 / _least_seconds(partial(multiply, matrix, panels, out, edge))
+    return 2 * size**3 / _least_seconds(hidden_product(size, size, size))
 
 
 def _least_seconds(work: Callable[[], object]) -> float:
