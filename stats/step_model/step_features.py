@@ -55,11 +55,13 @@ def idle_features(work: StepWork, tile_seconds: float) -> NDArray[np.float64]:
 
     Args:
         work: of the step.
-        tile_seconds: of all parts in `TILE_PARTS` together.
+        tile_seconds: of all parts in `TILE_PARTS` together, the mean over threads.
     """
-    # Tiles never end at the same time, even where all threads have as many; one thread waits for none.
-    others = 1 - 1 / work.threads
-    return np.array([1.0, others * tile_seconds, work.num_tiles / work.threads])
+    # Threads take one tile after another, so however many there are, they end less than one apart; the only
+    # tile is waited for as a whole, and one thread waits for none.
+    several = float(work.num_tiles > 1) * (1 - 1 / work.threads)
+    of_tile = tile_seconds * work.threads / work.num_tiles
+    return np.array([1.0, several * of_tile, work.num_tiles / work.threads])
 
 
 def wasted_seconds(work: StepWork, tile_seconds: float) -> float:
@@ -152,7 +154,7 @@ def _features_of_rows(work: StepWork, constants: WorkConstants) -> dict[str, tup
             work.distinct_rows,
             # The lookups of lists are named by their bags, by one thread.
             work.is_pooled * work.lookups,
-            work.lookups * near * work.update_share,
+            work.lookups * work.update_share,
             2 * passed,
             is_ranked,
             joined,

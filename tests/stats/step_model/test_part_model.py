@@ -323,7 +323,8 @@ def test_several_ranks_join_rows_and_wait_for_a_core_until_a_batch_is_handed_ove
     # One thread never waits for another.
     assert idle_features(replace(WORK, threads=1), 1.0)[1] == 0.0 < idle_features(WORK, 1.0)[1]
     rest = {part: seconds for part, seconds in found.items() if not part.startswith("beside")}
-    assert MODEL.predict(RANKED).seconds >= sum(rest.values())
+    # The same terms, added in another order.
+    assert MODEL.predict(RANKED).seconds >= sum(rest.values()) * (1 - 1e-12)
 
 
 def test_columns_that_fill_no_register_take_their_time_one_by_one() -> None:
@@ -361,3 +362,20 @@ def test_a_part_of_unsteady_times_is_fitted_to_their_middle_and_not_below() -> N
     fitted = fit_parts(cells, CONSTANTS)
     ratios = [fitted.predict(work).parts["idle"] / MODEL.predict(work).parts["idle"] for work in works]
     assert np.median(ratios) > 0.8
+
+
+def test_threads_wait_for_a_part_of_one_tile_however_many_there_are() -> None:
+    # Tiles of as many samples each take as long, so a batch of eight times the samples takes eight times.
+    small, large = (replace(WORK, batch_size=count * MOST_TILE_SAMPLES) for count in (4, 32))
+    assert idle_features(small, 1e-3)[1] == idle_features(large, 8e-3)[1] == pytest.approx(1e-3 / 2 / 2)
+    # The only tile is waited for as a whole, which is known.
+    alone = replace(WORK, batch_size=MOST_TILE_SAMPLES - 1)
+    assert alone.num_tiles == 1 and idle_features(alone, 1e-3)[1] == 0.0
+    assert wasted_seconds(alone, 1e-3) == pytest.approx(1e-3)
+
+
+def test_a_lookup_whose_gradient_is_added_costs_the_same_in_rows_of_any_width() -> None:
+    of_count = DIVIDED["update"][2]
+    for work in (WORK, replace(WORK, embedding_dim=128), replace(WORK, batch_size=64)):
+        found = features_of(work, CONSTANTS)["update"][of_count]
+        assert found == work.lookups * work.update_share
