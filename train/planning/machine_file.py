@@ -21,8 +21,8 @@ from ...stats.step_model.step_features import NUM_FEATURES
 from .curves import Curves
 
 FORMAT = "hotset machine"
-VERSION = 5
-_MEASURED_ALIKE = (2, 3, 4, VERSION)
+VERSION = 6
+_MEASURED_ALIKE = (2, 3, 4, 5, VERSION)
 """Versions whose constants and cells mean the same; what is fitted to them differs."""
 
 
@@ -84,14 +84,20 @@ class StepModel(JsonRecord):
     placements: tuple[str, ...]
     """Their placements."""
     error: HeldOutError | None
-    """Its error on the others; None where there were none."""
+    """Its error on the others in their undisturbed runs, as far as there are any; None where there are no
+    others."""
     steady_error: HeldOutError | None = None
     """The same with their times as if the machine had not changed its speed; None where that is not known."""
+    first_error: HeldOutError | None = None
+    """The same with the first run of each of them, disturbed or not; None where runs are not known."""
     repeat_error: HeldOutError | None = None
     """The error of the runs before as a prediction of the last run of the same cells, which a perfect model
     would have, too; None where few of them ran twice."""
+    num_disturbed: int = 0
+    """Cells of both halves that were disturbed whenever they ran."""
 
     def refuse_nonsense(self, where: str) -> None:
+        require_range(f"{where}num_disturbed", self.num_disturbed, 0)
         if not 0 <= self.contention <= 1:
             raise RecordError(f"{where}contention is {self.contention}, want a share in [0, 1]")
         # A part has one weight, never negative, for each of its features.

@@ -234,7 +234,7 @@ class _Planner:
         self._threads = threads
         self._model = model
         self._fitted = fitted
-        self._error = fitted.error
+        self._single_error = fitted.first_error or fitted.error
 
     def options(self, fast_bytes: int) -> Iterator[PlannedOption]:
         """Predict all placements with one size of fast memory."""
@@ -265,7 +265,9 @@ class _Planner:
         model: PartModel,
     ) -> PlannedOption:
         times = model.predict(work)
-        low, high = (self._error.low_ratio, self._error.high_ratio) if self._error else (1.0, 1.0)
+        # A run meets the machine as it is, so the interval is that of single runs, disturbed or not.
+        error = self._single_error
+        low, high = (error.low_ratio, error.high_ratio) if error else (1.0, 1.0)
         is_staged = prediction.placement in ("cache", "lookahead")
         return {
             "placement": prediction.placement,

@@ -6,9 +6,9 @@ of a file beside the result, so that a run that is killed goes on where it stopp
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ from ..machine_facts import describe_machine
 from .cell_file import CELLS_VERSION, CellFile, cells_path
 from .characterise_config import CharacteriseConfig
 from .collective_probes import COLLECTIVES, collective_constants
-from .fit_machine import Characterised, fit_model, typical_cells
-from .grid import grid, rounds_of
+from .fit_machine import Characterised, fit_model
+from .grid import grid
 from .machine_probes import (
     call_probes,
     codec_probes,
@@ -48,12 +48,16 @@ from .machine_probes import (
 )
 from .probes import Probe, measure_probes
 from .run_cell import CellRecord, run_cell
+from .run_order import RunOrder
+from .typical_runs import typical_cells
 
 _CONSTANTS_SHARE = 1 / 4
 """Share of the time for constants."""
 _MOST_ROUNDS = 15
 _MOST_REPETITIONS = 5
 """Runs of a cell: those of one take different times, and the middle one of several is nearer to its next."""
+_NEW_CELLS_SHARE = 1 / 2
+"""Share of the time for cells in which new ones come before those that were disturbed."""
 _MEMORY_SHARE = 1 / 16
 """Share of the memory that the rows of a cell may take."""
 _NO_GPU = "steps on a GPU are not measured yet"
@@ -116,7 +120,8 @@ def characterise(
         if done:
             say(f"{cell_file.path} has {len(done)} cells already")
         sweep = _Sweep(config, threads, cell_file, Path(scratch), group)
-        runs = [*done, *sweep.run(done, _deadline(config, started_at), watch, say)]
+        ends_at = math.inf if config.sweep else started_at + 60 * config.minutes
+        runs = [*done, *sweep.run(done, ends_at, watch, say)]
     cells = typical_cells(runs)
     found = watch.disturbances()
     described = describe_machine()
@@ -160,13 +165,6 @@ def _bytes_of_rows() -> int:
 
 def _known(libraries: dict[str, str | None]) -> dict[str, str]:
     return {name: version for name, version in libraries.items() if version is not None}
-
-
-def _deadline(config: CharacteriseConfig, started_at: float) -> Callable[[], bool]:
-    """Return a function that says whether the time for cells is over."""
-    if config.sweep:
-        return lambda: False
-    return lambda: time.monotonic() - started_at >= 60 * config.minutes
 
 
 def _measure_constants(
@@ -219,24 +217,38 @@ class _Sweep:
     def run(
         self,
         done: Sequence[CellRecord],
-        is_over: Callable[[], bool],
+        ends_at: float,
         watch: _Quiet,
         say: Callable[[str], object],
     ) -> list[CellRecord]:
-        """Measure the cells that are not done, then all of them again, until the time is over."""
+        """Measure cells until the time is over, those again that ran while the machine was disturbed.
+
+        Args:
+            done: runs of before.
+            ends_at: of the monotonic clock.
+            watch: of the machine.
+            say: tells where it is.
+        """
         every = grid(_bytes_of_rows(), self.config.ranks)
-        found: list[CellRecord] = []
         # A whole sweep measures each cell once, however long it takes.
-        most = 1 if self.config.sweep else _MOST_REPETITIONS
-        for number, cell in rounds_of(every, Counter(record.cell.key for record in done), most):
-            if is_over():
+        order = RunOrder(every, 1 if self.config.sweep else _MOST_REPETITIONS)
+        for record in done:
+            order.add(record)
+        found: list[CellRecord] = []
+        now = time.monotonic()
+        is_late_at = now + _NEW_CELLS_SHARE * (ends_at - now)
+        while now < ends_at:
+            following = order.following(begins_new=now < is_late_at)
+            if following is None:
                 break
-            if number % 20 == 0:
-                again = ", once more" if number >= len(every) else ""
-                say(f"cell {number % len(every) + 1} of {len(every)}{again}")
+            place, cell = following
+            if len(found) % 20 == 0:
+                say(f"cell {place + 1} of {len(every)}{', once more' if order.has_run(cell) else ''}")
             # The same piece of work before each cell shows what disturbed the sweep.
             watch.probe()
             record = run_cell(cell, self.threads, self.scratch, self.group)
+            before, now = now, time.monotonic()
+            order.add(record, now - before)
             self.cell_file.add(record)
             found.append(record)
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from .cell_file import read_measured_cells
 from .cell_work import measured_step
 from .collective_probes import COLLECTIVES
 from .run_cell import CellRecord
+from .typical_runs import at_one_speed, is_disturbed, typical_cells, usual_probe_seconds
 
 _PRODUCT = "product "
 """What the names of the constants of products begin with; the type of their numbers follows."""
@@ -62,61 +63,30 @@ def fit_again(measured: Path, out: Path) -> Characterised:
     return Characterised(again, cells)
 
 
-def usual_probe_seconds(records: Sequence[CellRecord]) -> float | None:
-    """Return the middle of what the piece of work between the steps took; None where it was not measured."""
-    known = [record.probe_seconds for record in records if record.probe_seconds > 0]
-    return float(np.median(known)) if known else None
-
-
-def at_one_speed(records: Sequence[CellRecord], usual: float | None, share: float) -> list[CellRecord]:
-    """Return records as if the machine had always had its usual speed.
-
-    Other guests of a host, or its clock, make all of a cell slower for seconds and minutes. The piece of work
-    between the steps tells by how much; records without it are left as they are.
-
-    Args:
-        records: as measured.
-        usual: seconds of the piece of work at the usual speed; None: unknown.
-        share: power of the ratio of both that times follow, from 0 for not at all to 1.
-    """
-    if usual is None:
-        return list(records)
-    return [
-        record.scaled((usual / record.probe_seconds) ** share) if record.probe_seconds > 0 else record
-        for record in records
-    ]
-
-
-def typical_cells(runs: Sequence[CellRecord]) -> list[CellRecord]:
-    """Return one run of each cell: of several the one with the middle time, of two in the middle the quicker.
-
-    Its parts still add up to its step, as those of a mean over parts that were disturbed would not.
-    """
-    by_cell: defaultdict[str, list[CellRecord]] = defaultdict(list)
-    for record in runs:
-        by_cell[record.cell.key].append(record)
-    ordered = (sorted(own, key=lambda record: record.step_seconds) for own in by_cell.values())
-    return [own[(len(own) - 1) // 2] for own in ordered]
-
-
 def repeat_error(runs: Sequence[CellRecord]) -> PredictionError | None:
     """Return how wrong earlier runs of held-out cells are as a prediction of the last one.
 
-    A model that knew the usual time of each cell exactly would do as well: what changes from run to run
-    nobody can predict. Returns None where too few cells ran twice.
+    A model that knew the usual time of each cell exactly would do as well on single runs: what changes from
+    run to run nobody can predict. Returns None where too few cells ran twice.
 
     Args:
         runs: in the order in which they ran.
     """
+    usual = usual_probe_seconds(runs)
+    repeated = [own for own in _held_out_runs(runs) if len(own) > 1]
+    if len(repeated) < _LEAST_CELLS:
+        return None
+    before = [typical_cells(own[:-1], usual)[0].step_seconds for own in repeated]
+    return PredictionError.of([own[-1].step_seconds for own in repeated], before)
+
+
+def _held_out_runs(runs: Sequence[CellRecord]) -> list[list[CellRecord]]:
+    """Return the runs of each held-out cell, in their order."""
     by_cell: defaultdict[str, list[CellRecord]] = defaultdict(list)
     for record in runs:
         if record.cell.is_held_out:
             by_cell[record.cell.key].append(record)
-    repeated = [own for own in by_cell.values() if len(own) > 1]
-    if len(repeated) < _LEAST_CELLS:
-        return None
-    before = [typical_cells(own[:-1])[0].step_seconds for own in repeated]
-    return PredictionError.of([own[-1].step_seconds for own in repeated], before)
+    return list(by_cell.values())
 
 
 def fit_model(
@@ -139,9 +109,12 @@ def fit_model(
     usual = usual_probe_seconds(fitted)
     model, share = _fit_at_one_speed(fitted, usual, work_constants(constants))
     error = _error_of(model, held_out)
-    # Plans meet the machine as it is, so their interval is that of the times as they were measured.
     steady = _error_of(model, at_one_speed(held_out, usual, share)) if share else None
+    # Plans meet the machine as it is, so their interval is that of the first runs, disturbed or not.
+    first_runs = [own[0] for own in _held_out_runs(runs)]
+    first = _error_of(model, first_runs) if first_runs else None
     repeated = repeat_error(runs)
+    usual_of_all = usual_probe_seconds(runs)
     return StepModel(
         curves=Curves.of(model.constants),
         weights={part: tuple(weights) for part, weights in model.weights.items()},
@@ -151,16 +124,18 @@ def fit_model(
         placements=tuple(sorted({record.cell.placement for record in cells if not record.cell.is_held_out})),
         error=HeldOutError.of(error),
         steady_error=HeldOutError.of(steady) if steady is not None else None,
+        first_error=HeldOutError.of(first) if first is not None else None,
         repeat_error=HeldOutError.of(repeated) if repeated is not None else None,
+        num_disturbed=sum(is_disturbed(record, usual_of_all) for record in cells),
     )
 
 
 def _fit_at_one_speed(
-    fitted: Sequence[CellRecord], usual: float | None, constants: WorkConstants
+    fitted: Sequence[CellRecord], usual: Mapping[int, float], constants: WorkConstants
 ) -> tuple[PartModel, float]:
     """Return the model, and the share of the machine's changes of speed that the times follow."""
     best: tuple[float, PartModel, float] | None = None
-    for share in (0.0,) if usual is None else _SPEED_SHARES:
+    for share in _SPEED_SHARES if usual else (0.0,):
         cells = [measured_step(record) for record in at_one_speed(fitted, usual, share)]
         model = fit_parts(cells, constants)
         ratios = [model.predict(cell.work).seconds / cell.seconds for cell in cells]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise, product, zip_longest
 from typing import Any
@@ -184,19 +183,3 @@ def _work(cell: Cell) -> float:
     interaction = vectors**2 * cell.embedding_dim
     # A multiplication with its sum is two operations, and the backward pass has twice as many.
     return 6.0 * cell.batch_size * (products + interaction) + 50.0 * cell.lookups * cell.embedding_dim
-
-
-def rounds_of(every: Sequence[Cell], done: Counter[str], most: int) -> Iterator[tuple[int, Cell]]:
-    """Yield the cells that are left to run, each with how many ran before: round by round, in their order.
-
-    Args:
-        every: cells, none twice.
-        done: runs that are done, by the key of their cell.
-        most: how often each cell runs, what is done included.
-    """
-    number = sum(min(done[cell.key], most) for cell in every)
-    for repetition in range(most):
-        for cell in every:
-            if done[cell.key] <= repetition:
-                yield number, cell
-                number += 1

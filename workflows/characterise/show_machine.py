@@ -22,6 +22,7 @@ def summary(result: Characterised) -> dict[str, Any]:
     machine = result.machine
     error = machine.model.error if machine.model else None
     steady = machine.model.steady_error if machine.model else None
+    first = machine.model.first_error if machine.model else None
     repeat = machine.model.repeat_error if machine.model else None
     return {
         "num_cells": machine.num_cells,
@@ -33,6 +34,10 @@ def summary(result: Characterised) -> dict[str, Any]:
         "steady_median_error": steady.median_error if steady else None,
         "steady_p90_error": steady.p90_error if steady else None,
         "steady_pairs_in_order": steady.pairs_in_order if steady else None,
+        "first_median_error": first.median_error if first else None,
+        "first_p90_error": first.p90_error if first else None,
+        "first_pairs_in_order": first.pairs_in_order if first else None,
+        "num_disturbed": machine.model.num_disturbed if machine.model else 0,
         "num_repeated": repeat.num_cells if repeat else 0,
         "repeat_median_error": repeat.median_error if repeat else None,
         "repeat_p90_error": repeat.p90_error if repeat else None,
@@ -72,6 +77,15 @@ def sentences(result: Characterised) -> list[str]:
             f"Times fitted to {model.num_fitted} of them are wrong by {error.median_error:.0%} (median) and "
             f"less than {error.p90_error:.0%} (nine of ten) on the other {error.num_cells}.{order}"
         )
+    # Of a cell that was disturbed another run may count: its first one says what a single run meets.
+    if model is not None and model.first_error is not None and model.first_error != model.error:
+        first = model.first_error
+        lines.append(
+            f"In their first runs, disturbed or not, it is {first.median_error:.0%} and "
+            f"{first.p90_error:.0%}."
+        )
+    if model is not None and model.num_disturbed:
+        lines.append(f"{model.num_disturbed} of the cells were disturbed whenever they ran.")
     # A host with other guests changes its speed from cell to cell, which no model knows ahead.
     if model is not None and model.steady_error is not None:
         steady = model.steady_error

@@ -65,7 +65,7 @@ class TimedRun:
     link_bytes: dict[str, int]
     """Bytes between the tiers each way, and those that this rank sent by kind."""
     probe_seconds: float
-    """Seconds of the work of a `SpeedProbe` between the steps, the mean."""
+    """Seconds of the work of a `SpeedProbe` between the steps, the median."""
 
 
 class _Watch:
@@ -375,7 +375,7 @@ def time_steps(trainer: Trainer, num_warm_up: int) -> TimedRun:
     link_bytes = {"to fast": to_fast, "to slow": to_slow} | sent
     # The source ends with an entry for the end of the run, and its first ones plan the whole epoch.
     read_seconds = sum(source.seconds[num_warm_up:])
-    return TimedRun(laps, read_seconds, busy, rows, link_bytes, statistics.fmean(probe.seconds))
+    return TimedRun(laps, read_seconds, busy, rows, link_bytes, statistics.median(probe.seconds))
 
 
 def _take_step(trainer: Trainer, prepared: PreparedStep, dense: TimedStep, watch: _Watch) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from hotset.stats.products.dense_products import multiply
 from hotset.train.model import timed_products as module
 from hotset.train.model.timed_products import hidden_product
 
@@ -29,7 +30,7 @@ def test_a_product_is_the_one_of_the_layers(
         return noting
 
     monkeypatch.setattr(module, "has_quicker_products", lambda _: is_own)
-    monkeypatch.setattr(module, "multiply", noted("ours", module.multiply))
+    monkeypatch.setattr(module, "multiply", noted("ours", multiply))
     monkeypatch.setattr(torch, "mm", noted("torch", torch.mm))
     call = hidden_product(*sizes, dtype)
     assert used == []

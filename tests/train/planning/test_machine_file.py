@@ -48,7 +48,7 @@ def test_a_file_that_exists_is_not_overwritten(path: Path) -> None:
     ("keys", "value", "message"),
     [
         (("format",), "other", "no machine file"),
-        (("version",), 1, "version 1, want 5"),
+        (("version",), 1, "version 1, want 6"),
         (("threads",), "two", "threads is 'two'"),
         (("threads",), 0, "threads is 0, want 1 or more"),
         (("constants", 0, "median"), 5.0, "between its quartiles"),
@@ -69,6 +69,7 @@ def test_a_file_that_exists_is_not_overwritten(path: Path) -> None:
         (("model", "contention"), 2.0, "contention is 2.0"),
         (("model", "error", "low_ratio"), 0.0, "low_ratio is 0.0"),
         (("model", "error", "low_ratio"), 2.0, "below high_ratio"),
+        (("model", "num_disturbed"), -1, "num_disturbed is -1, want 0 or more"),
         (("model", "weights", "reduce"), "all", "weights.reduce is 'all', want an array"),
         (("is_quiet",), 1, "is_quiet is 1, want true or false"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,16 @@ from hotset.workflows.characterise.cell_file import CELLS_VERSION, FORMAT, CellF
 from hotset.workflows.characterise.findings.torchrec_comparison import compare_with_torchrec
 from hotset.workflows.characterise.fit_machine import (
     Characterised,
-    at_one_speed,
     fit_again,
     fit_model,
     product_curves,
     repeat_error,
-    typical_cells,
-    usual_probe_seconds,
     work_constants,
 )
-from hotset.workflows.characterise.grid import pairs, rounds_of, single_factors
+from hotset.workflows.characterise.grid import pairs, single_factors
 from hotset.workflows.characterise.run_cell import CellRecord
 from hotset.workflows.characterise.show_machine import sentences, summary
+from hotset.workflows.characterise.typical_runs import typical_cells
 from hotset.workflows.cli import main
 
 CELLS = list({cell.key: cell for cell in [*single_factors(), *list(pairs())[:20]]}.values())
@@ -81,7 +78,7 @@ def test_what_was_measured_by_an_earlier_version_is_fitted_again(
     assert main(["characterise", "--fit", str(old), "--out", str(new), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     found = MachineFile.read(new)
-    wanted = fit_model(made_up_constants(), records)
+    wanted = fit_model(made_up_constants(), records, records)
     assert wanted is not None and wanted.error is not None
     assert found.model == wanted and found.num_cells == len(records)
     assert printed["median_error"] == wanted.error.median_error < 0.05
@@ -143,29 +140,6 @@ def test_a_fit_takes_no_options_of_a_measurement(
     assert "--fit measures nothing" in capsys.readouterr().err
 
 
-def test_runs_are_told_at_the_speed_of_the_middle_one() -> None:
-    cells = [replace(TINY, batch_size=size) for size in (1, 2, 3, 4, 5)]
-    slowness = (0.5, 1.0, 1.0, 1.5, 3.0)
-    runs = [
-        replace(made_up_record(cell).scaled(factor), probe_seconds=2e-3 * factor)
-        for cell, factor in zip(cells, slowness, strict=True)
-    ]
-    assert usual_probe_seconds(runs) == 2e-3 and usual_probe_seconds([]) is None
-    for found, cell in zip(at_one_speed(runs, 2e-3, 1.0), cells, strict=True):
-        wanted = made_up_record(cell)
-        assert found.step_seconds == pytest.approx(wanted.step_seconds)
-        assert found.parts == pytest.approx(wanted.parts) and found.beside == pytest.approx(wanted.beside)
-        assert found.probe_seconds == pytest.approx(2e-3)
-        assert (found.cell, found.distinct_rows) == (cell, wanted.distinct_rows)
-    halved = at_one_speed(runs, 2e-3, 0.5)[-1]
-    assert halved.step_seconds == pytest.approx(runs[-1].step_seconds / 3**0.5)
-    # Cells that were measured without the piece of work are left as they are.
-    plain = made_up_record(TINY)
-    assert usual_probe_seconds([plain]) is None
-    assert at_one_speed([plain], 2e-3, 1.0) == at_one_speed([plain], None, 1.0) == [plain]
-    assert at_one_speed(runs, 2e-3, 0.0) == runs
-
-
 @pytest.mark.parametrize("follows", [True, False])
 def test_times_follow_the_speed_of_the_machine_only_where_that_explains_them(follows: bool) -> None:
     rng = np.random.default_rng(0)
@@ -185,16 +159,6 @@ def test_times_follow_the_speed_of_the_machine_only_where_that_explains_them(fol
     told = " ".join(sentences(Characterised(replace(made_up_machine(), model=model), runs)))
     assert "Without the changes in speed of the machine itself" in told
     assert summary(Characterised(replace(made_up_machine(), model=model), runs))["steady_median_error"] < 0.02
-
-
-def test_of_repeated_cells_the_middle_one_is_taken() -> None:
-    record = made_up_record(TINY)
-    other = made_up_record(replace(TINY, batch_size=32))
-    runs = [replace(record, step_seconds=seconds) for seconds in (5.0, 1.0, 3.0)]
-    assert typical_cells([*runs, other]) == [runs[2], other]
-    # Of two the quicker one: what disturbs a run makes it slower.
-    assert typical_cells(runs[:2]) == [runs[1]]
-    assert typical_cells([]) == []
 
 
 def test_what_changes_from_run_to_run_is_told_of_cells_that_nothing_was_fitted_to() -> None:
@@ -219,23 +183,32 @@ def test_what_changes_from_run_to_run_is_told_of_cells_that_nothing_was_fitted_t
     result = Characterised(replace(made_up_machine(), model=model), records)
     assert "The last run of 20 of these cells differs" in " ".join(sentences(result))
     assert summary(result)["num_repeated"] == 20 and summary(result)["repeat_pairs_in_order"] == 1.0
-    assert fit_model(made_up_constants(), records) == replace(model, repeat_error=None)
+    assert fit_model(made_up_constants(), records) == replace(model, repeat_error=None, first_error=None)
 
 
-def test_cells_run_round_by_round_and_those_that_ran_less_often_first() -> None:
-    cells = [replace(TINY, batch_size=size) for size in (1, 2, 3)]
-    keys = [cell.key for cell in cells]
-    found = list(rounds_of(cells, Counter(), 2))
-    assert [cell.batch_size for _, cell in found] == [1, 2, 3] * 2
-    assert [number for number, _ in found] == list(range(6))
-    # A sweep that was killed in its second round goes on there.
-    killed = Counter({keys[0]: 2, keys[1]: 1, keys[2]: 1})
-    found = list(rounds_of(cells, killed, 3))
-    assert [(number, cell.batch_size) for number, cell in found] == [
-        (4, 2), (5, 3), (6, 1), (7, 2), (8, 3)
-    ]  # fmt: skip
-    # Cells that other settings have done are not among these, and count for nothing.
-    assert list(rounds_of(cells, Counter({"another": 9, **dict.fromkeys(keys, 1)}), 1)) == []
+def test_the_error_of_first_runs_is_told_beside_that_of_undisturbed_ones() -> None:
+    usual = [replace(made_up_record(cell), probe_seconds=1e-3) for cell in CELLS]
+    # Every third cell ran first while the machine had half its speed, and again later; two never undisturbed.
+    first = [replace(record.scaled(2.0), probe_seconds=2e-3) for record in usual[::3]]
+    others = [record for number, record in enumerate(usual) if number % 3]
+    runs = [*first, *others, *usual[6::3]]
+    cells = typical_cells(runs)
+    model = fit_model(made_up_constants(), cells, runs)
+    assert model is not None and model.error is not None and model.first_error is not None
+    held_out = sum(record.cell.is_held_out for record in cells)
+    assert model.num_disturbed == 2 and model.error.num_cells == model.first_error.num_cells == held_out
+    assert model.error.p90_error < 0.02 and model.first_error.p90_error > 0.4
+    result = Characterised(replace(made_up_machine(), model=model), cells)
+    told = " ".join(sentences(result))
+    assert "In their first runs, disturbed or not, it is" in told
+    assert "2 of the cells were disturbed whenever they ran." in told
+    found = summary(result)
+    assert found["num_disturbed"] == 2 and found["first_p90_error"] == model.first_error.p90_error
+    # Where nothing was disturbed there is nothing more to say.
+    quiet = fit_model(made_up_constants(), usual, usual)
+    assert quiet is not None and quiet.first_error == quiet.error and quiet.num_disturbed == 0
+    told = " ".join(sentences(Characterised(replace(made_up_machine(), model=quiet), usual)))
+    assert "first runs" not in told and "whenever they ran" not in told
 
 
 def test_the_comparison_with_others_tells_the_error_that_the_file_has() -> None:

@@ -1,4 +1,7 @@
-"""The products that are timed, and the piece of work between the steps of a cell; `test_characterise` has the tests of constants."""
+"""The products that are timed, and the piece of work between the steps of a cell.
+
+`test_characterise` has the tests of constants.
+"""
 
 from __future__ import annotations
 
