@@ -10,7 +10,7 @@ batch, which shifts all placements alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,6 +32,13 @@ def predict(workload: Workload, machine: Machine, budget: Budget) -> list[Predic
     placements = (_all_fast, _lookahead, _cache, _fae, _hybrid_dedup, _hybrid)
     predictions = [predict_one(workload, machine, budget) for predict_one in placements]
     return sorted(predictions, key=lambda one: one.step_seconds)
+
+
+def shallower_lookahead(
+    workload: Workload, machine: Machine, budget: Budget, deepest: int
+) -> list[Prediction]:
+    """Predict `lookahead` with each prefetch depth below ``deepest``, from 0 up."""
+    return [_lookahead(workload, machine, replace(budget, most_prefetch=depth)) for depth in range(deepest)]
 
 
 def where_more_stops_paying(step_seconds: Sequence[float]) -> int:
@@ -219,10 +226,11 @@ def _cold_uses(workload: Workload, budget: Budget) -> EpochUses:
 
 
 def _prefetch(uses: EpochUses, budget: Budget, row_bytes: int) -> int:
-    """Return the prefetch depth that `train` takes by default with these slots."""
+    """Return the prefetch depth that `train` takes by default with these slots, or the most of the budget."""
     most = min(uses.num_first_uses, buffer_rows(uses.rows_per_batch, _OVERFLOW_PROBABILITY))
     width = WidthSizes(budget.num_hot_rows, uses.num_first_uses, row_bytes, most)
-    return deepest_prefetch([width], budget.staging_bytes)
+    depth = deepest_prefetch([width], budget.staging_bytes)
+    return depth if budget.most_prefetch is None else min(depth, budget.most_prefetch)
 
 
 def _unique(workload: Workload) -> float:

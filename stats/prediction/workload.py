@@ -74,6 +74,8 @@ class Budget:
     """Share of training samples all of whose lookups are hot, in [0, 1]."""
     staging_bytes: int
     """Bytes of the staging area, on top of ``hot_bytes``."""
+    most_prefetch: int | None = None
+    """Batches that transfers may run ahead at most; None: as many as `train` takes by default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +96,7 @@ class Prediction:
     initialized_bytes: float = 0.0
     """Bytes per step of rows at their first use: initialized on the fast tier instead of transferred."""
     prefetch: int | None = None
-    """Batches that transfers run ahead by default with this staging area; None where nothing is staged."""
+    """Batches that transfers run ahead with this staging area; None where nothing is staged."""
     is_ahead: bool = True
     """Whether rows may be loaded during the step before: not where that needs all slots."""
     num_passes: int = 1

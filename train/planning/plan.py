@@ -1,4 +1,4 @@
-"""Plans a run on a measured machine: placement, ranks, homes and codec, the fastest first.
+"""Plans a run on a measured machine: placement, ranks, homes, codec and prefetch, the fastest first.
 
 What a step has to do follows from the counts of the log, how long its parts take from the machine file.
 Memory is summed before anything is called fast. Imports no torch.
@@ -21,7 +21,7 @@ from ...stats.codecs.codec_names import codec_of
 from ...stats.prediction.access_rates import AccessRates
 from ...stats.prediction.communication import ParallelStep
 from ...stats.prediction.row_loads import EpochUses
-from ...stats.prediction.step_times import predict
+from ...stats.prediction.step_times import predict, shallower_lookahead
 from ...stats.prediction.workload import Budget, Machine, Prediction, Workload
 from ...stats.step_model.exchange_work import with_exchange
 from ...stats.step_model.part_model import PartModel
@@ -35,6 +35,9 @@ from .plan_record import MachinePlan, PlannedOption, PlannedTable, Sensitivity
 
 HOMES = ("striped", "by-use")
 EXACT_CODEC = "none"
+_LEAST_GAIN = 0.01
+"""Transfers run fewer batches ahead than by default where that saves so much of a step at least: batches of
+many rows, which a greater depth smooths out, are not predicted one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,9 +252,25 @@ class _Planner:
         budget = replace(budget, num_hot_rows=budget.num_hot_rows // ranks)
         choices = [(homes, codec) for homes in HOMES for codec in self._config.codecs]
         for prediction in predict(workload, Machine(), budget):
+            shallower = shallower_lookahead(workload, Machine(), budget, prediction.prefetch or 0)
             for homes, codec in choices if ranks > 1 else [(None, None)]:
-                work = self._work(workload, budget, prediction, ranks, homes, codec)
-                yield self._option(fast_bytes, budget, prediction, work, ranks, homes, codec, self._model)
+                default, *others = (
+                    self._option(
+                        fast_bytes,
+                        budget,
+                        one,
+                        self._work(workload, budget, one, ranks, homes, codec),
+                        ranks,
+                        homes,
+                        codec,
+                        self._model,
+                    )
+                    for one in (prediction, *shallower)
+                )
+                yield default
+                # Fewer batches ahead leave slots to rows that are used again; with none, steps wait.
+                least = (1 - _LEAST_GAIN) * default["step_seconds"]
+                yield from (one for one in others if one["step_seconds"] < least)
 
     def _option(
         self,

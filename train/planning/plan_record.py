@@ -20,6 +20,7 @@ class PlannedOption(TypedDict):
     staging_bytes: int
     """Bytes of the staging area of each rank."""
     prefetch: int | None
+    """Batches that transfers run ahead, as `train --prefetch` takes them; None where no rows are staged."""
     memory_bytes: int
     """Fast memory of one rank, all uses together."""
     step_seconds: float

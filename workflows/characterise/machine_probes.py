@@ -19,13 +19,13 @@ from ...stats.codecs.codec_names import CODEC_NAMES, codec_of
 from ...stats.codecs.row_codec import RowMessage, shape_of
 from ...train.data.shards import Shards
 from ...train.model.dense_dtype import cpu_features, has_bf16
-from ...train.model.timed_products import hidden_product
 from ...train.rows.row_backends import NumbaRows
 from ...train.rows.row_kernels import copy_rows
 from ...train.rows.row_optimizers import RowOptimizer
 from ...train.rows.tiers import Layout, Tier
 from ...train.work_threads import WorkThreads, one_torch_thread
 from ..bench.limited.drawn_shards import DrawnShards
+from ..bench.training.hidden_products import hidden_product
 from .probes import Probe
 
 PRODUCTS = ((64, 64), (256, 256), (1024, 512))

@@ -87,6 +87,8 @@ def sentences(found: MachinePlan) -> list[str]:
 def described(one: PlannedOption) -> str:
     """Name an option in words."""
     words = f"{one['placement']} with {format_byte_size(one['fast_bytes'])}"
+    if one["prefetch"] is not None:
+        words += f", --prefetch {one['prefetch']}"
     if one["ranks"] == 1:
         return words
     return f"{words} on {one['ranks']} ranks (homes {one['homes']}, codec {one['codec']})"

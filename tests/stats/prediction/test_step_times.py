@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 
 from hotset.stats.prediction.access_rates import AccessRates
 from hotset.stats.prediction.row_loads import EpochUses
-from hotset.stats.prediction.step_times import compute_seconds, predict, where_more_stops_paying
+from hotset.stats.prediction.step_times import (
+    compute_seconds,
+    predict,
+    shallower_lookahead,
+    where_more_stops_paying,
+)
 from hotset.stats.prediction.workload import Budget, Machine, Prediction, Workload
 from hotset.stats.staging.staging_size import MOST_PREFETCH
 
@@ -23,12 +28,12 @@ MACHINE = Machine()
 NUM_ROWS = 2_000
 
 
-def workload(exponent: float = 1.05, batch_size: int = 512) -> Workload:
-    weights = np.arange(1, NUM_ROWS + 1, dtype=np.float64) ** -exponent
+def workload(exponent: float = 1.05, batch_size: int = 512, num_rows: int = NUM_ROWS) -> Workload:
+    weights = np.arange(1, num_rows + 1, dtype=np.float64) ** -exponent
     rates = np.minimum(4 * weights / weights.sum(), 1.0)
     return Workload(
-        rates=AccessRates(rates, np.ones(NUM_ROWS, np.int64)),
-        num_rows=NUM_ROWS,
+        rates=AccessRates(rates, np.ones(num_rows, np.int64)),
+        num_rows=num_rows,
         num_train_samples=1_000_000,
         batch_size=batch_size,
         vector_bytes=64,
@@ -114,6 +119,26 @@ def test_more_staging_moves_less_and_looks_further_ahead() -> None:
     assert [one.to_fast_bytes for one in found] == sorted((one.to_fast_bytes for one in found), reverse=True)
     prefetches = [one.prefetch for one in found if one.prefetch is not None]
     assert prefetches == sorted(prefetches) and prefetches[-1] == MOST_PREFETCH
+
+
+def test_fewer_batches_ahead_move_no_more_rows_and_with_none_a_step_waits() -> None:
+    # Of 50,000 rows nearly alike a batch has some 4,000: the slots are for more than two and three batches.
+    log = workload(exponent=0.2, num_rows=50_000, batch_size=1024)
+    for staging_rows in (18_000, 30_000):
+        given = budget(0, 0.0, staging_rows)
+        default = by_name(predict(log, MACHINE, given))["lookahead"]
+        deepest = default.prefetch or 0
+        found = shallower_lookahead(log, MACHINE, given, deepest)
+        assert [one.prefetch for one in found] == list(range(deepest)) and deepest > 0
+        assert [one.is_ahead for one in found] == [depth > 0 for depth in range(deepest)]
+        moved = [one.to_fast_bytes for one in (*found, default)]
+        assert moved == sorted(moved)
+        # Each batch ahead is read ahead, too.
+        assert [one.memory["inputs"] for one in (*found, default)] == sorted(
+            {one.memory["inputs"] for one in (*found, default)}
+        )
+        # More than by default is not planned: its slots would not do.
+        assert by_name(predict(log, MACHINE, replace(given, most_prefetch=99)))["lookahead"] == default
 
 
 def test_fae_pays_for_mixed_batches_and_for_switches() -> None:

@@ -16,11 +16,14 @@ from hotset.pipeline.generate.generate_log import GenerateConfig, generate
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import KIB, MIB
 from hotset.pipeline.stages.preprocess import preprocess
+from hotset.stats.prediction.step_times import shallower_lookahead
+from hotset.stats.prediction.workload import Budget, Machine, Prediction, Workload
 from hotset.stats.step_model.exchange_work import codec_bytes, reduced_bytes
 from hotset.stats.step_model.part_model import PartModel, PartTimes
 from hotset.stats.step_model.step_work import StepWork
 from hotset.tests.support.planning.made_up_machine import CONSTANTS, ERROR, made_up_machine
 from hotset.train.advice import AdviceConfig
+from hotset.train.planning import plan as module
 from hotset.train.planning.plan import PlanConfig, doubled, parse_link, plan
 from hotset.train.planning.plan_record import MachinePlan
 from hotset.workflows.recipes import criteo_kaggle
@@ -287,3 +290,34 @@ def test_each_rank_keeps_hot_rows_in_memory_of_its_own(folder: Path) -> None:
     }
     for size in SMALL.fast_bytes:
         assert hot[2, size] > 2 * hot[1, size] > 0
+
+
+@pytest.mark.parametrize(("saved", "is_taken"), [(0.5, True), (0.001, False)])
+def test_transfers_run_less_far_ahead_where_that_saves_enough(
+    folder: Path, saved: float, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advice = AdviceConfig(fast_bytes=(64 * MIB,), batch_size=128, model="small")
+    default = planned(folder, PlanConfig(advice=advice))
+    (before,) = (one for one in default["options"] if one["placement"] == "lookahead")
+    deepest = before["prefetch"]
+    assert deepest is not None and deepest > 0
+    asked: list[int] = []
+    times = PartModel.predict
+
+    def shallower(workload: Workload, machine: Machine, budget: Budget, deepest: int) -> list[Prediction]:
+        asked.append(deepest)
+        found = shallower_lookahead(workload, machine, budget, deepest)
+        return [replace(one, initialized_bytes=-1.0) for one in found if one.prefetch == 0]
+
+    def quicker(self: PartModel, work: StepWork) -> PartTimes:
+        # The made-up prediction is told by what no other one has.
+        if work.initialized_rows >= 0:
+            return times(self, work)
+        found = times(self, replace(work, initialized_rows=0.0))
+        return replace(found, seconds=before["step_seconds"] * (1 - saved))
+
+    monkeypatch.setattr(module, "shallower_lookahead", shallower)
+    monkeypatch.setattr(PartModel, "predict", quicker)
+    options = planned(folder, PlanConfig(advice=advice))["options"]
+    (after,) = (one for one in options if one["placement"] == "lookahead")
+    assert after["prefetch"] == (0 if is_taken else deepest) and deepest in asked

@@ -75,6 +75,8 @@ def test_a_clear_margin_and_a_disturbed_machine_are_told() -> None:
     assert "5% slower." in text and "measure again when it is quiet" in text
     ranked = option("cache", 0.01, ranks=2, homes="by-use", codec="int8")
     assert "on 2 ranks (homes by-use, codec int8)" in sentences(plan_of(options=[ranked], margin=None))[1]
+    staged = option("lookahead", 0.01, prefetch=0)
+    assert "lookahead with 1 MiB, --prefetch 0." in sentences(plan_of(options=[staged], margin=None))[1]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.01, "10 ms"), (1.5, "1,500 ms"), (1e-5, "0.01 ms")])

@@ -137,6 +137,7 @@ def bench_advise(config: BenchAdviseConfig, progress: ProgressCallback = silent)
             "fast_bytes": one["fast_bytes"],
             "hot_bytes": one["hot_bytes"],
             "staging_bytes": one["staging_bytes"],
+            "prefetch": one["prefetch"],
             "measured_seconds": statistics.median(own),
             "turns": own,
             "predicted": {
@@ -238,6 +239,7 @@ def _take_turns(
                 "shards": str(packed[one["hot_bytes"]]),
                 "placement": one["placement"],
                 "staging_bytes": one["staging_bytes"],
+                "prefetch": one["prefetch"],
                 "threads": max(threads // one["ranks"], 1),
                 "steps": config.steps,
                 "seed": config.seed,

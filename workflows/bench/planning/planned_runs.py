@@ -66,6 +66,7 @@ def time_training(
     shards: str,
     placement: str,
     staging_bytes: int,
+    prefetch: int | None,
     threads: int,
     steps: int,
     seed: int,
@@ -74,6 +75,7 @@ def time_training(
     """Train the first steps of a run as one of its ranks; return the mean seconds behind the warm-up.
 
     Args:
+        prefetch: batches that transfers run ahead; None: as many as by default.
         link_bytes_per_second: speed at which ranks are kept by waiting, each way; None: they are not.
     """
     if link_bytes_per_second is not None:
@@ -84,6 +86,7 @@ def time_training(
     config = TrainConfig(
         placement=cast(PlacementName, placement),
         staging_bytes=ByteSize(staging_bytes) if staging_bytes else None,
+        prefetch=prefetch,
         threads=threads,
         seed=seed,
         epochs=-(-wanted // opened.num_training_batches),

@@ -27,9 +27,9 @@ from ....train.model.dlrm_shape import DlrmShape
 from ....train.model.flat_parameters import ParameterViews
 from ....train.model.mlp_tiles import MlpTiles
 from ....train.model.sample_tree import tile_bounds
-from ....train.model.timed_products import hidden_product
 from ....train.trainer import Trainer
 from ....train.work_threads import WorkThreads
+from .hidden_products import hidden_product
 
 _PRODUCTS = (256, 512, 1024)
 """Sizes of the square products that are tried, the larger ones where they end soon."""

@@ -7,9 +7,9 @@ from functools import partial
 
 import torch
 
-from ...stats.products.dense_products import multiply, num_edge_floats, num_panel_floats, pack_right
-from ...stats.simd import aligned_zeros
-from .dense_dtype import cpu_features, has_quicker_products
+from ....stats.products.dense_products import multiply, num_edge_floats, num_panel_floats, pack_right
+from ....stats.simd import aligned_zeros
+from ....train.model.dense_dtype import cpu_features, has_quicker_products
 
 
 def hidden_product(

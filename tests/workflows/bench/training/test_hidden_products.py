@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hotset.stats.products.dense_products import multiply
-from hotset.train.model import timed_products as module
-from hotset.train.model.timed_products import hidden_product
+from hotset.workflows.bench.training import hidden_products as module
+from hotset.workflows.bench.training.hidden_products import hidden_product
 
 
 @pytest.mark.parametrize("is_own", [True, False])
