@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -159,6 +160,19 @@ def coded_quality(result: Result) -> list[str]:
         *(f"{result['largest_difference'][name]:.5f}" for name in coded),
         *(f"{result['bytes_per_sample'][name]:.0f} bytes" for name in ("none", *coded)),
     ]
+
+
+def deferred_quality(result: Result) -> list[str]:
+    assert len(result["seeds"]) == 5
+    found = [f"{result['bytes_per_sample']['none']:.0f} bytes"]
+    for rows, steps in product((1000, 10000), (4, 16, 64)):
+        name = f"{rows} rows every {steps} steps"
+        found += [f"{rows:,}", f"{steps}", f"{-result['mean_difference'][name]:.5f}"]
+        found += [
+            f"{result['largest_difference'][name]:.5f}",
+            f"{result['bytes_per_sample'][name]:.0f}",
+        ]
+    return found
 
 
 def models(result: Result) -> list[str]:
@@ -362,6 +376,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "batch-quality-real-110k": batch_quality,
     "quality-exchange-real-110k": coded_quality,
     "quality-exchange-generated-2m": coded_quality,
+    "quality-sync-real-110k": deferred_quality,
     "fuxictr-real-110k": fuxictr,
     "placements-2m": placements,
     "predict": predictions,
