@@ -86,7 +86,7 @@ class DcnTile:
             stop = self._places[-1].stop
 
     def forward(self, dense_TK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return (T,) logits, as `DenseTile.forward`."""
+        """Return (T,) logits, as `StepTile.forward`."""
         num_samples = dense_TK.shape[0]
         # All numbers of a sample side by side.
         first_TP = self._first[:num_samples]
@@ -119,7 +119,7 @@ class DcnTile:
         embedding_grads: Sequence[torch.Tensor],
         gradients: ParameterViews,
     ) -> float:
-        """Write the gradients of the tile last passed forward; return its loss, as `DenseTile.backward`."""
+        """Write the gradients of the tile last passed forward; return its loss, as `StepTile.backward`."""
         num_samples = label_T.shape[0]
         grad_T = self._logit_grads[:num_samples].numpy()
         logit_T = self._logits[:num_samples].numpy()

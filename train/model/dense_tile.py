@@ -105,12 +105,7 @@ class DenseTile:
         )
 
     def forward(self, dense_TK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return (T,) logits; their memory is used again by the next tile.
-
-        Args:
-            dense_TK: dense features.
-            embeddings: (T, F, d) for each row width.
-        """
+        """Return (T,) logits, as `StepTile.forward`."""
         # Views are made again where the number of samples changes.
         if dense_TK.shape[0] != self._num_samples:
             self._num_samples = dense_TK.shape[0]
@@ -138,14 +133,7 @@ class DenseTile:
         embedding_grads: Sequence[torch.Tensor],
         gradients: ParameterViews,
     ) -> float:
-        """Write the gradients of the tile last passed forward, times ``scale``; return its loss in nats.
-
-        Args:
-            label_T: labels.
-            scale: one over the nominal batch size.
-            embedding_grads: (T, F, d) for each row width, written.
-            gradients: where the tile's gradient of each parameter goes, by name.
-        """
+        """Write the gradients of the tile last passed forward; return its loss, as `StepTile.backward`."""
         num_samples = label_T.shape[0]
         memory = self._memory
         vectors, embeddings, hidden_TN = self._saved

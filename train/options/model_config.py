@@ -105,11 +105,6 @@ class ModelConfig(JsonRecord):
     """Keyword arguments of its constructor, a JSON object."""
 
     @property
-    def is_regularized(self) -> bool:
-        """Whether it has dropout or batch normalization."""
-        return self.batch_norm or self.dropout > 0
-
-    @property
     def name(self) -> str:
         """The model as messages call it."""
         return self.class_name or self.kind

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from hotset.tests.support.products.watched_products import moved, watch_products
 from hotset.train.data.batch import Batch
 from hotset.train.data.batch_shares import BatchShares
 from hotset.train.model.dcn import Dcn
@@ -242,34 +243,17 @@ def test_predictions_are_those_of_the_model_and_of_its_graph(name: str) -> None:
     assert step.predict(*empty).shape == (0,)
 
 
-def moved(tensor: torch.Tensor, floats: int) -> torch.Tensor:
-    """The same numbers, so many floats behind the start of a cache line."""
-    memory_N = torch.empty(tensor.numel() + 16)
-    return memory_N[floats : floats + tensor.numel()].view(tensor.shape).copy_(tensor)
-
-
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_product_reads_matrices_that_begin_with_cache_lines(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Products take other loops elsewhere, and with them other bits: which ones differs between CPUs."""
-    addresses: list[int] = []
-
-    def watch(product: Any) -> Any:
-        def watched(*operands: torch.Tensor, **keywords: torch.Tensor) -> torch.Tensor:
-            addresses.extend(operand.data_ptr() % 64 for operand in operands)
-            found: torch.Tensor = product(*operands, **keywords)
-            return found
-
-        return watched
-
-    for product in ("mm", "mv", "addmm"):
-        monkeypatch.setattr(torch, product, watch(getattr(torch, product)))
+    offsets = watch_products(monkeypatch, "mm", "mv", "addmm")
     batch, embeddings = drawn(SHAPES[name], 601)
     model, step = tiled(SHAPES[name])
     there = replace(batch, dense_BK=moved(batch.dense_BK, 4))
     found = results(step, model, there, [moved(emb, 4) for emb in embeddings])
-    assert set(addresses) == {0}
+    assert set(offsets) == {0}
     assert_equal(found, results(step, model, batch, embeddings))
 
 

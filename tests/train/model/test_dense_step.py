@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from hotset.tests.support.products.watched_products import moved, watch_products
 from hotset.train.data.batch import Batch
 from hotset.train.data.batch_shares import BatchShares
 from hotset.train.model.dense_dtype import DenseDtype
@@ -354,13 +354,6 @@ def test_a_rank_without_samples_leaves_a_gradient_that_changes_no_sign() -> None
     assert gradients.sums_N.signbit().all() and not gradients.sums_N.any()
 
 
-def moved(tensor: torch.Tensor, floats: int) -> torch.Tensor:
-    """The same numbers, so many floats behind the start of a cache line."""
-    memory_N = torch.empty(tensor.numel() + 16)
-    target = memory_N[floats : floats + tensor.numel()].view(tensor.shape)
-    return target.copy_(tensor)
-
-
 class LinearModel(DenseModel):
     """Logistic regression: its one product is that of a matrix and a vector."""
 
@@ -409,22 +402,11 @@ def test_every_product_reads_matrices_that_begin_with_cache_lines(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which products depend on addresses differs between processors: none may."""
-    addresses: list[int] = []
-
-    def watch(product: Any) -> Any:
-        def watched(*operands: torch.Tensor, **keywords: torch.Tensor) -> torch.Tensor:
-            addresses.extend(operand.data_ptr() % 64 for operand in operands)
-            found: torch.Tensor = product(*operands, **keywords)
-            return found
-
-        return watched
-
-    for product in ("mm", "mv", "bmm"):
-        monkeypatch.setattr(torch, product, watch(getattr(torch, product)))
+    offsets = watch_products(monkeypatch, "mm", "mv", "bmm")
     batch, embeddings = drawn(SHAPES[name], 601)
     _, step = tiled(SHAPES[name])
     there = replace(batch, dense_BK=moved(batch.dense_BK, 4))
     rows = [moved(emb, 4) for emb in embeddings]
     step.train(there, rows)
     step.predict(there, rows)
-    assert set(addresses) == {0}
+    assert set(offsets) == {0}
