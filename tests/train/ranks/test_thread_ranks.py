@@ -11,7 +11,7 @@ import threading
 import pytest
 import torch
 
-from hotset.tests.support.rank_promises import check_promises
+from hotset.tests.support.processes.rank_promises import check_promises
 from hotset.train.ranks.ranks import Message, OneRank, RankError, Ranks, refuse_other_plans
 from hotset.train.ranks.thread_ranks import _Mailboxes, run_thread_ranks
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from hotset.tests.support.rank_promises import check_promises
+from hotset.tests.support.processes.rank_promises import check_promises
 from hotset.train.ranks.ranks import Message, RankError, Ranks
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 from hotset.train.ranks.throttled_ranks import ThrottledRanks

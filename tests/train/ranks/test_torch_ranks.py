@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from hotset.pipeline.errors import ConfigError
-from hotset.tests.support.rank_promises import check_promises
+from hotset.tests.support.processes.rank_promises import check_promises
 from hotset.train.options.rank_options import is_launched
 from hotset.train.ranks import torch_ranks
 from hotset.train.ranks.ranks import Message, RankError
@@ -23,7 +23,7 @@ _PROGRAM = """
 import os, torch
 from hotset.train.exchange.dense_sums import DenseSums
 from hotset.train.exchange.coded_exchange import CodedExchange
-from hotset.tests.support.rank_promises import check_promises
+from hotset.tests.support.processes.rank_promises import check_promises
 from hotset.train.ranks.ranks import Message, RankError, refuse_other_plans
 from hotset.train.options.rank_options import is_launched
 from hotset.train.ranks.torch_ranks import join_ranks
@@ -51,7 +51,7 @@ os._exit(0)
 _JOINED = """
 import os, time, torch
 import torch.distributed as dist
-from hotset.tests.support.rank_promises import check_promises
+from hotset.tests.support.processes.rank_promises import check_promises
 from hotset.train.ranks.ranks import RankError
 from hotset.train.ranks.torch_ranks import join_ranks
 # A group that sends nothing from host memory, as those of Ray's workers with GPUs.
