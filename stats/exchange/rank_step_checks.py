@@ -16,6 +16,8 @@ from .rank_steps import RankSteps, concerns
 
 KINDS = 4
 """Counts of a rank's messages: vectors that it sends and receives, then gradients."""
+_FEW_RANKS = 8
+"""As many bits has a mask of one byte."""
 
 
 @kernel
@@ -39,6 +41,36 @@ def _count_messages(steps: RankSteps, rank: int, counts_SLW: NDArray[np.int32]) 
                     counts_SLW[step, 3, other] += after == rank
 
 
+@kernel
+def _count_messages_by_users(steps: RankSteps, rank: int, counts_SLW: NDArray[np.int32]) -> None:
+    """As `_count_messages`, for up to 8 ranks: rows are counted by their users first, without a branch."""
+    num_ranks = counts_SLW.shape[2]
+    sent_2M = np.zeros((2, 256), np.int64)
+    received_2H = np.zeros((2, 256), np.int64)
+    for step in range(counts_SLW.shape[0]):
+        sent_2M[:] = 0
+        received_2H[:] = 0
+        for i in range(steps.starts_S1[step], steps.starts_S1[step + 1]):
+            mask = np.int64(steps.masks_N[i])
+            before, after = np.int64(steps.before_N[i]), np.int64(steps.after_N[i])
+            # Rows that live elsewhere count as those without users, which there are none of.
+            sent_2M[0, mask * np.int64(before == rank)] += 1
+            sent_2M[1, mask * np.int64(after == rank)] += 1
+            # Those that the rank does not use count as those without a home.
+            unused = np.int64(((mask >> rank & 1) - 1) & NO_HOME)
+            received_2H[0, before | unused] += 1
+            received_2H[1, after | unused] += 1
+        for other in range(num_ranks):
+            if other == rank:
+                continue
+            for users in range(1, 1 << num_ranks):
+                is_user = np.int64(users >> other & 1)
+                counts_SLW[step, 0, other] += is_user * sent_2M[0, users]
+                counts_SLW[step, 3, other] += is_user * sent_2M[1, users]
+            counts_SLW[step, 1, other] = received_2H[0, other]
+            counts_SLW[step, 2, other] = received_2H[1, other]
+
+
 def count_rank_messages(steps: RankSteps, rank: int, num_ranks: int) -> NDArray[np.int32]:
     """Return the rows that a rank sends and receives, (num_steps, 4, num_ranks). Exact.
 
@@ -51,7 +83,8 @@ def count_rank_messages(steps: RankSteps, rank: int, num_ranks: int) -> NDArray[
         num_ranks: of them all.
     """
     counts_SLW = np.zeros((steps.num_steps, KINDS, num_ranks), np.int32)
-    _count_messages(steps, rank, counts_SLW)
+    count = _count_messages_by_users if num_ranks <= _FEW_RANKS else _count_messages
+    count(steps, rank, counts_SLW)
     return counts_SLW
 
 

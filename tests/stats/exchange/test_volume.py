@@ -21,6 +21,7 @@ from hotset.stats.exchange.home_moves import (
 from hotset.stats.exchange.volume import (
     NOTHING,
     StepRows,
+    count_bits,
     count_crossings,
     count_remote_lookups,
     least_crossings,
@@ -31,6 +32,18 @@ from hotset.tests.support.naive.naive_exchange import (
     least_messages,
     path_numbers,
 )
+
+
+def test_bits_are_counted_in_every_mask(rng: np.random.Generator) -> None:
+    drawn = rng.integers(0, 2**64, 200, dtype=np.uint64, endpoint=False)
+    # Full masks of each length too, whose bytes have all bits.
+    for mask in [
+        0,
+        *((1 << bits) - 1 for bits in range(1, 65)),
+        *(255 << bits for bits in range(57)),
+        *drawn,
+    ]:
+        assert int(count_bits(np.uint64(mask))) == int(mask).bit_count()
 
 
 @given(drawn_steps(), st.data())
