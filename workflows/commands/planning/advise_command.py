@@ -209,9 +209,14 @@ def _sentences(advice: PlacementAdvice) -> list[str]:
         advised = f"Everything fits in {size} of fast memory, so no other placement than all-fast is needed."
     else:
         speed = advice["compute_seconds"] / enough["step_seconds"]
+        # Beyond the largest size nothing was predicted, unless every row fits there.
+        largest = advice["options"][-1]
+        has_all = any(one["placement"] == "all-fast" for one in largest["placements"])
+        is_known = has_all or enough["fast_bytes"] < largest["fast_bytes"]
+        more = "more fast memory gains less than 1%" if is_known else "no larger size was compared"
         advised = (
             f"{enough['placement']} with {size} runs at {speed:.0%} of the speed with every row on the fast "
-            "tier; more fast memory gains less than 1%."
+            f"tier; {more}."
         )
     note = (
         "Speeds that no option gives are typical, and `hotset characterise` measures those of this machine. "

@@ -123,7 +123,16 @@ def test_the_last_lines_say_what_to_do(advice: dict[str, Any]) -> None:
     part["enough"] = {"fast_bytes": 1 << 20, "placement": "lookahead", "step_seconds": 2e-3}
     part["compute_seconds"] = 1.5e-3
     assert "lookahead with 1 MiB runs at 75% of the speed with every row on the fast tier" in printed(part)
-    for advised in (whole, part):
+    assert "; more fast memory gains less than 1%." in printed(part)
+    # Of sizes beyond the largest one that was predicted nothing is known, unless it holds every row.
+    most = deepcopy(part)
+    most["enough"]["fast_bytes"] = most["options"][-1]["fast_bytes"]
+    assert "all-fast" in {one["placement"] for one in most["options"][-1]["placements"]}
+    assert "; more fast memory gains less than 1%." in printed(most)
+    most["options"][-1]["placements"] = most["options"][-1]["placements"][:1]
+    most["options"][-1]["placements"][0]["placement"] = "lookahead"
+    assert "; no larger size was compared." in printed(most)
+    for advised in (whole, part, most):
         assert printed(advised).rstrip().endswith("given as options, not measurements.")
 
 
