@@ -43,7 +43,7 @@ _ORDER_NAMES = {
     "frequency": "exact counts",
     "peel": "peeled",
     "sampled": "sampled counts",
-    "fae": "FAE's 5% sample",
+    "fae": "FAE's code, 5% sample",
 }
 _POLICY_COLORS = {"lookahead": BLUE, "dataset": GREEN, "static": ORANGE, "lfu": PURPLE, "lru": INK}
 _PLACEMENT_COLORS = {
