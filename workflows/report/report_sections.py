@@ -88,9 +88,8 @@ def _hot_samples(statistics: Statistics) -> Section:
     text = (
         "A sample is fully hot when every row it looks up is hot; a batch of such samples transfers nothing. "
         "FAE's released code counts 5% of the log, so it misses rows that exact counts find and fills the "
-        "rest of the memory with rows it never saw; the calibration of FAE's paper, which hotset split --mode "
-        "fae-paper has, is not drawn. Peeling makes the most samples fully hot, at the cost of some hot "
-        "lookups."
+        "rest of the memory with rows it never saw; the calibration of its paper, hotset split --mode "
+        "fae-paper, is not drawn. Peeling makes the most samples fully hot, at the cost of some hot lookups."
     )
     # FAE's figures are of Criteo's Kaggle log, and of numbers of rows: shown at the bytes these take here.
     row_bytes: int | None = statistics["row_bytes"]
