@@ -123,7 +123,9 @@ def _preprocess(arguments: Sequence[str]) -> int:
     else:
         print_line(stdout_console(), f"{options.out}: {describe_shards(shards)}")
         totals = ShardsTotals.of(shards)
-        all_hot = explain_all_hot(totals.num_rows, totals.num_hot_rows)
+        # A log that is only evaluated has nothing to place.
+        is_trained = totals.samples.hot_only + totals.samples.mixed > 0
+        all_hot = explain_all_hot(totals.num_rows, totals.num_hot_rows) if is_trained else None
         if all_hot:
             say(all_hot)
     return 0

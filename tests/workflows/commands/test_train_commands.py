@@ -98,6 +98,9 @@ def test_that_every_row_is_hot_is_said(log: Path, tmp_path: Path, capsys: pytest
     assert main(["preprocess", str(log), "--out", data, "--batch-size", "128"]) == 0
     said = "rows fit in --hot-bytes, so every row is hot"
     assert said in capsys.readouterr().err
+    # Samples that are only evaluated are not placed.
+    assert main(["preprocess", str(log), "--like", data, "--out", str(tmp_path / "next")]) == 0
+    assert said not in capsys.readouterr().err
     assert main(["train", data, "--out", str(tmp_path / "lookahead")]) == 0
     assert said in capsys.readouterr().err
     # Of placements that move rows whatever is hot, or none anyway, it would explain nothing.
