@@ -30,8 +30,9 @@ from .command_list import COMMANDS
 from .console import say, say_error, set_verbosity, with_help
 
 _STAGE_INTERRUPTED = "finished work is kept; run the same command to resume"
+_STEPS_INTERRUPTED = "the steps so far are kept in the checkpoint of --out, unless those are off"
 _AFTER_INTERRUPTION = {
-    "train": "the steps so far are kept in the checkpoint of --out, unless those are off",
+    "train": "the steps up to the last checkpoint of --out are kept, where it has one",
     "evaluate": "nothing was written",
     "predict": "nothing was written",
     "export": "nothing was written",
@@ -141,8 +142,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         if not isinstance(error, SaidElsewhereError):
             say_error(str(error), error.hint)
         return 1
-    except KeyboardInterrupt:
-        _say_interrupted(command, arguments)
+    except KeyboardInterrupt as error:
+        _say_interrupted(command, arguments, error)
         return 130
     except BrokenPipeError:  # the reader of stdout has gone: nothing may be flushed to it at exit
         _drop_stdout()
@@ -176,19 +177,24 @@ def _is_here_gone() -> bool:
     return False
 
 
-def _say_interrupted(command: str, arguments: Sequence[str]) -> None:
+def _say_interrupted(command: str, arguments: Sequence[str], error: KeyboardInterrupt) -> None:
     """Say what is left of an interrupted command, and how it continues; the first of several ranks does."""
+    left = _AFTER_INTERRUPTION.get(command, _STAGE_INTERRUPTED)
     resumes = None
     if command == "train":
         # Imported here: most commands import nothing of training.
+        from ..train.checkpoints.interrupts import Interrupted
         from ..train.options.rank_options import is_first, is_launched
 
         if not is_first():
             return
+        # Steps are saved where they were under way; a run that was starting has none.
+        if isinstance(error, Interrupted):
+            left = _STEPS_INTERRUPTED
         resumes = f"`hotset {shlex.join(arguments)}` resumes the run"
         if is_launched():
             resumes = "the same command of the launcher resumes the run, with any number of ranks"
-    say_error(_AFTER_INTERRUPTION.get(command, _STAGE_INTERRUPTED), resumes, kind="interrupted")
+    say_error(left, resumes, kind="interrupted")
 
 
 def _answer(arguments: Sequence[str]) -> int:

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotset.pipeline.errors import install_hint
+from hotset.train.checkpoints.interrupts import Interrupted
 from hotset.workflows import cli
 from hotset.workflows.cli import main
 from hotset.workflows.command_list import COMMANDS
@@ -257,6 +258,24 @@ def test_the_first_of_several_ranks_says_how_an_interrupted_run_continues(
     alone, first, second = said
     assert alone.endswith("hint: `hotset train DIR --out RUN` resumes the run\n")
     assert "the same command of the launcher resumes the run" in first and second == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "left"),
+    [
+        (Interrupted(signal.SIGINT), "the steps so far are kept in the checkpoint of --out"),
+        (KeyboardInterrupt(), "the steps up to the last checkpoint of --out are kept, where it has one"),
+    ],
+)
+def test_an_interrupted_run_tells_the_steps_that_are_left(
+    error: KeyboardInterrupt, left: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(arguments: Sequence[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_answer", interrupt)
+    assert main(["train", "DIR", "--out", "RUN"]) == 130
+    assert f"interrupted: {left}" in capsys.readouterr().err
 
 
 def test_sigterm_ends_a_command_as_ctrl_c_does(
